@@ -1,0 +1,78 @@
+"""The error tree: what went wrong, where in the user's source, and what to do."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendError",
+    "BlockError",
+    "CacheError",
+    "CaptureError",
+    "CheckError",
+    "InputError",
+    "NormalizeError",
+    "OptionsError",
+    "QfuseError",
+    "RewriteError",
+    "VerifyError",
+]
+
+
+class QfuseError(Exception):
+    """Base of every error that qfuse raises on purpose.
+
+    Args:
+        what: What is wrong, as one sentence without a trailing period.
+        where: The place in the user's source or graph, if it is known.
+        fix: What the user can do about it.
+    """
+
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None) -> None:
+        self.what = what
+        self.where = where
+        self.fix = fix
+        lines = [what]
+        if where:
+            lines.append(f"  at: {where}")
+        if fix:
+            lines.append(f"  do: {fix}")
+        super().__init__("\n".join(lines))
+
+
+class CaptureError(QfuseError):
+    """The model cannot be turned into a graph."""
+
+
+class NormalizeError(QfuseError):
+    """A quantization op of the source graph is malformed or unknown."""
+
+
+class BlockError(NormalizeError, ValueError):
+    """A scale's shape does not tile the tensor's shape."""
+
+
+class RewriteError(QfuseError):
+    """A rule or pass broke its contract: this is a bug in the rule, not in the model."""
+
+
+class VerifyError(QfuseError):
+    """A graph breaks an invariant of its stage."""
+
+
+class CheckError(QfuseError):
+    """A rewrite changed values by more than its exactness class allows."""
+
+
+class BackendError(QfuseError):
+    """The lowered graph could not be compiled or loaded."""
+
+
+class CacheError(QfuseError):
+    """A cache entry is corrupt or foreign. Raised inside, handled by rebuilding."""
+
+
+class OptionsError(QfuseError, ValueError):
+    """An option has a value that it cannot take."""
+
+
+class InputError(QfuseError, ValueError, TypeError):
+    """A compiled model was called with inputs that it was not compiled for."""
