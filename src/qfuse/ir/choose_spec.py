@@ -1,0 +1,217 @@
+"""How dynamic quantization chooses its scale and zero point, as data, text and meaning."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.ir.errors import NormalizeError
+from qfuse.ir.quant_math import reduce_blocks
+from qfuse.ir.quant_spec import Block, dtype_name, parse_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["ChooseSpec", "Formula", "choose_qparams"]
+
+
+class Formula(StrEnum):
+    """Which source's formula gives scale and zero point from a block's least and greatest value.
+
+    The ``AO`` formulas are torchao's ``choose_qparams_affine``; the ``DECOMPOSED`` ones are
+    ``quantized_decomposed.choose_qparams*``; they differ in eps, dtypes and rounding.
+    """
+
+    AO_SYMMETRIC = "ao-symmetric"
+    AO_SYMMETRIC_NO_CLIPPING = "ao-symmetric-no-clipping"
+    AO_ASYMMETRIC = "ao-asymmetric"
+    DECOMPOSED_AFFINE = "decomposed-affine"
+    DECOMPOSED_SYMMETRIC = "decomposed-symmetric"
+    TOKEN_SYMMETRIC = "token-symmetric"
+    TOKEN_ASYMMETRIC = "token-asymmetric"
+
+
+@dataclass(frozen=True, slots=True)
+class ChooseSpec:
+    """What ``qfuse::choose_qparams`` computes.
+
+    Attributes:
+        formula: Source of the formula.
+        dtype: Storage type that the parameters are for.
+        quant_min: Least stored number.
+        quant_max: Greatest stored number.
+        block: Elements that share one scale, per axis; ``None`` is the whole axis.
+        eps: Least scale.
+        scale_dtype: Type of the scale that is returned.
+        zero_point_dtype: Type of the zero point that is returned.
+    """
+
+    formula: Formula
+    dtype: torch.dtype
+    quant_min: int
+    quant_max: int
+    block: Block
+    eps: float
+    scale_dtype: torch.dtype = torch.float32
+    zero_point_dtype: torch.dtype = torch.int32
+
+    def __str__(self) -> str:
+        block = "x".join("*" if b is None else str(b) for b in self.block) or "scalar"
+        return (
+            f"{self.formula} {dtype_name(self.dtype)}[{self.quant_min},{self.quant_max}] {block} "
+            f"eps={self.eps!r} {dtype_name(self.scale_dtype)} {dtype_name(self.zero_point_dtype)}"
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> ChooseSpec:
+        """Read the canonical text back.
+
+        Raises:
+            NormalizeError: The text is not a choose spec.
+        """
+        return _parse(text)
+
+    def grid(self, shape: Sequence[int | torch.SymInt]) -> tuple[int | torch.SymInt, ...]:
+        """Return the shape of scale and zero point for a tensor of ``shape``."""
+        return tuple(
+            1 if b is None else (size + b - 1) // b
+            for size, b in zip(shape, self.block, strict=True)
+        )
+
+
+_TEXT = re.compile(
+    r"(?P<formula>[\w-]+) (?P<dtype>\w+)\[(?P<low>-?\d+),(?P<high>-?\d+)\] "
+    r"(?P<block>[\dx*]+|scalar) eps=(?P<eps>\S+) (?P<scale>\w+) (?P<zero>\w+)"
+)
+
+
+@cache
+def _parse(text: str) -> ChooseSpec:
+    found = _TEXT.fullmatch(text)
+    if found is None:
+        raise NormalizeError(f"not the text of a choose spec: {text!r}")
+    block = found["block"]
+    sizes = [] if block == "scalar" else block.split("x")
+    return ChooseSpec(
+        Formula(found["formula"]),
+        parse_dtype(found["dtype"]),
+        int(found["low"]),
+        int(found["high"]),
+        tuple(None if b == "*" else int(b) for b in sizes),
+        float(found["eps"]),
+        parse_dtype(found["scale"]),
+        parse_dtype(found["zero"]),
+    )
+
+
+def choose_qparams(x: torch.Tensor, spec: ChooseSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose scale and zero point for every block of ``x``.
+
+    Args:
+        x: Real tensor; the formula is computed in its dtype, as the sources do.
+        spec: Which formula, for which storage.
+
+    Returns:
+        Scale and zero point, both of shape ``spec.grid(x.shape)``.
+    """
+    if x.numel() == 0:
+        return _empty(x, spec)
+    least, greatest = reduce_blocks(x, spec.block)
+    match spec.formula:
+        case Formula.TOKEN_SYMMETRIC:
+            scale, zero = _token_symmetric(least, greatest, spec)
+        case Formula.TOKEN_ASYMMETRIC:
+            scale, zero = _token_asymmetric(least, greatest, spec)
+        case Formula.AO_SYMMETRIC | Formula.DECOMPOSED_SYMMETRIC:
+            scale, zero = _symmetric(least, greatest, spec)
+        case Formula.AO_SYMMETRIC_NO_CLIPPING:
+            scale, zero = _symmetric_no_clipping(least, greatest, spec)
+        case Formula.AO_ASYMMETRIC | Formula.DECOMPOSED_AFFINE:
+            scale, zero = _affine(least, greatest, spec)
+    return scale.to(spec.scale_dtype), zero.to(spec.zero_point_dtype)
+
+
+def _empty(x: torch.Tensor, spec: ChooseSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return neutral parameters: nothing will be quantized with them."""
+    grid = [int(n) for n in spec.grid(x.shape)]
+    scale = torch.ones(grid, dtype=spec.scale_dtype, device=x.device)
+    return scale, torch.zeros(grid, dtype=spec.zero_point_dtype, device=x.device)
+
+
+def _clamp_scale(scale: torch.Tensor, spec: ChooseSpec) -> torch.Tensor:
+    """Keep the scale at ``eps`` or above.
+
+    The decomposed ops take the maximum with a float32 tensor, which promotes a bf16 scale to
+    float32; torchao clamps with a number, which does not.
+    """
+    if spec.formula in {Formula.DECOMPOSED_AFFINE, Formula.DECOMPOSED_SYMMETRIC}:
+        eps = torch.full((1,), spec.eps, dtype=torch.float32, device=scale.device)
+        return torch.max(scale, eps)
+    return torch.clamp(scale, min=spec.eps)
+
+
+def _split(least: torch.Tensor, greatest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Extend the interval so that it holds zero."""
+    return torch.min(least, torch.zeros_like(least)), torch.max(
+        greatest, torch.zeros_like(greatest)
+    )
+
+
+def _symmetric(
+    least: torch.Tensor, greatest: torch.Tensor, spec: ChooseSpec
+) -> tuple[torch.Tensor, torch.Tensor]:
+    low, high = _split(least, greatest)
+    scale = torch.max(-low, high) / (float(spec.quant_max - spec.quant_min) / 2)
+    if spec.formula is Formula.DECOMPOSED_SYMMETRIC:
+        zero = 128 if spec.dtype is torch.uint8 else 0
+    else:
+        zero = int((spec.quant_max + spec.quant_min + 1) / 2)
+    return _clamp_scale(scale, spec), torch.full_like(scale, zero)
+
+
+def _symmetric_no_clipping(
+    least: torch.Tensor, greatest: torch.Tensor, spec: ChooseSpec
+) -> tuple[torch.Tensor, torch.Tensor]:
+    low, high = _split(least, greatest)
+    below, above = low / float(spec.quant_min), high / float(spec.quant_max)
+    scale = torch.where(below > above, below, above)
+    zero = torch.full_like(scale, int((spec.quant_max + spec.quant_min + 1) / 2))
+    return _clamp_scale(scale, spec), zero
+
+
+def _affine(
+    least: torch.Tensor, greatest: torch.Tensor, spec: ChooseSpec
+) -> tuple[torch.Tensor, torch.Tensor]:
+    low, high = _split(least, greatest)
+    scale = _clamp_scale((high - low) / float(spec.quant_max - spec.quant_min), spec)
+    ratio = torch.round(low / scale)
+    if spec.formula is Formula.DECOMPOSED_AFFINE:
+        ratio = ratio.to(torch.int32)
+    return scale, torch.clamp(spec.quant_min - ratio, spec.quant_min, spec.quant_max)
+
+
+def _token_symmetric(
+    least: torch.Tensor, greatest: torch.Tensor, spec: ChooseSpec
+) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = torch.maximum(least.abs(), greatest.abs())
+    if scale.dtype is torch.float16:
+        scale = scale.float()
+    scale = scale.clamp(min=spec.eps).div(spec.quant_max)
+    return scale, torch.zeros_like(scale)
+
+
+def _token_asymmetric(
+    least: torch.Tensor, greatest: torch.Tensor, spec: ChooseSpec
+) -> tuple[torch.Tensor, torch.Tensor]:
+    low, high = _split(least, greatest)
+    qmin, qmax = spec.quant_min, spec.quant_max
+    scale = ((high - low) / float(qmax - qmin)).clamp(min=spec.eps)
+    below, above = low / scale, high / scale
+    # XNNPACK's choice: the end with the smaller rounding error anchors the zero point.
+    zero = torch.where((qmin + below) + (qmax + above) > 0, qmin - below, qmax - above)
+    return scale, torch.clamp(zero, qmin, qmax).round()

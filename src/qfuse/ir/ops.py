@@ -1,0 +1,173 @@
+"""The canonical and the fused ops: schemas, meaning, shapes.
+
+All are functional. Quantization parameters travel as ``(scale, zero_point, spec text)``; an empty
+text is a float edge without quantization. The Python reference registered here *is* the meaning
+of each op: it is what an unclaimed op is expanded to, and what every kernel is tested against.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from qfuse.ir.choose_spec import ChooseSpec
+from qfuse.ir.choose_spec import choose_qparams as choose_reference
+from qfuse.ir.epilogue import Epilogue
+from qfuse.ir.quant_math import dequantize as dequantize_reference
+from qfuse.ir.quant_math import quantize as quantize_reference
+from qfuse.ir.quant_spec import QuantSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch._ops import OpOverload
+
+__all__ = [
+    "CANONICAL",
+    "FUSED",
+    "choose_qparams",
+    "dequantize",
+    "linear",
+    "quantize",
+    "requantize",
+]
+
+_LIBRARY = torch.library.Library("qfuse", "FRAGMENT")
+
+_SCHEMAS = (
+    "quantize(Tensor x, Tensor scale, Tensor? zero_point, str spec) -> Tensor",
+    "dequantize(Tensor q, Tensor scale, Tensor? zero_point, str spec) -> Tensor",
+    "choose_qparams(Tensor x, str choose) -> (Tensor, Tensor)",
+    "requantize(Tensor q, Tensor scale, Tensor? zero_point, str spec, "
+    "Tensor out_scale, Tensor? out_zero_point, str out_spec) -> Tensor",
+    "linear(Tensor x, Tensor? x_scale, Tensor? x_zero_point, str x_spec, "
+    "Tensor weight, Tensor? weight_scale, Tensor? weight_zero_point, str weight_spec, "
+    "Tensor? bias, Tensor? out_scale, Tensor? out_zero_point, str out_spec, "
+    "str epilogue, Tensor[] extras) -> Tensor",
+)
+
+
+def _quantize(
+    x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: str
+) -> torch.Tensor:
+    return quantize_reference(x, scale, zero_point, QuantSpec.parse(spec))
+
+
+def _dequantize(
+    q: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: str
+) -> torch.Tensor:
+    return dequantize_reference(q, scale, zero_point, QuantSpec.parse(spec))
+
+
+def _choose_qparams(x: torch.Tensor, choose: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return choose_reference(x, ChooseSpec.parse(choose))
+
+
+def _requantize(
+    q: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    spec: str,
+    out_scale: torch.Tensor,
+    out_zero_point: torch.Tensor | None,
+    out_spec: str,
+) -> torch.Tensor:
+    x = _dequantize(q, scale, zero_point, spec)
+    return _quantize(x, out_scale, out_zero_point, out_spec)
+
+
+def _edge(
+    value: torch.Tensor, scale: torch.Tensor | None, zero_point: torch.Tensor | None, spec: str
+) -> torch.Tensor:
+    """Give the real tensor of an operand."""
+    if not spec:
+        return value
+    assert scale is not None, f"a quantized edge needs a scale: {spec}"
+    return _dequantize(value, scale, zero_point, spec)
+
+
+def _linear(  # noqa: PLR0913
+    x: torch.Tensor,
+    x_scale: torch.Tensor | None,
+    x_zero_point: torch.Tensor | None,
+    x_spec: str,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor | None,
+    weight_zero_point: torch.Tensor | None,
+    weight_spec: str,
+    bias: torch.Tensor | None,
+    out_scale: torch.Tensor | None,
+    out_zero_point: torch.Tensor | None,
+    out_spec: str,
+    epilogue: str,
+    extras: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    real_x = _edge(x, x_scale, x_zero_point, x_spec)
+    real_w = _edge(weight, weight_scale, weight_zero_point, weight_spec)
+    y = Epilogue.parse(epilogue).apply(F.linear(real_x, real_w, bias), extras)
+    if not out_spec:
+        return y
+    assert out_scale is not None, f"a quantized output needs a scale: {out_spec}"
+    return _quantize(y, out_scale, out_zero_point, out_spec)
+
+
+def _fake_quantize(
+    x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: str
+) -> torch.Tensor:
+    del scale, zero_point
+    return torch.empty_like(x, dtype=QuantSpec.parse(spec).dtype)
+
+
+def _fake_dequantize(
+    q: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: str
+) -> torch.Tensor:
+    del scale, zero_point
+    return torch.empty_like(q, dtype=QuantSpec.parse(spec).real)
+
+
+def _fake_choose_qparams(x: torch.Tensor, choose: str) -> tuple[torch.Tensor, torch.Tensor]:
+    spec = ChooseSpec.parse(choose)
+    grid = spec.grid(x.shape)
+    scale = x.new_empty(grid, dtype=spec.scale_dtype)
+    return scale, x.new_empty(grid, dtype=spec.zero_point_dtype)
+
+
+def _fake_requantize(
+    q: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    spec: str,
+    out_scale: torch.Tensor,
+    out_zero_point: torch.Tensor | None,
+    out_spec: str,
+) -> torch.Tensor:
+    del scale, zero_point, spec, out_scale, out_zero_point
+    return torch.empty_like(q, dtype=QuantSpec.parse(out_spec).dtype)
+
+
+_REFERENCES = {
+    "quantize": (_quantize, _fake_quantize),
+    "dequantize": (_dequantize, _fake_dequantize),
+    "choose_qparams": (_choose_qparams, _fake_choose_qparams),
+    "requantize": (_requantize, _fake_requantize),
+    # The reference of linear runs on fake tensors as it is, so shapes and promotion cannot differ.
+    "linear": (_linear, _linear),
+}
+
+for _schema in _SCHEMAS:
+    _name = _schema.partition("(")[0]
+    _reference, _fake = _REFERENCES[_name]
+    _LIBRARY.define(_schema)
+    _LIBRARY.impl(_name, _reference, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"qfuse::{_name}", _fake, lib=_LIBRARY)
+
+quantize: OpOverload = torch.ops.qfuse.quantize.default
+dequantize: OpOverload = torch.ops.qfuse.dequantize.default
+choose_qparams: OpOverload = torch.ops.qfuse.choose_qparams.default
+requantize: OpOverload = torch.ops.qfuse.requantize.default
+linear: OpOverload = torch.ops.qfuse.linear.default
+
+CANONICAL: tuple[OpOverload, ...] = (quantize, dequantize, choose_qparams, requantize)
+FUSED: tuple[OpOverload, ...] = (linear,)

@@ -1,0 +1,128 @@
+"""The meaning of the canonical quantization ops, in plain torch: the one copy of this arithmetic.
+
+Every formula follows the source that it stands for bit for bit; the sources are the Python
+references of ``torch.ops.quantized_decomposed`` and torchao's ``quant_primitives``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.ir.quant_spec import ZeroPointDomain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qfuse.ir.quant_spec import Block, QuantSpec
+
+__all__ = ["dequantize", "expand_blocks", "quantize", "reduce_blocks"]
+
+
+def expand_blocks(values: torch.Tensor, block: Block, shape: Sequence[int]) -> torch.Tensor:
+    """Spread one value per block over a tensor of ``shape``.
+
+    Axes of one block stay size 1 and broadcast; only axes of several blocks are repeated.
+
+    Args:
+        values: One entry per block, in the rank of ``shape``.
+        block: Block sizes; ``None`` is the whole axis.
+        shape: Shape of the tensor.
+    """
+    for axis, (size, b) in enumerate(zip(shape, block, strict=True)):
+        if b is not None and b > 1 and values.shape[axis] != 1:
+            values = values.repeat_interleave(b, axis).narrow(axis, 0, size)
+    return values
+
+
+def quantize(
+    x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: QuantSpec
+) -> torch.Tensor:
+    """Quantize ``x``: ``clamp(round(x * (1 / scale)) + zero_point, quant_min, quant_max)``.
+
+    Args:
+        x: Real tensor of dtype ``spec.real``.
+        scale: Shape ``spec.grid(x.shape)``, any float dtype.
+        zero_point: The same shape, or ``None``.
+        spec: Everything else. Rounding is half to even.
+
+    Returns:
+        A tensor of ``x``'s shape and dtype ``spec.dtype``.
+    """
+    math = spec.arithmetic
+    if spec.domain is ZeroPointDomain.FLOAT_OFFSET:
+        return _quantize_offset(x, scale, zero_point, spec)
+    factor = scale.reciprocal() if math.reciprocal else scale
+    factor = expand_blocks(factor.to(math.compute), spec.block, x.shape)
+    y = x.to(math.compute)
+    y = y * factor if math.reciprocal else y / factor
+    if spec.dtype.is_floating_point:
+        return y.clamp(spec.quant_min, spec.quant_max).to(spec.dtype)
+    if zero_point is not None:
+        zero = expand_blocks(zero_point.to(math.compute), spec.block, x.shape)
+        y = (y + zero).round() if math.zero_point_first else y.round() + zero
+    else:
+        y = y.round()
+    return y.clamp(spec.quant_min, spec.quant_max).to(spec.dtype)
+
+
+def dequantize(
+    q: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: QuantSpec
+) -> torch.Tensor:
+    """Dequantize ``q``: ``((q - zero_point) * scale)`` in ``spec.arithmetic.compute``.
+
+    The stored numbers are taken as they are: nothing is clamped to the range.
+
+    Args:
+        q: Stored numbers of dtype ``spec.dtype``.
+        scale: Shape ``spec.grid(q.shape)``.
+        zero_point: The same shape, or ``None``.
+        spec: Everything else.
+
+    Returns:
+        A tensor of ``q``'s shape and dtype ``spec.real``.
+    """
+    compute = spec.arithmetic.compute
+    factor = expand_blocks(scale.to(compute), spec.block, q.shape)
+    x = q.to(compute)
+    if zero_point is None:
+        return (x * factor).to(spec.real)
+    zero = expand_blocks(zero_point.to(compute), spec.block, q.shape)
+    if spec.domain is ZeroPointDomain.FLOAT_OFFSET:
+        middle = (spec.quant_max + spec.quant_min + 1) / 2
+        return ((x - middle) * factor + zero).to(spec.real)
+    return ((x - zero) * factor).to(spec.real)
+
+
+def _quantize_offset(
+    x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: QuantSpec
+) -> torch.Tensor:
+    """Quantize with a real offset: ``round((x - (zero - scale * middle)) / scale)``."""
+    compute = spec.arithmetic.compute
+    middle = (spec.quant_max + spec.quant_min + 1) / 2
+    zero = torch.zeros_like(scale) if zero_point is None else zero_point
+    least = expand_blocks((zero - scale * middle).to(compute), spec.block, x.shape)
+    factor = expand_blocks(scale.to(compute), spec.block, x.shape)
+    y = ((x.to(compute) - least) / factor).round()
+    return y.clamp(spec.quant_min, spec.quant_max).to(spec.dtype)
+
+
+def reduce_blocks(x: torch.Tensor, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the least and the greatest element of every block, in the rank of ``x``.
+
+    A partial last block is reduced over the elements that it has.
+    """
+    least = greatest = x
+    for axis, b in enumerate(block):
+        if b == 1:
+            continue
+        if b is None:
+            least = least.amin(axis, keepdim=True)
+            greatest = greatest.amax(axis, keepdim=True)
+        else:
+            least = torch.cat([p.amin(axis, keepdim=True) for p in least.split(b, axis)], axis)
+            greatest = torch.cat(
+                [p.amax(axis, keepdim=True) for p in greatest.split(b, axis)], axis
+            )
+    return least, greatest

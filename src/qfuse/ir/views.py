@@ -1,0 +1,263 @@
+"""Typed views of nodes. Rules read nodes through these and never index ``node.args``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.fx import Node
+
+from qfuse.ir import ops
+from qfuse.ir.choose_spec import ChooseSpec
+from qfuse.ir.epilogue import Epilogue
+from qfuse.ir.program import constant_of
+from qfuse.ir.quant_spec import QuantSpec
+from qfuse.ir.schema import arguments, is_call
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.fx.node import Argument
+
+__all__ = [
+    "Choose",
+    "Dequantize",
+    "FusedLinear",
+    "Linear",
+    "QuantParams",
+    "Quantize",
+    "as_choose",
+    "as_dequantize",
+    "as_fused_linear",
+    "as_linear",
+    "as_quantize",
+    "dtype_of",
+    "node_of",
+    "optional_node",
+    "scalar_of",
+    "shape_of",
+    "tensor_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantParams:
+    """Quantization of one edge of a graph: the spec, and the nodes of scale and zero point.
+
+    Attributes:
+        spec: Storage, range, block, arithmetic.
+        scale: Node of the scale, in the rank of the tensor.
+        zero_point: Node of the zero point, of the same shape, or ``None``.
+    """
+
+    spec: QuantSpec
+    scale: Node
+    zero_point: Node | None
+
+    def same_as(self, other: QuantParams) -> bool:
+        """Structural equality: equal specs, and tensors equal by node or by bits.
+
+        A float64 literal and a float32 tensor are never equal here, whatever their values.
+        """
+        return (
+            self.spec == other.spec
+            and _same_tensor(self.scale, other.scale)
+            and _same_tensor(self.zero_point, other.zero_point)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Quantize:
+    """A ``qfuse::quantize`` call."""
+
+    node: Node
+    x: Node
+    params: QuantParams
+
+
+@dataclass(frozen=True, slots=True)
+class Dequantize:
+    """A ``qfuse::dequantize`` call."""
+
+    node: Node
+    q: Node
+    params: QuantParams
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """A ``qfuse::choose_qparams`` call; its results are the ``getitem`` users 0 and 1."""
+
+    node: Node
+    x: Node
+    spec: ChooseSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """An ``aten.linear`` call: ``x @ weight.T + bias``."""
+
+    node: Node
+    x: Node
+    weight: Node
+    bias: Node | None
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLinear:
+    """A ``qfuse::linear`` call. ``None`` params are float edges."""
+
+    node: Node
+    x: Node
+    x_params: QuantParams | None
+    weight: Node
+    weight_params: QuantParams | None
+    bias: Node | None
+    out_params: QuantParams | None
+    epilogue: Epilogue
+    extras: tuple[Node, ...]
+
+    def call_args(self) -> tuple[Argument, ...]:
+        """Return the positional arguments of a ``qfuse::linear`` call with these values."""
+        return (
+            self.x,
+            *_edge_args(self.x_params),
+            self.weight,
+            *_edge_args(self.weight_params),
+            self.bias,
+            *_edge_args(self.out_params),
+            str(self.epilogue),
+            list(self.extras),
+        )
+
+
+def as_quantize(value: object) -> Quantize | None:
+    """View ``value`` as a quantize, or ``None``."""
+    if not isinstance(value, Node) or not is_call(value, ops.quantize):
+        return None
+    a = arguments(value)
+    params = _params(a["spec"], a["scale"], a["zero_point"])
+    assert params is not None, f"a quantize needs a spec: {value.format_node()}"
+    return Quantize(value, node_of(a["x"]), params)
+
+
+def as_dequantize(value: object) -> Dequantize | None:
+    """View ``value`` as a dequantize, or ``None``."""
+    if not isinstance(value, Node) or not is_call(value, ops.dequantize):
+        return None
+    a = arguments(value)
+    params = _params(a["spec"], a["scale"], a["zero_point"])
+    assert params is not None, f"a dequantize needs a spec: {value.format_node()}"
+    return Dequantize(value, node_of(a["q"]), params)
+
+
+def as_choose(value: object) -> Choose | None:
+    """View ``value`` as a choose_qparams, or ``None``."""
+    if not isinstance(value, Node) or not is_call(value, ops.choose_qparams):
+        return None
+    a = arguments(value)
+    return Choose(value, node_of(a["x"]), ChooseSpec.parse(str(a["choose"])))
+
+
+def as_linear(value: object) -> Linear | None:
+    """View ``value`` as an ``aten.linear``, or ``None``."""
+    if not isinstance(value, Node) or not is_call(value, torch.ops.aten.linear.default):
+        return None
+    a = arguments(value)
+    return Linear(value, node_of(a["input"]), node_of(a["weight"]), optional_node(a["bias"]))
+
+
+def as_fused_linear(value: object) -> FusedLinear | None:
+    """View ``value`` as a ``qfuse::linear``, or ``None``."""
+    if not isinstance(value, Node) or not is_call(value, ops.linear):
+        return None
+    a = arguments(value)
+    extras = a["extras"]
+    assert isinstance(extras, (list, tuple)), f"extras is not a list: {extras!r}"
+    return FusedLinear(
+        value,
+        node_of(a["x"]),
+        _params(a["x_spec"], a["x_scale"], a["x_zero_point"]),
+        node_of(a["weight"]),
+        _params(a["weight_spec"], a["weight_scale"], a["weight_zero_point"]),
+        optional_node(a["bias"]),
+        _params(a["out_spec"], a["out_scale"], a["out_zero_point"]),
+        Epilogue.parse(str(a["epilogue"])),
+        tuple(node_of(e) for e in extras),
+    )
+
+
+def node_of(value: Argument) -> Node:
+    """Return ``value``, which must be a node."""
+    assert isinstance(value, Node), f"not a node: {value!r}"
+    return value
+
+
+def optional_node(value: Argument) -> Node | None:
+    """Return ``value``, which must be a node or ``None``."""
+    return None if value is None else node_of(value)
+
+
+def tensor_of(node: Node) -> torch.Tensor:
+    """Return the fake tensor that stands for ``node``'s value."""
+    value = node.meta["val"]
+    assert isinstance(value, torch.Tensor), f"{node} is not a tensor: {value!r}"
+    return value
+
+
+def shape_of(node: Node) -> Sequence[int | torch.SymInt]:
+    """Return the (possibly symbolic) shape of ``node``'s value."""
+    return tuple(tensor_of(node).shape)
+
+
+def dtype_of(node: Node) -> torch.dtype:
+    """Return the dtype of ``node``'s value."""
+    return tensor_of(node).dtype
+
+
+def scalar_of(node: Node) -> int | float | None:
+    """Return the value of a constant of one element, or ``None``."""
+    value = constant_of(node)
+    if value is None or value.numel() != 1:
+        return None
+    item: int | float = value.item()
+    return item
+
+
+def _params(spec: Argument, scale: Argument, zero_point: Argument) -> QuantParams | None:
+    if not spec:
+        return None
+    return QuantParams(QuantSpec.parse(str(spec)), node_of(scale), optional_node(zero_point))
+
+
+def _edge_args(params: QuantParams | None) -> tuple[Argument, ...]:
+    if params is None:
+        return (None, None, "")
+    return (params.scale, params.zero_point, str(params.spec))
+
+
+def _same_tensor(a: Node | None, b: Node | None) -> bool:
+    if a is b:
+        return True
+    if a is None or b is None:
+        return False
+    left, right = constant_of(a), constant_of(b)
+    return (
+        left is not None
+        and right is not None
+        and left.dtype == right.dtype
+        and left.shape == right.shape
+        and left.device == right.device
+        and bits_equal(left, right)
+    )
+
+
+def bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of equal dtype and shape hold the same bits (so -0.0 is not 0.0)."""
+    if a is b:
+        return True
+    return torch.equal(
+        a.detach().contiguous().reshape(-1).view(torch.uint8),
+        b.detach().contiguous().reshape(-1).view(torch.uint8),
+    )
