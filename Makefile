@@ -1,0 +1,69 @@
+# Every target works on a fresh clone: the first one that needs the environment creates it.
+#
+# What may be set on the command line or in the environment:
+#   PYTHON=/path/to/python    the interpreter that makes the environment (3.11 or newer)
+#   TORCH_VERSION=2.13.0      the torch to install
+#   TORCH_INDEX_URL=...       a package index for torch alone, such as PyTorch's CPU wheel index
+#   EXTRAS=zoo,dev,bench      the extras to install; `bench` adds the peers to compare with
+#   WORKERS=2                 test processes
+
+VENV          ?= .venv
+TORCH_VERSION ?= 2.13.0
+EXTRAS        ?= zoo,dev
+WORKERS       ?= 2
+
+BIN   := $(VENV)/bin
+# One stamp per combination, so that asking for another torch or more extras installs it.
+comma := ,
+STAMP := $(VENV)/.installed-torch-$(TORCH_VERSION)-$(subst $(comma),-,$(EXTRAS))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench fuzz docs clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create the environment in .venv (the other targets do it when they need to)
+
+$(STAMP): pyproject.toml tools/find-python
+	@if [ ! -x $(BIN)/pip ]; then \
+	  python=$$(sh tools/find-python $(PYTHON)) || exit 1; \
+	  echo "creating $(VENV) with $$python"; \
+	  "$$python" -m venv --clear $(VENV); \
+	fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "torch==$(TORCH_VERSION)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --editable ".[$(EXTRAS)]" "torch==$(TORCH_VERSION)"
+	@rm -f $(VENV)/.installed-torch-* && touch $@
+
+demo: $(STAMP) ## quantize and compile a real sentence encoder, and say what came of it
+	$(BIN)/python -m qfuse.bench.demo
+
+# One OpenMP thread each: two test processes with a full team each fight over the cores.
+test: $(STAMP) ## run the tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow_bench"
+
+check: $(STAMP) ## lint, format check, types, import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(STAMP) ## format the code and fix what the linter can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## measure against the peers that are installed
+	$(BIN)/python -m qfuse.bench
+
+fuzz: $(STAMP) ## run the property tests with many more examples
+	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n $(WORKERS) -m property \
+	  --timeout 3600
+
+docs: $(STAMP) ## check the links and run what the documentation shows
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/docs
+
+clean: ## remove the environment, caches and build outputs
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

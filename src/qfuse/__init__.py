@@ -1,0 +1,1 @@
+"""qfuse: a quantization graph compiler for PyTorch."""
