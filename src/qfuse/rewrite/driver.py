@@ -1,0 +1,217 @@
+"""Runs rules to a fixpoint, and asks price, permission and proof around every rewrite."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from qfuse.ir.errors import RewriteError
+from qfuse.ir.events import Fired, Missed, MissCode, RolledBack
+from qfuse.ir.program import place_of
+from qfuse.ir.schema import overload_of
+from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.rule import Miss, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch._ops import OpOverload
+    from torch.fx import Node
+
+    from qfuse.cost.model import CostModel
+    from qfuse.ir.events import EventLog, Exactness, Place
+    from qfuse.ir.program import StageGraph
+    from qfuse.rewrite.rewriter import Journal
+
+__all__ = ["Checker", "Context", "PassResult", "apply_rules"]
+
+# Each rewrite consumes at least one node or fills one slot of a fused op, so a run that rewrites
+# far more often than it has nodes goes in circles.
+_REWRITES_PER_NODE = 8
+
+
+class Checker(Protocol):
+    """Proves one rewrite by values, before it is committed."""
+
+    def check(self, journal: Journal, exactness: Exactness, what: str) -> str | None:
+        """Return what is wrong with the rewrite, or ``None``."""
+
+    def forget(self, nodes: Sequence[Node]) -> None:
+        """Drop what is remembered of erased nodes."""
+
+
+@dataclass(slots=True)
+class Context:
+    """What a run of rules is given besides the graph.
+
+    Attributes:
+        room: Name of the room, for events.
+        cost: Prices sites; ``None`` fires whatever is legal.
+        gate: Permits rewrites.
+        checker: Proves rewrites; ``None`` trusts them.
+    """
+
+    room: str
+    cost: CostModel | None = None
+    gate: Gate = field(default_factory=Gate)
+    checker: Checker | None = None
+
+
+@dataclass(slots=True)
+class PassResult:
+    """What a run did: how often each rule fired, and why it did not elsewhere."""
+
+    fired: Counter[str] = field(default_factory=Counter)
+    misses: list[tuple[str, Miss]] = field(default_factory=list)
+
+    @property
+    def modified(self) -> bool:
+        """Whether any rule fired."""
+        return bool(self.fired)
+
+
+def apply_rules(
+    program: StageGraph, rules: Sequence[Rule[Any]], context: Context | None = None
+) -> PassResult:
+    """Apply ``rules`` to a fixpoint; the first in the list that matches a node wins.
+
+    A node is looked at again only when something next to it changed, so the cost grows linearly
+    with the graph.
+
+    Raises:
+        RewriteError: The rules do not come to rest; the message names those that alternate.
+    """
+    return _Run(program, rules, context or Context("rewrite")).run()
+
+
+class _Run:
+    """State of one call of :func:`apply_rules`."""
+
+    def __init__(self, program: StageGraph, rules: Sequence[Rule[Any]], context: Context) -> None:
+        self._log: EventLog = program.log
+        self._context = context
+        self._editor = GraphEditor(program.module)
+        self._by_anchor: dict[OpOverload, list[Rule[Any]]] = {}
+        for rule in rules:
+            for anchor in rule.anchors:
+                self._by_anchor.setdefault(anchor, []).append(rule)
+        self._queue: deque[Node] = deque(program.graph.nodes)
+        self._waiting = set(self._queue)
+        self._erased: set[Node] = set()
+        self._misses: dict[tuple[str, Node], Miss] = {}
+        self._result = PassResult()
+        self._recent: deque[str] = deque(maxlen=32)
+        self._budget = _REWRITES_PER_NODE * (len(self._queue) + 8)
+
+    def run(self) -> PassResult:
+        while self._queue:
+            node = self._queue.popleft()
+            self._waiting.discard(node)
+            if node not in self._erased:
+                self._visit(node)
+        self._report_misses()
+        return self._result
+
+    def _visit(self, node: Node) -> None:
+        op = overload_of(node)
+        if op is None:
+            return
+        for rule in self._by_anchor.get(op, ()):
+            found = self._decide(rule, node)
+            if isinstance(found, Miss):
+                self._misses[rule.name, node] = found
+                continue
+            self._misses.pop((rule.name, node), None)
+            site, gain = found
+            if self._fire(rule, node, site, gain):
+                return
+
+    def _decide(self, rule: Rule[Any], node: Node) -> tuple[Any, float | None] | Miss:
+        """Match, then ask the price. Legality first: an illegal site has no price."""
+        site = rule.match(node)
+        if isinstance(site, Miss):
+            return site
+        cost = self._context.cost
+        gain = None if cost is None else rule.gain(site, cost)
+        if gain is not None and not gain > 0:
+            text = "it would cost {:.3g} us per call" if math.isfinite(gain) else "it never pays"
+            return Miss(MissCode.PROFIT, node, text, -gain * 1e6, progress=9)
+        return site, gain
+
+    def _fire(self, rule: Rule[Any], node: Node, site: Any, gain: float | None) -> bool:
+        key = f"{self._context.room}/{rule.name}@{node.name}"
+        if not self._context.gate.allows(key):
+            if key in self._context.gate.banned:
+                reason = "this rewrite changed values and was rolled back"
+                self._misses[rule.name, node] = Miss(MissCode.BANNED, node, reason)
+            return False
+        place = place_of(node)
+        rw = self._editor.rewriter(rule.name, node)
+        rule.rewrite(site, rw)
+        if not self._prove(rule, key, place, rw.journal):
+            rw.undo()
+            return False
+        made_names = tuple(n.name for n in rw.journal.made)
+        erased, around = rw.commit()
+        self._settle(erased, around)
+        places = (place,)
+        self._log.add(
+            Fired(
+                self._context.room,
+                rule.name,
+                key,
+                rule.exactness,
+                places,
+                made_names,
+                predicted_gain=gain,
+            )
+        )
+        self._count(rule.name)
+        return True
+
+    def _prove(self, rule: Rule[Any], key: str, place: Place, journal: Journal) -> bool:
+        checker = self._context.checker
+        wrong = None if checker is None else checker.check(journal, rule.exactness, key)
+        if wrong is None:
+            return True
+        self._log.add(RolledBack(self._context.room, rule.name, key, (place,), wrong))
+        return False
+
+    def _settle(self, erased: list[Node], around: list[Node]) -> None:
+        self._erased.update(erased)
+        if self._context.checker is not None:
+            self._context.checker.forget(erased)
+        for near in around:
+            if near not in self._waiting and near not in self._erased:
+                self._waiting.add(near)
+                self._queue.append(near)
+
+    def _count(self, name: str) -> None:
+        self._result.fired[name] += 1
+        self._recent.append(name)
+        if self._result.fired.total() > self._budget:
+            loop = ", ".join(sorted(set(self._recent)))
+            raise RewriteError(
+                f"the rules do not come to rest; these alternate: {loop}",
+                fix="this is a bug in one of the rules; please report it with the model",
+            )
+
+    def _report_misses(self) -> None:
+        for (name, node), miss in self._misses.items():
+            if node in self._erased or miss.at in self._erased or miss.progress == 0:
+                continue
+            self._result.misses.append((name, miss))
+            self._log.add(
+                Missed(
+                    self._context.room,
+                    name,
+                    miss.code,
+                    miss.reason,
+                    place_of(node),
+                    place_of(miss.at),
+                    miss.progress,
+                )
+            )

@@ -1,0 +1,32 @@
+"""Which rewrites may happen: a budget for bisection, and a list of banned ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["Gate"]
+
+
+@dataclass(slots=True)
+class Gate:
+    """Asked before every rewrite, in the order in which they happen.
+
+    Rewriting is deterministic, so the first ``fuel`` rewrites of two runs over the same graph
+    are the same rewrites: a culprit is found by bisecting on ``fuel`` and kept out by its key.
+
+    Attributes:
+        fuel: How many rewrites may happen; ``None`` is no limit.
+        banned: Keys of rewrites that may not.
+        allowed: Keys of the rewrites that happened, in order.
+    """
+
+    fuel: int | None = None
+    banned: frozenset[str] = frozenset()
+    allowed: list[str] = field(default_factory=list)
+
+    def allows(self, key: str) -> bool:
+        """Whether the rewrite ``key`` may happen; if so it counts."""
+        if key in self.banned or (self.fuel is not None and len(self.allowed) >= self.fuel):
+            return False
+        self.allowed.append(key)
+        return True

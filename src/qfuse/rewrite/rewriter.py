@@ -1,0 +1,253 @@
+"""The only objects that may edit a graph. They keep meta and provenance, and can undo."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from qfuse.ir.errors import RewriteError
+from qfuse.ir.program import MODULE_META, SOURCE_META, place_of
+from qfuse.ir.text import type_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch._ops import OpOverload
+    from torch.fx import GraphModule
+    from torch.fx.node import Argument
+
+__all__ = ["ORIGIN_META", "GraphEditor", "Journal", "Rewriter", "origins"]
+
+ORIGIN_META = "qfuse_origin"
+"""Meta key: names of the captured nodes that a node stands for."""
+
+RULE_META = "qfuse_rule"
+"""Meta key: name of the rule that made the node."""
+
+
+@dataclass(slots=True)
+class Journal:
+    """What one rewrite did, in order, so that it can be inspected, undone or committed."""
+
+    made: list[Node] = field(default_factory=list)
+    replaced: list[tuple[Node, Node]] = field(default_factory=list)
+    users: list[tuple[Node, tuple[Argument, ...], dict[str, Argument]]] = field(
+        default_factory=list
+    )
+
+
+class GraphEditor:
+    """Owns the right to edit one module's graph; hands out one :class:`Rewriter` per rewrite."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self.module = module
+        self._fake_mode: Any = _fake_mode_of(module)
+        self._names = {id(t): name for name, t in module.named_buffers(remove_duplicate=False)}
+        self._kept: list[torch.Tensor] = []
+
+    def rewriter(self, rule: str, anchor: Node) -> Rewriter:
+        """Start a rewrite of ``rule`` at ``anchor``."""
+        return Rewriter(self, rule, anchor)
+
+    def add_constant(self, tensor: torch.Tensor, hint: str) -> str:
+        """Register ``tensor`` as a buffer, once, and return its name."""
+        known = self._names.get(id(tensor))
+        if known is not None:
+            return known
+        base = "".join(c if c.isalnum() else "_" for c in hint)
+        name, count = base, 0
+        while hasattr(self.module, name):
+            count += 1
+            name = f"{base}_{count}"
+        self.module.register_buffer(name, tensor.detach())
+        # The module holds the detached alias; keep the caller's object alive so ids stay unique.
+        self._names[id(tensor)] = name
+        self._names[id(self.module.get_buffer(name))] = name
+        self._kept.append(tensor)
+        return name
+
+    def fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the fake tensor of a constant."""
+        if self._fake_mode is None:
+            return tensor
+        fake: torch.Tensor = self._fake_mode.from_tensor(tensor, static_shapes=True)
+        return fake
+
+    def infer(self, op: Any, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Any:
+        """Return the fake result of calling ``op`` on the fake values of its arguments."""
+
+        def value(arg: Any) -> Any:
+            return map_arg(arg, lambda n: n.meta["val"])
+
+        if self._fake_mode is None:
+            return op(*value(args), **value(kwargs))
+        with self._fake_mode, torch.no_grad():
+            return op(*value(args), **value(kwargs))
+
+    def erase_dead(self, roots: Iterable[Node]) -> tuple[list[Node], list[Node]]:
+        """Erase ``roots`` and what feeds only them, as far as nothing uses it.
+
+        Returns:
+            The erased nodes, and the surviving nodes that lost a user.
+        """
+        erased: dict[Node, None] = {}
+        touched: dict[Node, None] = {}
+        stack = list(roots)
+        while stack:
+            node = stack.pop()
+            if node.users or node.op in {"placeholder", "output"} or node in erased:
+                continue
+            inputs = list(node.all_input_nodes)
+            self.module.graph.erase_node(node)
+            erased[node] = None
+            for source in inputs:
+                touched[source] = None
+                stack.append(source)
+        return list(erased), [n for n in touched if n not in erased]
+
+
+class Rewriter:
+    """Edits the graph on behalf of one rule at one anchor.
+
+    New nodes go right before the anchor, in the order in which they are made.
+    """
+
+    def __init__(self, editor: GraphEditor, rule: str, anchor: Node) -> None:
+        self._editor = editor
+        self._rule = rule
+        self._anchor = anchor
+        self.journal = Journal()
+
+    def call(self, op: OpOverload, *args: Argument, **kwargs: Argument) -> Node:
+        """Add a call of ``op`` and infer its value.
+
+        Raises:
+            RewriteError: The op rejects the arguments.
+        """
+        graph = self._editor.module.graph
+        with graph.inserting_before(self._anchor):
+            node = graph.call_function(op, args, kwargs)
+        self._note(node)
+        try:
+            node.meta["val"] = self._editor.infer(op, args, kwargs)
+        except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+            text = node.format_node()
+            self.undo()
+            raise RewriteError(
+                f"rule {self._rule} made a call that its op rejects: {text}: {error}",
+                where=str(place_of(self._anchor)),
+            ) from error
+        return node
+
+    def item(self, node: Node, index: int) -> Node:
+        """Add ``node[index]`` for an op of several results."""
+        graph = self._editor.module.graph
+        with graph.inserting_before(self._anchor):
+            new = graph.call_function(operator.getitem, (node, index))
+        self._note(new)
+        new.meta["val"] = node.meta["val"][index]
+        return new
+
+    def constant(self, tensor: torch.Tensor, hint: str) -> Node:
+        """Add a constant, named after ``hint``; the same tensor is stored once."""
+        name = self._editor.add_constant(tensor, hint)
+        graph = self._editor.module.graph
+        with graph.inserting_before(self._anchor):
+            node = graph.get_attr(name)
+        self._note(node)
+        node.meta["val"] = self._editor.fake(self._editor.module.get_buffer(name))
+        return node
+
+    def replace(self, old: Node, new: Node) -> None:
+        """Let every user of ``old`` read ``new``; ``old`` dies at commit if nothing reads it.
+
+        Raises:
+            RewriteError: The two values differ in shape or dtype.
+        """
+        if not _same_type(old.meta["val"], new.meta["val"]):
+            before, after = type_text(old.meta["val"]), type_text(new.meta["val"])
+            self.undo()
+            raise RewriteError(
+                f"rule {self._rule} would change a value's type from {before} to {after}",
+                where=str(place_of(old)),
+            )
+        for user in list(old.users):
+            if user is not new:
+                self.journal.users.append((user, user.args, dict(user.kwargs)))
+        old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+        self.journal.replaced.append((old, new))
+
+    def undo(self) -> None:
+        """Put the graph back as it was."""
+        for user, args, kwargs in reversed(self.journal.users):
+            user.args = args
+            user.kwargs = kwargs
+        for node in reversed(self.journal.made):
+            self._editor.module.graph.erase_node(node)
+        self.journal = Journal()
+
+    def commit(self) -> tuple[list[Node], list[Node]]:
+        """Erase what died and pass its provenance on.
+
+        Returns:
+            The erased nodes, and the nodes whose surroundings changed.
+        """
+        roots = [old for old, _ in self.journal.replaced] + [
+            n for n in self.journal.made if not n.users
+        ]
+        origin: dict[str, None] = dict.fromkeys(origins(self._anchor))
+        erased, touched = self._editor.erase_dead(roots)
+        for node in erased:
+            origin.update(dict.fromkeys(origins(node)))
+        gone = set(erased)
+        made = [n for n in self.journal.made if n not in gone]
+        around: dict[Node, None] = dict.fromkeys(touched)
+        for node in made:
+            node.meta[ORIGIN_META] = tuple(origin)
+            around[node] = None
+            around.update(dict.fromkeys(node.users))
+            around.update(dict.fromkeys(node.all_input_nodes))
+        for _, new in self.journal.replaced:
+            around[new] = None
+            around.update(dict.fromkeys(new.users))
+        return erased, [n for n in around if n not in gone]
+
+    def _note(self, node: Node) -> None:
+        self.journal.made.append(node)
+        for key in (SOURCE_META, MODULE_META):
+            if key in self._anchor.meta:
+                node.meta[key] = self._anchor.meta[key]
+        node.meta[RULE_META] = self._rule
+
+
+def origins(node: Node) -> tuple[str, ...]:
+    """Return the names of the captured nodes that ``node`` stands for."""
+    names: tuple[str, ...] = node.meta.get(ORIGIN_META, (node.name,))
+    return names
+
+
+def _same_type(a: object, b: object) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype == b.dtype and a.device == b.device and _same_shape(a, b)
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(_same_type(x, y) for x, y in zip(a, b, strict=True))
+    return type(a) is type(b)
+
+
+def _same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.ndim == b.ndim and all(bool(x == y) for x, y in zip(a.shape, b.shape, strict=True))
+
+
+def _fake_mode_of(module: GraphModule) -> Any:
+    """Return the mode that the graph's fake values live in, ``None`` if they are real."""
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        mode = getattr(value, "fake_mode", None)
+        if mode is not None:
+            return mode
+    return None

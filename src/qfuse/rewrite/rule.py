@@ -1,0 +1,78 @@
+"""What a rewrite rule is: a pure match, a price, then one edit."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.fx import Node
+
+    from qfuse.cost.model import CostModel
+    from qfuse.ir.events import Exactness, MissCode
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["Miss", "Rule"]
+
+S = TypeVar("S")
+
+
+class Miss:
+    """Why a rule did not fire: a code, the guilty node, and a sentence made when it is read.
+
+    Args:
+        code: For machines.
+        at: The node that stands in the way.
+        template: A ``str.format`` template.
+        values: What the template is filled with.
+        progress: How far the match came; the report shows the rule that came furthest. 0 means
+            that the node was never this rule's business, and is not reported.
+    """
+
+    __slots__ = ("_template", "_values", "at", "code", "progress")
+
+    def __init__(
+        self, code: MissCode, at: Node, template: str, *values: object, progress: int = 1
+    ) -> None:
+        self.code = code
+        self.at = at
+        self.progress = progress
+        self._template = template
+        self._values = values
+
+    @property
+    def reason(self) -> str:
+        """The sentence."""
+        return self._template.format(*self._values)
+
+    def __repr__(self) -> str:
+        return f"Miss({self.code.value}, %{self.at.name}: {self.reason})"
+
+
+class Rule(ABC, Generic[S]):
+    """One local rewrite, anchored on a few ops. Stateless: one instance serves many graphs.
+
+    Attributes:
+        name: Hyphenated verb phrase, unique.
+        anchors: The ops that ``match`` is called for.
+        exactness: What the rewrite may do to values, at most.
+    """
+
+    name: ClassVar[str]
+    anchors: ClassVar[tuple[OpOverload, ...]]
+    exactness: ClassVar[Exactness]
+
+    @abstractmethod
+    def match(self, node: Node) -> S | Miss:
+        """Look, without touching the graph. Legality is decided here and nowhere else."""
+
+    def gain(self, site: S, cost: CostModel) -> float | None:
+        """Return the seconds that firing saves per call; ``None`` means always worth it."""
+        del site, cost
+        return None
+
+    @abstractmethod
+    def rewrite(self, site: S, rw: Rewriter) -> None:
+        """Edit the graph through ``rw`` only."""

@@ -1,0 +1,29 @@
+"""Whole-graph passes: the same result, events and permissions as rules."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from qfuse.ir.events import Exactness
+    from qfuse.ir.program import StageGraph
+    from qfuse.rewrite.driver import Context, PassResult
+
+__all__ = ["Pass"]
+
+
+class Pass(ABC):
+    """A rewrite that must see the whole graph: value numbering, merging siblings, folding.
+
+    Attributes:
+        name: Hyphenated verb phrase, unique.
+        exactness: What the pass may do to values, at most.
+    """
+
+    name: ClassVar[str]
+    exactness: ClassVar[Exactness]
+
+    @abstractmethod
+    def run(self, program: StageGraph, context: Context) -> PassResult:
+        """Rewrite ``program`` in place, in time linear in its size."""

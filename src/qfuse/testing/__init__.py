@@ -1,0 +1,1 @@
+"""Helpers for tests: hand-built graphs and value comparisons."""

@@ -1,0 +1,103 @@
+"""Build small graphs by hand, with fake values and real constants."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from qfuse.ir.events import EventLog
+from qfuse.ir.program import InputSpec, NormalGraph, OutputSpec, Signature, StageGraph, SymbolRange
+from qfuse.testing._fake_api import new_fake_mode
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.fx.node import Argument
+
+__all__ = ["GraphBuilder"]
+
+G = TypeVar("G", bound=StageGraph)
+
+
+class GraphBuilder:
+    """Adds inputs, constants and calls; every node gets a fake ``meta["val"]``.
+
+    >>> b = GraphBuilder()
+    >>> x = b.arg("x", torch.float32, 4, 8)
+    >>> w = b.const("w", torch.ones(2, 8))
+    >>> program = b.done(b.call(torch.ops.aten.linear.default, x, w))
+    >>> program.stage
+    'normal'
+    """
+
+    def __init__(self) -> None:
+        self.module = GraphModule(torch.nn.Module(), Graph())
+        self.graph = self.module.graph
+        self._mode = new_fake_mode()
+        self._inputs: list[InputSpec] = []
+        self._symbols: dict[str, SymbolRange] = {}
+
+    def arg(self, name: str, dtype: torch.dtype, *shape: int | str) -> Node:
+        """Add a graph input. A size given as a name is symbolic; equal names are equal sizes."""
+        sizes = [self._hint(s) for s in shape]
+        real = torch.empty(sizes, dtype=dtype)
+        dynamic = [DimDynamic.STATIC if isinstance(s, int) else DimDynamic.DUCK for s in shape]
+        node = self.graph.placeholder(name)
+        node.meta["val"] = self._mode.from_tensor(
+            real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic)
+        )
+        self._inputs.append(InputSpec(name, name, dtype, tuple(shape), torch.device("cpu")))
+        return node
+
+    def const(self, name: str, value: torch.Tensor) -> Node:
+        """Add a constant."""
+        if not hasattr(self.module, name):
+            self.module.register_buffer(name, value)
+        node = self.graph.get_attr(name)
+        node.meta["val"] = self._mode.from_tensor(value, static_shapes=True)
+        return node
+
+    def call(self, op: OpOverload, *args: Argument, **kwargs: Argument) -> Node:
+        """Add a call of ``op``."""
+        node = self.graph.call_function(op, args, kwargs)
+
+        def value(arg: Argument) -> object:
+            return map_arg(arg, lambda n: n.meta["val"])
+
+        with self._mode:
+            node.meta["val"] = op(*value(args), **value(kwargs))  # type: ignore[misc,arg-type]
+        return node
+
+    def item(self, node: Node, index: int) -> Node:
+        """Add ``node[index]``."""
+        new = self.graph.call_function(operator.getitem, (node, index))
+        new.meta["val"] = node.meta["val"][index]
+        return new
+
+    def done(self, *outs: Node, stage: type[G] = NormalGraph) -> G:  # type: ignore[assignment]
+        """Finish the graph."""
+        self.graph.output(outs)
+        self.module.recompile()
+        leaves = tuple(range(len(self._inputs)))
+        signature = Signature(
+            pytree.tree_structure((leaves, {})),
+            tuple(self._inputs),
+            pytree.tree_structure(tuple(range(len(outs)))),
+            tuple(OutputSpec(i) for i in range(len(outs))),
+            symbols=dict(self._symbols),
+            parameters=tuple(i.name for i in self._inputs),
+        )
+        return stage(self.module, signature, EventLog())
+
+    def _hint(self, size: int | str) -> int:
+        if isinstance(size, int):
+            return size
+        if size not in self._symbols:
+            # Distinct hints, so that sizes which are only equal by chance are not unified.
+            self._symbols[size] = SymbolRange(1, 5 + 2 * len(self._symbols), 4096)
+        return self._symbols[size].hint
