@@ -1,0 +1,108 @@
+"""Put the activation after a fused linear into its epilogue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from qfuse.ir.epilogue import Act
+from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.schema import arguments, overload_of
+from qfuse.optimize.extend import append_step, open_linear
+from qfuse.rewrite.rule import Miss, Rule
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.fx import Node
+    from torch.fx.node import Argument
+
+    from qfuse.ir.views import FusedLinear
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["ActivationSite", "FuseActivation"]
+
+_aten = torch.ops.aten
+
+_PLAIN: dict[OpOverload, str] = {
+    _aten.relu.default: "relu",
+    _aten.silu.default: "silu",
+    _aten.sigmoid.default: "sigmoid",
+    _aten.tanh.default: "tanh",
+    _aten.hardswish.default: "hardswish",
+    _aten.hardsigmoid.default: "hardsigmoid",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationSite:
+    """A fused linear and the activation that alone reads it."""
+
+    fused: FusedLinear
+    node: Node
+    act: Act
+
+
+class FuseActivation(Rule[ActivationSite]):
+    """``act(qfuse.linear(...))`` becomes ``qfuse.linear(..., epilogue="act(...)")``.
+
+    Refuses: a linear that others read; bounds or slopes that are not numbers; a clamp with one
+    bound only on the upper side (there is no activation of that name).
+    """
+
+    name = "fuse-activation"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (
+        *_PLAIN,
+        _aten.gelu.default,
+        _aten.hardtanh.default,
+        _aten.relu6.default,
+        _aten.clamp.default,
+        _aten.clamp_min.default,
+        _aten.leaky_relu.default,
+    )
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> ActivationSite | Miss:
+        """Match an activation whose input is an open fused linear."""
+        a = arguments(node)
+        fused = open_linear(a.get("self", a.get("input")), node)
+        if isinstance(fused, Miss):
+            return fused
+        act = _activation(node, a)
+        if act is None:
+            text = "{} with these arguments is not an activation of the fused op"
+            return Miss(MissCode.ARGUMENT, node, text, node.target, progress=3)
+        return ActivationSite(fused, node, act)
+
+    def rewrite(self, site: ActivationSite, rw: Rewriter) -> None:
+        """Replace the activation by the grown linear."""
+        append_step(site.fused, site.node, site.act, rw)
+
+
+def _activation(node: Node, a: dict[str, Argument]) -> Act | None:
+    op = overload_of(node)
+    if op in _PLAIN:
+        return Act(_PLAIN[op])
+    if op is _aten.gelu.default:
+        return {"none": Act("gelu"), "tanh": Act("gelu_tanh")}.get(str(a["approximate"]))
+    if op is _aten.relu6.default:
+        return Act("hardtanh", (0.0, 6.0))
+    if op is _aten.leaky_relu.default:
+        return _numbered("leaky_relu", a["negative_slope"])
+    if op is _aten.hardtanh.default:
+        return _numbered("hardtanh", a["min_val"], a["max_val"])
+    if op is _aten.clamp_min.default:
+        return Act("relu") if _is_zero(a["min"]) else None
+    if a["max"] is None:
+        return Act("relu") if _is_zero(a["min"]) else None
+    return _numbered("hardtanh", a["min"], a["max"])
+
+
+def _numbered(name: str, *values: Argument) -> Act | None:
+    numbers = [float(v) for v in values if isinstance(v, (int, float))]
+    return Act(name, tuple(numbers)) if len(numbers) == len(values) else None
+
+
+def _is_zero(value: Argument) -> bool:
+    return isinstance(value, (int, float)) and value == 0

@@ -1,0 +1,76 @@
+"""Put the float cast after a fused linear into its epilogue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from qfuse.ir.epilogue import Cast
+from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.schema import arguments
+from qfuse.optimize.extend import append_step, open_linear
+from qfuse.rewrite.rule import Miss, Rule
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.fx import Node
+
+    from qfuse.ir.views import FusedLinear
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["CastSite", "FuseCast"]
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class CastSite:
+    """A fused linear and the cast that alone reads it."""
+
+    fused: FusedLinear
+    node: Node
+    dtype: torch.dtype
+
+
+class FuseCast(Rule[CastSite]):
+    """``cast(qfuse.linear(...))`` becomes one op that rounds where the cast stood.
+
+    Refuses: a cast to an integer or to float64; a copy that also changes device, layout or memory
+    format.
+    """
+
+    name = "fuse-cast"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (torch.ops.aten._to_copy.default,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> CastSite | Miss:
+        """Match a pure float cast of an open fused linear."""
+        a = arguments(node)
+        fused = open_linear(a["self"], node)
+        if isinstance(fused, Miss):
+            return fused
+        dtype = a["dtype"]
+        if dtype not in _FLOATS or not isinstance(dtype, torch.dtype):
+            return Miss(MissCode.DTYPE, node, "a cast to {} is not an epilogue", dtype, progress=3)
+        moved = [k for k in ("layout", "device", "memory_format") if _changes(a.get(k), node, k)]
+        if moved or a.get("pin_memory"):
+            text = "the copy also changes {}"
+            return Miss(MissCode.ARGUMENT, node, text, ", ".join(moved) or "pinning", progress=3)
+        return CastSite(fused, node, dtype)
+
+    def rewrite(self, site: CastSite, rw: Rewriter) -> None:
+        """Replace the cast by the grown linear."""
+        append_step(site.fused, site.node, Cast(site.dtype), rw)
+
+
+def _changes(value: object, node: Node, name: str) -> bool:
+    """Whether an argument of ``_to_copy`` asks for anything but what the tensor has."""
+    if value is None:
+        return False
+    if name == "device":
+        return bool(value != node.all_input_nodes[0].meta["val"].device)
+    if name == "layout":
+        return value is not torch.strided
+    return value is not torch.preserve_format

@@ -1,0 +1,62 @@
+"""Let a fused linear give stored numbers when its only reader quantizes with given parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from qfuse.ir import ops
+from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.program import constant_of
+from qfuse.ir.views import Quantize, as_quantize
+from qfuse.optimize.extend import open_linear
+from qfuse.rewrite.rule import Miss, Rule
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.fx import Node
+
+    from qfuse.ir.views import FusedLinear
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["FuseOutputQuantize", "OutputSite"]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSite:
+    """A fused linear and the quantize that alone reads it."""
+
+    fused: FusedLinear
+    quantize: Quantize
+
+
+class FuseOutputQuantize(Rule[OutputSite]):
+    """``quantize(qfuse.linear(...))`` becomes ``qfuse.linear(..., out=static)``.
+
+    The range of the quantize travels whole: it may encode a clamp.
+
+    Refuses: a scale or zero point that is not a constant, since it may depend on the linear.
+    """
+
+    name = "fuse-output-quantize"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (ops.quantize,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> OutputSite | Miss:
+        """Match a static quantize of an open fused linear."""
+        quantize = as_quantize(node)
+        assert quantize is not None, "the anchor is a quantize"
+        params = quantize.params
+        fused = open_linear(quantize.x, node)
+        if isinstance(fused, Miss):
+            return fused
+        for part in (params.scale, params.zero_point):
+            if part is not None and constant_of(part) is None:
+                text = "its scale or zero point is computed at run time"
+                return Miss(MissCode.NOT_CONSTANT, part, text, progress=3)
+        return OutputSite(fused, quantize)
+
+    def rewrite(self, site: OutputSite, rw: Rewriter) -> None:
+        """Replace the quantize by the linear with a quantized output."""
+        grown = replace(site.fused, out_params=site.quantize.params)
+        rw.replace(site.quantize.node, rw.call(ops.linear, *grown.call_args()))
