@@ -7,7 +7,7 @@
 #   EXTRAS=zoo,dev,bench      the extras to install; `bench` adds the peers to compare with
 #   WORKERS=2                 test processes
 
-VENV          ?= .venv
+VENV          := .venv
 TORCH_VERSION ?= 2.13.0
 EXTRAS        ?= zoo,dev
 WORKERS       ?= 2

@@ -1,0 +1,93 @@
+"""The import contracts of pyproject.toml: data flows one way, rooms never import each other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.architecture.source import ROOMS, ROOT, write_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RUN = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+
+
+def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
+    """Run the contracts of ``root/pyproject.toml`` on ``root/src``."""
+    return subprocess.run(
+        [sys.executable, "-c", RUN, "--no-cache", "--no-logo"],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def small_project(root: Path, files: dict[str, str]) -> Path:
+    """The real contracts over a package that has every room and ``files``."""
+    shutil.copy(ROOT / "pyproject.toml", root)
+    package = {f"src/qfuse/{room}/__init__.py": "" for room in ("", "ir", "rewrite", *ROOMS)}
+    return write_tree(root, {**package, "src/qfuse/_version.py": "", **files})
+
+
+def test_contracts_hold() -> None:
+    result = lint_imports(ROOT)
+
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_contracts_hold_on_a_package_without_imports(tmp_path: Path) -> None:
+    result = lint_imports(small_project(tmp_path, {}))
+
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "complaint"),
+    [
+        (
+            "optimize/fuse.py",
+            "import qfuse.lower",
+            "qfuse.optimize is not allowed to import qfuse.lower",
+        ),
+        (
+            "lower/pick.py",
+            "import qfuse.capture",
+            "qfuse.lower is not allowed to import qfuse.capture",
+        ),
+        (
+            "ir/views.py",
+            "import qfuse.rewrite",
+            "qfuse.ir is not allowed to import qfuse.rewrite",
+        ),
+        (
+            "ir/text.py",
+            "def late() -> None:\n    import qfuse.rewrite",
+            "qfuse.ir is not allowed to import qfuse.rewrite",
+        ),
+        ("pipeline.py", "import qfuse.api", "qfuse.pipeline is not allowed to import qfuse.api"),
+        ("misc.py", "", "The following modules are not listed as layers"),
+        (
+            "ir/ao.py",
+            "import torchao",
+            "qfuse.ir is not allowed to import torchao",
+        ),
+    ],
+)
+def test_contracts_can_fail(tmp_path: Path, file: str, text: str, complaint: str) -> None:
+    project = small_project(
+        tmp_path, {"src/qfuse/api.py": "", "src/qfuse/pipeline.py": "", f"src/qfuse/{file}": text}
+    )
+
+    result = lint_imports(project)
+
+    assert result.returncode != 0
+    assert complaint in result.stdout

@@ -1,0 +1,57 @@
+"""What every test gets: fresh random inputs with the seed printed, and the hypothesis profiles."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import zlib
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SEED_VARIABLE = "QFUSE_TEST_SEED"
+PROFILE_VARIABLE = "HYPOTHESIS_PROFILE"
+
+# No deadline: the first example of a test may compile something, on a machine shared with others.
+settings.register_profile(
+    "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("fuzz", settings.get_profile("default"), max_examples=5_000)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the seed of the run before the worker processes start, which inherit it."""
+    del config
+    os.environ.setdefault(SEED_VARIABLE, str(secrets.randbelow(2**31)))
+    settings.load_profile(os.environ.get(PROFILE_VARIABLE, "default"))
+
+
+def pytest_report_header() -> str:
+    """Say how to repeat the run."""
+    return f"random inputs: {SEED_VARIABLE}={os.environ[SEED_VARIABLE]} repeats them"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs an accelerator where there is none."""
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs an accelerator")
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Seed torch differently for every test and every run, and print the seed for failures."""
+    run = int(os.environ[SEED_VARIABLE])
+    chosen = zlib.crc32(request.node.nodeid.encode()) ^ run
+    print(f"torch.manual_seed({chosen}) by {SEED_VARIABLE}={run}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(chosen)
+        yield chosen
