@@ -17,6 +17,9 @@ BIN   := $(VENV)/bin
 comma := ,
 STAMP := $(VENV)/.installed-torch-$(TORCH_VERSION)-$(subst $(comma),-,$(EXTRAS))
 
+# What the caller's shell points Python to must not stand in for what is in the environment.
+unexport PYTHONPATH PYTHONHOME
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format bench fuzz docs clean
 
