@@ -119,7 +119,8 @@ def choose_qparams(x: torch.Tensor, spec: ChooseSpec) -> tuple[torch.Tensor, tor
     Returns:
         Scale and zero point, both of shape ``spec.grid(x.shape)``.
     """
-    if x.numel() == 0:
+    count = x.numel()
+    if isinstance(count, int) and count == 0:
         return _empty(x, spec)
     least, greatest = reduce_blocks(x, spec.block)
     match spec.formula:

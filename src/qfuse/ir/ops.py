@@ -20,7 +20,7 @@ from qfuse.ir.quant_math import quantize as quantize_reference
 from qfuse.ir.quant_spec import QuantSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch._ops import OpOverload
 
@@ -31,6 +31,7 @@ __all__ = [
     "dequantize",
     "linear",
     "quantize",
+    "reference_of",
     "requantize",
 ]
 
@@ -171,3 +172,8 @@ linear: OpOverload = torch.ops.qfuse.linear.default
 
 CANONICAL: tuple[OpOverload, ...] = (quantize, dequantize, choose_qparams, requantize)
 FUSED: tuple[OpOverload, ...] = (linear,)
+
+
+def reference_of(op: OpOverload) -> Callable[..., object]:
+    """Return the Python function that is the meaning of one of the ops of this file."""
+    return _REFERENCES[op._schema.name.partition("::")[2]][0]  # noqa: SLF001

@@ -144,6 +144,17 @@ class Rewriter:
             ) from error
         return node
 
+    def replay(
+        self, target: Any, args: tuple[Argument, ...], kwargs: dict[str, Argument], value: object
+    ) -> Node:
+        """Add a call whose value is known already, such as one of a traced template."""
+        graph = self._editor.module.graph
+        with graph.inserting_before(self._anchor):
+            node = graph.call_function(target, args, kwargs)
+        self._note(node)
+        node.meta["val"] = value
+        return node
+
     def item(self, node: Node, index: int) -> Node:
         """Add ``node[index]`` for an op of several results."""
         graph = self._editor.module.graph

@@ -1,0 +1,62 @@
+"""Compute now what depends on constants alone, as long as the result is small."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx.node import map_arg
+
+from qfuse.ir.program import constant_of
+from qfuse.ir.schema import overload_of
+from qfuse.rewrite.rewriter import GraphEditor
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from qfuse.ir.program import StageGraph
+
+__all__ = ["fold_constants"]
+
+# Scales, zero points and their reciprocals fit; weights stay as they are stored.
+_LIMIT_BYTES = 1 << 16
+
+
+def fold_constants(program: StageGraph) -> int:
+    """Replace small pure calls of constants by their values; return how many were folded.
+
+    The same ATen op computes the value as would at run time, so this is exact.
+    """
+    editor = GraphEditor(program.module)
+    folded = 0
+    leaving = set(program.graph.output_node().all_input_nodes)
+    for node in list(program.graph.nodes):
+        value = None if node in leaving else _value(node)
+        if value is None:
+            continue
+        rw = editor.rewriter("fold-constants", node)
+        rw.replace(node, rw.constant(value, f"{node.name}_folded"))
+        rw.commit()
+        folded += 1
+    return folded
+
+
+def _value(node: Node) -> torch.Tensor | None:
+    op = overload_of(node)
+    if op is None or op.namespace != "aten" or not node.all_input_nodes:
+        return None
+    fake = node.meta["val"]
+    if not isinstance(fake, torch.Tensor) or any(not isinstance(s, int) for s in fake.shape):
+        return None
+    if fake.numel() * fake.element_size() > _LIMIT_BYTES:
+        return None
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        return None
+    inputs = {n: constant_of(n) for n in node.all_input_nodes}
+    if any(v is None for v in inputs.values()):
+        return None
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: inputs[n])
+    with torch.no_grad():
+        result: Any = op(*args, **kwargs)
+    # A view would keep the whole base alive for a few numbers.
+    return result.clone()  # type: ignore[no-any-return]

@@ -1,0 +1,122 @@
+"""What a row of the kernel table is, and the problem that rows compete for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from qfuse.cost.sizes import SizeRange
+from qfuse.ir.epilogue import Epilogue
+from qfuse.ir.program import constant_of
+from qfuse.ir.views import FusedLinear, dtype_of, shape_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch.fx import Node
+
+    from qfuse.cost.model import Plan
+    from qfuse.rewrite.rewriter import Rewriter
+    from qfuse.targets import Target
+
+__all__ = [
+    "Claim",
+    "LinearKernel",
+    "LinearProblem",
+    "Refusal",
+    "problem_of",
+    "split_epilogue",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a kernel does not take a problem."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinearProblem:
+    """A fused linear as kernels see it: sizes, types, and the view of the node.
+
+    Attributes:
+        fused: The node, viewed.
+        rows: Product of all axes of the activation but the last.
+        n: Output features.
+        k: Input features.
+        real: Float type that the linear computes in and gives before its epilogue.
+    """
+
+    fused: FusedLinear
+    rows: SizeRange
+    n: int
+    k: int
+    real: torch.dtype
+
+    @property
+    def weight(self) -> torch.Tensor | None:
+        """The stored weight."""
+        return constant_of(self.fused.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What part of a problem a kernel takes.
+
+    Attributes:
+        steps: How many epilogue steps, from the first; the rest is expanded behind the kernel.
+        output: Whether it quantizes the output; only if it takes every step.
+        work: What it costs, including what is left behind it.
+        note: Anything worth telling a user.
+    """
+
+    steps: int
+    output: bool
+    work: Plan
+    note: str = ""
+
+
+class LinearKernel(Protocol):
+    """One row of the table. ``supported`` is about the platform, ``accepts`` about the call."""
+
+    @property
+    def name(self) -> str:
+        """What the report calls it."""
+
+    def supported(self, target: Target) -> Refusal | None:
+        """Return why this platform cannot run it, or ``None``."""
+
+    def accepts(self, problem: LinearProblem) -> Claim | Refusal:
+        """Return what it takes of ``problem``, or why it takes nothing."""
+
+    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
+        """Add the call, packed constants included, and return its node."""
+
+
+def problem_of(fused: FusedLinear) -> LinearProblem:
+    """Describe ``fused`` for the table."""
+    rows: int | torch.SymInt = 1
+    for size in shape_of(fused.x)[:-1]:
+        rows = rows * size
+    n, k = (int(s) for s in shape_of(fused.weight))
+    real = fused.x_params.spec.real if fused.x_params else dtype_of(fused.x)
+    return LinearProblem(fused, _range_of(rows), n, k, real)
+
+
+def split_epilogue(problem: LinearProblem, claim: Claim) -> tuple[Epilogue, Epilogue]:
+    """Split the epilogue into what the kernel takes and what is left."""
+    steps = problem.fused.epilogue.steps
+    return Epilogue(steps[: claim.steps]), Epilogue(steps[claim.steps :])
+
+
+def _range_of(size: int | torch.SymInt) -> SizeRange:
+    """Return the values that a size may take, and the traced one."""
+    if isinstance(size, int):
+        return SizeRange(size, size, size)
+    node = size.node
+    bound = node.shape_env.bound_sympy(node.expr)
+    low = int(bound.lower) if bound.lower.is_Integer else 0
+    high = int(bound.upper) if bound.upper.is_Integer else None
+    hint = low if node.hint is None else int(node.hint)
+    # A size is traced at two or more even where one is allowed, so the hint bounds both ends.
+    return SizeRange(max(0, min(low, hint)), hint, None if high is None else max(high, hint))

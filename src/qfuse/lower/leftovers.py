@@ -1,0 +1,46 @@
+"""Why a quantize or dequantize is an op of its own after optimizing, in words for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qfuse.ir import ops
+from qfuse.ir.program import constant_of, op_name
+from qfuse.ir.schema import is_call
+from qfuse.ir.views import as_dequantize, as_quantize
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+__all__ = ["reason_to_stay"]
+
+
+def reason_to_stay(node: Node) -> str:
+    """Say why ``node`` could not become an edge of a fused op."""
+    quantize = as_quantize(node)
+    if quantize is not None:
+        return _quantize_reason(node, quantize.x, constant_of(quantize.params.scale) is None)
+    dequantize = as_dequantize(node)
+    if dequantize is not None:
+        readers = _readers(node)
+        return f"its real values are read by {readers}, which has no quantized form here"
+    return "it changes parameters between two quantized edges"
+
+
+def _quantize_reason(node: Node, x: Node, dynamic: bool) -> str:
+    takers = sum(is_call(user, *ops.FUSED) for user in node.users)
+    feeds = f"it feeds {takers} quantized op{'s' * (takers != 1)}" if takers else "nothing fused reads it"
+    if x.op == "placeholder":
+        return f"it quantizes an input of the model; {feeds}"
+    source = op_name(x)
+    if dynamic:
+        return f"its parameters are computed from {source} at run time; {feeds}"
+    if is_call(x, *ops.FUSED):
+        return f"{source} has other readers besides this quantize; {feeds}"
+    return f"it is fed by {source}, which gives no quantized output here; {feeds}"
+
+
+def _readers(node: Node) -> str:
+    names = list(dict.fromkeys(op_name(user) for user in node.users))
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"  # noqa: PLR2004

@@ -1,0 +1,164 @@
+"""Lower every op of qfuse: to the cheapest kernel that takes it, or to its meaning in ATen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch.fx import Node
+
+from qfuse.ir import ops
+from qfuse.ir.epilogue import Epilogue
+from qfuse.ir.events import Exactness, Left, Lowered, RolledBack
+from qfuse.ir.program import LoweredGraph, OptimizedGraph, place_of
+from qfuse.ir.schema import is_call
+from qfuse.ir.verify import verify
+from qfuse.ir.views import FusedLinear, as_fused_linear
+from qfuse.lower.expand import Expander, results_of
+from qfuse.lower.fold import fold_constants
+from qfuse.lower.kernel import LinearProblem, problem_of, split_epilogue
+from qfuse.lower.leftovers import reason_to_stay
+from qfuse.lower.table import Choice, choose
+from qfuse.rewrite.driver import Context
+from qfuse.rewrite.rewriter import GraphEditor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qfuse.cost.model import CostModel
+    from qfuse.lower.kernel import LinearKernel
+    from qfuse.rewrite.rewriter import Rewriter
+    from qfuse.targets.target import Target
+
+__all__ = ["lower"]
+
+
+def lower(
+    program: OptimizedGraph,
+    target: Target,
+    cost: CostModel,
+    kernels: Sequence[LinearKernel],
+    context: Context | None = None,
+) -> LoweredGraph:
+    """Lower ``program``, which is consumed, for ``target``.
+
+    Args:
+        program: The graph.
+        target: Where it will run.
+        cost: Prices the kernels.
+        kernels: The rows of the table, in the order that breaks ties.
+        context: Permissions and proof; only its room's name differs from the default.
+    """
+    context = context or Context("lower")
+    _Lowering(program, target, cost, kernels, context).run()
+    fold_constants(program)
+    done = LoweredGraph(program.module, program.signature, program.log)
+    verify(done)
+    return done
+
+
+class _Lowering:
+    """State of one call of :func:`lower`."""
+
+    def __init__(
+        self,
+        program: OptimizedGraph,
+        target: Target,
+        cost: CostModel,
+        kernels: Sequence[LinearKernel],
+        context: Context,
+    ) -> None:
+        self._program = program
+        self._target = target
+        self._cost = cost
+        self._kernels = kernels
+        self._context = context
+        self._editor = GraphEditor(program.module)
+        self._expander = Expander()
+
+    def run(self) -> None:
+        # Reasons are read off the whole graph, before any of it is gone.
+        for node in self._program.graph.nodes:
+            if is_call(node, ops.quantize, ops.dequantize, ops.requantize):
+                reason = reason_to_stay(node)
+                self._program.log.add(Left(self._context.room, place_of(node), reason))
+        for node in list(self._program.graph.nodes):
+            fused = as_fused_linear(node)
+            if fused is not None:
+                self._lower_linear(fused)
+        # Last, since kernels read scales and zero points that are still canonical.
+        for node in list(self._program.graph.nodes):
+            if is_call(node, *ops.CANONICAL):
+                self._expand(node)
+
+    def _lower_linear(self, fused: FusedLinear) -> None:
+        problem = problem_of(fused)
+        choice = choose(problem, self._kernels, self._target, self._cost)
+        key = f"{self._context.room}/lower-linear@{fused.node.name}"
+        taken = choice.kernel is not None and self._context.gate.allows(key)
+        if not taken or not self._emit(problem, choice, key):
+            why = "no kernel takes it" if choice.kernel is None else "its kernel is not permitted"
+            self._note(fused.node, "expand", None, choice.losers, why)
+            self._expand(fused.node)
+
+    def _emit(self, problem: LinearProblem, choice: Choice, key: str) -> bool:
+        """Replace the op by the chosen kernel and what it leaves; return whether that held."""
+        assert choice.kernel is not None, "asked to emit without a kernel"
+        assert choice.claim is not None, "a chosen kernel has a claim"
+        node = problem.fused.node
+        place = place_of(node)
+        rw = self._editor.rewriter("lower-linear", node)
+        result = choice.kernel.emit(problem, choice.claim, rw)
+        rest = split_epilogue(problem, choice.claim)[1]
+        rw.replace(node, self._finish(problem.fused, result, rest, choice.claim.output, rw))
+        checker = self._context.checker
+        wrong = checker and checker.check(rw.journal, Exactness.ROUNDING, key)
+        if wrong:
+            rw.undo()
+            room = self._context.room
+            self._program.log.add(RolledBack(room, "lower-linear", key, (place,), wrong))
+            return False
+        self._note(node, choice.kernel.name, choice.seconds, choice.losers, choice.claim.note)
+        self._commit(rw)
+        return True
+
+    def _finish(
+        self, fused: FusedLinear, result: Node, rest: Epilogue, output: bool, rw: Rewriter
+    ) -> Node:
+        """Add the steps and the quantize that a kernel leaves, as ATen."""
+        y = result
+        if rest.steps:
+            y = self._expander.apply(rest, y, fused.extras, rw)
+        if fused.out_params is None or output:
+            return y
+        params = fused.out_params
+        left = rw.call(ops.quantize, y, params.scale, params.zero_point, str(params.spec))
+        expanded = self._expander.expand(left, rw)
+        assert isinstance(expanded, Node), "quantize has one result"
+        return expanded
+
+    def _expand(self, node: Node) -> None:
+        rw = self._editor.rewriter("expand", node)
+        made = self._expander.expand(node, rw)
+        if isinstance(made, Node):
+            rw.replace(node, made)
+        else:
+            for index, user in results_of(node).items():
+                rw.replace(user, made[index])
+        self._commit(rw)
+
+    def _commit(self, rw: Rewriter) -> None:
+        erased, _ = rw.commit()
+        if self._context.checker is not None:
+            self._context.checker.forget(erased)
+
+    def _note(
+        self,
+        node: Node,
+        kernel: str,
+        seconds: float | None,
+        losers: tuple[tuple[str, str], ...],
+        why: str,
+    ) -> None:
+        event = Lowered(self._context.room, place_of(node), kernel, seconds, losers, why)
+        self._program.log.add(event)
