@@ -1,0 +1,1 @@
+"""What a graph is: ops, quantization parameters, views, stages, verifier, text, events."""

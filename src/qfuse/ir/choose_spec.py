@@ -119,7 +119,7 @@ def choose_qparams(x: torch.Tensor, spec: ChooseSpec) -> tuple[torch.Tensor, tor
     Returns:
         Scale and zero point, both of shape ``spec.grid(x.shape)``.
     """
-    count = x.numel()
+    count: int | torch.SymInt = x.numel()
     if isinstance(count, int) and count == 0:
         return _empty(x, spec)
     least, greatest = reduce_blocks(x, spec.block)
@@ -132,7 +132,7 @@ def choose_qparams(x: torch.Tensor, spec: ChooseSpec) -> tuple[torch.Tensor, tor
             scale, zero = _symmetric(least, greatest, spec)
         case Formula.AO_SYMMETRIC_NO_CLIPPING:
             scale, zero = _symmetric_no_clipping(least, greatest, spec)
-        case Formula.AO_ASYMMETRIC | Formula.DECOMPOSED_AFFINE:
+        case _:
             scale, zero = _affine(least, greatest, spec)
     return scale.to(spec.scale_dtype), zero.to(spec.zero_point_dtype)
 

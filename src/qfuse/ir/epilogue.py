@@ -20,15 +20,15 @@ __all__ = ["ACTIVATIONS", "Act", "Add", "Cast", "Epilogue", "Mul", "Step"]
 
 ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "relu": torch.relu,
-    "gelu": lambda x: F.gelu(x),
+    "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
-    "hardtanh": lambda x, low, high: F.hardtanh(x, low, high),
+    "hardtanh": F.hardtanh,
     "hardswish": F.hardswish,
     "hardsigmoid": F.hardsigmoid,
-    "leaky_relu": lambda x, slope: F.leaky_relu(x, slope),
+    "leaky_relu": F.leaky_relu,
 }
 """Unary activations by name, each with the torch function that is its meaning."""
 
@@ -110,7 +110,11 @@ class Epilogue:
                 case Act(name, args):
                     y = ACTIVATIONS[name](y, *args)
                 case Add(index, alpha):
-                    y = torch.add(y, extras[index], alpha=alpha) if alpha != 1 else y + extras[index]
+                    y = (
+                        torch.add(y, extras[index], alpha=alpha)
+                        if alpha != 1
+                        else y + extras[index]
+                    )
                 case Mul(index):
                     y = y * extras[index]
                 case Cast(dtype):

@@ -35,18 +35,22 @@ __all__ = [
     "requantize",
 ]
 
-_LIBRARY = torch.library.Library("qfuse", "FRAGMENT")
+_LIBRARY = torch.library.Library("qfuse", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 _SCHEMAS = (
     "quantize(Tensor x, Tensor scale, Tensor? zero_point, str spec) -> Tensor",
     "dequantize(Tensor q, Tensor scale, Tensor? zero_point, str spec) -> Tensor",
     "choose_qparams(Tensor x, str choose) -> (Tensor, Tensor)",
-    "requantize(Tensor q, Tensor scale, Tensor? zero_point, str spec, "
-    "Tensor out_scale, Tensor? out_zero_point, str out_spec) -> Tensor",
-    "linear(Tensor x, Tensor? x_scale, Tensor? x_zero_point, str x_spec, "
-    "Tensor weight, Tensor? weight_scale, Tensor? weight_zero_point, str weight_spec, "
-    "Tensor? bias, Tensor? out_scale, Tensor? out_zero_point, str out_spec, "
-    "str epilogue, Tensor[] extras) -> Tensor",
+    (
+        "requantize(Tensor q, Tensor scale, Tensor? zero_point, str spec, "
+        "Tensor out_scale, Tensor? out_zero_point, str out_spec) -> Tensor"
+    ),
+    (
+        "linear(Tensor x, Tensor? x_scale, Tensor? x_zero_point, str x_spec, "
+        "Tensor weight, Tensor? weight_scale, Tensor? weight_zero_point, str weight_spec, "
+        "Tensor? bias, Tensor? out_scale, Tensor? out_zero_point, str out_spec, "
+        "str epilogue, Tensor[] extras) -> Tensor"
+    ),
 )
 
 
@@ -66,7 +70,7 @@ def _choose_qparams(x: torch.Tensor, choose: str) -> tuple[torch.Tensor, torch.T
     return choose_reference(x, ChooseSpec.parse(choose))
 
 
-def _requantize(
+def _requantize(  # noqa: PLR0913, PLR0917 - the schema's arguments
     q: torch.Tensor,
     scale: torch.Tensor,
     zero_point: torch.Tensor | None,
@@ -89,7 +93,7 @@ def _edge(
     return _dequantize(value, scale, zero_point, spec)
 
 
-def _linear(  # noqa: PLR0913
+def _linear(  # noqa: PLR0913, PLR0917 - the schema's arguments
     x: torch.Tensor,
     x_scale: torch.Tensor | None,
     x_zero_point: torch.Tensor | None,
@@ -135,7 +139,7 @@ def _fake_choose_qparams(x: torch.Tensor, choose: str) -> tuple[torch.Tensor, to
     return scale, x.new_empty(grid, dtype=spec.zero_point_dtype)
 
 
-def _fake_requantize(
+def _fake_requantize(  # noqa: PLR0913, PLR0917 - the schema's arguments
     q: torch.Tensor,
     scale: torch.Tensor,
     zero_point: torch.Tensor | None,
@@ -148,7 +152,7 @@ def _fake_requantize(
     return torch.empty_like(q, dtype=QuantSpec.parse(out_spec).dtype)
 
 
-_REFERENCES = {
+_REFERENCES: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {
     "quantize": (_quantize, _fake_quantize),
     "dequantize": (_dequantize, _fake_dequantize),
     "choose_qparams": (_choose_qparams, _fake_choose_qparams),
@@ -160,8 +164,8 @@ _REFERENCES = {
 for _schema in _SCHEMAS:
     _name = _schema.partition("(")[0]
     _reference, _fake = _REFERENCES[_name]
-    _LIBRARY.define(_schema)
-    _LIBRARY.impl(_name, _reference, "CompositeExplicitAutograd")
+    _LIBRARY.define(_schema)  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(_name, _reference, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"qfuse::{_name}", _fake, lib=_LIBRARY)
 
 quantize: OpOverload = torch.ops.qfuse.quantize.default

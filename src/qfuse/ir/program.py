@@ -50,6 +50,8 @@ class InputSpec:
         shape: Per axis the exact size, or the name of the symbol that it binds.
         device: Tensor device; ``None`` for a leaf that is not a tensor.
         constant: The value that a constant leaf must equal.
+        order: Axes from the largest stride to the smallest, where the graph was captured on a
+            layout that is not the contiguous one; the input is brought to it before a run.
     """
 
     name: str
@@ -58,6 +60,7 @@ class InputSpec:
     shape: tuple[int | str, ...] = ()
     device: torch.device | None = None
     constant: Any = None
+    order: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +68,19 @@ class OutputSpec:
     """One flat leaf of the model's result.
 
     Attributes:
-        index: Position among the graph's user outputs; ``None`` for a leaf outside the graph.
+        index: Position among the graph's user outputs; ``None`` for a leaf outside the graph. Two
+            leaves that are one tensor have one position.
         constant: The value of a leaf that is not a tensor (``None``, an int, ...).
         input_index: The flat input that the leaf *is*, when the model returns an input.
         strides: Strides of the captured value where they are static, which a user may rely on.
+        size: An integer leaf that depends on sizes, as an expression over ``Signature.symbols``.
     """
 
     index: int | None
     constant: Any = None
     input_index: int | None = None
     strides: tuple[int, ...] | None = None
+    size: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +104,14 @@ class SymbolRange:
 
     Attributes:
         multiple_of: A divisor that every size must have, 1 if there is none.
+        label: What the user calls it, such as the name of a ``Dim``; "" if it has no name.
     """
 
     low: int
     hint: int
     high: int | None
     multiple_of: int = 1
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +126,10 @@ class Signature:
         mutations: The writes of the source program.
         symbols: Ranges of the symbolic sizes named in ``InputSpec.shape``.
         parameters: Names of the positional-or-keyword parameters of ``forward``, for binding.
-        relations: Equations between symbols that the capture relied on, as readable text with the
-            symbols' names, e.g. ``"s1 == 2*s0"``.
+        relations: Conditions on symbols that the capture relied on, as text that
+            ``qfuse.ir.size_expr`` evaluates, e.g. ``"s1 == 2*s0"``.
+        defaults: Values of the parameters that ``forward`` may be called without, as far as they
+            are plain constants: giving one and leaving it out is the same call.
     """
 
     in_spec: TreeSpec
@@ -130,6 +140,7 @@ class Signature:
     symbols: dict[str, SymbolRange] = field(default_factory=dict)
     parameters: tuple[str, ...] = ()
     relations: tuple[str, ...] = ()
+    defaults: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,8 +121,7 @@ def reduce_blocks(x: torch.Tensor, block: Block) -> tuple[torch.Tensor, torch.Te
             least = least.amin(axis, keepdim=True)
             greatest = greatest.amax(axis, keepdim=True)
         else:
-            least = torch.cat([p.amin(axis, keepdim=True) for p in least.split(b, axis)], axis)
-            greatest = torch.cat(
-                [p.amax(axis, keepdim=True) for p in greatest.split(b, axis)], axis
-            )
+            low, high = torch.split(least, b, axis), torch.split(greatest, b, axis)
+            least = torch.cat([p.amin(axis, keepdim=True) for p in low], axis)
+            greatest = torch.cat([p.amax(axis, keepdim=True) for p in high], axis)
     return least, greatest

@@ -188,9 +188,7 @@ class QuantSpec:
             groups = [a for a in split if self.block[a] != 1]
             return Granularity.PER_GROUP if len(groups) == 1 else Granularity.BLOCKWISE
         last = len(shape) - 1
-        if last not in split and all(
-            a in split or shape[a] == 1 for a in range(last)
-        ):
+        if last not in split and all(a in split or shape[a] == 1 for a in range(last)):
             return Granularity.PER_TOKEN if len(split) > 1 or last > 1 else Granularity.PER_CHANNEL
         return Granularity.PER_CHANNEL if len(split) == 1 else Granularity.BLOCKWISE
 

@@ -9,7 +9,6 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
@@ -19,6 +18,7 @@ from qfuse.ir.schema import overload_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
+    from torch.fx import GraphModule, Node
     from torch.fx.node import Argument
 
     from qfuse.ir.epilogue import Epilogue
@@ -45,7 +45,8 @@ class Expander:
             args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
             return reference(*args, **kwargs)
 
-        return self._inline(run, _call_text(node, tensors), tensors, rw)
+        result: Node | tuple[Node, ...] = self._inline(run, _call_text(node, tensors), tensors, rw)
+        return result
 
     def apply(self, epilogue: Epilogue, y: Node, extras: Sequence[Node], rw: Rewriter) -> Node:
         """Add ``epilogue`` on ``y`` as ATen calls."""
@@ -87,8 +88,8 @@ def _replay(template: GraphModule, tensors: list[Node], rw: Rewriter) -> Any:
 
 def _call_text(node: Node, tensors: list[Node]) -> str:
     """Write the call with its tensors numbered: what it computes apart from their types."""
-    order = {t: index for index, t in enumerate(tensors)}
-    return f"{node.target}{map_arg((node.args, node.kwargs), lambda n: _Slot(order[n]))!r}"
+    order: dict[Node, Any] = {t: _Slot(index) for index, t in enumerate(tensors)}
+    return f"{node.target}{map_arg((node.args, node.kwargs), lambda n: order[n])!r}"
 
 
 def _type_key(value: torch.Tensor) -> Hashable:

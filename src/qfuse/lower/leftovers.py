@@ -29,7 +29,11 @@ def reason_to_stay(node: Node) -> str:
 
 def _quantize_reason(node: Node, x: Node, dynamic: bool) -> str:
     takers = sum(is_call(user, *ops.FUSED) for user in node.users)
-    feeds = f"it feeds {takers} quantized op{'s' * (takers != 1)}" if takers else "nothing fused reads it"
+    feeds = (
+        f"it feeds {takers} quantized op{'s' * (takers != 1)}"
+        if takers
+        else "nothing fused reads it"
+    )
     if x.op == "placeholder":
         return f"it quantizes an input of the model; {feeds}"
     source = op_name(x)

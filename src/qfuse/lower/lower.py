@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch.fx import Node
 
 from qfuse.ir import ops
-from qfuse.ir.epilogue import Epilogue
 from qfuse.ir.events import Exactness, Left, Lowered, RolledBack
 from qfuse.ir.program import LoweredGraph, OptimizedGraph, place_of
 from qfuse.ir.schema import is_call
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qfuse.cost.model import CostModel
+    from qfuse.ir.epilogue import Epilogue
     from qfuse.lower.kernel import LinearKernel
     from qfuse.rewrite.rewriter import Rewriter
     from qfuse.targets.target import Target

@@ -82,27 +82,25 @@ class FuseActivation(Rule[ActivationSite]):
 
 def _activation(node: Node, a: dict[str, Argument]) -> Act | None:
     op = overload_of(node)
+    assert op is not None, "the anchor is an op"
     if op in _PLAIN:
         return Act(_PLAIN[op])
     if op is _aten.gelu.default:
         return {"none": Act("gelu"), "tanh": Act("gelu_tanh")}.get(str(a["approximate"]))
-    if op is _aten.relu6.default:
-        return Act("hardtanh", (0.0, 6.0))
     if op is _aten.leaky_relu.default:
         return _numbered("leaky_relu", a["negative_slope"])
-    if op is _aten.hardtanh.default:
-        return _numbered("hardtanh", a["min_val"], a["max_val"])
-    if op is _aten.clamp_min.default:
-        return Act("relu") if _is_zero(a["min"]) else None
-    if a["max"] is None:
-        return Act("relu") if _is_zero(a["min"]) else None
-    return _numbered("hardtanh", a["min"], a["max"])
+    if op in {_aten.relu6.default, _aten.hardtanh.default}:
+        return _numbered("hardtanh", a.get("min_val", 0.0), a.get("max_val", 6.0))
+    return _clamp(a["min"], a.get("max"))
+
+
+def _clamp(low: Argument, high: Argument) -> Act | None:
+    """A clamp at zero from below is a relu; one with two bounds is a hardtanh."""
+    if high is not None:
+        return _numbered("hardtanh", low, high)
+    return Act("relu") if isinstance(low, (int, float)) and low == 0 else None
 
 
 def _numbered(name: str, *values: Argument) -> Act | None:
     numbers = [float(v) for v in values if isinstance(v, (int, float))]
     return Act(name, tuple(numbers)) if len(numbers) == len(values) else None
-
-
-def _is_zero(value: Argument) -> bool:
-    return isinstance(value, (int, float)) and value == 0

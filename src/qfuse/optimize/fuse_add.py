@@ -66,23 +66,31 @@ class FuseAdd(Rule[AddSite]):
         fused = open_linear(linear, node)
         if isinstance(fused, Miss):
             return fused
-        if not isinstance(other, Node):
-            return Miss(MissCode.ARGUMENT, node, "the other summand is a number", progress=3)
-        if other is fused.node:
-            return Miss(MissCode.SHARED, node, "the linear is added to itself", progress=3)
-        if scaled and alpha != 1.0:
-            text = "alpha={} scales the linear, not the other summand"
-            return Miss(MissCode.ARGUMENT, node, text, alpha, progress=3)
-        if not dtype_of(other).is_floating_point:
-            text = "the other summand is {}"
-            return Miss(MissCode.DTYPE, other, text, dtype_of(other), progress=3)
-        shape, mine = tuple(shape_of(other)), tuple(shape_of(fused.node))
-        if len(shape) != len(mine) or any(a != b for a, b in zip(shape, mine, strict=True)):
-            text = "a summand of shape {} is not a residual of shape {}"
-            return Miss(MissCode.SHAPE, other, text, shape, mine, progress=3)
-        return AddSite(fused, node, other, 1.0 if scaled else alpha)
+        found = _refuse(node, fused, other, alpha if scaled else 1.0)
+        if isinstance(found, Miss):
+            return found
+        return AddSite(fused, node, found, 1.0 if scaled else alpha)
 
     def rewrite(self, site: AddSite, rw: Rewriter) -> None:
         """Replace the sum by the grown linear."""
         step = Add(len(site.fused.extras), site.alpha)
         append_step(site.fused, site.node, step, rw, extra=site.other)
+
+
+def _refuse(node: Node, fused: FusedLinear, other: object, own_alpha: float) -> Node | Miss:
+    """Return the other summand if it is a residual, or why it is none."""
+    if not isinstance(other, Node):
+        return Miss(MissCode.ARGUMENT, node, "the other summand is a number", progress=3)
+    if other is fused.node:
+        return Miss(MissCode.SHARED, node, "the linear is added to itself", progress=3)
+    if own_alpha != 1.0:
+        text = "alpha={} scales the linear, not the other summand"
+        return Miss(MissCode.ARGUMENT, node, text, own_alpha, progress=3)
+    if not dtype_of(other).is_floating_point:
+        text = "the other summand is {}"
+        return Miss(MissCode.DTYPE, other, text, dtype_of(other), progress=3)
+    shape, mine = tuple(shape_of(other)), tuple(shape_of(fused.node))
+    if len(shape) != len(mine) or any(a != b for a, b in zip(shape, mine, strict=True)):
+        text = "a summand of shape {} is not a residual of shape {}"
+        return Miss(MissCode.SHAPE, other, text, shape, mine, progress=3)
+    return other

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qfuse.ir.errors import RewriteError
-from qfuse.ir.events import Fired, Missed, MissCode, RolledBack
+from qfuse.ir.events import Fired, MissCode, Missed, RolledBack
 from qfuse.ir.program import place_of
 from qfuse.ir.schema import overload_of
 from qfuse.rewrite.gate import Gate

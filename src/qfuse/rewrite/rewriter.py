@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import Node
 from torch.fx.node import map_arg
 
 from qfuse.ir.errors import RewriteError
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch._ops import OpOverload
-    from torch.fx import GraphModule
+    from torch.fx import GraphModule, Node
     from torch.fx.node import Argument
 
 __all__ = ["ORIGIN_META", "GraphEditor", "Journal", "Rewriter", "origins"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, overload
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -79,7 +79,13 @@ class GraphBuilder:
         new.meta["val"] = node.meta["val"][index]
         return new
 
-    def done(self, *outs: Node, stage: type[G] = NormalGraph) -> G:  # type: ignore[assignment]
+    @overload
+    def done(self, *outs: Node) -> NormalGraph: ...
+
+    @overload
+    def done(self, *outs: Node, stage: type[G]) -> G: ...
+
+    def done(self, *outs: Node, stage: type[StageGraph] = NormalGraph) -> StageGraph:
         """Finish the graph."""
         self.graph.output(outs)
         self.module.recompile()

@@ -1,0 +1,130 @@
+"""Check a whole model by values: against the captured graph, with the noise that it has itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from qfuse.ir.events import Exactness
+from qfuse.ir.schema import overload_of
+from qfuse.rewrite.compare import Verdict, compare
+from qfuse.rewrite.tolerance import MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from qfuse.ir.program import StageGraph
+
+__all__ = ["ModelCheck", "bisect"]
+
+_aten = torch.ops.aten
+_PRODUCTS = frozenset(
+    {
+        "linear",
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "matmul",
+        "convolution",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "scaled_dot_product_attention",
+        "mul",
+    }
+)
+_RUNS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCheck:
+    """What the captured graph gives on the example inputs, and how far its own rounding reaches.
+
+    Attributes:
+        outputs: Its flat outputs, mutated values first.
+        noise: Per output, the greatest deviation when every product is perturbed by the rounding
+            of its own type. Dynamic quantization amplifies roundings, so this must be measured.
+    """
+
+    outputs: tuple[Any, ...]
+    noise: tuple[Any, ...]
+
+    @classmethod
+    def measure(cls, program: StageGraph, inputs: Sequence[torch.Tensor]) -> ModelCheck:
+        """Run the captured graph as it is, and a few times with perturbed products."""
+        outputs = _run(Interpreter(program.module), inputs)
+        noise = [torch.zeros(o.shape).double() if _is_float(o) else None for o in outputs]
+        for seed in range(_RUNS):
+            shaken = _run(_Shaken(program.module, seed), inputs)
+            for index, (o, s) in enumerate(zip(outputs, shaken, strict=True)):
+                known = noise[index]
+                if known is not None:
+                    apart = (s.double() - o.double()).abs().nan_to_num()
+                    noise[index] = torch.maximum(known, apart)
+        return cls(outputs, tuple(noise))
+
+    def judge(self, outputs: Sequence[Any]) -> Verdict:
+        """Compare the outputs of a rewritten program; return the first verdict that fails."""
+        last = Verdict(None)
+        for index, (new, old, noise) in enumerate(
+            zip(outputs, self.outputs, self.noise, strict=True)
+        ):
+            if not isinstance(old, torch.Tensor):
+                continue
+            last = compare(new, old, None, Exactness.ROUNDING, MODEL, noise)
+            if last.wrong is not None:
+                return Verdict(f"output {index}: {last.wrong}", last.error, last.allowed)
+        return last
+
+
+def bisect(count: int, holds: Callable[[int], bool]) -> int:
+    """Return the least number of rewrites after which values are wrong.
+
+    Args:
+        count: How many rewrites there were; with all of them values are wrong.
+        holds: Whether values are right after the first so many.
+    """
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+class _Shaken(Interpreter):
+    """Runs a graph with every float product multiplied by ``1 + eps * u``, ``u`` in [-1, 1]."""
+
+    def __init__(self, module: GraphModule, seed: int) -> None:
+        super().__init__(module)
+        self._random = torch.Generator().manual_seed(seed)
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        op = overload_of(n)
+        if op is None or op.namespace != "aten" or not _is_float(value):
+            return value
+        if op._schema.name.partition("::")[2] not in _PRODUCTS:  # noqa: SLF001
+            return value
+        shake = torch.rand(value.shape, generator=self._random, dtype=torch.float32) * 2 - 1
+        eps = torch.finfo(value.dtype).eps
+        return (value.double() * (1 + eps * shake.double())).to(value.dtype)
+
+
+def _run(interpreter: Interpreter, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    with torch.no_grad():
+        # Graphs are functional, but an output may alias a constant or an input.
+        return tuple(
+            o.detach().clone() if isinstance(o, torch.Tensor) else o
+            for o in interpreter.run(*inputs)
+        )
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -1,0 +1,24 @@
+"""Copy a program so that it can be rewritten again from the start."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from torch.fx import GraphModule
+
+from qfuse.ir.events import EventLog
+
+if TYPE_CHECKING:
+    from qfuse.ir.program import StageGraph
+
+__all__ = ["clone"]
+
+P = TypeVar("P", bound="StageGraph")
+
+
+def clone(program: P) -> P:
+    """Return a copy with a graph and a log of its own; constants and fake values are shared."""
+    module = GraphModule(program.module, copy.deepcopy(program.graph))
+    return replace(program, module=module, log=EventLog(list(program.log.events)))

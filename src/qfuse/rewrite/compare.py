@@ -1,0 +1,118 @@
+"""Compare values by exactness class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.ir.events import Exactness
+from qfuse.ir.quant_spec import dtype_name
+
+if TYPE_CHECKING:
+    from qfuse.rewrite.tolerance import Tolerance
+
+__all__ = ["Verdict", "compare"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The outcome of one comparison.
+
+    Attributes:
+        wrong: What is wrong, or ``None``.
+        error: The error in the measure that decided (a multiple of the noise, or a share).
+        allowed: What it may be.
+    """
+
+    wrong: str | None
+    error: float = 0.0
+    allowed: float = 0.0
+
+
+def compare(
+    new: torch.Tensor,
+    old: torch.Tensor,
+    truth: torch.Tensor | None,
+    exactness: Exactness,
+    tolerance: Tolerance,
+    noise: torch.Tensor | None = None,
+) -> Verdict:
+    """Compare ``new`` with the source's ``old``.
+
+    Args:
+        new: Value after the rewrite.
+        old: Value before.
+        truth: The source's meaning in float64; ``old`` itself when ``None``.
+        exactness: *Exact* compares bits (NaN equals NaN); *rounding* compares with the noise of
+            the source; *lossy* compares types only.
+        tolerance: The row of the table.
+        noise: What the source differs from the truth by, when it was measured in another way.
+    """
+    if new.dtype != old.dtype or new.shape != old.shape:
+        shapes = (
+            f"{dtype_name(old.dtype)}{list(old.shape)} -> {dtype_name(new.dtype)}{list(new.shape)}"
+        )
+        return Verdict(f"the type changed: {shapes}")
+    if exactness is Exactness.LOSSY or old.numel() == 0:
+        return Verdict(None)
+    if _same_bits(new, old):
+        return Verdict(None)
+    if exactness is Exactness.EXACT:
+        share = (new != old).float().mean().item()
+        return Verdict(f"{share:.3%} of the elements differ in bits", share, 0.0)
+    if not old.dtype.is_floating_point:
+        return _compare_codes(new, old, tolerance)
+    return _compare_floats(new, old, truth, tolerance, noise)
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if torch.equal(a, b):
+        return True
+    return a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _compare_codes(new: torch.Tensor, old: torch.Tensor, tolerance: Tolerance) -> Verdict:
+    apart = (new.to(torch.int64) - old.to(torch.int64)).abs()
+    most, share = int(apart.max()), float((apart > 0).double().mean())
+    # One flipped code of a small tensor is always within reach of a tie.
+    allowed = max(tolerance.codes, 1.0 / old.numel())
+    if most > 1:
+        return Verdict(f"stored numbers are up to {most} steps apart", most, 1.0)
+    if share > allowed:
+        return Verdict(f"{share:.2%} of the stored numbers differ by a step", share, allowed)
+    return Verdict(None, share, allowed)
+
+
+def _compare_floats(
+    new: torch.Tensor,
+    old: torch.Tensor,
+    truth: torch.Tensor | None,
+    tolerance: Tolerance,
+    noise: torch.Tensor | None,
+) -> Verdict:
+    reference = (old if truth is None else truth).double()
+    finite = reference.isfinite() & old.isfinite()
+    if not bool((new.isfinite() == old.isfinite()).all()):
+        return Verdict("a value became infinite or NaN, or ceased to be")
+    zero = torch.zeros((), dtype=torch.float64)
+    size = torch.where(finite, reference, zero)
+    error = torch.where(finite, new.double() - reference, zero)
+    own = torch.where(finite, old.double() - reference, zero) if noise is None else noise.double()
+    unit = torch.finfo(old.dtype).eps * tolerance.floor
+    rms = _rms(error) / max(_rms(own), unit * _rms(size), torch.finfo(torch.float64).tiny)
+    peak = _peak(error) / max(_peak(own), unit * _peak(size), torch.finfo(torch.float64).tiny)
+    if rms > tolerance.rms:
+        return Verdict(f"the error is {rms:.3g} times the source's noise", rms, tolerance.rms)
+    if peak > tolerance.peak:
+        return Verdict(f"the worst error is {peak:.3g} times the noise", peak, tolerance.peak)
+    return Verdict(None, rms, tolerance.rms)
+
+
+def _rms(x: torch.Tensor) -> float:
+    return float(x.square().mean().sqrt())
+
+
+def _peak(x: torch.Tensor) -> float:
+    return float(x.abs().max())

@@ -1,0 +1,92 @@
+"""Quantized building blocks for tests: specs, edges, and linears between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.ir import ops
+from qfuse.ir.quant_spec import QuantSpec, dtype_range
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from qfuse.testing.build import GraphBuilder
+
+__all__ = ["QuantizedLinear", "per_channel", "per_tensor", "per_token", "stored_like"]
+
+
+def per_tensor(rank: int, dtype: torch.dtype = torch.int8, **changes: object) -> QuantSpec:
+    """Return a spec with one scale."""
+    return _spec((None,) * rank, dtype, changes)
+
+
+def per_token(rank: int, dtype: torch.dtype = torch.int8, **changes: object) -> QuantSpec:
+    """Return a spec with one scale per index of every axis but the last."""
+    return _spec((*(1,) * (rank - 1), None), dtype, changes)
+
+
+def per_channel(rank: int = 2, dtype: torch.dtype = torch.int8, **changes: object) -> QuantSpec:
+    """Return a spec with one scale per index of the first axis."""
+    return _spec((1, *(None,) * (rank - 1)), dtype, changes)
+
+
+def _spec(
+    block: tuple[int | None, ...], dtype: torch.dtype, changes: dict[str, object]
+) -> QuantSpec:
+    low, high = dtype_range(dtype)
+    return replace(QuantSpec(dtype, low, high, block), **changes)  # type: ignore[arg-type]
+
+
+def stored_like(spec: QuantSpec, *shape: int) -> torch.Tensor:
+    """Return random stored numbers in the range of ``spec``."""
+    return torch.randint(spec.quant_min, spec.quant_max + 1, shape).to(spec.dtype)
+
+
+@dataclass(slots=True)
+class QuantizedLinear:
+    """Adds ``linear(dequantize(quantize(x)), dequantize(w), b)`` to a builder.
+
+    Attributes:
+        b: The builder.
+        n: Output features.
+        k: Input features.
+        bias: Whether there is a bias.
+        weight: Spec of the weight.
+    """
+
+    b: GraphBuilder
+    n: int
+    k: int
+    bias: bool = True
+    weight: QuantSpec | None = None
+
+    def weight_node(self, name: str = "w") -> Node:
+        """Add the dequantized weight."""
+        spec = self.weight or per_channel()
+        q = self.b.const(name, stored_like(spec, self.n, self.k))
+        scale = self.b.const(f"{name}_scale", torch.rand(spec.grid((self.n, self.k))) * 0.01 + 1e-3)
+        return self.b.call(ops.dequantize, q, scale, None, str(spec))
+
+    def quantized(self, x: Node, spec: QuantSpec, name: str = "x") -> Node:
+        """Add a static quantize and dequantize of ``x``."""
+        q, scale, zero = self.stored(x, spec, name)
+        return self.b.call(ops.dequantize, q, scale, zero, str(spec))
+
+    def stored(self, x: Node, spec: QuantSpec, name: str = "x") -> tuple[Node, Node, Node]:
+        """Add a static quantize of ``x``; return it, the scale and the zero point."""
+        grid = [1] * spec.rank
+        scale = self.b.const(f"{name}_scale", torch.rand(grid) * 0.02 + 1e-2)
+        middle = (spec.quant_min + spec.quant_max + 1) // 2
+        zero = self.b.const(f"{name}_zero", torch.full(grid, middle + 3, dtype=torch.int32))
+        return self.b.call(ops.quantize, x, scale, zero, str(spec)), scale, zero
+
+    def linear(self, x: Node, name: str = "w") -> Node:
+        """Add the linear on ``x`` as it is."""
+        weight = self.weight_node(name)
+        if not self.bias:
+            return self.b.call(torch.ops.aten.linear.default, x, weight)
+        bias = self.b.const(f"{name}_bias", torch.randn(self.n))
+        return self.b.call(torch.ops.aten.linear.default, x, weight, bias)

@@ -1,0 +1,44 @@
+"""Run programs on fresh random inputs, and compare what a phase does to their values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Interpreter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qfuse.ir.program import StageGraph
+
+__all__ = ["bits_same", "random_inputs", "run"]
+
+
+def random_inputs(program: StageGraph, **sizes: int) -> list[torch.Tensor]:
+    """Return one random tensor per input; symbolic sizes are given by name."""
+    tensors: list[torch.Tensor] = []
+    for spec in program.signature.inputs:
+        assert spec.dtype is not None, f"{spec.name} is not a tensor"
+        shape = [s if isinstance(s, int) else sizes[s] for s in spec.shape]
+        if spec.dtype.is_floating_point:
+            tensors.append(torch.randn(shape, dtype=torch.float32).to(spec.dtype))
+        else:
+            tensors.append(torch.randint(0, 100, shape).to(spec.dtype))
+    return tensors
+
+
+def run(program: StageGraph, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Run a graph as it stands; inputs are checked to be untouched."""
+    before = [t.clone() for t in inputs]
+    with torch.no_grad():
+        outputs = tuple(Interpreter(program.module).run(*inputs))
+    assert all(map(torch.equal, before, inputs)), "a functional graph wrote to its inputs"
+    return outputs
+
+
+def bits_same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
+    """Whether two lists of tensors are equal in dtype, shape and every element."""
+    return len(a) == len(b) and all(
+        x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True)
+    )

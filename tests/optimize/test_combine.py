@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tests.optimize.epilogue_cases import calls
+
+from qfuse.ir import ops
+from qfuse.ir.choose_spec import ChooseSpec, Formula
+from qfuse.optimize.combine import Combine
+from qfuse.rewrite.clone import clone
+from qfuse.rewrite.driver import Context, PassResult
+from qfuse.testing.build import GraphBuilder
+from qfuse.testing.quant import QuantizedLinear, per_tensor, per_token
+from qfuse.testing.run import bits_same, random_inputs, run
+
+aten = torch.ops.aten
+
+if TYPE_CHECKING:
+    from qfuse.ir.program import NormalGraph
+
+
+def combine(program: NormalGraph, **sizes: int) -> PassResult:
+    """Combine; values must stay the same bits."""
+    source = clone(program)
+    result = Combine().run(program, Context("optimize"))
+    inputs = random_inputs(program, **sizes)
+    assert bits_same(run(program, inputs), run(source, inputs))
+    return result
+
+
+@pytest.mark.numeric
+def test_golden_siblings_share_one_dynamic_quantize() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, "m", 8)
+    spec = per_token(2)
+    choose = ChooseSpec(Formula.AO_SYMMETRIC, torch.int8, -128, 127, spec.block, 1e-7)
+    outs = []
+    for index in range(3):
+        pair = b.call(ops.choose_qparams, x, str(choose))
+        scale = b.item(pair, 0)
+        q = b.call(ops.quantize, x, scale, None, str(spec))
+        real = b.call(ops.dequantize, q, scale, None, str(spec))
+        outs.append(QuantizedLinear(b, 4, 8).linear(real, f"w{index}"))
+    program = b.done(*outs)
+
+    combine(program, m=6)
+    assert calls(program).count("qfuse.choose_qparams") == 1
+    assert calls(program).count("qfuse.quantize") == 1
+
+
+def test_golden_constants_with_equal_bits_are_one_parameter() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 3, 8)
+    block = QuantizedLinear(b, 4, 8)
+    scale = torch.tensor([[0.0123]])
+    spec = str(per_tensor(2))
+    q1 = b.call(ops.quantize, x, b.const("s1", scale), None, spec)
+    q2 = b.call(ops.quantize, x, b.const("s2", scale.clone()), None, spec)
+    program = b.done(b.call(aten.neg.default, q1), b.call(aten.neg.default, q2))
+    del block
+
+    assert combine(program).fired == {"combine": 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (torch.tensor([[0.0123]]), torch.tensor([[0.0123]], dtype=torch.float64)),
+        (torch.tensor([[0.0123]]), torch.tensor([[0.0123]]) * (1 + 1e-7)),
+        (torch.tensor([[0.0]]), torch.tensor([[-0.0]])),
+    ],
+    ids=["another-dtype", "one-ulp", "signed-zero"],
+)
+def test_refuses_parameters_that_only_look_equal(first: torch.Tensor, second: torch.Tensor) -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 3, 8)
+    spec = str(per_tensor(2))
+    q1 = b.call(ops.quantize, x, b.const("s1", first), None, spec)
+    q2 = b.call(ops.quantize, x, b.const("s2", second), None, spec)
+    program = b.done(b.call(aten.neg.default, q1), b.call(aten.neg.default, q2))
+
+    assert not Combine().run(program, Context("optimize")).modified
+
+
+def test_refuses_quantizes_with_other_ranges() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 3, 8)
+    scale = b.const("s", torch.tensor([[0.1]]))
+    q1 = b.call(ops.quantize, x, scale, None, str(per_tensor(2)))
+    q2 = b.call(ops.quantize, x, scale, None, str(per_tensor(2, quant_min=0)))
+    program = b.done(b.call(aten.neg.default, q1), b.call(aten.neg.default, q2))
+
+    assert not combine(program).modified
+
+
+def test_refuses_to_make_outputs_alias() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 3, 8)
+    scale = b.const("s", torch.tensor([[0.1]]))
+    spec = str(per_tensor(2))
+    q1 = b.call(ops.quantize, x, scale, None, spec)
+    q2 = b.call(ops.quantize, x, scale, None, spec)
+    program = b.done(q1, q2)
+
+    assert not combine(program).modified
+
+
+def test_views_of_equal_size_and_other_meaning_stay_apart() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 4, 4)
+    one = b.call(aten.permute.default, x, [1, 0])
+    two = b.call(aten.permute.default, x, [0, 1])
+    program = b.done(b.call(aten.neg.default, one), b.call(aten.neg.default, two))
+
+    assert not combine(program).modified
