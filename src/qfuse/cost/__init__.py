@@ -1,0 +1,39 @@
+"""Cost: how long work takes on a target, from speeds measured once per machine."""
+
+from __future__ import annotations
+
+from qfuse.cost._torch_api import size_range
+from qfuse.cost.measure import measure
+from qfuse.cost.model import Bound, Comparison, CostModel, Estimate, Plan
+from qfuse.cost.profile import CostProfile
+from qfuse.cost.sizes import AtPoints, Size, SizeRange, at_points
+from qfuse.cost.store import load_or_measure, profile_path
+from qfuse.cost.units import bytes_text, operations_text, rate_text, seconds_text
+from qfuse.cost.work import Bits, ComputeKind, Work, WorkRange, linear_work, pointwise_work
+
+__all__ = [
+    "AtPoints",
+    "Bits",
+    "Bound",
+    "Comparison",
+    "ComputeKind",
+    "CostModel",
+    "CostProfile",
+    "Estimate",
+    "Plan",
+    "Size",
+    "SizeRange",
+    "Work",
+    "WorkRange",
+    "at_points",
+    "bytes_text",
+    "linear_work",
+    "load_or_measure",
+    "measure",
+    "operations_text",
+    "pointwise_work",
+    "profile_path",
+    "rate_text",
+    "seconds_text",
+    "size_range",
+]

@@ -1,0 +1,189 @@
+"""What is run to measure a machine: one small benchmark per number of a profile."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from qfuse.cost import _torch_api
+from qfuse.cost.work import ComputeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from qfuse.targets import Target
+
+    Build = Callable[[int, int, int], Callable[[], object]]
+    """Takes rows, depth and columns of a product; gives something that computes it."""
+
+__all__ = [
+    "UNKNOWN_CACHE_BYTES",
+    "Probe",
+    "Products",
+    "cache_probe",
+    "call_probe",
+    "memory_probe",
+    "products",
+    "region_probe",
+]
+
+UNKNOWN_CACHE_BYTES = 8 << 20
+# TensorIterator splits work among threads from 32,768 elements on (at::internal::GRAIN_SIZE).
+_SERIAL_ELEMENTS = 32_767
+_REGION_ELEMENTS = 65_536
+_CALLS = 20
+_COLD_BYTES = (64 << 20, 512 << 20)
+# Sides of the products, and how the rows grow until one takes long enough.
+_DEPTH, _COLUMNS = 2048, 1024
+_FIRST_ROWS, _ROWS_STEP, _MOST_ROWS = 32, 4, 2048
+_LONG_SECONDS = 0.016
+_TRIALS = 4
+_ONE_ROW_SIDE = 2048
+
+
+@dataclass(slots=True)
+class Probe:
+    """Something to run: ``amount`` units of work in ``calls`` operator calls per sample.
+
+    Attributes:
+        repeats: Samples per round. If there are several, one more run before them fills the
+            caches, which the probe before has emptied.
+    """
+
+    run: Callable[[], object]
+    amount: float = 1.0
+    calls: int = 1
+    repeats: int = 3
+    samples: list[float] = field(default_factory=list)
+
+    def sample(self) -> None:
+        """Run and time it."""
+        if self.repeats > 1:
+            self.run()
+        for _ in range(self.repeats):
+            start = time.perf_counter()
+            self.run()
+            self.samples.append(time.perf_counter() - start)
+
+    def seconds(self) -> float:
+        """The 10th percentile of the samples."""
+        ordered = sorted(self.samples)
+        return ordered[len(ordered) // 10]
+
+    def rate(self, seconds_per_call: float = 0.0) -> float:
+        """Units per second, not counting what calls cost (but at most half of the time)."""
+        seconds = self.seconds()
+        return self.amount / (seconds - min(self.calls * seconds_per_call, seconds / 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Matrix products in one arithmetic: with many rows, and with one if that is possible."""
+
+    many_rows: Probe
+    one_row: Probe | None
+    weight_bytes: int
+
+
+def call_probe(call: Callable[[], object] | None = None) -> Probe:
+    """An operator call that does nothing worth mentioning; by default an ATen one."""
+    if call is None:
+        value = torch.zeros(1, dtype=torch.float32, device="cpu")
+        result = torch.zeros(1, dtype=torch.float32, device="cpu")
+        return call_probe(lambda: torch.add(value, value, out=result))
+
+    def run() -> None:
+        for _ in range(_CALLS):
+            call()
+
+    return Probe(run, float(_CALLS), _CALLS)
+
+
+def region_probe() -> Probe:
+    """The shortest work that is split among threads."""
+    data = torch.zeros(_REGION_ELEMENTS, dtype=torch.float32, device="cpu")
+    return Probe(lambda: data.add_(1))
+
+
+def cache_probe(target: Target) -> Probe:
+    """Read a quarter of the last-level cache on this thread alone, piece by piece."""
+    size = (target.l3_bytes or UNKNOWN_CACHE_BYTES) // 4
+    count = max(1, size // (_SERIAL_ELEMENTS * 8))
+    data = torch.ones(count * _SERIAL_ELEMENTS, dtype=torch.float64, device="cpu")
+    pieces = torch.split(data, _SERIAL_ELEMENTS)
+    result = torch.zeros((), dtype=torch.float64, device="cpu")
+
+    def run() -> None:
+        for piece in pieces:
+            torch.sum(piece, dim=0, out=result)
+
+    return Probe(run, float(data.nbytes), len(pieces))
+
+
+def memory_probe(target: Target) -> Probe:
+    """Read more than the caches hold, with all threads."""
+    least, most = _COLD_BYTES
+    size = min(max(least, 4 * target.l3_bytes), most, max(least, _free_memory() // 4))
+    data = torch.ones(size // 8, dtype=torch.float64, device="cpu")
+    return Probe(lambda: torch.sum(data), float(data.nbytes), repeats=1)
+
+
+def _free_memory() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 0
+
+
+def products(target: Target) -> dict[ComputeKind, Products]:
+    """The products of each arithmetic; int8 is missing where nothing computes it."""
+    found = {
+        ComputeKind.F32: _products(_float_linear(torch.float32), 4),
+        ComputeKind.BF16: _products(_float_linear(torch.bfloat16), 2),
+    }
+    if target.mkldnn_enabled and target.has_kernel("onednn::qlinear_pointwise"):
+        found[ComputeKind.INT8] = _products(_torch_api.int8_linear, 1)
+    elif target.has_kernel("aten::_int_mm"):
+        # Not with one row: see qfuse.targets.doctor.
+        many = _many_rows(_torch_api.int8_matmul)
+        found[ComputeKind.INT8] = Products(many, None, 1)
+    return found
+
+
+def _products(build: Build, width: int) -> Products:
+    one_row = Probe(build(1, _ONE_ROW_SIDE, _ONE_ROW_SIDE), 2.0 * _ONE_ROW_SIDE**2)
+    return Products(_many_rows(build), one_row, width)
+
+
+def _float_linear(dtype: torch.dtype) -> Build:
+    def build(rows: int, depth: int, columns: int) -> Callable[[], object]:
+        left = torch.ones(rows, depth, dtype=dtype, device="cpu")
+        weight = torch.ones(columns, depth, dtype=dtype, device="cpu")
+        return lambda: functional.linear(left, weight)
+
+    return build
+
+
+def _many_rows(build: Build) -> Probe:
+    """A product with enough rows to take long; they grow in steps, so a slow loop stops early."""
+    rows = _FIRST_ROWS
+    while True:
+        amount = 2.0 * rows * _DEPTH * _COLUMNS
+        probe = Probe(build(rows, _DEPTH, _COLUMNS), amount, repeats=1)
+        if rows >= _MOST_ROWS or _takes_long(probe):
+            return probe
+        rows *= _ROWS_STEP
+
+
+def _takes_long(probe: Probe) -> bool:
+    """Whether the best of a few runs is long; the first one pays for setting up."""
+    for _ in range(_TRIALS):
+        probe.sample()
+        if probe.samples.pop() < _LONG_SECONDS:
+            return False
+    return True

@@ -1,0 +1,171 @@
+"""The speeds of one machine that the cost model reckons with."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from qfuse.cost.units import bytes_text, rate_text, seconds_text
+from qfuse.ir.errors import OptionsError
+
+__all__ = ["CostProfile"]
+
+
+@dataclass(frozen=True, slots=True)
+class CostProfile:
+    """Speeds of one machine with one number of threads.
+
+    Attributes:
+        machine: :meth:`qfuse.targets.Target.machine_fingerprint` of where they hold.
+        threads: Threads per operator that they were measured with.
+        memory_bandwidth: B/s of reading what is in no cache.
+        cache_bandwidth: B/s of reading what the last-level cache holds.
+        cache_bytes: An activation up to this size is taken to be there still when it is read.
+        f32_flops: FLOP/s of a large f32 matrix product.
+        f32_flops_one_row: The same of a product with one row, weights in the cache.
+        bf16_flops: FLOP/s of a large bf16 matrix product.
+        bf16_flops_one_row: The same of a product with one row.
+        int8_ops: OP/s of a large int8 matrix product.
+        int8_ops_one_row: The same of a product with one row.
+        call_seconds: What a call of an operator costs before it does anything.
+        library_call_seconds: The same for an operator that sets up a oneDNN primitive.
+        quiet: Nothing else was seen to use the cores while measuring. If ``False``, the rates are
+            lower bounds.
+        measured_seconds: How long measuring took; 0 for a profile that was not measured.
+    """
+
+    machine: str
+    threads: int
+    memory_bandwidth: float
+    cache_bandwidth: float
+    cache_bytes: int
+    f32_flops: float
+    f32_flops_one_row: float
+    bf16_flops: float
+    bf16_flops_one_row: float
+    int8_ops: float
+    int8_ops_one_row: float
+    call_seconds: float
+    library_call_seconds: float
+    quiet: bool
+    measured_seconds: float
+
+    def __post_init__(self) -> None:
+        for name in (*_RATES, *_PRICES, "cache_bytes"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise OptionsError(f"{name} of a cost profile must be positive, not {value!r}")
+
+    @classmethod
+    def pinned(cls) -> CostProfile:
+        """Constants for tests, so that decisions there do not depend on the machine.
+
+        They are what two otherwise idle cores of an AMD EPYC of the fourth generation (AVX512
+        with VNNI, no AMX) gave, rounded.
+        """
+        return cls(
+            machine="pinned",
+            threads=2,
+            memory_bandwidth=25e9,
+            cache_bandwidth=130e9,
+            cache_bytes=16 << 20,
+            f32_flops=182e9,
+            f32_flops_one_row=12e9,
+            bf16_flops=425e9,
+            bf16_flops_one_row=33e9,
+            int8_ops=860e9,
+            int8_ops_one_row=180e9,
+            call_seconds=1e-6,
+            library_call_seconds=20e-6,
+            quiet=True,
+            measured_seconds=0.0,
+        )
+
+    def best_of(self, other: CostProfile) -> CostProfile:
+        """The better number of each, for profiles taken on a busy machine: noise only slows down.
+
+        Raises:
+            OptionsError: The two are of different machines or thread counts.
+        """
+        if (self.machine, self.threads) != (other.machine, other.threads):
+            raise OptionsError(f"profiles of {self.machine} and {other.machine} do not combine")
+        best: dict[str, Any] = asdict(self)
+        best.update({name: max(getattr(self, name), getattr(other, name)) for name in _RATES})
+        best.update({name: min(getattr(self, name), getattr(other, name)) for name in _PRICES})
+        best["quiet"] = self.quiet and other.quiet
+        return CostProfile(**best)
+
+    def describe(self) -> list[tuple[str, str]]:
+        """Label and value of each number, for people."""
+        return [
+            ("threads", str(self.threads)),
+            ("memory", rate_text(self.memory_bandwidth)),
+            ("cache", f"{rate_text(self.cache_bandwidth)} up to {bytes_text(self.cache_bytes)}"),
+            ("f32", _rates_text(self.f32_flops, self.f32_flops_one_row)),
+            ("bf16", _rates_text(self.bf16_flops, self.bf16_flops_one_row)),
+            ("int8", _rates_text(self.int8_ops, self.int8_ops_one_row)),
+            ("operator call", seconds_text(self.call_seconds)),
+            ("oneDNN call", seconds_text(self.library_call_seconds)),
+            ("measured", self._measured_text()),
+        ]
+
+    def _measured_text(self) -> str:
+        if not self.measured_seconds:
+            return "no, fixed"
+        state = "on a quiet machine" if self.quiet else "while something else used the cores"
+        return f"in {self.measured_seconds:.1f} s {state}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON values."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """The text that :meth:`from_json` reads."""
+        return json.dumps(self.to_dict(), indent=2, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            OptionsError: The text is no cost profile.
+        """
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise OptionsError(f"this is not a cost profile: {error}") from error
+        return cls.from_dict(data)
+
+    @classmethod
+    def from_dict(cls, data: object) -> Self:
+        """Read what :meth:`to_dict` gave.
+
+        Raises:
+            OptionsError: A field is missing, unknown, of another type or not positive.
+        """
+        names = {field.name: str(field.type) for field in fields(cls)}
+        if not isinstance(data, dict) or set(data) != set(names):
+            raise OptionsError("this is not a cost profile: its fields are others")
+        for name, kind in names.items():
+            if type(data[name]).__name__ not in ({"int", "float"} if kind == "float" else {kind}):
+                raise OptionsError(f"{name} of a cost profile must be {kind}, not {data[name]!r}")
+        return cls(**data)
+
+
+_RATES = (
+    "memory_bandwidth",
+    "cache_bandwidth",
+    "f32_flops",
+    "f32_flops_one_row",
+    "bf16_flops",
+    "bf16_flops_one_row",
+    "int8_ops",
+    "int8_ops_one_row",
+)
+_PRICES = ("call_seconds", "library_call_seconds")
+
+
+def _rates_text(many_rows: float, one_row: float) -> str:
+    return f"{rate_text(many_rows, 'OP')}, one row {rate_text(one_row, 'OP')}"

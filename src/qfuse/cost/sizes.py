@@ -1,0 +1,87 @@
+"""Sizes that are known at run time only, as the three points at which a choice is examined."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from qfuse.ir.errors import OptionsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["UNBOUNDED", "AtPoints", "Size", "SizeRange", "at_points"]
+
+# The largest size that is examined where none is declared. Costs grow linearly from well below
+# it, so a larger one would give the same answers.
+UNBOUNDED = 1 << 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRange:
+    """A size that may be anything from ``low`` to ``high``.
+
+    Attributes:
+        low: The least size.
+        hint: The size to be expected, such as the one that was traced.
+        high: The greatest size, ``None`` if it is not declared.
+    """
+
+    low: int
+    hint: int
+    high: int | None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.hint or (self.high is not None and self.hint > self.high):
+            raise OptionsError(
+                f"sizes must satisfy 0 <= low <= hint <= high, not {self.low}, {self.hint}, "
+                f"{self.high}"
+            )
+
+    @property
+    def points(self) -> tuple[int, int, int]:
+        """The least, the hinted and the greatest size (a large one if none is declared)."""
+        greatest = max(self.hint, UNBOUNDED) if self.high is None else self.high
+        return self.low, self.hint, greatest
+
+    def __mul__(self, other: Size) -> SizeRange:
+        """The product, as of a batch and a sequence length. Both grow together."""
+        right = _range(other)
+        high = None if None in (self.high, right.high) else _product(self.high, right.high)
+        return SizeRange(self.low * right.low, self.hint * right.hint, high)
+
+    __rmul__ = __mul__
+
+
+Size = int | SizeRange
+
+
+def _range(size: Size) -> SizeRange:
+    return size if isinstance(size, SizeRange) else SizeRange(size, size, size)
+
+
+def _product(*factors: int | None) -> int:
+    return math.prod(factor for factor in factors if factor is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class AtPoints(Generic[T]):
+    """One thing at the least, the hinted and the greatest size."""
+
+    low: T
+    hint: T
+    high: T
+
+    @property
+    def values(self) -> tuple[T, T, T]:
+        """All three, in order of size."""
+        return self.low, self.hint, self.high
+
+
+def at_points(build: Callable[..., T], *sizes: Size) -> AtPoints[T]:
+    """Evaluate a function of sizes with all of them at their least, hinted and greatest values."""
+    low, hint, high = zip(*(_range(size).points for size in sizes), strict=True)
+    return AtPoints(build(*low), build(*hint), build(*high))

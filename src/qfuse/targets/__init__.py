@@ -1,0 +1,26 @@
+"""Targets: facts about the hardware and software on which a graph will run."""
+
+from __future__ import annotations
+
+from qfuse.targets.compiler import Compiler
+from qfuse.targets.cpu import FEATURES
+from qfuse.targets.doctor import Environment, Finding, Level, diagnose
+from qfuse.targets.kernels import KERNELS, KernelProbe, KernelState, probe_kernel
+from qfuse.targets.storage import cache_directory, write_atomically
+from qfuse.targets.target import Target
+
+__all__ = [
+    "FEATURES",
+    "KERNELS",
+    "Compiler",
+    "Environment",
+    "Finding",
+    "KernelProbe",
+    "KernelState",
+    "Level",
+    "Target",
+    "cache_directory",
+    "diagnose",
+    "probe_kernel",
+    "write_atomically",
+]

@@ -1,0 +1,135 @@
+"""What torch knows about this process and CPU: the only file of this room with private names."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "aten_capability",
+    "cpu_capabilities",
+    "grad_enabled",
+    "inductor_compilers",
+    "inductor_freezing",
+    "int_mm_exact",
+    "int_mm_fills_one_row",
+    "mkldnn_enabled",
+    "op_exists",
+    "op_has_kernel",
+    "pre_grad_pass_installed",
+    "real_tensors",
+    "thread_count",
+    "torch_version",
+]
+
+
+def torch_version() -> str:
+    """The version of torch, with its local part: ``2.13.0+cpu``."""
+    return str(torch.__version__)
+
+
+def thread_count() -> int:
+    """The number of threads that one operator may use."""
+    return torch.get_num_threads()
+
+
+def cpu_capabilities() -> Mapping[str, Any]:
+    """What cpuinfo found: booleans per instruction set, and a few sizes, under torch's names."""
+    return torch.cpu.get_capabilities()
+
+
+def aten_capability() -> str:
+    """The ISA that ATen's own kernels dispatch on, such as ``AVX512`` (an env var may lower it)."""
+    return str(torch.backends.cpu.get_cpu_capability())
+
+
+def mkldnn_enabled() -> bool:
+    """Whether oneDNN is built in and switched on at this moment."""
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(available and torch.backends.mkldnn.enabled)
+
+
+def grad_enabled() -> bool:
+    """Whether grad mode is on in this thread."""
+    return torch.is_grad_enabled()
+
+
+def op_exists(name: str) -> bool:
+    """Whether an operator with this name and overload has a schema (which says nothing more)."""
+    try:
+        torch._C._dispatch_has_kernel(name)
+    except RuntimeError:
+        # The dispatcher's only answer for an operator that nobody has defined.
+        return False
+    return True
+
+
+def op_has_kernel(name: str, dispatch_key: str) -> bool:
+    """Whether somebody registered code for an existing operator under this dispatch key."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, dispatch_key))
+
+
+def _inductor_config() -> Any | None:
+    """Inductor's config if this process has imported it: asking must not cost its import."""
+    return sys.modules.get("torch._inductor.config")
+
+
+def inductor_compilers() -> tuple[str | None, ...] | None:
+    """The C++ compilers that Inductor's config lists, or ``None`` while Inductor is not loaded."""
+    config = _inductor_config()
+    if config is None:
+        return None
+    listed = config.cpp.cxx
+    return tuple(listed) if isinstance(listed, (list, tuple)) else (listed,)
+
+
+def inductor_freezing(default: bool) -> bool:
+    """Inductor's global freezing switch; ``default`` while Inductor is not loaded."""
+    config = _inductor_config()
+    return default if config is None else bool(config.freezing)
+
+
+def pre_grad_pass_installed() -> str | None:
+    """A name for what sits in Inductor's global pre-grad slot, or ``None`` if it is empty."""
+    config = _inductor_config()
+    installed = None if config is None else config.pre_grad_custom_pass
+    if installed is None:
+        return None
+    name = getattr(installed, "__qualname__", type(installed).__qualname__)
+    return f"{getattr(installed, '__module__', '?')}.{name}"
+
+
+def real_tensors() -> Any:
+    """A context in which tensors are real, whatever fake or tracing mode the caller is in."""
+    return _disable_current_modes()
+
+
+def int_mm_fills_one_row() -> bool:
+    """Whether ``_int_mm`` computes anything for one row whose row stride is 0.
+
+    That is what Inductor emits for one token. oneDNN refuses the stride, nobody looks at the
+    refusal, and the output stays as it was: here a value that the product cannot have.
+    """
+    with real_tensors(), torch.no_grad():
+        length = 64
+        row = torch.ones(length, dtype=torch.int8, device="cpu").as_strided((1, length), (0, 1))
+        weight = torch.ones(length, 32, dtype=torch.int8, device="cpu")
+        out = torch.full((1, 32), -77, dtype=torch.int32, device="cpu")
+        torch._int_mm(row, weight, out=out)
+        return bool((out == length).all())
+
+
+def int_mm_exact() -> bool:
+    """Whether ``_int_mm`` is right where 16-bit partial sums would overflow: all extremes."""
+    with real_tensors(), torch.no_grad():
+        left = torch.full((8, 64), -128, dtype=torch.int8, device="cpu")
+        left[:, ::3] = 127
+        right = left[0].repeat(32, 1).t()
+        expected = int((left[0].to(torch.int64) ** 2).sum())
+        return bool((torch._int_mm(left, right) == expected).all())

@@ -1,0 +1,113 @@
+"""The C++ compiler: the one that Inductor would take, found without importing Inductor."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from qfuse.targets import _torch_api
+
+__all__ = ["Compiler", "find_compiler", "python_headers", "try_compiler"]
+
+_VERSION_SECONDS = 10
+_TRIAL_SECONDS = 60
+_TRIAL_SOURCE = """\
+#include <omp.h>
+#include <vector>
+extern "C" int trial(int n) {
+  std::vector<int> v(n);
+  #pragma omp parallel for
+  for (int i = 0; i < n; ++i) v[i] = omp_get_thread_num();
+  return v.empty() ? 0 : v.back();
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C++ compiler.
+
+    Attributes:
+        path: The executable.
+        version: First line of what ``--version`` prints.
+    """
+
+    path: str
+    version: str
+
+    @property
+    def number(self) -> str:
+        """The version number alone, such as ``12.2.0``; "" if none could be read."""
+        numbers = re.findall(r"\d+\.\d+(?:\.\d+)?", self.version)
+        return numbers[-1] if numbers else ""
+
+
+def find_compiler() -> Compiler | None:
+    """The first compiler that Inductor would accept, or ``None``.
+
+    Inductor walks ``torch._inductor.config.cpp.cxx``, by default ``$CXX`` or ``g++`` (``clang++``
+    on macOS). Its other default, downloading one from conda, is off unless asked for, and is not
+    counted here: a compiler that is not there yet is no fact about this machine.
+    """
+    default = (os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"),)
+    for name in _torch_api.inductor_compilers() or default:
+        path = shutil.which(name) if name else None
+        if path is None:
+            continue
+        version = _version_line(path, Path(path).stat().st_mtime_ns)
+        if version is not None:
+            return Compiler(path, version)
+    return None
+
+
+# A memo of a pure fact: the same file (path and time of change) always prints the same line.
+@functools.lru_cache(maxsize=8)
+def _version_line(path: str, _changed_ns: int) -> str | None:
+    try:
+        done = subprocess.run(
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_VERSION_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = done.stdout.splitlines()
+    return lines[0].strip() if lines else ""
+
+
+def try_compiler(compiler: Compiler) -> str | None:
+    """Compile a small OpenMP library; ``None`` if that works, else what the compiler said.
+
+    A compiler without its standard library or without OpenMP answers ``--version`` like any other.
+    """
+    with tempfile.TemporaryDirectory(prefix="qfuse-doctor-") as folder:
+        source = Path(folder, "trial.cpp")
+        source.write_text(_TRIAL_SOURCE, encoding="utf-8")
+        flags = ["-shared", "-fPIC", "-O1", "-fopenmp", "-std=c++17"]
+        command = [compiler.path, *flags, "-o", str(source.with_suffix(".so")), str(source)]
+        try:
+            subprocess.run(
+                command, capture_output=True, text=True, check=True, timeout=_TRIAL_SECONDS
+            )
+        except subprocess.CalledProcessError as error:
+            lines = [line for line in error.stderr.splitlines() if line.strip()]
+            return next((line for line in lines if "error" in line), "".join(lines[:1]) or "failed")
+        except (OSError, subprocess.SubprocessError) as error:
+            return str(error)
+    return None
+
+
+def python_headers() -> Path | None:
+    """The folder of ``Python.h`` of the running interpreter, or ``None`` if it has none."""
+    folder = Path(sysconfig.get_path("include"))
+    return folder if (folder / "Python.h").is_file() else None

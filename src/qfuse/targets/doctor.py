@@ -1,0 +1,339 @@
+"""What this installation lacks, and what would silently not happen on it.
+
+Each check looks at a :class:`Target` and an :class:`Environment`, both plain values, and gives
+findings; nothing here looks at the machine by itself except :meth:`Environment.probe`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from qfuse.targets import _torch_api
+from qfuse.targets.compiler import python_headers, try_compiler
+from qfuse.targets.kernels import KernelState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from qfuse.targets.target import Target
+
+__all__ = ["Environment", "Finding", "Level", "diagnose"]
+
+# The released versions that qfuse is tested with: at least, and below.
+TORCH_RANGE = ((2, 13), (2, 16))
+TORCHAO_RANGE = ((0, 18), (0, 19))
+# From here on Inductor's own x86 patterns are gone, and torchao's quantizer module brings them.
+PATTERNS_IN_TORCHAO = (2, 14)
+
+
+class Level(StrEnum):
+    """How much a finding matters: fine, costs something, or breaks something."""
+
+    OK = "ok"
+    WARN = "warn"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        level: How much it matters.
+        what: What was looked at, in a few words.
+        detail: What was seen and what follows from it.
+        fix: What to do; "" if nothing needs doing.
+    """
+
+    level: Level
+    what: str
+    detail: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Facts that are no part of a target, because no compilation by qfuse depends on them.
+
+    Attributes:
+        freezing: Inductor's global freezing switch is on.
+        grad_enabled: Grad mode is on.
+        pre_grad_pass: What sits in Inductor's global pre-grad slot, ``None`` if it is empty.
+        python_headers: The interpreter comes with ``Python.h``.
+        compiler_error: What the compiler said to a small OpenMP library; ``None`` if it built.
+        int_mm_fills_one_row: ``aten._int_mm`` computes something for one row.
+        int_mm_exact: ``aten._int_mm`` is right over the full int8 range.
+    """
+
+    freezing: bool = False
+    grad_enabled: bool = True
+    pre_grad_pass: str | None = None
+    python_headers: bool = True
+    compiler_error: str | None = None
+    int_mm_fills_one_row: bool = True
+    int_mm_exact: bool = True
+
+    @classmethod
+    def probe(cls, target: Target) -> Environment:
+        """Look at this process; compiles one small file and runs two small products."""
+        int_mm = target.has_kernel("aten::_int_mm")
+        return cls(
+            freezing=_torch_api.inductor_freezing(
+                default=os.environ.get("TORCHINDUCTOR_FREEZING", "0") == "1"
+            ),
+            grad_enabled=_torch_api.grad_enabled(),
+            pre_grad_pass=_torch_api.pre_grad_pass_installed(),
+            python_headers=python_headers() is not None,
+            compiler_error=None if target.compiler is None else try_compiler(target.compiler),
+            int_mm_fills_one_row=not int_mm or _torch_api.int_mm_fills_one_row(),
+            int_mm_exact=not int_mm or _torch_api.int_mm_exact(),
+        )
+
+
+def diagnose(target: Target, environment: Environment | None = None) -> list[Finding]:
+    """Look at everything that decides whether quantized models run, run right and run fast.
+
+    Args:
+        target: The machine and its software.
+        environment: The process; probed if not given.
+
+    Returns:
+        Findings in a fixed order: hardware, software, kernels, then the traps of plain
+        ``torch.compile``, which qfuse's own roads avoid.
+    """
+    seen = Environment.probe(target) if environment is None else environment
+    return [finding for check in _CHECKS for finding in check(target, seen)]
+
+
+def _instruction_set(target: Target, _: Environment) -> Iterator[Finding]:
+    what = "instruction set"
+    names = ", ".join(sorted(target.features)) or "none that is known"
+    if target.architecture == "x86_64" and not target.has("avx2"):
+        yield Finding(
+            Level.BAD,
+            what,
+            f"no AVX2 ({names}): quantized models run on reference code",
+            "use a machine with AVX2 at least, better AVX512-VNNI or AMX",
+        )
+    elif not target.has_vnni:
+        yield Finding(
+            Level.WARN,
+            what,
+            f"no int8 dot products such as VNNI ({names}): int8 products are hardly faster than "
+            "f32, only the weights are smaller",
+            "use weight-only quantization here, or a machine with AVX512-VNNI, AVX-VNNI or AMX",
+        )
+    else:
+        yield Finding(Level.OK, what, names)
+
+
+def _isa_limits(target: Target, _: Environment) -> Iterator[Finding]:
+    if target.onednn_isa_limit:
+        yield Finding(
+            Level.WARN,
+            "oneDNN's instruction set",
+            f"ONEDNN_MAX_CPU_ISA={target.onednn_isa_limit} keeps oneDNN below what the CPU has",
+            "unset ONEDNN_MAX_CPU_ISA",
+        )
+    if target.has("avx512f") and not target.aten_capability.startswith("AVX512"):
+        yield Finding(
+            Level.WARN,
+            "ATen's instruction set",
+            f"the CPU has AVX512, ATen dispatches on {target.aten_capability}",
+            "unset ATEN_CPU_CAPABILITY",
+        )
+
+
+def _threads(target: Target, _: Environment) -> Iterator[Finding]:
+    what = "threads"
+    detail = (
+        f"torch uses {target.threads}, this process may use {target.usable_cores} "
+        f"of {target.cores} cores"
+    )
+    if target.threads > target.usable_cores:
+        yield Finding(
+            Level.BAD,
+            what,
+            f"{detail}: threads wait for each other's time slices, milliseconds per operator",
+            f"call torch.set_num_threads({target.usable_cores}) or set "
+            f"OMP_NUM_THREADS={target.usable_cores}",
+        )
+    elif target.threads < min(target.usable_cores, target.cores):
+        yield Finding(
+            Level.WARN,
+            what,
+            f"{detail}: cores stay idle",
+            "unset OMP_NUM_THREADS or call torch.set_num_threads, unless it is meant so",
+        )
+    else:
+        yield Finding(Level.OK, what, detail)
+
+
+def _compiler(target: Target, seen: Environment) -> Iterator[Finding]:
+    what = "C++ compiler"
+    fix = "install g++ with OpenMP (Debian: apt install g++), or name another compiler in CXX"
+    if target.compiler is None:
+        lost = "Inductor cannot compile, and qfuse's own kernels cannot be built"
+        yield Finding(Level.BAD, what, f"none found (CXX, else g++): {lost}", fix)
+    elif seen.compiler_error is not None:
+        said = f"{target.compiler.path} cannot build an OpenMP library: {seen.compiler_error}"
+        yield Finding(Level.BAD, what, said, fix)
+    else:
+        yield Finding(Level.OK, what, f"{target.compiler.path}: {target.compiler.version}")
+    if not seen.python_headers:
+        yield Finding(
+            Level.WARN,
+            "Python headers",
+            "Python.h is missing: plain torch.compile cannot bind the code that it compiles",
+            "install the headers of this interpreter (Debian: apt install python3-dev)",
+        )
+
+
+def _versions(target: Target, _: Environment) -> Iterator[Finding]:
+    yield _version("torch", target.torch_version, TORCH_RANGE)
+    yield _version("torchao", target.torchao_version, TORCHAO_RANGE)
+
+
+def _version(
+    package: str, version: str | None, supported: tuple[tuple[int, int], tuple[int, int]]
+) -> Finding:
+    least, below = ("{}.{}".format(*bound) for bound in supported)
+    fix = f"pip install '{package}>={least},<{below}'"
+    if version is None:
+        return Finding(Level.BAD, package, "not installed", fix)
+    if supported[0] <= _release(version) < supported[1]:
+        return Finding(Level.OK, package, version)
+    detail = f"{version} is outside of what qfuse is tested with (>={least}, <{below})"
+    return Finding(Level.BAD, package, detail, fix)
+
+
+def _release(version: str) -> tuple[int, int]:
+    """Major and minor number; a version that does not start so is older than any."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+
+
+def _mkldnn(target: Target, _: Environment) -> Iterator[Finding]:
+    if target.mkldnn_enabled:
+        yield Finding(Level.OK, "oneDNN", "enabled")
+    else:
+        yield Finding(
+            Level.BAD,
+            "oneDNN",
+            "switched off or not built in: int8 and bf16 products run on reference code",
+            "set torch.backends.mkldnn.enabled = True, or install an official torch wheel",
+        )
+
+
+def _kernels(target: Target, _: Environment) -> Iterator[Finding]:
+    by_state = {
+        state: [name for name, known in target.kernels if known is state] for state in KernelState
+    }
+    there = by_state[KernelState.AVAILABLE]
+    yield Finding(Level.OK, "kernels", f"{len(there)} are there: {', '.join(there)}")
+    hollow = by_state[KernelState.SCHEMA_ONLY]
+    if hollow:
+        yield Finding(
+            Level.WARN,
+            "kernels that are only declared",
+            f"{', '.join(hollow)}: hasattr(torch.ops...) finds them, calling them raises "
+            "NotImplementedError",
+            "nothing, qfuse takes other kernels; the PyPI wheel of torchao has no CPU code, a "
+            "build from source does",
+        )
+    missing = by_state[KernelState.ABSENT]
+    if missing:
+        yield Finding(
+            Level.WARN,
+            "kernels that do not exist",
+            f"this torch and torchao define no {', '.join(missing)}",
+            "nothing, qfuse takes other kernels; or install the supported versions",
+        )
+
+
+def _int_mm(target: Target, seen: Environment) -> Iterator[Finding]:
+    what = "aten._int_mm"
+    own = "qfuse never calls it there"
+    if not seen.int_mm_fills_one_row:
+        yield Finding(
+            Level.BAD,
+            f"{what} of one row",
+            "returns uninitialized memory when a row stride is below its length, which is what "
+            "torch.compile emits for one token of a dynamically quantized model: answers are "
+            "garbage, without an error",
+            f"compile with qfuse ({own}), or pad such inputs to two rows",
+        )
+    if not seen.int_mm_exact:
+        yield Finding(
+            Level.BAD,
+            f"{what} at full range",
+            "is wrong for large int8 values: partial sums overflow on this CPU",
+            f"compile with qfuse ({own}), or quantize to 7 bits (reduce_range)",
+        )
+    elif not target.has_vnni and target.has_kernel("aten::_int_mm"):
+        yield Finding(
+            Level.WARN,
+            f"{what} without VNNI",
+            "was right on a sample, and has been seen to overflow on CPUs without VNNI",
+            "check your model's answers, or quantize to 7 bits (reduce_range)",
+        )
+
+
+def _torch_compile(target: Target, seen: Environment) -> Iterator[Finding]:
+    what = "plain torch.compile"
+    if not seen.freezing:
+        yield Finding(
+            Level.WARN,
+            f"{what}: freezing is off",
+            "Inductor's int8 patterns run only on frozen graphs; without freezing, layers between "
+            "quantize and dequantize run in float, and nobody says so",
+            "use qfuse.compile, which needs no switch; or set TORCHINDUCTOR_FREEZING=1 before "
+            'torch is imported (options={"freezing": True} alone crashes)',
+        )
+    if seen.grad_enabled:
+        yield Finding(
+            Level.WARN,
+            f"{what}: grad mode is on",
+            "freezing is skipped while gradients are recorded, and with it every int8 pattern",
+            "use qfuse.compile; or call the compiled model under torch.no_grad()",
+        )
+    yield Finding(
+        Level.WARN,
+        "plain AOTInductor",
+        "does not freeze unless told to, so the same holds for its packages",
+        "use qfuse.compile; or pass freezing in its options, under torch.no_grad()",
+    )
+    if _release(target.torch_version) >= PATTERNS_IN_TORCHAO:
+        yield Finding(
+            Level.WARN,
+            f"{what}: int8 patterns moved",
+            "since torch 2.14 they come with torchao's x86 quantizer module: a process that does "
+            "not import it fuses nothing, and one that does loses what it had set in Inductor's "
+            "pre_grad_custom_pass",
+            "use qfuse.compile; or import the quantizer first and set your own pass after it",
+        )
+    if seen.pre_grad_pass is not None:
+        yield Finding(
+            Level.WARN,
+            f"{what}: the pre-grad slot is taken",
+            f"torch._inductor.config.pre_grad_custom_pass is {seen.pre_grad_pass}; importing "
+            "torchao's x86 quantizer overwrites what was there",
+            "if you set a pass of your own, set it again after that import, as a list of both",
+        )
+
+
+_CHECKS: tuple[Callable[[Target, Environment], Iterator[Finding]], ...] = (
+    _instruction_set,
+    _isa_limits,
+    _threads,
+    _compiler,
+    _versions,
+    _mkldnn,
+    _kernels,
+    _int_mm,
+    _torch_compile,
+)

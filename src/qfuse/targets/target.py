@@ -1,0 +1,281 @@
+"""What a graph will run on: facts about hardware and software, found once and then only carried."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from qfuse.ir.errors import OptionsError
+from qfuse.targets import _torch_api
+from qfuse.targets.compiler import Compiler, find_compiler
+from qfuse.targets.cpu import FEATURES, read_cpu
+from qfuse.targets.kernels import KERNELS, KernelProbe, KernelState, probe_kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["Target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Facts about the hardware and software on which a graph will run.
+
+    It is a value: nothing is looked up after it is made, so that one compilation sees one machine
+    from end to end.
+
+    Attributes:
+        device: Device type; only ``cpu`` is detected.
+        architecture: ``x86_64``, ``aarch64``, ...
+        vendor: CPU vendor, such as ``AuthenticAMD``; "" if unknown.
+        model: CPU model name; "" if unknown.
+        features: Instruction sets that may be used, out of :data:`qfuse.targets.FEATURES`.
+        aten_capability: The ISA that ATen dispatches on (``AVX512``, ``AVX2``, ``DEFAULT``, ...).
+        onednn_isa_limit: ``ONEDNN_MAX_CPU_ISA`` as it was set, "" if it was not.
+        cores: Physical cores.
+        usable_cores: Cores that this process may use (affinity, container quota).
+        threads: ``torch.get_num_threads()``.
+        l2_bytes: L2 cache of one core; 0 if unknown.
+        l3_bytes: One last-level cache; 0 if unknown or absent.
+        compiler: The C++ compiler that Inductor would take, ``None`` if there is none.
+        torch_version: With its local part.
+        torchao_version: ``None`` if torchao is not installed.
+        mkldnn_enabled: oneDNN is built into torch and switched on.
+        kernels: Name and state of every operator looked up, sorted by name.
+    """
+
+    device: str
+    architecture: str
+    vendor: str
+    model: str
+    features: frozenset[str]
+    aten_capability: str
+    onednn_isa_limit: str
+    cores: int
+    usable_cores: int
+    threads: int
+    l2_bytes: int
+    l3_bytes: int
+    compiler: Compiler | None
+    torch_version: str
+    torchao_version: str | None
+    mkldnn_enabled: bool
+    kernels: tuple[tuple[str, KernelState], ...]
+
+    @classmethod
+    def detect(
+        cls, *, extensions: bool = True, extra_kernels: Iterable[KernelProbe] = ()
+    ) -> Target:
+        """Look at this machine and process.
+
+        Everything is read afresh, in milliseconds, because a process can change its threads, its
+        affinity or oneDNN's switch; only the compiler's ``--version`` is remembered.
+
+        Args:
+            extensions: Import torchao (over a second, the first time) to see which of its kernels
+                exist. Without it they are *unprobed* and the fingerprint is another one.
+            extra_kernels: Operators to look up besides :data:`qfuse.targets.KERNELS`.
+        """
+        cpu = read_cpu(_torch_api.cpu_capabilities())
+        return cls(
+            device="cpu",
+            architecture=cpu.architecture,
+            vendor=cpu.vendor,
+            model=cpu.model,
+            features=cpu.features,
+            aten_capability=_torch_api.aten_capability(),
+            onednn_isa_limit=_onednn_isa_limit(),
+            cores=cpu.cores,
+            usable_cores=cpu.usable_cores,
+            threads=_torch_api.thread_count(),
+            l2_bytes=cpu.l2_bytes,
+            l3_bytes=cpu.l3_bytes,
+            compiler=find_compiler(),
+            torch_version=_torch_api.torch_version(),
+            torchao_version=_installed_version("torchao"),
+            mkldnn_enabled=_torch_api.mkldnn_enabled(),
+            kernels=probe_kernels((*KERNELS, *extra_kernels), import_packages=extensions),
+        )
+
+    @classmethod
+    def for_testing(cls, **changes: Any) -> Target:
+        """A fixed target that does not depend on the machine: 2 cores with AVX512-VNNI, no AMX.
+
+        Args:
+            **changes: Fields to replace. ``kernels`` may be a mapping of name to state, which is
+                laid over the fixed ones.
+        """
+        states = {
+            probe.name: KernelState.SCHEMA_ONLY
+            if probe.namespace == "torchao"
+            else KernelState.AVAILABLE
+            for probe in KERNELS
+        }
+        states.update(changes.pop("kernels", {}))
+        pinned = cls(
+            device="cpu",
+            architecture="x86_64",
+            vendor="AuthenticAMD",
+            model="AMD EPYC",
+            features=_TESTING_FEATURES,
+            aten_capability="AVX512",
+            onednn_isa_limit="",
+            cores=2,
+            usable_cores=2,
+            threads=2,
+            l2_bytes=1 << 20,
+            l3_bytes=32 << 20,
+            compiler=Compiler("/usr/bin/g++", "g++ (GCC) 12.2.0"),
+            torch_version="2.13.0+cpu",
+            torchao_version="0.18.0",
+            mkldnn_enabled=True,
+            kernels=tuple(sorted(states.items())),
+        )
+        return replace(pinned, **changes)
+
+    def has(self, feature: str) -> bool:
+        """Whether an instruction set may be used.
+
+        Raises:
+            OptionsError: The name is none of :data:`qfuse.targets.FEATURES`.
+        """
+        if feature not in FEATURES:
+            raise OptionsError(
+                f"unknown CPU feature {feature!r}", fix=f"use one of {', '.join(FEATURES)}"
+            )
+        return feature in self.features
+
+    @property
+    def has_vnni(self) -> bool:
+        """Int8 dot products in hardware, accumulated in 32 bits without saturating on the way."""
+        names = ("avx512_vnni", "avx_vnni", "avx_vnni_int8", "amx_int8", "dot", "i8mm")
+        return any(map(self.has, names))
+
+    def kernel_state(self, name: str) -> KernelState:
+        """What is known about one operator.
+
+        Raises:
+            OptionsError: It was not looked up when this target was made.
+        """
+        for known, state in self.kernels:
+            if known == name:
+                return state
+        raise OptionsError(
+            f"nobody looked up {name!r} for this target",
+            fix="pass a KernelProbe for it in Target.detect(extra_kernels=...)",
+        )
+
+    def has_kernel(self, name: str) -> bool:
+        """Whether an operator has code behind it here, not only a schema."""
+        return self.kernel_state(name) is KernelState.AVAILABLE
+
+    def fingerprint(self) -> str:
+        """A stable name for all of these facts, for cache keys: ``x86_64-avx512-t2-<digest>``.
+
+        The compiler counts with its version, not with its place.
+        """
+        facts = self.to_dict()
+        facts["compiler"] = self.compiler and self.compiler.version
+        return self._named(facts)
+
+    def machine_fingerprint(self) -> str:
+        """A stable name for what measured speeds depend on: hardware, threads, torch, oneDNN.
+
+        It is the same with and without ``extensions``.
+        """
+        facts = self.to_dict()
+        for other in ("compiler", "torchao_version", "kernels"):
+            del facts[other]
+        return self._named(facts)
+
+    def _named(self, facts: Mapping[str, Any]) -> str:
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+        isa = self.aten_capability.lower().replace(" ", "_")
+        return f"{self.architecture}-{isa}-t{self.threads}-{digest}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON values, in an order that depends on nothing."""
+        return {
+            **asdict(self),
+            "features": sorted(self.features),
+            "kernels": {name: state.value for name, state in self.kernels},
+        }
+
+    def to_json(self) -> str:
+        """The text that :meth:`from_json` reads."""
+        return json.dumps(self.to_dict(), indent=2, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            OptionsError: The text is no target, or one of its fields is missing, unknown or of
+                another type.
+        """
+        try:
+            return cls._from_dict(json.loads(text))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise OptionsError(
+                f"this is not the description of a target: {error}",
+                fix="write it with Target.detect().to_json()",
+            ) from error
+
+    @classmethod
+    def _from_dict(cls, data: dict[str, Any]) -> Self:
+        names = {field.name for field in fields(cls)}
+        if set(data) != names:
+            raise ValueError(f"its fields differ in {sorted(names ^ set(data))}")
+        plain = {name: _checked(name, field, data[name]) for name, field in _PLAIN.items()}
+        compiler = data["compiler"]
+        return cls(
+            **plain,
+            features=frozenset(_checked("feature", str, name) for name in data["features"]),
+            compiler=None if compiler is None else Compiler(**compiler),
+            kernels=tuple(sorted((n, KernelState(s)) for n, s in data["kernels"].items())),
+        )
+
+
+_TESTING_FEATURES = frozenset(
+    ("avx", "avx2", "avx512_bf16", "avx512_vnni", "avx512bw", "avx512dq", "avx512f", "avx512vl")
+)
+
+# Fields that JSON holds as they are, and their types.
+_PLAIN: dict[str, Any] = {
+    "device": str,
+    "architecture": str,
+    "vendor": str,
+    "model": str,
+    "aten_capability": str,
+    "onednn_isa_limit": str,
+    "cores": int,
+    "usable_cores": int,
+    "threads": int,
+    "l2_bytes": int,
+    "l3_bytes": int,
+    "torch_version": str,
+    "torchao_version": (str, type(None)),
+    "mkldnn_enabled": bool,
+}
+
+
+def _checked(name: str, kind: Any, value: Any) -> Any:
+    # JSON's true is a bool, which Python counts as an int.
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise TypeError(f"{name} is {value!r}")
+    return value
+
+
+def _installed_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _onednn_isa_limit() -> str:
+    return os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", ""))
