@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import zlib
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from qfuse.targets import Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,14 +39,20 @@ def pytest_report_header() -> str:
     return f"random inputs: {SEED_VARIABLE}={os.environ[SEED_VARIABLE]} repeats them"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs an accelerator where there is none."""
-    if torch.cuda.is_available():
-        return
-    skip = pytest.mark.skip(reason="needs an accelerator")
-    for item in items:
-        if item.get_closest_marker("gpu") is not None:
-            item.add_marker(skip)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs hardware that this machine lacks, and say what it is."""
+    if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+        pytest.skip("needs an accelerator")
+    needed = [mark.args[0] for mark in item.iter_markers("isa")]
+    missing = [name for name in needed if not this_machine().has(name)]
+    if missing:
+        pytest.skip(f"needs {' and '.join(missing)}")
+
+
+@functools.cache
+def this_machine() -> Target:
+    """The facts that the `isa` marker asks for; unknown names of features are an error there."""
+    return Target.detect(extensions=False)
 
 
 @pytest.fixture(autouse=True)
