@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from qfuse.cost.model import CostModel
     from qfuse.ir.program import CapturedGraph, LoweredGraph
-    from qfuse.options import Options
+    from qfuse.kernels import KernelLibrary
     from qfuse.rewrite.compare import Verdict
     from qfuse.targets.target import Target
 
@@ -45,14 +45,14 @@ class Planner:
     Attributes:
         target: Where it will run.
         cost: Prices rewrites and kernels.
-        options: What the user asked for.
+        kernels: qfuse's own compiled kernels, or why there are none.
         check: How values are checked.
         progress: Told what begins.
     """
 
     target: Target
     cost: CostModel
-    options: Options
+    kernels: KernelLibrary
     check: Check
     progress: Callable[[str], None]
 
@@ -69,7 +69,7 @@ class Planner:
 
         normal = normalize(program, context("normalize"))
         optimized = optimize(normal, context("optimize"))
-        rows = kernel_rows(own_kernels=self.options.own_kernels)
+        rows = kernel_rows(self.kernels)
         return lower(optimized, self.target, self.cost, rows, context("lower"))
 
     def plan(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> LoweredGraph:

@@ -124,6 +124,7 @@ class Lowered(Event):
     Attributes:
         place: The op that was lowered.
         kernel: Name of the kernel.
+        what: The op in words: types, granularities, epilogue.
         predicted: Seconds per call by the cost model; ``None`` when it was not costed.
         losers: The kernels that were not taken, each with its reason.
         why: Why this kernel.
@@ -131,6 +132,7 @@ class Lowered(Event):
 
     place: Place
     kernel: str
+    what: str = ""
     predicted: float | None = None
     losers: tuple[tuple[str, str], ...] = ()
     why: str = ""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from qfuse.ir.program import StageGraph
 
-__all__ = ["fold_constants"]
+__all__ = ["drop_unused_constants", "fold_constants"]
 
 # Scales, zero points and their reciprocals fit; weights stay as they are stored.
 _LIMIT_BYTES = 1 << 16
@@ -39,6 +39,15 @@ def fold_constants(program: StageGraph) -> int:
         rw.commit()
         folded += 1
     return folded
+
+
+def drop_unused_constants(program: StageGraph) -> None:
+    """Let go of the constants that no node reads, such as weights that were packed."""
+    used = {str(n.target) for n in program.graph.nodes if n.op == "get_attr"}
+    written = {m.buffer for m in program.signature.mutations}
+    for name in list(dict(program.module.named_buffers(remove_duplicate=False))):
+        if name not in used and name not in written:
+            delattr(program.module, name)
 
 
 def _value(node: Node) -> torch.Tensor | None:

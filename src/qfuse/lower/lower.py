@@ -12,8 +12,9 @@ from qfuse.ir.program import LoweredGraph, OptimizedGraph, place_of
 from qfuse.ir.schema import is_call
 from qfuse.ir.verify import verify
 from qfuse.ir.views import FusedLinear, as_fused_linear
+from qfuse.lower.describe import describe
 from qfuse.lower.expand import Expander, results_of
-from qfuse.lower.fold import fold_constants
+from qfuse.lower.fold import drop_unused_constants, fold_constants
 from qfuse.lower.kernel import LinearProblem, problem_of, split_epilogue
 from qfuse.lower.leftovers import reason_to_stay
 from qfuse.lower.table import Choice, choose
@@ -51,6 +52,7 @@ def lower(
     context = context or Context("lower")
     _Lowering(program, target, cost, kernels, context).run()
     fold_constants(program)
+    drop_unused_constants(program)
     done = LoweredGraph(program.module, program.signature, program.log)
     verify(done)
     return done
@@ -159,5 +161,8 @@ class _Lowering:
         losers: tuple[tuple[str, str], ...],
         why: str,
     ) -> None:
-        event = Lowered(self._context.room, place_of(node), kernel, seconds, losers, why)
+        fused = as_fused_linear(node)
+        what = "" if fused is None else describe(fused)
+        room = self._context.room
+        event = Lowered(room, place_of(node), kernel, what, seconds, losers, why)
         self._program.log.add(event)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from qfuse.lower.int_mm import IntMM
+from qfuse.lower.w8a8 import LinearW8A8
+from qfuse.lower.weight_only import WeightInt8Pack
+
 if TYPE_CHECKING:
+    from qfuse.kernels import KernelLibrary
     from qfuse.lower.kernel import LinearKernel
 
 __all__ = ["kernel_rows"]
 
 
-def kernel_rows(*, own_kernels: bool = True) -> tuple[LinearKernel, ...]:
-    """Return the rows; without ``own_kernels`` only those of torch itself."""
-    del own_kernels
-    return ()
+def kernel_rows(library: KernelLibrary) -> tuple[LinearKernel, ...]:
+    """Return the rows, made anew for one lowering: they remember what they packed."""
+    return (LinearW8A8(library), IntMM(), WeightInt8Pack())

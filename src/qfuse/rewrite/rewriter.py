@@ -163,6 +163,12 @@ class Rewriter:
         new.meta["val"] = node.meta["val"][index]
         return new
 
+    def sizes(self, node: Node, count: int) -> list[Argument]:
+        """Return the first ``count`` sizes of ``node``: numbers, or nodes where they vary."""
+        shape = node.meta["val"].shape[:count]
+        ask = torch.ops.aten.sym_size.int
+        return [s if isinstance(s, int) else self.call(ask, node, i) for i, s in enumerate(shape)]
+
     def constant(self, tensor: torch.Tensor, hint: str) -> Node:
         """Add a constant, named after ``hint``; the same tensor is stored once."""
         name = self._editor.add_constant(tensor, hint)

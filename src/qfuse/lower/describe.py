@@ -1,0 +1,41 @@
+"""A fused op in a few words, for people who read a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qfuse.ir.program import constant_of
+from qfuse.ir.quant_spec import dtype_name
+from qfuse.ir.views import dtype_of, shape_of
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from qfuse.ir.views import FusedLinear, QuantParams
+
+__all__ = ["describe"]
+
+
+def describe(fused: FusedLinear) -> str:
+    """Say what a fused linear multiplies: ``int8 per-token dynamic x int8 per-channel``."""
+    x = _edge(fused.x, fused.x_params)
+    weight = _edge(fused.weight, fused.weight_params)
+    n, k = shape_of(fused.weight)
+    text = f"{x} x {weight} [{n}, {k}]"
+    if fused.epilogue.steps:
+        text += f" | {fused.epilogue}"
+    if fused.out_params is not None:
+        text += f" -> {dtype_name(fused.out_params.spec.dtype)}"
+    return text
+
+
+def _edge(value: Node, params: QuantParams | None) -> str:
+    if params is None:
+        return dtype_name(dtype_of(value))
+    spec = params.spec
+    name = dtype_name(spec.dtype)
+    if not spec.is_full_range:
+        name += f"[{spec.quant_min},{spec.quant_max}]"
+    when = "" if constant_of(params.scale) is not None else " dynamic"
+    zero = "" if params.zero_point is None else " asymmetric"
+    return f"{name} {spec.granularity(shape_of(value))}{when}{zero}"

@@ -1,0 +1,117 @@
+"""torch's own integer product, with scales and bias behind it: for machines without a compiler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.cost.sizes import AtPoints
+from qfuse.cost.work import Bits, ComputeKind, linear_work, pointwise_work
+from qfuse.ir.program import constant_of
+from qfuse.ir.views import shape_of
+from qfuse.lower.kernel import Claim, LinearProblem, Refusal
+from qfuse.lower.operands import (
+    channel_granularity,
+    check_bias,
+    check_edge,
+    is_whole,
+    rows_share_scale,
+    typed,
+    vector,
+)
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from qfuse.cost.model import Plan
+    from qfuse.ir.views import QuantParams
+    from qfuse.rewrite.rewriter import Rewriter
+    from qfuse.targets.target import Target
+
+__all__ = ["IntMM"]
+
+_aten = torch.ops.aten
+_OP = "aten::_int_mm"
+_LEAST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class IntMM:
+    """The row of ``aten._int_mm``: symmetric int8 on both sides.
+
+    It is taken only where no size can be 1: with one row oneDNN reads the row stride of a
+    tensor whose stride means nothing, and leaves its output uninitialized. Without VNNI its
+    16-bit intermediate sums saturate.
+    """
+
+    name: str = "aten._int_mm"
+
+    def supported(self, target: Target) -> Refusal | None:
+        """Refuse where the product is missing or saturates."""
+        if not target.has_kernel(_OP):
+            return Refusal("torch has no such kernel here")
+        return None if target.has_vnni else Refusal("without VNNI its partial sums saturate")
+
+    def accepts(self, problem: LinearProblem) -> Claim | Refusal:
+        """Take symmetric int8 activations and weights of at least two rows."""
+        fused = problem.fused
+        if fused.x_params is None:
+            return Refusal("the activation is not quantized")
+        granularity = channel_granularity(problem)
+        if isinstance(granularity, Refusal):
+            return granularity
+        assert fused.weight_params is not None, "a granularity needs params"
+        if min(problem.rows.low, problem.n, problem.k) < _LEAST:
+            return Refusal("it returns garbage when a size is 1")
+        refusal = (
+            _check_symmetric(fused.x_params, "activation")
+            or _check_symmetric(fused.weight_params, "weight")
+            or check_bias(problem)
+        )
+        if refusal is not None:
+            return refusal
+        block = fused.x_params.spec.block
+        if not is_whole(block) and not rows_share_scale(block):
+            return Refusal(f"the activation is scaled in blocks {fused.x_params.spec.block_text()}")
+        return Claim(0, False, _work(problem))
+
+    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
+        """Add product, scales, bias and the cast to the linear's own type."""
+        del claim
+        fused = problem.fused
+        assert fused.x_params is not None, "accepted without activation params"
+        assert fused.weight_params is not None, "accepted without weight params"
+        lead = [*rw.sizes(fused.x, len(shape_of(fused.x)) - 1), problem.n]
+        flat = rw.call(_aten.reshape.default, fused.x, [-1, problem.k])
+        sums = rw.call(_aten._int_mm.default, flat, rw.call(_aten.t.default, fused.weight))
+        y = rw.call(_aten._to_copy.default, sums, dtype=torch.float32)
+        y = rw.call(_aten.reshape.default, y, lead)
+        y = rw.call(_aten.mul.Tensor, y, typed(fused.x_params.scale, torch.float32, rw))
+        scale = vector(fused.weight_params.scale, torch.float32, problem.n, rw)
+        y = rw.call(_aten.mul.Tensor, y, scale)
+        if fused.bias is not None:
+            y = rw.call(_aten.add.Tensor, y, typed(fused.bias, torch.float32, rw))
+        if problem.real is torch.float32:
+            return y
+        return rw.call(_aten._to_copy.default, y, dtype=problem.real)
+
+
+def _check_symmetric(params: QuantParams, name: str) -> Refusal | None:
+    if params.spec.dtype is not torch.int8:
+        return Refusal(f"the {name} is stored as {params.spec.dtype}")
+    if params.zero_point is not None:
+        zero = constant_of(params.zero_point)
+        if zero is None or bool(zero.any()):
+            return Refusal(f"the {name} has a zero point")
+    if name == "weight" and constant_of(params.scale) is None:
+        return Refusal("the weight's scale is computed at run time")
+    return check_edge(params, name)
+
+
+def _work(problem: LinearProblem) -> Plan:
+    """The product, which sets up a oneDNN primitive on every call, and one pass over its sums."""
+    product = linear_work(problem.rows, problem.k, problem.n, Bits(8, 8, 32), ComputeKind.INT8)
+    called = AtPoints(*(work.with_calls(1, 1) for work in product.values))
+    return called, pointwise_work(problem.rows * problem.n, [32], [32])

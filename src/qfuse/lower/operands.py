@@ -1,0 +1,97 @@
+"""What the kernel rows share: checks of edges, and constants in the type that a kernel reads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.ir.program import constant_of
+from qfuse.ir.quant_spec import Granularity, ZeroPointDomain
+from qfuse.ir.views import dtype_of, shape_of
+from qfuse.lower.kernel import Refusal
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from qfuse.ir.quant_spec import Block
+    from qfuse.ir.views import QuantParams
+    from qfuse.lower.kernel import LinearProblem
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = [
+    "bits_of",
+    "check_bias",
+    "check_edge",
+    "is_whole",
+    "rows_share_scale",
+    "typed",
+    "vector",
+]
+
+
+def is_whole(block: Block) -> bool:
+    """Whether one scale covers everything, whatever the sizes."""
+    return all(b is None for b in block)
+
+
+def rows_share_scale(block: Block) -> bool:
+    """Whether every row, an index of all axes but the last, has one scale of its own."""
+    return all(b == 1 for b in block[:-1]) and block[-1] is None
+
+
+def check_edge(params: QuantParams, name: str) -> Refusal | None:
+    """Refuse what no integer kernel computes: other arithmetic, real offsets."""
+    spec = params.spec
+    if spec.arithmetic.compute is not torch.float32:
+        return Refusal(f"the {name} is dequantized in {spec.arithmetic.compute}, kernels use float32")
+    if spec.domain is ZeroPointDomain.FLOAT_OFFSET:
+        return Refusal(f"the {name}'s zero point is a real offset")
+    zero = params.zero_point
+    if zero is not None and dtype_of(zero).is_floating_point:
+        return Refusal(f"the {name}'s zero point is stored as {dtype_of(zero)}")
+    return None
+
+
+def check_bias(problem: LinearProblem) -> Refusal | None:
+    """Refuse a bias that is not one float per output feature."""
+    bias = problem.fused.bias
+    if bias is None or tuple(shape_of(bias)) == (problem.n,):
+        return None
+    return Refusal(f"the bias has shape {tuple(shape_of(bias))}, expected ({problem.n},)")
+
+
+def channel_granularity(problem: LinearProblem) -> Granularity | Refusal:
+    """Return per-tensor or per-channel, or refuse a weight that is scaled along its inputs."""
+    params = problem.fused.weight_params
+    if params is None:
+        return Refusal("the weight is not quantized")
+    block = params.spec.block
+    if is_whole(block):
+        return Granularity.PER_TENSOR
+    if block[0] == 1 and (block[1] is None or block[1] >= problem.k):
+        return Granularity.PER_CHANNEL
+    return Refusal(f"the weight is scaled in blocks of {params.spec.block_text()}")
+
+
+def typed(node: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
+    """Return ``node`` in ``dtype``: a constant is converted now, anything else at run time."""
+    if dtype_of(node) is dtype:
+        return node
+    value = constant_of(node)
+    if value is not None:
+        return rw.constant(value.to(dtype), f"{node.target}_{str(dtype).removeprefix('torch.')}")
+    return rw.call(torch.ops.aten._to_copy.default, node, dtype=dtype)
+
+
+def vector(node: Node, dtype: torch.dtype, size: int, rw: Rewriter) -> Node:
+    """Return a constant of 1 or ``size`` elements as a vector of ``size`` in ``dtype``."""
+    value = constant_of(node)
+    assert value is not None, f"not a constant: {node.format_node()}"
+    flat = value.detach().to(dtype).reshape(-1)
+    return rw.constant(flat.expand(size).contiguous(), f"{node.target}_vector")
+
+
+def bits_of(dtype: torch.dtype) -> int:
+    """Return the bits of one stored element."""
+    return dtype.itemsize * 8

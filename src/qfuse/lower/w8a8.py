@@ -1,0 +1,203 @@
+"""qfuse's own int8 linear: stored numbers in, scales and the whole epilogue in the same pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.cost.work import Bits, ComputeKind, linear_work
+from qfuse.ir.program import constant_of
+from qfuse.ir.quant_spec import ZeroPointDomain
+from qfuse.ir.views import dtype_of
+from qfuse.kernels import pack_weight
+from qfuse.lower.kernel import Claim, LinearProblem, Refusal, split_epilogue
+from qfuse.lower.operands import (
+    bits_of,
+    channel_granularity,
+    check_bias,
+    check_edge,
+    is_whole,
+    rows_share_scale,
+    typed,
+    vector,
+)
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+    from torch.fx.node import Argument
+
+    from qfuse.cost.sizes import AtPoints
+    from qfuse.cost.work import Work
+    from qfuse.ir.views import FusedLinear, QuantParams
+    from qfuse.kernels import KernelLibrary
+    from qfuse.rewrite.rewriter import Rewriter
+    from qfuse.targets.target import Target
+
+__all__ = ["LinearW8A8"]
+
+_BYTES = (torch.int8, torch.uint8)
+_REALS = (torch.float32, torch.bfloat16, torch.float16)
+# The kernel's own limits, see kernels/csrc/kernel_api.h.
+_MOST_STEPS = 8
+_MOST_EXTRAS = 4
+
+
+@dataclass(slots=True)
+class LinearW8A8:
+    """The row of ``qfuse::linear_w8a8`` and ``qfuse::linear_w8a8_quantized``.
+
+    Attributes:
+        library: The compiled kernels, or why there are none.
+    """
+
+    library: KernelLibrary
+    name: str = "qfuse.linear_w8a8"
+    _packed: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(
+        default_factory=dict
+    )
+
+    def supported(self, target: Target) -> Refusal | None:
+        """Refuse where the kernels could not be built."""
+        if target.device != "cpu":
+            return Refusal(f"it is a CPU kernel, the target is {target.device}")
+        return None if self.library.available else Refusal(self.library.reason)
+
+    def accepts(self, problem: LinearProblem) -> Claim | Refusal:
+        """Take 8-bit activations per tensor or per row, 8-bit weights per tensor or channel."""
+        for check in (_check_activation, _check_weight, check_bias, _check_epilogue):
+            refusal = check(problem)
+            if refusal is not None:
+                return refusal
+        fused = problem.fused
+        output = fused.out_params is not None and _takes_output(fused.out_params)
+        return Claim(len(fused.epilogue.steps), output, _work(problem, output))
+
+    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
+        """Add the call with packed constants."""
+        fused = problem.fused
+        taken, _ = split_epilogue(problem, claim)
+        args = [*self._operands(problem, rw), list(fused.extras), str(taken), problem.real]
+        if not claim.output:
+            return rw.call(torch.ops.qfuse.linear_w8a8.default, *args, _float_out(fused))
+        assert fused.out_params is not None, "the claim covers the output"
+        return rw.call(
+            torch.ops.qfuse.linear_w8a8_quantized.default, *args, *_output(fused.out_params, rw)
+        )
+
+    def _operands(self, problem: LinearProblem, rw: Rewriter) -> list[Argument]:
+        fused = problem.fused
+        x, w = fused.x_params, fused.weight_params
+        assert x is not None, "accepted without activation params"
+        assert w is not None, "accepted without weight params"
+        x_zero = None if x.zero_point is None else typed(x.zero_point, torch.int32, rw)
+        packed, sums, offset = self._pack(fused, w)
+        zero = None if w.zero_point is None else constant_of(w.zero_point)
+        if zero is not None or bool(offset):
+            zero = (torch.zeros(1) if zero is None else zero).to(torch.int32).reshape(-1) - offset
+        return [
+            fused.x,
+            typed(x.scale, torch.float32, rw),
+            x_zero,
+            rw.constant(packed, f"{fused.weight.target}_packed"),
+            rw.constant(sums, f"{fused.weight.target}_sums"),
+            vector(w.scale, torch.float32, problem.n, rw),
+            None
+            if zero is None or not bool(zero.any())
+            else rw.constant(zero.expand(problem.n).contiguous(), f"{fused.weight.target}_zero"),
+            None if fused.bias is None else typed(fused.bias, torch.float32, rw),
+        ]
+
+    def _pack(
+        self, fused: FusedLinear, params: QuantParams
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Pack a weight once, however many linears read it.
+
+        Unsigned weights are packed as signed ones; the third tensor is what was subtracted.
+        """
+        del params
+        stored = constant_of(fused.weight)
+        assert stored is not None, "accepted a weight that is not constant"
+        known = self._packed.get(id(stored))
+        if known is None:
+            unsigned = stored.dtype is torch.uint8
+            signed = (stored.to(torch.int16) - 128).to(torch.int8) if unsigned else stored
+            packed, sums = pack_weight(signed.contiguous())
+            offset = torch.tensor([128 if unsigned else 0], dtype=torch.int32)
+            known = self._packed[id(stored)] = (packed, sums, offset)
+        return known
+
+
+def _check_activation(problem: LinearProblem) -> Refusal | None:
+    params = problem.fused.x_params
+    if params is None:
+        return Refusal("the activation is not quantized")
+    if params.spec.dtype not in _BYTES:
+        return Refusal(f"the activation is stored as {params.spec.dtype}")
+    if problem.real not in _REALS:
+        return Refusal(f"the linear computes in {problem.real}")
+    block = params.spec.block
+    if not is_whole(block) and not rows_share_scale(block):
+        return Refusal(f"the activation is scaled in blocks of {params.spec.block_text()}")
+    return check_edge(params, "activation")
+
+
+def _check_weight(problem: LinearProblem) -> Refusal | None:
+    granularity = channel_granularity(problem)
+    if isinstance(granularity, Refusal):
+        return granularity
+    params = problem.fused.weight_params
+    assert params is not None, "a granularity needs params"
+    if params.spec.dtype not in _BYTES:
+        return Refusal(f"the weight is stored as {params.spec.dtype}")
+    parts = (problem.fused.weight, params.scale, params.zero_point)
+    if any(p is not None and constant_of(p) is None for p in parts):
+        return Refusal("the weight or its parameters are computed at run time")
+    return check_edge(params, "weight")
+
+
+def _check_epilogue(problem: LinearProblem) -> Refusal | None:
+    fused = problem.fused
+    if len(fused.epilogue.steps) > _MOST_STEPS or len(fused.extras) > _MOST_EXTRAS:
+        return Refusal("the epilogue has too many steps")
+    strange = [dtype_of(e) for e in fused.extras if dtype_of(e) not in _REALS]
+    return Refusal(f"an operand of the epilogue is {strange[0]}") if strange else None
+
+
+def _takes_output(params: QuantParams) -> bool:
+    """Whether the kernel quantizes with these parameters; if not, ATen does behind it."""
+    spec = params.spec
+    return (
+        spec.dtype in _BYTES
+        and is_whole(spec.block)
+        and spec.arithmetic.compute is torch.float32
+        and spec.domain is not ZeroPointDomain.FLOAT_OFFSET
+        and constant_of(params.scale) is not None
+        and (params.zero_point is None or not dtype_of(params.zero_point).is_floating_point)
+    )
+
+
+def _output(params: QuantParams, rw: Rewriter) -> list[Argument]:
+    spec = params.spec
+    zero = None if params.zero_point is None else typed(params.zero_point, torch.int32, rw)
+    math = spec.arithmetic
+    return [
+        params.scale,
+        zero,
+        spec.quant_min,
+        spec.quant_max,
+        math.reciprocal,
+        math.zero_point_first,
+        spec.dtype,
+    ]
+
+
+def _work(problem: LinearProblem, output: bool) -> AtPoints[Work]:
+    bits = Bits(8, 8, 8 if output else bits_of(_float_out(problem.fused)))
+    return linear_work(problem.rows, problem.k, problem.n, bits, ComputeKind.INT8)
+
+
+def _float_out(fused: FusedLinear) -> torch.dtype:
+    """Return the float type behind the epilogue, whether or not a quantize follows."""
+    return dtype_of(fused.node) if fused.out_params is None else fused.out_params.spec.real

@@ -1,0 +1,93 @@
+"""torch's own int8 weight-only linear: fast for few rows, hopeless for many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.cost.sizes import AtPoints
+from qfuse.cost.work import Bits, ComputeKind, Work, linear_work
+from qfuse.ir.program import constant_of
+from qfuse.ir.views import shape_of
+from qfuse.lower.kernel import Claim, LinearProblem, Refusal
+from qfuse.lower.operands import bits_of, channel_granularity, check_bias, check_edge, vector
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from qfuse.rewrite.rewriter import Rewriter
+    from qfuse.targets.target import Target
+
+__all__ = ["WeightInt8Pack"]
+
+_aten = torch.ops.aten
+_OP = "aten::_weight_int8pack_mm"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightInt8Pack:
+    """The row of ``aten._weight_int8pack_mm``: float activations, int8 weights per channel."""
+
+    name: str = "aten._weight_int8pack_mm"
+
+    def supported(self, target: Target) -> Refusal | None:
+        """Refuse where torch has no such kernel."""
+        return None if target.has_kernel(_OP) else Refusal("torch has no such kernel here")
+
+    def accepts(self, problem: LinearProblem) -> Claim | Refusal:
+        """Take symmetric int8 weights with one scale per output feature."""
+        params = problem.fused.weight_params
+        if problem.fused.x_params is not None:
+            return Refusal("the activation is quantized")
+        granularity = channel_granularity(problem)
+        if isinstance(granularity, Refusal):
+            return granularity
+        assert params is not None, "a granularity needs params"
+        if params.spec.dtype is not torch.int8:
+            return Refusal(f"the weight is stored as {params.spec.dtype}")
+        refusal = _check_values(problem) or check_edge(params, "weight") or check_bias(problem)
+        if refusal is not None:
+            return refusal
+        return Claim(0, False, _work(problem))
+
+    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
+        """Add the product on two axes, and the bias behind it."""
+        del claim
+        fused = problem.fused
+        params = fused.weight_params
+        assert params is not None, "accepted without weight params"
+        shape = shape_of(fused.x)
+        scale = vector(params.scale, problem.real, problem.n, rw)
+        flat = rw.call(_aten.reshape.default, fused.x, [-1, problem.k])
+        y = rw.call(_aten._weight_int8pack_mm.default, flat, fused.weight, scale)
+        y = rw.call(_aten.reshape.default, y, [*rw.sizes(fused.x, len(shape) - 1), problem.n])
+        return y if fused.bias is None else rw.call(_aten.add.Tensor, y, fused.bias)
+
+
+def _check_values(problem: LinearProblem) -> Refusal | None:
+    params = problem.fused.weight_params
+    assert params is not None, "a granularity needs params"
+    scale = constant_of(params.scale)
+    if scale is None:
+        return Refusal("the weight's scale is computed at run time")
+    if not torch.equal(scale.to(problem.real).to(scale.dtype), scale):
+        return Refusal(f"it wants scales in {problem.real}, and these would be rounded")
+    zero = None if params.zero_point is None else constant_of(params.zero_point)
+    if params.zero_point is not None and (zero is None or bool(zero.any())):
+        return Refusal("the weight has a zero point")
+    return None
+
+
+def _work(problem: LinearProblem) -> AtPoints[Work]:
+    """Every row streams the weight at the rate of a single row: nothing is reused among rows."""
+    size = bits_of(problem.real)
+    whole = linear_work(problem.rows, problem.k, problem.n, Bits(size, 8, size), ComputeKind.F32)
+    return AtPoints(*(_unshared(work) for work in whole.values))
+
+
+def _unshared(work: Work) -> Work:
+    return Work(
+        work.flops, work.kind, work.weight_bytes, work.reads, work.writes, work.flops, 1, 0
+    )

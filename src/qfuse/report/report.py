@@ -1,0 +1,118 @@
+"""The report: one list of events, read in the ways that people ask."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from qfuse.ir.events import Checked, Fired, Left, Lowered, Missed, Noted, RolledBack
+from qfuse.report.tables import render
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import ConsoleOptions, RenderResult
+
+    from qfuse.ir.events import Event
+
+__all__ = ["Report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that happened while a model was compiled.
+
+    ``print(report)`` shows it as text, ``rich.print(report)`` in color, :meth:`to_json` as data.
+
+    Attributes:
+        events: In the order in which they happened.
+        facts: What holds of the whole compilation: target, backend, check, sizes, seconds.
+    """
+
+    events: tuple[Event, ...]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def fused(self) -> tuple[Lowered, ...]:
+        """The quantized ops that run on a kernel of their own."""
+        return tuple(e for e in self._of(Lowered) if e.kernel != "expand")
+
+    @property
+    def expanded(self) -> tuple[Lowered, ...]:
+        """The quantized ops that no kernel takes; they run as dequantize, float op, quantize."""
+        return tuple(e for e in self._of(Lowered) if e.kernel == "expand")
+
+    @property
+    def left(self) -> tuple[Left, ...]:
+        """The quantizes and dequantizes that stay as ops of their own, each with its reason."""
+        return self._of(Left)
+
+    @property
+    def rolled_back(self) -> tuple[RolledBack, ...]:
+        """The rewrites that changed values and were undone."""
+        return self._of(RolledBack)
+
+    @property
+    def checks(self) -> tuple[Checked, ...]:
+        """The outcome of every value check."""
+        return self._of(Checked)
+
+    @property
+    def notes(self) -> tuple[Noted, ...]:
+        """What else a user should know."""
+        return self._of(Noted)
+
+    @property
+    def fired(self) -> Counter[str]:
+        """How often each rule fired."""
+        return Counter(e.rule for e in self._of(Fired))
+
+    @property
+    def kernels(self) -> Counter[str]:
+        """How many ops run on each kernel; ``expand`` is none."""
+        return Counter(e.kernel for e in self._of(Lowered))
+
+    @property
+    def closest_misses(self) -> tuple[Missed, ...]:
+        """For every node that some rule looked at and declined, the rule that came closest."""
+        best: dict[str, Missed] = {}
+        for miss in self._of(Missed):
+            key = f"{miss.room}/{miss.anchor.node}"
+            if key not in best or miss.progress > best[key].progress:
+                best[key] = miss
+        return tuple(best.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data: facts, totals, and every event with its kind."""
+        return {
+            "facts": self.facts,
+            "fired": dict(self.fired),
+            "kernels": dict(self.kernels),
+            "events": [{"kind": type(e).__name__.lower(), **asdict(e)} for e in self.events],
+        }
+
+    def to_json(self, *, indent: int | None = 2) -> str:
+        """Return :meth:`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=indent, default=str)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        del console, options
+        yield from render(self)
+
+    def __str__(self) -> str:
+        console = Console(width=120, no_color=True, highlight=False)
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get()
+
+    def _of(self, kind: type[Any]) -> tuple[Any, ...]:
+        return tuple(e for e in self.events if isinstance(e, kind))
+
+
+def merge_events(*parts: Iterable[Event]) -> tuple[Event, ...]:
+    """Join the events of several stages in order."""
+    return tuple(event for part in parts for event in part)

@@ -1,0 +1,126 @@
+"""The report as `rich` tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from qfuse.ir.events import Place
+    from qfuse.report.report import Report
+
+__all__ = ["render"]
+
+_MOST_ROWS = 40
+
+
+def render(report: Report) -> Iterator[Any]:
+    """Yield the parts of the report, the most important first."""
+    yield _summary(report)
+    yield from _linears(report)
+    yield from _left(report)
+    yield from _misses(report)
+    yield from _trouble(report)
+
+
+def _summary(report: Report) -> Table:
+    table = Table(title="qfuse", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in report.facts.items():
+        table.add_row(name, escape(str(value)))
+    kernels = ", ".join(f"{count} x {name}" for name, count in sorted(report.kernels.items()))
+    table.add_row("quantized ops", kernels or "none: nothing in this model is quantized")
+    fired = ", ".join(f"{name} {count}" for name, count in sorted(report.fired.items()))
+    table.add_row("rules fired", fired or "none")
+    table.add_row("left as they are", f"{len(report.left)} quantize/dequantize")
+    for check in report.checks:
+        if check.what == "model":
+            verdict = "passed" if check.passed else f"FAILED: {check.note}"
+            size = f"{check.error:.2g} of {check.allowed:.2g} allowed"
+            table.add_row("values", f"{verdict} (error {size}, in units of the source's noise)")
+    return table
+
+
+def _linears(report: Report) -> Iterator[Table]:
+    groups: Counter[tuple[str, str, str]] = Counter()
+    for event in (*report.fused, *report.expanded):
+        groups[event.kernel, event.what, _why(event)] += 1
+    if not groups:
+        return
+    table = _table("Quantized ops", "count", "op", "kernel", "why this one")
+    for (kernel, what, why), count in _top(groups):
+        style = "red" if kernel == "expand" else "green"
+        table.add_row(str(count), escape(what), Text(kernel, style), escape(why))
+    yield table
+
+
+def _why(event: Any) -> str:
+    parts = [event.why] if event.why else []
+    if event.predicted is not None:
+        parts.append(f"predicted {event.predicted * 1e6:.0f} us")
+    parts += [f"{name}: {reason}" for name, reason in event.losers]
+    return "; ".join(parts)
+
+
+def _left(report: Report) -> Iterator[Table]:
+    groups = Counter((e.place.op, e.reason) for e in report.left)
+    if not groups:
+        return
+    first = {(e.place.op, e.reason): e.place for e in reversed(report.left)}
+    table = _table("Left as ops of their own", "count", "op", "because", "for example")
+    for key, count in _top(groups):
+        op, reason = key
+        table.add_row(str(count), op, escape(reason), _where(first[key]))
+    yield table
+
+
+def _misses(report: Report) -> Iterator[Table]:
+    groups: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], Any] = {}
+    for miss in report.closest_misses:
+        key = (miss.rule, miss.reason)
+        groups[key] += 1
+        first.setdefault(key, miss)
+    if not groups:
+        return
+    table = _table("Not fused", "count", "rule that came closest", "because", "for example")
+    for key, count in _top(groups):
+        table.add_row(str(count), key[0], escape(key[1]), _where(first[key].anchor))
+    yield table
+
+
+def _trouble(report: Report) -> Iterator[Any]:
+    for event in report.rolled_back:
+        yield Text(f"rolled back {event.key}: {event.reason}", "bold red")
+        if event.repro:
+            yield Text(f"  to reproduce: {event.repro}", "red")
+    for note in report.notes:
+        where = f" ({note.place})" if note.place else ""
+        mark = "warning" if note.warn else "note"
+        yield Text(f"{mark}: {note.text}{where}", "yellow" if note.warn else "dim")
+
+
+def _where(place: Place) -> str:
+    return escape(place.module or place.source or f"%{place.node}")
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        justify = "right" if column == "count" else "left"
+        table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    return table
+
+
+def _top(groups: Counter[Any]) -> list[tuple[Any, int]]:
+    """Return the groups in order of appearance, the most frequent ones if there are too many."""
+    if len(groups) <= _MOST_ROWS:
+        return list(groups.items())
+    return groups.most_common(_MOST_ROWS)
