@@ -67,12 +67,16 @@ class ModelCheck:
                     noise[index] = torch.maximum(known, apart)
         return cls(outputs, tuple(noise))
 
-    def judge(self, outputs: Sequence[Any]) -> Verdict:
-        """Compare the outputs of a rewritten program; return the first verdict that fails."""
+    def judge(self, outputs: Sequence[Any], skip: int = 0) -> Verdict:
+        """Compare the outputs of a rewritten program; return the first verdict that fails.
+
+        Args:
+            outputs: The program's outputs, without the first ``skip``.
+            skip: How many mutated values were left out.
+        """
         last = Verdict(None)
-        for index, (new, old, noise) in enumerate(
-            zip(outputs, self.outputs, self.noise, strict=True)
-        ):
+        known = zip(self.outputs[skip:], self.noise[skip:], strict=True)
+        for index, (new, (old, noise)) in enumerate(zip(outputs, known, strict=True)):
             if not isinstance(old, torch.Tensor):
                 continue
             last = compare(new, old, None, Exactness.ROUNDING, MODEL, noise)

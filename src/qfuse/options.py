@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qfuse.ir.errors import OptionsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["Backend", "Check", "Options"]
 
@@ -54,7 +57,7 @@ class Options:
     )
 
     @classmethod
-    def of(cls, value: Options | dict[str, Any] | None) -> Options:
+    def of(cls, value: Options | Mapping[str, Any] | None) -> Options:
         """Make options from a mapping.
 
         Raises:

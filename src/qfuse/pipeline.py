@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Interpreter
 
-from qfuse.ir.events import Checked, Exactness, RolledBack
+from qfuse.backends import compile_graph
+from qfuse.ir.events import Checked, Exactness, Noted, RolledBack
+from qfuse.ir.text import to_text
 from qfuse.ir.verify import verify
 from qfuse.lower import lower
 from qfuse.lower.rows import kernel_rows
@@ -24,18 +26,43 @@ from qfuse.rewrite.site_check import SiteChecker
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from qfuse.backends import Runner
     from qfuse.cost.model import CostModel
     from qfuse.ir.program import CapturedGraph, LoweredGraph
     from qfuse.kernels import KernelLibrary
     from qfuse.rewrite.compare import Verdict
     from qfuse.targets.target import Target
 
-__all__ = ["Planner", "Progress"]
-
-Progress = "Callable[[str], None]"
-"""Called with a word about what begins."""
+__all__ = ["Plan", "Planner", "run_flat"]
 
 _ATTEMPTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A lowered graph, and what its source gives on the example inputs if that was measured."""
+
+    lowered: LoweredGraph
+    reference: ModelCheck | None = None
+
+    def __str__(self) -> str:
+        return to_text(self.lowered.graph)
+
+    def confirm(self, runner: Runner, inputs: Sequence[torch.Tensor]) -> Runner:
+        """Check the compiled code as well; if it is wrong, run the graph without compiling it.
+
+        The code runs on copies: neither the caller's tensors nor the model's state are written.
+        """
+        if self.reference is None:
+            return runner
+        outputs = runner.fork().run([t.clone() for t in inputs])
+        verdict = self.reference.judge(outputs, skip=len(self.lowered.signature.mutations))
+        self.lowered.log.add(_checked("compiled", verdict))
+        if verdict.wrong is None:
+            return runner
+        text = f"the {runner.backend} backend changed values, the model runs op by op instead"
+        self.lowered.log.add(Noted("backends", f"{text}: {verdict.wrong}", warn=True))
+        return compile_graph(self.lowered, backend="eager")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,56 +74,59 @@ class Planner:
         cost: Prices rewrites and kernels.
         kernels: qfuse's own compiled kernels, or why there are none.
         check: How values are checked.
+        float_dtype: Type for what is not quantized; ``None`` keeps the source's types.
         progress: Told what begins.
     """
 
     target: Target
     cost: CostModel
     kernels: KernelLibrary
-    check: Check
-    progress: Callable[[str], None]
+    check: Check = Check.OFF
+    float_dtype: torch.dtype | None = None
+    progress: Callable[[str], None] | None = None
 
     def rewrite(
-        self, captured: CapturedGraph, inputs: Sequence[torch.Tensor], gate: Gate
+        self, captured: CapturedGraph, inputs: Sequence[torch.Tensor] = (), gate: Gate | None = None
     ) -> LoweredGraph:
         """Take a copy of ``captured`` through normalize, optimize and lower."""
         program = clone(captured)
         verify(program)
         checker = SiteChecker(program, inputs) if self.check is Check.SITE else None
+        gate = gate or Gate()
 
         def context(room: str) -> Context:
             return Context(room, self.cost, gate, checker)
 
         normal = normalize(program, context("normalize"))
         optimized = optimize(normal, context("optimize"))
-        rows = kernel_rows(self.kernels)
-        return lower(optimized, self.target, self.cost, rows, context("lower"))
+        return lower(optimized, self.target, self.cost, kernel_rows(self.kernels), context("lower"))
 
-    def plan(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> LoweredGraph:
+    def plan(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> Plan:
         """Rewrite, check the values of the whole model, and roll back whatever breaks them."""
         gate = Gate()
-        self.progress("rewriting the graph")
+        self._say("rewriting the graph")
         lowered = self.rewrite(captured, inputs, gate)
         if self.check is Check.OFF:
-            return lowered
-        self.progress("checking values")
+            return Plan(lowered)
+        self._say("checking values")
         reference = ModelCheck.measure(captured, inputs)
-        banned: frozenset[str] = frozenset()
         undone: list[RolledBack] = []
-        for _ in range(_ATTEMPTS):
-            verdict = reference.judge(run_flat(lowered, inputs))
-            if verdict.wrong is None or not gate.allowed:
-                break
-            self.progress("looking for the rewrite that changed values")
+        verdict = reference.judge(run_flat(lowered, inputs))
+        while verdict.wrong is not None and gate.allowed and len(undone) < _ATTEMPTS:
+            self._say("looking for the rewrite that changed values")
             culprit = self._find(captured, inputs, reference, gate)
-            banned |= {culprit}
             undone.append(_rolled_back(culprit, verdict))
-            gate = Gate(banned=banned)
+            gate = Gate(banned=gate.banned | {culprit})
             lowered = self.rewrite(captured, inputs, gate)
+            verdict = reference.judge(run_flat(lowered, inputs))
         for event in undone:
             lowered.log.add(event)
-        lowered.log.add(_checked(verdict))
-        return lowered
+        lowered.log.add(_checked("model", verdict))
+        return Plan(lowered, reference)
+
+    def _say(self, step: str) -> None:
+        if self.progress is not None:
+            self.progress(step)
 
     def _find(
         self,
@@ -127,9 +157,8 @@ def _rolled_back(key: str, verdict: Verdict) -> RolledBack:
     return RolledBack(room, rule, key, (), verdict.wrong or "", repro)
 
 
-def _checked(verdict: Verdict) -> Checked:
+def _checked(what: str, verdict: Verdict) -> Checked:
     note = verdict.wrong or ""
     passed = verdict.wrong is None
-    return Checked(
-        "check", "model", passed, Exactness.ROUNDING, verdict.error, verdict.allowed, note
-    )
+    error, allowed = verdict.error, verdict.allowed
+    return Checked("check", what, passed, Exactness.ROUNDING, error, allowed, note)

@@ -44,7 +44,9 @@ def check_edge(params: QuantParams, name: str) -> Refusal | None:
     """Refuse what no integer kernel computes: other arithmetic, real offsets."""
     spec = params.spec
     if spec.arithmetic.compute is not torch.float32:
-        return Refusal(f"the {name} is dequantized in {spec.arithmetic.compute}, kernels use float32")
+        return Refusal(
+            f"the {name} is dequantized in {spec.arithmetic.compute}, kernels use float32"
+        )
     if spec.domain is ZeroPointDomain.FLOAT_OFFSET:
         return Refusal(f"the {name}'s zero point is a real offset")
     zero = params.zero_point

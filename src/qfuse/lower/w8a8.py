@@ -25,6 +25,8 @@ from qfuse.lower.operands import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from torch.fx import Node
     from torch.fx.node import Argument
 
@@ -42,6 +44,10 @@ _REALS = (torch.float32, torch.bfloat16, torch.float16)
 # The kernel's own limits, see kernels/csrc/kernel_api.h.
 _MOST_STEPS = 8
 _MOST_EXTRAS = 4
+_MOST_K = 1 << 16
+_MOST_K_WITH_ZERO = 1 << 15
+
+_Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
 @dataclass(slots=True)
@@ -54,9 +60,7 @@ class LinearW8A8:
 
     library: KernelLibrary
     name: str = "qfuse.linear_w8a8"
-    _packed: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(
-        default_factory=dict
-    )
+    _packed: dict[Hashable, _Packed] = field(default_factory=dict)
 
     def supported(self, target: Target) -> Refusal | None:
         """Refuse where the kernels could not be built."""
@@ -92,41 +96,43 @@ class LinearW8A8:
         assert x is not None, "accepted without activation params"
         assert w is not None, "accepted without weight params"
         x_zero = None if x.zero_point is None else typed(x.zero_point, torch.int32, rw)
-        packed, sums, offset = self._pack(fused, w)
-        zero = None if w.zero_point is None else constant_of(w.zero_point)
-        if zero is not None or bool(offset):
-            zero = (torch.zeros(1) if zero is None else zero).to(torch.int32).reshape(-1) - offset
+        packed, sums, zero = self._pack(problem, w)
+        name = fused.weight.target
         return [
             fused.x,
             typed(x.scale, torch.float32, rw),
             x_zero,
-            rw.constant(packed, f"{fused.weight.target}_packed"),
-            rw.constant(sums, f"{fused.weight.target}_sums"),
+            rw.constant(packed, f"{name}_packed"),
+            rw.constant(sums, f"{name}_sums"),
             vector(w.scale, torch.float32, problem.n, rw),
-            None
-            if zero is None or not bool(zero.any())
-            else rw.constant(zero.expand(problem.n).contiguous(), f"{fused.weight.target}_zero"),
+            None if zero is None else rw.constant(zero, f"{name}_zero"),
             None if fused.bias is None else typed(fused.bias, torch.float32, rw),
         ]
 
-    def _pack(
-        self, fused: FusedLinear, params: QuantParams
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _pack(self, problem: LinearProblem, params: QuantParams) -> _Packed:
         """Pack a weight once, however many linears read it.
 
-        Unsigned weights are packed as signed ones; the third tensor is what was subtracted.
+        Unsigned weights are packed as signed ones, which moves their zero point by 128.
         """
-        del params
-        stored = constant_of(fused.weight)
+        stored = constant_of(problem.fused.weight)
         assert stored is not None, "accepted a weight that is not constant"
-        known = self._packed.get(id(stored))
-        if known is None:
+        zero = _weight_zero(stored, params)
+        key = (id(stored), None if zero is None else tuple(zero.tolist()))
+        if key not in self._packed:
             unsigned = stored.dtype is torch.uint8
             signed = (stored.to(torch.int16) - 128).to(torch.int8) if unsigned else stored
-            packed, sums = pack_weight(signed.contiguous())
-            offset = torch.tensor([128 if unsigned else 0], dtype=torch.int32)
-            known = self._packed[id(stored)] = (packed, sums, offset)
-        return known
+            full = None if zero is None else zero.expand(problem.n).contiguous()
+            self._packed[key] = (*pack_weight(signed, full), full)
+        return self._packed[key]
+
+
+def _weight_zero(stored: torch.Tensor, params: QuantParams) -> torch.Tensor | None:
+    """Return the zero points of the signed weight, ``None`` if all are zero."""
+    zero = None if params.zero_point is None else constant_of(params.zero_point)
+    flat = torch.zeros(1, dtype=torch.int32) if zero is None else zero.to(torch.int32).reshape(-1)
+    if stored.dtype is torch.uint8:
+        flat = flat - 128
+    return flat if bool(flat.any()) else None
 
 
 def _check_activation(problem: LinearProblem) -> Refusal | None:
@@ -154,6 +160,9 @@ def _check_weight(problem: LinearProblem) -> Refusal | None:
     parts = (problem.fused.weight, params.scale, params.zero_point)
     if any(p is not None and constant_of(p) is None for p in parts):
         return Refusal("the weight or its parameters are computed at run time")
+    most = _MOST_K if params.zero_point is None else _MOST_K_WITH_ZERO
+    if problem.k > most:
+        return Refusal(f"{problem.k} input features could overflow its sums, {most} cannot")
     return check_edge(params, "weight")
 
 

@@ -88,6 +88,4 @@ def _work(problem: LinearProblem) -> AtPoints[Work]:
 
 
 def _unshared(work: Work) -> Work:
-    return Work(
-        work.flops, work.kind, work.weight_bytes, work.reads, work.writes, work.flops, 1, 0
-    )
+    return Work(work.flops, work.kind, work.weight_bytes, work.reads, work.writes, work.flops, 1, 0)

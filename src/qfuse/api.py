@@ -1,0 +1,245 @@
+"""The main road: :func:`compile` and :func:`explain`."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from qfuse import kernels
+from qfuse.backends import BackendOptions, CompiledModule, compile_graph
+from qfuse.capture import capture
+from qfuse.cost import CostModel, load_or_measure
+from qfuse.ir.calling import Caller
+from qfuse.ir.errors import OptionsError
+from qfuse.ir.events import Noted
+from qfuse.ir.quant_spec import dtype_name
+from qfuse.options import Check, Options, choice
+from qfuse.pipeline import Plan, Planner
+from qfuse.report import Report
+from qfuse.targets import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch.export import ExportedProgram
+    from torch.nn import Module
+
+    from qfuse.ir.program import CapturedGraph
+
+__all__ = ["CompiledModel", "compile", "explain"]
+
+
+class CompiledModel(CompiledModule):
+    """A compiled model: call it like its source.
+
+    Attributes:
+        report: What was done and why.
+        plan: The graph that runs; ``print(model.plan)`` shows it.
+    """
+
+    def __init__(self, module: CompiledModule, plan: Plan, report: Report) -> None:
+        super().__init__(module.signature, module.runner)
+        self.plan = plan
+        self.report = report
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
+        """Copy the state that the model writes; code and constants never change and are shared."""
+        copy = CompiledModel(super().__deepcopy__(memo), self.plan, self.report)
+        memo[id(self)] = copy
+        return copy
+
+
+def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per choice
+    model: Module | ExportedProgram,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    target: Target | None = None,
+    check: str = "pipeline",
+    float_dtype: torch.dtype | None = None,
+    options: Options | Mapping[str, Any] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> CompiledModel:
+    """Compile a quantized model for this machine.
+
+    Args:
+        model: An ``nn.Module`` in eval mode (quantized by torchao or by hand, or float: then
+            nothing is quantized, and the report says so), an ``ExportedProgram``, or a
+            ``GraphModule`` converted by PT2E.
+        args: Example inputs. Values matter: checks run on them.
+        kwargs: Example inputs by keyword.
+        dynamic_shapes: Which sizes may vary, as ``torch.export.export`` takes it.
+        target: Where it will run; the default is this machine.
+        check: ``"site"`` checks every rewrite by values, ``"pipeline"`` the whole model, and undoes
+            what changes values; ``"off"`` checks nothing.
+        float_dtype: ``torch.bfloat16`` runs what is not quantized in bf16. This changes values
+            beyond rounding of the source's own types, so it is opt-in.
+        options: See :class:`qfuse.Options`; a mapping of its fields will do.
+        progress: Called with a few words whenever a step begins.
+
+    Returns:
+        A callable with the signature of the model, a ``report`` and a ``plan``.
+
+    Raises:
+        CaptureError: The model cannot be exported; the message names the line and what to do.
+        NormalizeError: A quantization op is malformed, or cannot run here.
+        OptionsError: An option has a value that it cannot take.
+        BackendError: The backend that was asked for does not work here.
+    """
+    session = _Session.start(target, check, float_dtype, options, progress)
+    captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
+    with session.timed("plan"):
+        plan = session.planner().plan(captured, inputs)
+    with session.timed("compile"):
+        runner = compile_graph(
+            plan.lowered,
+            backend=session.options.backend.value,
+            options=session.backend_options(),
+            progress=session.progress,
+        )
+    runner = plan.confirm(runner, inputs)
+    module = CompiledModule(plan.lowered.signature, runner)
+    return CompiledModel(module, plan, session.report(plan, runner.backend))
+
+
+def explain(  # noqa: PLR0913 - one keyword per choice
+    model: Module | ExportedProgram,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    target: Target | None = None,
+    float_dtype: torch.dtype | None = None,
+    options: Options | Mapping[str, Any] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Report:
+    """Make the same plan as :func:`compile` and report it, without compiling or running anything.
+
+    The arguments and errors are those of :func:`compile`.
+    """
+    session = _Session.start(target, "off", float_dtype, options, progress)
+    captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
+    with session.timed("plan"):
+        plan = session.planner().plan(captured, inputs)
+    return session.report(plan, None)
+
+
+@dataclass(slots=True)
+class _Session:
+    """One compilation: what was asked for, and what it took."""
+
+    target: Target
+    check: Check
+    options: Options
+    float_dtype: torch.dtype | None
+    library: kernels.KernelLibrary
+    progress: Callable[[str], None] | None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def start(
+        cls,
+        target: Target | None,
+        check: str,
+        float_dtype: torch.dtype | None,
+        options: Options | Mapping[str, Any] | None,
+        progress: Callable[[str], None] | None,
+    ) -> _Session:
+        """Check what was asked for before anything slow begins."""
+        chosen = Options.of(options)
+        checked = choice(Check, check, "check")
+        if float_dtype not in {None, torch.float32, torch.bfloat16}:
+            raise OptionsError(
+                f"float_dtype={float_dtype} is not supported",
+                fix="use torch.bfloat16, or None to keep the model's own types",
+            )
+        if target is not None and not isinstance(target, Target):
+            raise OptionsError(
+                f"target must be a qfuse.Target, not {type(target).__name__}",
+                fix="use qfuse.Target.detect(), or None for this machine",
+            )
+        if progress is not None:
+            progress("looking at the machine")
+        library = (
+            kernels.load()
+            if chosen.own_kernels
+            else kernels.KernelLibrary(False, "switched off by option")
+        )
+        target = target or Target.detect(extensions=False)
+        return cls(target, checked, chosen, float_dtype, library, progress)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Note how long a step takes."""
+        begin = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - begin
+
+    def capture(
+        self,
+        model: Module | ExportedProgram,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None,
+        dynamic_shapes: Any,
+    ) -> tuple[CapturedGraph, list[torch.Tensor]]:
+        """Capture ``model`` and return it with its flat example inputs."""
+        if self.progress is not None:
+            self.progress("capturing the model")
+        with self.timed("capture"):
+            captured = capture(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+        args, kwargs = _examples(model, args, kwargs)
+        caller = Caller(captured.signature)
+        return captured, caller.check(caller.bind(args, kwargs))
+
+    def planner(self) -> Planner:
+        """Return what takes the captured graph to a lowered one."""
+        cost = CostModel(load_or_measure(self.target))
+        return Planner(self.target, cost, self.library, self.check, self.float_dtype, self.progress)
+
+    def backend_options(self) -> BackendOptions:
+        """Return how the lowered graph is compiled."""
+        return BackendOptions(
+            cache=self.options.cache,
+            fingerprint=self.target.fingerprint(),
+            kernels=self.library.path.name if self.library.path else "",
+        )
+
+    def report(self, plan: Plan, backend: str | None) -> Report:
+        """Put the events and what holds of the whole together."""
+        facts: dict[str, Any] = {
+            "target": f"{self.target.model or self.target.architecture}, "
+            f"{self.target.threads} threads, {self.target.aten_capability}",
+            "torch": self.target.torch_version,
+            "backend": backend or "none: explained, not compiled",
+            "check": self.check.value,
+            "constants": f"{_constant_bytes(plan) / 1e6:.1f} MB",
+            "seconds": ", ".join(f"{k} {v:.1f}" for k, v in self.seconds.items()),
+        }
+        if self.float_dtype is not None:
+            facts["float dtype"] = f"{dtype_name(self.float_dtype)} (lossy, by request)"
+        events = list(plan.lowered.log)
+        if self.options.own_kernels and not self.library.available:
+            events.append(Noted("lower", f"no own kernels: {self.library.reason}", warn=True))
+        return Report(tuple(events), facts)
+
+
+def _examples(
+    model: Module | ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the example inputs; an exported program brings its own."""
+    own = getattr(model, "example_inputs", None)
+    if not args and not kwargs and isinstance(model, torch.export.ExportedProgram) and own:
+        return own[0], dict(own[1])
+    return args, dict(kwargs or {})
+
+
+def _constant_bytes(plan: Plan) -> int:
+    buffers = plan.lowered.module.buffers()
+    return sum(
+        {b.untyped_storage().data_ptr(): b.untyped_storage().nbytes() for b in buffers}.values()
+    )
