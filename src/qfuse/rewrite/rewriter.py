@@ -134,7 +134,7 @@ class Rewriter:
         self._note(node)
         try:
             node.meta["val"] = self._editor.infer(op, args, kwargs)
-        except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+        except (RuntimeError, TypeError, ValueError, LookupError, AssertionError) as error:
             text = node.format_node()
             self.undo()
             raise RewriteError(

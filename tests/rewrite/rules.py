@@ -1,0 +1,100 @@
+"""Small rules, right and wrong ones, to drive the engine with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.schema import arguments
+from qfuse.ir.views import node_of
+from qfuse.rewrite.rule import Miss, Rule
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.fx import Node
+
+    from qfuse.cost.model import CostModel
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["CostlyRelu", "DoubleNegation", "MulToNeg", "NegToMul", "WrongAbs"]
+
+aten = torch.ops.aten
+
+
+class DoubleNegation(Rule["Node"]):
+    """``neg(neg(x))`` is ``x``."""
+
+    name = "double-negation"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.neg.default,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> Node | Miss:
+        inner = node_of(arguments(node)["self"])
+        if inner.target is not aten.neg.default:
+            return Miss(MissCode.PATTERN, inner, "{} is not a negation", inner.name, progress=2)
+        return node
+
+    def rewrite(self, site: Node, rw: Rewriter) -> None:
+        inner = node_of(arguments(site)["self"])
+        rw.replace(site, node_of(arguments(inner)["self"]))
+
+
+class NegToMul(Rule["Node"]):
+    """``neg(x)`` becomes ``x * -1``."""
+
+    name = "neg-to-mul"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.neg.default,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> Node | Miss:
+        return node
+
+    def rewrite(self, site: Node, rw: Rewriter) -> None:
+        rw.replace(site, rw.call(aten.mul.Tensor, arguments(site)["self"], -1))
+
+
+class MulToNeg(Rule["Node"]):
+    """``x * -1`` becomes ``neg(x)``: together with NegToMul this never ends."""
+
+    name = "mul-to-neg"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.mul.Tensor,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> Node | Miss:
+        return node
+
+    def rewrite(self, site: Node, rw: Rewriter) -> None:
+        rw.replace(site, rw.call(aten.neg.default, arguments(site)["self"]))
+
+
+class WrongAbs(Rule["Node"]):
+    """``neg(x)`` becomes ``abs(x)``, which is wrong where x is positive."""
+
+    name = "wrong-abs"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.neg.default,)
+    exactness = Exactness.ROUNDING
+
+    def match(self, node: Node) -> Node | Miss:
+        return node
+
+    def rewrite(self, site: Node, rw: Rewriter) -> None:
+        rw.replace(site, rw.call(aten.abs.default, arguments(site)["self"]))
+
+
+class CostlyRelu(Rule["Node"]):
+    """Legal, but it never pays."""
+
+    name = "costly-relu"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.relu.default,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> Node | Miss:
+        return node
+
+    def gain(self, site: Node, cost: CostModel) -> float | None:
+        return -2e-6
+
+    def rewrite(self, site: Node, rw: Rewriter) -> None:
+        rw.replace(site, rw.call(aten.clamp_min.default, arguments(site)["self"], 0))

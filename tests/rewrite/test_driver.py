@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.rewrite.rules import CostlyRelu, DoubleNegation, MulToNeg, NegToMul, WrongAbs
+
+from qfuse.cost import CostModel, CostProfile
+from qfuse.ir.errors import RewriteError
+from qfuse.ir.events import Fired, MissCode, Missed, RolledBack
+from qfuse.ir.text import to_text
+from qfuse.rewrite.clone import clone
+from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.rewriter import GraphEditor, origins
+from qfuse.rewrite.site_check import SiteChecker
+from qfuse.testing.build import GraphBuilder
+from qfuse.testing.run import random_inputs, run
+
+aten = torch.ops.aten
+
+
+def chain(count: int) -> GraphBuilder:
+    """A builder with an input ``x`` and ``count`` negations of it."""
+    b = GraphBuilder()
+    node = b.arg("x", torch.float32, "m", 4)
+    for _ in range(count):
+        node = b.call(aten.neg.default, node)
+    return b
+
+
+def last(b: GraphBuilder) -> torch.fx.Node:
+    """The newest node."""
+    return next(iter(reversed(b.graph.nodes)))
+
+
+@pytest.mark.parametrize(("count", "left"), [(2, 0), (3, 1), (8, 0), (101, 1)])
+def test_runs_to_a_fixpoint(count: int, left: int) -> None:
+    b = chain(count)
+    program = b.done(b.call(aten.abs.default, last(b)))
+
+    result = apply_rules(program, [DoubleNegation()])
+
+    assert result.fired == {"double-negation": count // 2}
+    assert sum(n.target is aten.neg.default for n in program.graph.nodes) == left
+
+
+def test_names_the_rules_that_alternate() -> None:
+    b = chain(3)
+    program = b.done(last(b))
+
+    with pytest.raises(RewriteError, match="mul-to-neg, neg-to-mul"):
+        apply_rules(program, [NegToMul(), MulToNeg()])
+
+
+def test_the_first_rule_wins() -> None:
+    b = chain(1)
+    program = b.done(last(b))
+
+    assert apply_rules(program, [NegToMul(), WrongAbs()]).fired == {"neg-to-mul": 1}
+
+
+def test_reports_the_last_word_on_every_node_that_survives() -> None:
+    b = chain(3)
+    program = b.done(b.call(aten.abs.default, last(b)))
+
+    result = apply_rules(program, [DoubleNegation()])
+
+    assert [m.code for _, m in result.misses] == [MissCode.PATTERN]
+    (event,) = program.log.of(Missed)
+    assert event.reason == "x is not a negation"
+
+
+def test_what_does_not_pay_is_a_miss_with_its_price() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 4)
+    program = b.done(b.call(aten.relu.default, x))
+    context = Context("test", CostModel(CostProfile.pinned()))
+
+    result = apply_rules(program, [CostlyRelu()], context)
+
+    ((_, miss),) = result.misses
+    assert (miss.code, miss.reason) == (MissCode.PROFIT, "it would cost 2 us per call")
+    assert apply_rules(clone(program), [CostlyRelu()]).fired == {"costly-relu": 1}
+
+
+def test_fuel_takes_the_first_rewrites_and_no_more() -> None:
+    b = chain(9)
+    program = b.done(b.call(aten.abs.default, last(b)))
+    everything, some = clone(program), clone(program)
+    full, limited = Gate(), Gate(fuel=2)
+
+    apply_rules(everything, [DoubleNegation()], Context("test", gate=full))
+    apply_rules(some, [DoubleNegation()], Context("test", gate=limited))
+
+    assert len(full.allowed) == 4
+    assert limited.allowed == full.allowed[:2]
+
+
+def test_a_banned_rewrite_stays_away_and_is_reported() -> None:
+    b = chain(2)
+    program = b.done(b.call(aten.abs.default, last(b)))
+    gate = Gate()
+    apply_rules(clone(program), [DoubleNegation()], Context("test", gate=gate))
+
+    banned = Gate(banned=frozenset(gate.allowed))
+    result = apply_rules(program, [DoubleNegation()], Context("test", gate=banned))
+
+    assert not result.modified
+    assert MissCode.BANNED in [m.code for _, m in result.misses]
+
+
+def test_a_rewrite_that_changes_values_is_undone() -> None:
+    b = chain(2)
+    program = b.done(b.call(aten.abs.default, last(b)))
+    before = to_text(program.graph)
+    inputs = random_inputs(program, m=5)
+    context = Context("test", checker=SiteChecker(program, inputs))
+
+    result = apply_rules(program, [WrongAbs()], context)
+
+    assert not result.modified
+    assert to_text(program.graph) == before
+    assert len(program.log.of(RolledBack)) == 2
+    assert not program.log.of(Fired)
+    program.graph.lint()
+
+
+def test_a_right_rewrite_passes_its_site_check() -> None:
+    b = chain(4)
+    program = b.done(b.call(aten.abs.default, last(b)))
+    inputs = random_inputs(program, m=5)
+    want = run(clone(program), inputs)
+
+    context = Context("test", checker=SiteChecker(program, inputs))
+    assert apply_rules(program, [DoubleNegation()], context).fired.total() == 2
+    assert torch.equal(run(program, inputs)[0], want[0])
+
+
+def test_a_new_node_stands_for_what_it_replaced() -> None:
+    b = chain(1)
+    (neg,) = [n for n in b.graph.nodes if n.op == "call_function"]
+    program = b.done(b.call(aten.abs.default, neg))
+
+    apply_rules(program, [NegToMul()])
+
+    (mul,) = [n for n in program.graph.nodes if n.target is aten.mul.Tensor]
+    assert origins(mul) == (neg.name,)
+
+
+def test_a_replacement_of_another_type_is_refused_and_undone() -> None:
+    b = chain(1)
+    node = last(b)
+    program = b.done(b.call(aten.abs.default, node))
+    before = to_text(program.graph)
+    rw = GraphEditor(program.module).rewriter("bad", node)
+    wide = rw.call(aten._to_copy.default, node.args[0], dtype=torch.float64)
+
+    with pytest.raises(RewriteError, match=r"float32\[s\d+, 4\] to float64"):
+        rw.replace(node, wide)
+    assert to_text(program.graph) == before
+
+
+def test_a_call_that_its_op_rejects_is_refused_and_undone() -> None:
+    b = chain(1)
+    node = last(b)
+    program = b.done(node)
+    before = to_text(program.graph)
+    rw = GraphEditor(program.module).rewriter("bad", node)
+
+    with pytest.raises(RewriteError, match="rule bad"):
+        rw.call(aten.permute.default, node, [0, 1, 2])
+    assert to_text(program.graph) == before
+
+
+def test_one_tensor_is_one_constant() -> None:
+    b = chain(1)
+    node = last(b)
+    program = b.done(node)
+    rw = GraphEditor(program.module).rewriter("constants", node)
+    value = torch.ones(3)
+
+    first, second, third = (rw.constant(v, "c") for v in (value, value, value.clone()))
+
+    assert first.target == second.target != third.target
