@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qfuse.cost._torch_api import size_range
-from qfuse.cost.measure import measure
+from qfuse.cost.measurement import measure
 from qfuse.cost.model import Bound, Comparison, CostModel, Estimate, Plan
 from qfuse.cost.profile import CostProfile
 from qfuse.cost.sizes import AtPoints, Size, SizeRange, at_points

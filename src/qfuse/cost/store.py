@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import filelock
 
-from qfuse.cost.measure import measure
+from qfuse.cost.measurement import measure
 from qfuse.cost.profile import CostProfile
 from qfuse.ir.errors import CacheError, OptionsError
 from qfuse.targets import cache_directory, write_atomically
@@ -97,7 +97,7 @@ def _measure_again(
     }
     write_atomically(path, json.dumps(record, indent=2))
     if not profile.quiet:
-        _log.warning("the cost profile was measured while something else used the cores")
+        _log.info("the cost profile was measured while something else used the cores")
     return profile
 
 

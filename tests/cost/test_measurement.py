@@ -1,0 +1,258 @@
+"""Measuring for real, once; what it gives must be possible, and nothing may be left changed."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from qfuse.cost import ComputeKind, CostProfile, _torch_api, measure, probes
+from qfuse.cost.measurement import _rounded
+from qfuse.cost.probes import Probe
+from qfuse.targets import KernelState, Target
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target.detect(extensions=False)
+
+
+@pytest.fixture(scope="module")
+def measured(target: Target) -> CostProfile:
+    return measure(target)
+
+
+def test_what_is_measured_is_possible(target: Target, measured: CostProfile) -> None:
+    assert measured.machine == target.machine_fingerprint()
+    assert measured.threads == target.threads
+    assert measured.measured_seconds > 0
+    # From a very slow to a very fast machine; a wrong unit or a missing factor falls outside.
+    assert 5e8 < measured.memory_bandwidth < 5e12
+    assert measured.memory_bandwidth <= measured.cache_bandwidth < 1e14
+    assert 1e9 < measured.f32_flops < 1e14
+    assert 1e-8 < measured.call_seconds < 1e-3
+    assert measured.call_seconds <= measured.library_call_seconds < 1e-2
+
+
+def test_one_row_is_not_faster_than_many(measured: CostProfile) -> None:
+    assert measured.f32_flops_one_row <= measured.f32_flops
+    assert measured.bf16_flops_one_row <= measured.bf16_flops
+    assert measured.int8_ops_one_row <= measured.int8_ops
+
+
+def test_int8_dot_products_pay(target: Target, measured: CostProfile) -> None:
+    if not (target.has_vnni and target.has_kernel("onednn::qlinear_pointwise")):
+        pytest.skip("needs int8 dot products")
+
+    assert measured.int8_ops > measured.f32_flops
+
+
+def settings() -> dict[str, Any]:
+    """What measuring might change."""
+    seen: list[int] = []
+    fresh = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    fresh.start()
+    fresh.join()
+    return {
+        "threads": torch.get_num_threads(),
+        "threads of a new thread": seen,
+        "random": torch.random.get_rng_state().tolist(),
+        "grad": torch.is_grad_enabled(),
+        "dtype": torch.get_default_dtype(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "mkldnn": torch.backends.mkldnn.enabled,
+    }
+
+
+def test_nothing_is_left_changed(target: Target) -> None:
+    before = settings()
+    measure(target, budget=0)
+    _torch_api.on_one_thread(lambda: None)
+
+    assert settings() == before
+
+
+def test_no_budget_is_one_round(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Probe] = []
+    original = probes.call_probe
+
+    def remembered(*args: Any) -> Probe:
+        built.append(original(*args))
+        return built[-1]
+
+    monkeypatch.setattr(probes, "call_probe", remembered)
+    measure(target, budget=0)
+
+    assert {len(probe.samples) for probe in built} == {3}
+
+
+def test_modes_of_the_caller_do_not_matter(target: Target) -> None:
+    profiles: list[CostProfile] = []
+
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        profiles.append(measure(target, budget=0))
+        return x + 1
+
+    with torch.autocast("cpu"), torch.device("meta"):
+        graph = make_fx(traced, tracing_mode="fake")(torch.ones(2, device="cpu")).graph
+
+    assert [node.op for node in graph.nodes] == ["placeholder", "call_function", "output"]
+    # A fake product takes no time: its rate would be far beyond any machine's.
+    assert 1e9 < profiles[0].f32_flops < 1e14
+
+
+def test_one_thread_is_one_thread_for_that_thread_only() -> None:
+    before = torch.get_num_threads()
+    outside: list[int] = []
+
+    def inside() -> int:
+        # Another thread, both an old and a new one, keeps its number meanwhile.
+        fresh = threading.Thread(target=lambda: outside.append(torch.get_num_threads()))
+        fresh.start()
+        fresh.join()
+        return torch.get_num_threads()
+
+    assert _torch_api.on_one_thread(inside) == 1
+    assert outside == [before]
+    assert torch.get_num_threads() == before
+
+
+def test_errors_come_through_from_the_other_thread() -> None:
+    def fails() -> None:
+        raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        _torch_api.on_one_thread(fails)
+
+
+def test_a_noisy_machine_is_measured_on_one_thread_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    original = probes.products
+
+    def remembered(target: Target) -> dict[ComputeKind, probes.Products]:
+        counts.append(torch.get_num_threads())
+        return original(target)
+
+    monkeypatch.setattr("qfuse.cost.measurement._QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(probes, "products", remembered)
+    profile = measure(Target.for_testing(threads=2), budget=0)
+
+    assert counts == [torch.get_num_threads(), 1]
+    assert not profile.quiet
+
+
+def test_more_threads_than_cores_are_never_quiet() -> None:
+    assert not measure(Target.for_testing(threads=2, usable_cores=1), budget=0).quiet
+
+
+def test_int8_without_onednn() -> None:
+    target = Target.for_testing(
+        threads=1, kernels={"onednn::qlinear_pointwise": KernelState.ABSENT}
+    )
+    found = probes.products(target)
+    assert found[ComputeKind.INT8].one_row is None
+
+    profile = measure(target, budget=0)
+
+    assert profile.int8_ops_one_row <= profile.int8_ops
+    assert profile.int8_ops_one_row == pytest.approx(
+        min(2 * profile.memory_bandwidth, profile.int8_ops), rel=0.01
+    )
+    assert profile.library_call_seconds > 0
+
+
+def test_without_any_int8_kernel_int8_is_as_fast_as_f32() -> None:
+    target = Target.for_testing(
+        threads=1,
+        mkldnn_enabled=False,
+        kernels={"aten::_int_mm": KernelState.SCHEMA_ONLY},
+    )
+
+    profile = measure(target, budget=0)
+
+    assert (profile.int8_ops, profile.int8_ops_one_row) == (
+        profile.f32_flops,
+        profile.f32_flops_one_row,
+    )
+
+
+def test_products_grow_until_they_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    built: list[int] = []
+
+    def clock() -> float:
+        return now
+
+    def build(rows: int, depth: int, columns: int) -> Any:
+        del depth, columns
+        built.append(rows)
+
+        def run() -> None:
+            nonlocal now
+            now += rows * 1e-4  # 10 ms for a hundred rows
+
+        return run
+
+    monkeypatch.setattr("qfuse.cost.probes.time.perf_counter", clock)
+    probe = probes._many_rows(build)
+
+    assert built == [32, 128, 512]
+    assert probe.samples == []
+    assert probe.amount == 2 * 512 * 2048 * 1024
+
+
+def test_one_slow_run_does_not_stop_the_growing(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, runs = 0.0, 0
+
+    def build(rows: int, depth: int, columns: int) -> Any:
+        del rows, depth, columns
+
+        def run() -> None:
+            nonlocal now, runs
+            runs += 1
+            now += 1e-3 if runs % 3 == 0 else 1.0
+
+        return run
+
+    monkeypatch.setattr("qfuse.cost.probes.time.perf_counter", lambda: now)
+
+    assert probes._many_rows(build).amount == 2 * 2048 * 2048 * 1024
+
+
+def test_a_sample_and_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, runs = 0.0, 0
+
+    def run() -> None:
+        nonlocal now, runs
+        runs += 1
+        now += float(runs)
+
+    monkeypatch.setattr("qfuse.cost.probes.time.perf_counter", lambda: now)
+    warm = Probe(run, amount=100.0, calls=2, repeats=3)
+    warm.sample()
+    assert warm.samples == [2.0, 3.0, 4.0]
+    assert warm.seconds() == 2.0
+    assert warm.rate() == 50.0
+    assert warm.rate(0.25) == pytest.approx(100 / 1.5)
+    # Calls are never more than half of the time: a rate stays finite.
+    assert warm.rate(10.0) == 100.0
+
+    cold = Probe(run, repeats=1)
+    cold.sample()
+    assert cold.samples == [5.0]
+
+
+def test_the_tenth_percentile() -> None:
+    probe = Probe(lambda: None, samples=[float(n) for n in range(20, 0, -1)])
+
+    assert probe.seconds() == 3.0
+
+
+@pytest.mark.parametrize(
+    ("value", "rounded"), [(123456.0, 123000.0), (0.0012345, 0.00123), (9.999, 10.0), (1.0, 1.0)]
+)
+def test_three_digits(value: float, rounded: float) -> None:
+    assert _rounded(value) == rounded

@@ -1,0 +1,103 @@
+"""A profile is a checked value."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from qfuse.cost import CostProfile
+from qfuse.ir.errors import OptionsError
+
+PINNED = CostProfile.pinned()
+NUMBERS = [
+    field.name
+    for field in dataclasses.fields(CostProfile)
+    if field.name not in {"machine", "threads", "quiet", "measured_seconds"}
+]
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_speeds_and_prices_are_positive(name: str, value: float) -> None:
+    with pytest.raises(OptionsError, match=f"{name} of a cost profile must be positive"):
+        CostProfile(**{**PINNED.to_dict(), name: value})
+
+
+def test_json_round_trip() -> None:
+    odd = replace(PINNED, memory_bandwidth=1 / 3, quiet=False, measured_seconds=1.25)
+
+    assert CostProfile.from_json(PINNED.to_json()) == PINNED
+    assert CostProfile.from_json(odd.to_json()) == odd
+
+
+def test_whole_numbers_may_stand_for_fractions() -> None:
+    assert CostProfile.from_dict({**PINNED.to_dict(), "f32_flops": 7}).f32_flops == 7
+
+
+def spoilt(**changes: Any) -> str:
+    """The JSON of a profile with some fields replaced or, with "remove", left out."""
+    data = {**PINNED.to_dict(), **changes}
+    return json.dumps({name: value for name, value in data.items() if value != "remove"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        spoilt(threads="remove"),
+        spoilt(unknown=1.0),
+        spoilt(threads=2.0),
+        spoilt(threads=True),
+        spoilt(quiet=1),
+        spoilt(machine=None),
+        spoilt(f32_flops="fast"),
+        spoilt(f32_flops=True),
+        spoilt(f32_flops=0),
+        spoilt(f32_flops=math.nan),
+    ],
+)
+def test_what_is_no_profile_is_refused(text: str) -> None:
+    with pytest.raises(OptionsError, match="cost profile"):
+        CostProfile.from_json(text)
+
+
+def test_the_best_of_two_noisy_profiles() -> None:
+    one = replace(PINNED, quiet=False, f32_flops=1.0, call_seconds=5.0, measured_seconds=1.0)
+    two = replace(PINNED, quiet=False, int8_ops=2.0, library_call_seconds=7.0)
+
+    best = one.best_of(two)
+
+    assert best == replace(PINNED, quiet=False, measured_seconds=1.0)
+    assert two.best_of(one) == replace(PINNED, quiet=False)
+
+
+def test_profiles_of_two_machines_do_not_combine() -> None:
+    for other in (replace(PINNED, machine="other"), replace(PINNED, threads=64)):
+        with pytest.raises(OptionsError, match="do not combine"):
+            PINNED.best_of(other)
+
+
+def test_a_profile_can_be_shown() -> None:
+    assert PINNED.describe() == [
+        ("threads", "2"),
+        ("memory", "25 GB/s"),
+        ("cache", "130 GB/s up to 17 MB"),
+        ("f32", "182 GOP/s, one row 12 GOP/s"),
+        ("bf16", "425 GOP/s, one row 33 GOP/s"),
+        ("int8", "860 GOP/s, one row 180 GOP/s"),
+        ("operator call", "1.0 us"),
+        ("oneDNN call", "20 us"),
+        ("measured", "no, fixed"),
+    ]
+    measured = replace(PINNED, measured_seconds=1.23)
+    assert measured.describe()[-1] == ("measured", "in 1.2 s on a quiet machine")
+    noisy = replace(measured, quiet=False)
+    assert noisy.describe()[-1] == ("measured", "in 1.2 s while something else used the cores")
