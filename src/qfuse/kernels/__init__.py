@@ -1,0 +1,32 @@
+"""Our own C++ kernels: compiled for this torch on first use, cached, registered as torch ops.
+
+Importing this package builds and loads nothing. :func:`load` does, once per process, and says what
+came of it: without a compiler the kernels are not there, and everything else works.
+
+    library = kernels.load()
+    if library.available:
+        packed, sums = kernels.pack_weight(weight)
+        y = kernels.linear_w8a8(x, x_scale, None, packed, sums, w_scale)
+
+The ops of a loaded library are ``torch.ops.qfuse.linear_w8a8`` and so on; their arguments are
+explained in :mod:`qfuse.kernels.ops`.
+"""
+
+from qfuse.kernels.build import Compiler, KernelBuildError, find_compiler, kernel_cache
+from qfuse.kernels.library import KernelLibrary, instruction_set, load
+from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized
+from qfuse.kernels.pack import pack_weight, unpack_weight
+
+__all__ = [
+    "Compiler",
+    "KernelBuildError",
+    "KernelLibrary",
+    "find_compiler",
+    "instruction_set",
+    "kernel_cache",
+    "linear_w8a8",
+    "linear_w8a8_quantized",
+    "load",
+    "pack_weight",
+    "unpack_weight",
+]

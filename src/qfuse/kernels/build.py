@@ -1,0 +1,260 @@
+"""Compiling the C++ kernels, once for each torch, set of sources and compiler, into a cache.
+
+The cache is ``$QFUSE_CACHE_DIR/kernels``, by default below the user's cache folder. An entry is one
+folder per key (sources, torch, flags, C++ ABI, machine) with one library per compiler and a small
+description of each. A library is used only if its description fits and its bytes are those that
+were written; anything else is rebuilt, with a line in the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import filelock
+import platformdirs
+import torch
+
+from qfuse.ir.errors import CacheError, QfuseError
+
+__all__ = ["Compiler", "Entry", "KernelBuildError", "build", "find_compiler", "kernel_cache"]
+
+_log = logging.getLogger(__name__)
+
+_SOURCES = Path(__file__).with_name("csrc")
+_FORMAT = 1  # of the cache entries
+_VERSION_SECONDS = 10
+_BUILD_SECONDS = 600
+
+# No contraction to fused multiply-add: all instruction sets give the same bits. No -march: the
+# library runs on every machine of this architecture and chooses at run time.
+_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fopenmp", "-ffp-contract=off", "-Wno-psabi")
+# What runs over memory in plain loops; elsewhere -O3 only takes longer.
+_PLAIN_LOOPS = {"linear_w8a8": ("-O3",)}
+_X86_FLAGS = {
+    "isa_avx2": ("-mavx2",),
+    "isa_avx512_vnni": (
+        "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni",
+    ),
+}  # fmt: skip
+_LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch")
+
+
+class KernelBuildError(QfuseError):
+    """The kernels could not be compiled, or their cache could not be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C++ compiler.
+
+    Attributes:
+        command: The executable, and arguments that always go with it.
+        version: First line of what ``--version`` prints.
+    """
+
+    command: tuple[str, ...]
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The description of a cached library.
+
+    Attributes:
+        key: What it was built from and for.
+        compiler: Version line of the compiler.
+        sha256: Of the library's bytes.
+    """
+
+    key: str
+    compiler: str
+    sha256: str
+
+
+def find_compiler() -> Compiler | None:
+    """Return the compiler that Inductor would take: ``$CXX``, else g++ or clang++."""
+    named = os.environ.get("CXX")
+    for command in [shlex.split(named)] if named else [["g++"], ["clang++"]]:
+        path = shutil.which(command[0]) if command else None
+        version = _version_line(path) if path else None
+        if path and version is not None:
+            return Compiler((path, *command[1:]), version)
+    return None
+
+
+def kernel_cache() -> Path:
+    """Return the folder of the cache; it may not exist yet."""
+    root = os.environ.get("QFUSE_CACHE_DIR")
+    return (Path(root) if root else platformdirs.user_cache_path("qfuse")) / "kernels"
+
+
+def build(
+    compiler: Compiler | None, *, sources: Path = _SOURCES, rebuild: bool = False
+) -> tuple[Path, bool]:
+    """Return a library built from ``sources``, compiling only if the cache has none.
+
+    Several processes may ask at once: one compiles, the others wait for it.
+
+    Args:
+        compiler: What to compile with; ``None`` takes what the cache holds, whoever compiled it.
+        sources: Folder of the C++ files.
+        rebuild: Compile even if the cache has a library.
+
+    Returns:
+        The library's path, and whether it was compiled now.
+
+    Raises:
+        KernelBuildError: No compiler and nothing cached, the compiler failed, or the cache folder
+            cannot be used.
+    """
+    key = _key(sources)
+    folder = kernel_cache() / key[:24]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(folder / "lock", timeout=_BUILD_SECONDS):
+            if not rebuild:
+                cached = _cached(folder, key, compiler)
+                if cached is not None:
+                    return cached, False
+            if compiler is None:
+                raise KernelBuildError(
+                    "no C++ compiler was found", fix="install g++ or clang++, or set CXX"
+                )
+            return _compile(folder, key, compiler, sources), True
+    except (OSError, filelock.Timeout) as error:
+        raise KernelBuildError(
+            f"the kernel cache cannot be used: {error}",
+            where=str(folder),
+            fix="point QFUSE_CACHE_DIR at a folder that can be written to",
+        ) from error
+
+
+def _version_line(path: str) -> str | None:
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, check=True,
+            timeout=_VERSION_SECONDS,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.partition("\n")[0].strip()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _key(sources: Path) -> str:
+    facts = {
+        "format": _FORMAT,
+        "sources": {path.name: _digest(path.read_bytes()) for path in sorted(sources.iterdir())},
+        "torch": torch.__version__,
+        "cxx11_abi": torch.compiled_with_cxx11_abi(),
+        "machine": [sys.platform, platform.machine()],
+        "flags": [_FLAGS, _PLAIN_LOOPS, _X86_FLAGS, _LIBRARIES],
+    }
+    return _digest(json.dumps(facts, sort_keys=True).encode())
+
+
+def _library_path(folder: Path, compiler: Compiler) -> Path:
+    who = _digest(json.dumps(asdict(compiler)).encode())[:12]
+    return folder / f"qfuse_kernels-{who}.so"
+
+
+def _cached(folder: Path, key: str, compiler: Compiler | None) -> Path | None:
+    candidates = (
+        sorted(folder.glob("qfuse_kernels-*.so"))
+        if compiler is None
+        else [_library_path(folder, compiler)]
+    )
+    for library in candidates:
+        if not library.exists():
+            continue
+        try:
+            _validate(library, key)
+        except CacheError as error:
+            _log.warning("kernel library %s is not usable and is rebuilt: %s", library, error)
+            continue
+        return library
+    return None
+
+
+def _validate(library: Path, key: str) -> None:
+    try:
+        text = library.with_suffix(".json").read_text(encoding="utf-8")
+        entry = Entry(**json.loads(text))
+    except (OSError, ValueError, TypeError) as error:
+        raise CacheError(f"its description cannot be read ({error})") from error
+    if entry.key != key:
+        raise CacheError("it was built from other sources or for another torch")
+    if entry.sha256 != _digest(library.read_bytes()):
+        raise CacheError("its bytes are not those that were written")
+
+
+def _compile(folder: Path, key: str, compiler: Compiler, sources: Path) -> Path:
+    library = _library_path(folder, compiler)
+    files = sorted(sources.glob("*.cpp"))
+    _log.info("compiling %d kernel sources with %s", len(files), compiler.version)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        new = Path(temporary, library.name)
+        objects = [Path(temporary, f"{path.stem}.o") for path in files]
+        commands = [
+            [*compiler.command, *_source_flags(path), "-c", str(path), "-o", str(to)]
+            for path, to in zip(files, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(_run, commands))  # raises what a compiler raised
+        _run([*compiler.command, *_link_flags(), "-o", str(new), *map(str, objects), *_LIBRARIES])
+        entry = Entry(key, compiler.version, _digest(new.read_bytes()))
+        described = new.with_suffix(".json")
+        described.write_text(json.dumps(asdict(entry)), encoding="utf-8")
+        # Each replaced whole; a library between the two does not fit its description.
+        new.replace(library)
+        described.replace(library.with_suffix(".json"))
+    return library
+
+
+def _source_flags(source: Path) -> list[str]:
+    # Pulls in setuptools, which only a build needs.
+    from torch.utils.cpp_extension import include_paths  # noqa: PLC0415
+
+    isa = _X86_FLAGS.get(source.stem, ()) if platform.machine() in {"x86_64", "AMD64"} else ()
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    headers = [f"-isystem{path}" for path in include_paths()]
+    return [*_FLAGS, *_PLAIN_LOOPS.get(source.stem, ()), *isa, abi, *headers]
+
+
+def _link_flags() -> list[str]:
+    from torch.utils.cpp_extension import library_paths  # noqa: PLC0415
+
+    return ["-shared", "-fopenmp", *(f"-L{path}" for path in library_paths())]
+
+
+def _run(command: list[str]) -> None:
+    try:
+        subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=_BUILD_SECONDS,
+            stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"},
+        )  # fmt: skip
+    except subprocess.CalledProcessError as error:
+        _log.debug("%s\n%s", shlex.join(command), error.stderr)
+        lines = [line for line in error.stderr.splitlines() if "error" in line]
+        raise KernelBuildError(
+            f"the C++ compiler failed: {lines[0] if lines else error}",
+            where=shlex.join(command),
+            fix="run the command above to see everything that it says",
+        ) from error
+    except subprocess.SubprocessError as error:
+        raise KernelBuildError(f"the C++ compiler did not finish: {error}") from error

@@ -1,0 +1,60 @@
+// oneDNN's batch-reduce micro-kernels, which torch exports: the way to AMX. Works with AVX512-VNNI as
+// well, where our own kernel is as fast and needs neither code generation nor copies.
+//
+// What its users found out the hard way:
+// - s8 x s8 without AMX gives wrong numbers and no error: the activation is always unsigned here.
+// - K that is no multiple of 4 dies of an illegal instruction: K counts whole groups here.
+// - Without `brgemm_release` the next oneDNN call on the thread dies of a stale tile configuration.
+// - Code is generated for every (rows, N, K, strides), per thread, and kept for ever. So rows are
+//   taken in pieces of few sizes: the multiples of 16, and 1 to 15.
+#if defined(__x86_64__)
+#include <ATen/native/CPUBlas.h>
+
+#include <algorithm>
+
+#include "kernel_api.h"
+
+namespace qfuse {
+namespace {
+
+constexpr int64_t kSmall = 64;       // rows up to which all of K is taken at once
+constexpr int64_t kSmallTile = 16;   // one row of AMX tiles
+constexpr int64_t kLargeTile = 256;  // its share of A stays in the second level cache
+constexpr int64_t kDepth = 512;      // of K, so that the share of A is small
+constexpr int64_t kLanes = 16;       // N is taken in whole vectors
+
+int64_t tile_rows(int64_t rows) { return rows < kSmall ? kSmallTile : kLargeTile; }
+
+void multiply_piece(const Tile& t, int64_t row, int64_t rows, int32_t* sums) {
+  const int64_t depth = t.groups * kGroup;
+  const int64_t step = t.rows < kSmall ? depth : kDepth;
+  const int64_t columns = (t.columns + kLanes - 1) / kLanes * kLanes;
+  for (int64_t k = 0; k < depth; k += step) {
+    at::native::cpublas::brgemm(rows, columns, std::min(step, depth - k), t.lda, kBlock, kBlock,
+                                /*add_C=*/k > 0, t.a + row * t.lda + k,
+                                reinterpret_cast<const signed char*>(t.b + k * kBlock),
+                                sums + row * kBlock);
+  }
+}
+
+void multiply(const Tile& t, int32_t* sums) {
+  if (t.groups == 0) {
+    std::fill_n(sums, t.rows * kBlock, 0);
+    return;
+  }
+  const int64_t whole = t.rows / kSmallTile * kSmallTile;
+  if (whole > 0) multiply_piece(t, 0, whole, sums);
+  if (whole < t.rows) multiply_piece(t, whole, t.rows - whole, sums);
+}
+
+void release() { at::native::cpublas::brgemm_release(); }
+
+}  // namespace
+
+const Path& brgemm_path() {
+  static const Path path{"brgemm", &tile_rows, true, &multiply, avx512_vnni_path().finish, &release};
+  return path;
+}
+
+}  // namespace qfuse
+#endif

@@ -1,0 +1,125 @@
+// What the instruction-set paths share with the operators: plain structures and function pointers.
+//
+// The paths (isa_*.cpp) are compiled with flags of their own, so they include nothing that defines
+// inline functions with external linkage: a copy of such a function compiled for AVX512 could be the
+// one that the linker keeps for everybody.
+#pragma once
+
+#include <cstdint>
+
+namespace qfuse {
+
+// Packed weights are [N / 64][K / 4][64][4]: for each block of 64 output features, four consecutive
+// k of every feature lie together, as the dot product instructions of all paths want them.
+constexpr int64_t kBlock = 64;  // output features per block
+constexpr int64_t kGroup = 4;   // consecutive k that lie together
+
+constexpr int64_t kMaxSteps = 8;
+constexpr int64_t kMaxExtras = 4;
+
+enum class Real : int32_t { f32, bf16, f16 };
+
+// Rows of a float tensor: `data + row * ld` is the first element of a row; elements are adjacent.
+struct RealRows {
+  const void* data;
+  int64_t ld;
+  Real type;
+};
+
+enum class StepKind : int32_t {
+  relu,
+  gelu,
+  gelu_tanh,
+  silu,
+  sigmoid,
+  tanh,
+  hardtanh,
+  hardswish,
+  hardsigmoid,
+  leaky_relu,
+  add,
+  mul,
+  cast,
+};
+
+// One step of an epilogue. What comes out of it is rounded to `type`, as torch would do.
+struct Step {
+  StepKind kind;
+  int32_t extra;  // of add and mul
+  float a;        // of add: alpha; of hardtanh: low; of leaky_relu: slope
+  float b;        // of hardtanh: high
+  Real type;
+};
+
+// How a real result becomes a stored code:
+// clamp(round(y * factor) + zero, low, high), or y / factor, or round(y * factor + zero).
+struct Quantizer {
+  float factor;
+  float zero;
+  float low;
+  float high;
+  bool divide;
+  bool zero_first;
+};
+
+enum class OutType : int32_t { f32, bf16, f16, s8, u8 };
+
+// What happens to the integer sums. In this order, all in float32:
+//   y = float(sum - x_zero * w_sum - w_zero * x_sum) * x_scale * w_scale (+ bias), rounded to `real`;
+//   the steps; the quantizer or the conversion to the output type.
+// The bracket is int32 and wraps: only its final value has to fit, see linear_w8a8.cpp.
+struct Epilogue {
+  const float* x_scale;     // one, or one per row
+  const int32_t* x_zero;    // one, or one per row; of the bytes as the kernel multiplied them
+  const int32_t* x_sums;    // one per row; null if w_zero is null
+  bool scale_per_row;
+  bool zero_per_row;
+  const float* w_scale;     // one per output feature
+  const int32_t* w_sums;    // one per output feature
+  const int32_t* w_zero;    // one per output feature, or null
+  const float* bias;        // one per output feature, or null
+  Real real;
+  int64_t steps;
+  Step step[kMaxSteps];
+  RealRows extra[kMaxExtras];
+  OutType out_type;
+  void* out;
+  int64_t out_ld;
+  Quantizer quantizer;
+};
+
+// A tile of the product: sums[i * 64 + j] = sum over k of (a[i * lda + k] ^ flip) * b[k][j], wrapping.
+// The bytes of `a` are unsigned after the flip: 0x80 per byte makes u8 = s8 + 128 of signed ones.
+struct Tile {
+  const uint8_t* a;
+  int64_t lda;
+  uint32_t flip;
+  int64_t rows;
+  const int8_t* b;
+  int64_t groups;   // of four k
+  int64_t columns;  // of the block that exist, 1 to 64; what lies behind them in `sums` is undefined
+};
+
+// One instruction-set path.
+struct Path {
+  const char* name;
+  // Most rows of a tile for a product of that many rows.
+  int64_t (*tile_rows)(int64_t rows);
+  // Whether tiles need their rows unsigned (no flip), `lda` at least 4 * `groups`.
+  bool dense;
+  void (*multiply)(const Tile& tile, int32_t* sums);
+  // Writes `rows` rows from `row` on, features [column, column + columns).
+  void (*finish)(const Epilogue& epilogue, const int32_t* sums, int64_t row, int64_t rows,
+                 int64_t column, int64_t columns);
+  // Gives back what `multiply` left in the processor; called on each thread when its share is done.
+  void (*release)();
+};
+
+const Path& portable_path();
+#if defined(__x86_64__)
+const Path& avx2_path();
+const Path& avx512_vnni_path();
+const Path& brgemm_path();
+#endif
+
+}  // namespace qfuse

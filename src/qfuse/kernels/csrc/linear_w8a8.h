@@ -1,0 +1,40 @@
+// int8 linears: stored activations times packed int8 weights, with everything behind in one pass.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace qfuse {
+
+// The arguments that all int8 linears have. Meanings and shapes: src/qfuse/kernels/ops.py.
+struct Linear {
+  const at::Tensor& x;
+  const at::Tensor& x_scale;
+  const std::optional<at::Tensor>& x_zero_point;
+  const at::Tensor& w_packed;
+  const at::Tensor& w_sums;
+  const at::Tensor& w_scale;
+  const std::optional<at::Tensor>& w_zero_point;
+  const std::optional<at::Tensor>& bias;
+  const std::vector<at::Tensor>& extras;
+  std::string_view epilogue;
+  at::ScalarType real;
+};
+
+struct Output {
+  const at::Tensor& scale;
+  const std::optional<at::Tensor>& zero_point;
+  int64_t quant_min;
+  int64_t quant_max;
+  bool reciprocal;
+  bool zero_point_first;
+};
+
+// Gives a float tensor, or codes if `output` is given.
+at::Tensor linear_w8a8(const Linear& linear, const Output* output, at::ScalarType out_dtype);
+
+}  // namespace qfuse

@@ -1,0 +1,136 @@
+// Vectors in the compiler's own vector types, as wide as the registers that the file is compiled for:
+// one text for every instruction set.
+//
+// Everything is in an unnamed namespace and inlined, see kernel_api.h. Compiled with
+// -ffp-contract=off the operations are the same on every path, so the paths agree bit for bit.
+#pragma once
+
+#include <cstdint>
+
+#include "kernel_api.h"
+
+#define QFUSE_INLINE inline __attribute__((always_inline))
+#define QFUSE_LAMBDA __attribute__((always_inline))
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int64_t kLanes = 16;
+#elif defined(__AVX__)
+constexpr int64_t kLanes = 8;
+#else
+constexpr int64_t kLanes = 4;
+#endif
+
+using Floats = float __attribute__((vector_size(4 * kLanes)));
+using Ints = int32_t __attribute__((vector_size(4 * kLanes)));
+using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
+using Shorts = int16_t __attribute__((vector_size(4 * kLanes)));  // two per lane
+using Halves = uint16_t __attribute__((vector_size(2 * kLanes)));
+using Bytes = int8_t __attribute__((vector_size(kLanes)));
+
+template <class To, class From>
+QFUSE_INLINE To bits(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+// Loads `count` elements; lanes behind them are zero. Never touches memory behind them.
+template <class Vector, class Element>
+QFUSE_INLINE Vector load(const Element* from, int64_t count) {
+  Vector v = {};
+  if (count >= kLanes) {
+    __builtin_memcpy(&v, from, sizeof(v));
+  } else if (count > 0) {
+    __builtin_memcpy(&v, from, count * sizeof(Element));
+  }
+  return v;
+}
+
+template <class Element, class Vector>
+QFUSE_INLINE void store(Element* to, Vector v, int64_t count) {
+  static_assert(sizeof(Vector) == kLanes * sizeof(Element));
+  if (count >= kLanes) {
+    __builtin_memcpy(to, &v, sizeof(v));
+  } else if (count > 0) {
+    __builtin_memcpy(to, &v, count * sizeof(Element));
+  }
+}
+
+QFUSE_INLINE Floats broadcast(float x) { return Floats{} + x; }
+QFUSE_INLINE Ints broadcast(int32_t x) { return Ints{} + x; }
+
+// A NaN in x stays: comparisons with it are false.
+QFUSE_INLINE Floats at_least(Floats x, float low) { return x < low ? broadcast(low) : x; }
+QFUSE_INLINE Floats at_most(Floats x, float high) { return x > high ? broadcast(high) : x; }
+QFUSE_INLINE Floats clamp(Floats x, float low, float high) { return at_most(at_least(x, low), high); }
+
+QFUSE_INLINE Floats magnitude(Floats x) { return bits<Floats>(bits<Words>(x) & 0x7fffffffu); }
+
+// Half to even, by pushing the fraction out of the mantissa. From 2^22 on that would lose bits of x,
+// but there all floats but halves are whole, and from 2^23 on all are.
+QFUSE_INLINE Floats round_even(Floats x) {
+  const float push = 8388608.0f;  // 2^23
+  const Words sign = bits<Words>(x) & 0x80000000u;
+  const Floats whole = (magnitude(x) + push) - push;
+  return magnitude(x) < push ? bits<Floats>(bits<Words>(whole) | sign) : x;
+}
+
+QFUSE_INLINE Floats from_bf16(Halves h) {
+  return bits<Floats>(__builtin_convertvector(h, Words) << 16);
+}
+
+QFUSE_INLINE Halves to_bf16(Floats x) {
+  const Words w = bits<Words>(x);
+  const Words rounded = (w + 0x7fffu + ((w >> 16) & 1u)) >> 16;
+  return __builtin_convertvector(x == x ? rounded : Words{} + 0x7fc0u, Halves);
+}
+
+// The conversions of c10/util/Half.h (after M. Dukhan's FP16 library), a vector at a time.
+QFUSE_INLINE Floats from_f16(Halves h) {
+  const Words w = __builtin_convertvector(h, Words) << 16;
+  const Words sign = w & 0x80000000u;
+  const Words twice = w + w;
+  const Floats normal = bits<Floats>((twice >> 4) + (0xe0u << 23)) * 0x1.0p-112f;
+  const Floats small = bits<Floats>((twice >> 17) | (126u << 23)) - 0.5f;
+  const Words value = twice < (1u << 27) ? bits<Words>(small) : bits<Words>(normal);
+  return bits<Floats>(sign | value);
+}
+
+QFUSE_INLINE Halves to_f16(Floats x) {
+  const Floats base = (magnitude(x) * 0x1.0p+112f) * 0x1.0p-110f;
+  const Words w = bits<Words>(x);
+  const Words twice = w + w;
+  const Words exponent = twice & 0xff000000u;
+  const Words bias = exponent < 0x71000000u ? Words{} + 0x71000000u : exponent;
+  const Words sum = bits<Words>(bits<Floats>((bias >> 1) + 0x07800000u) + base);
+  const Words finite = ((sum >> 13) & 0x7c00u) + (sum & 0x0fffu);
+  const Words value = twice > 0xff000000u ? Words{} + 0x7e00u : finite;
+  return __builtin_convertvector(((w & 0x80000000u) >> 16) | value, Halves);
+}
+
+QFUSE_INLINE Floats rounded_to(qfuse::Real type, Floats x) {
+  switch (type) {
+    case qfuse::Real::bf16:
+      return from_bf16(to_bf16(x));
+    case qfuse::Real::f16:
+      return from_f16(to_f16(x));
+    default:
+      return x;
+  }
+}
+
+QFUSE_INLINE Floats load_real(const void* data, qfuse::Real type, int64_t at, int64_t count) {
+  switch (type) {
+    case qfuse::Real::bf16:
+      return from_bf16(load<Halves>(static_cast<const uint16_t*>(data) + at, count));
+    case qfuse::Real::f16:
+      return from_f16(load<Halves>(static_cast<const uint16_t*>(data) + at, count));
+    default:
+      return load<Floats>(static_cast<const float*>(data) + at, count);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,133 @@
+"""Loading the compiled kernels into the process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.ir.errors import OptionsError
+from qfuse.kernels.build import KernelBuildError, build, find_compiler
+from qfuse.kernels.ops import register_fakes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["KernelLibrary", "instruction_set", "load"]
+
+_log = logging.getLogger(__name__)
+
+ISA_VARIABLE = "QFUSE_ISA"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLibrary:
+    """What became of the kernels in this process.
+
+    Attributes:
+        available: The ops can be called.
+        reason: Why they cannot; "" if they can.
+        path: The loaded library.
+        compiled: It was compiled just now, not found in the cache.
+        instruction_sets: The paths that this processor can run, the best one last.
+    """
+
+    available: bool
+    reason: str = ""
+    path: Path | None = None
+    compiled: bool = False
+    instruction_sets: tuple[str, ...] = ()
+
+
+class _Loader:
+    """Remembers what happened: ops can be registered only once in a process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._result: KernelLibrary | None = None
+
+    def load(self) -> KernelLibrary:
+        with self._lock:
+            if self._result is None:
+                self._result = _load()
+            return self._result
+
+
+_LOADER = _Loader()
+
+
+def load() -> KernelLibrary:
+    """Load the kernels, compiling them if the cache has none (about 15 s). Done once per process.
+
+    The environment variable ``QFUSE_ISA`` names the instruction set to use instead of the best.
+
+    Returns:
+        What came of it; without kernels, with the reason.
+
+    Raises:
+        OptionsError: ``QFUSE_ISA`` names an instruction set that does not exist here.
+    """
+    return _LOADER.load()
+
+
+@contextlib.contextmanager
+def instruction_set(name: str) -> Iterator[None]:
+    """Make the kernels of the whole process use one instruction set while the context lasts.
+
+    Args:
+        name: One of :attr:`KernelLibrary.instruction_sets`.
+
+    Raises:
+        OptionsError: It does not exist here, or the kernels are not loaded.
+    """
+    library = load()
+    _choose(library, name)
+    try:
+        yield
+    finally:
+        torch.ops.qfuse.choose_kernels(os.environ.get(ISA_VARIABLE, ""))
+
+
+def _choose(library: KernelLibrary, name: str) -> None:
+    if name not in library.instruction_sets:
+        raise OptionsError(
+            f"no kernels for the instruction set {name!r} on this machine",
+            fix=f"one of: {', '.join(library.instruction_sets) or library.reason}",
+        )
+    torch.ops.qfuse.choose_kernels(name)
+
+
+def _register(path: Path) -> None:
+    torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
+
+
+def _load() -> KernelLibrary:
+    compiler = find_compiler()
+    try:
+        path, compiled = build(compiler)
+        try:
+            _register(path)
+        except OSError as error:
+            # Whole and described, but not for this system: another C library, say.
+            _log.warning("kernel library %s cannot be loaded and is rebuilt: %s", path, error)
+            path, compiled = build(compiler, rebuild=True)
+            _register(path)
+    except (KernelBuildError, OSError) as error:
+        _log.warning("no own kernels: %s", error)
+        return KernelLibrary(available=False, reason=str(error))
+    register_fakes()
+    library = KernelLibrary(
+        available=True,
+        path=path,
+        compiled=compiled,
+        instruction_sets=tuple(torch.ops.qfuse.list_kernels()),
+    )
+    if name := os.environ.get(ISA_VARIABLE):
+        _choose(library, name)
+    return library

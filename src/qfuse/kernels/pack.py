@@ -1,0 +1,75 @@
+"""The layout of int8 weights that the kernels read, and the way back.
+
+``[N, K]`` becomes ``[ceil(N / 64), ceil(K / 4), 64, 4]``, padded with zeros: blocks of 64 output
+features, and within a block four consecutive ``k`` of each feature side by side, as the dot product
+instructions of every instruction set take them. The layout is an ordinary int8 tensor, the same on
+every machine, so it folds at compile time, and can be saved, copied and shared like any other.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from qfuse.ir.errors import InputError
+
+__all__ = ["BLOCK", "GROUP", "pack_weight", "unpack_weight"]
+
+BLOCK = 64
+"""Output features per block."""
+
+GROUP = 4
+"""Input features that lie side by side."""
+
+
+def pack_weight(
+    weight: torch.Tensor, zero_point: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pack an int8 weight, and sum its rows.
+
+    Args:
+        weight: int8 ``[N, K]``.
+        zero_point: ``[N]`` or one number, any integer dtype.
+
+    Returns:
+        The packed weight, and int32 ``[N]``: for each output feature the sum over ``k`` of
+        ``weight - zero_point``, with which kernels account for the activation's zero point.
+
+    Raises:
+        InputError: The weight is not int8 of two axes.
+    """
+    if weight.dtype != torch.int8 or weight.dim() != 2:  # noqa: PLR2004
+        raise InputError(
+            f"a weight to pack must be int8 [N, K], not {weight.dtype} {tuple(weight.shape)}"
+        )
+    n, k = weight.shape
+    padded = F.pad(weight, (0, -k % GROUP, 0, -n % BLOCK))
+    blocks = padded.reshape(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // GROUP, GROUP)
+    sums = weight.sum(1, dtype=torch.int32)
+    if zero_point is not None:
+        sums = sums - zero_point.to(torch.int32).reshape(-1) * k
+    return blocks.permute(0, 2, 1, 3).contiguous(), sums
+
+
+def unpack_weight(packed: torch.Tensor, n: int, k: int) -> torch.Tensor:
+    """Undo :func:`pack_weight`, bit for bit.
+
+    Args:
+        packed: int8 ``[ceil(n / 64), ceil(k / 4), 64, 4]``.
+        n: Output features.
+        k: Input features.
+
+    Returns:
+        int8 ``[n, k]``, contiguous.
+
+    Raises:
+        InputError: The packed weight is not of that size.
+    """
+    expected = (-(-n // BLOCK), -(-k // GROUP), BLOCK, GROUP)
+    if packed.dtype != torch.int8 or tuple(packed.shape) != expected:
+        raise InputError(
+            f"a packed weight of n={n}, k={k} is int8 {expected}, "
+            f"not {packed.dtype} {tuple(packed.shape)}"
+        )
+    rows = packed.permute(0, 2, 1, 3).reshape(expected[0] * BLOCK, expected[1] * GROUP)
+    return rows[:n, :k].contiguous()
