@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -104,20 +107,35 @@ def test_modes_of_the_caller_do_not_matter(target: Target) -> None:
     assert 1e9 < profiles[0].f32_flops < 1e14
 
 
+ONE_THREAD = """
+import threading
+import torch
+from qfuse.cost import _torch_api
+
+def in_new_thread():
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    return seen[0]
+
+inside = _torch_api.on_one_thread(lambda: (torch.get_num_threads(), in_new_thread()))
+print(*inside, torch.get_num_threads(), in_new_thread())
+"""
+
+
 def test_one_thread_is_one_thread_for_that_thread_only() -> None:
-    before = torch.get_num_threads()
-    outside: list[int] = []
+    # In a process that has three threads, whatever this one has.
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_THREAD],
+        env={**os.environ, "OMP_NUM_THREADS": "3"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
 
-    def inside() -> int:
-        # Another thread, both an old and a new one, keeps its number meanwhile.
-        fresh = threading.Thread(target=lambda: outside.append(torch.get_num_threads()))
-        fresh.start()
-        fresh.join()
-        return torch.get_num_threads()
-
-    assert _torch_api.on_one_thread(inside) == 1
-    assert outside == [before]
-    assert torch.get_num_threads() == before
+    assert done.stdout.split() == ["1", "3", "3", "3"]
 
 
 def test_errors_come_through_from_the_other_thread() -> None:
