@@ -54,12 +54,24 @@ class ModelCheck:
     noise: tuple[Any, ...]
 
     @classmethod
-    def measure(cls, program: StageGraph, inputs: Sequence[torch.Tensor]) -> ModelCheck:
-        """Run the captured graph as it is, and a few times with perturbed products."""
+    def measure(
+        cls,
+        program: StageGraph,
+        inputs: Sequence[torch.Tensor],
+        float_dtype: torch.dtype | None = None,
+    ) -> ModelCheck:
+        """Run the captured graph as it is, and a few times with perturbed products.
+
+        Args:
+            program: The captured graph.
+            inputs: Its flat inputs.
+            float_dtype: A type that products were asked to be computed in; the perturbation is
+                then at least its rounding.
+        """
         outputs = _run(Interpreter(program.module), inputs)
         noise = [torch.zeros(o.shape).double() if _is_float(o) else None for o in outputs]
         for seed in range(_RUNS):
-            shaken = _run(_Shaken(program.module, seed), inputs)
+            shaken = _run(_Shaken(program.module, seed, float_dtype), inputs)
             for index, (o, s) in enumerate(zip(outputs, shaken, strict=True)):
                 known = noise[index]
                 if known is not None:
@@ -105,8 +117,9 @@ def bisect(count: int, holds: Callable[[int], bool]) -> int:
 class _Shaken(Interpreter):
     """Runs a graph with every float product multiplied by ``1 + eps * u``, ``u`` in [-1, 1]."""
 
-    def __init__(self, module: GraphModule, seed: int) -> None:
+    def __init__(self, module: GraphModule, seed: int, float_dtype: torch.dtype | None) -> None:
         super().__init__(module)
+        self._least = torch.finfo(float_dtype).eps if float_dtype is not None else 0.0
         self._random = torch.Generator().manual_seed(seed)
 
     def run_node(self, n: Node) -> Any:
@@ -117,7 +130,7 @@ class _Shaken(Interpreter):
         if op._schema.name.partition("::")[2] not in _PRODUCTS:  # noqa: SLF001
             return value
         shake = torch.rand(value.shape, generator=self._random, dtype=torch.float32) * 2 - 1
-        eps = torch.finfo(value.dtype).eps
+        eps = max(torch.finfo(value.dtype).eps, self._least)
         return (value.double() * (1 + eps * shake.double())).to(value.dtype)
 
 

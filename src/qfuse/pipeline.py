@@ -98,7 +98,7 @@ class Planner:
             return Context(room, self.cost, gate, checker)
 
         normal = normalize(program, context("normalize"))
-        optimized = optimize(normal, context("optimize"))
+        optimized = optimize(normal, context("optimize"), float_dtype=self.float_dtype)
         return lower(optimized, self.target, self.cost, kernel_rows(self.kernels), context("lower"))
 
     def plan(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> Plan:
@@ -109,7 +109,7 @@ class Planner:
         if self.check is Check.OFF:
             return Plan(lowered)
         self._say("checking values")
-        reference = ModelCheck.measure(captured, inputs)
+        reference = ModelCheck.measure(captured, inputs, self.float_dtype)
         undone: list[RolledBack] = []
         verdict = reference.judge(run_flat(lowered, inputs))
         while verdict.wrong is not None and gate.allowed and len(undone) < _ATTEMPTS:

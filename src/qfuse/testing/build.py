@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from qfuse.ir.events import EventLog
 from qfuse.ir.program import InputSpec, NormalGraph, OutputSpec, Signature, StageGraph, SymbolRange
-from qfuse.testing._fake_api import new_fake_mode
+from qfuse.testing._fake_api import declare_range, new_fake_mode
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -51,6 +51,9 @@ class GraphBuilder:
         node.meta["val"] = self._mode.from_tensor(
             real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic)
         )
+        for size, given in zip(node.meta["val"].shape, shape, strict=True):
+            if isinstance(given, str):
+                declare_range(size, self._symbols[given].low, 4096)
         self._inputs.append(InputSpec(name, name, dtype, tuple(shape), torch.device("cpu")))
         return node
 

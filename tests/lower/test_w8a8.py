@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.lower.cases import NO_KERNELS, lowered, pairs, the_kernel, why_not
+
+from qfuse import kernels
+from qfuse.ir import ops
+from qfuse.ir.events import Exactness
+from qfuse.ir.quant_spec import Arithmetic, QuantSpec
+from qfuse.rewrite.compare import compare
+from qfuse.rewrite.tolerance import SITE
+from qfuse.testing.build import GraphBuilder
+from qfuse.testing.quant import QuantizedLinear, per_channel, per_tensor, per_token
+
+aten = torch.ops.aten
+NAME = "qfuse.linear_w8a8"
+
+pytestmark = pytest.mark.skipif(not kernels.load().available, reason=kernels.load().reason)
+
+
+def simple(spec: QuantSpec, weight: QuantSpec | None = None) -> tuple[GraphBuilder, torch.fx.Node]:
+    """A builder and its only linear, ``[m, 24] -> [m, 40]``, with a bias."""
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, "m", 24)
+    block = QuantizedLinear(b, 40, 24, weight=weight)
+    return b, block.linear(block.quantized(x, spec))
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("weight", [per_channel(), per_tensor(2), per_channel(dtype=torch.uint8)])
+@pytest.mark.parametrize("m", [1, 2, 33])
+def test_static_values(dtype: torch.dtype, weight: QuantSpec, m: int) -> None:
+    b, y = simple(per_tensor(2, dtype), weight)
+    program = b.done(y)
+    low = lowered(program)
+
+    assert the_kernel(low) == NAME
+    for new, old in pairs(program, low, m=m):
+        assert compare(new, old, None, Exactness.ROUNDING, SITE).wrong is None
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("rank", [1, 2, 3, 4])
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_one_scale_per_row_at_every_rank(rank: int, asymmetric: bool) -> None:
+    b = GraphBuilder()
+    shape = [3, 1, 2][: rank - 1]
+    x = b.arg("x", torch.float32, *shape, 24)
+    spec = per_token(rank)
+    grid = [int(g) for g in spec.grid((*shape, 24))]
+    scale = b.const("scale", torch.rand(grid) * 0.02 + 1e-3)
+    zero = b.const("zero", torch.randint(-20, 20, grid).to(torch.int8)) if asymmetric else None
+    q = b.call(ops.quantize, x, scale, zero, str(spec))
+    real = b.call(ops.dequantize, q, scale, zero, str(spec))
+    program = b.done(QuantizedLinear(b, 40, 24).linear(real))
+    low = lowered(program)
+
+    assert the_kernel(low) == NAME
+    for new, old in pairs(program, low):
+        assert compare(new, old, None, Exactness.ROUNDING, SITE).wrong is None
+
+
+@pytest.mark.numeric
+def test_epilogue_and_quantized_output_are_in_the_kernel() -> None:
+    b, y = simple(per_tensor(2, torch.uint8))
+    residual = b.arg("r", torch.float32, "m", 40)
+    y = b.call(aten.add.Tensor, b.call(aten.gelu.default, y), residual)
+    spec = replace(per_tensor(2, torch.uint8), quant_min=3, quant_max=200)
+    q, _, _ = QuantizedLinear(b, 1, 1).stored(y, spec, "out")
+    program = b.done(q)
+    low = lowered(program)
+
+    calls = [n.target for n in low.graph.nodes if n.op == "call_function"]
+    assert calls[-1] is torch.ops.qfuse.linear_w8a8_quantized.default
+    assert aten.gelu.default not in calls
+    for new, old in pairs(program, low, m=50):
+        assert compare(new, old, None, Exactness.ROUNDING, SITE).wrong is None
+        assert (int(new.min()), int(new.max())) >= (3, 3)
+        assert int(new.max()) <= 200
+
+
+@pytest.mark.numeric
+def test_an_output_quantized_per_channel_is_left_to_aten() -> None:
+    b, y = simple(per_tensor(2))
+    spec = QuantSpec(torch.int8, -128, 127, (None, 1))
+    scale = b.const("columns", torch.rand(1, 40) * 0.1 + 0.01)
+    program = b.done(b.call(ops.quantize, y, scale, None, str(spec)))
+    low = lowered(program)
+
+    calls = [n.target for n in low.graph.nodes if n.op == "call_function"]
+    assert torch.ops.qfuse.linear_w8a8.default in calls
+    for new, old in pairs(program, low, m=9):
+        assert compare(new, old, None, Exactness.ROUNDING, SITE).wrong is None
+
+
+def test_a_weight_read_by_two_linears_is_packed_once() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, "m", 24)
+    z = b.arg("z", torch.float32, "m", 24)
+    block = QuantizedLinear(b, 40, 24)
+    first = block.linear(block.quantized(x, per_tensor(2), "x"))
+    second = block.linear(block.quantized(z, per_tensor(2), "z"))
+    low = lowered(b.done(first, second))
+
+    packed = [n for n, t in low.module.named_buffers() if t.dtype is torch.int8]
+    assert len(packed) == 1, "the plain weight is gone and there is one packed one"
+
+
+@pytest.mark.parametrize(
+    ("weight", "reason"),
+    [
+        (QuantSpec(torch.int8, -128, 127, (1, 8)), "blocks of 1x8"),
+        (QuantSpec(torch.int8, -128, 127, (None, 1)), "blocks of \\*x1"),
+        (replace(per_channel(), arithmetic=Arithmetic(torch.float64)), "float64"),
+    ],
+)
+def test_refuses_weights_that_it_would_get_wrong(weight: QuantSpec, reason: str) -> None:
+    b, y = simple(per_tensor(2), weight)
+    low = lowered(b.done(y))
+
+    assert the_kernel(low) == "expand"
+    assert re.search(reason, why_not(low, NAME))
+
+
+def test_refuses_activations_scaled_along_the_inputs() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, "m", 24)
+    spec = QuantSpec(torch.int8, -128, 127, (None, 8))
+    scale = b.const("scale", torch.rand(1, 3) + 0.1)
+    q = b.call(ops.quantize, x, scale, None, str(spec))
+    real = b.call(ops.dequantize, q, scale, None, str(spec))
+    program = b.done(QuantizedLinear(b, 40, 24).linear(real))
+    low = lowered(program)
+
+    assert "blocks of *x8" in why_not(low, NAME)
+    for new, old in pairs(program, low, m=5):
+        assert torch.equal(new, old), "what is expanded is the reference itself"
+
+
+def test_refuses_when_there_is_no_library() -> None:
+    b, y = simple(per_tensor(2))
+    assert why_not(lowered(b.done(y), NO_KERNELS), NAME) == "switched off by the test"
