@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils import _pytree as pytree
-from torch.utils._pytree import TreeSpec
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.utils._pytree import TreeSpec
+
 __all__ = [
-    "container_name",
     "difference",
-    "flatten",
+    "flatten_like",
     "is_subclass",
     "keyword_children",
     "positional_children",
+    "structure",
     "unflatten",
 ]
 
 
-def flatten(tree: object) -> tuple[list[Any], TreeSpec]:
-    """Return the leaves of ``tree`` and its structure."""
-    return pytree.tree_flatten(tree)
+def structure(tree: object) -> TreeSpec:
+    """Return the structure of ``tree``."""
+    return pytree.tree_structure(tree)
+
+
+def flatten_like(spec: TreeSpec, tree: object) -> list[Any]:
+    """Return what ``tree`` holds at the leaves of ``spec``; dictionaries may be in any order.
+
+    Raises:
+        ValueError: ``tree`` has another structure.
+    """
+    return spec.flatten_up_to(tree)
 
 
 def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
@@ -46,27 +58,29 @@ def is_subclass(value: object) -> bool:
     return is_traceable_wrapper_subclass(value)
 
 
-def container_name(spec: TreeSpec) -> str:
-    """Describe the outermost container of ``spec`` for people."""
-    if spec.is_leaf():
-        return "a tensor or constant"
-    name = getattr(spec.type, "__name__", str(spec.type))
-    if isinstance(spec.context, list) and all(isinstance(key, str) for key in spec.context):
-        return f"{name} with keys {spec.context}"
-    return f"{name} of {len(spec.children())}"
-
-
 def difference(name: str, want: TreeSpec, got: TreeSpec) -> tuple[str, str, str]:
     """Return where two structures first differ, and what stands there in each, for people."""
-    alike = want.type is got.type and want.context == got.context
-    if not alike or len(want.children()) != len(got.children()):
-        expected, came = container_name(want), container_name(got)
-        if expected == came:
-            expected, came = f"{want.context}", f"{got.context}"
-        return name, expected, came
-    keys = want.context if isinstance(want.context, list) else None
-    for index, (left, right) in enumerate(zip(want.children(), got.children(), strict=True)):
-        if left != right:
-            key = keys[index] if keys is not None and index < len(keys) else index
-            return difference(f"{name}[{key!r}]", left, right)
-    return name, container_name(want), container_name(got)
+    if want.is_leaf() or got.is_leaf() or want.type is not got.type:
+        return name, _container(want), _container(got)
+    left, right = _keyed(want), _keyed(got)
+    if left.keys() != right.keys():
+        return name, _container(want), _container(got)
+    for key, child in left.items():
+        if child != right[key]:
+            return difference(f"{name}[{key!r}]", child, right[key])
+    return name, f"{want.context}", f"{got.context}"
+
+
+def _keyed(spec: TreeSpec) -> dict[Any, TreeSpec]:
+    keys = spec.context if issubclass(spec.type, dict) else None
+    return dict(zip(keys or range(spec.num_children), spec.children(), strict=False))
+
+
+def _container(spec: TreeSpec) -> str:
+    """Describe the outermost container for people."""
+    if spec.is_leaf():
+        return "a tensor or a constant"
+    name = str(getattr(spec.type, "__name__", spec.type))
+    if issubclass(spec.type, dict):
+        return f"{name} with keys {list(_keyed(spec))}"
+    return f"{name} of {spec.num_children}"

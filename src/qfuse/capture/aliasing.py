@@ -1,0 +1,89 @@
+"""What the traced graph, which still writes in place, says about who is who.
+
+The functional graph that is made of it has only values: that a result is the very input that was
+written, or that two writes go to one tensor, can be read off the traced one alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
+
+from qfuse.ir.schema import arguments, overload_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.export import ExportedProgram
+
+__all__ = ["returned_inputs", "written_inputs"]
+
+
+def _alias_source(node: Node, *, written: bool) -> Node | None:
+    """Return the argument that the result of ``node`` is a view of, or that it writes and returns.
+
+    Args:
+        node: Any node.
+        written: Look for arguments that are written; otherwise for those that are not.
+    """
+    op = overload_of(node)
+    if op is None:
+        return None
+    schema = op._schema  # noqa: SLF001
+    if len(schema.returns) != 1 or (info := schema.returns[0].alias_info) is None:
+        return None
+    if written != info.is_write:
+        return None
+    given = arguments(node)
+    for formal in schema.arguments:
+        other, value = formal.alias_info, given.get(formal.name)
+        if other is not None and other.before_set & info.before_set and isinstance(value, Node):
+            return value
+    return None
+
+
+def written_inputs(program: ExportedProgram) -> set[str]:
+    """Return the names of the placeholders that the graph writes, through views or not."""
+    base: dict[Node, Node] = {}
+    written = {
+        spec.target or ""
+        for spec in program.graph_signature.output_specs
+        if spec.kind is OutputKind.USER_INPUT_MUTATION
+    }
+    for node in program.graph.nodes:
+        source = _alias_source(node, written=True) or _alias_source(node, written=False)
+        base[node] = base[source] if source is not None else node
+        op = overload_of(node)
+        given = arguments(node) if op is not None else {}
+        for formal in op._schema.arguments if op is not None else ():  # noqa: SLF001
+            value = given.get(formal.name)
+            is_write = formal.alias_info is not None and formal.alias_info.is_write
+            if is_write and isinstance(value, Node):
+                written.add(base[value].name)
+    return written
+
+
+def returned_inputs(program: ExportedProgram) -> dict[int, str]:
+    """Return, by position among the user's outputs, the inputs that the model returns as such.
+
+    An input that was written in place and is returned is still that input. The functional graph
+    cannot tell it from a fresh tensor that was copied into the input: the traced one can.
+    """
+    inputs = {
+        spec.arg.name
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.USER_INPUT
+    }
+    specs = program.graph_signature.output_specs
+    values = cast("Sequence[Any]", program.graph.output_node().args[0])
+    users = [v for v, s in zip(values, specs, strict=True) if s.kind is OutputKind.USER_OUTPUT]
+    found = {}
+    for position, value in enumerate(users):
+        node = value
+        while isinstance(node, Node) and (source := _alias_source(node, written=True)) is not None:
+            node = source
+        if isinstance(node, Node) and node.op == "placeholder" and node.name in inputs:
+            found[position] = node.name
+    return found

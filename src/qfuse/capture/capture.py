@@ -1,0 +1,224 @@
+"""From a model and an example call to a functional graph with its signature."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from qfuse.capture._export_api import (
+    build_module,
+    decompose,
+    export,
+    higher_order_name,
+    keyword_names,
+    orig_arg_names,
+    trace_errors,
+    unflatten,
+)
+from qfuse.capture.aliasing import returned_inputs, written_inputs
+from qfuse.capture.constants import check_written, collect_constants
+from qfuse.capture.diagnose import capture_error
+from qfuse.capture.example import Parameters, leaves_of, read_call
+from qfuse.capture.provenance import UserFiles, annotate, source_line
+from qfuse.capture.signature import note_fixed_sizes, read_interface
+from qfuse.capture.training import check_modules, check_random
+from qfuse.capture.untouched import untouched
+from qfuse.ir.calling import Caller
+from qfuse.ir.errors import CaptureError
+from qfuse.ir.events import EventLog, Noted
+from qfuse.ir.program import MUTABLE_META, CapturedGraph
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from qfuse.capture.example import Leaf
+
+__all__ = ["capture"]
+
+_ASSIGNED = "assigned during export"
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """A traced program and what is known of the call that it was traced with.
+
+    Attributes:
+        program: As torch.export made it.
+        parameters: The parameters of ``forward``.
+        call: The example ``(args, kwargs)``; ``None`` if the program kept none.
+        autocast: Whether an ambient autocast is part of the program.
+        training: Whether a module was in training mode, or nobody knows.
+    """
+
+    program: ExportedProgram
+    parameters: Parameters
+    call: tuple[Any, Any] | None
+    autocast: bool
+    training: bool
+
+
+def capture(
+    model: torch.nn.Module | ExportedProgram,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+) -> CapturedGraph:
+    """Capture ``model`` as a functional ATen graph, with the operators of its quantization intact.
+
+    The graph shares the memory of the model's weights and buffers; nothing is copied, and neither
+    the model nor the example is changed. Whether gradients are enabled makes no difference.
+
+    Args:
+        model: A module in eval mode, quantized or not, a program of ``torch.export``, or what
+            ``convert_pt2e`` returns.
+        args: Positional arguments of an example call. A program brings its own.
+        kwargs: Keyword arguments of it.
+        dynamic_shapes: As ``torch.export.export`` takes it.
+
+    Raises:
+        CaptureError: The model cannot be captured; the message says which line, and what to do.
+        InputError: ``model`` is a program, and the example does not fit it.
+    """
+    log = EventLog()
+    if isinstance(model, ExportedProgram):
+        traced = _given(model, dynamic_shapes)
+    else:
+        traced = _trace(model, args, kwargs, dynamic_shapes, log)
+    check_written(traced.program, written_inputs(traced.program))
+    try:
+        with _warnings_to(log):
+            program = decompose(traced.program, autocast=traced.autocast)
+    except trace_errors() as error:
+        raise capture_error(error, "making the graph functional") from error
+    _check_parts(program)
+    captured = _assemble(traced, program, dynamic_shapes, log)
+    if isinstance(model, ExportedProgram) and (args or kwargs):
+        caller = Caller(captured.signature)
+        caller.check(caller.bind(args, kwargs or {}))
+    return captured
+
+
+def _given(program: ExportedProgram, dynamic_shapes: Any) -> _Traced:
+    if dynamic_shapes is not None:
+        raise CaptureError(
+            "dynamic_shapes was given with a program, whose sizes were decided at its export",
+            fix="pass dynamic_shapes to torch.export.export, or pass the module instead",
+        )
+    parameters = Parameters(orig_arg_names(program))
+    return _Traced(program, parameters, program.example_inputs, autocast=False, training=True)
+
+
+def _trace(
+    model: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    dynamic_shapes: Any,
+    log: EventLog,
+) -> _Traced:
+    _check_model(model)
+    check_modules(model)
+    new_args, new_kwargs, parameters = read_call(model, args, kwargs)
+    try:
+        with untouched(model), _warnings_to(log):
+            program = export(model, new_args, new_kwargs, dynamic_shapes)
+    except trace_errors() as error:
+        raise capture_error(error, "tracing the model") from error
+    training = any(module.training for module in model.modules())
+    return _Traced(program, parameters, (new_args, new_kwargs), autocast=True, training=training)
+
+
+def _check_model(model: object) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CaptureError(
+            "the model is a TorchScript module, whose code torch.export does not see",
+            fix="pass the module that it was scripted or traced from",
+        )
+    if not isinstance(model, torch.nn.Module):
+        raise CaptureError(
+            f"the model is a {type(model).__name__}",
+            fix="pass a torch.nn.Module, a torch.export.ExportedProgram, or the result of "
+            "convert_pt2e",
+        )
+    if isinstance(getattr(model, "_orig_mod", None), torch.nn.Module):
+        raise CaptureError(
+            "the model was compiled with torch.compile already",
+            fix="pass the module that was compiled",
+        )
+
+
+def _check_parts(program: ExportedProgram) -> None:
+    """Refuse what a flat graph of plain operators cannot hold."""
+    for spec in program.graph_signature.input_specs:
+        if spec.kind in {InputKind.CUSTOM_OBJ, InputKind.TOKEN}:
+            raise CaptureError(
+                f"the model holds {spec.target or spec.arg.name}, which is not a tensor but an "
+                f"object of C++ or an effect ({spec.kind.name})",
+                fix="keep the part that uses it out of the compiled model",
+            )
+    files = UserFiles()
+    for node in program.graph.nodes:
+        name = higher_order_name(node)
+        if name is not None:
+            raise CaptureError(
+                f"the model calls {name}, which keeps a graph of its own inside",
+                where=source_line(node.meta.get("stack_trace"), files),
+                fix="decide with torch.where instead, or keep this part out of the compiled model",
+            )
+
+
+def _assemble(
+    traced: _Traced, program: ExportedProgram, dynamic_shapes: Any, log: EventLog
+) -> CapturedGraph:
+    constants = collect_constants(traced.program, program)
+    leaves = _leaves(traced, program, dynamic_shapes)
+    interface = read_interface(
+        program,
+        leaves,
+        {placeholder: name for placeholder, (name, _) in constants.items()},
+        returned_inputs(traced.program),
+        traced.parameters,
+    )
+    module = build_module(program, constants, interface.outputs, interface.written)
+    annotate(module)
+    written = {constants[placeholder][0] for placeholder in interface.written}
+    for node in module.graph.find_nodes(op="get_attr"):
+        if node.target in written:
+            node.meta[MUTABLE_META] = True
+    check_random(module, log, training=traced.training)
+    note_fixed_sizes(interface.signature, leaves, log)
+    return CapturedGraph(module, interface.signature, log)
+
+
+def _leaves(traced: _Traced, program: ExportedProgram, dynamic_shapes: Any) -> list[Leaf]:
+    """Return the leaves of the example in the order of the program's in_spec."""
+    in_spec = program.call_spec.in_spec
+    assert in_spec is not None, "the program has no in_spec"
+    # A program without an example still knows where each input was in the call.
+    args, kwargs = traced.call or unflatten(list(range(in_spec.num_leaves)), in_spec)
+    kwargs = {name: kwargs[name] for name in keyword_names(in_spec)}
+    return leaves_of((args, kwargs), traced.parameters, dynamic_shapes)
+
+
+@contextmanager
+def _warnings_to(log: EventLog) -> Iterator[None]:
+    """Note what torch.export warns about the model; pass on warnings of the model's own code."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    files = UserFiles()
+    for warning in caught:
+        text = str(warning.message)
+        if _ASSIGNED in text:
+            what = text.split(" Such attributes", maxsplit=1)[0]
+            log.add(Noted("capture", f"{what} A compiled model does not assign them.", warn=True))
+        elif files.owns(warning.filename):
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )

@@ -1,0 +1,114 @@
+"""The tensors that a program holds: one name each, shared with the user's module, never copied."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.export.graph_signature import InputKind
+
+from qfuse.capture._export_api import CONSTANT_KINDS, plain_parts
+from qfuse.ir.errors import CaptureError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch.export import ExportedProgram
+    from torch.export.graph_signature import InputSpec
+
+__all__ = ["check_written", "collect_constants"]
+
+
+def collect_constants(
+    traced: ExportedProgram, program: ExportedProgram
+) -> dict[str, tuple[str, torch.Tensor]]:
+    """Return the name and value of the constant behind each placeholder that is one.
+
+    Tied tensors, also those that only share memory, shape and strides, get the first of their
+    names. The plain tensors inside a quantized weight are named after it: ``fc.weight.qdata``.
+
+    Args:
+        traced: The program before decomposition, whose weights are the user's own.
+        program: The functional program, whose weights are plain.
+    """
+    inside = {
+        _identity(part): part_name
+        for name, value in _tensors(traced).items()
+        for part_name, part in plain_parts(name, value)
+        if part is not value
+    }
+    values = _tensors(program)
+    first: dict[object, str] = {}
+    for name, value in values.items():
+        first.setdefault(_identity(value), inside.get(_identity(value), name))
+    names = _safe_names(dict.fromkeys(first.values()))
+    found = {}
+    for spec in _constants(program):
+        value = values[spec.target or ""]
+        # A buffer stays the user's own tensor, so that a write to it is seen in the user's module.
+        is_own = not isinstance(value, torch.nn.Parameter) and not value.requires_grad
+        found[spec.arg.name] = (names[first[_identity(value)]], value if is_own else value.detach())
+    return found
+
+
+def check_written(traced: ExportedProgram, written: set[str]) -> None:
+    """Refuse writes that a functional graph cannot carry out where the source does.
+
+    Raises:
+        CaptureError: ``forward`` writes a tensor that is no buffer, or one that shares memory with
+            another one.
+    """
+    values = _tensors(traced)
+    constants = [spec for spec in _constants(traced) if spec.target in values]
+    for spec in constants:
+        if spec.arg.name not in written:
+            continue
+        if spec.kind is InputKind.CONSTANT_TENSOR:
+            raise CaptureError(
+                f"forward writes {spec.target}, a tensor that is not a buffer",
+                fix=f"register it: self.register_buffer({str(spec.target).split('.')[-1]!r}, ...)",
+            )
+        for other in constants:
+            a, b = values[str(spec.target)], values[str(other.target)]
+            if other is not spec and _storage(a) == _storage(b) != 0:
+                raise CaptureError(
+                    f"forward writes {spec.target}, which shares memory with {other.target}",
+                    fix="keep one of them as a buffer, and take views of it in forward",
+                )
+
+
+def _constants(program: ExportedProgram) -> Iterable[InputSpec]:
+    return (s for s in program.graph_signature.input_specs if s.kind in CONSTANT_KINDS)
+
+
+def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    held: Mapping[str, object] = {**program.state_dict, **program.constants}
+    return {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+
+
+def _storage(value: torch.Tensor) -> int:
+    """Return the address of a tensor's memory, 0 for one that has none or many."""
+    parts = list(plain_parts("", value))
+    if len(parts) != 1 or value.is_meta or value.layout is not torch.strided:
+        return 0
+    return value.untyped_storage().data_ptr()
+
+
+def _identity(value: torch.Tensor) -> object:
+    """Return a key that two tensors share when they are one."""
+    address = _storage(value)
+    if not address:
+        return id(value)
+    return address, value.storage_offset(), value.shape, value.stride(), value.dtype
+
+
+def _safe_names(names: Iterable[str]) -> dict[str, str]:
+    """Return names that a GraphModule can hold: ``code`` and ``graph`` are its own."""
+    reserved = set(dir(torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())))
+    found: dict[str, str] = {}
+    for name in names:
+        head, dot, tail = name.partition(".")
+        while head in reserved or f"{head}{dot}{tail}" in found.values():
+            head += "_"
+        found[name] = f"{head}{dot}{tail}"
+    return found

@@ -1,0 +1,91 @@
+"""What torch.export raised, as an error that says which line of the model and what to do."""
+
+from __future__ import annotations
+
+import re
+import traceback
+
+from qfuse.capture._export_api import error_kind
+from qfuse.capture.provenance import UserFiles
+from qfuse.ir.errors import CaptureError
+
+__all__ = ["capture_error"]
+
+_FILE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+# What torch says about debugging torch: up to the end of the sentence, or all that follows.
+_SENTENCE = re.compile(r"\s*(For more information|For extended logs|If you suspect)[^\n]*")
+_TAIL = re.compile(
+    r"\n+(The error above occurred when calling|consider using data-dependent|Caused by:|"
+    r"The following call raised|Suggested fixes:)"
+)
+_SUGGESTION = re.compile(r"Suggested fixes:\n(?P<fixes>(?:[ \t]+.+\n?)+)")
+
+_FIXES = {
+    "data": "decide with tensors instead of Python: torch.where or a mask for a branch, a fixed "
+    "size for a slice; or keep this part out of the compiled model",
+    "fake": "register a fake kernel for the operator with torch.library.register_fake",
+    "input": "pass tensors, numbers, strings, None and containers of these; register a container "
+    "class with torch.export.register_dataclass",
+    "output": "return tensors and containers that torch knows; for a transformers model pass "
+    "use_cache=False, or register the class with torch.export.register_dataclass",
+    "sizes": "make dynamic_shapes say what the model allows, with example sizes of at least 2",
+}
+# For errors that torch raises without a type of their own.
+_PATTERNS = (
+    (r"in output, which is not a known type", "output"),
+    (r"Unsupported input type", "input"),
+    (
+        r"conflicts between user-specified ranges|dynamic_shapes|tree_name|Constraints violated",
+        "sizes",
+    ),
+    (r"data-dependent|\.item\(\)|unbacked", "data"),
+)
+_OTHER = (
+    "see that the model runs as model(*args, **kwargs); what runs only outside of torch, such as "
+    "numpy, files or other processes, cannot be captured"
+)
+
+
+def capture_error(error: Exception, stage: str) -> CaptureError:
+    """Return the error to raise from ``error``.
+
+    Args:
+        error: What was raised while tracing.
+        stage: What was being done, for errors that are nobody's fault but torch's.
+    """
+    kind = error_kind(error) or _kind_of_message(error)
+    text = str(error)
+    what = _SENTENCE.sub("", _TAIL.split(text, maxsplit=1)[0]).strip() or type(error).__name__
+    suggested = _SUGGESTION.search(text)
+    if suggested is not None:
+        fix = f"declare {'; '.join(suggested['fixes'].split(chr(10))).strip('; ')}"
+        fix = re.sub(r"\s+", " ", fix)
+    else:
+        fix = _FIXES.get(kind, _OTHER)
+    if "specialized it to be a constant (1)" in text or "hint of 1" in text:
+        fix = "use example inputs whose dynamic axes are at least 2 long, and Dim(..., min=1)"
+    headline = {
+        "data": "a branch or a size in the model depends on the values of a tensor",
+        "sizes": "the dynamic sizes do not fit the model",
+    }.get(kind, f"{stage} failed with {type(error).__name__}")
+    return CaptureError(f"{headline}: {what}", where=_user_frame(error), fix=fix)
+
+
+def _kind_of_message(error: Exception) -> str:
+    text = str(error)
+    return next((kind for pattern, kind in _PATTERNS if re.search(pattern, text)), "")
+
+
+def _user_frame(error: Exception) -> str | None:
+    """Return ``file:line: code`` of the deepest frame of the user's model in the traceback.
+
+    The first frames are those of the caller, who is a user as well: only what is below the first
+    frame of torch counts.
+    """
+    files = UserFiles()
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = next((i for i, f in enumerate(frames) if not files.owns(f.filename)), len(frames))
+    own = [f for f in frames[inside:] if files.owns(f.filename)]
+    if not own:
+        return None
+    return f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}"

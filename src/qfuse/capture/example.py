@@ -1,0 +1,205 @@
+"""The call that a model is captured with: what its arguments are named, and what is traced."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from qfuse.capture._export_api import flatten, flatten_with_paths, is_subclass, unflatten
+from qfuse.capture.containers import register_caches, verify_cache
+from qfuse.ir.errors import CaptureError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Leaf", "Parameters", "axis_order", "is_dynamic", "leaves_of", "read_call"]
+
+_CONSTANTS = (int, float, bool, str, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What the signature of ``forward`` says.
+
+    Attributes:
+        names: Parameters that take positional arguments.
+        rest: Name of the ``*args`` parameter, if there is one.
+        defaults: Default values that are plain constants.
+    """
+
+    names: tuple[str, ...] = ()
+    rest: str | None = None
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, forward: Callable[..., Any]) -> Parameters:
+        """Read the signature of ``forward``."""
+        by_position = (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+        parameters = inspect.signature(forward).parameters.values()
+        return cls(
+            tuple(p.name for p in parameters if p.kind in by_position),
+            next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None),
+            {p.name: p.default for p in parameters if isinstance(p.default, _CONSTANTS)},
+        )
+
+    def spell(self, position: int) -> tuple[str, str]:
+        """Return how the argument at ``position`` is named, and how torch's guards name it."""
+        if position < len(self.names):
+            name = self.names[position]
+            return name, f"L[{name!r}]"
+        rest, index = self.rest or "args", position - len(self.names)
+        return f"{rest}[{index}]", f"L[{rest!r}][{index}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One leaf of the example call.
+
+    Attributes:
+        name: How the user would write it.
+        source: How the guards of torch write it.
+        value: What the user gave; ``None`` also where a program kept no example.
+        dims: Per axis what ``dynamic_shapes`` asks for.
+    """
+
+    name: str
+    source: str
+    value: Any
+    dims: dict[int, Any]
+
+
+def read_call(
+    model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any], Parameters]:
+    """Check the example call and return the arguments to trace, which share nothing but memory.
+
+    One tensor given twice becomes two that share memory: torch.export would take the second for
+    the first. Tensors are detached, and dense: an odd layout of the example is no promise.
+
+    Raises:
+        CaptureError: The arguments do not fit ``forward``, or cannot be inputs of a graph.
+    """
+    if not isinstance(args, (tuple, list)):
+        raise CaptureError(
+            f"args must be a tuple of the arguments of forward, got {type(args).__name__}",
+            fix="pass args=(x,)",
+        )
+    call = (tuple(args), dict(kwargs or {}))
+    parameters = Parameters.of(model.forward)
+    try:
+        inspect.signature(model.forward).bind(*call[0], **call[1])
+    except TypeError as error:
+        raise CaptureError(
+            f"the example does not fit {type(model).__name__}.forward: {error}",
+            fix=f"forward takes {inspect.signature(model.forward)}",
+        ) from error
+    register_caches()
+    _check_arguments(call, parameters)
+    _check_leaves(leaves_of(call, parameters, None))
+    leaves, spec = flatten(call)
+    traced = [_traceable(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    new_args, new_kwargs = unflatten(traced, spec)
+    return new_args, new_kwargs, parameters
+
+
+def leaves_of(
+    call: tuple[Sequence[Any], Mapping[str, Any]], parameters: Parameters, dynamic_shapes: Any
+) -> list[Leaf]:
+    """Return the leaves of a call in the order in which torch flattens it."""
+    found = []
+    for path, value in flatten_with_paths(call):
+        (group, _), (key, _), *rest = path
+        name, source = parameters.spell(key) if group == 0 else (key, f"L[{key!r}]")
+        below = "".join(spelled for _, spelled in rest)
+        top = [key] if isinstance(dynamic_shapes, Sequence) else [name.split("[")[0]]
+        if group == 0 and key >= len(parameters.names) and parameters.rest is not None:
+            top = [parameters.rest, key - len(parameters.names)]
+        dims = _dims(dynamic_shapes, [*top, *(k for k, _ in rest)])
+        found.append(Leaf(name + below, source + below, value, dims))
+    return found
+
+
+def _dims(shapes: Any, keys: list[Any]) -> dict[int, Any]:
+    """Walk down a tree of dynamic shapes; what does not fit is left for torch.export to report."""
+    for key in keys:
+        match shapes:
+            case Mapping() if key in shapes:
+                shapes = shapes[key]
+            case list() | tuple() if isinstance(key, int) and key < len(shapes):
+                shapes = shapes[key]
+            case _:
+                return {}
+    match shapes:
+        case Mapping():
+            return {axis: dim for axis, dim in shapes.items() if isinstance(axis, int)}
+        case list() | tuple():
+            return dict(enumerate(shapes))
+        case None:
+            return {}
+        case _:
+            return {0: shapes}
+
+
+def is_dynamic(dim: Any) -> bool:
+    """Return whether an entry of ``dynamic_shapes`` asks for a size that may vary."""
+    kind = getattr(getattr(dim, "type", None), "name", "")
+    return dim is not None and not isinstance(dim, int) and kind != "STATIC"
+
+
+def _check_arguments(call: tuple[tuple[Any, ...], dict[str, Any]], parameters: Parameters) -> None:
+    args, kwargs = call
+    for position, value in enumerate(args):
+        verify_cache(parameters.spell(position)[0], value)
+    for name, value in kwargs.items():
+        verify_cache(name, value)
+
+
+def _check_leaves(leaves: list[Leaf]) -> None:
+    for leaf in leaves:
+        value = leaf.value
+        if isinstance(value, torch.Tensor):
+            if is_subclass(value) or value.layout is not torch.strided:
+                raise CaptureError(
+                    f"{leaf.name} is a {type(value).__name__} of layout {value.layout}: "
+                    "inputs are plain tensors",
+                    fix="pass a dense plain tensor; quantized ones belong into the model",
+                )
+        elif not isinstance(value, _CONSTANTS):
+            raise CaptureError(
+                f"{leaf.name} is a {type(value).__name__}: inputs are tensors, numbers, strings, "
+                "None, and containers of these that torch knows",
+                fix="pass tensors; register a container of your own with "
+                "torch.export.register_dataclass",
+            )
+
+
+def _traceable(value: torch.Tensor) -> torch.Tensor:
+    value = value.detach()
+    if axis_order(value.shape, value.stride()) is None or value.storage_offset():
+        return value.clone(memory_format=torch.preserve_format)
+    return value
+
+
+def axis_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the axes from the largest stride to the smallest; ``None`` if there are gaps.
+
+    Axes of size 1, whose strides mean nothing, stand where a contiguous tensor has them.
+    """
+    if 0 in shape:
+        return tuple(range(len(shape)))
+    real = sorted((a for a, n in enumerate(shape) if n != 1), key=lambda a: (-strides[a], a))
+    step = 1
+    for axis in reversed(real):
+        if strides[axis] != step:
+            return None
+        step *= shape[axis]
+    if real == sorted(real):
+        return tuple(range(len(shape)))
+    return (*(a for a, n in enumerate(shape) if n == 1), *real)

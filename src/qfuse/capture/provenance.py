@@ -1,0 +1,102 @@
+"""Where each node comes from: the user's line of source, and the path of the module."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from qfuse.ir.program import MODULE_META, SOURCE_META
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+__all__ = ["UserFiles", "annotate", "source_line"]
+
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.*)$')
+
+
+class UserFiles:
+    """Tells files of the user, model libraries included, from those of torch, torchao and qfuse."""
+
+    def __init__(self) -> None:
+        self._foreign = [Path(torch.__file__).parent, Path(__file__).parents[1]]
+        torchao = importlib.util.find_spec("torchao")
+        if torchao is not None:
+            self._foreign += [Path(place) for place in torchao.submodule_search_locations or ()]
+        self._standard = Path(sysconfig.get_path("stdlib"))
+        self._known: dict[str, bool] = {}
+
+    def owns(self, name: str) -> bool:
+        """Return whether a file belongs to the user.
+
+        Code that was generated at run time, such as ``<eval_with_key>.0``, belongs to nobody.
+        """
+        if name not in self._known:
+            path = Path(name)
+            self._known[name] = path.is_absolute() and not self._is_foreign(path)
+        return self._known[name]
+
+    def _is_foreign(self, path: Path) -> bool:
+        # Installed packages may lie below the standard library, and models come from packages.
+        packages = {"site-packages", "dist-packages"}
+        if path.is_relative_to(self._standard) and not packages & set(path.parts):
+            return True
+        return any(path.is_relative_to(root) for root in self._foreign)
+
+
+def annotate(module: GraphModule) -> None:
+    """Replace what torch.export noted on each node by two strings and the fake value.
+
+    Nodes that a quantizer put in come without a place. They get that of the first node that uses
+    them, since it was quantized for its sake, else that of the node they use.
+    """
+    files = UserFiles()
+    nodes = list(module.graph.nodes)
+    for node in nodes:
+        source = source_line(node.meta.get("stack_trace"), files)
+        path = _module_path(node.meta)
+        node.meta = {"val": node.meta["val"]} if "val" in node.meta else {}
+        if source is not None:
+            node.meta[SOURCE_META] = source
+        if path is not None:
+            node.meta[MODULE_META] = path
+    made = [n for n in nodes if n.op in {"call_function", "get_attr"}]
+    for node in reversed(made):
+        _inherit(node, list(node.users))
+    for node in made:
+        _inherit(node, node.all_input_nodes)
+
+
+def _inherit(node: Node, others: list[Node]) -> None:
+    for key in (SOURCE_META, MODULE_META):
+        found = next((other.meta[key] for other in others if key in other.meta), None)
+        if found is not None and key not in node.meta:
+            node.meta[key] = found
+
+
+def source_line(trace: str | None, files: UserFiles) -> str | None:
+    """Return ``file:line: code`` of the deepest frame of the user's, ``None`` if there is none."""
+    lines = (trace or "").splitlines()
+    for index in reversed(range(len(lines))):
+        frame = _FRAME.match(lines[index])
+        if frame is not None and files.owns(frame["file"]):
+            code = lines[index + 1].strip() if index + 1 < len(lines) else ""
+            return f"{frame['file']}:{frame['line']}: {code}"
+    return None
+
+
+def _module_path(meta: dict[str, Any]) -> str | None:
+    """Return the dotted path of the innermost module, "" for the model, ``None`` if unknown."""
+    stack = list((meta.get("nn_module_stack") or {}).values())
+    if not stack:
+        return None
+    path, kind = stack[-1]
+    name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+    # What torch.export wraps around a model, and what passes note on nodes that they make.
+    made = name.startswith("torch.export.") or name == path
+    return None if made else str(path)

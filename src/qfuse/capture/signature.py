@@ -1,0 +1,232 @@
+"""From torch.export's signature of a program to ours: inputs, outputs and writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    OutputKind,
+    SymIntArgument,
+    TensorArgument,
+)
+
+from qfuse.capture._export_api import guards_of, read_size
+from qfuse.capture.example import axis_order, is_dynamic
+from qfuse.capture.sizes import SizeTable
+from qfuse.ir.errors import CaptureError
+from qfuse.ir.events import Noted
+from qfuse.ir.program import InputSpec, Mutation, OutputSpec, Signature
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+    from qfuse.capture.example import Leaf, Parameters
+    from qfuse.ir.events import EventLog
+
+__all__ = ["Interface", "note_fixed_sizes", "read_interface"]
+
+_WRITES = (
+    OutputKind.BUFFER_MUTATION,
+    OutputKind.PARAMETER_MUTATION,
+    OutputKind.USER_INPUT_MUTATION,
+)
+
+
+@dataclass(slots=True)
+class Interface:
+    """The signature, and which nodes of the program are the outputs of its graph.
+
+    Attributes:
+        signature: How the graph is called.
+        outputs: Names of the nodes that the graph returns, mutated values first.
+        written: Names of the placeholders of constants that are written.
+    """
+
+    signature: Signature
+    outputs: tuple[str, ...]
+    written: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Collects a signature from one program."""
+
+    program: ExportedProgram
+    constants: dict[str, str]
+    returned: dict[int, str]
+    values: dict[str, Any] = field(init=False)
+    sizes: SizeTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.values = {node.name: node.meta.get("val") for node in self.program.graph.nodes}
+        self.sizes = SizeTable(self.program)
+
+    def inputs(self, leaves: list[Leaf]) -> tuple[InputSpec, ...]:
+        """Return the specs of the flat inputs, which torch keeps in the order of the leaves."""
+        specs = self.program.graph_signature.input_specs
+        user = [spec.arg for spec in specs if spec.kind is InputKind.USER_INPUT]
+        assert len(user) == len(leaves), f"{len(user)} inputs, {len(leaves)} leaves"
+        return tuple(self._input(arg, leaf) for arg, leaf in zip(user, leaves, strict=True))
+
+    def _input(self, arg: object, leaf: Leaf) -> InputSpec:
+        match arg:
+            case TensorArgument(name=name):
+                value = self.values[name]
+                shape = self.sizes.add(leaf, name, value)
+                order = self._order(leaf, value)
+                return InputSpec(leaf.name, name, value.dtype, shape, value.device, order=order)
+            case ConstantArgument(value=constant):
+                return InputSpec(leaf.name, None, constant=constant)
+            case _:
+                raise CaptureError(
+                    f"{leaf.name} is a {type(arg).__name__.removesuffix('Argument')}: only sizes "
+                    "of tensors may vary",
+                    fix="leave it out of dynamic_shapes to make it a constant, or pass a tensor",
+                )
+
+    def _order(self, leaf: Leaf, value: torch.Tensor) -> tuple[int, ...] | None:
+        """Return the order of the axes of the traced layout, ``None`` for a contiguous tensor."""
+        shape = [_hint(size, self.program) for size in value.shape]
+        strides = [_hint(step, self.program) for step in value.stride()]
+        order = axis_order(shape, strides)
+        if order is None:
+            raise CaptureError(
+                f"{leaf.name} was exported with strides {tuple(value.stride())} for the shape "
+                f"{tuple(value.shape)}, which leave gaps",
+                fix=f"export with {leaf.name}.contiguous()",
+            )
+        return None if order == tuple(range(len(order))) else order
+
+    def writes(self, inputs: tuple[InputSpec, ...]) -> list[tuple[str, str | None, Mutation]]:
+        """Return each write: the node of the value, the placeholder of a constant, the mutation."""
+        signature = self.program.graph_signature
+        placeholders = {s.target: s.arg.name for s in signature.input_specs if s.target is not None}
+        indices = {spec.placeholder: i for i, spec in enumerate(inputs)}
+        found: list[tuple[str, str | None, Mutation]] = []
+        for spec in signature.output_specs:
+            if spec.kind not in _WRITES:
+                continue
+            if spec.kind is OutputKind.USER_INPUT_MUTATION:
+                mutation = Mutation(len(found), input_index=indices[spec.target])
+                found.append((spec.arg.name, None, mutation))
+            else:
+                name = placeholders[spec.target]
+                mutation = Mutation(len(found), buffer=self.constants[name])
+                found.append((spec.arg.name, name, mutation))
+        return found
+
+    def results(self, inputs: tuple[InputSpec, ...]) -> tuple[list[OutputSpec], list[str]]:
+        """Return the specs of the model's flat results, and the nodes that the graph returns."""
+        indices = {s.placeholder: i for i, s in enumerate(inputs) if s.placeholder is not None}
+        nodes: list[str] = []
+        specs: list[OutputSpec] = []
+        for out in self.program.graph_signature.output_specs:
+            if out.kind in _WRITES:
+                continue
+            _check_kind(out.kind)
+            returned = self.returned.get(len(specs), out.arg.name)
+            match out.arg:
+                case ConstantArgument(value=constant):
+                    specs.append(OutputSpec(None, constant=constant))
+                case TensorArgument() if returned in indices:
+                    specs.append(OutputSpec(None, input_index=indices[returned]))
+                case TensorArgument(name=name) | SymIntArgument(name=name):
+                    specs.append(self._result(name, nodes))
+                case _:
+                    raise CaptureError(f"the model returns a {type(out.arg).__name__}")
+        return specs, nodes
+
+    def _result(self, name: str, nodes: list[str]) -> OutputSpec:
+        value = self.values[name]
+        if not isinstance(value, torch.Tensor):
+            size = read_size(value, self.program)
+            if isinstance(size, int):
+                return OutputSpec(None, constant=size)
+            text = self.sizes.express(size)
+            if text is not None:
+                return OutputSpec(None, size=text)
+        if name not in nodes:
+            nodes.append(name)
+        strides = None
+        if isinstance(value, torch.Tensor) and all(isinstance(s, int) for s in value.stride()):
+            strides = tuple(value.stride())
+        return OutputSpec(nodes.index(name), strides=strides)
+
+
+def read_interface(
+    program: ExportedProgram,
+    leaves: list[Leaf],
+    constants: dict[str, str],
+    returned: dict[int, str],
+    parameters: Parameters,
+) -> Interface:
+    """Return the interface of ``program``.
+
+    Args:
+        program: The functional program.
+        leaves: The leaves of the example call, in the order of its in_spec.
+        constants: Names of the constants by placeholder.
+        returned: Positions of results that are inputs, with the names of their placeholders.
+        parameters: The parameters of ``forward``.
+
+    Raises:
+        CaptureError: An input or output is of a kind that a compiled graph cannot have.
+    """
+    reader = _Reader(program, constants, returned)
+    inputs = reader.inputs(leaves)
+    writes = reader.writes(inputs)
+    relations = reader.sizes.relations(guards_of(program))
+    results, nodes = reader.results(inputs)
+    spec = program.call_spec
+    assert spec.in_spec is not None, "the program has no in_spec"
+    assert spec.out_spec is not None, "the program has no out_spec"
+    signature = Signature(
+        spec.in_spec,
+        inputs,
+        spec.out_spec,
+        tuple(results),
+        tuple(mutation for _, _, mutation in writes),
+        reader.sizes.symbols,
+        parameters.names,
+        relations,
+        parameters.defaults,
+    )
+    outputs = (*(value for value, _, _ in writes), *nodes)
+    return Interface(signature, outputs, tuple(name for _, name, _ in writes if name is not None))
+
+
+def note_fixed_sizes(signature: Signature, leaves: list[Leaf], log: EventLog) -> None:
+    """Warn about sizes that were asked to be dynamic and are not."""
+    for spec, leaf in zip(signature.inputs, leaves, strict=True):
+        for axis, dim in leaf.dims.items():
+            if not is_dynamic(dim) or axis >= len(spec.shape) or isinstance(spec.shape[axis], str):
+                continue
+            why = "the example has 1 there" if spec.shape[axis] == 1 else "the model fixes it"
+            log.add(
+                Noted(
+                    "capture",
+                    f"axis {axis} of {leaf.name} was asked to be dynamic but stays "
+                    f"{spec.shape[axis]}: {why}. Use an example of at least 2 there, and "
+                    "torch.export.Dim with min=1 to allow 1",
+                    warn=True,
+                )
+            )
+
+
+def _check_kind(kind: OutputKind) -> None:
+    if kind is not OutputKind.USER_OUTPUT:
+        raise CaptureError(
+            f"the program has an output of kind {kind.name}",
+            fix="capture inference: no losses, gradients or effects",
+        )
+
+
+def _hint(size: int | torch.SymInt, program: ExportedProgram) -> int:
+    known = read_size(size, program)
+    if isinstance(known, int):
+        return known
+    return known.low if known.hint is None else known.hint

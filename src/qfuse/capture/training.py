@@ -1,0 +1,105 @@
+"""A model that is still in training mode acts at random, or updates statistics: it is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch._ops import OpOverload
+
+from qfuse.ir.errors import CaptureError
+from qfuse.ir.events import EventLog, Noted
+from qfuse.ir.program import place_of
+from qfuse.ir.schema import arguments
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule, Node
+
+__all__ = ["check_modules", "check_random"]
+
+_DROPOUTS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
+_NORMS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+
+
+def check_modules(model: nn.Module) -> None:
+    """Refuse a model whose modules would act as in training.
+
+    Raises:
+        CaptureError: A module in training mode acts differently from evaluation.
+    """
+    for name, module in model.named_modules():
+        if module.training and _acts_differently(module):
+            raise CaptureError(
+                f"the model is in training mode: {name or 'it'} ({type(module).__name__}) acts "
+                "differently there",
+                fix="call model.eval() first",
+            )
+
+
+def _acts_differently(module: nn.Module) -> bool:
+    match module:
+        case nn.RReLU():
+            return True
+        case nn.MultiheadAttention() | nn.RNNBase():
+            return float(module.dropout) > 0
+        case _ if isinstance(module, _DROPOUTS):
+            return module.p > 0
+        case _:
+            # Without running statistics both modes normalize with those of the batch.
+            return isinstance(module, _NORMS) and module.track_running_stats
+
+
+def check_random(module: GraphModule, log: EventLog, *, training: bool) -> None:
+    """Look at what the graph does at random: an error if the model was in training mode.
+
+    Args:
+        module: The captured graph, its nodes with their places.
+        log: Gets a warning for each node that acts at random on purpose.
+        training: Whether any module was in training mode, or nobody knows.
+
+    Raises:
+        CaptureError: A functional dropout or batch norm was captured as in training.
+    """
+    for node in module.graph.nodes:
+        if not isinstance(node.target, OpOverload):
+            continue
+        trains = _trains(node)
+        if trains and training:
+            place = place_of(node)
+            raise CaptureError(
+                f"{place.op} was captured as in training",
+                where=place.source or str(place),
+                fix="call model.eval() before capture; export programs from models in eval mode",
+            )
+        if trains or torch.Tag.nondeterministic_seeded in node.target.tags:
+            log.add(
+                Noted(
+                    "capture",
+                    f"{node.target} draws random numbers: results differ from run to run, and "
+                    "checks of values cannot hold",
+                    place_of(node),
+                    warn=True,
+                )
+            )
+
+
+def _trains(node: Node) -> bool:
+    """Return whether ``node`` was called with ``train`` or ``training`` true, and not with p=0."""
+    given = arguments(node)
+    trains = any(given.get(name) is True for name in ("train", "training"))
+    return trains and given.get("p") not in (0, None)
