@@ -20,24 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelCheck", "bisect"]
 
-_aten = torch.ops.aten
-_PRODUCTS = frozenset(
-    {
-        "linear",
-        "mm",
-        "addmm",
-        "bmm",
-        "baddbmm",
-        "matmul",
-        "convolution",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "scaled_dot_product_attention",
-        "mul",
-    }
-)
-_RUNS = 2
+_RUNS = 3
+# One code in so many lies within float32 noise of a tie; at least one per tensor does here.
+_CODES_PER_FLIP = 100_000
+_STORED = (torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +32,7 @@ class ModelCheck:
 
     Attributes:
         outputs: Its flat outputs, mutated values first.
-        noise: Per output, the greatest deviation when every product is perturbed by the rounding
+        noise: Per output, the greatest deviation when every result is perturbed by the rounding
             of its own type. Dynamic quantization amplifies roundings, so this must be measured.
     """
 
@@ -60,7 +46,7 @@ class ModelCheck:
         inputs: Sequence[torch.Tensor],
         float_dtype: torch.dtype | None = None,
     ) -> ModelCheck:
-        """Run the captured graph as it is, and a few times with perturbed products.
+        """Run the captured graph as it is, and a few times with perturbed results.
 
         Args:
             program: The captured graph.
@@ -115,23 +101,48 @@ def bisect(count: int, holds: Callable[[int], bool]) -> int:
 
 
 class _Shaken(Interpreter):
-    """Runs a graph with every float product multiplied by ``1 + eps * u``, ``u`` in [-1, 1]."""
+    """Runs a graph with the roundings that another order of operations could have made.
+
+    Every float result is multiplied by ``1 + eps * u`` with ``u`` in [-1, 1], and a few codes of
+    every quantized tensor move by one step, as codes next to a tie do. Views are left alone.
+    """
 
     def __init__(self, module: GraphModule, seed: int, float_dtype: torch.dtype | None) -> None:
         super().__init__(module)
-        self._least = torch.finfo(float_dtype).eps if float_dtype is not None else 0.0
         self._random = torch.Generator().manual_seed(seed)
+        self._least = torch.finfo(float_dtype).eps if float_dtype is not None else 0.0
 
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
         op = overload_of(n)
-        if op is None or op.namespace != "aten" or not _is_float(value):
+        if op is None or op.is_view:
             return value
-        if op._schema.name.partition("::")[2] not in _PRODUCTS:  # noqa: SLF001
-            return value
-        shake = torch.rand(value.shape, generator=self._random, dtype=torch.float32) * 2 - 1
-        eps = max(torch.finfo(value.dtype).eps, self._least)
-        return (value.double() * (1 + eps * shake.double())).to(value.dtype)
+        if isinstance(value, (tuple, list)):
+            return type(value)(self._shake(v, n) for v in value)
+        return self._shake(value, n)
+
+    def _shake(self, value: Any, node: Node) -> Any:
+        if _is_float(value):
+            shake = torch.rand(value.shape, generator=self._random, dtype=torch.float32) * 2 - 1
+            eps = max(torch.finfo(value.dtype).eps, self._least)
+            return (value.double() * (1 + eps * shake.double())).to(value.dtype)
+        if isinstance(value, torch.Tensor) and value.dtype in _STORED and _quantizes(node):
+            return self._flip(value)
+        return value
+
+    def _flip(self, codes: torch.Tensor) -> torch.Tensor:
+        """Move a few codes by one step, towards the middle so that none leaves its range."""
+        count = min(codes.numel(), 1 + codes.numel() // _CODES_PER_FLIP)
+        where = torch.randint(max(codes.numel(), 1), (count,), generator=self._random)
+        flipped = codes.flatten().clone()
+        middle = 128 if codes.dtype is torch.uint8 else 0
+        here = flipped[where].to(torch.int32)
+        flipped[where] = (here + torch.where(here > middle, -1, 1)).to(codes.dtype)
+        return flipped.reshape(codes.shape)
+
+
+def _quantizes(node: Node) -> bool:
+    return any(_is_float(n.meta.get("val")) for n in node.all_input_nodes)
 
 
 def _run(interpreter: Interpreter, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:

@@ -47,7 +47,8 @@ def drop_unused_constants(program: StageGraph) -> None:
     written = {m.buffer for m in program.signature.mutations}
     for name in list(dict(program.module.named_buffers(remove_duplicate=False))):
         if name not in used and name not in written:
-            delattr(program.module, name)
+            owner, _, leaf = name.rpartition(".")
+            delattr(program.module.get_submodule(owner), leaf)
 
 
 def _value(node: Node) -> torch.Tensor | None:

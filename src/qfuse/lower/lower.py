@@ -53,6 +53,8 @@ def lower(
     _Lowering(program, target, cost, kernels, context).run()
     fold_constants(program)
     drop_unused_constants(program)
+    # The module's generated code still is that of the captured graph.
+    program.module.recompile()
     done = LoweredGraph(program.module, program.signature, program.log)
     verify(done)
     return done

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.value_ranges import ValueRanges
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["declare_range", "new_fake_mode"]
 

@@ -9,8 +9,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
+from qfuse.ir._tree_api import structure
 from qfuse.ir.events import EventLog
 from qfuse.ir.program import InputSpec, NormalGraph, OutputSpec, Signature, StageGraph, SymbolRange
 from qfuse.testing._fake_api import declare_range, new_fake_mode
@@ -94,9 +94,9 @@ class GraphBuilder:
         self.module.recompile()
         leaves = tuple(range(len(self._inputs)))
         signature = Signature(
-            pytree.tree_structure((leaves, {})),
+            structure((leaves, {})),
             tuple(self._inputs),
-            pytree.tree_structure(tuple(range(len(outs)))),
+            structure(tuple(range(len(outs)))),
             tuple(OutputSpec(i) for i in range(len(outs))),
             symbols=dict(self._symbols),
             parameters=tuple(i.name for i in self._inputs),
