@@ -1,0 +1,203 @@
+"""The one place where the zoo touches torchao, and torch's private parts on its behalf.
+
+Importing torchao has side effects, and using it has more: log lines about extensions for GPUs, a
+custom pass left behind in Inductor's global config, deprecation warnings that it provokes in torch.
+Here they are undone, or silenced one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+__all__ = [
+    "convert",
+    "float8_weights",
+    "int4_weights",
+    "int8_dynamic",
+    "int8_dynamic_int4_weights",
+    "int8_static",
+    "int8_weights",
+    "is_quantized",
+    "loaded",
+    "prepare",
+    "quantize_linears",
+    "quiet_imports",
+]
+
+# (logger, text): what torchao logs while it is imported. None of it is for a user on a CPU.
+_IMPORT_LOGS = (
+    ("torchao", "Failed to load"),
+    ("torch.utils._pytree", "is an Enum subclass and is now natively supported"),
+)
+_INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # torch's stubs leave it out
+_IMPORT_WARNING = r"`torch\.jit\.script(_method)?` is deprecated"
+# From torch's own code when it copies the exported module that torchao hands it.
+_COPY_WARNING = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
+
+
+@contextlib.contextmanager
+def loaded() -> Iterator[None]:
+    """Import torchao, and run a block that uses it without the warnings that it provokes."""
+    with quiet_imports():
+        import torchao.quantization  # noqa: PLC0415
+        import torchao.quantization.pt2e  # noqa: F401, PLC0415
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_COPY_WARNING, category=FutureWarning)
+        yield
+
+
+@contextlib.contextmanager
+def quiet_imports() -> Iterator[None]:
+    """Run a block that may import torchao, without what torchao has to say while it is imported.
+
+    `transformers` imports it too, as soon as a model is built.
+    """
+
+    def drop(text: str) -> Callable[[logging.LogRecord], bool]:
+        return lambda record: text not in str(record.msg)
+
+    filters = [(logging.getLogger(name), drop(text)) for name, text in _IMPORT_LOGS]
+    for logger, rule in filters:
+        logger.addFilter(rule)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_IMPORT_WARNING, category=DeprecationWarning)
+            yield
+    finally:
+        for logger, rule in filters:
+            logger.removeFilter(rule)
+
+
+def int8_dynamic(*, per_tensor: bool = False, asymmetric: bool = False) -> Any:
+    """Int8 weights per channel, activations quantized at run time, per token or per tensor."""
+    from torchao.quantization import (  # noqa: PLC0415
+        Int8DynamicActivationInt8WeightConfig,
+        MappingType,
+        PerRow,
+        PerTensor,
+    )
+
+    return Int8DynamicActivationInt8WeightConfig(
+        granularity=[PerTensor() if per_tensor else PerRow(), PerRow()],
+        act_mapping_type=MappingType.ASYMMETRIC if asymmetric else MappingType.SYMMETRIC,
+        set_inductor_config=False,
+    )
+
+
+def int8_static(scale: torch.Tensor) -> Any:
+    """Int8 weights per channel, activations with one given scale of the activation's rank."""
+    from torchao.quantization import (  # noqa: PLC0415
+        Int8StaticActivationInt8WeightConfig,
+        PerRow,
+        PerTensor,
+    )
+
+    return Int8StaticActivationInt8WeightConfig(
+        act_quant_scale=scale, granularity=[PerTensor(), PerRow()], set_inductor_config=False
+    )
+
+
+def int8_weights(group_size: int | None) -> Any:
+    """Int8 weights per channel or per group, float activations."""
+    from torchao.quantization import Int8WeightOnlyConfig, PerGroup, PerRow  # noqa: PLC0415
+
+    return Int8WeightOnlyConfig(
+        granularity=PerGroup(group_size) if group_size else PerRow(), set_inductor_config=False
+    )
+
+
+def int4_weights(group_size: int) -> Any:
+    """Int4 weights per group, float activations."""
+    from torchao.quantization import IntxWeightOnlyConfig, PerGroup  # noqa: PLC0415
+
+    return IntxWeightOnlyConfig(weight_dtype=_INT4, granularity=PerGroup(group_size))
+
+
+def int8_dynamic_int4_weights(group_size: int) -> Any:
+    """Int4 weights per group, asymmetric int8 activations quantized at run time per token."""
+    from torchao.quantization import (  # noqa: PLC0415
+        Int8DynamicActivationIntxWeightConfig,
+        PerGroup,
+    )
+
+    return Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=_INT4, weight_granularity=PerGroup(group_size)
+    )
+
+
+def float8_weights() -> Any:
+    """Float8 e4m3 weights per channel, float activations."""
+    from torchao.quantization import Float8WeightOnlyConfig  # noqa: PLC0415
+
+    return Float8WeightOnlyConfig(set_inductor_config=False)
+
+
+def is_quantized(weight: torch.Tensor) -> bool:
+    """Return whether a weight is one of torchao's quantized tensors already."""
+    from torchao.utils import TorchAOBaseTensor  # noqa: PLC0415
+
+    return isinstance(weight, TorchAOBaseTensor)
+
+
+def quantize_linears(model: nn.Module, names: frozenset[str], config: Any) -> None:
+    """Quantize, in place, the linear layers of `model` that have these names."""
+    from torchao.quantization import quantize_  # noqa: PLC0415
+
+    quantize_(model, config, filter_fn=lambda _, name: name in names)
+
+
+def _x86_quantizer(*, dynamic: bool) -> Any:
+    """Return X86InductorQuantizer with its default config for everything that it knows.
+
+    Its module installs a custom pass in `torch._inductor.config` when it is imported, and says
+    nothing: that is undone here.
+    """
+    import torch._inductor.config as inductor  # noqa: PLC0415
+
+    with inductor.patch(pre_grad_custom_pass=inductor.pre_grad_custom_pass), quiet_imports():
+        from torchao.quantization.pt2e.quantizer import (  # noqa: PLC0415
+            x86_inductor_quantizer as x86,
+        )
+    quantizer = x86.X86InductorQuantizer()
+    quantizer.set_global(x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic))
+    return quantizer
+
+
+def prepare(program: torch.export.ExportedProgram, *, dynamic: bool) -> torch.fx.GraphModule:
+    """Return the program as a module with observers where X86InductorQuantizer wants them."""
+    from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e  # noqa: PLC0415
+
+    module = program.module(check_guards=False)
+    assert isinstance(module, torch.fx.GraphModule), type(module)
+    # These hold for the dtypes of the trace, and would refuse the module under autocast.
+    checks = torch.ops.aten._assert_tensor_metadata.default
+    for node in module.graph.find_nodes(op="call_function", target=checks):
+        module.graph.erase_node(node)
+    # The quantizer crashes on a dead pattern, such as the pooler of a BERT whose result is dropped.
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    prepared: torch.fx.GraphModule = prepare_pt2e(module, _x86_quantizer(dynamic=dynamic))
+    return prepared
+
+
+def convert(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return the observed module quantized, without the float weights that nothing reads now."""
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e  # noqa: PLC0415
+
+    converted: torch.fx.GraphModule = convert_pt2e(prepared)
+    read = {str(node.target) for node in converted.graph.find_nodes(op="get_attr")}
+    for name, _ in list(converted.named_parameters(remove_duplicate=False)):
+        if name not in read:
+            path, _, leaf = name.rpartition(".")
+            delattr(converted.get_submodule(path), leaf)
+    return converted

@@ -1,0 +1,178 @@
+"""Quantizing linear layers with torchao's `quantize_`: which ones, and why not the others."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from qfuse.zoo import _torchao_api as ao
+from qfuse.zoo.notes import Note, Outcome, group_notes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from qfuse.zoo.family import Example
+
+__all__ = ["LinearScheme", "quantize_with"]
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_OUTSIDE = {
+    "Embedding": "an embedding is a table that is looked up, not multiplied: it stays float",
+    "EmbeddingBag": "an embedding is a table that is looked up, not multiplied: it stays float",
+    "MultiheadAttention": "it reads its projection weights directly, not through linear layers",
+}
+
+
+@dataclass(frozen=True)
+class LinearScheme:
+    """A way to quantize linear layers.
+
+    Attributes:
+        config: Gives torchao's config; takes the activation scale if `static`.
+        group_size: Weights per scale along in_features, or None for whole channels.
+        int8_activations: Whether the product runs on int8 numbers.
+        static: Whether the activation scale is measured beforehand.
+    """
+
+    config: Callable[..., Any]
+    group_size: int | None = None
+    int8_activations: bool = False
+    static: bool = False
+
+
+def quantize_with(scheme: LinearScheme, model: nn.Module, examples: Iterable[Example]) -> Outcome:
+    """Quantize the linear layers of a copy of `model`, in eval mode."""
+    with ao.loaded():
+        quantized = copy.deepcopy(model).eval()
+        linears = {
+            name: part for name, part in quantized.named_modules() if isinstance(part, nn.Linear)
+        }
+        left = {name: reason for name, part in linears.items() if (reason := _misfit(scheme, part))}
+        scales: Mapping[str, torch.Tensor] = {}
+        if scheme.static:
+            scales, unmeasured = _measure(model, linears.keys() - left.keys(), examples)
+            left |= unmeasured
+        chosen = {name: part for name, part in linears.items() if name not in left}
+        twins = _twins(quantized, chosen)
+        if scheme.static:
+            for name in chosen:
+                ao.quantize_linears(quantized, frozenset({name}), scheme.config(scales[name]))
+        else:
+            ao.quantize_linears(quantized, frozenset(chosen), scheme.config())
+            _tie(chosen, twins)
+        notes = group_notes(left.items()) + _tied_notes(chosen, twins) + _other_weights(quantized)
+    return Outcome(quantized, len(chosen), notes)
+
+
+def _misfit(scheme: LinearScheme, linear: nn.Linear) -> str | None:
+    """Return why the scheme cannot take this layer, or None."""
+    weight = dict(linear.named_parameters(recurse=False)).get("weight")
+    if weight is None:
+        return "its weight is computed (a parametrization), so it cannot be replaced"
+    if ao.is_quantized(weight):
+        return "it is quantized already"
+    if isinstance(linear, nn.modules.linear.NonDynamicallyQuantizableLinear):
+        return "MultiheadAttention reads this layer's weight directly"
+    if weight.dtype not in _FLOATS:
+        return f"weights of {weight.dtype} are not supported"
+    return _misshape(scheme, linear)
+
+
+def _misshape(scheme: LinearScheme, linear: nn.Linear) -> str | None:
+    if scheme.group_size and linear.in_features % scheme.group_size:
+        return f"in_features is not a multiple of the group size {scheme.group_size}"
+    if scheme.int8_activations and linear.in_features == 1:
+        # oneDNN rejects the strides of a one-column operand, and torch drops the error.
+        return "torch's int8 matrix product is wrong with one input feature"
+    return None
+
+
+def _measure(
+    model: nn.Module, names: Iterable[str], examples: Iterable[Example]
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return the activation scale of each layer, and why the rest have none.
+
+    The scale has the rank of the activation, as torchao demands; so a layer that is called with
+    several ranks cannot have one.
+    """
+    watched = copy.deepcopy(model).eval()  # calls may write to buffers, such as a cache
+    greatest: dict[str, torch.Tensor] = {}
+    ranks: dict[str, set[int]] = defaultdict(set)
+
+    def watch(name: str) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
+        def hook(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            peak = inputs[0].detach().abs().amax().float()
+            greatest[name] = torch.maximum(greatest.get(name, peak), peak)
+            ranks[name].add(inputs[0].dim())
+
+        return hook
+
+    names = list(names)
+    for name in names:
+        watched.get_submodule(name).register_forward_pre_hook(watch(name))
+    with torch.no_grad():
+        for args, kwargs in examples:
+            watched(*args, **kwargs)
+    left = {name: "calibration never called it" for name in names if name not in greatest}
+    left |= {
+        name: "it is called with activations of different ranks"
+        for name, seen in ranks.items()
+        if len(seen) > 1
+    }
+    # As torchao chooses symmetric scales: the middle of the range [-128, 127].
+    least = torch.finfo(torch.float32).eps
+    scales = {
+        name: (greatest[name] / 127.5).clamp(min=least).reshape([1] * min(ranks[name]))
+        for name in names
+        if name not in left
+    }
+    return scales, left
+
+
+def _twins(model: nn.Module, chosen: Mapping[str, nn.Linear]) -> dict[str, list[str]]:
+    """Return, for each layer, the other places of the model that hold the very same weight."""
+    owners: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners[id(parameter)].append(name.removesuffix(".weight"))
+    return {
+        name: [owner for owner in owners[id(linear.weight)] if owner != name]
+        for name, linear in chosen.items()
+    }
+
+
+def _tie(chosen: Mapping[str, nn.Linear], twins: Mapping[str, list[str]]) -> None:
+    """Give layers that shared one weight one quantized weight."""
+    done = set()
+    for name, linear in chosen.items():
+        done.add(name)
+        for twin in twins[name]:
+            if twin in chosen and twin not in done:
+                chosen[twin].weight = linear.weight
+
+
+def _tied_notes(
+    chosen: Mapping[str, nn.Linear], twins: Mapping[str, list[str]]
+) -> tuple[Note, ...]:
+    return group_notes(
+        (twin, f"it shares its weight with {name}, and keeps the float copy")
+        for name in chosen
+        for twin in twins[name]
+        if twin not in chosen
+    )
+
+
+def _other_weights(model: nn.Module) -> tuple[Note, ...]:
+    """Say which parts with weights of their own are not linear layers."""
+    found = []
+    for name, part in model.named_modules():
+        own = part.named_parameters(recurse=False)
+        if not isinstance(part, nn.Linear) and any(value.dim() > 1 for _, value in own):
+            kind = type(part).__name__
+            reason = f"{kind}: this recipe quantizes linear layers only"
+            found.append((name or kind, _OUTSIDE.get(kind, reason)))
+    return group_notes(found)

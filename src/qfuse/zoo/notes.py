@@ -1,0 +1,57 @@
+"""What a quantization recipe did: the model, what it left in float, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+
+__all__ = ["Note", "Outcome", "group_notes"]
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Note:
+    """Places that share one reason.
+
+    Attributes:
+        places: Names of modules, or of operators with their number.
+        reason: Why they are not quantized, or not as expected.
+    """
+
+    places: tuple[str, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        """Return one line, with the first few places."""
+        rest = len(self.places) - _SHOWN
+        more = f" and {rest} more" if rest > 0 else ""
+        return f"{', '.join(self.places[:_SHOWN])}{more}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of quantizing a model.
+
+    Attributes:
+        model: The quantized copy, in eval mode.
+        layers: How many layers were quantized.
+        notes: What was left float, and why.
+    """
+
+    model: nn.Module
+    layers: int
+    notes: tuple[Note, ...]
+
+
+def group_notes(found: Iterable[tuple[str, str]]) -> tuple[Note, ...]:
+    """Return one note per reason for pairs (place, reason), in the order of first appearance."""
+    places: dict[str, list[str]] = {}
+    for place, reason in found:
+        places.setdefault(reason, []).append(place)
+    return tuple(Note(tuple(names), reason) for reason, names in places.items())

@@ -1,0 +1,228 @@
+"""Quantization recipes by name: `w8a8-dynamic`, `w4a16`, ..."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from qfuse.ir.errors import OptionsError, QfuseError
+from qfuse.zoo import _torchao_api as ao
+from qfuse.zoo.linears import LinearScheme, quantize_with
+from qfuse.zoo.pt2e import quantize_exported, under_autocast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from qfuse.zoo.family import Example
+    from qfuse.zoo.notes import Note, Outcome
+
+__all__ = ["Quantized", "describe", "names", "quantize"]
+
+_INT4_GROUP = 32
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantized model.
+
+    Attributes:
+        model: The quantized copy of the model, in eval mode.
+        recipe: The recipe's name.
+        layers: How many layers were quantized.
+        notes: What was not quantized, and why.
+    """
+
+    model: nn.Module
+    recipe: str
+    layers: int
+    notes: tuple[Note, ...]
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One call of `quantize`, as a recipe sees it."""
+
+    model: nn.Module
+    example: Example
+    dynamic_shapes: Any
+    calibration: Sequence[Example]
+    group_size: int | None
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    description: str
+    run: Callable[[_Task], Outcome]
+    grouped: bool = False
+
+
+def _linears(scheme: Callable[[int | None], LinearScheme]) -> Callable[[_Task], Outcome]:
+    def run(task: _Task) -> Outcome:
+        return quantize_with(scheme(task.group_size), task.model, task.calibration)
+
+    return run
+
+
+def _exported(*, dynamic: bool = False, bf16: bool = False) -> Callable[[_Task], Outcome]:
+    def run(task: _Task) -> Outcome:
+        outcome = quantize_exported(
+            task.model, task.example, task.dynamic_shapes, task.calibration, dynamic=dynamic
+        )
+        return replace(outcome, model=under_autocast(outcome.model)) if bf16 else outcome
+
+    return run
+
+
+def _int8(_: int | None, **options: bool) -> LinearScheme:
+    return LinearScheme(partial(ao.int8_dynamic, **options), int8_activations=True)
+
+
+def _int8_static(_: int | None) -> LinearScheme:
+    return LinearScheme(ao.int8_static, int8_activations=True, static=True)
+
+
+def _int8_weights(group_size: int | None) -> LinearScheme:
+    return LinearScheme(partial(ao.int8_weights, group_size), group_size)
+
+
+def _int4_weights(group_size: int | None) -> LinearScheme:
+    size = group_size or _INT4_GROUP
+    return LinearScheme(partial(ao.int4_weights, size), size)
+
+
+def _int4_weights_int8(group_size: int | None) -> LinearScheme:
+    size = group_size or _INT4_GROUP
+    return LinearScheme(partial(ao.int8_dynamic_int4_weights, size), size)
+
+
+def _float8(_: int | None) -> LinearScheme:
+    return LinearScheme(ao.float8_weights)
+
+
+_RECIPES: Mapping[str, _Recipe] = MappingProxyType(
+    {
+        "w8a8-static": _Recipe(
+            "PT2E, int8 weights, uint8 activations with calibrated scales", _exported()
+        ),
+        "w8a8-static-bf16": _Recipe(
+            "the same, with the float rest under bfloat16 autocast", _exported(bf16=True)
+        ),
+        "w8a8-static-ao": _Recipe(
+            "torchao, int8 weights, int8 activations with calibrated scales", _linears(_int8_static)
+        ),
+        "w8a8-dynamic": _Recipe(
+            "torchao, int8 weights, int8 activations with a scale per token", _linears(_int8)
+        ),
+        "w8a8-dynamic-tensor": _Recipe(
+            "torchao, int8 weights, int8 activations with one scale per tensor",
+            _linears(partial(_int8, per_tensor=True)),
+        ),
+        "w8a8-dynamic-asym": _Recipe(
+            "torchao, int8 weights, int8 activations with scale and zero point per token",
+            _linears(partial(_int8, asymmetric=True)),
+        ),
+        "pt2e-dynamic": _Recipe(
+            "PT2E, int8 weights, uint8 activations with one scale per tensor at run time",
+            _exported(dynamic=True),
+        ),
+        "w4a8": _Recipe(
+            "torchao, int4 weights in groups, int8 activations with a scale per token",
+            _linears(_int4_weights_int8),
+            grouped=True,
+        ),
+        "w8a16": _Recipe(
+            "torchao, int8 weights per channel or in groups, float activations",
+            _linears(_int8_weights),
+            grouped=True,
+        ),
+        "w4a16": _Recipe(
+            "torchao, int4 weights in groups, float activations",
+            _linears(_int4_weights),
+            grouped=True,
+        ),
+        "fp8": _Recipe("torchao, float8 weights per channel, float activations", _linears(_float8)),
+    }
+)
+
+
+def names() -> tuple[str, ...]:
+    """Return the names that `quantize` takes."""
+    return tuple(_RECIPES)
+
+
+def describe(name: str) -> str:
+    """Return one line on what a recipe does."""
+    return _recipe(name).description
+
+
+def quantize(  # noqa: PLR0913  (what torch.export takes, and what to do)
+    model: nn.Module,
+    recipe: str,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    calibration: Sequence[Example] | None = None,
+    *,
+    group_size: int | None = None,
+) -> Quantized:
+    """Quantize a copy of a model.
+
+    Args:
+        model: A float module. Neither it nor anything in it is changed.
+        recipe: One of `names()`.
+        args: Positional example inputs.
+        kwargs: Keyword example inputs.
+        dynamic_shapes: What `torch.export` takes; only the PT2E recipes need it, and their result
+            runs with those sizes only.
+        calibration: Inputs that static scales are measured on; the example inputs by default.
+        group_size: Weights per scale in `w4a8`, `w4a16` (default 32) and `w8a16` (default: a whole
+            channel).
+
+    Raises:
+        OptionsError: An argument has a value that it cannot take.
+        QfuseError: Nothing in the model could be quantized.
+    """
+    chosen = _recipe(recipe)
+    _check(model, recipe, chosen, group_size)
+    example: Example = (args, dict(kwargs or {}))
+    examples = [example] if calibration is None else list(calibration)
+    if not examples:
+        raise OptionsError("calibration holds no inputs", fix="give at least one, or None")
+    task = _Task(model, example, dynamic_shapes, examples, group_size)
+    outcome = chosen.run(task)
+    if not outcome.layers:
+        reasons = "; ".join(map(str, outcome.notes)) or "the model has no linear layer"
+        raise QfuseError(
+            f"{recipe} found nothing to quantize", where=reasons, fix="choose another recipe"
+        )
+    return Quantized(outcome.model, recipe, outcome.layers, outcome.notes)
+
+
+def _recipe(name: str) -> _Recipe:
+    if name not in _RECIPES:
+        near = difflib.get_close_matches(name, _RECIPES, n=1)
+        guess = f"did you mean {near[0]}? " if near else ""
+        raise OptionsError(
+            f"there is no recipe {name!r}", fix=f"{guess}there are {', '.join(_RECIPES)}"
+        )
+    return _RECIPES[name]
+
+
+def _check(model: nn.Module, name: str, recipe: _Recipe, group_size: int | None) -> None:
+    if not isinstance(model, nn.Module):
+        raise OptionsError(
+            f"only an nn.Module can be quantized, not {type(model).__name__}",
+            fix="quantize the module, then export it",
+        )
+    if group_size is not None and not recipe.grouped:
+        raise OptionsError(
+            f"{name} has no groups, so group_size={group_size} means nothing",
+            fix="leave group_size out",
+        )
+    if group_size is not None and group_size < 1:
+        raise OptionsError(f"group_size={group_size} is too small", fix="give 32, 64 or 128")

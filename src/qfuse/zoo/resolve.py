@@ -1,0 +1,184 @@
+"""From what a user types to a model: a name of the zoo, `module:factory`, or a `.pt2` file."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import sys
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from qfuse import zoo
+from qfuse.ir.errors import OptionsError
+from qfuse.zoo import _torchao_api as ao
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch.export import ExportedProgram
+
+__all__ = ["Loaded", "load"]
+
+_FORMS = "a name of the zoo, module:factory, or the path of a .pt2 file"
+_RETURNS = "return model, (model, args) or (model, args, kwargs)"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model and what it is called with.
+
+    Attributes:
+        spec: What the user typed.
+        model: A module, or the exported program of a `.pt2` file.
+        args: Positional example inputs; empty if the source gives none.
+        kwargs: Keyword example inputs.
+        dynamic_shapes: What `torch.export` takes, if the source says which axes may vary.
+        zoo: The model of the zoo, if it is one: it can draw more inputs.
+    """
+
+    spec: str
+    model: nn.Module | ExportedProgram
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+    dynamic_shapes: Any = None
+    zoo: zoo.ZooModel | None = None
+
+
+def load(spec: str, sizes: Mapping[str, object] | None = None) -> Loaded:
+    """Return the model that `spec` names.
+
+    Args:
+        spec: A name of the zoo (`llama`), `module:factory`, or the path of a `.pt2` file.
+        sizes: Sizes of a zoo model, or keyword arguments of the factory.
+
+    Raises:
+        OptionsError: There is no such model, or it cannot be used with these sizes.
+    """
+    sizes = dict(sizes or {})
+    if spec.endswith(".pt2"):
+        return _load_file(spec, sizes)
+    if ":" in spec:
+        return _call_factory(spec, sizes)
+    if spec in zoo.names():
+        model = zoo.build(spec, **sizes)
+        return Loaded(spec, model.module, model.args, model.kwargs, model.dynamic_shapes, model)
+    raise OptionsError(
+        f"{spec!r} is not a model",
+        fix=f"give {_FORMS}; the zoo has {', '.join(zoo.names())}",
+    )
+
+
+def _load_file(spec: str, sizes: Mapping[str, object]) -> Loaded:
+    path = Path(spec)
+    if not path.is_file():
+        raise OptionsError(
+            "there is no such file", where=str(path.absolute()), fix="check the path"
+        )
+    if sizes:
+        raise OptionsError(
+            f"a .pt2 file has its sizes already, so {', '.join(sizes)} cannot be set",
+            where=spec,
+            fix="leave the sizes out",
+        )
+    program = _read_program(path)
+    args, kwargs = program.example_inputs or ((), {})
+    return Loaded(spec, program, tuple(args), dict(kwargs))
+
+
+def _read_program(path: Path) -> ExportedProgram:
+    fix = "write it with torch.export.save"
+    if not zipfile.is_zipfile(path):
+        raise OptionsError("this is not a .pt2 file, or it is cut off", where=str(path), fix=fix)
+    try:
+        # A quantized program may call torchao's operators, which exist once torchao is imported.
+        with ao.loaded():
+            return torch.export.load(str(path))
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise OptionsError(
+            "this file does not hold an exported program that this torch can read",
+            where=str(path),
+            fix=f"{fix}, with torch {torch.__version__}",
+        ) from error
+
+
+def _call_factory(spec: str, sizes: Mapping[str, object]) -> Loaded:
+    module_name, _, factory_name = spec.partition(":")
+    if not module_name or not factory_name:
+        raise OptionsError(f"{spec!r} is incomplete", fix="write module:factory")
+    with _working_folder_importable():
+        factory = _find_factory(module_name, factory_name)
+        try:
+            inspect.signature(factory).bind(**sizes)
+        except TypeError as error:
+            raise OptionsError(
+                f"the factory cannot be called with {dict(sizes)}: {error}",
+                where=spec,
+                fix="give the sizes that it takes as keywords, and defaults for the others",
+            ) from error
+        made = factory(**sizes)
+    return _unpack(spec, made)
+
+
+def _find_factory(module_name: str, factory_name: str) -> Callable[..., object]:
+    try:
+        found: object = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # What the module itself fails to import is its own error, with its own traceback.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise OptionsError(
+            f"there is no module {error.name!r}",
+            where=f"{module_name}:{factory_name}",
+            fix="run in the folder that holds it, install it, or check the spelling",
+        ) from error
+    for part in factory_name.split("."):
+        if not hasattr(found, part):
+            raise OptionsError(
+                f"{module_name} has no {factory_name!r}",
+                where=getattr(sys.modules[module_name], "__file__", None) or module_name,
+                fix=f"define a function that will {_RETURNS}",
+            )
+        found = getattr(found, part)
+    if not callable(found) or isinstance(found, nn.Module):
+        raise OptionsError(
+            f"{factory_name} is a {type(found).__name__}, not a function that makes a model",
+            where=f"{module_name}:{factory_name}",
+            fix=f"define a function that will {_RETURNS}",
+        )
+    return found
+
+
+def _unpack(spec: str, made: object) -> Loaded:
+    """Return what the factory made, which is one of three forms."""
+    if isinstance(made, nn.Module):
+        return Loaded(spec, made)
+    match made:
+        case (nn.Module() as model, tuple() | list() as args):
+            return Loaded(spec, model, tuple(args), {})
+        case (nn.Module() as model, tuple() | list() as args, dict() as kwargs):
+            return Loaded(spec, model, tuple(args), kwargs)
+        case (nn.Module(), torch.Tensor(), *_):
+            fix = "return (model, (x,)): the inputs are a tuple, even if there is one"
+        case _:
+            fix = _RETURNS
+    shape = type(made).__name__
+    if isinstance(made, tuple):
+        shape = f"({', '.join(type(item).__name__ for item in made)})"
+    raise OptionsError(f"the factory returned {shape}", where=spec, fix=fix)
+
+
+@contextlib.contextmanager
+def _working_folder_importable() -> Iterator[None]:
+    """Let a user name a module that lies in the working folder, as `python -m` does."""
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)

@@ -1,0 +1,69 @@
+"""Random weights that behave like trained ones, so that a wrong rewrite shows in the outputs.
+
+A fresh `transformers` model has zero biases, unit norm weights, identity batch norms and, if it is
+small, branches that vanish beside the residual stream: a compiler that lost all of them would still
+give nearly the right answer. Here none of these is trivial.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["cast_weights", "measure_batch_norms", "perturb", "seeded"]
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Run a block with torch's CPU generator seeded, and restore the generator afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+@torch.no_grad()
+def perturb(module: nn.Module, spread: float = 0.1) -> None:
+    """Add noise to every bias and every norm weight, which are constants after initialization."""
+    for part in module.modules():
+        for name in ("weight", "bias"):
+            value = getattr(part, name, None)
+            if isinstance(value, nn.Parameter) and value.dim() == 1:
+                value.add_(torch.randn_like(value) * spread)
+
+
+@torch.no_grad()
+def measure_batch_norms(module: nn.Module, batch: torch.Tensor) -> None:
+    """Give every batch norm the statistics that `batch` really has there."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    norms = [part for part in module.modules() if isinstance(part, kinds)]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.train()
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = None  # the average over all batches seen, which is this one
+    module(batch)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+        norm.eval()
+
+
+def cast_weights(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return `module` with its weights in `dtype`.
+
+    Buffers that are not saved with the model, such as rotary frequencies, are computed constants
+    and not weights: `from_pretrained` leaves them in float32, and so does this.
+    """
+    saved = module.state_dict()
+    constants = {name: value for name, value in module.named_buffers() if name not in saved}
+    module.to(dtype)
+    for name, value in constants.items():
+        path, _, leaf = name.rpartition(".")
+        module.get_submodule(path).register_buffer(leaf, value, persistent=False)
+    return module
