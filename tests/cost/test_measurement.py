@@ -6,16 +6,20 @@ import os
 import subprocess
 import sys
 import threading
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from qfuse.cost import ComputeKind, CostProfile, _torch_api, measure, probes
-from qfuse.cost.measurement import _rounded
+from qfuse.cost.measurement import _Basics, _rounded
 from qfuse.cost.probes import Probe
 from qfuse.targets import KernelState, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +82,9 @@ def test_nothing_is_left_changed(target: Target) -> None:
     assert settings() == before
 
 
-def test_no_budget_is_one_round(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_budget_the_first_rounds_run(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     built: list[Probe] = []
     original = probes.call_probe
 
@@ -89,7 +95,7 @@ def test_no_budget_is_one_round(target: Target, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(probes, "call_probe", remembered)
     measure(target, budget=0)
 
-    assert {len(probe.samples) for probe in built} == {3}
+    assert {len(probe.samples) for probe in built} == {3 * 3}
 
 
 def test_modes_of_the_caller_do_not_matter(target: Target) -> None:
@@ -119,23 +125,25 @@ def in_new_thread():
     thread.join()
     return seen[0]
 
+before = torch.get_num_threads()
 inside = _torch_api.on_one_thread(lambda: (torch.get_num_threads(), in_new_thread()))
-print(*inside, torch.get_num_threads(), in_new_thread())
+print(before, *inside, torch.get_num_threads(), in_new_thread())
 """
 
 
 def test_one_thread_is_one_thread_for_that_thread_only() -> None:
-    # In a process that has three threads, whatever this one has.
+    # In a process that has two threads if there are two cores, whatever this one has.
     done = subprocess.run(
         [sys.executable, "-c", ONE_THREAD],
-        env={**os.environ, "OMP_NUM_THREADS": "3"},
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     )
 
-    assert done.stdout.split() == ["1", "3", "3", "3"]
+    before, *after = done.stdout.split()
+    assert after == ["1", before, before, before]
 
 
 def test_errors_come_through_from_the_other_thread() -> None:
@@ -146,20 +154,53 @@ def test_errors_come_through_from_the_other_thread() -> None:
         _torch_api.on_one_thread(fails)
 
 
-def test_a_noisy_machine_is_measured_on_one_thread_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_noisy_machine_is_measured_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
+    clocks: list[Any] = []
     original = probes.products
 
-    def remembered(target: Target) -> dict[ComputeKind, probes.Products]:
+    def remembered(target: Target, clock: Any) -> dict[ComputeKind, probes.Products]:
         counts.append(torch.get_num_threads())
-        return original(target)
+        clocks.append(clock)
+        return original(target, clock)
 
     monkeypatch.setattr("qfuse.cost.measurement._QUIET_SECONDS", 0.0)
     monkeypatch.setattr(probes, "products", remembered)
     profile = measure(Target.for_testing(threads=2), budget=0)
 
-    assert counts == [torch.get_num_threads(), 1]
+    assert counts == [1]
+    assert clocks == [time.thread_time]
     assert not profile.quiet
+
+
+def busy(seconds: float) -> None:
+    """Keep this thread running for so long."""
+    start = time.thread_time()
+    while time.thread_time() - start < seconds:
+        pass
+
+
+def test_waiting_for_a_core_is_noticed() -> None:
+    def region(run: Callable[[], None], seconds: float) -> _Basics:
+        short = Probe(lambda: None, samples=[seconds])
+        long.append(Probe(run, repeats=1))
+        long[-1].sample()
+        return _Basics(short, short, (short, short), short, long[-1])
+
+    long: list[Probe] = []
+    # One thread that runs is quiet for one thread, but not if two should have.
+    runs = region(lambda: busy(0.05), 1e-5)
+    # What somebody else's slice does to a thread: time passes and it does not run.
+    waits = region(lambda: time.sleep(0.05), 1e-5)
+    # Short regions that take as long as a slice give it away as well.
+    slow = region(lambda: busy(0.05), 8e-3)
+
+    assert long[0].cpu_seconds >= 0.05
+    assert not runs.quiet([long[0]], 20)
+    assert not waits.quiet([long[1]], 1)
+    assert not slow.quiet([long[2]], 1)
+    long[0].samples = [long[0].cpu_seconds]
+    assert runs.quiet([long[0]], 1)
 
 
 def test_more_threads_than_cores_are_never_quiet() -> None:
@@ -170,15 +211,14 @@ def test_int8_without_onednn() -> None:
     target = Target.for_testing(
         threads=1, kernels={"onednn::qlinear_pointwise": KernelState.ABSENT}
     )
-    found = probes.products(target)
+    found = probes.products(target, time.perf_counter)
     assert found[ComputeKind.INT8].one_row is None
 
     profile = measure(target, budget=0)
 
+    # Two operations per weight, at the speed of memory and not beyond.
     assert profile.int8_ops_one_row <= profile.int8_ops
-    assert profile.int8_ops_one_row == pytest.approx(
-        min(2 * profile.memory_bandwidth, profile.int8_ops), rel=0.01
-    )
+    assert 0 < profile.int8_ops_one_row <= 2.02 * profile.memory_bandwidth
     assert profile.library_call_seconds > 0
 
 
@@ -197,7 +237,7 @@ def test_without_any_int8_kernel_int8_is_as_fast_as_f32() -> None:
     )
 
 
-def test_products_grow_until_they_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_grow_until_they_are_long() -> None:
     now = 0.0
     built: list[int] = []
 
@@ -214,15 +254,14 @@ def test_products_grow_until_they_are_long(monkeypatch: pytest.MonkeyPatch) -> N
 
         return run
 
-    monkeypatch.setattr("qfuse.cost.probes.time.perf_counter", clock)
-    probe = probes._many_rows(build)
+    probe = probes._many_rows(build, clock)
 
-    assert built == [32, 128, 512]
+    assert built == [32, 128]
     assert probe.samples == []
-    assert probe.amount == 2 * 512 * 2048 * 1024
+    assert probe.amount == 2 * 128 * 2048 * 1024
 
 
-def test_one_slow_run_does_not_stop_the_growing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_slow_run_does_not_stop_the_growing() -> None:
     now, runs = 0.0, 0
 
     def build(rows: int, depth: int, columns: int) -> Any:
@@ -235,12 +274,10 @@ def test_one_slow_run_does_not_stop_the_growing(monkeypatch: pytest.MonkeyPatch)
 
         return run
 
-    monkeypatch.setattr("qfuse.cost.probes.time.perf_counter", lambda: now)
-
-    assert probes._many_rows(build).amount == 2 * 2048 * 2048 * 1024
+    assert probes._many_rows(build, lambda: now).amount == 2 * 2048 * 2048 * 1024
 
 
-def test_a_sample_and_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_and_its_rate() -> None:
     now, runs = 0.0, 0
 
     def run() -> None:
@@ -248,8 +285,7 @@ def test_a_sample_and_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
         runs += 1
         now += float(runs)
 
-    monkeypatch.setattr("qfuse.cost.probes.time.perf_counter", lambda: now)
-    warm = Probe(run, amount=100.0, calls=2, repeats=3)
+    warm = Probe(run, amount=100.0, calls=2, repeats=3, clock=lambda: now)
     warm.sample()
     assert warm.samples == [2.0, 3.0, 4.0]
     assert warm.seconds() == 2.0
@@ -258,7 +294,7 @@ def test_a_sample_and_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     # Calls are never more than half of the time: a rate stays finite.
     assert warm.rate(10.0) == 100.0
 
-    cold = Probe(run, repeats=1)
+    cold = Probe(run, repeats=1, clock=lambda: now)
     cold.sample()
     assert cold.samples == [5.0]
 

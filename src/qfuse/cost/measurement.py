@@ -2,16 +2,15 @@
 
 What a busy machine does to a measurement: a parallel region waits until the scheduler has given
 every thread its slice, so a region of 20 us takes 4 to 12 ms, and a product with several barriers
-tens of milliseconds. On one thread the same machine gives undisturbed samples, because somebody
-else's slice falls between them or spoils a few. Hence
+tens of milliseconds. One thread alone is merely interrupted, and its own clock stands still
+meanwhile. Hence
 
 - what calls cost, and the cache, are measured with operators so small that ATen runs them on the
-  calling thread alone;
-- everything else is measured with all threads, in regions made long, so that a disturbance costs
-  a factor and not an order of magnitude;
-- short regions tell whether the machine was quiet. If it was not, all is measured once more on
-  one thread, multiplied by the number of threads where that is what threads do, and the better
-  of the two numbers is taken. The profile says so.
+  calling thread alone, by that thread's clock;
+- products and memory are measured with all threads, and it is watched whether the machine stays
+  quiet: short parallel regions are short, and in long ones no thread waits for a core;
+- if it does not, they are measured on one thread by its own clock, and multiplied by the number
+  of threads where that is what threads do. The profile says so.
 
 Probes run in turn, round after round, and the 10th percentile of each is taken.
 """
@@ -20,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -29,39 +28,66 @@ from qfuse.cost.profile import CostProfile
 from qfuse.cost.work import ComputeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from qfuse.targets import Target
 
 __all__ = ["measure"]
 
-_BUDGET_SECONDS = 1.6
+_BUDGET_SECONDS = 1.2
+_FIRST_ROUNDS = 3
 _MAX_ROUNDS = 7
 # A region of this length, where nothing disturbs, is shorter than a tenth of it.
 _QUIET_SECONDS = 0.5e-3
+# Threads that have a core each run all the time of a long region, or wait for others actively.
+_QUIET_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class _Probes:
+class _Basics:
+    """What is measured with the threads as they are, on a quiet machine or not."""
+
     call: probes.Probe
     library_call: probes.Probe
     regions: tuple[probes.Probe, probes.Probe]
     cache: probes.Probe
     memory: probes.Probe
-    products: dict[ComputeKind, probes.Products]
 
     def __iter__(self) -> Iterator[probes.Probe]:
         first, second = self.regions
         yield from (self.call, self.library_call, first, self.cache, self.memory, second)
-        for product in self.products.values():
-            yield product.many_rows
-            if product.one_row is not None:
-                yield product.one_row
 
-    def quiet(self) -> bool:
+    def quiet(self, long: Iterable[probes.Probe], threads: int) -> bool:
+        """Whether nobody else used the cores, as seen in the short regions and some long ones."""
         # The median: single regions get through undisturbed on the busiest machine.
         regions = [seconds for probe in self.regions for seconds in probe.samples]
-        return median(regions) < _QUIET_SECONDS
+        run = sum(probe.cpu_seconds for probe in long)
+        passed = sum(sum(probe.samples) for probe in long)
+        return median(regions) < _QUIET_SECONDS and run > _QUIET_SHARE * threads * passed
+
+
+@dataclass(frozen=True, slots=True)
+class _Speeds:
+    """What is measured with all threads, or on one and multiplied.
+
+    Attributes:
+        memory: Bytes per second.
+        rates: Operations per second of each arithmetic, with many rows and with one.
+        long: The probes whose regions are long.
+    """
+
+    memory: float
+    rates: dict[ComputeKind, tuple[float, float]]
+    long: list[probes.Probe]
+
+    def times(self, threads: int, memory: float) -> _Speeds:
+        """What that many threads make of this, where they were seen to read ``memory`` B/s.
+
+        Large products are limited by the cores, and scale. One row is limited by what the cores
+        share, and is left as it is.
+        """
+        rates = {kind: (many * threads, one) for kind, (many, one) in self.rates.items()}
+        return _Speeds(max(self.memory, memory), rates, self.long)
 
 
 def measure(target: Target, budget: float = _BUDGET_SECONDS) -> CostProfile:
@@ -71,84 +97,93 @@ def measure(target: Target, budget: float = _BUDGET_SECONDS) -> CostProfile:
 
     Args:
         target: The machine, as detected in this process.
-        budget: Seconds after which no new round starts. One round always runs.
+        budget: Seconds after which no new round starts. The first ones always run.
 
     Returns:
         The profile, with ``quiet`` telling whether it can be trusted in absolute terms.
     """
     start = time.perf_counter()
+    cores = min(target.threads, target.usable_cores)
     with _torch_api.plain_execution():
-        run = _sampled(target, budget / 2)
-    profile = _profile(target, run)
-    if not profile.quiet and target.threads > 1:
-        left = start + budget - time.perf_counter()
-        alone = _torch_api.on_one_thread(lambda: _profile(target, _sampled(target, left)))
-        profile = profile.best_of(_times(alone, min(target.threads, target.usable_cores)))
-    elapsed = _rounded(time.perf_counter() - start)
-    return replace(profile, measured_seconds=elapsed)
+        basics = _basics(target)
+        _sample(basics, _FIRST_ROUNDS)
+        quiet = target.threads == cores and basics.quiet([basics.memory], cores)
+        speeds = None
+        if quiet and cores > 1:
+            speeds = _speeds(target, basics, start + budget, alone=False)
+            quiet = basics.quiet(speeds.long, cores)
+    if not quiet or speeds is None:
+        deadline = max(start + budget, time.perf_counter())
+        speeds = _torch_api.on_one_thread(lambda: _speeds(target, basics, deadline, alone=True))
+        speeds = speeds.times(cores, basics.memory.rate())
+    return _profile(target, basics, speeds, quiet=quiet, start=start)
 
 
-def _times(alone: CostProfile, threads: int) -> CostProfile:
-    """What that many threads make of one thread's profile.
-
-    Large products are limited by the cores and scale; one row and memory are limited by what
-    the cores share, and are left as they are.
-    """
-    return replace(
-        alone,
-        f32_flops=_rounded(alone.f32_flops * threads),
-        bf16_flops=_rounded(alone.bf16_flops * threads),
-        int8_ops=_rounded(alone.int8_ops * threads),
-    )
-
-
-def _sampled(target: Target, budget: float) -> _Probes:
-    """All probes, with as many samples as there is time for."""
-    start = time.perf_counter()
+def _basics(target: Target) -> _Basics:
     library = target.mkldnn_enabled and target.has_kernel("onednn::qlinear_pointwise")
-    run = _Probes(
+    return _Basics(
         call=probes.call_probe(),
         # Too small for a second thread.
         library_call=probes.call_probe(_torch_api.int8_linear(1, 64, 32) if library else None),
         regions=(probes.region_probe(), probes.region_probe()),
         cache=probes.cache_probe(target),
-        memory=probes.memory_probe(target),
-        products=probes.products(target),
+        memory=probes.memory_probe(target, time.perf_counter),
     )
-    for _ in range(_MAX_ROUNDS):
-        for probe in run:
+
+
+def _sample(probed: Iterable[probes.Probe], rounds: int, deadline: float = math.inf) -> None:
+    listed = list(probed)
+    for _ in range(rounds):
+        for probe in listed:
             probe.sample()
-        if time.perf_counter() - start > budget:
+        if time.perf_counter() > deadline:
             break
-    return run
 
 
-def _profile(target: Target, run: _Probes) -> CostProfile:
-    call = 1 / run.call.rate()
-    library_call = 1 / run.library_call.rate()
-    memory = run.memory.rate()
+def _speeds(target: Target, basics: _Basics, deadline: float, *, alone: bool) -> _Speeds:
+    """Sample memory and the products of each arithmetic."""
+    clock = time.thread_time if alone else time.perf_counter
+    memory = probes.memory_probe(target, clock) if alone else basics.memory
+    products = probes.products(target, clock)
+    listed = [memory, *(probe for product in products.values() for probe in product)]
+    # What shows whether the machine stays quiet goes along.
+    _sample([*listed, *([] if alone else basics.regions)], _MAX_ROUNDS, deadline)
+    call, library_call = 1 / basics.call.rate(), 1 / basics.library_call.rate()
     rates = {
-        kind: _product_rates(product, library_call if kind is ComputeKind.INT8 else call, memory)
-        for kind, product in run.products.items()
+        kind: _product_rates(
+            product, library_call if kind is ComputeKind.INT8 else call, memory.rate()
+        )
+        for kind, product in products.items()
     }
+    long = [memory, *(product.many_rows for product in products.values())]
+    return _Speeds(memory.rate(), rates, long)
+
+
+def _profile(
+    target: Target, basics: _Basics, speeds: _Speeds, *, quiet: bool, start: float
+) -> CostProfile:
+    call = 1 / basics.call.rate()
+    memory = speeds.memory
+    rates = speeds.rates
+    f32, bf16 = rates[ComputeKind.F32], rates[ComputeKind.BF16]
     # Without any int8 kernel such a product runs expanded, in f32.
-    int8 = rates.get(ComputeKind.INT8, rates[ComputeKind.F32])
+    int8 = rates.get(ComputeKind.INT8, f32)
     return CostProfile(
         machine=target.machine_fingerprint(),
         threads=target.threads,
         memory_bandwidth=_rounded(memory),
-        cache_bandwidth=_rounded(max(run.cache.rate(call) * target.threads, memory)),
+        cache_bandwidth=_rounded(max(basics.cache.rate(call) * target.threads, memory)),
         cache_bytes=(target.l3_bytes or probes.UNKNOWN_CACHE_BYTES) // 2,
-        f32_flops=_rounded(rates[ComputeKind.F32][0]),
-        f32_flops_one_row=_rounded(rates[ComputeKind.F32][1]),
-        bf16_flops=_rounded(rates[ComputeKind.BF16][0]),
-        bf16_flops_one_row=_rounded(rates[ComputeKind.BF16][1]),
+        f32_flops=_rounded(f32[0]),
+        f32_flops_one_row=_rounded(f32[1]),
+        bf16_flops=_rounded(bf16[0]),
+        bf16_flops_one_row=_rounded(bf16[1]),
         int8_ops=_rounded(int8[0]),
         int8_ops_one_row=_rounded(int8[1]),
         call_seconds=_rounded(call),
-        library_call_seconds=_rounded(library_call),
-        quiet=target.threads <= target.usable_cores and run.quiet(),
-        measured_seconds=0.0,
+        library_call_seconds=_rounded(1 / basics.library_call.rate()),
+        quiet=quiet,
+        measured_seconds=_rounded(time.perf_counter() - start),
     )
 
 

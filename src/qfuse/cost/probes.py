@@ -14,10 +14,11 @@ from qfuse.cost import _torch_api
 from qfuse.cost.work import ComputeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from qfuse.targets import Target
 
+    Clock = Callable[[], float]
     Build = Callable[[int, int, int], Callable[[], object]]
     """Takes rows, depth and columns of a product; gives something that computes it."""
 
@@ -41,7 +42,7 @@ _COLD_BYTES = (64 << 20, 512 << 20)
 # Sides of the products, and how the rows grow until one takes long enough.
 _DEPTH, _COLUMNS = 2048, 1024
 _FIRST_ROWS, _ROWS_STEP, _MOST_ROWS = 32, 4, 2048
-_LONG_SECONDS = 0.016
+_LONG_SECONDS = 0.008
 _TRIALS = 4
 _ONE_ROW_SIDE = 2048
 
@@ -53,22 +54,27 @@ class Probe:
     Attributes:
         repeats: Samples per round. If there are several, one more run before them fills the
             caches, which the probe before has emptied.
+        clock: Seconds that pass, or that this thread runs.
+        cpu_seconds: What all threads of the process together ran while samples were taken.
     """
 
     run: Callable[[], object]
     amount: float = 1.0
     calls: int = 1
     repeats: int = 3
+    clock: Clock = time.perf_counter
     samples: list[float] = field(default_factory=list)
+    cpu_seconds: float = 0.0
 
     def sample(self) -> None:
-        """Run and time it."""
+        """Run and time it, and add up what all threads of the process ran meanwhile."""
         if self.repeats > 1:
             self.run()
         for _ in range(self.repeats):
-            start = time.perf_counter()
+            cpu, start = time.process_time(), self.clock()
             self.run()
-            self.samples.append(time.perf_counter() - start)
+            self.samples.append(self.clock() - start)
+            self.cpu_seconds += time.process_time() - cpu
 
     def seconds(self) -> float:
         """The 10th percentile of the samples."""
@@ -89,6 +95,11 @@ class Products:
     one_row: Probe | None
     weight_bytes: int
 
+    def __iter__(self) -> Iterator[Probe]:
+        yield self.many_rows
+        if self.one_row is not None:
+            yield self.one_row
+
 
 def call_probe(call: Callable[[], object] | None = None) -> Probe:
     """An operator call that does nothing worth mentioning; by default an ATen one."""
@@ -101,7 +112,7 @@ def call_probe(call: Callable[[], object] | None = None) -> Probe:
         for _ in range(_CALLS):
             call()
 
-    return Probe(run, float(_CALLS), _CALLS)
+    return Probe(run, float(_CALLS), _CALLS, clock=time.thread_time)
 
 
 def region_probe() -> Probe:
@@ -122,15 +133,15 @@ def cache_probe(target: Target) -> Probe:
         for piece in pieces:
             torch.sum(piece, dim=0, out=result)
 
-    return Probe(run, float(data.nbytes), len(pieces))
+    return Probe(run, float(data.nbytes), len(pieces), clock=time.thread_time)
 
 
-def memory_probe(target: Target) -> Probe:
-    """Read more than the caches hold, with all threads."""
+def memory_probe(target: Target, clock: Clock) -> Probe:
+    """Read more than the caches hold."""
     least, most = _COLD_BYTES
     size = min(max(least, 4 * target.l3_bytes), most, max(least, _free_memory() // 4))
     data = torch.ones(size // 8, dtype=torch.float64, device="cpu")
-    return Probe(lambda: torch.sum(data), float(data.nbytes), repeats=1)
+    return Probe(lambda: torch.sum(data), float(data.nbytes), repeats=1, clock=clock)
 
 
 def _free_memory() -> int:
@@ -140,24 +151,30 @@ def _free_memory() -> int:
         return 0
 
 
-def products(target: Target) -> dict[ComputeKind, Products]:
-    """The products of each arithmetic; int8 is missing where nothing computes it."""
+def products(target: Target, clock: Clock) -> dict[ComputeKind, Products]:
+    """The products of each arithmetic; int8 is missing where nothing computes it.
+
+    Args:
+        target: Which kernels there are.
+        clock: How to time them.
+    """
     found = {
-        ComputeKind.F32: _products(_float_linear(torch.float32), 4),
-        ComputeKind.BF16: _products(_float_linear(torch.bfloat16), 2),
+        ComputeKind.F32: _products(_float_linear(torch.float32), 4, clock),
+        ComputeKind.BF16: _products(_float_linear(torch.bfloat16), 2, clock),
     }
     if target.mkldnn_enabled and target.has_kernel("onednn::qlinear_pointwise"):
-        found[ComputeKind.INT8] = _products(_torch_api.int8_linear, 1)
+        found[ComputeKind.INT8] = _products(_torch_api.int8_linear, 1, clock)
     elif target.has_kernel("aten::_int_mm"):
         # Not with one row: see qfuse.targets.doctor.
-        many = _many_rows(_torch_api.int8_matmul)
+        many = _many_rows(_torch_api.int8_matmul, clock)
         found[ComputeKind.INT8] = Products(many, None, 1)
     return found
 
 
-def _products(build: Build, width: int) -> Products:
-    one_row = Probe(build(1, _ONE_ROW_SIDE, _ONE_ROW_SIDE), 2.0 * _ONE_ROW_SIDE**2)
-    return Products(_many_rows(build), one_row, width)
+def _products(build: Build, width: int, clock: Clock) -> Products:
+    run = build(1, _ONE_ROW_SIDE, _ONE_ROW_SIDE)
+    one_row = Probe(run, 2.0 * _ONE_ROW_SIDE**2, clock=clock)
+    return Products(_many_rows(build, clock), one_row, width)
 
 
 def _float_linear(dtype: torch.dtype) -> Build:
@@ -169,12 +186,12 @@ def _float_linear(dtype: torch.dtype) -> Build:
     return build
 
 
-def _many_rows(build: Build) -> Probe:
+def _many_rows(build: Build, clock: Clock) -> Probe:
     """A product with enough rows to take long; they grow in steps, so a slow loop stops early."""
     rows = _FIRST_ROWS
     while True:
         amount = 2.0 * rows * _DEPTH * _COLUMNS
-        probe = Probe(build(rows, _DEPTH, _COLUMNS), amount, repeats=1)
+        probe = Probe(build(rows, _DEPTH, _COLUMNS), amount, repeats=1, clock=clock)
         if rows >= _MOST_ROWS or _takes_long(probe):
             return probe
         rows *= _ROWS_STEP

@@ -32,7 +32,7 @@ class CostProfile:
         call_seconds: What a call of an operator costs before it does anything.
         library_call_seconds: The same for an operator that sets up a oneDNN primitive.
         quiet: Nothing else was seen to use the cores while measuring. If ``False``, the rates are
-            lower bounds.
+            estimates from one thread.
         measured_seconds: How long measuring took; 0 for a profile that was not measured.
     """
 
