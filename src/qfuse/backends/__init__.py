@@ -1,0 +1,9 @@
+"""Backends: from a lowered graph to something that runs."""
+
+from __future__ import annotations
+
+from qfuse.backends.compile import compile_graph
+from qfuse.backends.compiled import CompiledModule
+from qfuse.backends.runner import BackendOptions, Progress, Runner
+
+__all__ = ["BackendOptions", "CompiledModule", "Progress", "Runner", "compile_graph"]

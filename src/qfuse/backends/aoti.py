@@ -1,0 +1,119 @@
+"""Run a graph as an AOTInductor package, with constants by pointer and state written in place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.ir.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from qfuse.backends.eager import EagerRunner
+    from qfuse.backends.prepare import Program
+    from qfuse.ir.size_expr import SizeFunction
+
+__all__ = ["AotiRunner"]
+
+
+class AotiRunner:
+    """Compiled code with its constants and state. May be called from several threads."""
+
+    backend = "aoti"
+
+    def __init__(
+        self,
+        program: Program,
+        entry: Callable[[list[torch.Tensor]], list[torch.Tensor]],
+        constants: dict[str, torch.Tensor],
+        conditions: Sequence[SizeFunction],
+        otherwise: EagerRunner,
+    ) -> None:
+        """Make a runner.
+
+        Args:
+            program: What was compiled.
+            entry: The code.
+            constants: What the code reads through bare pointers; kept alive here.
+            conditions: What must hold of the sizes of a call for the code to be right.
+            otherwise: Runs the calls for which it does not.
+        """
+        self._program = program
+        self._entry = entry
+        self._constants = constants
+        self._conditions = conditions
+        self._otherwise = otherwise
+        self._layouts = program.layouts
+        self._state = list(program.state)
+        self._memory = {_memory(t): i for i, t in enumerate(program.state)}
+        self._writes = bool(program.written or program.late)
+        self._results = -len(program.late) or None
+
+    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the code; see :meth:`qfuse.backends.Runner.run`."""
+        if self._conditions and not self._fits(inputs):
+            return self._otherwise.run(inputs)
+        tensors = [layout.place(x) for layout, x in zip(self._layouts, inputs, strict=True)]
+        if self._state:
+            self._refuse_state(inputs)
+            tensors += self._state
+        if torch.is_autocast_enabled("cpu"):
+            # The casts of the source are in the graph; its ops must not be cast once more.
+            with torch.autocast("cpu", enabled=False):
+                results = self._entry(tensors)
+        else:
+            results = self._entry(tensors)
+        if self._writes:
+            self._write_back(inputs, tensors, results)
+        return results[: self._results]
+
+    def fork(self) -> AotiRunner:
+        """A runner with its own copy of the state; code and constants are shared."""
+        otherwise = self._otherwise.fork()
+        names = self._program.names[len(self._layouts) :]
+        state = tuple(otherwise.module.get_buffer(name) for name in names)
+        program = replace(self._program, state=state)
+        return AotiRunner(program, self._entry, self._constants, self._conditions, otherwise)
+
+    def _fits(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether the sizes of a call are among those that the code is right for."""
+        sizes = {s.name: inputs[s.position].shape[s.axis] for s in self._program.sizes.values()}
+        return all(holds(sizes) for holds in self._conditions)
+
+    def _refuse_state(self, inputs: Sequence[torch.Tensor]) -> None:
+        """The code writes early, and would read through an input what it wrote to the state."""
+        for position, tensor in enumerate(inputs):
+            state = self._memory.get(_memory(tensor))
+            if state is not None and tensor.numel():
+                names = self._program.names
+                raise InputError(
+                    f"{names[position]} shares memory with the model's own "
+                    f"{names[len(inputs) + state]}, which the model writes",
+                    fix=f"pass {names[position]}.clone()",
+                )
+
+    def _write_back(
+        self,
+        inputs: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+    ) -> None:
+        """Give the caller's tensors the values that the code could not write there itself."""
+        with torch.no_grad():
+            for position in self._program.written:
+                if position < len(inputs):
+                    given, used = inputs[position], tensors[position]
+                    if given.data_ptr() != used.data_ptr():
+                        given.copy_(used)
+            first = len(results) - len(self._program.late)
+            for output, position in self._program.late:
+                assert output >= first, "late values come last"
+                tensors[position].copy_(results[output])
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Equal for tensors that are views of the same memory."""
+    return tensor.untyped_storage().data_ptr()

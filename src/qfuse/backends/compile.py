@@ -1,0 +1,62 @@
+"""Choose a backend and compile with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qfuse.backends.build import compile_aoti
+from qfuse.backends.eager import run_eagerly
+from qfuse.backends.runner import BackendOptions
+from qfuse.ir.errors import BackendError, OptionsError
+from qfuse.ir.events import Noted
+
+if TYPE_CHECKING:
+    from qfuse.backends.runner import Progress, Runner
+    from qfuse.ir.program import LoweredGraph
+
+__all__ = ["compile_graph"]
+
+
+def compile_graph(
+    lowered: LoweredGraph,
+    *,
+    backend: str = "auto",
+    options: BackendOptions | None = None,
+    progress: Progress | None = None,
+) -> Runner:
+    """Compile a lowered graph. The graph stays as it is; its constants are shared, not copied.
+
+    Args:
+        lowered: The graph. The libraries of the custom ops that it calls are loaded.
+        backend: ``aoti``, ``eager``, or ``auto``: AOTInductor where it works, and eager with a
+            warning in the report where it does not.
+        options: How.
+        progress: Told what is being done.
+
+    Raises:
+        BackendError: The backend that was asked for does not work here, or not for this graph.
+        OptionsError: There is no such backend.
+    """
+    options = options or BackendOptions()
+    match backend:
+        case "eager":
+            return run_eagerly(lowered)
+        case "aoti":
+            return compile_aoti(lowered, options, progress)
+        case "auto":
+            return _compile_or_run(lowered, options, progress)
+        case _:
+            raise OptionsError(
+                f"there is no backend {backend!r}", fix="use 'auto', 'aoti' or 'eager'"
+            )
+
+
+def _compile_or_run(
+    lowered: LoweredGraph, options: BackendOptions, progress: Progress | None
+) -> Runner:
+    try:
+        return compile_aoti(lowered, options, progress)
+    except BackendError as error:
+        text = f"the model runs op by op, which is slower: {error}"
+        lowered.log.add(Noted("backends", text, warn=True))
+        return run_eagerly(lowered)

@@ -1,0 +1,97 @@
+"""What users call: binds and guards a call, runs the compiled graph, gives the result its shape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from qfuse.ir.calling import Caller
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qfuse.backends.runner import Runner
+    from qfuse.ir.program import Signature
+
+__all__ = ["CompiledModule"]
+
+
+class CompiledModule:
+    """A compiled model. It is called as its source is, from any number of threads.
+
+    Every input is checked before it reaches compiled code, which would read a tensor of another
+    dtype or shape as if it were the right one. Inputs of any strides work; a copy is made where the
+    code needs other strides. Only what the source program writes is written to, where it writes it.
+    Results never require grad.
+
+    In a forked child (not one that ``spawn`` started) use it only if the parent had not run
+    anything in parallel before: the OpenMP threads of the parent are not in the child, and torch
+    itself hangs there for the same reason.
+    """
+
+    def __init__(self, signature: Signature, runner: Runner) -> None:
+        self.signature = signature
+        self.runner = runner
+        self._caller = Caller(signature)
+        fed = [i for i, leaf in enumerate(signature.inputs) if leaf.placeholder is not None]
+        written = [m.input_index for m in signature.mutations if m.input_index is not None]
+        self._written = tuple((leaf, fed.index(leaf)) for leaf in written)
+        self._strides = tuple(
+            {
+                (spec.index, spec.strides)
+                for spec in signature.outputs
+                if spec.index is not None and spec.input_index is None and spec.strides is not None
+            }
+        )
+
+    @property
+    def backend(self) -> str:
+        """``aoti`` or ``eager``."""
+        return self.runner.backend
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Call the model.
+
+        Raises:
+            InputError: The call does not fit what the model was captured with; nothing was run.
+        """
+        leaves = self._caller.bind(args, kwargs)
+        tensors = self._caller.check(leaves)
+        outputs = self.runner.run(tensors)
+        if self._written:
+            self._write_back(leaves, tensors)
+        for index, strides in self._strides:
+            if outputs[index].stride() != strides:
+                outputs[index] = _restrided(outputs[index], strides)
+        return self._caller.rebuild(outputs, leaves)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
+        """Copy the state that the model writes; code and constants never change and are shared."""
+        copy = CompiledModule(self.signature, self.runner.fork())
+        memo[id(self)] = copy
+        return copy
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a compiled model cannot be pickled: it is code for this machine\n"
+            "  do: save the source model and compile it where it is needed; the compiled code is "
+            "found in the cache"
+        )
+
+    def _write_back(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+        """Give the caller's own tensors what was written to a copy of them."""
+        with torch.no_grad():
+            for leaf, position in self._written:
+                given, used = leaves[leaf], tensors[position]
+                if given.data_ptr() != used.data_ptr():
+                    given.copy_(used)
+
+
+def _restrided(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """Return ``value`` with ``strides``; those of axes of size one say nothing."""
+    pairs = zip(value.shape, value.stride(), strides, strict=True)
+    if value.numel() == 0 or all(size == 1 or have == want for size, have, want in pairs):
+        return value
+    made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+    return made.copy_(value)

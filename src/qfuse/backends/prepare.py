@@ -1,0 +1,358 @@
+"""From a lowered graph to a program for a compiler: canonical names, state as inputs, writes last.
+
+A lowered graph is functional, and run as it is a decode step would copy its whole cache twice: once
+into the new value, once back. Here everything that the source program writes becomes an input, with
+a ``copy_`` at the end of the graph, which Inductor turns into a write in place.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from qfuse.backends import _inductor_api
+from qfuse.backends.layout import Layout, dense_strides
+from qfuse.ir.errors import BackendError
+from qfuse.ir.program import MUTABLE_META, place_of
+from qfuse.ir.schema import arguments, overload_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    from qfuse.ir.program import InputSpec, LoweredGraph, Mutation
+
+__all__ = ["Program", "Size", "prepare"]
+
+aten = torch.ops.aten
+
+# Ops that Inductor drops where they change nothing, and the argument that it keeps; besides these
+# `_to_copy` and the copying forms of views.
+_SAME_VALUE = {
+    "aten::cat": 0,
+    "aten::ceil": 0,
+    "aten::clone": 0,
+    "aten::constant_pad_nd": 0,
+    "aten::copy": 1,
+    "aten::floor": 0,
+    "aten::index_copy": None,
+    "aten::pow": 0,
+    "aten::repeat": 0,
+    "aten::round": 0,
+    "aten::slice_scatter": 1,
+    "aten::trunc": 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A symbolic size: where a call finds it, and what it may be.
+
+    Attributes:
+        position: The input that has it.
+        axis: The axis.
+        low: The least value declared.
+        high: The greatest one, ``None`` if there is none.
+    """
+
+    position: int
+    axis: int
+    low: int
+    high: int | None
+
+    @property
+    def name(self) -> str:
+        """A name that does not depend on how the graph was captured."""
+        return f"x{self.position}_{self.axis}"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A graph as compilers take it, and how to run what they make of it.
+
+    Attributes:
+        module: Inputs ``x0, x1, ..``, then state ``s0, s1, ..``; constants ``c0, c1, ..`` as
+            parameters; the output is the tuple of user outputs, then of the late values.
+        constants: The constants by name, one for each that is different.
+        state: Buffers that the source program writes, and constants that share memory with one;
+            passed after the inputs, as they are.
+        layouts: How each input must lie in memory.
+        written: Positions among inputs and state that the code writes in place.
+        late: ``(output, position)``: values that the caller of the code must write itself.
+        names: What the user calls each input and state.
+        sizes: The symbolic sizes, by their symbol.
+    """
+
+    module: GraphModule
+    constants: dict[str, torch.Tensor]
+    state: tuple[torch.Tensor, ...]
+    layouts: tuple[Layout, ...]
+    written: tuple[int, ...]
+    late: tuple[tuple[int, int], ...]
+    names: tuple[str, ...]
+    sizes: dict[str, Size]
+
+    @property
+    def examples(self) -> tuple[torch.Tensor, ...]:
+        """Fake inputs and state, with the strides that they will have."""
+        return tuple(n.meta["val"] for n in self.module.graph.find_nodes(op="placeholder"))
+
+
+def prepare(lowered: LoweredGraph) -> Program:
+    """Make the program of ``lowered``, which stays as it is and shares its tensors.
+
+    Raises:
+        BackendError: The graph holds what no compiler takes: an opaque constant, a module.
+    """
+    return _Preparation(lowered).run()
+
+
+class _Preparation:
+    """State of one call of :func:`prepare`."""
+
+    def __init__(self, lowered: LoweredGraph) -> None:
+        self._lowered = lowered
+        self._root = torch.nn.Module()
+        self._graph = Graph()
+        self._copies: dict[Node, Node] = {}
+        self._mode = _inductor_api.new_fake_mode(_shape_env(lowered.graph.nodes))
+        self._layouts: list[Layout] = []
+        self._inputs: list[Node] = []
+        self._state: dict[str, torch.Tensor] = {}
+        self._constants: dict[str, torch.Tensor] = {}
+        self._names: dict[object, str] = {}
+        self._sizes: dict[str, Size] = {}
+
+    def run(self) -> Program:
+        self._copy_inputs()
+        self._copy_state()
+        for node in self._lowered.graph.nodes:
+            if node.op not in ("placeholder", "output") and node not in self._copies:
+                self._copies[node] = self._copy(node)
+        written, late = self._finish()
+        module = GraphModule(self._root, self._graph)
+        state = tuple(self._state.values())
+        layouts = tuple(self._layouts)
+        fed = [i.name for i in self._lowered.signature.inputs if i.placeholder is not None]
+        names = (*fed, *self._state)
+        return Program(module, self._constants, state, layouts, written, late, names, self._sizes)
+
+    def _copy_inputs(self) -> None:
+        """Add the inputs, in the order of the signature."""
+        sources = {str(n.target): n for n in self._lowered.graph.find_nodes(op="placeholder")}
+        for spec in self._lowered.signature.inputs:
+            if spec.placeholder is not None:
+                node = sources.pop(spec.placeholder)
+                like = node.meta["val"]
+                self._note_sizes(spec, like)
+                layout = Layout.of(like)
+                strides = dense_strides(like.shape, layout.order)
+                self._copies[node] = self._input(f"x{len(self._inputs)}", like, strides)
+                self._layouts.append(layout)
+        assert not sources, f"inputs that the signature does not know: {sorted(sources)}"
+
+    def _note_sizes(self, spec: InputSpec, like: torch.Tensor) -> None:
+        for axis, (name, size) in enumerate(zip(spec.shape, like.shape, strict=True)):
+            if isinstance(name, str):
+                bounds = self._lowered.signature.symbols[name]
+                place = Size(len(self._inputs), axis, bounds.low, bounds.high)
+                self._sizes.setdefault(str(size), place)
+
+    def _copy_state(self) -> None:
+        """Turn every buffer that the source program writes into an input."""
+        module = self._lowered.module
+        reads = self._lowered.graph.find_nodes(op="get_attr")
+        written = {m.buffer for m in self._lowered.signature.mutations if m.buffer is not None}
+        written |= {str(n.target) for n in reads if n.meta.get(MUTABLE_META)}
+        memory = {_memory(module.get_buffer(name)) for name in written}
+        for node in reads:
+            value = _attribute(module, str(node.target))
+            # A constant that shares memory with a buffer that is written is none.
+            if isinstance(value, torch.Tensor) and _memory(value) in memory:
+                written.add(str(node.target))
+        made: dict[str, Node] = {}
+        for name in sorted(written):
+            self._state[name] = buffer = module.get_buffer(name)
+            made[name] = self._input(f"s{len(made)}", buffer, buffer.stride())
+        self._copies |= {n: made[str(n.target)] for n in reads if str(n.target) in made}
+
+    def _input(self, name: str, like: torch.Tensor, strides: Sequence[int]) -> Node:
+        node = self._graph.placeholder(name)
+        sizes = [_inductor_api.copied_size(size, self._mode) for size in like.shape]
+        steps = [_inductor_api.copied_size(step, self._mode) for step in strides]
+        with self._mode:
+            node.meta["val"] = torch.empty_strided(
+                sizes, steps, dtype=like.dtype, device=like.device
+            )
+        self._inputs.append(node)
+        return node
+
+    def _copy(self, node: Node) -> Node:
+        if node.op == "get_attr":
+            return self._graph.get_attr(self._constant(node))
+        if node.op != "call_function":
+            raise BackendError(f"{node.op} cannot be compiled", where=str(place_of(node)))
+        copy = self._graph.node_copy(node, self._copies.__getitem__)
+        # Fake values of another mode do not mix with the inputs' mode.
+        copy.meta = {}
+        return copy
+
+    def _constant(self, node: Node) -> str:
+        """Name of a constant in the program: the same for one that is the same memory."""
+        value = _attribute(self._lowered.module, str(node.target))
+        if isinstance(value, GraphModule):
+            name = f"g{sum(1 for _ in self._root.children())}"
+            self._root.add_module(name, value)
+            return name
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            raise BackendError(
+                f"constant {node.target} is {_kind(value)}, which cannot be compiled",
+                where=str(place_of(node)),
+                fix="pass it as an ordinary tensor",
+            )
+        identity = _identity(value)
+        if identity not in self._names:
+            self._names[identity] = name = f"c{len(self._constants)}"
+            self._constants[name] = value
+            # Inductor clones the values of buffers, not those of parameters.
+            self._root.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
+        return self._names[identity]
+
+    def _finish(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+        """Add the writes and the output."""
+        mutations = self._lowered.signature.mutations
+        source = self._lowered.graph.output_node().args[0]
+        assert isinstance(source, (tuple, list)), "the output of a lowered graph is a flat tuple"
+        values = [self._copies[n] for n in source if isinstance(n, Node)]
+        assert len(values) == len(source), "every output of a lowered graph is a node"
+        targets = [self._position(m) for m in mutations]
+        written = {self._inputs[p] for p in targets}
+        outputs = [self._unaliased(v, written) for v in self._results(values, len(mutations))]
+        late: list[tuple[int, int]] = []
+        in_place: list[int] = []
+        shared = self._shared_positions()
+        for position, mutation in zip(targets, mutations, strict=True):
+            target, value = self._inputs[position], values[mutation.output]
+            if value is target:
+                continue
+            # One write must not change what another one has still to read. Inductor drops copies
+            # that would see to that (two buffers swapped came out equal), but keeps outputs apart.
+            if position in shared or _root(value, _may_be) in written:
+                late.append((len(outputs), position))
+                outputs.append(self._unaliased(value, written))
+            else:
+                in_place.append(position)
+                self._graph.call_function(aten.copy_.default, (target, value))
+        self._graph.output(tuple(outputs))
+        return tuple(in_place), tuple(late)
+
+    def _results(self, values: list[Node], first: int) -> list[Node]:
+        """The user outputs; one that *is* an input is given back as such, its value is not used."""
+        results = values[first:]
+        outputs = self._lowered.signature.outputs
+        needed = {spec.index for spec in outputs if spec.input_index is None}
+        for spec in outputs:
+            if spec.index is not None and spec.index not in needed:
+                results[spec.index] = self._graph.call_function(aten.scalar_tensor.default, (0,))
+        return results
+
+    def _position(self, mutation: Mutation) -> int:
+        """Where the target of a write stands among inputs and state."""
+        inputs = self._lowered.signature.inputs
+        fed = [i for i in inputs if i.placeholder is not None]
+        if mutation.input_index is not None:
+            return fed.index(inputs[mutation.input_index])
+        return len(fed) + list(self._state).index(str(mutation.buffer))
+
+    def _unaliased(self, value: Node, written: set[Node]) -> Node:
+        """A value that the writes at the end of the graph do not change."""
+        if _root(value, _viewed) not in written:
+            return value
+        return self._graph.call_function(aten.clone.default, (value,))
+
+    def _shared_positions(self) -> set[int]:
+        """Positions of state whose memory is in another one too: not to be written early."""
+        first = len(self._inputs) - len(self._state)
+        owners = [_memory(t) for t in self._state.values()]
+        return {first + i for i, owner in enumerate(owners) if owners.count(owner) > 1}
+
+
+def _root(node: Node, step: Callable[[Node], Node | None]) -> Node:
+    """Follow ``step`` to its end."""
+    while (base := step(node)) is not None:
+        node = base
+    return node
+
+
+def _viewed(node: Node) -> Node | None:
+    """The node whose memory ``node`` may be a view of."""
+    if node.target is operator.getitem:
+        assert isinstance(node.args[0], Node), "an item is taken of a node"
+        return node.args[0]
+    op = overload_of(node)
+    if op is None or not any(result.alias_info for result in op._schema.returns):  # noqa: SLF001
+        return None
+    for argument in op._schema.arguments:  # noqa: SLF001
+        if argument.alias_info:
+            value = arguments(node).get(argument.name)
+            return value if isinstance(value, Node) else None
+    return None
+
+
+def _may_be(node: Node) -> Node | None:
+    """The node that a compiler may put in the place of ``node``: its base, or an equal value."""
+    base = _viewed(node)
+    op = overload_of(node)
+    if base is not None or op is None:
+        return base
+    name = op._schema.name  # noqa: SLF001
+    index = _SAME_VALUE.get(name, 0 if name.endswith("_copy") else None)
+    if index is None or index >= len(node.args):
+        return None
+    value = node.args[index]
+    if isinstance(value, (tuple, list)) and len(value) == 1:
+        value = value[0]
+    return value if isinstance(value, Node) else None
+
+
+def _shape_env(nodes: Iterable[Node]) -> ShapeEnv | None:
+    """Where the symbolic sizes of a graph live, if it has any."""
+    for node in nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder" and isinstance(value, torch.Tensor):
+            sizes: tuple[int | torch.SymInt, ...] = tuple(value.shape)
+            for size in sizes:
+                if isinstance(size, torch.SymInt):
+                    env: ShapeEnv = size.node.shape_env
+                    return env
+    return None
+
+
+def _identity(value: torch.Tensor) -> object:
+    """Equal for tensors that are the same memory seen in the same way."""
+    if value.numel() == 0:
+        return object()
+    return value.data_ptr(), value.dtype, tuple(value.shape), value.stride(), value.device
+
+
+def _memory(value: torch.Tensor) -> int:
+    """Equal for tensors that are views of the same memory."""
+    return value.untyped_storage().data_ptr()
+
+
+def _attribute(module: torch.nn.Module, target: str) -> object:
+    value: object = module
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a {value.layout} tensor"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,239 @@
+"""The package cache: hits, and entries that would crash the process are rebuilt with a log line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from qfuse.backends import BackendOptions, CompiledModule, _inductor_api, compile_graph
+from qfuse.backends.cache import Built, PackageCache
+from qfuse.backends.toolchain import isa_runs_here
+from qfuse.ir.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from tests.backends.conftest import Pair
+
+
+class Compiler:
+    """Stands in for Inductor: gives the package of an entry that was made before, and counts."""
+
+    def __init__(self, entry: Path) -> None:
+        self.calls = 0
+        self._entry = entry
+        self._manifest = json.loads((entry / "manifest.json").read_text())
+
+    def __call__(
+        self,
+        module: torch.fx.GraphModule,
+        examples: Sequence[torch.Tensor],
+        package: Path,
+        patches: Mapping[str, Any],
+        ranges: Mapping[str, Any],
+    ) -> _inductor_api.Compiled:
+        del examples, patches, ranges
+        self.calls += 1
+        shutil.copy(self._entry / "model.pt2", package)
+        constants = {
+            name: value.detach()
+            for name, value in module.named_parameters()
+            if name not in self._manifest["baked"]
+        }
+        extras = load_file(self._entry / "extras.safetensors")
+        return _inductor_api.Compiled({**constants, **extras}, tuple(self._manifest["conditions"]))
+
+
+@pytest.fixture
+def entry(projection: Pair, cache_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the entry of the projection graph, in a cache of its own."""
+    del projection
+    (made,) = (cache_folder / "projection").glob("*/*/manifest.json")
+    place = tmp_path / "cache" / made.parent.parent.name / made.parent.name
+    shutil.copytree(made.parent, place)
+    for stamp in (cache_folder / "projection").glob("compiler-*"):
+        shutil.copy(stamp, tmp_path / "cache")
+    return place
+
+
+@pytest.fixture
+def compiler(entry: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    sound = tmp_path / "sound"
+    shutil.copytree(entry, sound)
+    compiler = Compiler(sound)
+    monkeypatch.setattr(_inductor_api, "compile_package", compiler)
+    return compiler
+
+
+def run_again(pair: Pair, entry: Path, **options: Any) -> None:
+    """Compile the projection graph with the cache of ``entry``, and see that it is right."""
+    folder = entry.parent.parent
+    chosen = BackendOptions(cache_folder=folder, **options)
+    runner = compile_graph(pair.graph, backend="aoti", options=chosen)
+    fast = CompiledModule(pair.graph.signature, runner)
+    x, ids = torch.randn(3, 16), torch.tensor([1, 2, 3])
+    torch.testing.assert_close(fast(x, ids), pair.plain(x, ids))
+
+
+def test_a_hit_compiles_nothing(
+    projection: Pair, entry: Path, compiler: Compiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "qfuse")
+    run_again(projection, entry)
+
+    assert compiler.calls == 0
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fingerprint": "another machine"},
+        {"kernels": "another library"},
+        {"inductor": {"cpp.simdlen": 256}},
+        {"cache": False},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_decides_the_code_is_in_the_key(
+    projection: Pair, entry: Path, compiler: Compiler, options: dict[str, Any]
+) -> None:
+    run_again(projection, entry, **options)
+    assert compiler.calls == 1
+
+
+def edit_manifest(entry: Path, **changes: Any) -> None:
+    manifest = json.loads((entry / "manifest.json").read_text())
+    (entry / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "truncated package": (lambda e: truncate(e / "model.pt2"), "model.pt2 is not the file"),
+    "one bit of the package": (lambda e: flip_a_bit(e / "model.pt2"), "model.pt2 is not the file"),
+    "no package": (lambda e: (e / "model.pt2").unlink(), "cannot be read"),
+    "no manifest": (lambda e: (e / "manifest.json").unlink(), "cannot be read"),
+    "truncated manifest": (lambda e: truncate(e / "manifest.json"), "cannot be read"),
+    "a list as manifest": (lambda e: (e / "manifest.json").write_text("[]"), "cannot be read"),
+    "empty manifest": (lambda e: (e / "manifest.json").write_text("{}"), "cannot be read"),
+    "truncated extras": (lambda e: truncate(e / "extras.safetensors"), "extras.safetensors is not"),
+    "another format": (lambda e: edit_manifest(e, format=0), "another format"),
+    "another program": (lambda e: edit_manifest(e, key="0" * 64), "another format or program"),
+    "another CPU": (lambda e: edit_manifest(e, isa="AVX1024 AMX_NEXT"), "compiled for another CPU"),
+    "another value": (lambda e: edit_manifest(e, baked={"c0": "0"}), "c0 was compiled in"),
+    "another constant": (lambda e: edit_manifest(e, baked={"c99": "0"}), "c99 was compiled in"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_bad_entry_is_rebuilt(
+    projection: Pair,
+    entry: Path,
+    compiler: Compiler,
+    caplog: pytest.LogCaptureFixture,
+    damage: str,
+) -> None:
+    harm, message = DAMAGE[damage]
+    harm(entry)
+    run_again(projection, entry)
+
+    assert compiler.calls == 1
+    assert f"cache entry {entry} is rebuilt" in caplog.text
+    assert message in caplog.text
+
+    caplog.clear()
+    run_again(projection, entry)
+    assert compiler.calls == 1
+    assert not caplog.records
+
+
+def test_a_package_that_does_not_load_is_rebuilt(
+    projection: Pair, entry: Path, compiler: Compiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An entry that is consistent, but holds no package."""
+    (entry / "model.pt2").write_bytes(b"not a package")
+    digest = hashlib.sha256(b"not a package").hexdigest()
+    manifest = json.loads((entry / "manifest.json").read_text())
+    edit_manifest(entry, sha256={**manifest["sha256"], "model.pt2": digest})
+    run_again(projection, entry)
+
+    assert compiler.calls == 1
+    assert "cannot be loaded" in caplog.text
+
+
+def test_a_folder_that_cannot_be_written(
+    projection: Pair, entry: Path, compiler: Compiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = entry.parent.parent
+    shutil.rmtree(folder)
+    folder.write_text("a file where the folder should be")
+    run_again(projection, entry)
+
+    assert compiler.calls == 1
+    assert "compiling without the cache" in caplog.text
+
+
+def test_nothing_is_left_of_a_build_that_fails(tmp_path: Path) -> None:
+    def fail(package: Path) -> Built:
+        package.write_text("half a package")
+        raise BackendError("no more space")
+
+    cache = PackageCache(tmp_path, runs_here=lambda _isa: True)
+    with pytest.raises(BackendError, match="no more space"):
+        cache.build("ab" * 32, fail)
+
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert cache.find("ab" * 32, {}) is None
+
+
+def test_entries_are_replaced_in_one_piece(tmp_path: Path) -> None:
+    def make(text: str) -> Callable[[Path], Built]:
+        def build(package: Path) -> Built:
+            package.write_text(text)
+            return Built({"constant0": torch.tensor(text == "second")}, "AVX2", {}, ("x0_0 < 7",))
+
+        return build
+
+    cache = PackageCache(tmp_path, runs_here=lambda _isa: True)
+    key = "cd" * 32
+    cache.build(key, make("first"))
+    cache.build(key, make("second"))
+
+    found = cache.find(key, {})
+    assert found is not None
+    assert found.package.read_text() == "second"
+    assert found.extras["constant0"].item() is True
+    assert found.conditions == ("x0_0 < 7",)
+
+
+def test_instruction_sets_of_this_machine() -> None:
+    assert isa_runs_here("")
+    assert isa_runs_here("INVALID_VEC_ISA")
+    assert not isa_runs_here("AVX512 AMX_NEXT")
+
+
+@pytest.mark.isa("avx2")
+def test_avx2_runs_here() -> None:
+    assert isa_runs_here("AVX2")
+
+
+@pytest.mark.isa("avx512_vnni")
+def test_avx512_runs_here() -> None:
+    assert isa_runs_here("AVX512 AVX512_VNNI")
