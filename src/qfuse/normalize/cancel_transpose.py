@@ -1,0 +1,61 @@
+"""A transpose of a transpose is nothing, copies between them included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch.fx import Node
+
+from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.schema import arguments, is_call
+from qfuse.ir.views import node_of
+from qfuse.normalize.movement import transpose_source
+from qfuse.rewrite.rule import Miss, Rule
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["CancelTranspose", "TransposePair"]
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class TransposePair:
+    """A transpose, and the matrix that it is once more."""
+
+    node: Node
+    source: Node
+
+
+class CancelTranspose(Rule[TransposePair]):
+    """``t(t(w))`` becomes ``w``; so does ``t(clone(t(w)))``, the copy having changed no value.
+
+    Refuses: a transpose of anything else.
+    """
+
+    name = "cancel-transpose"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (
+        _aten.t.default,
+        _aten.transpose.int,
+        _aten.permute.default,
+    )
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> TransposePair | Miss:
+        """Match two transposes with nothing but copies between."""
+        inner = transpose_source(node)
+        while isinstance(inner, Node) and is_call(inner, _aten.clone.default, _aten.alias.default):
+            inner = node_of(arguments(inner)["self"])
+        source = transpose_source(inner)
+        if source is None:
+            return Miss(MissCode.PATTERN, node, "it is not a second transpose", progress=0)
+        return TransposePair(node, source)
+
+    def rewrite(self, site: TransposePair, rw: Rewriter) -> None:
+        """Let every reader read the matrix itself."""
+        rw.replace(site.node, site.source)

@@ -1,0 +1,99 @@
+"""A dequantize written as arithmetic: a cast, a subtraction, a multiplication."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from qfuse.ir import ops
+from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.quant_spec import Arithmetic, QuantSpec, dtype_name, dtype_range
+from qfuse.ir.schema import arguments
+from qfuse.ir.views import dtype_of, node_of, shape_of
+from qfuse.normalize.factor import Factor, scale_factor, zero_factor
+from qfuse.normalize.source_rule import RefusedError
+from qfuse.normalize.stored import Stored, stored_numbers
+from qfuse.rewrite.rule import Miss, Rule
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.fx import Node
+    from torch.fx.node import Argument
+
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["DequantizeChain", "DequantizeSite"]
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class DequantizeSite:
+    """The product that ends a chain, and what it multiplies."""
+
+    node: Node
+    stored: Stored
+    scale: Factor
+    zero: Factor | None
+    spec: QuantSpec
+
+
+class DequantizeChain(Rule[DequantizeSite]):
+    """``(cast(q) - zero_point) * scale`` becomes one ``qfuse.dequantize``.
+
+    Before::
+
+        q -> cast -> sub(zero_point) -> mul(scale)
+
+    After::
+
+        q, scale, zero_point -> qfuse.dequantize
+
+    Exact: 8-bit numbers and their differences are exact in every float type, and a 16-bit type
+    rounds the float32 product once, as ``qfuse.dequantize`` does.
+
+    Refuses: a scale that is neither a constant nor chosen by a dynamic quantization, since then it
+    is just a factor; a scale per element, or one that broadcasts the stored numbers to a larger
+    shape; a zero point that is no 8-bit integer, or has other blocks than the scale.
+    """
+
+    name = "dequantize-chain"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (torch.ops.aten.mul.Tensor,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> DequantizeSite | Miss:
+        """Match a product of stored numbers and a scale, in either order."""
+        a = arguments(node)
+        for value, scale in ((a["self"], a["other"]), (a["other"], a["self"])):
+            stored = stored_numbers(value)
+            if stored is None or dtype_of(node) not in _FLOATS:
+                continue
+            try:
+                return _read(node, node_of(value), stored, scale)
+            except RefusedError as refused:
+                return refused.miss
+        return Miss(MissCode.PATTERN, node, "no factor is stored numbers", progress=0)
+
+    def rewrite(self, site: DequantizeSite, rw: Rewriter) -> None:
+        """Build the parameters, then the dequantize."""
+        q = site.stored.build(rw)
+        zero = None if site.zero is None else site.zero.build(rw)
+        scale = site.scale.build(rw)
+        rw.replace(site.node, rw.call(ops.dequantize, q, scale, zero, str(site.spec)))
+
+
+def _read(node: Node, value: Node, stored: Stored, by: Argument) -> DequantizeSite:
+    shape, dtype = shape_of(value), dtype_of(stored.q)
+    real = dtype_of(node)
+    compute = torch.float64 if real is torch.float64 else torch.float32
+    scale, block = scale_factor(node, by, shape, compute)
+    zero = None
+    if stored.zero is not None:
+        if dtype.is_floating_point:
+            text = "{} stored numbers have no zero point"
+            raise RefusedError(MissCode.ZERO_POINT, node, text, dtype_name(dtype))
+        zero = zero_factor(node, stored.zero, scale.shape, dtype)
+    spec = QuantSpec(dtype, *dtype_range(dtype), block, real, Arithmetic(compute))
+    return DequantizeSite(node, stored, scale, zero, spec)

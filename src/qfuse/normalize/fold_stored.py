@@ -1,0 +1,91 @@
+"""Stored weights and their parameters are constants, not views of constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from qfuse.ir import ops
+from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.program import constant_of
+from qfuse.ir.views import Dequantize, as_dequantize
+from qfuse.normalize.constants import constant_value, derived
+from qfuse.normalize.stored import moved_constant
+from qfuse.rewrite.rule import Miss, Rule
+
+if TYPE_CHECKING:
+    import torch
+    from torch._ops import OpOverload
+    from torch.fx import Node
+
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["FoldStored", "FoldStoredSite"]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldStoredSite:
+    """A dequantize, and for each operand the constant that it can be, with where it comes from."""
+
+    dequantize: Dequantize
+    q: tuple[Node, torch.Tensor] | None
+    scale: tuple[Node, torch.Tensor] | None
+    zero_point: tuple[Node, torch.Tensor] | None
+
+
+class FoldStored(Rule[FoldStoredSite]):
+    """``dequantize(t(q), view(scale))`` of constants reads constants instead.
+
+    Before::
+
+        const q -> t ----------+
+        const scale -> view ---+-> qfuse.dequantize
+
+    After::
+
+        const q_t, const scale_view -> qfuse.dequantize
+
+    Exact, and for ``q`` without a copy: the new constant is a view of the old one.
+
+    Refuses: operands that are constants already, or computed at run time.
+    """
+
+    name = "fold-stored"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (ops.dequantize,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> FoldStoredSite | Miss:
+        """Match a dequantize with an operand that is moved or computed from constants."""
+        dequantize = as_dequantize(node)
+        assert dequantize is not None, "the anchor is a dequantize"
+        params = dequantize.params
+        q = None if constant_of(dequantize.q) is not None else moved_constant(dequantize.q)
+        scale, zero = _computed(params.scale), _computed(params.zero_point)
+        if q is None and scale is None and zero is None:
+            text = "no operand is a view of a constant"
+            return Miss(MissCode.NOT_CONSTANT, node, text, progress=0)
+        return FoldStoredSite(dequantize, q, scale, zero)
+
+    def rewrite(self, site: FoldStoredSite, rw: Rewriter) -> None:
+        """Read the constants."""
+        params = site.dequantize.params
+        q, scale, zero = site.dequantize.q, params.scale, params.zero_point
+        if site.q is not None:
+            q = derived(rw, *site.q, "stored")
+        if site.scale is not None:
+            scale = derived(rw, *site.scale, "scale")
+        if site.zero_point is not None:
+            zero = derived(rw, *site.zero_point, "zero_point")
+        new = rw.call(ops.dequantize, q, scale, zero, str(params.spec))
+        rw.replace(site.dequantize.node, new)
+
+
+def _computed(node: Node | None) -> tuple[Node, torch.Tensor] | None:
+    if node is None or constant_of(node) is not None:
+        return None
+    value = constant_value(node)
+    if value is None:
+        return None
+    moved = moved_constant(node)
+    # A computed value of few numbers must not keep a large constant alive.
+    return (node, value.clone()) if moved is None else moved

@@ -1,0 +1,60 @@
+"""A view of a view is one view."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.schema import arguments, is_call
+from qfuse.ir.views import node_of
+from qfuse.normalize.movement import SIZED_VIEWS, sizes_argument, view_source
+from qfuse.rewrite.rule import Miss, Rule
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.fx import Node
+
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["MergeViews", "ViewPair"]
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class ViewPair:
+    """A view, and what the view that it reads is a view of."""
+
+    node: Node
+    source: Node
+    copies: bool
+
+
+class MergeViews(Rule[ViewPair]):
+    """``view(view(x))`` becomes ``view(x)``, whatever kind of view the inner one is.
+
+    Where the inner one is a ``reshape``, which may copy, the result is a ``reshape`` too.
+
+    Refuses: a view of anything else.
+    """
+
+    name = "merge-views"
+    anchors: ClassVar[tuple[OpOverload, ...]] = SIZED_VIEWS
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> ViewPair | Miss:
+        """Match a view of a view."""
+        inner = node_of(arguments(node)["self"])
+        source = view_source(inner)
+        if source is None:
+            return Miss(MissCode.PATTERN, inner, "it is not a view of a view", progress=0)
+        copies = is_call(inner, _aten.reshape.default) or is_call(node, _aten.reshape.default)
+        return ViewPair(node, source, copies)
+
+    def rewrite(self, site: ViewPair, rw: Rewriter) -> None:
+        """View the source in the outer shape."""
+        op = _aten.reshape.default if site.copies else _aten.view.default
+        rw.replace(site.node, rw.call(op, site.source, list(sizes_argument(site.node))))

@@ -1,0 +1,104 @@
+"""The scale of an activation that comes after the scale of the weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch.fx import Node
+
+from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.schema import arguments
+from qfuse.ir.views import Dequantize, Linear, as_dequantize, as_linear, dtype_of
+from qfuse.normalize.activation import Activation, place
+from qfuse.normalize.constants import is_unit
+from qfuse.normalize.movement import Path, peel, put_back
+from qfuse.normalize.source_rule import RefusedError
+from qfuse.normalize.weights import call_linear
+from qfuse.rewrite.rule import Miss, Rule
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.fx.node import Argument
+
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["RowScale", "RowScaleSite"]
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class RowScaleSite:
+    """A linear on an activation that is not scaled yet, and the product that scales its result."""
+
+    node: Node
+    linear: Linear
+    path: Path
+    x: Activation
+
+
+class RowScale(Rule[RowScaleSite]):
+    """``linear(dequantize(x, 1), w) * scale`` becomes ``linear(dequantize(x, scale), w)``.
+
+    Before::
+
+        x -> qfuse.dequantize(1) -> linear(w) -> view, cast -> mul(scale [M, 1])
+
+    After::
+
+        x -> qfuse.dequantize(scale) -> linear(w) -> view, cast
+
+    ``int-mm-chain`` leaves the scale 1 when the scale of the weight comes first in a chain.
+
+    Rounding: the scale goes from each sum to each of its terms.
+
+    Refuses: a factor that is neither per row nor for all; a linear that others read, or that has a
+    bias, which would be scaled too; a cast to float16 on the way.
+    """
+
+    name = "row-scale"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (_aten.mul.Tensor,)
+    exactness = Exactness.ROUNDING
+
+    def match(self, node: Node) -> RowScaleSite | Miss:
+        """Match a product of such a linear and a scale, in either order."""
+        a = arguments(node)
+        for value, scale in ((a["self"], a["other"]), (a["other"], a["self"])):
+            path = peel(value)
+            linear = None if path is None else as_linear(path.base)
+            if path is None or linear is None:
+                continue
+            act = as_dequantize(linear.x)
+            if act is None or not is_unit(act.params.scale):
+                continue
+            assert isinstance(value, Node), "it has a path"
+            try:
+                return _read(node, linear, act, path, value, scale)
+            except RefusedError as refused:
+                return refused.miss
+        text = "no factor is a linear on an activation without a scale"
+        return Miss(MissCode.PATTERN, node, text, progress=0)
+
+    def rewrite(self, site: RowScaleSite, rw: Rewriter) -> None:
+        """Dequantize the activation with the scale, and put back what stood between."""
+        x = site.x.build(rw, dtype_of(site.linear.x))
+        y = call_linear(rw, x, site.linear.weight)
+        for view in site.x.after:
+            y = put_back(rw, view, y)
+        path = site.path.without_views() if site.x.before else site.path
+        rw.replace(site.node, path.restore(rw, y, dtype_of(site.node)))
+
+
+def _read(
+    node: Node, linear: Linear, act: Dequantize, path: Path, y: Node, scale: Argument
+) -> RowScaleSite:
+    if path.shared is not None:
+        raise RefusedError(MissCode.SHARED, path.shared, "others read the unscaled result too")
+    if linear.bias is not None:
+        raise RefusedError(MissCode.ARGUMENT, linear.node, "the linear has a bias, scaled too")
+    if torch.float16 in path.dtypes and dtype_of(linear.node) is not torch.float16:
+        raise RefusedError(MissCode.DTYPE, node, "the unscaled result passes through float16")
+    x = place(act.q, scale, act.params.zero_point, y, path)
+    return RowScaleSite(node, linear, path, x)

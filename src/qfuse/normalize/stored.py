@@ -1,0 +1,131 @@
+"""Stored numbers behind casts, views and the subtraction of a zero point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.fx import Node
+
+from qfuse.ir.program import constant_of
+from qfuse.ir.schema import arguments, is_call
+from qfuse.ir.views import dtype_of, node_of
+from qfuse.normalize.movement import cast_source, view_source
+
+if TYPE_CHECKING:
+    from torch.fx.node import Argument
+
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["STORED", "Stored", "difference", "moved_constant", "stored_numbers"]
+
+_aten = torch.ops.aten
+
+STORED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
+"""Types whose every value is exact in every float type that models compute in."""
+
+_WIDER = (
+    *(torch.float32, torch.bfloat16, torch.float16, torch.float64),
+    *(torch.int16, torch.int32, torch.int64),
+)
+_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """``view(cast(q)) - zero``, the real number in units of the scale.
+
+    Attributes:
+        q: The stored numbers, of one of the ``STORED`` types.
+        views: Views between ``q`` and the value, from ``q`` outward.
+        zero: What is subtracted: a node, a number or ``None``. It has the shape of the value, or
+            broadcasts to it.
+    """
+
+    q: Node
+    views: tuple[Node, ...] = ()
+    zero: Argument = None
+
+    def build(self, rw: Rewriter) -> Node:
+        """Return the stored numbers in the shape of the value."""
+        q = self.q
+        for view in self.views:
+            rest = [v for k, v in arguments(view).items() if k != "self"]
+            q = rw.call(view.target, q, *rest)  # type: ignore[arg-type]
+        return q
+
+
+def stored_numbers(value: object) -> Stored | None:
+    """Read ``value`` as stored numbers that were cast, reshaped and shifted, or return ``None``.
+
+    Every step is exact: the casts widen, and the difference of two 8-bit numbers fits in every
+    type that it may be taken in. That the zero point is an 8-bit number is left to the caller.
+    """
+    node, zero, views = value, None, list[Node]()
+    for _ in range(_STEPS):
+        if not isinstance(node, Node) or not isinstance(node.meta.get("val"), torch.Tensor):
+            return None
+        dtype = dtype_of(node)
+        if dtype in STORED:
+            return Stored(node, tuple(reversed(views)), zero)
+        if dtype not in _WIDER:
+            return None
+        shifted = difference(node)
+        if shifted is not None:
+            if zero is not None or views:
+                return None
+            node, zero = shifted
+            continue
+        source = view_source(node)
+        if source is not None:
+            views.append(node)
+        node = source if source is not None else cast_source(node)
+    return None
+
+
+def difference(node: Node) -> tuple[Node, Argument] | None:
+    """Return the two sides of a plain subtraction of a node or number from a node."""
+    if not is_call(node, _aten.sub.Tensor):
+        return None
+    a = arguments(node)
+    left, right = a["self"], a["other"]
+    if not isinstance(left, Node) or a["alpha"] != 1 or isinstance(right, bool):
+        return None
+    return (left, right) if isinstance(right, (Node, int, float)) else None
+
+
+def moved_constant(node: Node) -> tuple[Node, torch.Tensor] | None:
+    """Return the constant that ``node`` is a view of, and its value in the shape of ``node``.
+
+    The value shares the constant's memory, however large it is.
+    """
+    path: list[Node] = []
+    for _ in range(_STEPS):
+        value = constant_of(node)
+        if value is not None:
+            root = node
+            for step in reversed(path):
+                rest = [v for k, v in arguments(step).items() if k != "self"]
+                assert callable(step.target), "it is a call of an op"
+                value = step.target(value, *rest)
+            assert isinstance(value, torch.Tensor), "a view of a tensor is one"
+            return root, value
+        if not is_call(node, *_MOVES):
+            return None
+        path.append(node)
+        node = node_of(arguments(node)["self"])
+    return None
+
+
+_MOVES = (
+    _aten.view.default,
+    _aten.unsqueeze.default,
+    _aten.squeeze.default,
+    _aten.squeeze.dim,
+    _aten.squeeze.dims,
+    _aten.alias.default,
+    _aten.t.default,
+    _aten.transpose.int,
+    _aten.permute.default,
+)

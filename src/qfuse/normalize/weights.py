@@ -1,0 +1,65 @@
+"""Weights of linears: what counts as one, and its transpose made where it costs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.ir import ops
+from qfuse.ir.program import constant_of
+from qfuse.ir.views import as_dequantize, dtype_of, shape_of
+from qfuse.normalize.constants import derived, is_constant_expression
+from qfuse.normalize.movement import cast_source, transpose_source
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["call_linear", "is_weight", "transposed"]
+
+_aten = torch.ops.aten
+_MATRIX = 2
+
+
+def is_weight(value: Node) -> bool:
+    """Whether ``value`` is a float matrix that depends on constants alone."""
+    return (
+        isinstance(value.meta.get("val"), torch.Tensor)
+        and dtype_of(value).is_floating_point
+        and len(shape_of(value)) == _MATRIX
+        and is_constant_expression(value)
+    )
+
+
+def call_linear(rw: Rewriter, x: Node, weight: Node, bias: Node | None = None) -> Node:
+    """Add the one spelling of a linear; a bias that there is not is not written."""
+    operands = (x, weight) if bias is None else (x, weight, bias)
+    return rw.call(_aten.linear.default, *operands)
+
+
+def transposed(rw: Rewriter, matrix: Node) -> Node:
+    """Return the transpose of ``matrix``, a constant expression, without moving data.
+
+    Through what acts on each element alone down to a transpose, which cancels, or to a constant,
+    of which the transpose is another constant that shares its memory.
+    """
+    source = transpose_source(matrix)
+    if source is not None:
+        return source
+    value = constant_of(matrix)
+    if value is not None:
+        return derived(rw, matrix, value.t(), "t")
+    source = cast_source(matrix)
+    if source is not None:
+        return rw.call(_aten._to_copy.default, transposed(rw, source), dtype=dtype_of(matrix))
+    dequantize = as_dequantize(matrix)
+    if dequantize is not None:
+        params = dequantize.params
+        spec = replace(params.spec, block=params.spec.block[::-1])
+        zero = None if params.zero_point is None else transposed(rw, params.zero_point)
+        q, scale = transposed(rw, dequantize.q), transposed(rw, params.scale)
+        return rw.call(ops.dequantize, q, scale, zero, str(spec))
+    return rw.call(_aten.t.default, matrix)
