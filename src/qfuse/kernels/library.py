@@ -87,11 +87,12 @@ def instruction_set(name: str) -> Iterator[None]:
         OptionsError: It does not exist here, or the kernels are not loaded.
     """
     library = load()
+    before = torch.ops.qfuse.chosen_kernels() if library.available else ""
     _choose(library, name)
     try:
         yield
     finally:
-        torch.ops.qfuse.choose_kernels(os.environ.get(ISA_VARIABLE, ""))
+        torch.ops.qfuse.choose_kernels(before)
 
 
 def _choose(library: KernelLibrary, name: str) -> None:

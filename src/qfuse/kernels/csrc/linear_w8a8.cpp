@@ -52,8 +52,9 @@ Size size_of(const Linear& l, const Rows& x) {
               "w_packed must be contiguous int8 [ceil(N / 64), ceil(K / 4), 64, 4] with N = ", size.n,
               " (elements of w_sums) and K = ", size.k, " (last axis of x), not ",
               l.w_packed.scalar_type(), " ", l.w_packed.sizes());
-  TORCH_CHECK(l.w_sums.scalar_type() == at::kInt && l.w_sums.is_contiguous(),
-              "w_sums must be contiguous int32");
+  TORCH_CHECK(l.w_sums.scalar_type() == at::kInt && l.w_sums.dim() == 1 &&
+                  l.w_sums.is_contiguous(),
+              "w_sums must be contiguous int32 [N]");
   const int64_t most = l.w_zero_point ? kMaxDepthWithWeightZero : kMaxDepth;
   TORCH_CHECK(size.k <= most, "K is ", size.k, "; int32 sums are exact up to ", most);
   return size;

@@ -2,11 +2,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/ArrayRef.h>
 
 #include <optional>
-#include <string>
 #include <string_view>
+#include <vector>
 
 namespace qfuse {
 
@@ -20,7 +19,7 @@ struct Linear {
   const at::Tensor& w_scale;
   const std::optional<at::Tensor>& w_zero_point;
   const std::optional<at::Tensor>& bias;
-  const std::vector<at::Tensor>& extras;
+  const std::vector<at::Tensor> extras;
   std::string_view epilogue;
   at::ScalarType real;
 };

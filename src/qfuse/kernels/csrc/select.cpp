@@ -68,7 +68,7 @@ bool choose_path(std::string_view name) {
 
 std::string chosen_path() {
   const Path* path = forced.load();
-  return path ? path->name : usable().back()->name;
+  return path ? path->name : "";
 }
 
 }  // namespace qfuse

@@ -20,7 +20,7 @@ std::vector<std::string> path_names();
 // exist here. Products that run meanwhile finish on the path that they started on.
 bool choose_path(std::string_view name);
 
-// The name of the path for large products.
+// The name that was chosen; empty if each product takes the best path for its size.
 std::string chosen_path();
 
 }  // namespace qfuse

@@ -1,0 +1,34 @@
+"""The kernels, loaded once; every test of them runs on each instruction set of this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from qfuse.kernels import KernelLibrary, instruction_set, load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+INSTRUCTION_SETS = ("portable", "avx2", "avx512_vnni", "brgemm")
+
+
+@pytest.fixture(scope="session")
+def library() -> KernelLibrary:
+    """The loaded kernels; skips where there is nothing to compile them with."""
+    library = load()
+    if not library.available and "no C++ compiler" in library.reason:
+        pytest.skip(library.reason)
+    assert library.available, library.reason
+    return library
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def isa(request: pytest.FixtureRequest, library: KernelLibrary) -> Iterator[str]:
+    """Run the test on one instruction set."""
+    name: str = request.param
+    if name not in library.instruction_sets:
+        pytest.skip(f"this processor has no {name}")
+    with instruction_set(name):
+        yield name

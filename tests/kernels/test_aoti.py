@@ -1,0 +1,80 @@
+"""The ops inside an AOTInductor package: weights as ordinary constants, any number of rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tests.kernels.cases import Linear, linear
+
+from qfuse.kernels import KernelLibrary, linear_w8a8, linear_w8a8_quantized, pack_weight
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+N = 70
+K = 36
+
+
+class Chain(torch.nn.Module):
+    """Two linears with codes between them, and a residual around the second."""
+
+    w1: torch.Tensor
+    s1: torch.Tensor
+    w2: torch.Tensor
+    s2: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, first: Linear, second: Linear) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+        for name, case in (("1", first), ("2", second)):
+            packed, sums = pack_weight(case.weight)
+            self.register_buffer(f"w{name}", packed)
+            self.register_buffer(f"s{name}", sums)
+        self.register_buffer("scale", torch.tensor([0.05], dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor, x_scale: torch.Tensor) -> torch.Tensor:
+        codes = linear_w8a8_quantized(
+            x, x_scale, None, self.w1, self.s1, self.first.w_scale, bias=self.first.bias,
+            epilogue="act(gelu)", out_scale=self.scale, out_zero_point=None, quant_min=-128,
+            quant_max=127, out_dtype=torch.int8,
+        )  # fmt: skip
+        residual = codes.float()[..., :K].to(torch.bfloat16)
+        return linear_w8a8(
+            codes, self.scale, None, self.w2, self.s2, self.second.w_scale,
+            extras=[residual], epilogue="act(hardtanh,-1.0,1e-05)|add(0,0.5)|cast(float32)",
+            real=torch.bfloat16, out_dtype=torch.float32,
+        )  # fmt: skip
+
+
+@pytest.mark.slow
+# Of torch's own modules.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_package_gives_the_same(library: KernelLibrary, tmp_path: Path) -> None:
+    del library
+    # Importing Inductor takes seconds, which the other tests of the run should not pay.
+    from torch._inductor import aoti_compile_and_package, aoti_load_package  # noqa: PLC0415, TID251
+
+    module = Chain(linear((1, K), N), linear((1, N), K))
+    rows = torch.export.Dim("rows", min=1, max=512)
+    example = (torch.ones(2, 9, K, dtype=torch.int8), torch.ones(18))
+    program = torch.export.export(
+        module,
+        example,
+        dynamic_shapes={"x": {1: rows}, "x_scale": {0: 2 * rows}},
+        strict=False,
+    )
+    path = aoti_compile_and_package(
+        program,
+        package_path=str(tmp_path / "chain.pt2"),
+        inductor_configs={"cpp.vec_isa_ok": True, "aot_inductor.metadata": {}},
+    )
+    packaged = aoti_load_package(path)
+
+    for count in (1, 2, 9, 40):
+        x = torch.randint(-128, 128, (2, count, K), dtype=torch.int8)
+        x_scale = torch.rand(2 * count) * 0.01 + 0.003
+
+        assert torch.equal(packaged(x, x_scale), module(x, x_scale))

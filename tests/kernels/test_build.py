@@ -1,0 +1,255 @@
+"""The cache of compiled libraries: who may find what there, and what is rebuilt."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+import qfuse
+from qfuse.kernels import Compiler, KernelBuildError, find_compiler, kernel_cache
+from qfuse.kernels.build import build
+
+SOURCE = 'extern "C" int answer() { return %d; }\n'
+
+
+@pytest.fixture
+def compiler() -> Compiler:
+    found = find_compiler()
+    if found is None:
+        pytest.skip("needs a C++ compiler")
+    return found
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small library, and an empty cache to build it into."""
+    monkeypatch.setenv("QFUSE_CACHE_DIR", str(tmp_path / "cache"))
+    folder = tmp_path / "csrc"
+    folder.mkdir()
+    (folder / "answer.cpp").write_text(SOURCE % 1)
+    return folder
+
+
+def executable(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_second_build_is_found(compiler: Compiler, sources: Path) -> None:
+    first, compiled = build(compiler, sources=sources)
+    second, again = build(compiler, sources=sources)
+
+    assert compiled
+    assert not again
+    assert first == second
+    assert first.is_relative_to(kernel_cache())
+    assert sorted(p.suffix for p in first.parent.iterdir()) == ["", ".json", ".so"]
+
+
+def test_other_sources_are_another_entry(compiler: Compiler, sources: Path) -> None:
+    first, _ = build(compiler, sources=sources)
+    (sources / "answer.cpp").write_text(SOURCE % 2)
+    second, compiled = build(compiler, sources=sources)
+
+    assert compiled
+    assert first != second
+    assert first.exists()
+
+
+def test_another_torch_is_another_entry(
+    compiler: Compiler, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = build(compiler, sources=sources)
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    second, compiled = build(compiler, sources=sources)
+
+    assert compiled
+    assert first.parent != second.parent
+
+
+def test_another_compiler_is_another_library(compiler: Compiler, sources: Path) -> None:
+    first, _ = build(compiler, sources=sources)
+    second, compiled = build(Compiler(compiler.command, "another version"), sources=sources)
+
+    assert compiled
+    assert first != second
+    assert first.parent == second.parent
+
+
+def test_without_a_compiler_any_cached_library_serves(compiler: Compiler, sources: Path) -> None:
+    with pytest.raises(KernelBuildError, match=r"no C\+\+ compiler") as error:
+        build(None, sources=sources)
+    assert "CXX" in str(error.value)
+
+    first, _ = build(compiler, sources=sources)
+
+    assert build(None, sources=sources) == (first, False)
+
+
+def spoil_bytes(library: Path) -> None:
+    library.write_bytes(library.read_bytes()[:-100])
+
+
+def spoil_description(library: Path) -> None:
+    library.with_suffix(".json").write_text("{")
+
+
+def lose_description(library: Path) -> None:
+    library.with_suffix(".json").unlink()
+
+
+def describe_another(library: Path) -> None:
+    path = library.with_suffix(".json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "key": "0" * 64}))
+
+
+@pytest.mark.parametrize(
+    "spoil", [spoil_bytes, spoil_description, lose_description, describe_another]
+)
+def test_a_corrupt_or_foreign_library_is_rebuilt(
+    compiler: Compiler, sources: Path, spoil: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert callable(spoil)
+    first, _ = build(compiler, sources=sources)
+    good = first.read_bytes()
+    spoil(first)
+
+    with caplog.at_level(logging.WARNING, logger="qfuse"):
+        second, compiled = build(compiler, sources=sources)
+
+    assert compiled
+    assert first == second
+    assert second.read_bytes() == good
+    assert len(caplog.records) == 1
+    assert "is rebuilt" in caplog.text
+
+
+def test_what_the_compiler_said_is_reported(compiler: Compiler, sources: Path) -> None:
+    (sources / "answer.cpp").write_text("int answer() { return nothing; }\n")
+
+    with pytest.raises(KernelBuildError, match="nothing") as error:
+        build(compiler, sources=sources)
+
+    assert compiler.command[0] in (error.value.where or "")
+    assert [p for p in kernel_cache().rglob("*") if p.suffix in {".so", ".o"}] == []
+
+
+def test_a_cache_that_cannot_be_written(
+    compiler: Compiler, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("QFUSE_CACHE_DIR", str(tmp_path / "file"))
+
+    with pytest.raises(KernelBuildError, match="cache cannot be used") as error:
+        build(compiler, sources=sources)
+
+    assert "QFUSE_CACHE_DIR" in str(error.value)
+
+
+def test_builds_at_the_same_time_compile_once(sources: Path, tmp_path: Path) -> None:
+    found = find_compiler()
+    if found is None:
+        pytest.skip("needs a C++ compiler")
+    calls = tmp_path / "calls"
+    counting = executable(tmp_path / "c++", f'echo x >> {calls}\nexec {found.command[0]} "$@"')
+    compiler = Compiler((str(counting),), "counting")
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: build(compiler, sources=sources), range(4)))
+
+    assert len({path for path, _ in results}) == 1
+    assert sorted(compiled for _, compiled in results) == [False, False, False, True]
+    assert calls.read_text().count("x") == 2  # one source, one link
+
+
+class TestFindCompiler:
+    def test_cxx_is_taken_with_its_arguments(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = executable(tmp_path / "mine", "echo mine 7.1")
+        monkeypatch.setenv("CXX", f"{path} -pipe")
+
+        assert find_compiler() == Compiler((str(path), "-pipe"), "mine 7.1")
+
+    def test_a_cxx_that_does_not_work_is_not_replaced(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CXX", str(executable(tmp_path / "broken", "exit 1")))
+
+        assert find_compiler() is None
+
+    @pytest.mark.parametrize("name", ["g++", "clang++"])
+    def test_either_compiler_is_found(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        echo = shutil.which("echo", path=os.defpath) or "/bin/echo"
+        path = executable(tmp_path / name, f"{echo} {name} 1.0")
+
+        assert find_compiler() == Compiler((str(path),), f"{name} 1.0")
+
+    def test_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.setenv("PATH", str(tmp_path))
+
+        assert find_compiler() is None
+
+
+def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own."""
+    source = str(Path(qfuse.__file__).parents[1])
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": source, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+
+
+@pytest.mark.slow
+class TestProcess:
+    def test_importing_builds_and_loads_nothing(self, tmp_path: Path) -> None:
+        done = run(
+            "import qfuse.kernels, torch; print(hasattr(torch.ops.qfuse, 'linear_w8a8'))",
+            QFUSE_CACHE_DIR=str(tmp_path),
+        )
+
+        assert (done.stdout, done.stderr, done.returncode) == ("False\n", "", 0)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_without_a_compiler_there_is_a_reason(self, tmp_path: Path) -> None:
+        done = run(
+            "from qfuse import kernels; l = kernels.load(); print(l.available, l.reason)",
+            QFUSE_CACHE_DIR=str(tmp_path),
+            CXX="no-such-compiler",
+        )
+
+        assert done.returncode == 0, done.stderr
+        assert re.match(r"False no C\+\+ compiler was found", done.stdout)
+
+    def test_the_environment_chooses_the_instruction_set(self) -> None:
+        code = (
+            "import torch; from qfuse import kernels; kernels.load(); "
+            "print(torch.ops.qfuse.chosen_kernels())"
+        )
+        chosen = run(code, QFUSE_ISA="portable")
+        wrong = run(code, QFUSE_ISA="mmx")
+
+        assert chosen.stdout == "portable\n", chosen.stderr
+        assert "OptionsError" in wrong.stderr
+        assert "'mmx'" in wrong.stderr
+        assert "portable" in wrong.stderr

@@ -1,0 +1,121 @@
+"""What torch believes about the ops while it traces is what they do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tests.kernels.cases import REAL, STORED, linear
+
+from qfuse.ir.errors import InputError
+from qfuse.kernels import linear_w8a8, pack_weight
+
+if TYPE_CHECKING:
+    from qfuse.kernels import KernelLibrary
+
+CHECKS = (
+    "test_schema",
+    "test_autograd_registration",
+    "test_faketensor",
+    "test_aot_dispatch_dynamic",
+)
+
+
+def arguments(
+    shape: tuple[int, ...], *, real: torch.dtype = torch.float32, **kind: Any
+) -> list[Any]:
+    """Every argument of ``qfuse::linear_w8a8``, by position."""
+    case = linear(shape, 70, **kind)
+    packed, sums = pack_weight(case.weight, case.w_zero_point)
+    extra = torch.randn(*shape[:-1], 70, dtype=torch.bfloat16)
+    return [
+        case.x, case.x_scale, case.x_zero_point, packed, sums, case.w_scale, case.w_zero_point,
+        case.bias, [extra], "act(gelu)|add(0,1.0)|cast(float32)", real, torch.float32,
+    ]  # fmt: skip
+
+
+def output(dtype: torch.dtype) -> list[Any]:
+    """What ``qfuse::linear_w8a8_quantized`` takes instead of the last argument."""
+    low = torch.iinfo(dtype).min
+    return [torch.tensor([0.1]), torch.tensor([1]), low, low + 255, True, False, dtype]
+
+
+@pytest.mark.parametrize("shape", [(5, 20), (2, 3, 20), (20,)])
+@pytest.mark.parametrize("zero_point", [False, True])
+def test_opcheck(library: KernelLibrary, shape: tuple[int, ...], *, zero_point: bool) -> None:
+    del library
+    args = arguments(shape, zero_point=zero_point, weight_zero_point=zero_point)
+    stored = (*args[:-1], *output(torch.int8))
+
+    torch.library.opcheck(torch.ops.qfuse.linear_w8a8.default, tuple(args), test_utils=CHECKS)
+    torch.library.opcheck(torch.ops.qfuse.linear_w8a8_quantized.default, stored, test_utils=CHECKS)
+
+
+@pytest.mark.parametrize("shape", [(5, 20), (2, 3, 20), (20,), (0, 20), (1, 1, 20)])
+def test_fake_results_are_like_real_ones(library: KernelLibrary, shape: tuple[int, ...]) -> None:
+    del library
+    calls = [(torch.ops.qfuse.linear_w8a8.default, arguments(shape, real=real)) for real in REAL]
+    calls += [
+        (torch.ops.qfuse.linear_w8a8_quantized.default, [*arguments(shape)[:-1], *output(dtype)])
+        for dtype in STORED
+    ]
+    for op, args in calls:
+        real = op(*args)
+        meta = op(*torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args))
+
+        assert meta.device.type == "meta"
+        assert (meta.shape, meta.dtype, meta.stride()) == (real.shape, real.dtype, real.stride())
+
+
+def test_sizes_may_be_symbolic(library: KernelLibrary) -> None:
+    del library
+
+    class Module(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            _, self.x_scale, _, self.packed, self.sums, self.w_scale, *_ = arguments((1, 20))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return linear_w8a8(x, self.x_scale, None, self.packed, self.sums, self.w_scale)
+
+    module = Module()
+    rows = torch.export.Dim("rows", min=1, max=512)
+    example = torch.ones(3, 7, 20, dtype=torch.int8)
+    program = torch.export.export(module, (example,), dynamic_shapes={"x": {1: rows}}, strict=False)
+
+    for count in (1, 2, 30):
+        x = torch.ones(3, count, 20, dtype=torch.int8)
+        assert torch.equal(program.module()(x), module(x))
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "message"),
+    [
+        (0, torch.ones(5, 20), "x must be int8 or uint8"),
+        (0, torch.ones(5, 24, dtype=torch.int8), "does not fit"),
+        (3, torch.ones(2, 5, 64, 4), "does not fit"),
+        (4, torch.zeros(129, dtype=torch.int32), "does not fit"),
+        (10, torch.float64, "must be floats"),
+        (11, torch.int8, "must be floats"),
+    ],
+)
+def test_fakes_refuse_what_cannot_be(
+    library: KernelLibrary, index: int, value: Any, message: str
+) -> None:
+    del library
+    args = arguments((5, 20))
+    args[index] = value
+    meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
+
+    with pytest.raises(InputError, match=message):
+        torch.ops.qfuse.linear_w8a8.default(*meta)
+
+
+def test_fakes_refuse_codes_of_another_type(library: KernelLibrary) -> None:
+    del library
+    args = [*arguments((5, 20))[:-1], *output(torch.int8)[:-1], torch.int16]
+    meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
+
+    with pytest.raises(InputError, match="codes must be"):
+        torch.ops.qfuse.linear_w8a8_quantized.default(*meta)
