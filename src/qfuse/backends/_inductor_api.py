@@ -96,6 +96,11 @@ def new_fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
     if env is None:
         return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     memo: dict[int, Any] = {id(env.fake_tensor_cache): {}}
+    # Both hold fake tensors, which cannot be copied, for replays that nobody asks for here.
+    for name in ("events", "tracked_fakes"):
+        held = getattr(env, name, None)
+        if isinstance(held, list):
+            memo[id(held)] = []
     return FakeTensorMode(shape_env=copy.deepcopy(env, memo), allow_non_fake_inputs=True)
 
 

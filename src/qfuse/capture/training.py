@@ -86,7 +86,7 @@ def check_random(module: GraphModule, log: EventLog, *, training: bool) -> None:
                 where=place.source or str(place),
                 fix="call model.eval() before capture; export programs from models in eval mode",
             )
-        if trains or torch.Tag.nondeterministic_seeded in node.target.tags:
+        if trains or _draws(node):
             log.add(
                 Noted(
                     "capture",
@@ -96,6 +96,17 @@ def check_random(module: GraphModule, log: EventLog, *, training: bool) -> None:
                     warn=True,
                 )
             )
+
+
+def _draws(node: Node) -> bool:
+    """Return whether ``node`` draws random numbers: attention does only if it drops something."""
+    assert isinstance(node.target, OpOverload), "only ops are asked"
+    if torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    given = arguments(node)
+    return any(given[name] != 0 for name in ("dropout_p", "p") if name in given) or not (
+        {"dropout_p", "p"} & set(given)
+    )
 
 
 def _trains(node: Node) -> bool:
