@@ -35,13 +35,11 @@ class LinearScheme:
     Attributes:
         config: Gives torchao's config; takes the activation scale if `static`.
         group_size: Weights per scale along in_features, or None for whole channels.
-        int8_activations: Whether the product runs on int8 numbers.
         static: Whether the activation scale is measured beforehand.
     """
 
     config: Callable[..., Any]
     group_size: int | None = None
-    int8_activations: bool = False
     static: bool = False
 
 
@@ -86,9 +84,10 @@ def _misfit(scheme: LinearScheme, linear: nn.Linear) -> str | None:
 def _misshape(scheme: LinearScheme, linear: nn.Linear) -> str | None:
     if scheme.group_size and linear.in_features % scheme.group_size:
         return f"in_features is not a multiple of the group size {scheme.group_size}"
-    if scheme.int8_activations and linear.in_features == 1:
-        # oneDNN rejects the strides of a one-column operand, and torch drops the error.
-        return "torch's int8 matrix product is wrong with one input feature"
+    if linear.in_features == 1:
+        # It mistakes the blocks [1, 1] of a column for one block, and torch's int8 product, which
+        # rejects the strides of a column, would return uninitialized memory.
+        return "torchao cannot quantize a weight with one input feature"
     return None
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.zoo._extras import minilm_folder, transformers
 from qfuse.zoo.family import Family, Sizes
-from qfuse.zoo.weights import cast_weights
+from qfuse.zoo.weights import cast_weights, seeded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -160,7 +160,8 @@ def _module(sizes: MiniLmSizes) -> nn.Module:
     config = library.BertConfig.from_pretrained(
         str(folder), local_files_only=True, attn_implementation="sdpa"
     )
-    model: nn.Module = library.BertModel(config, add_pooling_layer=False)
+    with seeded(0):  # its random weights are replaced, but must not disturb the caller's generator
+        model: nn.Module = library.BertModel(config, add_pooling_layer=False)
     # Read directly, and strictly: `from_pretrained` prints a report about the pooler, which is not
     # used for sentences.
     weights = {

@@ -60,7 +60,8 @@ def quantize_exported(
         dynamic: Choose activation scales at run time; nothing is calibrated.
     """
     args, kwargs = example
-    with ao.loaded(), torch.no_grad():
+    # torchao draws example inputs for its patterns from the global generator.
+    with ao.loaded(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         source = copy.deepcopy(model).eval()
         program = torch.export.export(
             source, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False

@@ -79,11 +79,11 @@ def _exported(*, dynamic: bool = False, bf16: bool = False) -> Callable[[_Task],
 
 
 def _int8(_: int | None, **options: bool) -> LinearScheme:
-    return LinearScheme(partial(ao.int8_dynamic, **options), int8_activations=True)
+    return LinearScheme(partial(ao.int8_dynamic, **options))
 
 
 def _int8_static(_: int | None) -> LinearScheme:
-    return LinearScheme(ao.int8_static, int8_activations=True, static=True)
+    return LinearScheme(ao.int8_static, static=True)
 
 
 def _int8_weights(group_size: int | None) -> LinearScheme:
@@ -205,8 +205,9 @@ def quantize(  # noqa: PLR0913  (what torch.export takes, and what to do)
 
 def _recipe(name: str) -> _Recipe:
     if name not in _RECIPES:
-        near = difflib.get_close_matches(name, _RECIPES, n=1)
-        guess = f"did you mean {near[0]}? " if near else ""
+        longer = [known for known in _RECIPES if name and known.startswith(name)]
+        near = longer or difflib.get_close_matches(name, _RECIPES, n=1)
+        guess = f"did you mean {' or '.join(near)}? " if near else ""
         raise OptionsError(
             f"there is no recipe {name!r}", fix=f"{guess}there are {', '.join(_RECIPES)}"
         )
