@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch._ops import OpOverload
 
 if TYPE_CHECKING:
@@ -11,6 +12,22 @@ if TYPE_CHECKING:
     from torch.fx.node import Argument
 
 __all__ = ["arguments", "is_call", "overload_of"]
+
+# Schemas keep the default of a dtype as its number in c10/core/ScalarType.h.
+_DTYPES = {
+    0: torch.uint8,
+    1: torch.int8,
+    2: torch.int16,
+    3: torch.int32,
+    4: torch.int64,
+    5: torch.float16,
+    6: torch.float32,
+    7: torch.float64,
+    11: torch.bool,
+    15: torch.bfloat16,
+    23: torch.float8_e5m2,
+    24: torch.float8_e4m3fn,
+}
 
 
 def overload_of(node: Node) -> OpOverload | None:
@@ -40,5 +57,13 @@ def arguments(node: Node) -> dict[str, Argument]:
         elif formal.name in node.kwargs:
             bound[formal.name] = node.kwargs[formal.name]
         elif formal.has_default_value():
-            bound[formal.name] = formal.default_value
+            bound[formal.name] = _default(formal)
     return bound
+
+
+def _default(formal: torch.Argument) -> Argument:
+    """Return the default of an argument; that of a dtype as a dtype."""
+    value: Argument = formal.default_value
+    if str(formal.real_type) == "ScalarType" and isinstance(value, int):
+        return _DTYPES[value]
+    return value
