@@ -1,7 +1,7 @@
 """AOTInductor: compile a graph to a package, load a package. The only file on torch's private API.
 
-``torch._inductor`` takes a second to import and is needed to compile, not to load, so it is
-imported inside the functions that compile.
+``torch._inductor`` and SymPy take a second to import and are needed to compile, not to load, so
+they are imported inside the functions that compile.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.printers import PythonPrinter
-from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from qfuse.ir.errors import BackendError
 
@@ -28,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch.fx import GraphModule
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 __all__ = [
     "FAILURES",
@@ -94,7 +91,9 @@ def new_fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
     become a fact about the graph that was compiled.
     """
     if env is None:
-        return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415
+
+        return FakeTensorMode(shape_env=symbolic_shapes.ShapeEnv(), allow_non_fake_inputs=True)
     memo: dict[int, Any] = {id(env.fake_tensor_cache): {}}
     # Both hold fake tensors, which cannot be copied, for replays that nobody asks for here.
     for name in ("events", "tracked_fakes"):
@@ -226,6 +225,10 @@ def _conditions(
     expressions: Iterable[Any], ranges: Mapping[str, tuple[int, int | None]]
 ) -> tuple[str, ...]:
     """The expressions that do not follow from the declared ranges, as Python."""
+    from torch.utils._sympy.numbers import int_oo  # noqa: PLC0415
+    from torch.utils._sympy.printers import PythonPrinter  # noqa: PLC0415
+    from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy  # noqa: PLC0415
+
     printer = PythonPrinter()
     found: dict[str, None] = {}
     for expression in expressions:

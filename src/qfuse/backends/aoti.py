@@ -68,6 +68,8 @@ class AotiRunner:
             results = self._entry(tensors)
         if self._writes:
             self._write_back(inputs, tensors, results)
+        for output, position in self._program.returned:
+            results[output] = inputs[position]
         return results[: self._results]
 
     def fork(self) -> AotiRunner:
@@ -108,9 +110,7 @@ class AotiRunner:
                     given, used = inputs[position], tensors[position]
                     if given.data_ptr() != used.data_ptr():
                         given.copy_(used)
-            first = len(results) - len(self._program.late)
             for output, position in self._program.late:
-                assert output >= first, "late values come last"
                 tensors[position].copy_(results[output])
 
 

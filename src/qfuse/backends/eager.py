@@ -50,7 +50,11 @@ class EagerRunner:
         """A runner with its own copy of what is written, and of what shares memory with it."""
         names = {m.buffer for m in self.mutations if m.buffer is not None}
         memory = {_memory(self.module.get_buffer(name)) for name in names}
-        own = {n: b for n, b in self.module.named_buffers() if _memory(b) in memory}
+        own = {
+            n: b
+            for n, b in self.module.named_buffers(remove_duplicate=False)
+            if _memory(b) in memory
+        }
         module = GraphModule(self.module, copy.deepcopy(self.module.graph))
         # In one go, so that views of one memory become views of one copy.
         for name, value in copy.deepcopy(own).items():

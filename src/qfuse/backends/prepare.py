@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -21,7 +21,7 @@ from qfuse.ir.program import MUTABLE_META, place_of
 from qfuse.ir.schema import arguments, overload_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -84,6 +84,7 @@ class Program:
         layouts: How each input must lie in memory.
         written: Positions among inputs and state that the code writes in place.
         late: ``(output, position)``: values that the caller of the code must write itself.
+        returned: ``(output, position)``: outputs that are an input; the code gives a dummy.
         names: What the user calls each input and state.
         sizes: The symbolic sizes, by their symbol.
     """
@@ -94,6 +95,7 @@ class Program:
     layouts: tuple[Layout, ...]
     written: tuple[int, ...]
     late: tuple[tuple[int, int], ...]
+    returned: tuple[tuple[int, int], ...]
     names: tuple[str, ...]
     sizes: dict[str, Size]
 
@@ -134,13 +136,16 @@ class _Preparation:
         for node in self._lowered.graph.nodes:
             if node.op not in ("placeholder", "output") and node not in self._copies:
                 self._copies[node] = self._copy(node)
-        written, late = self._finish()
+        returned = self._returned()
+        written, late = self._finish(dict(returned))
         module = GraphModule(self._root, self._graph)
         state = tuple(self._state.values())
         layouts = tuple(self._layouts)
         fed = [i.name for i in self._lowered.signature.inputs if i.placeholder is not None]
         names = (*fed, *self._state)
-        return Program(module, self._constants, state, layouts, written, late, names, self._sizes)
+        return Program(
+            module, self._constants, state, layouts, written, late, returned, names, self._sizes
+        )
 
     def _copy_inputs(self) -> None:
         """Add the inputs, in the order of the signature."""
@@ -173,7 +178,7 @@ class _Preparation:
         for node in reads:
             value = _attribute(module, str(node.target))
             # A constant that shares memory with a buffer that is written is none.
-            if isinstance(value, torch.Tensor) and _memory(value) in memory:
+            if _is_plain(value) and _memory(value) in memory:
                 written.add(str(node.target))
         made: dict[str, Node] = {}
         for name in sorted(written):
@@ -209,7 +214,7 @@ class _Preparation:
             name = f"g{sum(1 for _ in self._root.children())}"
             self._root.add_module(name, value)
             return name
-        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        if not _is_plain(value):
             raise BackendError(
                 f"constant {node.target} is {_kind(value)}, which cannot be compiled",
                 where=str(place_of(node)),
@@ -223,7 +228,23 @@ class _Preparation:
             self._root.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
         return self._names[identity]
 
-    def _finish(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+    def _returned(self) -> tuple[tuple[int, int], ...]:
+        """The outputs that are an input: their value is in the caller's hands already."""
+        outputs = self._lowered.signature.outputs
+        needed = {spec.index for spec in outputs if spec.input_index is None}
+        return tuple(
+            {
+                (spec.index, self._fed(spec.input_index))
+                for spec in outputs
+                if spec.index is not None
+                and spec.input_index is not None
+                and spec.index not in needed
+            }
+        )
+
+    def _finish(
+        self, returned: Mapping[int, int]
+    ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
         """Add the writes and the output."""
         mutations = self._lowered.signature.mutations
         source = self._lowered.graph.output_node().args[0]
@@ -232,7 +253,12 @@ class _Preparation:
         assert len(values) == len(source), "every output of a lowered graph is a node"
         targets = [self._position(m) for m in mutations]
         written = {self._inputs[p] for p in targets}
-        outputs = [self._unaliased(v, written) for v in self._results(values, len(mutations))]
+        outputs = [
+            self._graph.call_function(aten.scalar_tensor.default, (0,))
+            if i in returned
+            else self._unaliased(value, written)
+            for i, value in enumerate(values[len(mutations) :])
+        ]
         late: list[tuple[int, int]] = []
         in_place: list[int] = []
         shared = self._shared_positions()
@@ -251,23 +277,18 @@ class _Preparation:
         self._graph.output(tuple(outputs))
         return tuple(in_place), tuple(late)
 
-    def _results(self, values: list[Node], first: int) -> list[Node]:
-        """The user outputs; one that *is* an input is given back as such, its value is not used."""
-        results = values[first:]
-        outputs = self._lowered.signature.outputs
-        needed = {spec.index for spec in outputs if spec.input_index is None}
-        for spec in outputs:
-            if spec.index is not None and spec.index not in needed:
-                results[spec.index] = self._graph.call_function(aten.scalar_tensor.default, (0,))
-        return results
-
     def _position(self, mutation: Mutation) -> int:
         """Where the target of a write stands among inputs and state."""
-        inputs = self._lowered.signature.inputs
-        fed = [i for i in inputs if i.placeholder is not None]
         if mutation.input_index is not None:
-            return fed.index(inputs[mutation.input_index])
-        return len(fed) + list(self._state).index(str(mutation.buffer))
+            return self._fed(mutation.input_index)
+        first = len(self._inputs) - len(self._state)
+        return first + list(self._state).index(str(mutation.buffer))
+
+    def _fed(self, leaf: int) -> int:
+        """Where a leaf of the signature stands among the inputs."""
+        inputs = self._lowered.signature.inputs
+        assert inputs[leaf].placeholder is not None, "a constant leaf is not in the graph"
+        return sum(1 for spec in inputs[:leaf] if spec.placeholder is not None)
 
     def _unaliased(self, value: Node, written: set[Node]) -> Node:
         """A value that the writes at the end of the graph do not change."""
@@ -331,6 +352,11 @@ def _shape_env(nodes: Iterable[Node]) -> ShapeEnv | None:
                     env: ShapeEnv = size.node.shape_env
                     return env
     return None
+
+
+def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether ``value`` is a tensor that lives in ordinary memory."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def _identity(value: torch.Tensor) -> object:
