@@ -1,0 +1,1 @@
+"""Measuring qfuse against its peers, and the demo."""

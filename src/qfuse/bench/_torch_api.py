@@ -1,0 +1,56 @@
+"""What measuring needs of torch's private parts: Inductor's switches and the leaves of a result.
+
+Everything that changes global state is for a worker process, which exists for one contender only.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+__all__ = ["compile_frozen", "float_leaves", "map_floats", "register_peer_patterns"]
+
+
+def float_leaves(tree: object) -> list[torch.Tensor]:
+    """Return the float tensors of a result, whatever containers they are in, as float32."""
+    leaves = pytree.tree_leaves(tree)
+    floats = [x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    return [x.detach().to(torch.float32) for x in floats]
+
+
+def map_floats(tree: Any, dtype: torch.dtype) -> Any:
+    """Return a copy of a tree of arguments with its float tensors in another dtype."""
+
+    def cast(leaf: Any) -> Any:
+        floating = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+        return leaf.to(dtype) if floating else leaf
+
+    return pytree.tree_map(cast, tree)
+
+
+def register_peer_patterns() -> None:
+    """Import torchao's x86 quantizer as a user of it does, with what that does to Inductor.
+
+    It registers the quantized patterns and sets a pass in Inductor's global config.
+    """
+    importlib.import_module("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
+
+
+def compile_frozen(model: nn.Module, *, max_autotune: bool = False) -> Callable[..., Any]:
+    """Return ``torch.compile(model)`` for fixed sizes, with weights folded into the code.
+
+    Freezing is a global switch that is read when the model is first called, so it stays on.
+    """
+    inductor: Any = importlib.import_module("torch._inductor.config")
+    inductor.freezing = True
+    inductor.max_autotune = max_autotune
+    compiled: Callable[..., Any] = torch.compile(model, dynamic=False)
+    return compiled

@@ -1,0 +1,72 @@
+"""What is measured: models, at the sizes that the tables show, and recipes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from qfuse import zoo
+from qfuse.ir.errors import OptionsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from qfuse.bench.worker import Inputs
+
+__all__ = ["CASES", "RECIPES", "Case", "example_inputs", "pick"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model of the zoo at one size.
+
+    Attributes:
+        name: How tables and options call it.
+        model: Name in the zoo.
+        what: The size in words.
+        sizes: Where it differs from the zoo's default.
+    """
+
+    name: str
+    model: str
+    what: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+CASES: Mapping[str, Case] = MappingProxyType(
+    {
+        case.name: case
+        for case in (
+            Case("minilm", "minilm", "6 layers, 16 sentences x 64 tokens", {"batch": 16}),
+            Case("llama", "llama", "4 layers, hidden 1024, prompt of 256 tokens"),
+            Case("llama-token", "llama", "4 layers, hidden 1024, one token", {"seq": 1}),
+            Case("bert", "bert", "4 layers, hidden 768, 4 x 128 tokens"),
+            Case("vit", "vit", "4 layers, hidden 768, 1 x 224 x 224 pixels"),
+        )
+    }
+)
+"""By name, in the order of the tables."""
+
+RECIPES: Mapping[str, str] = MappingProxyType(
+    {"static": "w8a8-static", "dynamic": "w8a8-dynamic", "weight-only": "w8a16"}
+)
+"""What the tables call a recipe, and the zoo's name for it."""
+
+
+def example_inputs(case: Case) -> Inputs:
+    """Return the inputs that a case is measured on, in float32."""
+    built = zoo.build(case.model, **case.sizes)
+    return built.args, built.kwargs
+
+
+def pick(wanted: Sequence[str], known: Mapping[str, object], what: str) -> list[str]:
+    """Return the wanted names, or all for none.
+
+    Raises:
+        OptionsError: One of them does not exist.
+    """
+    for name in wanted:
+        if name not in known:
+            raise OptionsError(f"there is no {what} {name!r}", fix=f"there are {', '.join(known)}")
+    return list(wanted or known)

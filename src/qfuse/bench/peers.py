@@ -1,0 +1,151 @@
+"""Who is measured: the same model under each engine, at each float dtype.
+
+===================  ==============================================================================
+eager                the module as it is
+inductor             ``torch.compile`` with freezing and without gradients, for fixed sizes; on a
+                     quantized model with torchao's patterns for x86 registered
+inductor-tuned       the same with ``max_autotune``: Inductor's own templates for matrix products
+qfuse                :func:`qfuse.compile`
+===================  ==============================================================================
+
+``bf16`` is a model whose weights were cast before it was quantized, so everything that is not
+quantized is computed in bf16. A model quantized through PT2E is a graph of float32 operators;
+there bf16 is the same graph under autocast, as torchao documents it.
+
+Another peer is one more engine here and one more builder in :mod:`qfuse.bench.engines`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Self
+
+from qfuse.ir.errors import OptionsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["FACTORY", "Contender", "Engine", "FloatType", "float_peers", "quantized_pair"]
+
+FACTORY = "qfuse.bench.engines:build"
+"""What makes a contender in a worker."""
+
+# Recipes that go through PT2E, and what each is called under bf16 autocast.
+_PT2E_UNDER_BF16 = {"w8a8-static": "w8a8-static-bf16"}
+_PT2E = frozenset({*_PT2E_UNDER_BF16, "pt2e-dynamic"})
+
+
+class Engine(StrEnum):
+    """What runs a model."""
+
+    EAGER = "eager"
+    INDUCTOR = "inductor"
+    INDUCTOR_TUNED = "inductor-tuned"
+    QFUSE = "qfuse"
+
+
+class FloatType(StrEnum):
+    """What everything that is not quantized is computed in."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """One model under one engine.
+
+    Attributes:
+        engine: What runs it.
+        float_type: What is not quantized is computed in this.
+        model: Name in the zoo.
+        sizes: Sizes of the model and its inputs.
+        recipe: How it is quantized; ``None`` for the float model.
+        dynamic: Compile for all sizes of the inputs that the model allows (qfuse only).
+    """
+
+    engine: Engine
+    float_type: FloatType
+    model: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    recipe: str | None = None
+    dynamic: bool = False
+
+    @property
+    def name(self) -> str:
+        """How tables call it: ``inductor bf16 w8a8-dynamic``."""
+        return " ".join(filter(None, (self.engine, self.float_type, self.recipe)))
+
+    @property
+    def zoo_recipe(self) -> str | None:
+        """The zoo's recipe for this float type."""
+        if self.recipe in _PT2E and self.float_type is FloatType.BF16:
+            if self.recipe not in _PT2E_UNDER_BF16:
+                raise OptionsError(
+                    f"recipe {self.recipe!r} has no bf16 form", fix="measure it at f32 only"
+                )
+            return _PT2E_UNDER_BF16[self.recipe]
+        return self.recipe
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether bf16 means weights and inputs in bf16, and not autocast."""
+        return self.float_type is FloatType.BF16 and self.recipe not in _PT2E
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Read what :meth:`to_dict` gave."""
+        given = dict(values)
+        engine, float_type = Engine(given.pop("engine")), FloatType(given.pop("float_type"))
+        return cls(engine=engine, float_type=float_type, **given)
+
+
+def float_peers(model: str, sizes: Mapping[str, int]) -> list[Contender]:
+    """Return what a float model is worth without and with ``torch.compile``."""
+    peers = (
+        (Engine.EAGER, FloatType.F32),
+        (Engine.INDUCTOR, FloatType.F32),
+        (Engine.INDUCTOR, FloatType.BF16),
+    )
+    return [
+        Contender(engine=engine, float_type=float_type, model=model, sizes=sizes)
+        for engine, float_type in peers
+    ]
+
+
+def quantized_pair(
+    model: str,
+    sizes: Mapping[str, int],
+    recipe: str,
+    float_type: FloatType,
+    *,
+    dynamic: bool = False,
+    tuned: bool = False,
+) -> list[Contender]:
+    """Return the engines that run one quantized model at one float type.
+
+    Args:
+        model: Name in the zoo.
+        sizes: Its sizes.
+        recipe: How it is quantized.
+        float_type: What is not quantized is computed in this.
+        dynamic: Let qfuse compile for all sizes; Inductor always gets fixed ones, its best case.
+        tuned: Add Inductor with ``max_autotune``.
+    """
+    engines = [Engine.INDUCTOR, *([Engine.INDUCTOR_TUNED] if tuned else []), Engine.QFUSE]
+    return [
+        Contender(
+            engine=engine,
+            float_type=float_type,
+            model=model,
+            sizes=sizes,
+            recipe=recipe,
+            dynamic=dynamic and engine is Engine.QFUSE,
+        )
+        for engine in engines
+    ]

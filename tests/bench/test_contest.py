@@ -1,0 +1,160 @@
+"""A time counts only for right answers."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self, cast
+
+import pytest
+import torch
+from tests.bench import toys
+
+from qfuse.bench._torch_api import float_leaves
+from qfuse.bench.contest import SANE_SQNR, Contest, Verdict
+from qfuse.bench.memory import Memory
+from qfuse.bench.process import WorkerError
+from qfuse.bench.progress import Silent
+from qfuse.bench.worker import time_calls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from qfuse.bench.process import Job, Worker
+    from qfuse.bench.worker import Inputs
+
+FACTORY = "tests.bench.toys:build"
+
+
+class Here:
+    """Stands in for a worker, in this process: a contender that dies raises instead."""
+
+    build_seconds = 0.5
+    built = Memory(1 << 20, 2 << 20)
+
+    def __init__(self, job: Job, example: Inputs) -> None:
+        self.closed = False
+        self.example = example
+        with self._dying():
+            self.subject = toys.build(job.arguments, example)
+            self._call(example)
+        self.facts = self.subject.facts
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _dying(self) -> Iterator[None]:
+        assert not self.closed
+        try:
+            yield
+        except (ValueError, ChildProcessError) as error:
+            raise WorkerError(str(error)) from error
+
+    def _call(self, inputs: Inputs) -> list[torch.Tensor]:
+        args, kwargs = self.subject.prepare(inputs)
+        return float_leaves(self.subject.call(*args, **kwargs))
+
+    def time_block(self, calls: int) -> list[float]:
+        with self._dying():
+            return time_calls(self.subject.call, self.subject.prepare(self.example), calls)
+
+    def answers(self, inputs: list[Inputs]) -> list[list[torch.Tensor]]:
+        with self._dying():
+            return [self._call(one) for one in inputs]
+
+    def memory(self) -> Memory:
+        return Memory(3 << 20, None)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def inputs() -> list[Inputs]:
+    return [((torch.randn(3, 4),), {"shift": torch.randn(4)}) for _ in range(2)]
+
+
+def held_here(inputs: list[Inputs], watch: Silent) -> Contest:
+    return Contest(inputs, 1, watch, cast("Callable[[Job, Inputs], Worker]", Here))
+
+
+class Steps(Silent):
+    """Counts the steps."""
+
+    count = 0
+
+    def advance(self) -> None:
+        self.count += 1
+
+
+def test_right_contenders_are_timed_and_others_are_not(inputs: list[Inputs]) -> None:
+    kinds = ("honest", "half", "garbage", "wrong-later", "unbuildable", "crash")
+    steps = Steps()
+    with held_here(inputs, steps) as contest:
+        contest.refer_to(contest.answers(FACTORY, {"kind": "honest"}))
+        for kind in kinds:
+            contest.enter(kind, FACTORY, {"kind": kind, "in_process": True})
+        entries = contest.run(3, "toys")
+
+    verdicts = {name: entry.verdict for name, entry in entries.items()}
+    assert verdicts == {
+        "honest": Verdict.OK,
+        "half": Verdict.OK,
+        "garbage": Verdict.WRONG,
+        "wrong-later": Verdict.WRONG,
+        "unbuildable": Verdict.FAILED,
+        "crash": Verdict.FAILED,
+    }
+    assert [name for name, entry in entries.items() if entry.time] == ["honest", "half"]
+    assert steps.count == len(kinds) + 3
+
+
+def test_what_was_seen_is_told(inputs: list[Inputs]) -> None:
+    with held_here(inputs, Silent()) as contest:
+        contest.refer_to(contest.answers(FACTORY, {"kind": "honest"}))
+        for kind in ("honest", "half", "garbage", "unbuildable"):
+            contest.enter(kind, FACTORY, {"kind": kind, "in_process": True})
+        entries = contest.run(3, "toys")
+
+    honest, half = entries["honest"], entries["half"]
+    assert honest.sqnr == float("inf")
+    assert half.sqnr is not None
+    assert SANE_SQNR < half.sqnr < 80
+    assert honest.time is not None
+    assert len(honest.time.rounds) == 3
+    assert honest.memory is not None
+    assert honest.memory.resident > 1 << 20
+    assert honest.facts == {"said": "hello"}
+    # The garbage was fast, but that is nowhere to be read as a time.
+    assert entries["garbage"].series is not None
+    assert entries["garbage"].time is None
+    assert "dB" in entries["garbage"].reason
+    assert "no wheels" in entries["unbuildable"].reason
+
+
+def test_far_below_the_quantized_model_itself_is_wrong(inputs: list[Inputs]) -> None:
+    with held_here(inputs, Silent()) as contest:
+        own = contest.answers(FACTORY, {"kind": "honest"})
+        # bf16 is some 45 dB from the float model. That is enough, but not if the quantized
+        # model itself has nearly 100.
+        contest.refer_to([x * (1 + 1e-5) for x in own])
+        contest.enter("alone", FACTORY, {"kind": "half"})
+        contest.enter("beside", FACTORY, {"kind": "half"}, own)
+        entries = contest.run(1, "toys")
+
+    assert entries["alone"].verdict is Verdict.OK
+    assert entries["beside"].verdict is Verdict.WRONG
+
+
+def test_who_leaves_is_gone_and_the_others_stay(inputs: list[Inputs]) -> None:
+    with held_here(inputs, Silent()) as contest:
+        for name in ("stays", "goes"):
+            contest.enter(name, FACTORY, {"kind": "honest"})
+        assert set(contest.run(1, "both")) == {"stays", "goes"}
+        contest.leave(["goes", "never was"])
+
+        assert contest.worker("goes") is None
+        assert set(contest.run(1, "one")) == {"stays"}
