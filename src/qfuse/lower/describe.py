@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qfuse.ir.program import constant_of
-from qfuse.ir.quant_spec import dtype_name
+from qfuse.ir.quant_spec import Granularity, dtype_name
 from qfuse.ir.views import dtype_of, shape_of
+from qfuse.lower.operands import rows_share_scale
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -18,8 +19,8 @@ __all__ = ["describe"]
 
 def describe(fused: FusedLinear) -> str:
     """Say what a fused linear multiplies: ``int8 per-token dynamic x int8 per-channel``."""
-    x = _edge(fused.x, fused.x_params)
-    weight = _edge(fused.weight, fused.weight_params)
+    x = _edge(fused.x, fused.x_params, rows=Granularity.PER_TOKEN)
+    weight = _edge(fused.weight, fused.weight_params, rows=Granularity.PER_CHANNEL)
     n, k = shape_of(fused.weight)
     text = f"{x} x {weight} [{n}, {k}]"
     if fused.epilogue.steps:
@@ -29,7 +30,7 @@ def describe(fused: FusedLinear) -> str:
     return text
 
 
-def _edge(value: Node, params: QuantParams | None) -> str:
+def _edge(value: Node, params: QuantParams | None, rows: Granularity) -> str:
     if params is None:
         return dtype_name(dtype_of(value))
     spec = params.spec
@@ -38,4 +39,8 @@ def _edge(value: Node, params: QuantParams | None) -> str:
         name += f"[{spec.quant_min},{spec.quant_max}]"
     when = "" if constant_of(params.scale) is not None else " dynamic"
     zero = "" if params.zero_point is None else " asymmetric"
-    return f"{name} {spec.granularity(shape_of(value))}{when}{zero}"
+    granularity = spec.granularity(shape_of(value))
+    # One scale per row is a token's in an activation and a channel's in a weight.
+    if rows_share_scale(spec.block) and granularity is not Granularity.PER_TENSOR:
+        granularity = rows
+    return f"{name} {granularity}{when}{zero}"
