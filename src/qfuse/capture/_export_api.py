@@ -189,28 +189,28 @@ def register_container(
 
     Args:
         kind: The class.
-        flatten_named: From a container to its leaves by attribute path, and its fixed part.
-        build: From the leaves and the fixed part to a container.
+        flatten_named: From a container to its children by attribute, and its fixed part.
+        build: From the children and the fixed part to a container.
     """
     if kind in pytree.SUPPORTED_NODES:
         return
 
-    def leaves(container: Any) -> tuple[list[Any], Any]:
+    def children(container: Any) -> tuple[list[Any], Any]:
         named, fixed = flatten_named(container)
         return list(named.values()), fixed
 
     def keyed(container: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], Any]:
         named, fixed = flatten_named(container)
-        return [(pytree.GetAttrKey(name), leaf) for name, leaf in named.items()], fixed
+        return [(pytree.GetAttrKey(name), child) for name, child in named.items()], fixed
 
     pytree.register_pytree_node(
         kind,
-        leaves,
+        children,
         cast("Any", build),
         serialized_type_name=f"{kind.__module__}.{kind.__name__}",
         flatten_with_keys_fn=keyed,
     )
-    torch.fx._pytree.register_pytree_flatten_spec(kind, lambda value, _spec: leaves(value)[0])
+    torch.fx._pytree.register_pytree_flatten_spec(kind, lambda value, _spec: children(value)[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
-from qfuse.ir.schema import arguments, overload_of
+from qfuse.ir.schema import arguments, is_call, overload_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 __all__ = ["returned_inputs", "written_inputs"]
+
+_aten = torch.ops.aten
+_COPIES_IF_NEEDED = (
+    _aten.contiguous.default,
+    _aten.to.device,
+    _aten.to.dtype,
+    _aten.to.dtype_layout,
+    _aten.to.other,
+)
 
 
 def _alias_source(node: Node, *, written: bool) -> Node | None:
@@ -42,6 +52,19 @@ def _alias_source(node: Node, *, written: bool) -> Node | None:
         if other is not None and other.before_set & info.before_set and isinstance(value, Node):
             return value
     return None
+
+
+def _same_tensor(node: Node) -> Node | None:
+    """Return the argument that the result of ``node`` is, written or with no need to be copied."""
+    source = _alias_source(node, written=True)
+    if source is not None or not is_call(node, *_COPIES_IF_NEEDED):
+        return source
+    source = _alias_source(node, written=False)
+    if source is None or arguments(node).get("copy") is True:
+        return None
+    old, new = source.meta["val"], node.meta["val"]
+    same = (old.dtype, old.device, old.stride()) == (new.dtype, new.device, new.stride())
+    return source if same else None
 
 
 def written_inputs(program: ExportedProgram) -> set[str]:
@@ -82,7 +105,7 @@ def returned_inputs(program: ExportedProgram) -> dict[int, str]:
     found = {}
     for position, value in enumerate(users):
         node = value
-        while isinstance(node, Node) and (source := _alias_source(node, written=True)) is not None:
+        while isinstance(node, Node) and (source := _same_tensor(node)) is not None:
             node = source
         if isinstance(node, Node) and node.op == "placeholder" and node.name in inputs:
             found[position] = node.name

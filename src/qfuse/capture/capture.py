@@ -22,7 +22,8 @@ from qfuse.capture._export_api import (
     unflatten,
 )
 from qfuse.capture.aliasing import returned_inputs, written_inputs
-from qfuse.capture.constants import check_written, collect_constants
+from qfuse.capture.constants import check_names, check_written, collect_constants
+from qfuse.capture.containers import note_cache
 from qfuse.capture.diagnose import capture_error
 from qfuse.capture.example import Parameters, leaves_of, read_call
 from qfuse.capture.provenance import UserFiles, annotate, source_line
@@ -91,6 +92,7 @@ def capture(
         traced = _given(model, dynamic_shapes)
     else:
         traced = _trace(model, args, kwargs, dynamic_shapes, log)
+    check_names(traced.program)
     check_written(traced.program, written_inputs(traced.program))
     try:
         with _warnings_to(log):
@@ -125,6 +127,10 @@ def _trace(
     _check_model(model)
     check_modules(model)
     new_args, new_kwargs, parameters = read_call(model, args, kwargs)
+    for name, value in parameters.name(new_args, new_kwargs):
+        text = note_cache(name, value)
+        if text is not None:
+            log.add(Noted("capture", text, warn=True))
     try:
         with untouched(model), _warnings_to(log):
             program = export(model, new_args, new_kwargs, dynamic_shapes)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.export.graph_signature import InputSpec
 
-__all__ = ["check_written", "collect_constants"]
+__all__ = ["check_names", "check_written", "collect_constants"]
 
 
 def collect_constants(
@@ -41,14 +41,30 @@ def collect_constants(
     first: dict[object, str] = {}
     for name, value in values.items():
         first.setdefault(_identity(value), inside.get(_identity(value), name))
-    names = _safe_names(dict.fromkeys(first.values()))
     found = {}
     for spec in _constants(program):
         value = values[spec.target or ""]
         # A buffer stays the user's own tensor, so that a write to it is seen in the user's module.
         is_own = not isinstance(value, torch.nn.Parameter) and not value.requires_grad
-        found[spec.arg.name] = (names[first[_identity(value)]], value if is_own else value.detach())
+        found[spec.arg.name] = (first[_identity(value)], value if is_own else value.detach())
     return found
+
+
+def check_names(traced: ExportedProgram) -> None:
+    """Refuse attributes whose names torch.fx keeps for itself, on which torch.export trips later.
+
+    Raises:
+        CaptureError: The model has an attribute such as ``code`` or ``graph``.
+    """
+    own = dir(torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph()))
+    reserved = set(own) - set(dir(torch.nn.Module()))
+    for name in _tensors(traced):
+        head = name.split(".", maxsplit=1)[0]
+        if head in reserved:
+            raise CaptureError(
+                f"the model's attribute {head!r} has a name that torch.fx keeps for itself",
+                fix="rename it, or make the model a submodule of another module",
+            )
 
 
 def check_written(traced: ExportedProgram, written: set[str]) -> None:
@@ -100,15 +116,3 @@ def _identity(value: torch.Tensor) -> object:
     if not address:
         return id(value)
     return address, value.storage_offset(), value.shape, value.stride(), value.dtype
-
-
-def _safe_names(names: Iterable[str]) -> dict[str, str]:
-    """Return names that a GraphModule can hold: ``code`` and ``graph`` are its own."""
-    reserved = set(dir(torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())))
-    found: dict[str, str] = {}
-    for name in names:
-        head, dot, tail = name.partition(".")
-        while head in reserved or f"{head}{dot}{tail}" in found.values():
-            head += "_"
-        found[name] = f"{head}{dot}{tail}"
-    return found

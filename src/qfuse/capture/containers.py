@@ -20,7 +20,7 @@ from qfuse.ir.errors import CaptureError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["register_caches", "verify_cache"]
+__all__ = ["note_cache", "register_caches", "verify_cache"]
 
 _MODULE = "transformers.cache_utils"
 # The classes, and the layers whose whole state is tensors that forward writes or replaces.
@@ -31,10 +31,9 @@ _DERIVED = ("dtype", "device", "batch_size", "num_heads", "k_head_dim", "v_head_
 
 @dataclass(frozen=True)
 class _Layer:
-    """The fixed part of a layer: its class, which attributes are tensors, and the others."""
+    """The fixed part of a layer: its class, and the attributes that are no tensors."""
 
     kind: type
-    tensors: tuple[str, ...]
     others: tuple[tuple[str, Any], ...]
 
 
@@ -81,15 +80,25 @@ def verify_cache(name: str, value: object) -> None:
             )
 
 
+def note_cache(name: str, value: object) -> str | None:
+    """Return what a user should know about a cache argument, ``None`` if there is nothing."""
+    kind = type(value)
+    if kind.__module__ != _MODULE or kind.__name__ != "DynamicCache":
+        return None
+    return (
+        f"{name} is a DynamicCache, which forward updates by giving it new tensors: a compiled "
+        "model leaves it as it is. Use the cache in its result, or a StaticCache"
+    )
+
+
 def _flatten(cache: Any) -> tuple[dict[str, Any], _Cache]:
-    leaves: dict[str, Any] = {}
-    layers = []
-    for index, layer in enumerate(cache.layers):
-        tensors, others = _split(layer)
-        leaves |= {f"layers[{index}].{name}": value for name, value in tensors.items()}
-        layers.append(_Layer(type(layer), tuple(tensors), others))
+    """Return the tensors of each layer by name, and everything else."""
+    pairs = [_split(layer) for layer in cache.layers]
+    layers = tuple(
+        _Layer(type(layer), others) for layer, (_, others) in zip(cache.layers, pairs, strict=True)
+    )
     fixed = tuple((name, v) for name, v in vars(cache).items() if name != "layers")
-    return leaves, _Cache(type(cache), tuple(layers), fixed)
+    return {"layers": [tensors for tensors, _ in pairs]}, _Cache(type(cache), layers, fixed)
 
 
 def _split(layer: Any) -> tuple[dict[str, torch.Tensor], tuple[tuple[str, Any], ...]]:
@@ -101,13 +110,12 @@ def _split(layer: Any) -> tuple[dict[str, torch.Tensor], tuple[tuple[str, Any], 
     return tensors, others
 
 
-def _build(leaves: Sequence[Any], fixed: _Cache) -> Any:
-    rest = iter(leaves)
+def _build(children: Sequence[Any], fixed: _Cache) -> Any:
     layers = []
-    for spec in fixed.layers:
+    for spec, tensors in zip(fixed.layers, children[0], strict=True):
         layer: Any = object.__new__(spec.kind)
         vars(layer).update(spec.others)
-        vars(layer).update({name: next(rest) for name in spec.tensors})
+        vars(layer).update(tensors)
         _derive(layer)
         layers.append(layer)
     cache: Any = object.__new__(fixed.kind)

@@ -57,6 +57,10 @@ class Parameters:
         rest, index = self.rest or "args", position - len(self.names)
         return f"{rest}[{index}]", f"L[{rest!r}][{index}]"
 
+    def name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Return the arguments of a call with their names."""
+        return [*((self.spell(i)[0], value) for i, value in enumerate(args)), *kwargs.items()]
+
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
@@ -101,7 +105,8 @@ def read_call(
             fix=f"forward takes {inspect.signature(model.forward)}",
         ) from error
     register_caches()
-    _check_arguments(call, parameters)
+    for name, value in parameters.name(*call):
+        verify_cache(name, value)
     _check_leaves(leaves_of(call, parameters, None))
     leaves, spec = flatten(call)
     traced = [_traceable(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
@@ -151,14 +156,6 @@ def is_dynamic(dim: Any) -> bool:
     """Return whether an entry of ``dynamic_shapes`` asks for a size that may vary."""
     kind = getattr(getattr(dim, "type", None), "name", "")
     return dim is not None and not isinstance(dim, int) and kind != "STATIC"
-
-
-def _check_arguments(call: tuple[tuple[Any, ...], dict[str, Any]], parameters: Parameters) -> None:
-    args, kwargs = call
-    for position, value in enumerate(args):
-        verify_cache(parameters.spell(position)[0], value)
-    for name, value in kwargs.items():
-        verify_cache(name, value)
 
 
 def _check_leaves(leaves: list[Leaf]) -> None:

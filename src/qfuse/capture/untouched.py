@@ -7,6 +7,7 @@ and that ``forward`` writes in place (they are really written, once per trace).
 
 from __future__ import annotations
 
+import operator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,53 +31,78 @@ class _Loose:
     copy: torch.Tensor
 
 
-@contextmanager
-def untouched(model: torch.nn.Module) -> Iterator[None]:
-    """Put every module below ``model`` back to its state at entry."""
-    modules = list(model.modules())
-    attributes = [dict(vars(module)) for module in modules]
-    registries = [{name: dict(vars(module)[name]) for name in _REGISTRIES} for module in modules]
-    # Nothing can write a tensor of the inference mode while its mode is off.
-    loose = [_keep(t) for t in _loose_tensors(attributes) if not t.is_inference()]
-    try:
-        yield
-    finally:
-        for module, before, registered in zip(modules, attributes, registries, strict=True):
-            _restore(vars(module), before)
-            for name, entries in registered.items():
-                _restore(vars(module)[name], entries)
+class _Snapshot:
+    """What attributes hold, containers in them included, to be put back by identity."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._lists: list[tuple[list[Any], list[Any]]] = []
+        self._loose: list[_Loose] = []
+        self._seen: set[int] = set()
+        for module in model.modules():
+            attributes = vars(module)
+            self._dicts.append((attributes, dict(attributes)))
+            for name, value in attributes.items():
+                if name in _REGISTRIES:
+                    self._dicts.append((value, dict(value)))
+                else:
+                    self._keep(value)
+
+    def _keep(self, root: object) -> None:
+        stack = [root]
+        while stack:
+            value = stack.pop()
+            if id(value) in self._seen:
+                continue
+            match value:
+                case torch.Tensor():
+                    self._keep_tensor(value)
+                case dict():
+                    self._dicts.append((value, dict(value)))
+                    stack += value.values()
+                case list():
+                    self._lists.append((value, list(value)))
+                    stack += value
+                case tuple():
+                    stack += value
+                case _:
+                    continue
+            self._seen.add(id(value))
+
+    def _keep_tensor(self, tensor: torch.Tensor) -> None:
+        # Nothing can write a tensor of the inference mode while its mode is off.
+        if not tensor.is_inference():
+            with torch.no_grad():
+                version = tensor._version  # noqa: SLF001
+                self._loose.append(_Loose(tensor, version, tensor.detach().clone()))
+
+    def restore(self) -> None:
+        """Put everything back that has changed."""
+        for now, before in self._dicts:
+            _restore(now, before)
+        for items, copy in self._lists:
+            if len(items) != len(copy) or any(map(operator.is_not, items, copy)):
+                items[:] = copy
         with torch.no_grad():
-            for kept in loose:
+            for kept in self._loose:
                 if kept.tensor._version != kept.version:  # noqa: SLF001
                     kept.tensor.copy_(kept.copy)
 
 
-def _restore(now: dict[str, Any], before: dict[str, Any]) -> None:
+@contextmanager
+def untouched(model: torch.nn.Module) -> Iterator[None]:
+    """Put every module below ``model`` back to its state at entry."""
+    snapshot = _Snapshot(model)
+    try:
+        yield
+    finally:
+        snapshot.restore()
+
+
+def _restore(now: dict[Any, Any], before: dict[Any, Any]) -> None:
     """Make ``now`` hold the very objects of ``before``."""
     for name in now.keys() - before.keys():
         del now[name]
     for name, value in before.items():
         if name not in now or now[name] is not value:
             now[name] = value
-
-
-def _loose_tensors(attributes: list[dict[str, Any]]) -> list[torch.Tensor]:
-    """Return the tensors in attributes, and in lists, tuples and dictionaries in attributes."""
-    found: dict[int, torch.Tensor] = {}
-    stack: list[object] = [
-        value for owned in attributes for name, value in owned.items() if name not in _REGISTRIES
-    ]
-    seen: set[int] = set()
-    while stack:
-        value = stack.pop()
-        if isinstance(value, torch.Tensor):
-            found[id(value)] = value
-        elif isinstance(value, (list, tuple, dict)) and id(value) not in seen:
-            seen.add(id(value))
-            stack += value.values() if isinstance(value, dict) else value
-    return list(found.values())
-
-
-def _keep(tensor: torch.Tensor) -> _Loose:
-    with torch.no_grad():
-        return _Loose(tensor, tensor._version, tensor.detach().clone())  # noqa: SLF001

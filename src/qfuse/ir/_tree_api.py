@@ -83,4 +83,4 @@ def _container(spec: TreeSpec) -> str:
     name = str(getattr(spec.type, "__name__", spec.type))
     if issubclass(spec.type, dict):
         return f"{name} with keys {list(_keyed(spec))}"
-    return f"{name} of {spec.num_children}"
+    return f"{name} of {spec.num_children}" if spec.type in {list, tuple} else name

@@ -61,7 +61,7 @@ class Guards:
         self._relations: tuple[tuple[str, SizeFunction], ...] = tuple(
             (text, parse_size(text)) for text in signature.relations
         )
-        self._written = tuple(
+        self._written = frozenset(
             m.input_index for m in signature.mutations if m.input_index is not None
         )
         # The sizes that passed last: most calls repeat them. Replaced whole, so threads may race.
@@ -127,7 +127,7 @@ class Guards:
             if not _in_range(size, self._symbols[name]):
                 raise self._range_error(name, size)
         for text, holds in self._relations:
-            if not holds(sizes):
+            if not _holds(holds, sizes):
                 raise self._relation_error(text, sizes)
 
     def _check_overlap(self, leaves: Sequence[Any]) -> None:
@@ -136,16 +136,21 @@ class Guards:
         The source would see the write through the other name; a functional graph reads first and
         writes last.
         """
-        spans = [(guard.index, *_span(leaves[guard.index])) for guard in self._tensors]
-        for written in self._written:
-            _, low, high = next(span for span in spans if span[0] == written)
-            for index, other_low, other_high in spans:
-                if index != written and other_low < high and low < other_high:
-                    raise InputError(
-                        f"{self._name(written)} shares memory with {self._name(index)}, and the "
-                        "model writes it",
-                        fix=f"pass {self._name(index)}.clone()",
-                    )
+        spans = sorted((*_span(leaves[guard.index]), guard.index) for guard in self._tensors)
+        last = last_written = (0, -1)
+        for low, high, index in spans:
+            written = index in self._written
+            end, other = last if written else last_written
+            if low < end:
+                first, second = (index, other) if written else (other, index)
+                raise InputError(
+                    f"{self._name(first)} shares memory with {self._name(second)}, and the model "
+                    "writes it",
+                    fix=f"pass {self._name(second)}.clone()",
+                )
+            last = max(last, (high, index))
+            if written:
+                last_written = max(last_written, (high, index))
 
     def _name(self, index: int) -> str:
         return next(guard.spec.name for guard in self._tensors if guard.index == index)
@@ -277,6 +282,14 @@ def _bind(want: Sequence[int | str], came: Sequence[int], sizes: dict[str, int])
     return True
 
 
+def _holds(condition: SizeFunction, sizes: dict[str, int]) -> bool:
+    try:
+        return bool(condition(sizes))
+    except ZeroDivisionError:
+        # A condition such as `a % (a // 4) == 0`, which has no meaning where `a` is below 4.
+        return False
+
+
 def _in_range(size: int, symbol: SymbolRange) -> bool:
     if size < symbol.low or (symbol.high is not None and size > symbol.high):
         return False
@@ -297,5 +310,7 @@ def _span(value: torch.Tensor) -> tuple[int, int]:
     start = 0 if value.is_meta else value.data_ptr()
     if value.numel() == 0 or start == 0:
         return 0, 0
+    if value.is_contiguous():
+        return start, start + value.nbytes
     last = sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
     return start, start + (last + 1) * value.element_size()
