@@ -151,7 +151,8 @@ def _clamp_scale(scale: torch.Tensor, spec: ChooseSpec) -> torch.Tensor:
     float32; torchao clamps with a number, which does not.
     """
     if spec.formula in {Formula.DECOMPOSED_AFFINE, Formula.DECOMPOSED_SYMMETRIC}:
-        eps = torch.full((1,), spec.eps, dtype=torch.float32, device=scale.device)
+        # As many axes as the scale has: torch promotes a tensor without axes by other rules.
+        eps = torch.full((1,) * scale.ndim, spec.eps, dtype=torch.float32, device=scale.device)
         return torch.max(scale, eps)
     return torch.clamp(scale, min=spec.eps)
 

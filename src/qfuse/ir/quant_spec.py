@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
+    "STORAGE_DTYPES",
     "WHOLE_AXIS",
     "Arithmetic",
     "Block",

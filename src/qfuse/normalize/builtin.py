@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from qfuse.normalize import aten
+from qfuse.normalize.casts import CASTS
 from qfuse.normalize.decomposed import DECOMPOSED
 from qfuse.normalize.dialect import Dialect
 from qfuse.normalize.torchao_affine import TORCHAO_AFFINE
 
-__all__ = ["BUILTIN"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-BUILTIN: tuple[Dialect, ...] = (DECOMPOSED, TORCHAO_AFFINE, Dialect("aten", aten.rules))
+__all__ = ["ATEN", "BUILTIN"]
+
+ATEN = Dialect("aten", aten.rules)
+
+BUILTIN: Sequence[Dialect] = (DECOMPOSED, TORCHAO_AFFINE, CASTS, ATEN)

@@ -1,16 +1,17 @@
-"""A copy that nobody can tell from the original is nothing: what dropout leaves in eval mode."""
+"""A copy that changes nothing is nothing."""
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from qfuse.ir.events import Exactness, MissCode
-from qfuse.ir.schema import arguments, is_call, overload_of
+from qfuse.ir.schema import arguments
 from qfuse.ir.views import node_of, tensor_of
+from qfuse.normalize.alias import leaves_graph, memory_of
+from qfuse.normalize.sizes import same_shape
 from qfuse.rewrite.rule import Miss, Rule
 
 if TYPE_CHECKING:
@@ -19,76 +20,63 @@ if TYPE_CHECKING:
 
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["Copy", "DropCopy"]
+__all__ = ["DropCopy", "IdleCopy"]
 
 _aten = torch.ops.aten
-# Ops that may return their input's memory although they are not views by schema.
-_MAY_ALIAS = (
-    _aten.reshape.default,
-    _aten.contiguous.default,
-    _aten.flatten.using_ints,
-    _aten._unsafe_view.default,
-)
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """A copy and its original."""
+class IdleCopy:
+    """A copy, and what it copies."""
 
     node: Node
     source: Node
 
 
-class DropCopy(Rule[Copy]):
-    """``clone(x)`` becomes ``x``.
+class DropCopy(Rule[IdleCopy]):
+    """``clone``, ``detach`` and a cast to the dtype that is there already become their source.
 
-    Graphs are functional, so nothing writes to either of them.
+    Before::
 
-    Refuses: a copy that changes the strides, since a view behind it may need them; a copy that
-    leaves the graph, itself or through views, since the caller may write to what it gets.
+        x: float32 -> _to_copy(dtype=float32) -> relu
+
+    After::
+
+        x: float32 -> relu
+
+    Refuses: a copy that changes dtype, device or strides, or pins memory; a copy that keeps what
+    the caller gets apart from an input, a constant or another output.
     """
 
     name = "drop-copy"
-    anchors: ClassVar[tuple[OpOverload, ...]] = (_aten.clone.default,)
+    anchors: ClassVar[tuple[OpOverload, ...]] = (
+        _aten._to_copy.default,
+        _aten.clone.default,
+        _aten.contiguous.default,
+        _aten.detach.default,
+        _aten.lift_fresh_copy.default,
+        _aten.to.dtype,
+        _aten.to.dtype_layout,
+    )
     exactness = Exactness.EXACT
 
-    def match(self, node: Node) -> Copy | Miss:
-        """Match a copy of the same strides that stays inside."""
-        source = node_of(arguments(node)["self"])
-        if not _same_strides(source, node):
-            return Miss(MissCode.ARGUMENT, node, "the copy changes the strides", progress=0)
-        if _leaves(node):
-            text = "the copy leaves the graph, and must not share memory"
-            return Miss(MissCode.SHARED, node, text, progress=0)
-        return Copy(node, source)
+    def match(self, node: Node) -> IdleCopy | Miss:
+        """Match a copy that is equal to its source in all that can be seen of a tensor."""
+        a = arguments(node)
+        source = node_of(a["self"])
+        old, new = tensor_of(source), tensor_of(node)
+        same = old.dtype == new.dtype and old.device == new.device and old.layout == new.layout
+        if not same or a.get("pin_memory"):
+            return Miss(MissCode.DTYPE, node, "it changes the type or the place", progress=0)
+        if not same_shape(old.stride(), new.stride()):
+            return Miss(MissCode.SHAPE, node, "it changes the strides", progress=0)
+        if leaves_graph(node):
+            memory = memory_of(source)
+            if memory.op != "call_function" or leaves_graph(memory):
+                text = "the caller gets a copy of {}, not the tensor itself"
+                return Miss(MissCode.SHARED, memory, text, memory.name, progress=0)
+        return IdleCopy(node, source)
 
-    def rewrite(self, site: Copy, rw: Rewriter) -> None:
-        """Let every reader read the original."""
+    def rewrite(self, site: IdleCopy, rw: Rewriter) -> None:
+        """Let every reader read the source."""
         rw.replace(site.node, site.source)
-
-
-def _same_strides(a: Node, b: Node) -> bool:
-    """Whether the strides are the same for every size; symbols are compared as they stand."""
-    left, right = tensor_of(a).stride(), tensor_of(b).stride()
-    return [str(s) for s in left] == [str(s) for s in right]
-
-
-def _leaves(node: Node) -> bool:
-    """Whether the memory of ``node`` may reach the graph's output."""
-    seen = {node}
-    stack = [node]
-    while stack:
-        for user in stack.pop().users:
-            if user.op == "output":
-                return True
-            if user not in seen and _may_alias(user):
-                seen.add(user)
-                stack.append(user)
-    return False
-
-
-def _may_alias(node: Node) -> bool:
-    op = overload_of(node)
-    if op is None:
-        return node.target is operator.getitem
-    return op.is_view or is_call(node, *_MAY_ALIAS)

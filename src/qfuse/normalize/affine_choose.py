@@ -1,0 +1,105 @@
+"""``torchao.choose_qparams_affine``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.ir.choose_spec import ChooseSpec, Formula
+from qfuse.ir.events import MissCode
+from qfuse.ir.quant_spec import dtype_name
+from qfuse.ir.views import dtype_of, optional_node, shape_of
+from qfuse.normalize.affine_block import block_of, storage_of
+from qfuse.normalize.choose import ChooseRule, ChooseSite, results_of
+from qfuse.normalize.complain import cannot_run
+from qfuse.normalize.registered import Registered
+from qfuse.normalize.sizes import element_count
+from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+    from torch.fx.node import Argument
+
+    from qfuse.ir.quant_spec import Block
+
+__all__ = ["NormalizeChooseAffine", "check_reduces"]
+
+_ARGUMENTS = (
+    *("input", "mapping_type", "block_size", "target_dtype", "quant_min", "quant_max", "eps"),
+    *("scale_dtype", "zero_point_dtype", "keepdim"),
+)
+_FORMULAS = {
+    "SYMMETRIC": Formula.AO_SYMMETRIC,
+    "SYMMETRIC_NO_CLIPPING_ERR": Formula.AO_SYMMETRIC_NO_CLIPPING,
+    "ASYMMETRIC": Formula.AO_ASYMMETRIC,
+}
+
+
+class NormalizeChooseAffine(ChooseRule):
+    """``torchao.choose_qparams_affine`` becomes ``qfuse.choose_qparams``, with or without keepdim.
+
+    Before::
+
+        choose_qparams_affine(x: [B, S, K], "ASYMMETRIC", [1, 1, K], int8) -> [B, S], [B, S]
+
+    After::
+
+        qfuse.choose_qparams(x, "ao-asymmetric int8[-128,127] 1x1x* ...") -> [B, S, 1], [B, S, 1]
+
+    and views for those who read the lower rank. Refuses: a block of ones, with which torchao
+    reduces the whole tensor; a pair that is read as a whole; block sizes that are not known.
+    """
+
+    name = "normalize-choose-affine"
+    anchors = Registered("torchao::choose_qparams_affine")
+
+    def read(self, node: Node) -> ChooseSite:
+        """Read a call."""
+        a = known_arguments(node, _ARGUMENTS)
+        x = optional_node(a["input"])
+        if x is None:
+            raise cannot_run(node, "it chooses for no tensor")
+        if not dtype_of(x).is_floating_point:
+            raise cannot_run(node, f"it chooses for {dtype_name(dtype_of(x))}")
+        formula = _FORMULAS.get(str(a["mapping_type"]))
+        if formula is None:
+            raise cannot_run(node, f"there is no mapping {a['mapping_type']!r}")
+        target = dtype_argument(a["target_dtype"])
+        stored, (low, high) = storage_of(node, target, a["quant_min"], a["quant_max"])
+        block = block_of(node, x, a["block_size"])
+        check_reduces(node, x, block)
+        spec = ChooseSpec(
+            formula,
+            stored,
+            low,
+            high,
+            block,
+            _eps(a["eps"], dtype_of(x)),
+            dtype_argument(a["scale_dtype"], dtype_of(x)),
+            _zero_point_dtype(a["zero_point_dtype"], formula, dtype_of(x)),
+        )
+        return ChooseSite(x, spec, results_of(node))
+
+
+def check_reduces(node: Node, x: Node, block: Block) -> None:
+    """Check that a block reduces some axis: with no axes to reduce, torch reduces all of them.
+
+    Raises:
+        RefusedError: It does not.
+    """
+    if all(b == 1 for b in block) and element_count(shape_of(x)) != 1:
+        text = "a block of ones reduces the whole tensor of shape {}"
+        raise RefusedError(MissCode.GRANULARITY, node, text, shape_of(x))
+
+
+def _eps(value: Argument, dtype: torch.dtype) -> float:
+    if value is None:
+        return float(torch.finfo(dtype).smallest_normal)
+    assert isinstance(value, (int, float)), f"the schema says so: {value!r}"
+    return float(value)
+
+
+def _zero_point_dtype(value: Argument, formula: Formula, dtype: torch.dtype) -> torch.dtype:
+    """Return the zero point's type: unless it is named, the symmetric formulas leave the data's."""
+    return dtype_argument(value, torch.int32 if formula is Formula.AO_ASYMMETRIC else dtype)

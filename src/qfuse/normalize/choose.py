@@ -1,0 +1,65 @@
+"""Rules for ops that choose a scale and a zero point: their site and their edit."""
+
+from __future__ import annotations
+
+import operator
+from abc import ABC
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qfuse.ir import ops
+from qfuse.ir.events import MissCode
+from qfuse.ir.views import shape_of
+from qfuse.normalize.params import reshaped
+from qfuse.normalize.source_rule import RefusedError, SourceRule
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from qfuse.ir.choose_spec import ChooseSpec
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["ChooseRule", "ChooseSite", "results_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChooseSite:
+    """A source op that chooses parameters.
+
+    Attributes:
+        x: What it reads.
+        spec: What it computes.
+        results: The nodes of its results, each with its index: 0 is the scale, 1 the zero point.
+    """
+
+    x: Node
+    spec: ChooseSpec
+    results: tuple[tuple[int, Node], ...]
+
+
+class ChooseRule(SourceRule[ChooseSite], ABC):
+    """Replaces a source op by ``qfuse.choose_qparams``, which gives one entry per block.
+
+    Readers that want another shape get a view; those that are normalized later see through it.
+    """
+
+    def rewrite(self, site: ChooseSite, rw: Rewriter) -> None:
+        """Choose canonically, and give every reader the shape that it had."""
+        chosen = rw.call(ops.choose_qparams, site.x, str(site.spec))
+        for index, old in site.results:
+            rw.replace(old, reshaped(rw, rw.item(chosen, index), shape_of(old)))
+
+
+def results_of(node: Node) -> tuple[tuple[int, Node], ...]:
+    """Return the results of an op that gives a pair, as far as somebody reads them.
+
+    Raises:
+        RefusedError: The pair itself is read.
+    """
+    found = []
+    for user in node.users:
+        if user.target is not operator.getitem or not isinstance(user.args[1], int):
+            text = "its two results are read together"
+            raise RefusedError(MissCode.PATTERN, user, text)
+        found.append((user.args[1] % 2, user))
+    return tuple(found)

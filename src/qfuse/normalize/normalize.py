@@ -1,0 +1,58 @@
+"""Runs the dialects over a captured graph, and says what none of them knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qfuse.ir.program import NormalGraph
+from qfuse.ir.verify import verify
+from qfuse.normalize.builtin import BUILTIN
+from qfuse.normalize.dialect import discover, rules_of
+from qfuse.normalize.leftovers import note_leftovers
+from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.rewriter import GraphEditor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from qfuse.ir.program import CapturedGraph
+    from qfuse.normalize.dialect import Dialect
+
+__all__ = ["normalize"]
+
+
+def normalize(
+    captured: CapturedGraph,
+    context: Context | None = None,
+    dialects: Sequence[Dialect] | None = None,
+) -> NormalGraph:
+    """Give everything in ``captured``, which is consumed, its one spelling.
+
+    What no rule recognises stays as it is and works; a quantized op among it is named in the log.
+
+    Args:
+        captured: Functional ATen and source dialects.
+        context: Room, gate and checker of the run.
+        dialects: Which dialects to know; the built-in ones and those of installed packages
+            unless given.
+
+    Returns:
+        The same module, whose quantization is ``qfuse`` ops.
+
+    Raises:
+        NormalizeError: A quantized op is malformed, or can never run; or a dialect is broken.
+    """
+    known = (*BUILTIN, *discover()) if dialects is None else tuple(dialects)
+    context = context or Context("normalize")
+    apply_rules(captured, rules_of(known), context)
+    _sweep(captured)
+    normal = NormalGraph(captured.module, captured.signature, captured.log)
+    note_leftovers(normal, known, context.room)
+    verify(normal)
+    return normal
+
+
+def _sweep(program: CapturedGraph) -> None:
+    """Erase what nothing reads, such as the float weights that a quantizer left behind."""
+    dead = [n for n in program.graph.nodes if not n.users and not n.is_impure()]
+    GraphEditor(program.module).erase_dead(reversed(dead))

@@ -1,0 +1,52 @@
+"""Sizes that may be symbolic, compared without adding a guard."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.fx.node import Argument
+
+__all__ = ["Size", "element_count", "same_shape", "same_size", "size_of", "sizes_of"]
+
+Size = int | torch.SymInt
+
+
+def same_size(a: Size, b: Size) -> bool:
+    """Whether two sizes are equal whatever the symbols are."""
+    return statically_known_true(a == b)
+
+
+def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Whether two shapes are equal whatever the symbols are."""
+    return len(a) == len(b) and all(map(same_size, a, b))
+
+
+def element_count(shape: Sequence[Size]) -> int | None:
+    """Return the number of elements, or ``None`` if it depends on a symbol."""
+    known = [s for s in shape if isinstance(s, int)]
+    return math.prod(known) if len(known) == len(shape) else None
+
+
+def size_of(value: Argument) -> Size | None:
+    """Return a size given as a number or as a node of one; ``None`` for anything else."""
+    if isinstance(value, Node):
+        value = value.meta.get("val")
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        return None
+    return value
+
+
+def sizes_of(value: Argument) -> tuple[Size, ...] | None:
+    """Return a list of sizes, or ``None`` if it is not one."""
+    if not isinstance(value, (list, tuple)):
+        return None
+    sizes = [size_of(v) for v in value]
+    return tuple(s for s in sizes if s is not None) if None not in sizes else None

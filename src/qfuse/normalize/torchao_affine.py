@@ -1,0 +1,22 @@
+"""The dialect of torchao's affine ops, as tensor subclasses leave them in an exported graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from qfuse.normalize.affine_choose import NormalizeChooseAffine
+from qfuse.normalize.affine_dequantize import NormalizeDequantizeAffine
+from qfuse.normalize.affine_quantize import NormalizeQuantizeAffine
+from qfuse.normalize.dialect import Dialect
+
+if TYPE_CHECKING:
+    from qfuse.rewrite.rule import Rule
+
+__all__ = ["TORCHAO_AFFINE"]
+
+
+def _rules() -> list[Rule[Any]]:
+    return [NormalizeQuantizeAffine(), NormalizeDequantizeAffine(), NormalizeChooseAffine()]
+
+
+TORCHAO_AFFINE = Dialect("torchao-affine", _rules, frozenset({"torchao"}))
