@@ -43,7 +43,7 @@ _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fopenmp", "-ffp-contract=off", "-Wno-p
 # What runs over memory in plain loops; elsewhere -O3 only takes longer.
 _PLAIN_LOOPS = {"linear_w8a8": ("-O3",)}
 _X86_FLAGS = {
-    "isa_avx2": ("-mavx2",),
+    "isa_avx2": ("-mavx2", "-mfma"),
     "isa_avx512_vnni": (
         "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni",
     ),
@@ -156,10 +156,14 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def _files(sources: Path) -> list[Path]:
+    return sorted(path for path in sources.iterdir() if path.suffix in {".cpp", ".h"})
+
+
 def _key(sources: Path) -> str:
     facts = {
         "format": _FORMAT,
-        "sources": {path.name: _digest(path.read_bytes()) for path in sorted(sources.iterdir())},
+        "sources": {path.name: _digest(path.read_bytes()) for path in _files(sources)},
         "torch": torch.__version__,
         "cxx11_abi": torch.compiled_with_cxx11_abi(),
         "machine": [sys.platform, platform.machine()],
@@ -205,7 +209,7 @@ def _validate(library: Path, key: str) -> None:
 
 def _compile(folder: Path, key: str, compiler: Compiler, sources: Path) -> Path:
     library = _library_path(folder, compiler)
-    files = sorted(sources.glob("*.cpp"))
+    files = [path for path in _files(sources) if path.suffix == ".cpp"]
     _log.info("compiling %d kernel sources with %s", len(files), compiler.version)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         new = Path(temporary, library.name)

@@ -52,7 +52,8 @@ QFUSE_INLINE void real_row(const qfuse::Epilogue& e, const Columns<Whole>& c, co
   const uint32_t zero = e.x_zero[e.zero_per_row ? row : 0];
   const uint32_t sum = e.w_zero ? e.x_sums[row] : 0;
   c.each([&](int64_t v, int64_t) {
-    Words total = bits<Words>(load<Ints>(sums + v * kLanes, kLanes)) - bits<Words>(c.sums[v]) * zero;
+    Words total =
+        bits<Words>(load<Ints>(sums + v * kLanes, kLanes)) - bits<Words>(c.sums[v]) * zero;
     if (e.w_zero) total -= bits<Words>(c.zero[v]) * sum;
     y[v] = __builtin_convertvector(bits<Ints>(total), Floats) * scale * c.scale[v];
     if (e.bias) y[v] += c.bias[v];
@@ -117,9 +118,8 @@ inline void write_row(const qfuse::Epilogue& e, const Columns<Whole>& c, int64_t
                       const Floats* y) {
   const int64_t first = row * e.out_ld + c.column;
   const auto write = [&](auto* out, auto f) QFUSE_LAMBDA {
-    c.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
-      store(out + first + v * kLanes, f(y[v]), count);
-    });
+    c.each([&](int64_t v, int64_t count)
+               QFUSE_LAMBDA { store(out + first + v * kLanes, f(y[v]), count); });
   };
   switch (e.out_type) {
     case qfuse::OutType::f32:

@@ -50,7 +50,8 @@ void multiply_tile(const qfuse::Tile& t, int32_t* sums) {
       int word;
       __builtin_memcpy(&word, a + R * t.lda, sizeof(word));
       const __m512i x = _mm512_xor_si512(_mm512_set1_epi32(word), flip);
-      Unrolled<Vectors>::run([&]<int I>() QFUSE_LAMBDA { dot(total[R * Vectors + I], x, column[I]); });
+      Unrolled<Vectors>::run([&]<int I>()
+                                 QFUSE_LAMBDA { dot(total[R * Vectors + I], x, column[I]); });
     });
   }
   Unrolled<Rows * Vectors>::run([&]<int I>() QFUSE_LAMBDA {

@@ -1,5 +1,5 @@
-// oneDNN's batch-reduce micro-kernels, which torch exports: the way to AMX. Works with AVX512-VNNI as
-// well, where our own kernel is as fast and needs neither code generation nor copies.
+// oneDNN's batch-reduce micro-kernels, which torch exports: the way to AMX. Works with AVX512-VNNI
+// as well, where our own kernel is as fast and needs neither code generation nor copies.
 //
 // What its users found out the hard way:
 // - s8 x s8 without AMX gives wrong numbers and no error: the activation is always unsigned here.
@@ -52,7 +52,8 @@ void release() { at::native::cpublas::brgemm_release(); }
 }  // namespace
 
 const Path& brgemm_path() {
-  static const Path path{"brgemm", &tile_rows, true, &multiply, avx512_vnni_path().finish, &release};
+  static const Path path{"brgemm", &tile_rows, true, &multiply, avx512_vnni_path().finish,
+                         &release};
   return path;
 }
 

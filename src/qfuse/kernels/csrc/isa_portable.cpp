@@ -8,8 +8,8 @@ QFUSE_INLINE Shorts pairs(uint32_t low, uint32_t high) {
   return bits<Shorts>(Words{} + (low | high << 16));
 }
 
-// The products of one vector of features with a row, two members of a group at a time: u8 x s8 fits into
-// 16 bits, and each lane holds the two products that its feature gets.
+// The products of one vector of features with a row, two members of a group at a time: u8 x s8 fits
+// into 16 bits, and each lane holds the two products that its feature gets.
 QFUSE_INLINE Words both(Shorts products) {
   const Ints p = bits<Ints>(products);
   return bits<Words>((p << 16) >> 16) + bits<Words>(p >> 16);

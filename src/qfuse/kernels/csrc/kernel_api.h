@@ -1,8 +1,8 @@
 // What the instruction-set paths share with the operators: plain structures and function pointers.
 //
 // The paths (isa_*.cpp) are compiled with flags of their own, so they include nothing that defines
-// inline functions with external linkage: a copy of such a function compiled for AVX512 could be the
-// one that the linker keeps for everybody.
+// inline functions with external linkage: a copy of such a function compiled for AVX512 could be
+// the one that the linker keeps for everybody.
 #pragma once
 
 #include <cstdint>
@@ -65,19 +65,19 @@ struct Quantizer {
 enum class OutType : int32_t { f32, bf16, f16, s8, u8 };
 
 // What happens to the integer sums. In this order, all in float32:
-//   y = float(sum - x_zero * w_sum - w_zero * x_sum) * x_scale * w_scale (+ bias), rounded to `real`;
-//   the steps; the quantizer or the conversion to the output type.
+//   y = float(sum - x_zero * w_sum - w_zero * x_sum) * x_scale * w_scale (+ bias), rounded to
+//   `real`; the steps; the quantizer or the conversion to the output type.
 // The bracket is int32 and wraps: only its final value has to fit, see linear_w8a8.cpp.
 struct Epilogue {
-  const float* x_scale;     // one, or one per row
-  const int32_t* x_zero;    // one, or one per row; of the bytes as the kernel multiplied them
-  const int32_t* x_sums;    // one per row; null if w_zero is null
+  const float* x_scale;   // one, or one per row
+  const int32_t* x_zero;  // one, or one per row; of the bytes as the kernel multiplied them
+  const int32_t* x_sums;  // one per row; null if w_zero is null
   bool scale_per_row;
   bool zero_per_row;
-  const float* w_scale;     // one per output feature
-  const int32_t* w_sums;    // one per output feature
-  const int32_t* w_zero;    // one per output feature, or null
-  const float* bias;        // one per output feature, or null
+  const float* w_scale;   // one per output feature
+  const int32_t* w_sums;  // one per output feature
+  const int32_t* w_zero;  // one per output feature, or null
+  const float* bias;      // one per output feature, or null
   Real real;
   int64_t steps;
   Step step[kMaxSteps];
@@ -88,16 +88,18 @@ struct Epilogue {
   Quantizer quantizer;
 };
 
-// A tile of the product: sums[i * 64 + j] = sum over k of (a[i * lda + k] ^ flip) * b[k][j], wrapping.
-// The bytes of `a` are unsigned after the flip: 0x80 per byte makes u8 = s8 + 128 of signed ones.
+// A tile of the product: sums[i * 64 + j] = sum over k of (a[i * lda + k] ^ flip) * b[k][j],
+// wrapping. The bytes of `a` are unsigned after the flip: 0x80 per byte makes u8 = s8 + 128 of
+// signed ones.
 struct Tile {
   const uint8_t* a;
   int64_t lda;
   uint32_t flip;
   int64_t rows;
   const int8_t* b;
-  int64_t groups;   // of four k
-  int64_t columns;  // of the block that exist, 1 to 64; what lies behind them in `sums` is undefined
+  int64_t groups;  // of four k
+  int64_t
+      columns;  // of the block that exist, 1 to 64; what lies behind them in `sums` is undefined
 };
 
 // One instruction-set path.

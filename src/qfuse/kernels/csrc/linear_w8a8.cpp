@@ -46,14 +46,13 @@ Size size_of(const Linear& l, const Rows& x) {
   const Size size{x.rows, l.w_sums.numel(), x.columns};
   TORCH_CHECK(l.x.scalar_type() == at::kChar || l.x.scalar_type() == at::kByte,
               "x must be int8 or uint8, not ", l.x.scalar_type());
-  TORCH_CHECK(l.w_packed.scalar_type() == at::kChar && l.w_packed.is_contiguous() &&
-                  l.w_packed.sizes() ==
-                      at::IntArrayRef({size.blocks(), size.groups(), kBlock, kGroup}),
-              "w_packed must be contiguous int8 [ceil(N / 64), ceil(K / 4), 64, 4] with N = ", size.n,
-              " (elements of w_sums) and K = ", size.k, " (last axis of x), not ",
-              l.w_packed.scalar_type(), " ", l.w_packed.sizes());
-  TORCH_CHECK(l.w_sums.scalar_type() == at::kInt && l.w_sums.dim() == 1 &&
-                  l.w_sums.is_contiguous(),
+  TORCH_CHECK(
+      l.w_packed.scalar_type() == at::kChar && l.w_packed.is_contiguous() &&
+          l.w_packed.sizes() == at::IntArrayRef({size.blocks(), size.groups(), kBlock, kGroup}),
+      "w_packed must be contiguous int8 [ceil(N / 64), ceil(K / 4), 64, 4] with N = ", size.n,
+      " (elements of w_sums) and K = ", size.k, " (last axis of x), not ", l.w_packed.scalar_type(),
+      " ", l.w_packed.sizes());
+  TORCH_CHECK(l.w_sums.scalar_type() == at::kInt && l.w_sums.dim() == 1 && l.w_sums.is_contiguous(),
               "w_sums must be contiguous int32 [N]");
   const int64_t most = l.w_zero_point ? kMaxDepthWithWeightZero : kMaxDepth;
   TORCH_CHECK(size.k <= most, "K is ", size.k, "; int32 sums are exact up to ", most);
@@ -67,12 +66,14 @@ Activation dense(const Rows& x, uint32_t flip, const Size& size) {
   const auto* from = static_cast<const uint8_t*>(x.tensor.const_data_ptr());
   auto* to = copy.mutable_data_ptr<uint8_t>();
   const auto byte = static_cast<uint8_t>(flip);
-  at::parallel_for(0, size.rows, kLeastBytes / std::max<int64_t>(ld, 1) + 1, [&](auto begin, auto end) {
-    for (int64_t i = begin; i < end; ++i) {
-      for (int64_t k = 0; k < size.k; ++k) to[i * ld + k] = from[i * x.ld + k] ^ byte;
-      std::memset(to + i * ld + size.k, 0, ld - size.k);
-    }
-  });
+  at::parallel_for(0, size.rows, kLeastBytes / std::max<int64_t>(ld, 1) + 1,
+                   [&](auto begin, auto end) {
+                     for (int64_t i = begin; i < end; ++i) {
+                       for (int64_t k = 0; k < size.k; ++k)
+                         to[i * ld + k] = from[i * x.ld + k] ^ byte;
+                       std::memset(to + i * ld + size.k, 0, ld - size.k);
+                     }
+                   });
   return {copy, to, ld, 0};
 }
 
@@ -111,13 +112,15 @@ at::Tensor x_sums_of(const Rows& x, const Size& size) {
   const auto* from = static_cast<const uint8_t*>(x.tensor.const_data_ptr());
   const auto byte = static_cast<uint8_t>(flip_of(x.tensor));
   auto* to = sums.mutable_data_ptr<int32_t>();
-  at::parallel_for(0, size.rows, kLeastBytes / std::max<int64_t>(size.k, 1) + 1, [&](auto begin, auto end) {
-    for (int64_t i = begin; i < end; ++i) {
-      int32_t sum = 0;
-      for (int64_t k = 0; k < size.k; ++k) sum += static_cast<uint8_t>(from[i * x.ld + k] ^ byte);
-      to[i] = sum;
-    }
-  });
+  at::parallel_for(0, size.rows, kLeastBytes / std::max<int64_t>(size.k, 1) + 1,
+                   [&](auto begin, auto end) {
+                     for (int64_t i = begin; i < end; ++i) {
+                       int32_t sum = 0;
+                       for (int64_t k = 0; k < size.k; ++k)
+                         sum += static_cast<uint8_t>(from[i * x.ld + k] ^ byte);
+                       to[i] = sum;
+                     }
+                   });
   return sums;
 }
 
@@ -135,7 +138,7 @@ Quantizer quantizer_of(const Output& o, at::ScalarType type) {
               "quant_min and quant_max must be a range of the codes' type");
   TORCH_CHECK(at::isFloatingType(o.scale.scalar_type()), "out_scale must be a float");
   const double scale = number_of(o.scale, "out_scale");
-  Quantizer q{static_cast<float>(scale), 0.0f, static_cast<float>(o.quant_min),
+  Quantizer q{static_cast<float>(scale),       0.0f,          static_cast<float>(o.quant_min),
               static_cast<float>(o.quant_max), !o.reciprocal, o.zero_point_first};
   if (o.reciprocal) q.factor = reciprocal(o.scale, scale);
   if (o.zero_point) q.zero = static_cast<float>(number_of(*o.zero_point, "out_zero_point"));
@@ -152,8 +155,8 @@ struct FreeSums {
   void operator()(int32_t* sums) const { std::free(sums); }
 };
 
-// Multiplies and finishes all tiles. The order of tiles decides which operand stays in the cache; no
-// value depends on it, nor on the threads.
+// Multiplies and finishes all tiles. The order of tiles decides which operand stays in the cache;
+// no value depends on it, nor on the threads.
 void run(const Path& path, const Size& size, const Activation& a, const int8_t* w,
          const Epilogue& epilogue) {
   const int64_t tile_rows = path.tile_rows(size.rows);
@@ -163,8 +166,8 @@ void run(const Path& path, const Size& size, const Activation& a, const int8_t* 
   // Few rows: each block of weights is read once, by one thread. Tall tiles: A stays, weights pass.
   const bool rows_outer = path.dense && strips > 1;
   const auto work = [&](int64_t begin, int64_t end) {
-    const std::unique_ptr<int32_t, FreeSums> sums(static_cast<int32_t*>(
-        std::aligned_alloc(64, tile_rows * kBlock * sizeof(int32_t))));
+    const std::unique_ptr<int32_t, FreeSums> sums(
+        static_cast<int32_t*>(std::aligned_alloc(64, tile_rows * kBlock * sizeof(int32_t))));
     TORCH_CHECK(sums, "out of memory");
     for (int64_t i = begin; i < end; ++i) {
       const int64_t strip = rows_outer ? i / blocks : i % strips;
@@ -172,14 +175,15 @@ void run(const Path& path, const Size& size, const Activation& a, const int8_t* 
       const int64_t row = strip * tile_rows;
       const int64_t rows = std::min(tile_rows, size.rows - row);
       const int64_t columns = std::min(kBlock, size.n - block * kBlock);
-      path.multiply({a.data + row * a.ld, a.ld, a.flip, rows, w + block * block_bytes, size.groups(),
-                     columns},
+      path.multiply({a.data + row * a.ld, a.ld, a.flip, rows, w + block * block_bytes,
+                     size.groups(), columns},
                     sums.get());
       path.finish(epilogue, sums.get(), row, rows, block * kBlock, columns);
     }
     path.release();
   };
-  const int64_t cycles = block_bytes / 64 * std::max<int64_t>(std::min(tile_rows, size.rows), 3) + 200;
+  const int64_t cycles =
+      block_bytes / 64 * std::max<int64_t>(std::min(tile_rows, size.rows), 3) + 200;
   at::parallel_for(0, strips * blocks, kLeastCycles / cycles + 1, work);
 }
 
@@ -214,9 +218,10 @@ at::Tensor linear_w8a8(const Linear& l, const Output* output, at::ScalarType out
   epilogue.zero_per_row = l.x_zero_point && l.x_zero_point->numel() != 1;
   const int32_t least = l.x.scalar_type() == at::kChar ? -128 : 0;
   const int32_t zero = epilogue.zero_per_row ? 0 : only_zero(l.x_zero_point, least);
-  epilogue.x_zero = epilogue.zero_per_row ? static_cast<const int32_t*>(hold(row_zeros(
-                                                *l.x_zero_point, size.rows, least)))
-                                          : &zero;
+  epilogue.x_zero =
+      epilogue.zero_per_row
+          ? static_cast<const int32_t*>(hold(row_zeros(*l.x_zero_point, size.rows, least)))
+          : &zero;
   epilogue.w_scale = real(l.w_scale, size.n, "w_scale");
   epilogue.w_sums = l.w_sums.const_data_ptr<int32_t>();
   if (l.bias) epilogue.bias = real(*l.bias, size.n, "bias");

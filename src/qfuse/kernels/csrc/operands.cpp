@@ -64,8 +64,7 @@ Call call_of(std::string_view text) {
   const size_t open = text.find('(');
   TORCH_CHECK(open != std::string_view::npos && text.back() == ')', "not an epilogue step: '", text,
               "'");
-  return {text, text.substr(0, open),
-          split(text.substr(open + 1, text.size() - open - 2), ',')};
+  return {text, text.substr(0, open), split(text.substr(open + 1, text.size() - open - 2), ',')};
 }
 
 void expect_args(const Call& call, size_t count) {
@@ -126,7 +125,8 @@ Real real_of(at::ScalarType type, const char* what) {
   return Real::f16;
 }
 
-at::Tensor vector_of(const at::Tensor& tensor, at::ScalarType type, int64_t size, const char* what) {
+at::Tensor vector_of(const at::Tensor& tensor, at::ScalarType type, int64_t size,
+                     const char* what) {
   TORCH_CHECK(tensor.numel() == size || tensor.numel() == 1, what, " has ", tensor.numel(),
               " elements, expected 1 or ", size);
   const bool wants_float = at::isFloatingType(type);

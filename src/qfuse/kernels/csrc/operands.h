@@ -11,8 +11,9 @@
 
 namespace qfuse {
 
-// A tensor [..., columns] as rows at a fixed distance. Strides of axes of size 1 mean nothing (torch
-// calls such a tensor contiguous whatever they are), so they are never taken for the distance.
+// A tensor [..., columns] as rows at a fixed distance. Strides of axes of size 1 mean nothing
+// (torch calls such a tensor contiguous whatever they are), so they are never taken for the
+// distance.
 struct Rows {
   at::Tensor tensor;  // keeps the memory alive
   int64_t rows;

@@ -1,5 +1,5 @@
-// Schemas and dispatch. Fake kernels are in src/qfuse/kernels/ops.py: those have to work with symbolic
-// sizes, and must be there before a graph is traced, but not where a compiled one runs.
+// Schemas and dispatch. Fake kernels are in src/qfuse/kernels/ops.py: those have to work with
+// symbolic sizes, and must be there before a graph is traced, but not where a compiled one runs.
 #include <torch/library.h>
 
 #include "linear_w8a8.h"
@@ -23,8 +23,8 @@ Tensor linear_w8a8(const Tensor& x, const Tensor& x_scale, const optional<Tensor
                    const optional<Tensor>& w_zero_point, const optional<Tensor>& bias,
                    Extras extras, std::string_view epilogue, ScalarType real,
                    ScalarType out_dtype) {
-  return qfuse::linear_w8a8({x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias,
-                             list_of(extras), epilogue, real},
+  return qfuse::linear_w8a8({x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point,
+                             bias, list_of(extras), epilogue, real},
                             nullptr, out_dtype);
 }
 
@@ -36,10 +36,10 @@ Tensor linear_w8a8_quantized(const Tensor& x, const Tensor& x_scale,
                              const Tensor& out_scale, const optional<Tensor>& out_zero_point,
                              int64_t quant_min, int64_t quant_max, bool reciprocal,
                              bool zero_point_first, ScalarType out_dtype) {
-  const qfuse::Output output{out_scale, out_zero_point, quant_min, quant_max, reciprocal,
-                             zero_point_first};
-  return qfuse::linear_w8a8({x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias,
-                             list_of(extras), epilogue, real},
+  const qfuse::Output output{out_scale, out_zero_point, quant_min,
+                             quant_max, reciprocal,     zero_point_first};
+  return qfuse::linear_w8a8({x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point,
+                             bias, list_of(extras), epilogue, real},
                             &output, out_dtype);
 }
 

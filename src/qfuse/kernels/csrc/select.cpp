@@ -16,13 +16,15 @@ std::atomic<const Path*> forced{nullptr};
 std::vector<const Path*> usable_paths() {
   std::vector<const Path*> paths{&portable_path()};
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) paths.push_back(&avx2_path());
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    paths.push_back(&avx2_path());
   if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     paths.push_back(&brgemm_path());
     paths.push_back(&avx512_vnni_path());
     // True only where oneDNN will use AMX for int8.
-    if (at::native::cpublas::could_pack(at::kChar)) std::swap(paths.back(), paths[paths.size() - 2]);
+    if (at::native::cpublas::could_pack(at::kChar))
+      std::swap(paths.back(), paths[paths.size() - 2]);
   }
 #endif
   return paths;

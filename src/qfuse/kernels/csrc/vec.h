@@ -1,9 +1,14 @@
-// Vectors in the compiler's own vector types, as wide as the registers that the file is compiled for:
-// one text for every instruction set.
+// Vectors in the compiler's own vector types, as wide as the registers that the file is compiled
+// for: one text for every instruction set.
 //
 // Everything is in an unnamed namespace and inlined, see kernel_api.h. Compiled with
-// -ffp-contract=off the operations are the same on every path, so the paths agree bit for bit.
+// -ffp-contract=off the operations are the same on every path, so the paths agree bit for bit: a
+// multiply-add is fused where it says so and nowhere else.
 #pragma once
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #include <cstdint>
 
@@ -62,15 +67,37 @@ QFUSE_INLINE void store(Element* to, Vector v, int64_t count) {
 QFUSE_INLINE Floats broadcast(float x) { return Floats{} + x; }
 QFUSE_INLINE Ints broadcast(int32_t x) { return Ints{} + x; }
 
-// A NaN in x stays: comparisons with it are false.
+// fused(a, b, c) is a * b + c, rounded once. In at_least and at_most a NaN in x stays: comparisons
+// with it are false, and the instructions give their second operand. Compilers do not see that the
+// one is the other.
+#if defined(__AVX512F__)
+QFUSE_INLINE Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+QFUSE_INLINE Floats at_least(Floats x, float low) { return _mm512_max_ps(broadcast(low), x); }
+QFUSE_INLINE Floats at_most(Floats x, float high) { return _mm512_min_ps(broadcast(high), x); }
+#elif defined(__AVX2__) && defined(__FMA__)
+QFUSE_INLINE Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+QFUSE_INLINE Floats at_least(Floats x, float low) { return _mm256_max_ps(broadcast(low), x); }
+QFUSE_INLINE Floats at_most(Floats x, float high) { return _mm256_min_ps(broadcast(high), x); }
+#else
+QFUSE_INLINE Floats fused(Floats a, Floats b, Floats c) {
+  for (int64_t i = 0; i < kLanes; ++i) a[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return a;
+}
 QFUSE_INLINE Floats at_least(Floats x, float low) { return x < low ? broadcast(low) : x; }
 QFUSE_INLINE Floats at_most(Floats x, float high) { return x > high ? broadcast(high) : x; }
-QFUSE_INLINE Floats clamp(Floats x, float low, float high) { return at_most(at_least(x, low), high); }
+#endif
+QFUSE_INLINE Floats fused(Floats a, Floats b, float c) { return fused(a, b, broadcast(c)); }
+QFUSE_INLINE Floats fused(Floats a, float b, float c) {
+  return fused(a, broadcast(b), broadcast(c));
+}
+QFUSE_INLINE Floats clamp(Floats x, float low, float high) {
+  return at_most(at_least(x, low), high);
+}
 
 QFUSE_INLINE Floats magnitude(Floats x) { return bits<Floats>(bits<Words>(x) & 0x7fffffffu); }
 
-// Half to even, by pushing the fraction out of the mantissa. From 2^22 on that would lose bits of x,
-// but there all floats but halves are whole, and from 2^23 on all are.
+// Half to even, by pushing the fraction out of the mantissa. From 2^22 on that would lose bits of
+// x, but there all floats but halves are whole, and from 2^23 on all are.
 QFUSE_INLINE Floats round_even(Floats x) {
   const float push = 8388608.0f;  // 2^23
   const Words sign = bits<Words>(x) & 0x80000000u;
