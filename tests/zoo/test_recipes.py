@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import subprocess
 import sys
 from collections import Counter
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from tests.zoo.tiny import TINY, flat, sqnr, tiny
+from tests.zoo.tiny import TINY, TwoLinears, flat, sqnr, tiny
 from torch import nn
 
 from qfuse import zoo
@@ -50,26 +49,9 @@ LAYERS: Mapping[str, tuple[int, int]] = MappingProxyType(
 # wrong (an axis, a scale, a zero point) gives less than 3.
 LEAST = MappingProxyType({"int8": 12.0, "int4": 7.0})
 
-ONLY_LINEAR = "this recipe quantizes linear layers only"
-PRODUCT = "X86InductorQuantizer's default leaves products of activations float"
-TABLE = "an embedding is a table that is looked up, not multiplied: it stays float"
-
 
 def least(recipe: str) -> float:
     return LEAST["int4" if recipe in INT4 else "int8"]
-
-
-class TwoLinears(nn.Module):
-    """64 -> 128 -> 32, with a bias in the first only."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 32, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden: torch.Tensor = torch.relu(self.up(x))
-        out: torch.Tensor = self.down(hidden)
-        return out
 
 
 def exported_ops(model: nn.Module, *args: torch.Tensor) -> Counter[str]:
@@ -244,150 +226,6 @@ class TestStaticScales:
             "unseen: calibration never called it",
             "twice: it is called with activations of different ranks",
         ]
-
-
-class TestNotes:
-    """What was not quantized, and why."""
-
-    def notes(self, model: nn.Module, recipe: str, *args: torch.Tensor) -> list[str]:
-        return [str(note) for note in quantize(model, recipe, args).notes]
-
-    def test_layers_that_do_not_divide_into_groups(self) -> None:
-        model = nn.Sequential(nn.Linear(64, 100), nn.Linear(100, 64), nn.Linear(64, 4))
-        reason = "1: in_features is not a multiple of the group size 32"
-        assert self.notes(model, "w4a8", torch.randn(2, 64)) == [reason]
-        assert self.notes(model, "w8a8-dynamic", torch.randn(2, 64)) == []
-
-    def test_one_input_feature(self) -> None:
-        model, x = nn.Sequential(nn.Linear(1, 8), nn.Linear(8, 8)), torch.randn(4, 1)
-        for recipe in ("w8a8-dynamic", "w8a16", "fp8"):
-            reason = "0: torchao cannot quantize a weight with one input feature"
-            assert self.notes(model, recipe, x) == [reason]
-
-    def test_layers_whose_weight_is_not_their_own(self) -> None:
-        class Several(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-                self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
-                self.plain = nn.Linear(8, 8)
-
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                out: torch.Tensor = self.plain(self.normed(self.attention(x, x, x)[0]))
-                return out
-
-        model, x = Several().eval(), torch.randn(2, 3, 8)
-        result = quantize(model, "w8a16", (x,))
-        assert result.layers == 1
-        assert [str(note) for note in result.notes] == [
-            "attention.out_proj: MultiheadAttention reads this layer's weight directly",
-            "normed: its weight is computed (a parametrization), so it cannot be replaced",
-            "attention: it reads its projection weights directly, not through linear layers",
-            f"normed.parametrizations.weight: ParametrizationList: {ONLY_LINEAR}",
-        ]
-        with torch.no_grad():
-            assert sqnr(model(x), result.model(x)) > 30
-
-    def test_what_is_quantized_already(self) -> None:
-        x = torch.randn(2, 64)
-        first = quantize(nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 8)), "w4a16", (x,))
-        second = quantize(first.model, "w8a8-dynamic", (x,))
-        assert (first.layers, second.layers) == (1, 1)
-        assert [str(note) for note in second.notes] == ["0: it is quantized already"]
-
-    def test_tied_weights(self) -> None:
-        class Tied(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.embedding = nn.Embedding(16, 64)
-                self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
-                self.head = nn.Linear(64, 16)
-                self.second.weight = self.first.weight
-                self.head.weight = self.embedding.weight
-
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                out: torch.Tensor = self.head(self.second(self.first(self.embedding(x))))
-                return out
-
-        model = Tied()
-        result = quantize(model, "w8a8-dynamic", (torch.arange(4),))
-        quantized: Any = result.model
-        assert quantized.first.weight is quantized.second.weight
-        assert quantized.head.weight is not quantized.embedding.weight
-        assert model.head.weight is model.embedding.weight
-        assert [str(note) for note in result.notes] == [
-            "embedding: it shares its weight with head, and keeps the float copy",
-            f"embedding: {TABLE}",
-        ]
-
-    def test_pt2e_names_convolutions_products_and_embeddings(self) -> None:
-        model = tiny("whisper-encoder")
-        notes = [str(note) for note in quantize(model.module, "w8a8-static", model.args).notes]
-        assert notes == [
-            "encoder.conv1, encoder.conv2: X86InductorQuantizer left this conv1d in float",
-            f"scaled_dot_product_attention (1): {PRODUCT}",
-            f"encoder.embed_positions: {TABLE}",
-        ]
-
-    def test_many_places_are_cut_short(self) -> None:
-        model = nn.Sequential(*(nn.Conv1d(1, 1, 1) for _ in range(5)), nn.Linear(8, 8))
-        (note,) = self.notes(model, "w8a16", torch.randn(1, 1, 8))
-        assert note == f"0, 1, 2 and 2 more: Conv1d: {ONLY_LINEAR}"
-
-
-class TestPt2e:
-    """What has to be done around X86InductorQuantizer."""
-
-    def test_a_dead_pattern_does_not_crash_it(self) -> None:
-        class Dead(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                _ = self.b(x) + x  # matches linear + add, and has no user: an IndexError
-                out: torch.Tensor = self.a(x)
-                return out
-
-        assert quantize(Dead(), "w8a8-static", (torch.randn(4, 8),)).layers == 1
-
-    def test_the_float_weights_are_gone(self) -> None:
-        model = quantize(TwoLinears(), "w8a8-static", (torch.randn(4, 64),)).model
-        assert [name for name, _ in model.named_parameters()] == ["up.bias"]
-
-    def test_the_result_can_be_copied_and_saved(self) -> None:
-        x = torch.randn(4, 64)
-        for recipe in ("w8a8-static", "w8a8-static-bf16"):
-            model = quantize(TwoLinears(), recipe, (x,)).model
-            twin = copy.deepcopy(model)
-            with torch.no_grad():
-                before = model(x)
-                for value in [*model.parameters(), *model.buffers()]:
-                    value.zero_()
-                assert torch.equal(twin(x), before)
-                assert not torch.equal(model(x), before)
-
-    def test_autocast_keeps_the_signature_and_gives_bfloat16(self) -> None:
-        model = tiny("bert")
-        result = quantize(model.module, "w8a8-static-bf16", (), model.kwargs)
-        names = list(inspect.signature(result.model.forward).parameters)
-        assert names == ["input_ids", "attention_mask"]
-        with torch.no_grad():
-            answer = quantize(TwoLinears(), "w8a8-static-bf16", (torch.randn(4, 64),)).model(
-                torch.randn(4, 64)
-            )
-        assert answer.dtype == torch.bfloat16
-        assert not torch.is_autocast_enabled("cpu")
-
-    def test_a_model_in_training_mode_is_quantized_in_eval_mode(self) -> None:
-        model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 8)).train()
-        x = torch.randn(8, 64)
-        result = quantize(model, "w8a8-static", (x,))
-        assert model.training
-        with torch.no_grad():
-            answer = result.model(x)
-            assert torch.equal(answer, result.model(x))
-            assert sqnr(copy.deepcopy(model).eval()(x), answer) > 30
 
 
 def test_nothing_global_is_changed() -> None:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from qfuse import zoo
@@ -33,6 +34,19 @@ TINY: Mapping[str, dict[str, Any]] = MappingProxyType(
         "minilm": {"batch": 2, "seq": 12},
     }
 )
+
+
+class TwoLinears(nn.Module):
+    """64 -> 128 -> 32, with a bias in the first only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 32, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = torch.relu(self.up(x))
+        out: torch.Tensor = self.down(hidden)
+        return out
 
 
 @functools.cache

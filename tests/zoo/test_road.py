@@ -1,0 +1,82 @@
+"""Whole models on the main road: what fuses as a function of depth, what is left, and the values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import qfuse
+from qfuse import kernels, zoo
+from qfuse.zoo import recipes
+
+pytestmark = [
+    pytest.mark.zoo,
+    pytest.mark.skipif(not kernels.load().available, reason=kernels.load().reason),
+]
+
+OWN = "qfuse.linear_w8a8"
+TORCH = "aten._weight_int8pack_mm"
+
+SMALL: dict[str, dict[str, object]] = {
+    "llama": {"hidden": 64, "intermediate": 160, "vocab": 97, "heads": 4, "kv_heads": 2, "seq": 6},
+    "bert": {"hidden": 64, "intermediate": 128, "vocab": 97, "heads": 4, "seq": 6, "batch": 2},
+    "vit": {"hidden": 64, "intermediate": 128, "heads": 4, "image": 32, "patch": 16, "batch": 2},
+}
+# Linears per layer, and besides the layers: the head of llama, the pooler of bert and vit.
+LINEARS = {"llama": (7, 1), "bert": (6, 1), "vit": (6, 1)}
+
+
+def compiled(name: str, recipe: str, layers: int, check: str = "site") -> tuple[Any, Any, Any]:
+    """Build a small model, quantize it and compile it without C++; return it with its source."""
+    model = zoo.build(name, layers=layers, **SMALL[name])
+    quantized = recipes.quantize(model.module, recipe, model.args, model.kwargs)
+    fast = qfuse.compile(
+        quantized.model, model.args, model.kwargs, check=check, options={"backend": "eager"}
+    )
+    return model, quantized, fast
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("name", list(SMALL))
+@pytest.mark.parametrize("recipe", ["w8a8-static", "w8a8-dynamic", "w8a8-dynamic-asym", "w8a16"])
+def test_every_quantized_linear_runs_on_a_kernel(name: str, recipe: str) -> None:
+    model, quantized, fast = compiled(name, recipe, layers=1)
+    report = fast.report
+
+    assert report.rolled_back == ()
+    assert all(check.passed for check in report.checks)
+    assert sum(report.kernels.values()) == quantized.layers
+    assert report.kernels["expand"] == 0
+    assert all(left.reason for left in report.left)
+    dequantizes = [left for left in report.left if left.place.op == "qfuse.dequantize"]
+    assert not [left for left in dequantizes if "linear" in left.reason]
+    args, kwargs = model.inputs(seed=1)
+    with torch.no_grad():
+        want = pytree.tree_leaves(quantized.model(*args, **kwargs))
+        got = pytree.tree_leaves(fast(*args, **kwargs))
+    for new, old in zip(got, want, strict=True):
+        if isinstance(old, torch.Tensor) and old.is_floating_point():
+            noise = (new - old).double().square().mean() / old.double().square().mean()
+            assert noise < 1e-3, "30 dB: a few flipped codes, not another function"
+
+
+@pytest.mark.parametrize(("name", "recipe"), [("llama", "w8a8-dynamic"), ("bert", "w8a8-static")])
+def test_what_fires_is_a_function_of_depth(name: str, recipe: str) -> None:
+    counts = []
+    for layers in (1, 2, 3):
+        _, quantized, fast = compiled(name, recipe, layers, check="off")
+        counts.append((sum(fast.report.kernels.values()), len(fast.report.left)))
+        assert quantized.layers == counts[-1][0]
+    steps = {(b[0] - a[0], b[1] - a[1]) for a, b in zip(counts, counts[1:], strict=False)}
+    assert len(steps) == 1, f"every layer adds the same: {counts}"
+    ((linears, _),) = steps
+    assert linears == LINEARS[name][0]
+
+
+def test_siblings_share_one_quantize() -> None:
+    _, _, fast = compiled("llama", "w8a8-dynamic", 1, check="off")
+    # One for q, k and v, one for the output, one for gate and up, one for down, one for the head.
+    assert len([e for e in fast.report.left if e.place.op == "qfuse.quantize"]) == 5
