@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from qfuse.ir.program import NormalGraph, StageGraph
     from qfuse.normalize.dialect import Dialect
+    from qfuse.rewrite.driver import Context
 
 # The ops of the two dialects exist once these are imported; a captured graph implies that.
 importlib.import_module("torch.ao.quantization.fx._decomposed")
@@ -71,12 +72,17 @@ def run(program: StageGraph, inputs: Sequence[torch.Tensor]) -> list[torch.Tenso
         return list(Interpreter(program.module).run(*inputs))
 
 
-def same_bits(source: Source, *outs: Node, dialects: Sequence[Dialect] = DIALECTS) -> NormalGraph:
+def same_bits(
+    source: Source,
+    *outs: Node,
+    dialects: Sequence[Dialect] = DIALECTS,
+    context: Context | None = None,
+) -> NormalGraph:
     """Normalize and assert that every output has the bits, and the type, that it had."""
     program = source.done(*outs)
     before = run(program, source.inputs)
     text = to_text(program.graph)
-    normal = normalize(program, dialects=dialects)
+    normal = normalize(program, context, dialects)
     after = run(normal, source.inputs)
     for old, new, node in zip(before, after, results(normal), strict=True):
         same = old.dtype == new.dtype and old.shape == new.shape and bits_equal(old, new)

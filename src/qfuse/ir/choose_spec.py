@@ -139,9 +139,9 @@ def choose_qparams(x: torch.Tensor, spec: ChooseSpec) -> tuple[torch.Tensor, tor
 
 def _empty(x: torch.Tensor, spec: ChooseSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """Return neutral parameters: nothing will be quantized with them."""
-    grid = [int(n) for n in spec.grid(x.shape)]
-    scale = torch.ones(grid, dtype=spec.scale_dtype, device=x.device)
-    return scale, torch.zeros(grid, dtype=spec.zero_point_dtype, device=x.device)
+    grid = spec.grid(x.shape)
+    scale = x.new_ones(grid, dtype=spec.scale_dtype)
+    return scale, x.new_zeros(grid, dtype=spec.zero_point_dtype)
 
 
 def _clamp_scale(scale: torch.Tensor, spec: ChooseSpec) -> torch.Tensor:
@@ -152,7 +152,8 @@ def _clamp_scale(scale: torch.Tensor, spec: ChooseSpec) -> torch.Tensor:
     """
     if spec.formula in {Formula.DECOMPOSED_AFFINE, Formula.DECOMPOSED_SYMMETRIC}:
         # As many axes as the scale has: torch promotes a tensor without axes by other rules.
-        eps = torch.full((1,) * scale.ndim, spec.eps, dtype=torch.float32, device=scale.device)
+        # Made from the scale, so that tracing sees a tensor of the scale's own kind.
+        eps = scale.new_full((1,) * scale.ndim, spec.eps, dtype=torch.float32)
         return torch.max(scale, eps)
     return torch.clamp(scale, min=spec.eps)
 

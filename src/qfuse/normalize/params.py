@@ -66,6 +66,8 @@ class Param:
         """Return a node of this shape and dtype, made as cheaply as possible."""
         if isinstance(self.source, torch.Tensor):
             return rw.constant(self.source, hint)
+        if same_shape(shape_of(self.source), self.shape) and dtype_of(self.source) == self.dtype:
+            return self.source
         value = constant_value(self.source)
         if value is not None:
             shape = [int(s) for s in self.shape]
