@@ -12,6 +12,7 @@ from tests.capture.models import Block, module
 from torch import nn
 
 from qfuse.capture import capture
+from qfuse.capture.diagnose import capture_error
 from qfuse.ir.errors import CaptureError
 
 
@@ -113,6 +114,20 @@ def test_the_line_is_the_deepest_of_the_users() -> None:
     assert "h = torch.relu(self.up(x))" in str(error.value.where)
 
 
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        ("Constant tensor lifted_tensor_0 is not in the constants dictionary.", "use_cache=False"),
+        ("expected sympy.Symbol", "before it is saved"),
+    ],
+)
+def test_mistakes_of_torch_have_a_way_around(message: str, fix: str) -> None:
+    error = capture_error(AssertionError(message), "making the graph functional")
+    assert error.what == f"making the graph functional failed with AssertionError: {message}"
+    assert fix in str(error.fix)
+    assert error.where is None
+
+
 def test_an_exception_of_the_users_own_class_is_passed_on() -> None:
     class OwnError(Exception):
         pass
@@ -163,7 +178,7 @@ def test_a_function_is_no_model() -> None:
 
 
 def test_compiled_modules() -> None:
-    model = torch.compile(nn.Linear(2, 2), backend="eager")
+    model: Any = torch.compile(nn.Linear(2, 2), backend="eager")
     with pytest.raises(CaptureError, match=r"was compiled with torch\.compile already"):
         capture(model, (torch.randn(2, 2),))
 

@@ -87,6 +87,18 @@ def test_a_program_from_a_file() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning")
+def test_a_program_with_derived_sizes_from_a_file() -> None:
+    # torch's own run_decompositions fails on these.
+    model = module(lambda _self, x, y: torch.cat([x, x]) + y)
+    half = Dim("half", min=2, max=8)
+    shapes = {"x": {0: 4 * half}, "y": {0: 8 * half}}
+    program = torch.export.export(model, (torch.randn(12), torch.randn(24)), dynamic_shapes=shapes)
+    same_run(from_program(program), model, torch.randn(16), torch.randn(32))
+    with pytest.raises(CaptureError, match="before it is saved"):
+        capture(through_a_file(program))
+
+
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning")
 def test_a_program_without_its_example() -> None:
     model = stateful()
     kwargs = {"tree": {"a": torch.randn(3)}, "scale": 3.0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +28,7 @@ from qfuse.capture.diagnose import capture_error
 from qfuse.capture.example import Parameters, leaves_of, read_call
 from qfuse.capture.provenance import UserFiles, annotate, source_line
 from qfuse.capture.signature import note_fixed_sizes, read_interface
+from qfuse.capture.size_one import check_size_one
 from qfuse.capture.training import check_modules, check_random
 from qfuse.capture.untouched import untouched
 from qfuse.ir.calling import Caller
@@ -90,21 +91,16 @@ def capture(
     log = EventLog()
     if isinstance(model, ExportedProgram):
         traced = _given(model, dynamic_shapes)
-    else:
-        traced = _trace(model, args, kwargs, dynamic_shapes, log)
-    check_names(traced.program)
-    check_written(traced.program, written_inputs(traced.program))
-    try:
-        with _warnings_to(log):
-            program = decompose(traced.program, autocast=traced.autocast)
-    except trace_errors() as error:
-        raise capture_error(error, "making the graph functional") from error
-    _check_parts(program)
-    captured = _assemble(traced, program, dynamic_shapes, log)
-    if isinstance(model, ExportedProgram) and (args or kwargs):
-        caller = Caller(captured.signature)
-        caller.check(caller.bind(args, kwargs or {}))
-    return captured
+        captured = _make_functional(traced, None, log)
+        if args or kwargs:
+            caller = Caller(captured.signature)
+            caller.check(caller.bind(args, kwargs or {}))
+        return captured
+    traced = _trace(model, args, kwargs, dynamic_shapes, log)
+    captured = _make_functional(traced, dynamic_shapes, log)
+    if isinstance(model, torch.fx.GraphModule):
+        return captured  # Nothing is left in it that could decide on sizes.
+    return check_size_one(captured, traced.program, _SmallModel(model, traced))
 
 
 def _given(program: ExportedProgram, dynamic_shapes: Any) -> _Traced:
@@ -131,13 +127,42 @@ def _trace(
         text = note_cache(name, value)
         if text is not None:
             log.add(Noted("capture", text, warn=True))
-    try:
-        with untouched(model), _warnings_to(log):
-            program = export(model, new_args, new_kwargs, dynamic_shapes)
-    except trace_errors() as error:
-        raise capture_error(error, "tracing the model") from error
+    program = _export(model, (new_args, new_kwargs), dynamic_shapes, log)
     training = any(module.training for module in model.modules())
     return _Traced(program, parameters, (new_args, new_kwargs), autocast=True, training=training)
+
+
+def _export(
+    model: torch.nn.Module, call: tuple[Any, Any], dynamic_shapes: Any, log: EventLog
+) -> ExportedProgram:
+    try:
+        with untouched(model), _warnings_to(log):
+            return export(model, *call, dynamic_shapes)
+    except trace_errors() as error:
+        raise capture_error(error, "tracing the model") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _SmallModel:
+    """The model again, for calls with other sizes than the example's."""
+
+    model: torch.nn.Module
+    traced: _Traced
+
+    @property
+    def leaves(self) -> list[Any]:
+        """The leaves of the example, in the order of the signature."""
+        return [leaf.value for leaf in _leaves(self.traced, None)]
+
+    def trace(self, leaves: Sequence[Any]) -> ExportedProgram:
+        """Trace a call with these leaves, all sizes exact."""
+        in_spec = self.traced.program.call_spec.in_spec
+        assert in_spec is not None, "the program has no in_spec"
+        return _export(self.model, unflatten(leaves, in_spec), None, EventLog())
+
+    def capture(self, program: ExportedProgram) -> CapturedGraph:
+        """Make such a trace functional."""
+        return _make_functional(replace(self.traced, program=program), None, EventLog())
 
 
 def _check_model(model: object) -> None:
@@ -179,11 +204,23 @@ def _check_parts(program: ExportedProgram) -> None:
             )
 
 
+def _make_functional(traced: _Traced, dynamic_shapes: Any, log: EventLog) -> CapturedGraph:
+    check_names(traced.program)
+    check_written(traced.program, written_inputs(traced.program))
+    try:
+        with _warnings_to(log):
+            program = decompose(traced.program, autocast=traced.autocast)
+    except trace_errors() as error:
+        raise capture_error(error, "making the graph functional") from error
+    _check_parts(program)
+    return _assemble(traced, program, dynamic_shapes, log)
+
+
 def _assemble(
     traced: _Traced, program: ExportedProgram, dynamic_shapes: Any, log: EventLog
 ) -> CapturedGraph:
     constants = collect_constants(traced.program, program)
-    leaves = _leaves(traced, program, dynamic_shapes)
+    leaves = _leaves(traced, dynamic_shapes)
     interface = read_interface(
         program,
         leaves,
@@ -202,9 +239,9 @@ def _assemble(
     return CapturedGraph(module, interface.signature, log)
 
 
-def _leaves(traced: _Traced, program: ExportedProgram, dynamic_shapes: Any) -> list[Leaf]:
+def _leaves(traced: _Traced, dynamic_shapes: Any) -> list[Leaf]:
     """Return the leaves of the example in the order of the program's in_spec."""
-    in_spec = program.call_spec.in_spec
+    in_spec = traced.program.call_spec.in_spec
     assert in_spec is not None, "the program has no in_spec"
     # A program without an example still knows where each input was in the call.
     args, kwargs = traced.call or unflatten(list(range(in_spec.num_leaves)), in_spec)

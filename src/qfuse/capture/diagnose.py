@@ -21,9 +21,14 @@ _TAIL = re.compile(
 _SUGGESTION = re.compile(r"Suggested fixes:\n(?P<fixes>(?:[ \t]+.+\n?)+)")
 
 _FIXES = {
+    "container": "a container among the results runs operators when it is rebuilt, as the dynamic "
+    "cache that transformers registers does: pass use_cache=False, or do not call "
+    "register_dynamic_cache_export_support",
     "data": "decide with tensors instead of Python: torch.where or a mask for a branch, a fixed "
     "size for a slice; or keep this part out of the compiled model",
     "fake": "register a fake kernel for the operator with torch.library.register_fake",
+    "file": "torch cannot take up a saved program with derived sizes: capture the program before "
+    "it is saved, or the module",
     "input": "pass tensors, numbers, strings, None and containers of these; register a container "
     "class with torch.export.register_dataclass",
     "output": "return tensors and containers that torch knows; for a transformers model pass "
@@ -32,6 +37,8 @@ _FIXES = {
 }
 # For errors that torch raises without a type of their own.
 _PATTERNS = (
+    (r"is not in the constants dictionary", "container"),
+    (r"expected sympy\.Symbol", "file"),
     (r"in output, which is not a known type", "output"),
     (r"Unsupported input type", "input"),
     (

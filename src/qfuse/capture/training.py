@@ -11,12 +11,12 @@ from torch._ops import OpOverload
 from qfuse.ir.errors import CaptureError
 from qfuse.ir.events import EventLog, Noted
 from qfuse.ir.program import place_of
-from qfuse.ir.schema import arguments
+from qfuse.ir.schema import arguments, overload_of
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
-__all__ = ["check_modules", "check_random"]
+__all__ = ["check_modules", "check_random", "is_random"]
 
 _DROPOUTS = (
     nn.Dropout,
@@ -107,6 +107,17 @@ def _draws(node: Node) -> bool:
     return any(given[name] != 0 for name in ("dropout_p", "p") if name in given) or not (
         {"dropout_p", "p"} & set(given)
     )
+
+
+def is_random(node: Node) -> bool:
+    """Return whether ``node`` draws random numbers. Attention without dropout, say, does not."""
+    op = overload_of(node)
+    if op is None or torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    given = arguments(node)
+    switches = [given[name] for name in ("train", "training") if name in given]
+    rates = [given[name] for name in ("p", "dropout", "dropout_p") if name in given]
+    return all(switch is not False for switch in switches) and 0 not in rates
 
 
 def _trains(node: Node) -> bool:

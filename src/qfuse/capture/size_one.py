@@ -1,0 +1,177 @@
+"""Does the graph hold for sizes of 1? torch.export takes that for granted: here it is checked.
+
+Dynamic sizes are traced as if they were at least 2, so ``if x.shape[1] == 1`` is decided silently,
+and a range that begins at 1 is believed although no trace has seen it. One more trace, of a call
+with sizes of 1, shows whether the model calls the same operators there. If it does not, and the
+results differ too, the range is cut: a size of 1 is refused instead of answered wrongly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.fx import Node
+
+from qfuse.capture.training import is_random
+from qfuse.ir.calling import Caller
+from qfuse.ir.errors import CaptureError, InputError
+from qfuse.ir.events import Exactness, Noted
+from qfuse.ir.run import run_flat
+from qfuse.ir.schema import overload_of
+from qfuse.rewrite.compare import compare
+from qfuse.rewrite.tolerance import MODEL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.export import ExportedProgram
+
+    from qfuse.ir.program import CapturedGraph
+
+__all__ = ["Source", "check_size_one"]
+
+# What a trace has or lacks depending on sizes alone: at a size of 1 a slice is the whole.
+_IDLE = (
+    "aten.sym_",
+    "aten._assert",
+    "aten.alias.",
+    "aten.contiguous.",
+    "aten.expand.",
+    "aten.slice.",
+)
+
+
+class Source(Protocol):
+    """The model, to be traced again with other sizes."""
+
+    @property
+    def leaves(self) -> Sequence[Any]:
+        """The leaves of the example, in the order of the captured signature."""
+        ...
+
+    def trace(self, leaves: Sequence[Any]) -> ExportedProgram:
+        """Return the traced program of a call with these leaves, all sizes exact."""
+        ...
+
+    def capture(self, program: ExportedProgram) -> CapturedGraph:
+        """Return the functional graph of such a program."""
+        ...
+
+
+def check_size_one(
+    captured: CapturedGraph, traced: ExportedProgram, source: Source
+) -> CapturedGraph:
+    """Return ``captured`` with ranges that begin at 2 where the graph is wrong for 1.
+
+    Args:
+        captured: The graph, whose log is told.
+        traced: The program that it was made of, as it was traced.
+        source: The model.
+    """
+    names = [name for name, s in captured.signature.symbols.items() if s.low <= 1 < s.hint]
+    if not names or _agrees(captured, traced, source, names):
+        return captured
+    # Which of them is it? If none alone, then all of them at once.
+    guilty = [n for n in names if len(names) == 1 or not _agrees(captured, traced, source, [n])]
+    symbols = dict(captured.signature.symbols)
+    for name in guilty or names:
+        symbols[name] = replace(symbols[name], low=2)
+        label = symbols[name].label or name
+        captured.log.add(
+            Noted(
+                "capture",
+                f"{label} = 1 is refused: the model takes another path there than the captured "
+                "one, with other results. Compile it separately for that size",
+                warn=True,
+            )
+        )
+    return replace(captured, signature=replace(captured.signature, symbols=symbols))
+
+
+def _agrees(
+    captured: CapturedGraph, traced: ExportedProgram, source: Source, names: list[str]
+) -> bool:
+    """Whether the graph gives what the model gives when the sizes ``names`` are 1."""
+    leaves = [
+        _cut(leaf, spec.shape, names)
+        for leaf, spec in zip(source.leaves, captured.signature.inputs, strict=True)
+    ]
+    try:
+        inputs = Caller(captured.signature).check(leaves)
+    except InputError:
+        return True  # Its relations keep such a call out.
+    try:
+        small = source.trace(leaves)
+        if _same_calls(traced, small):
+            return True
+        reference = source.capture(small)
+    except CaptureError:
+        return False
+    return _same_results(captured, reference, inputs, leaves)
+
+
+def _cut(leaf: Any, shape: Sequence[int | str], names: list[str]) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    for axis, size in enumerate(shape):
+        if size in names:
+            leaf = leaf.narrow(axis, 0, 1).clone()
+    return leaf
+
+
+def _same_results(
+    captured: CapturedGraph,
+    reference: CapturedGraph,
+    inputs: Sequence[torch.Tensor],
+    leaves: Sequence[Any],
+) -> bool:
+    if any(value.is_meta for value in inputs) or any(map(is_random, captured.graph.nodes)):
+        return False  # Without values, or with random ones, there is nothing to compare.
+    with torch.random.fork_rng(devices=[]):
+        mine = run_flat(captured.module, inputs)
+        theirs = run_flat(reference.module, Caller(reference.signature).check(leaves))
+    return len(mine) == len(theirs) and all(
+        compare(a, b, None, Exactness.ROUNDING, MODEL).wrong is None
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+        else a == b
+        for a, b in zip(mine, theirs, strict=True)
+    )
+
+
+def _same_calls(first: ExportedProgram, second: ExportedProgram) -> bool:
+    """Whether two traces call the same operators with the same arguments, but for sizes."""
+    return all(
+        a is not None
+        and b is not None
+        and a.target is b.target
+        and _same_arguments(a.args, b.args)
+        and a.kwargs.keys() == b.kwargs.keys()
+        and _same_arguments(tuple(a.kwargs.values()), tuple(b.kwargs.values()))
+        for a, b in zip_longest(_calls(first), _calls(second))
+    )
+
+
+def _calls(program: ExportedProgram) -> list[Node]:
+    ops = [(node, overload_of(node)) for node in program.graph.nodes]
+    return [node for node, op in ops if op is not None and not str(op).startswith(_IDLE)]
+
+
+def _same_arguments(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    return len(first) == len(second) and all(map(_same_argument, first, second))
+
+
+def _same_argument(a: Any, b: Any) -> bool:
+    if _is_symbolic(a):
+        return isinstance(b, int) or _is_symbolic(b)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return _same_arguments(a, b)
+    if isinstance(a, Node) or isinstance(b, Node):
+        return isinstance(a, Node) and isinstance(b, Node)
+    return type(a) is type(b) and bool(a == b)
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, Node) and isinstance(value.meta.get("val"), torch.SymInt)
