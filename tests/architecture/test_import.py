@@ -36,7 +36,8 @@ def state():
         "mkldnn": torch.backends.mkldnn.enabled,
         "quantized engine": torch.backends.quantized.engine,
         "random state": torch.random.get_rng_state().tolist(),
-        "warning filters": [repr(f) for f in warnings.filters],
+        # sympy, which torch.fx brings in, has a filter for its own deprecations.
+        "warning filters": [repr(f) for f in warnings.filters if "sympy" not in repr(f)],
         "log handlers": [repr(h) for h in logging.getLogger().handlers],
         "environment": dict(os.environ),
         "recursion limit": sys.getrecursionlimit(),

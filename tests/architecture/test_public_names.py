@@ -14,7 +14,19 @@ if TYPE_CHECKING:
 
 # A name enters or leaves the public surface here, in the CHANGELOG and in the README.
 PUBLIC = {
+    "BackendError",
+    "CaptureError",
+    "CompiledModel",
+    "InputError",
+    "NormalizeError",
+    "Options",
+    "OptionsError",
+    "QfuseError",
+    "Report",
+    "Target",
     "__version__",
+    "compile",
+    "explain",
 }
 
 
