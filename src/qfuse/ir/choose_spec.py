@@ -23,13 +23,15 @@ __all__ = ["ChooseSpec", "Formula", "choose_qparams"]
 class Formula(StrEnum):
     """Which source's formula gives scale and zero point from a block's least and greatest value.
 
-    The ``AO`` formulas are torchao's ``choose_qparams_affine``; the ``DECOMPOSED`` ones are
+    The ``AO`` formulas are torchao's ``choose_qparams_affine``, and its ``choose_scale_float8``,
+    which has no least scale and no zero point; the ``DECOMPOSED`` ones are
     ``quantized_decomposed.choose_qparams*``; they differ in eps, dtypes and rounding.
     """
 
     AO_SYMMETRIC = "ao-symmetric"
     AO_SYMMETRIC_NO_CLIPPING = "ao-symmetric-no-clipping"
     AO_ASYMMETRIC = "ao-asymmetric"
+    AO_FLOAT8 = "ao-float8"
     DECOMPOSED_AFFINE = "decomposed-affine"
     DECOMPOSED_SYMMETRIC = "decomposed-symmetric"
     TOKEN_SYMMETRIC = "token-symmetric"
@@ -132,6 +134,9 @@ def choose_qparams(x: torch.Tensor, spec: ChooseSpec) -> tuple[torch.Tensor, tor
             scale, zero = _symmetric(least, greatest, spec)
         case Formula.AO_SYMMETRIC_NO_CLIPPING:
             scale, zero = _symmetric_no_clipping(least, greatest, spec)
+        case Formula.AO_FLOAT8:
+            scale = torch.maximum(least.abs(), greatest.abs()) / float(spec.quant_max)
+            zero = torch.zeros_like(scale)
         case _:
             scale, zero = _affine(least, greatest, spec)
     return scale.to(spec.scale_dtype), zero.to(spec.zero_point_dtype)

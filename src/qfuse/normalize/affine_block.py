@@ -12,7 +12,7 @@ from qfuse.ir.quant_spec import dtype_name, dtype_range
 from qfuse.ir.views import shape_of
 from qfuse.normalize.complain import cannot_run
 from qfuse.normalize.edge import code_range
-from qfuse.normalize.sizes import same_size, sizes_of
+from qfuse.normalize.sizes import element_count, same_size, sizes_of
 from qfuse.normalize.source_rule import RefusedError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qfuse.normalize.known import Bounds
     from qfuse.normalize.sizes import Size
 
-__all__ = ["block_of", "is_unsigned_sub_byte", "storage_of"]
+__all__ = ["block_of", "check_reduces", "is_unsigned_sub_byte", "storage_of"]
 
 # Sub-byte types of torch are names without arithmetic; what is stored is a byte.
 _UNSIGNED = {getattr(torch, f"uint{bits}"): bits for bits in range(1, 8)}
@@ -83,6 +83,17 @@ def block_of(node: Node, data: Node, block_size: Argument) -> Block:
             kind=BlockError,
         )
     return tuple(_axis(node, size, b) for size, b in zip(shape, sizes, strict=True))
+
+
+def check_reduces(node: Node, x: Node, block: Block) -> None:
+    """Check that a block reduces some axis: with no axes to reduce, torch reduces all of them.
+
+    Raises:
+        RefusedError: It does not.
+    """
+    if all(b == 1 for b in block) and element_count(shape_of(x)) != 1:
+        text = "a block of ones reduces the whole tensor of shape {}"
+        raise RefusedError(MissCode.GRANULARITY, node, text, shape_of(x))
 
 
 def _axis(node: Node, size: Size, block: Size) -> int | None:

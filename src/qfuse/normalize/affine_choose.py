@@ -7,23 +7,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from qfuse.ir.choose_spec import ChooseSpec, Formula
-from qfuse.ir.events import MissCode
 from qfuse.ir.quant_spec import dtype_name
-from qfuse.ir.views import dtype_of, optional_node, shape_of
-from qfuse.normalize.affine_block import block_of, storage_of
+from qfuse.ir.views import dtype_of, optional_node
+from qfuse.normalize.affine_block import block_of, check_reduces, storage_of
 from qfuse.normalize.choose import ChooseRule, ChooseSite, results_of
 from qfuse.normalize.complain import cannot_run
 from qfuse.normalize.registered import Registered
-from qfuse.normalize.sizes import element_count
-from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments
+from qfuse.normalize.source_rule import dtype_argument, known_arguments
 
 if TYPE_CHECKING:
     from torch.fx import Node
     from torch.fx.node import Argument
 
-    from qfuse.ir.quant_spec import Block
 
-__all__ = ["NormalizeChooseAffine", "check_reduces"]
+__all__ = ["NormalizeChooseAffine"]
 
 _ARGUMENTS = (
     *("input", "mapping_type", "block_size", "target_dtype", "quant_min", "quant_max", "eps"),
@@ -80,17 +77,6 @@ class NormalizeChooseAffine(ChooseRule):
             _zero_point_dtype(a["zero_point_dtype"], formula, dtype_of(x)),
         )
         return ChooseSite(x, spec, results_of(node))
-
-
-def check_reduces(node: Node, x: Node, block: Block) -> None:
-    """Check that a block reduces some axis: with no axes to reduce, torch reduces all of them.
-
-    Raises:
-        RefusedError: It does not.
-    """
-    if all(b == 1 for b in block) and element_count(shape_of(x)) != 1:
-        text = "a block of ones reduces the whole tensor of shape {}"
-        raise RefusedError(MissCode.GRANULARITY, node, text, shape_of(x))
 
 
 def _eps(value: Argument, dtype: torch.dtype) -> float:

@@ -64,7 +64,7 @@ def fixed_zero_point(spec: ChooseSpec) -> int | None:
             return int((spec.quant_max + spec.quant_min + 1) / 2)
         case Formula.DECOMPOSED_SYMMETRIC:
             return 128 if spec.dtype is torch.uint8 else 0
-        case Formula.TOKEN_SYMMETRIC:
+        case Formula.TOKEN_SYMMETRIC | Formula.AO_FLOAT8:
             return 0
         case Formula.AO_ASYMMETRIC | Formula.DECOMPOSED_AFFINE | Formula.TOKEN_ASYMMETRIC:
             return None

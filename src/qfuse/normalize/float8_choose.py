@@ -1,0 +1,79 @@
+"""``torchao.choose_scale_float8``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.ir import ops
+from qfuse.ir.choose_spec import ChooseSpec, Formula
+from qfuse.ir.events import MissCode
+from qfuse.ir.quant_spec import dtype_name, dtype_range
+from qfuse.ir.views import dtype_of, node_of
+from qfuse.normalize.affine_block import block_of, check_reduces
+from qfuse.normalize.registered import Registered
+from qfuse.normalize.source_rule import (
+    RefusedError,
+    SourceRule,
+    dtype_argument,
+    known_arguments,
+)
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["FLOAT8", "Float8Choice", "NormalizeChooseFloat8"]
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_ARGUMENTS = (
+    *("tensor", "block_size", "float8_dtype", "scale_dtype"),
+    *("hp_value_lb", "hp_value_ub"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Float8Choice:
+    """A source op that chooses a scale, and what it computes."""
+
+    node: Node
+    x: Node
+    spec: ChooseSpec
+
+
+class NormalizeChooseFloat8(SourceRule[Float8Choice]):
+    """``choose_scale_float8`` becomes the scale of a ``qfuse.choose_qparams``.
+
+    Refuses: scales that are powers of two; limits on the values that the scale is chosen from;
+    float8 types without infinities; a block of ones, with which torchao reduces the whole tensor.
+    """
+
+    name = "normalize-choose-float8"
+    anchors = Registered("torchao::choose_scale_float8")
+
+    def read(self, node: Node) -> Float8Choice:
+        """Read a call."""
+        a = known_arguments(node, _ARGUMENTS)
+        x, dtype = node_of(a["tensor"]), dtype_argument(a["float8_dtype"])
+        scale_dtype = dtype_argument(a["scale_dtype"])
+        for limit in ("hp_value_lb", "hp_value_ub"):
+            if a[limit] is not None:
+                text = "{}={} limits what the scale is chosen from"
+                raise RefusedError(MissCode.ARGUMENT, node, text, limit, a[limit])
+        if dtype not in FLOAT8:
+            raise RefusedError(MissCode.DTYPE, node, "{} is not stored here", dtype_name(dtype))
+        if scale_dtype is not torch.float32 or not dtype_of(x).is_floating_point:
+            text = "its scale is {}, of {}"
+            names = dtype_name(scale_dtype), dtype_name(dtype_of(x))
+            raise RefusedError(MissCode.DTYPE, node, text, *names)
+        block = block_of(node, x, a["block_size"])
+        check_reduces(node, x, block)
+        low, high = dtype_range(dtype)
+        return Float8Choice(node, x, ChooseSpec(Formula.AO_FLOAT8, dtype, low, high, block, 0.0))
+
+    def rewrite(self, site: Float8Choice, rw: Rewriter) -> None:
+        """Choose canonically; there is no zero point."""
+        rw.replace(site.node, rw.item(rw.call(ops.choose_qparams, site.x, str(site.spec)), 0))
