@@ -1,7 +1,7 @@
 """qfuse: a quantization graph compiler for PyTorch.
 
-    fast = qfuse.compile(model, args)      # a quantized model in, a faster one out
-    print(fast.report)                     # what was done, what was not, and why
+``qfuse.compile(model, args)`` takes a quantized model and gives a faster one, whose ``report`` says
+what was done, what was not, and why. ``qfuse.explain`` gives the report alone.
 """
 
 from qfuse._version import __version__

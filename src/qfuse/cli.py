@@ -6,7 +6,6 @@ import json
 import logging
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,8 @@ from rich.table import Table
 
 import qfuse
 from qfuse import kernels
+from qfuse.bench.command import options_of
+from qfuse.bench.run import BenchOptions, run_bench
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.ir.quant_spec import parse_dtype
 from qfuse.options import Check, Options, choice
@@ -90,37 +91,6 @@ def main(verbose: bool) -> None:
     log.setLevel(level)
 
 
-def _from_dataclass(kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add one command line option per field of a dataclass of options."""
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for spec in reversed(fields(kind)):
-            flag = spec.name.replace("_", "-")
-            text = spec.metadata["help"]
-            if isinstance(spec.default, bool):
-                option = click.option(
-                    f"--{flag}/--no-{flag}", default=spec.default, show_default=True, help=text
-                )
-            else:
-                option = click.option(
-                    f"--{flag}",
-                    default=str(spec.default),
-                    show_default=True,
-                    help=text,
-                    type=_type_of(spec.default),
-                )
-            command = option(command)
-        return command
-
-    return decorate
-
-
-def _type_of(default: object) -> click.ParamType:
-    if isinstance(default, StrEnum):
-        return click.Choice([member.value for member in type(default)])
-    return click.types.convert_type(type(default))
-
-
 def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add what ``compile`` and ``explain`` have in common."""
     options = (
@@ -146,7 +116,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--json", "report_json", metavar="FILE", help="write the report as JSON"),
         click.option("--plan", "show_plan", is_flag=True, help="print the graph that runs"),
-        _from_dataclass(Options),
+        options_of(Options),
     )
     for option in reversed(options):
         command = option(command)
@@ -203,6 +173,13 @@ def explain_command(**given: Any) -> None:
             progress=say,
         )
     _show(report, request)
+
+
+@main.command("bench")
+@options_of(BenchOptions)
+def bench_command(**given: Any) -> None:
+    """Measure qfuse against Inductor and torchao on the same quantized models."""
+    run_bench(BenchOptions(**given))
 
 
 @main.command("doctor")

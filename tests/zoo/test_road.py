@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def test_what_fires_is_a_function_of_depth(name: str, recipe: str) -> None:
         _, _, fast = compiled(name, recipe, layers, check="off")
         counts.append((sum(fast.report.kernels.values()), len(fast.report.left)))
     assert counts[0][0] == sum(LINEARS[name])
-    steps = {(b[0] - a[0], b[1] - a[1]) for a, b in zip(counts, counts[1:], strict=False)}
+    steps = {(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(counts)}
     assert len(steps) == 1, f"every layer adds the same: {counts}"
     ((linears, _),) = steps
     assert linears == LINEARS[name][0]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from qfuse.ir import ops
 from qfuse.ir.events import MissCode
+from qfuse.ir.program import op_name
 from qfuse.ir.views import FusedLinear, as_fused_linear
 from qfuse.rewrite.rule import Miss
 
@@ -28,7 +29,7 @@ def open_linear(value: object, user: Node) -> FusedLinear | Miss:
     fused = as_fused_linear(value)
     if fused is None:
         return Miss(MissCode.PATTERN, user, "the operand is not a quantized linear", progress=0)
-    others = [u.name for u in fused.node.users if u is not user]
+    others = sorted({op_name(u) for u in fused.node.users if u is not user})
     if others:
         text = "the linear's own result is also read by {}"
         return Miss(MissCode.SHARED, fused.node, text, ", ".join(others), progress=2)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner, Result
+
+from qfuse import kernels
+from qfuse.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = [
+    f"--size={size}" for size in ("layers=1", "hidden=32", "intermediate=64", "vocab=50", "heads=2")
+]
+
+
+def run(*args: str) -> Result:
+    """Run the command line in this process."""
+    return CliRunner().invoke(main, args)
+
+
+@pytest.mark.parametrize(
+    "command", [(), ("compile",), ("explain",), ("bench",), ("doctor",), ("build-kernels",)]
+)
+def test_every_command_has_help(command: tuple[str, ...]) -> None:
+    result = run(*command, "--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
+
+
+def test_options_come_from_the_dataclass() -> None:
+    text = run("compile", "--help").output
+    for flag in ("--backend", "--cache / --no-cache", "--own-kernels", "--check", "--quantize"):
+        assert flag in text
+
+
+@pytest.mark.zoo
+def test_explain_writes_json() -> None:
+    result = run("explain", "bert", *SMALL, "--size=seq=4", "--quantize=w8a8-dynamic", "--json=-")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    kernel = "qfuse.linear_w8a8" if kernels.load().available else "expand"
+    assert report["kernels"] == {kernel: 7}
+    assert {event["kind"] for event in report["events"]} >= {"fired", "lowered", "left"}
+
+
+@pytest.mark.zoo
+def test_compile_shows_report_and_plan(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    result = run(
+        "compile", "bert", *SMALL, "--size=seq=4", "--quantize=w8a16", "--backend=eager",
+        "--plan", f"--json={file}",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "Quantized ops" in result.output
+    assert "return (" in result.output
+    assert json.loads(file.read_text())["facts"]["backend"] == "eager"
+
+
+def test_doctor_writes_json() -> None:
+    result = run("doctor", "--json")
+    assert result.exit_code == 0, result.output
+    findings = json.loads(result.stdout)
+    assert {"level", "what", "detail", "fix"} <= set(findings[0])
+    assert "torch" in {finding["what"] for finding in findings}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("explain", "nosuch"), "'nosuch' is not a model"),
+        (("explain", "bert", "--size=layers"), "is not NAME=VALUE"),
+        (("explain", "bert", "--size=layers=x"), "not a value of type int"),
+        (("explain", "nosuch.pt2"), "there is no such file"),
+        (("compile", "json:nothing"), "json has no 'nothing'"),
+    ],
+)
+def test_wrong_input_is_one_message_and_no_traceback(args: tuple[str, ...], message: str) -> None:
+    result = run(*args)
+    assert result.exit_code == 1
+    assert message in " ".join(result.stderr.split())
+    assert "do:" in result.stderr
+    assert "Traceback" not in result.output
