@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,13 +10,12 @@ from torch.fx import Node
 
 from qfuse.ir import ops
 from qfuse.ir.events import MissCode
-from qfuse.ir.quant_spec import Arithmetic, QuantSpec, dtype_range
-from qfuse.ir.views import as_quantize, dtype_of, shape_of
+from qfuse.ir.views import dtype_of, shape_of
 from qfuse.normalize.constants import constant_value, derived, number_of, shared_constant
-from qfuse.normalize.movement import Path, put_back, rows_source, with_shape
-from qfuse.normalize.sizes import same_shape
+from qfuse.normalize.movement import Path, cast_source, put_back, rows_source, with_shape
 from qfuse.normalize.source_rule import RefusedError
 from qfuse.normalize.spread import Spread, block_of, spread_of
+from qfuse.normalize.stored import stored_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,11 +58,16 @@ class Activation:
             q = put_back(rw, view, q)
         ones = (1,) * len(shape_of(q))
         zero = self._zero(rw, ones)
-        scale = self._scale(rw, ones, zero)
+        # A number enters float64 arithmetic unrounded.
+        compute = torch.float64 if real is torch.float64 else torch.float32
+        scale = self._scale(rw, ones, zero, compute)
         if isinstance(self.zero, (int, float)) and zero is None:
             number = int(self.zero)
             zero = rw.call(_aten.full_like.default, scale, number, dtype=torch.int32)
-        spec = _spec(self.q, q, scale, real)
+        shape, grid = shape_of(q), shape_of(scale)
+        block = block_of(shape, grid)
+        assert block is not None, f"a scale of shape {grid} does not tile {shape}"
+        spec = stored_spec(self.q, shape, grid, real, block)
         return rw.call(ops.dequantize, q, scale, zero, str(spec))
 
     def _zero(self, rw: Rewriter, ones: tuple[int, ...]) -> Node | None:
@@ -74,11 +78,13 @@ class Activation:
             return shared_constant(rw, self.q, value, f"{self.q.name}_zero_point")
         return None
 
-    def _scale(self, rw: Rewriter, ones: tuple[int, ...], zero: Node | None) -> Node:
+    def _scale(
+        self, rw: Rewriter, ones: tuple[int, ...], zero: Node | None, compute: torch.dtype
+    ) -> Node:
         if isinstance(self.scale, Node):
             return self.scale if self.rows else _single(rw, self.scale, ones, "scale")
         if isinstance(self.scale, (int, float)):
-            value = torch.full(ones, float(self.scale))
+            value = torch.full(ones, float(self.scale), dtype=compute)
             return shared_constant(rw, self.q, value, f"{self.q.name}_scale")
         if self.rows and zero is not None:
             return rw.call(_aten.ones_like.default, zero, dtype=torch.float32)
@@ -102,8 +108,7 @@ def place(x: Node, scale: Argument, zero: Argument, y: Node, path: Path) -> Acti
     Raises:
         RefusedError: The parameters are neither per row nor per tensor, or they do not fit.
     """
-    known = number_of(zero)
-    zero = zero if known is None else known
+    zero = _integer(zero, y)
     has_scale_rows = _is_rows(scale, y)
     rows = has_scale_rows or _is_rows(zero, x)
     if not rows:
@@ -124,6 +129,25 @@ def place(x: Node, scale: Argument, zero: Argument, y: Node, path: Path) -> Acti
         text = "the zero point cannot be brought to the rows of the scale"
         raise RefusedError(MissCode.SHAPE, y, text)
     return Activation(x, path.views, (), scale, zero, rows=True)
+
+
+def _integer(zero: Argument, y: Node) -> Argument:
+    """Return an integer zero point, as a number if it is one number, without a cast to float.
+
+    Raises:
+        RefusedError: It is no integer, or not known to be one.
+    """
+    known = number_of(zero)
+    if known is not None:
+        if known != int(known):
+            raise RefusedError(MissCode.ZERO_POINT, y, "the zero point {} is no integer", known)
+        return int(known)
+    node = zero
+    while isinstance(node, Node) and dtype_of(node).is_floating_point:
+        node = cast_source(node)
+    if zero is not None and node is None:
+        raise RefusedError(MissCode.ZERO_POINT, y, "the zero point is not known to be an integer")
+    return node
 
 
 # What `_in_shape` returns if there is no such view; a string is no argument of these calls.
@@ -176,18 +200,3 @@ def _single(rw: Rewriter, param: Node, ones: tuple[int, ...], what: str) -> Node
     if value is not None:
         return derived(rw, param, value.reshape(ones), what)
     return rw.call(_aten.view.default, param, list(ones))
-
-
-def _spec(stored: Node, q: Node, scale: Node, real: torch.dtype) -> QuantSpec:
-    """Describe the activation as the quantize that made it does, if there is one."""
-    shape, grid = shape_of(q), shape_of(scale)
-    block = block_of(shape, grid)
-    assert block is not None, f"a scale of shape {grid} does not tile {shape}"
-    made = as_quantize(stored)
-    if made is None:
-        dtype = dtype_of(q)
-        return QuantSpec(dtype, *dtype_range(dtype), block, real, Arithmetic(real))
-    spec = made.params.spec
-    if spec.rank == len(shape) and same_shape(spec.grid(shape), grid):
-        block = spec.block
-    return replace(spec, block=block, real=real, arithmetic=replace(spec.arithmetic, compute=real))

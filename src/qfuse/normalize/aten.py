@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from qfuse.normalize.cancel_transpose import CancelTranspose
 from qfuse.normalize.dequantize_chain import DequantizeChain
-from qfuse.normalize.drop_copy import DropCopy
 from qfuse.normalize.drop_view import DropView
 from qfuse.normalize.float_zero_point import FloatZeroPoint
 from qfuse.normalize.fold_stored import FoldStored
@@ -60,7 +59,6 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     RegroupDequantize,
     # Movement: whatever undoes itself goes, and weights end in constants.
     DropView,
-    DropCopy,
     MergeViews,
     SinkView,
     CancelTranspose,

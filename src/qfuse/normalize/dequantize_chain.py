@@ -9,12 +9,13 @@ import torch
 
 from qfuse.ir import ops
 from qfuse.ir.events import Exactness, MissCode
-from qfuse.ir.quant_spec import Arithmetic, QuantSpec, dtype_name, dtype_range
+from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.schema import arguments
-from qfuse.ir.views import dtype_of, node_of, shape_of
-from qfuse.normalize.factor import Factor, scale_factor, zero_factor
+from qfuse.ir.views import as_quantize, dtype_of, node_of, shape_of
+from qfuse.normalize.factor import Factor, chosen_at_run_time, scale_factor, zero_factor
+from qfuse.normalize.movement import view_source
 from qfuse.normalize.source_rule import RefusedError
-from qfuse.normalize.stored import Stored, stored_numbers
+from qfuse.normalize.stored import Stored, stored_numbers, stored_spec
 from qfuse.rewrite.rule import Miss, Rule
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
     from torch.fx.node import Argument
 
+    from qfuse.ir.quant_spec import QuantSpec
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["DequantizeChain", "DequantizeSite"]
@@ -54,9 +56,10 @@ class DequantizeChain(Rule[DequantizeSite]):
     Exact: 8-bit numbers and their differences are exact in every float type, and a 16-bit type
     rounds the float32 product once, as ``qfuse.dequantize`` does.
 
-    Refuses: a scale that is neither a constant nor chosen by a dynamic quantization, since then it
-    is just a factor; a scale per element, or one that broadcasts the stored numbers to a larger
-    shape; a zero point that is no 8-bit integer, or has other blocks than the scale.
+    Refuses: a scale that is neither a constant nor chosen by a dynamic quantization, nor that of
+    the quantize that made ``q``, since then it is just a factor; a scale per element, or one that
+    broadcasts the stored numbers to a larger shape; a zero point that is no 8-bit integer, or has
+    other blocks than the scale.
     """
 
     name = "dequantize-chain"
@@ -88,12 +91,32 @@ def _read(node: Node, value: Node, stored: Stored, by: Argument) -> DequantizeSi
     shape, dtype = shape_of(value), dtype_of(stored.q)
     real = dtype_of(node)
     compute = torch.float64 if real is torch.float64 else torch.float32
-    scale, block = scale_factor(node, by, shape, compute)
+
+    def is_parameter(found: Node) -> bool:
+        return chosen_at_run_time(found) or _made_with(stored.q, found)
+
+    scale, block = scale_factor(node, by, shape, compute, is_parameter)
     zero = None
     if stored.zero is not None:
         if dtype.is_floating_point:
             text = "{} stored numbers have no zero point"
             raise RefusedError(MissCode.ZERO_POINT, node, text, dtype_name(dtype))
-        zero = zero_factor(node, stored.zero, scale.shape, dtype)
-    spec = QuantSpec(dtype, *dtype_range(dtype), block, real, Arithmetic(compute))
+        zero = zero_factor(node, stored.zero, scale.shape, dtype, is_parameter)
+    spec = stored_spec(stored.q, shape, scale.shape, real, block)
     return DequantizeSite(node, stored, scale, zero, spec)
+
+
+def _made_with(q: Node, param: Node) -> bool:
+    """Whether ``q`` is the result of a quantize with ``param``, both in whatever shape."""
+    made = as_quantize(_unviewed(q))
+    if made is None:
+        return False
+    root = _unviewed(param)
+    params = (made.params.scale, made.params.zero_point)
+    return any(p is not None and _unviewed(p) is root for p in params)
+
+
+def _unviewed(node: Node) -> Node:
+    while (source := view_source(node)) is not None:
+        node = source
+    return node

@@ -21,7 +21,7 @@ from qfuse.normalize.source_rule import RefusedError
 from qfuse.normalize.spread import block_of, padded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.fx.node import Argument
 
@@ -71,7 +71,11 @@ def constant_factor(node: Node, value: torch.Tensor, rank: int, what: str) -> Fa
 
 
 def scale_factor(
-    at: Node, by: Argument, shape: Sequence[Size], compute: torch.dtype
+    at: Node,
+    by: Argument,
+    shape: Sequence[Size],
+    compute: torch.dtype,
+    is_scale: Callable[[Node], bool],
 ) -> tuple[Factor, Block]:
     """Read what stored numbers of ``shape`` are multiplied or divided by.
 
@@ -80,6 +84,7 @@ def scale_factor(
         by: The factor: a node or a number.
         shape: Shape of the stored numbers.
         compute: Type in which a number enters the arithmetic.
+        is_scale: Whether a factor that is computed at run time is a scale, not just a factor.
 
     Raises:
         RefusedError: It is not a scale.
@@ -93,8 +98,8 @@ def scale_factor(
     if not isinstance(by, Node) or not dtype_of(by).is_floating_point:
         raise RefusedError(MissCode.DTYPE, at, "the factor is not a float tensor")
     known = constant_value(by)
-    if known is None and not chosen_at_run_time(by):
-        text = "the factor is neither a constant nor a scale that a dynamic quantization chose"
+    if known is None and not is_scale(by):
+        text = "the factor is no constant, and not known to be a scale that quantization chose"
         raise RefusedError(MissCode.NOT_CONSTANT, by, text)
     block = block_of(shape, shape_of(by))
     if block is None:
@@ -116,9 +121,20 @@ def scale_factor(
 
 
 def zero_factor(
-    at: Node, zero: Argument, grid: Sequence[Size], storage: torch.dtype
+    at: Node,
+    zero: Argument,
+    grid: Sequence[Size],
+    storage: torch.dtype,
+    is_zero_point: Callable[[Node], bool],
 ) -> Factor | None:
     """Read what is subtracted from stored numbers whose scale has the shape ``grid``.
+
+    Args:
+        at: The op that ends the chain.
+        zero: What is subtracted or added: a node or a number.
+        grid: Shape of the scale.
+        storage: Type of the stored numbers.
+        is_zero_point: Whether integers that are computed at run time are a zero point.
 
     Returns:
         ``None`` if it is zero everywhere.
@@ -127,7 +143,7 @@ def zero_factor(
         RefusedError: It is not a zero point of these stored numbers.
     """
     if isinstance(zero, Node) and constant_value(zero) is None:
-        return _run_time_zero(at, zero, grid)
+        return _run_time_zero(at, zero, grid, is_zero_point)
     value = constant_value(zero) if isinstance(zero, Node) else None
     if value is None:
         assert isinstance(zero, (int, float)), f"not a number: {zero!r}"
@@ -168,13 +184,15 @@ def _is_one(size: Size) -> bool:
     return isinstance(size, int) and size == 1
 
 
-def _run_time_zero(at: Node, zero: Node, grid: Sequence[Size]) -> Factor:
+def _run_time_zero(
+    at: Node, zero: Node, grid: Sequence[Size], is_zero_point: Callable[[Node], bool]
+) -> Factor:
     """Look through the cast of an integer zero point."""
     node: Node | None = zero
     while node is not None and dtype_of(node).is_floating_point:
         node = cast_source(node)
-    if node is None or not chosen_at_run_time(node):
-        text = "the zero point is neither a constant nor chosen by a dynamic quantization"
+    if node is None or not is_zero_point(node):
+        text = "the zero point is no constant, and not known to be one that quantization chose"
         raise RefusedError(MissCode.NOT_CONSTANT, zero, text)
     found = with_shape(node, grid)
     if found is None or not same_shape(padded(shape_of(zero), len(grid)), grid):

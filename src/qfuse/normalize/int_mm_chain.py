@@ -19,7 +19,7 @@ from qfuse.normalize.factor import Factor, constant_factor
 from qfuse.normalize.int_product import IntProduct, as_int_product
 from qfuse.normalize.movement import Path, peel, put_back
 from qfuse.normalize.source_rule import RefusedError
-from qfuse.normalize.spread import is_per_feature, spread_of
+from qfuse.normalize.spread import Spread, is_per_feature, spread_of
 from qfuse.normalize.weights import call_linear
 from qfuse.rewrite.rule import Miss, Rule
 
@@ -130,18 +130,19 @@ def _split(scale: Argument, y: Node) -> tuple[Argument, Node | None]:
     if not dtype_of(scale).is_floating_point:
         raise RefusedError(MissCode.DTYPE, scale, "the factor is no float tensor")
     shape = shape_of(y)
-    if spread_of(shape_of(scale), shape) is not None:
-        per_feature = is_per_feature(shape_of(scale), shape)
-        # One entry for one feature is per tensor as well, which the activation takes.
-        if per_feature and spread_of(shape_of(scale), shape) != "per-tensor":
-            return None, scale
+    spread = spread_of(shape_of(scale), shape)
+    if spread in {Spread.ROWS, Spread.TENSOR}:
         return scale, None
+    if spread is Spread.CHANNEL and constant_value(scale) is not None:
+        return None, scale
+    # Both scales may have been multiplied first.
     if is_call(scale, _aten.mul.Tensor):
         a = arguments(scale)
-        left, right = a["self"], a["other"]
-        for one, other in ((left, right), (right, left)):
+        for one, other in ((a["self"], a["other"]), (a["other"], a["self"])):
             if isinstance(other, Node) and is_per_feature(shape_of(other), shape):
                 return one, other
+    if spread is Spread.CHANNEL:
+        return None, scale
     text = "a factor of shape {} on a result of shape {} is no scale of either operand"
     raise RefusedError(MissCode.AXIS, scale, text, tuple(shape_of(scale)), tuple(shape))
 

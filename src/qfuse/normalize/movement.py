@@ -185,7 +185,7 @@ class Path:
 
 
 def peel(value: object, *, casts: bool = True) -> Path | None:
-    """Look through views of rows and, if ``casts``, through casts to float types."""
+    """Look through views of rows and, if ``casts``, casts to float types or from int32 to int64."""
     if not isinstance(value, Node) or not isinstance(value.meta.get("val"), torch.Tensor):
         return None
     views: list[Node] = []
@@ -202,6 +202,10 @@ def peel(value: object, *, casts: bool = True) -> Path | None:
             source = cast_source(node)
             if source is not None:
                 dtypes.append(dtype_of(node))
+        elif casts and dtype_of(node) is torch.int64:
+            source = cast_source(node)
+            if source is not None and dtype_of(source) is not torch.int32:
+                source = None
         if source is None:
             break
         node = source

@@ -80,10 +80,10 @@ class QuantizeChain(Rule[QuantizeChainSite]):
     Exact: the same operations in the same order and type, except that one.
 
     Refuses: a chain without a clamp, whose cast is undefined outside of the range; bounds that are
-    no integers or lie outside of the type; rounding to decimals or down; a scale that is zero,
-    negative, not finite, computed at run time (unless a dynamic quantization chose it), or
-    broadcast to more than ``x``; a reciprocal that no scale has; a zero point that is no integer;
-    numbers as scales in 16-bit arithmetic, which are rounded there differently from tensors.
+    no integers or lie outside of the type; rounding to decimals or down; a constant scale that is
+    zero, negative or not finite; a scale that broadcasts ``x``; a reciprocal that no scale has, or
+    that is computed at run time; a zero point that is no integer; numbers as scales in 16-bit
+    arithmetic, which are rounded there differently from tensors.
     """
 
     name = "quantize-chain"
@@ -177,7 +177,7 @@ def _read(node: Node, chain: _Chain) -> QuantizeChainSite:
         text = "a number does not act in {} as a scale tensor of that type would"
         raise RefusedError(MissCode.ARITHMETIC, scaled, text, dtype_name(compute))
     divisor = by if divides else _reciprocal_source(by)
-    scale, block = scale_factor(scaled, by if divisor is None else divisor, shape, compute)
+    scale, block = scale_factor(scaled, by if divisor is None else divisor, shape, compute, _is_any)
     if divisor is None:
         scale = _inverted(scaled, scale, compute)
     known = scale.value if scale.value is not None else constant_value(scale.home)
@@ -185,10 +185,16 @@ def _read(node: Node, chain: _Chain) -> QuantizeChainSite:
         raise RefusedError(MissCode.RANGE, scaled, "its scale is zero")
     zero = None
     if chain.zero is not None:
-        zero = zero_factor(node, chain.zero, scale.shape, dtype_of(node))
+        zero = zero_factor(node, chain.zero, scale.shape, dtype_of(node), _is_any)
     arithmetic = Arithmetic(compute, not divides, chain.zero_first and zero is not None)
     spec = QuantSpec(dtype_of(node), chain.low, chain.high, block, dtype_of(x), arithmetic)
     return QuantizeChainSite(node, x, scale, zero, spec)
+
+
+def _is_any(param: Node) -> bool:
+    """Accept every parameter: what is rounded, clamped and cast to 8 bits is quantized."""
+    del param
+    return True
 
 
 def _read_scaling(scaled: Node) -> tuple[Node, Argument, bool]:

@@ -10,11 +10,13 @@ from torch.fx import Node
 
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.schema import arguments
-from qfuse.ir.views import Dequantize, Linear, as_dequantize, as_linear, dtype_of
+from qfuse.ir.views import Linear, as_dequantize, as_linear, dtype_of
 from qfuse.normalize.activation import Activation, place
 from qfuse.normalize.constants import is_unit
+from qfuse.normalize.int_product import EIGHT_BITS
 from qfuse.normalize.movement import Path, peel, put_back
 from qfuse.normalize.source_rule import RefusedError
+from qfuse.normalize.stored import Stored, stored_numbers
 from qfuse.normalize.weights import call_linear
 from qfuse.rewrite.rule import Miss, Rule
 
@@ -37,6 +39,7 @@ class RowScaleSite:
     linear: Linear
     path: Path
     x: Activation
+    real: torch.dtype
 
 
 class RowScale(Rule[RowScaleSite]):
@@ -50,12 +53,14 @@ class RowScale(Rule[RowScaleSite]):
 
         x -> qfuse.dequantize(scale) -> linear(w) -> view, cast
 
-    ``int-mm-chain`` leaves the scale 1 when the scale of the weight comes first in a chain.
+    ``int-mm-chain`` leaves the scale 1 when the scale of the weight comes first in a chain. Stored
+    activations that are merely cast are such an activation too, if the weight is stored as well:
+    a product of integers that is emulated in float.
 
-    Rounding: the scale goes from each sum to each of its terms.
+    Rounding: the scale goes from each sum to each of its terms, each rounded once more.
 
     Refuses: a factor that is neither per row nor for all; a linear that others read, or that has a
-    bias, which would be scaled too; a cast to float16 on the way.
+    bias, which would be scaled too; a result that passes through float16, where it may overflow.
     """
 
     name = "row-scale"
@@ -70,12 +75,12 @@ class RowScale(Rule[RowScaleSite]):
             linear = None if path is None else as_linear(path.base)
             if path is None or linear is None:
                 continue
-            act = as_dequantize(linear.x)
-            if act is None or not is_unit(act.params.scale):
+            stored = _unscaled(linear)
+            if stored is None:
                 continue
             assert isinstance(value, Node), "it has a path"
             try:
-                return _read(node, linear, act, path, value, scale)
+                return _read(node, linear, stored, path, value, scale)
             except RefusedError as refused:
                 return refused.miss
         text = "no factor is a linear on an activation without a scale"
@@ -83,7 +88,7 @@ class RowScale(Rule[RowScaleSite]):
 
     def rewrite(self, site: RowScaleSite, rw: Rewriter) -> None:
         """Dequantize the activation with the scale, and put back what stood between."""
-        x = site.x.build(rw, dtype_of(site.linear.x))
+        x = site.x.build(rw, site.real)
         y = call_linear(rw, x, site.linear.weight)
         for view in site.x.after:
             y = put_back(rw, view, y)
@@ -91,14 +96,30 @@ class RowScale(Rule[RowScaleSite]):
         rw.replace(site.node, path.restore(rw, y, dtype_of(site.node)))
 
 
+def _unscaled(linear: Linear) -> Stored | None:
+    """Return the stored numbers of an activation whose scale is 1, if the weight is stored too."""
+    act = as_dequantize(linear.x)
+    if act is not None:
+        return Stored(act.q, (), act.params.zero_point) if is_unit(act.params.scale) else None
+    stored = stored_numbers(linear.x)
+    if stored is None or stored.views or dtype_of(stored.q) not in EIGHT_BITS:
+        return None
+    if as_dequantize(linear.weight) is None and stored_numbers(linear.weight) is None:
+        return None
+    return stored
+
+
 def _read(
-    node: Node, linear: Linear, act: Dequantize, path: Path, y: Node, scale: Argument
+    node: Node, linear: Linear, stored: Stored, path: Path, y: Node, scale: Argument
 ) -> RowScaleSite:
     if path.shared is not None:
         raise RefusedError(MissCode.SHARED, path.shared, "others read the unscaled result too")
     if linear.bias is not None:
         raise RefusedError(MissCode.ARGUMENT, linear.node, "the linear has a bias, scaled too")
-    if torch.float16 in path.dtypes and dtype_of(linear.node) is not torch.float16:
+    real = dtype_of(linear.node)
+    if torch.float16 in (real, *path.dtypes):
         raise RefusedError(MissCode.DTYPE, node, "the unscaled result passes through float16")
-    x = place(act.q, scale, act.params.zero_point, y, path)
-    return RowScaleSite(node, linear, path, x)
+    if isinstance(scale, Node) and not dtype_of(scale).is_floating_point:
+        raise RefusedError(MissCode.DTYPE, scale, "the factor is no float tensor")
+    x = place(stored.q, scale, stored.zero, y, path)
+    return RowScaleSite(node, linear, path, x, real)

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch.fx import Node
 
 from qfuse.ir.program import constant_of
+from qfuse.ir.quant_spec import Arithmetic, QuantSpec, dtype_range
 from qfuse.ir.schema import arguments, is_call
-from qfuse.ir.views import dtype_of, node_of
+from qfuse.ir.views import as_quantize, dtype_of, node_of
 from qfuse.normalize.movement import cast_source, view_source
+from qfuse.normalize.sizes import same_shape
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.fx.node import Argument
 
+    from qfuse.ir.quant_spec import Block
+    from qfuse.normalize.sizes import Size
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["STORED", "Stored", "difference", "moved_constant", "stored_numbers"]
+__all__ = ["STORED", "Stored", "difference", "moved_constant", "stored_numbers", "stored_spec"]
 
 _aten = torch.ops.aten
 
@@ -93,6 +99,34 @@ def difference(node: Node) -> tuple[Node, Argument] | None:
     if not isinstance(left, Node) or a["alpha"] != 1 or isinstance(right, bool):
         return None
     return (left, right) if isinstance(right, (Node, int, float)) else None
+
+
+def stored_spec(
+    stored: Node, shape: Sequence[Size], grid: Sequence[Size], real: torch.dtype, block: Block
+) -> QuantSpec:
+    """Describe stored numbers as the quantize that made them does, if there is one.
+
+    Args:
+        stored: The stored numbers, in whatever shape.
+        shape: The shape in which they are dequantized.
+        grid: The shape of their scale, of the same rank.
+        real: Float type that they are dequantized to.
+        block: What ``grid`` says of ``shape``; the quantize may say more where an axis is 1.
+    """
+    compute = torch.float64 if real is torch.float64 else torch.float32
+    root: Node | None = stored
+    made = None
+    while root is not None and made is None:
+        made = as_quantize(root)
+        root = view_source(root)
+    if made is None:
+        dtype = dtype_of(stored)
+        return QuantSpec(dtype, *dtype_range(dtype), block, real, Arithmetic(compute))
+    spec = made.params.spec
+    if spec.rank == len(shape) and same_shape(spec.grid(shape), grid):
+        block = spec.block
+    arithmetic = replace(spec.arithmetic, compute=compute)
+    return replace(spec, block=block, real=real, arithmetic=arithmetic)
 
 
 def moved_constant(node: Node) -> tuple[Node, torch.Tensor] | None:

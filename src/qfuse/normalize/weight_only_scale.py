@@ -15,7 +15,7 @@ from qfuse.ir.quant_spec import Arithmetic, QuantSpec, dtype_name, dtype_range
 from qfuse.ir.schema import arguments
 from qfuse.ir.views import Linear, as_dequantize, as_linear, dtype_of, shape_of
 from qfuse.normalize.constants import constant_value, derived, is_unit
-from qfuse.normalize.factor import Factor, constant_factor, zero_factor
+from qfuse.normalize.factor import Factor, chosen_at_run_time, constant_factor, zero_factor
 from qfuse.normalize.movement import Path, peel
 from qfuse.normalize.source_rule import RefusedError
 from qfuse.normalize.spread import Spread, spread_of
@@ -135,7 +135,7 @@ def _read(node: Node, linear: Linear, path: Path, value: Node, by: Argument) -> 
     scale = _read_scale(node, by, value, compute)
     assert scale.value is not None, "it is a constant"
     q, zero, spec = _read_weight(node, linear.weight, scale, real, compute)
-    _check_range(node, scale.value, spec)
+    _check_range(node, scale.value, spec, shifted=zero is not None)
     bias = None
     if linear.bias is not None:
         known = constant_value(linear.bias)
@@ -183,18 +183,18 @@ def _read_weight(
         if dtype.is_floating_point:
             text = "{} stored numbers have no zero point"
             raise RefusedError(MissCode.ZERO_POINT, weight, text, dtype_name(dtype))
-        zero = zero_factor(node, stored.zero, scale.shape, dtype)
+        zero = zero_factor(node, stored.zero, scale.shape, dtype, chosen_at_run_time)
     return stored.q, zero, QuantSpec(dtype, *dtype_range(dtype), block, real, Arithmetic(compute))
 
 
-def _check_range(node: Node, scale: torch.Tensor, spec: QuantSpec) -> None:
+def _check_range(node: Node, scale: torch.Tensor, spec: QuantSpec, *, shifted: bool) -> None:
     """Check that scaled weights are normal numbers of the type that they are rounded to.
 
     Raises:
         RefusedError: They may overflow, or lose their precision.
     """
     info, size = torch.finfo(spec.real), scale.double().abs()
-    most = float(max(-spec.quant_min, spec.quant_max))
+    most = float(max(-spec.quant_min, spec.quant_max)) * (2 if shifted else 1)
     normal = (size == 0) | (size >= info.tiny)
     if not bool((size * most <= info.max).all()) or not bool(normal.all()):
         text = "scaled weights would not be normal numbers of {}"
