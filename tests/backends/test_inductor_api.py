@@ -17,6 +17,7 @@ from tests.backends.graphs import aten, finish
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from qfuse.backends import BackendOptions, CompiledModule, _inductor_api, compile_graph
+from qfuse.backends.eager import EagerRunner
 from qfuse.ir.errors import BackendError
 from qfuse.ir.events import Noted
 from qfuse.testing._fake_api import declare_range
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
 
 
 def wide_graph() -> LoweredGraph:
-    """A sum over up to 10,000 rows, which Inductor compiles differently from 4,096 on."""
+    """A sum over none to 10,000 rows, which Inductor compiles differently from 4,096 on."""
     b = GraphBuilder()
     x = b.arg("x", torch.float32, "n", 3)
-    declare_range(x.meta["val"].shape[0], 1, 10_000)
+    declare_range(x.meta["val"].shape[0], 0, 10_000)
     weight = b.const("weight", torch.randn(3, 400))
     bias = b.const("bias", torch.tensor([1.0, -2.0, 4.0]))
     total = b.call(aten.sum.dim_IntList, b.call(aten.add.Tensor, x, bias), [0])
     made = finish(b, [total, b.call(aten.mm.default, x, weight)])
-    symbols = {name: replace(s, high=10_000) for name, s in made.signature.symbols.items()}
+    symbols = {name: replace(s, low=0, high=10_000) for name, s in made.signature.symbols.items()}
     return replace(made, signature=replace(made.signature, symbols=symbols))
 
 
@@ -85,24 +86,41 @@ def test_the_process_is_as_it_was(wide: Wide) -> None:
 def test_the_symbols_of_the_graph_are_as_they_were(wide: Wide) -> None:
     (x,) = wide.graph.graph.find_nodes(op="placeholder")
     env: ShapeEnv = x.meta["val"].fake_mode.shape_env
-    assert [str(bounds) for bounds in env.var_to_range.values()] == ["VR[1, 10000]"]
+    assert [str(bounds) for bounds in env.var_to_range.values()] == ["VR[0, 10000]"]
     assert not [guard for guard in env.guards if "4096" in str(guard.expr)]
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("rows", [1, 2, 300, 4096, 4097, 9999])
+@pytest.mark.parametrize("rows", [0, 1, 2, 300, 4096, 4097, 9999])
 def test_sizes_beyond_what_was_assumed_are_right(wide: Wide, rows: int) -> None:
     x = torch.randn(rows, 3)
     have, want = wide.fast(x), wide.plain(x)
     torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-3)
-    # Beyond the assumption the same ops run as in the eager module, to the bit.
-    assert torch.equal(have[0], want[0]) or rows <= 4096
+    # Beyond the assumptions the same ops run as in the eager module, to the bit.
+    assert torch.equal(have[0], want[0]) or 1 <= rows <= 4096
+
+
+def test_only_sizes_beyond_what_was_assumed_run_op_by_op(
+    wide: Wide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+    run = EagerRunner.run
+
+    def spy(self: EagerRunner, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        ran.append(len(inputs[0]))
+        return run(self, inputs)
+
+    monkeypatch.setattr(EagerRunner, "run", spy)
+    for rows in (0, 1, 2, 4096, 4097):
+        wide.fast(torch.randn(rows, 3))
+    assert ran == [0, 4097]
 
 
 def test_what_was_assumed_is_said(wide: Wide) -> None:
     notes = [note.text for note in wide.graph.log.of(Noted) if note.warn]
     assert notes == [
-        "compiled code is used where x.shape[0] <= 4096; calls of other sizes run op by op"
+        f"compiled code is used where x.shape[0] {bound}; calls of other sizes run op by op"
+        for bound in ("<= 4096", ">= 1")
     ]
 
 

@@ -80,6 +80,8 @@ FAILURES = (
 )
 """What a compilation that fails may raise: Inductor wraps some of its errors, not all."""
 
+_TRACED_FROM = 2
+
 # Inductor's compilation state (virtualized globals, config patches) is not made for two at once.
 _COMPILING = threading.Lock()
 
@@ -88,11 +90,14 @@ def new_fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
     """Return a mode in which graphs with real constants can be traced.
 
     Its symbolic sizes are a copy of those in ``env``: what is assumed while compiling must not
-    become a fact about the graph that was compiled.
+    become a fact about the graph that was compiled. A size that was traced at two or more is taken
+    to be that, as ``torch.export`` does: the graph does not broadcast it, so the code for two or
+    more is right for one as well, and would otherwise refuse it.
     """
-    if env is None:
-        from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415
+    from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415
+    from torch.utils._sympy.value_ranges import ValueRanges  # noqa: PLC0415
 
+    if env is None:
         return FakeTensorMode(shape_env=symbolic_shapes.ShapeEnv(), allow_non_fake_inputs=True)
     memo: dict[int, Any] = {id(env.fake_tensor_cache): {}}
     # Both hold fake tensors, which cannot be copied, for replays that nobody asks for here.
@@ -100,7 +105,12 @@ def new_fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
         held = getattr(env, name, None)
         if isinstance(held, list):
             memo[id(held)] = []
-    return FakeTensorMode(shape_env=copy.deepcopy(env, memo), allow_non_fake_inputs=True)
+    own = copy.deepcopy(env, memo)
+    for symbol, traced in own.backed_var_to_val.items():
+        bounds = own.var_to_range[symbol]
+        if traced >= _TRACED_FROM > bounds.lower:
+            own.var_to_range[symbol] = ValueRanges(_TRACED_FROM, bounds.upper)
+    return FakeTensorMode(shape_env=own, allow_non_fake_inputs=True)
 
 
 def copied_size(size: int | torch.SymInt, mode: FakeTensorMode) -> int | torch.SymInt:

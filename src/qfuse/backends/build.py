@@ -139,8 +139,12 @@ class _Compilation:
             extras={name: value for name, value in used.items() if name not in ours},
             isa=_isa_of(package),
             baked={name: constant_digest(c) for name, c in ours.items() if name not in used},
-            conditions=tuple(map(self._renamed, conditions)),
+            conditions=(*map(self._renamed, conditions), *self._not_empty()),
         )
+
+    def _not_empty(self) -> list[str]:
+        """Code that divides by a size would end the process where one is zero."""
+        return [f"{size.name} >= 1" for size in self._program.sizes.values() if size.low < 1]
 
     def _renamed(self, condition: str) -> str:
         """A condition over names that a later capture of the same program has too."""
