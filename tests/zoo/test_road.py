@@ -18,8 +18,6 @@ pytestmark = [
     pytest.mark.skipif(not kernels.load().available, reason=kernels.load().reason),
 ]
 
-OWN = "qfuse.linear_w8a8"
-TORCH = "aten._weight_int8pack_mm"
 
 SMALL: dict[str, dict[str, object]] = {
     "llama": {"hidden": 64, "intermediate": 160, "vocab": 97, "heads": 4, "kv_heads": 2, "seq": 6},

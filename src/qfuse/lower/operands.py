@@ -15,19 +15,26 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
     from qfuse.ir.quant_spec import Block
-    from qfuse.ir.views import QuantParams
+    from qfuse.ir.views import FusedLinear, QuantParams
     from qfuse.lower.kernel import LinearProblem
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = [
     "bits_of",
+    "channel_granularity",
     "check_bias",
     "check_edge",
+    "check_epilogue",
+    "float_out",
     "is_whole",
     "rows_share_scale",
     "typed",
     "vector",
 ]
+
+_REALS = (torch.float32, torch.bfloat16, torch.float16)
+_MOST_STEPS = 8
+_MOST_EXTRAS = 4
 
 
 def is_whole(block: Block) -> bool:
@@ -92,6 +99,20 @@ def vector(node: Node, dtype: torch.dtype, size: int, rw: Rewriter) -> Node:
     assert value is not None, f"not a constant: {node.format_node()}"
     flat = value.detach().to(dtype).reshape(-1)
     return rw.constant(flat.expand(size).contiguous(), f"{node.target}_vector")
+
+
+def check_epilogue(problem: LinearProblem) -> Refusal | None:
+    """Refuse what is beyond the limits of qfuse's own kernels, see kernels/csrc/kernel_api.h."""
+    fused = problem.fused
+    if len(fused.epilogue.steps) > _MOST_STEPS or len(fused.extras) > _MOST_EXTRAS:
+        return Refusal("the epilogue has too many steps")
+    strange = [dtype_of(e) for e in fused.extras if dtype_of(e) not in _REALS]
+    return Refusal(f"an operand of the epilogue is {strange[0]}") if strange else None
+
+
+def float_out(fused: FusedLinear) -> torch.dtype:
+    """Return the float type behind the epilogue, whether or not a quantize follows."""
+    return dtype_of(fused.node) if fused.out_params is None else fused.out_params.spec.real
 
 
 def bits_of(dtype: torch.dtype) -> int:

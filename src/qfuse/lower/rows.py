@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qfuse.lower.int_mm import IntMM
+from qfuse.lower.packing import Packer
 from qfuse.lower.w8a8 import LinearW8A8
+from qfuse.lower.w8a16 import LinearW8A16
 from qfuse.lower.weight_only import WeightInt8Pack
 
 if TYPE_CHECKING:
@@ -17,4 +19,10 @@ __all__ = ["kernel_rows"]
 
 def kernel_rows(library: KernelLibrary) -> tuple[LinearKernel, ...]:
     """Return the rows, made anew for one lowering: they remember what they packed."""
-    return (LinearW8A8(library), IntMM(), WeightInt8Pack())
+    packer = Packer()
+    return (
+        LinearW8A8(library, packer),
+        LinearW8A16(library, packer),
+        IntMM(),
+        WeightInt8Pack(),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,13 +11,14 @@ from qfuse.cost.work import Bits, ComputeKind, linear_work
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import ZeroPointDomain
 from qfuse.ir.views import dtype_of
-from qfuse.kernels import pack_weight
 from qfuse.lower.kernel import Claim, LinearProblem, Refusal, split_epilogue
 from qfuse.lower.operands import (
     bits_of,
     channel_granularity,
     check_bias,
     check_edge,
+    check_epilogue,
+    float_out,
     is_whole,
     rows_share_scale,
     typed,
@@ -25,15 +26,14 @@ from qfuse.lower.operands import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from torch.fx import Node
     from torch.fx.node import Argument
 
     from qfuse.cost.sizes import AtPoints
     from qfuse.cost.work import Work
-    from qfuse.ir.views import FusedLinear, QuantParams
+    from qfuse.ir.views import QuantParams
     from qfuse.kernels import KernelLibrary
+    from qfuse.lower.packing import Packer
     from qfuse.rewrite.rewriter import Rewriter
     from qfuse.targets.target import Target
 
@@ -41,26 +41,23 @@ __all__ = ["LinearW8A8"]
 
 _BYTES = (torch.int8, torch.uint8)
 _REALS = (torch.float32, torch.bfloat16, torch.float16)
-# The kernel's own limits, see kernels/csrc/kernel_api.h.
-_MOST_STEPS = 8
-_MOST_EXTRAS = 4
+# Sums are 32 bits wide: these many products of two bytes cannot overflow them.
 _MOST_K = 1 << 16
 _MOST_K_WITH_ZERO = 1 << 15
 
-_Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class LinearW8A8:
     """The row of ``qfuse::linear_w8a8`` and ``qfuse::linear_w8a8_quantized``.
 
     Attributes:
         library: The compiled kernels, or why there are none.
+        packer: Packs weights, for all rows of a lowering.
     """
 
     library: KernelLibrary
+    packer: Packer
     name: str = "qfuse.linear_w8a8"
-    _packed: dict[Hashable, _Packed] = field(default_factory=dict)
 
     def supported(self, target: Target) -> Refusal | None:
         """Refuse where the kernels could not be built."""
@@ -70,7 +67,7 @@ class LinearW8A8:
 
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
         """Take 8-bit activations per tensor or per row, 8-bit weights per tensor or channel."""
-        for check in (_check_activation, _check_weight, check_bias, _check_epilogue):
+        for check in (_check_activation, _check_weight, check_bias, check_epilogue):
             refusal = check(problem)
             if refusal is not None:
                 return refusal
@@ -82,9 +79,9 @@ class LinearW8A8:
         """Add the call with packed constants."""
         fused = problem.fused
         taken, _ = split_epilogue(problem, claim)
-        args = [*self._operands(problem, rw), list(fused.extras), str(taken), problem.real]
+        args = [*self._operands(problem, rw), list(fused.extras) or None, str(taken), problem.real]
         if not claim.output:
-            return rw.call(torch.ops.qfuse.linear_w8a8.default, *args, _float_out(fused))
+            return rw.call(torch.ops.qfuse.linear_w8a8.default, *args, float_out(fused))
         assert fused.out_params is not None, "the claim covers the output"
         return rw.call(
             torch.ops.qfuse.linear_w8a8_quantized.default, *args, *_output(fused.out_params, rw)
@@ -96,43 +93,18 @@ class LinearW8A8:
         assert x is not None, "accepted without activation params"
         assert w is not None, "accepted without weight params"
         x_zero = None if x.zero_point is None else typed(x.zero_point, torch.int32, rw)
-        packed, sums, zero = self._pack(problem, w)
-        name = fused.weight.target
+        packed = self.packer.pack(fused.weight, w)
+        name, zero = fused.weight.target, packed.zero_point
         return [
             fused.x,
             typed(x.scale, torch.float32, rw),
             x_zero,
-            rw.constant(packed, f"{name}_packed"),
-            rw.constant(sums, f"{name}_sums"),
+            rw.constant(packed.weight, f"{name}_packed"),
+            rw.constant(packed.sums, f"{name}_sums"),
             vector(w.scale, torch.float32, problem.n, rw),
             None if zero is None else rw.constant(zero, f"{name}_zero"),
             None if fused.bias is None else typed(fused.bias, torch.float32, rw),
         ]
-
-    def _pack(self, problem: LinearProblem, params: QuantParams) -> _Packed:
-        """Pack a weight once, however many linears read it.
-
-        Unsigned weights are packed as signed ones, which moves their zero point by 128.
-        """
-        stored = constant_of(problem.fused.weight)
-        assert stored is not None, "accepted a weight that is not constant"
-        zero = _weight_zero(stored, params)
-        key = (id(stored), None if zero is None else tuple(zero.tolist()))
-        if key not in self._packed:
-            unsigned = stored.dtype is torch.uint8
-            signed = (stored.to(torch.int16) - 128).to(torch.int8) if unsigned else stored
-            full = None if zero is None else zero.expand(problem.n).contiguous()
-            self._packed[key] = (*pack_weight(signed, full), full)
-        return self._packed[key]
-
-
-def _weight_zero(stored: torch.Tensor, params: QuantParams) -> torch.Tensor | None:
-    """Return the zero points of the signed weight, ``None`` if all are zero."""
-    zero = None if params.zero_point is None else constant_of(params.zero_point)
-    flat = torch.zeros(1, dtype=torch.int32) if zero is None else zero.to(torch.int32).reshape(-1)
-    if stored.dtype is torch.uint8:
-        flat = flat - 128
-    return flat if bool(flat.any()) else None
 
 
 def _check_activation(problem: LinearProblem) -> Refusal | None:
@@ -166,14 +138,6 @@ def _check_weight(problem: LinearProblem) -> Refusal | None:
     return check_edge(params, "weight")
 
 
-def _check_epilogue(problem: LinearProblem) -> Refusal | None:
-    fused = problem.fused
-    if len(fused.epilogue.steps) > _MOST_STEPS or len(fused.extras) > _MOST_EXTRAS:
-        return Refusal("the epilogue has too many steps")
-    strange = [dtype_of(e) for e in fused.extras if dtype_of(e) not in _REALS]
-    return Refusal(f"an operand of the epilogue is {strange[0]}") if strange else None
-
-
 def _takes_output(params: QuantParams) -> bool:
     """Whether the kernel quantizes with these parameters; if not, ATen does behind it."""
     spec = params.spec
@@ -203,10 +167,5 @@ def _output(params: QuantParams, rw: Rewriter) -> list[Argument]:
 
 
 def _work(problem: LinearProblem, output: bool) -> AtPoints[Work]:
-    bits = Bits(8, 8, 8 if output else bits_of(_float_out(problem.fused)))
+    bits = Bits(8, 8, 8 if output else bits_of(float_out(problem.fused)))
     return linear_work(problem.rows, problem.k, problem.n, bits, ComputeKind.INT8)
-
-
-def _float_out(fused: FusedLinear) -> torch.dtype:
-    """Return the float type behind the epilogue, whether or not a quantize follows."""
-    return dtype_of(fused.node) if fused.out_params is None else fused.out_params.spec.real

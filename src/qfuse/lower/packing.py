@@ -1,0 +1,67 @@
+"""Weights in the kernels' layout, packed once per lowering however many linears read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.ir.program import constant_of
+from qfuse.kernels import pack_weight
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from torch.fx import Node
+
+    from qfuse.ir.views import QuantParams
+
+__all__ = ["Packed", "Packer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A packed weight.
+
+    Attributes:
+        weight: Signed bytes in the kernels' layout.
+        sums: Per output feature, the sum of the weight less its zero point.
+        zero_point: Per output feature, of the signed bytes; ``None`` if all are zero.
+    """
+
+    weight: torch.Tensor
+    sums: torch.Tensor
+    zero_point: torch.Tensor | None
+
+
+@dataclass(slots=True)
+class Packer:
+    """Packs constants and remembers them by identity."""
+
+    _known: dict[Hashable, Packed] = field(default_factory=dict)
+
+    def pack(self, node: Node, params: QuantParams) -> Packed:
+        """Pack the constant that ``node`` names.
+
+        Unsigned weights are packed as signed ones, which moves their zero point by 128.
+        """
+        stored = constant_of(node)
+        assert stored is not None, f"not a constant: {node.format_node()}"
+        zero = signed_zero_point(stored, params)
+        key = (id(stored), None if zero is None else tuple(zero.tolist()))
+        if key not in self._known:
+            unsigned = stored.dtype is torch.uint8
+            signed = (stored.to(torch.int16) - 128).to(torch.int8) if unsigned else stored
+            full = None if zero is None else zero.expand(stored.shape[0]).contiguous()
+            self._known[key] = Packed(*pack_weight(signed, full), full)
+        return self._known[key]
+
+
+def signed_zero_point(stored: torch.Tensor, params: QuantParams) -> torch.Tensor | None:
+    """Return the zero points of the weight as signed bytes, ``None`` if all are zero."""
+    zero = None if params.zero_point is None else constant_of(params.zero_point)
+    flat = torch.zeros(1, dtype=torch.int32) if zero is None else zero.to(torch.int32).reshape(-1)
+    if stored.dtype is torch.uint8:
+        flat = flat - 128
+    return flat if bool(flat.any()) else None

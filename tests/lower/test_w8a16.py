@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.lower.cases import NO_KERNELS, lowered, pairs, the_kernel, why_not
+
+from qfuse import kernels
+from qfuse.ir import ops
+from qfuse.ir.events import Exactness
+from qfuse.rewrite.compare import compare
+from qfuse.rewrite.tolerance import SITE
+from qfuse.testing.build import GraphBuilder
+from qfuse.testing.quant import QuantizedLinear, per_channel, per_tensor
+
+aten = torch.ops.aten
+NAME = "qfuse.linear_w8a16"
+
+pytestmark = pytest.mark.skipif(not kernels.load().available, reason=kernels.load().reason)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("real", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (100,), (2, 1, 5)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_values_at_every_rank(real: torch.dtype, shape: tuple[int, ...], bias: bool) -> None:
+    b = GraphBuilder()
+    x = b.arg("x", real, *shape, 50)
+    block = QuantizedLinear(b, 70, 50, weight=per_channel(real=real))
+    weight = block.weight_node()
+    row = [b.const("bias", torch.randn(70).to(real))] if bias else []
+    program = b.done(b.call(aten.linear.default, x, weight, *row))
+    low = lowered(program)
+
+    assert the_kernel(low) == NAME
+    for new, old in pairs(program, low):
+        assert compare(new, old, None, Exactness.ROUNDING, SITE).wrong is None
+
+
+@pytest.mark.numeric
+def test_the_epilogue_is_in_the_kernel() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, "m", 64)
+    residual = b.arg("r", torch.float32, "m", 48)
+    y = QuantizedLinear(b, 48, 64).linear(x)
+    program = b.done(b.call(aten.add.Tensor, b.call(aten.silu.default, y), residual))
+    low = lowered(program)
+
+    calls = [n.target for n in low.graph.nodes if n.op == "call_function"]
+    assert calls == [torch.ops.qfuse.linear_w8a16.default]
+    for new, old in pairs(program, low, m=65):
+        assert compare(new, old, None, Exactness.ROUNDING, SITE).wrong is None
+
+
+def test_refuses_a_quantized_activation() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 2, 64)
+    block = QuantizedLinear(b, 48, 64)
+    low = lowered(b.done(block.linear(block.quantized(x, per_tensor(2)))))
+
+    assert why_not(low, NAME) == "the activation is quantized"
+
+
+def test_refuses_groups_and_other_storage() -> None:
+    for weight, reason in (
+        (per_channel().with_block((1, 32)), "blocks of 1x32"),
+        (per_channel(dtype=torch.uint8), "stored as torch.uint8"),
+    ):
+        b = GraphBuilder()
+        x = b.arg("x", torch.float32, 2, 64)
+        low = lowered(b.done(QuantizedLinear(b, 48, 64, weight=weight).linear(x)))
+        assert reason in why_not(low, NAME)
+
+
+def test_refuses_a_zero_point() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 2, 64)
+    q = b.const("q", torch.ones(48, 64, dtype=torch.int8))
+    scale, zero = b.const("s", torch.rand(48, 1)), b.const("z", torch.ones(48, 1).to(torch.int8))
+    weight = b.call(ops.dequantize, q, scale, zero, str(per_channel()))
+    low = lowered(b.done(b.call(aten.linear.default, x, weight)))
+
+    assert why_not(low, NAME) == "the weight has a zero point"
+
+
+def test_refuses_when_there_is_no_library() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 2, 64)
+    low = lowered(b.done(QuantizedLinear(b, 48, 64).linear(x)), NO_KERNELS)
+
+    assert why_not(low, NAME) == "switched off by the test"
