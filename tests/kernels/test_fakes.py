@@ -41,15 +41,25 @@ def output(dtype: torch.dtype) -> list[Any]:
     return [torch.tensor([0.1]), torch.tensor([1]), low, low + 255, True, False, dtype]
 
 
+def weight_only(shape: tuple[int, ...], dtype: torch.dtype) -> list[Any]:
+    """Every argument of ``qfuse::linear_w8a16``."""
+    case = linear(shape, 70)
+    packed, _ = pack_weight(case.weight)
+    x, extra = torch.randn(shape).to(dtype), torch.randn(*shape[:-1], 70)
+    return [x, packed, case.w_scale, case.bias, [extra], "add(0,1.0)", torch.float32]
+
+
 @pytest.mark.parametrize("shape", [(5, 20), (2, 3, 20), (20,)])
 @pytest.mark.parametrize("zero_point", [False, True])
 def test_opcheck(library: KernelLibrary, shape: tuple[int, ...], *, zero_point: bool) -> None:
     del library
     args = arguments(shape, zero_point=zero_point, weight_zero_point=zero_point)
     stored = (*args[:-1], *output(torch.int8))
+    real = weight_only(shape, torch.bfloat16)
 
     torch.library.opcheck(torch.ops.qfuse.linear_w8a8.default, tuple(args), test_utils=CHECKS)
     torch.library.opcheck(torch.ops.qfuse.linear_w8a8_quantized.default, stored, test_utils=CHECKS)
+    torch.library.opcheck(torch.ops.qfuse.linear_w8a16.default, tuple(real), test_utils=CHECKS)
 
 
 @pytest.mark.parametrize("shape", [(5, 20), (2, 3, 20), (20,), (0, 20), (1, 1, 20)])
@@ -60,6 +70,7 @@ def test_fake_results_are_like_real_ones(library: KernelLibrary, shape: tuple[in
         (torch.ops.qfuse.linear_w8a8_quantized.default, [*arguments(shape)[:-1], *output(dtype)])
         for dtype in STORED
     ]
+    calls += [(torch.ops.qfuse.linear_w8a16.default, weight_only(shape, dtype)) for dtype in REAL]
     for op, args in calls:
         real = op(*args)
         meta = op(*torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args))
@@ -110,6 +121,18 @@ def test_fakes_refuse_what_cannot_be(
 
     with pytest.raises(InputError, match=message):
         torch.ops.qfuse.linear_w8a8.default(*meta)
+
+
+def test_fakes_refuse_weight_only_arguments(library: KernelLibrary) -> None:
+    del library
+    op = torch.ops.qfuse.linear_w8a16.default
+    for index, value in ((0, torch.ones(5, 20, dtype=torch.int8)), (6, torch.int8)):
+        args = weight_only((5, 20), torch.float32)
+        args[index] = value
+        meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
+
+        with pytest.raises(InputError, match="must be floats"):
+            op(*meta)
 
 
 def test_fakes_refuse_codes_of_another_type(library: KernelLibrary) -> None:

@@ -14,7 +14,7 @@ explained in :mod:`qfuse.kernels.ops`.
 
 from qfuse.kernels.build import Compiler, KernelBuildError, find_compiler, kernel_cache
 from qfuse.kernels.library import KernelLibrary, instruction_set, load
-from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized
+from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a16
 from qfuse.kernels.pack import pack_weight, unpack_weight
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "kernel_cache",
     "linear_w8a8",
     "linear_w8a8_quantized",
+    "linear_w8a16",
     "load",
     "pack_weight",
     "unpack_weight",

@@ -16,7 +16,7 @@ class Columns {
     each([&](int64_t v, int64_t count) {
       const int64_t at = column + v * kLanes;
       scale[v] = load<Floats>(e.w_scale + at, count);
-      sums[v] = load<Ints>(e.w_sums + at, count);
+      if (e.w_sums) sums[v] = load<Ints>(e.w_sums + at, count);
       if (e.w_zero) zero[v] = load<Ints>(e.w_zero + at, count);
       if (e.bias) bias[v] = load<Floats>(e.bias + at, count);
     });
@@ -46,8 +46,8 @@ class Columns {
 };
 
 template <bool Whole>
-QFUSE_INLINE void real_row(const qfuse::Epilogue& e, const Columns<Whole>& c, const int32_t* sums,
-                           int64_t row, Floats* y) {
+QFUSE_INLINE void integer_totals(const qfuse::Epilogue& e, const Columns<Whole>& c,
+                                 const int32_t* sums, int64_t row, Floats* y) {
   const float scale = e.x_scale[e.scale_per_row ? row : 0];
   const uint32_t zero = e.x_zero[e.zero_per_row ? row : 0];
   const uint32_t sum = e.w_zero ? e.x_sums[row] : 0;
@@ -55,7 +55,22 @@ QFUSE_INLINE void real_row(const qfuse::Epilogue& e, const Columns<Whole>& c, co
     Words total =
         bits<Words>(load<Ints>(sums + v * kLanes, kLanes)) - bits<Words>(c.sums[v]) * zero;
     if (e.w_zero) total -= bits<Words>(c.zero[v]) * sum;
-    y[v] = __builtin_convertvector(bits<Ints>(total), Floats) * scale * c.scale[v];
+    y[v] = __builtin_convertvector(bits<Ints>(total), Floats) * scale;
+  });
+}
+
+template <bool Whole>
+QFUSE_INLINE void real_row(const qfuse::Epilogue& e, const Columns<Whole>& c, const void* sums,
+                           int64_t row, Floats* y) {
+  if (e.real_sums) {
+    c.each([&](int64_t v, int64_t) {
+      y[v] = load<Floats>(static_cast<const float*>(sums) + v * kLanes, kLanes);
+    });
+  } else {
+    integer_totals(e, c, static_cast<const int32_t*>(sums), row, y);
+  }
+  c.each([&](int64_t v, int64_t) {
+    y[v] = y[v] * c.scale[v];
     if (e.bias) y[v] += c.bias[v];
     y[v] = rounded_to(e.real, y[v]);
   });
@@ -138,19 +153,20 @@ inline void write_row(const qfuse::Epilogue& e, const Columns<Whole>& c, int64_t
 }
 
 template <bool Whole>
-void finish_block(const qfuse::Epilogue& e, const int32_t* sums, int64_t row, int64_t rows,
+void finish_block(const qfuse::Epilogue& e, const void* sums, int64_t row, int64_t rows,
                   int64_t column, int64_t columns) {
+  static_assert(sizeof(float) == sizeof(int32_t));
   const Columns<Whole> c(e, column, columns);
   Floats y[kVectors] = {};
   for (int64_t i = 0; i < rows; ++i) {
-    real_row(e, c, sums + i * qfuse::kBlock, row + i, y);
+    real_row(e, c, static_cast<const int32_t*>(sums) + i * qfuse::kBlock, row + i, y);
     for (int64_t s = 0; s < e.steps; ++s) apply(e.step[s], e, c, row + i, y);
     write_row(e, c, row + i, y);
   }
 }
 
-void finish(const qfuse::Epilogue& e, const int32_t* sums, int64_t row, int64_t rows,
-            int64_t column, int64_t columns) {
+void finish(const qfuse::Epilogue& e, const void* sums, int64_t row, int64_t rows, int64_t column,
+            int64_t columns) {
   if (columns == qfuse::kBlock) return finish_block<true>(e, sums, row, rows, column, columns);
   finish_block<false>(e, sums, row, rows, column, columns);
 }

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "finish.h"
+#include "real.h"
 
 namespace {
 
@@ -73,7 +74,15 @@ void release() {}
 namespace qfuse {
 
 const Path& avx2_path() {
-  static const Path path{"avx2", &tile_rows, false, &multiply, &finish, &release};
+  static const Path path{
+      .name = "avx2",
+      .tile_rows = &tile_rows,
+      .dense = false,
+      .multiply = &multiply,
+      .finish = &finish,
+      .release = &release,
+      .real = &f32_kernels<6, 2>,
+  };
   return path;
 }
 

@@ -4,28 +4,11 @@
 #include <immintrin.h>
 
 #include "finish.h"
+#include "real_avx512.h"
 
 namespace {
 
 constexpr int kRows = 6;
-// How far ahead B is fetched where it is read once and not again: a stream from memory.
-constexpr int64_t kAhead = 4096;
-
-// Calls f(0), ..., f(Count - 1) with the index as a constant. Loops over arrays of registers are
-// unrolled by GCC too late for the arrays to become registers.
-template <int Count>
-struct Unrolled {
-  template <class F>
-  static QFUSE_INLINE void run(const F& f) {
-    Unrolled<Count - 1>::run(f);
-    f.template operator()<Count - 1>();
-  }
-};
-template <>
-struct Unrolled<0> {
-  template <class F>
-  static QFUSE_INLINE void run(const F&) {}
-};
 
 // sum += dot products of four u8 of a with four s8 of b. The intrinsic makes GCC copy the register
 // of every sum before each instruction; this costs half the speed.
@@ -99,7 +82,15 @@ void release() {}
 namespace qfuse {
 
 const Path& avx512_vnni_path() {
-  static const Path path{"avx512_vnni", &tile_rows, false, &multiply, &finish, &release};
+  static const Path path{
+      .name = "avx512_vnni",
+      .tile_rows = &tile_rows,
+      .dense = false,
+      .multiply = &multiply,
+      .finish = &finish,
+      .release = &release,
+      .real = &real_avx512(),
+  };
   return path;
 }
 

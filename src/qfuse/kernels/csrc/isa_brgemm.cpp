@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "kernel_api.h"
+#include "real_avx512.h"
 
 namespace qfuse {
 namespace {
@@ -47,13 +48,45 @@ void multiply(const Tile& t, int32_t* sums) {
   if (whole < t.rows) multiply_piece(t, whole, t.rows - whole, sums);
 }
 
+// bfloat16 goes to oneDNN, float32 to our own.
+void multiply_real(const RealTile& t, Real type, float* sums) {
+  if (type != Real::bf16) return real_avx512().multiply(t, type, sums);
+  if (t.groups == 0) {
+    if (!t.add) std::fill_n(sums, t.rows * kBlock, 0.0f);
+    return;
+  }
+  const int64_t columns = (t.columns + kLanes - 1) / kLanes * kLanes;
+  const int64_t whole = t.rows / kSmallTile * kSmallTile;
+  const auto* a = static_cast<const at::BFloat16*>(t.a);
+  const auto piece = [&](int64_t row, int64_t rows) {
+    at::native::cpublas::brgemm(rows, columns, t.groups * kGroup, t.lda, kBlock, kBlock, t.add,
+                                a + row * t.lda, static_cast<const at::BFloat16*>(t.panel),
+                                sums + row * kBlock);
+  };
+  if (whole > 0) piece(0, whole);
+  if (whole < t.rows) piece(whole, t.rows - whole);
+}
+
+const RealKernels& real_kernels() {
+  static const RealKernels kernels{real_avx512().type_for, real_avx512().widen, &multiply_real,
+                                   real_avx512().stream};
+  return kernels;
+}
+
 void release() { at::native::cpublas::brgemm_release(); }
 
 }  // namespace
 
 const Path& brgemm_path() {
-  static const Path path{"brgemm", &tile_rows, true, &multiply, avx512_vnni_path().finish,
-                         &release};
+  static const Path path{
+      .name = "brgemm",
+      .tile_rows = &tile_rows,
+      .dense = true,
+      .multiply = &multiply,
+      .finish = avx512_vnni_path().finish,
+      .release = &release,
+      .real = &real_kernels(),
+  };
   return path;
 }
 

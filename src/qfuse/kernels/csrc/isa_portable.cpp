@@ -1,5 +1,6 @@
 // The path for any processor: the compiler's vector types, no instructions of anyone in particular.
 #include "finish.h"
+#include "real.h"
 
 namespace {
 
@@ -46,7 +47,15 @@ void release() {}
 namespace qfuse {
 
 const Path& portable_path() {
-  static const Path path{"portable", &tile_rows, false, &multiply, &finish, &release};
+  static const Path path{
+      .name = "portable",
+      .tile_rows = &tile_rows,
+      .dense = false,
+      .multiply = &multiply,
+      .finish = &finish,
+      .release = &release,
+      .real = &f32_kernels<4, 2>,
+  };
   return path;
 }
 

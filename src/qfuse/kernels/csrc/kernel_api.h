@@ -64,11 +64,14 @@ struct Quantizer {
 
 enum class OutType : int32_t { f32, bf16, f16, s8, u8 };
 
-// What happens to the integer sums. In this order, all in float32:
-//   y = float(sum - x_zero * w_sum - w_zero * x_sum) * x_scale * w_scale (+ bias), rounded to
-//   `real`; the steps; the quantizer or the conversion to the output type.
-// The bracket is int32 and wraps: only its final value has to fit, see linear_w8a8.cpp.
+// What happens to the sums of a product. In this order, all in float32:
+//   y = total * x_scale * w_scale (+ bias), rounded to `real`;
+//   the steps; the quantizer or the conversion to the output type.
+// Integer sums: total = float(sum - x_zero * w_sum - w_zero * x_sum). The bracket is int32 and
+// wraps: only its final value has to fit, see linear_w8a8.cpp. Real sums: total = sum, and no
+// x_scale.
 struct Epilogue {
+  bool real_sums;
   const float* x_scale;   // one, or one per row
   const int32_t* x_zero;  // one, or one per row; of the bytes as the kernel multiplied them
   const int32_t* x_sums;  // one per row; null if w_zero is null
@@ -102,6 +105,35 @@ struct Tile {
       columns;  // of the block that exist, 1 to 64; what lies behind them in `sums` is undefined
 };
 
+// A tile of a real product: sums[i * 64 + j] = sum over k of a[i * lda + k] * panel[k][j], added to
+// what is there if `add`. `a` and the panel have one type, float32 or bfloat16; the sums are
+// float32.
+struct RealTile {
+  const void* a;
+  int64_t lda;
+  int64_t rows;
+  const void* panel;  // float32 [K][64], bfloat16 [K / 2][64][2]
+  int64_t groups;     // of four k
+  int64_t columns;
+  bool add;
+};
+
+constexpr int64_t kStreamRows = 4;
+constexpr float kStreamScale = 0x1p-24f;  // the kernels read weights times its inverse
+
+// Products of real activations with packed int8 weights.
+struct RealKernels {
+  // The type to multiply in: bfloat16 only if `x` is, and where there are instructions for it.
+  Real (*type_for)(Real x);
+  // Writes a panel from `groups` groups of a block.
+  void (*widen)(const int8_t* block, int64_t groups, Real type, void* panel);
+  void (*multiply)(const RealTile& tile, Real type, float* sums);
+  // For at most kStreamRows rows, where weights are read once: sums without a panel, `a` in
+  // float32.
+  void (*stream)(const float* a, int64_t lda, int64_t rows, const int8_t* block, int64_t groups,
+                 int64_t columns, float* sums);
+};
+
 // One instruction-set path.
 struct Path {
   const char* name;
@@ -110,11 +142,13 @@ struct Path {
   // Whether tiles need their rows unsigned (no flip), `lda` at least 4 * `groups`.
   bool dense;
   void (*multiply)(const Tile& tile, int32_t* sums);
+  // `sums` are int32, or float32 if the epilogue says so.
   // Writes `rows` rows from `row` on, features [column, column + columns).
-  void (*finish)(const Epilogue& epilogue, const int32_t* sums, int64_t row, int64_t rows,
+  void (*finish)(const Epilogue& epilogue, const void* sums, int64_t row, int64_t rows,
                  int64_t column, int64_t columns);
   // Gives back what `multiply` left in the processor; called on each thread when its share is done.
   void (*release)();
+  const RealKernels* real;
 };
 
 const Path& portable_path();

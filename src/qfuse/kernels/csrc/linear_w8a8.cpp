@@ -5,11 +5,10 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <vector>
 
+#include "buffer.h"
 #include "kernel_api.h"
 #include "operands.h"
 #include "select.h"
@@ -151,10 +150,6 @@ OutType out_type_of(at::ScalarType type) {
   return static_cast<OutType>(real_of(type, "out_dtype"));
 }
 
-struct FreeSums {
-  void operator()(int32_t* sums) const { std::free(sums); }
-};
-
 // Multiplies and finishes all tiles. The order of tiles decides which operand stays in the cache;
 // no value depends on it, nor on the threads.
 void run(const Path& path, const Size& size, const Activation& a, const int8_t* w,
@@ -166,9 +161,7 @@ void run(const Path& path, const Size& size, const Activation& a, const int8_t* 
   // Few rows: each block of weights is read once, by one thread. Tall tiles: A stays, weights pass.
   const bool rows_outer = path.dense && strips > 1;
   const auto work = [&](int64_t begin, int64_t end) {
-    const std::unique_ptr<int32_t, FreeSums> sums(
-        static_cast<int32_t*>(std::aligned_alloc(64, tile_rows * kBlock * sizeof(int32_t))));
-    TORCH_CHECK(sums, "out of memory");
+    const Buffer sums(tile_rows * kBlock * sizeof(int32_t));
     for (int64_t i = begin; i < end; ++i) {
       const int64_t strip = rows_outer ? i / blocks : i % strips;
       const int64_t block = rows_outer ? i % blocks : i / strips;
@@ -177,7 +170,7 @@ void run(const Path& path, const Size& size, const Activation& a, const int8_t* 
       const int64_t columns = std::min(kBlock, size.n - block * kBlock);
       path.multiply({a.data + row * a.ld, a.ld, a.flip, rows, w + block * block_bytes,
                      size.groups(), columns},
-                    sums.get());
+                    sums.as<int32_t>());
       path.finish(epilogue, sums.get(), row, rows, block * kBlock, columns);
     }
     path.release();

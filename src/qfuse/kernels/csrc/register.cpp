@@ -2,6 +2,7 @@
 // symbolic sizes, and must be there before a graph is traced, but not where a compiled one runs.
 #include <torch/library.h>
 
+#include "linear_w8a16.h"
 #include "linear_w8a8.h"
 #include "select.h"
 
@@ -43,6 +44,12 @@ Tensor linear_w8a8_quantized(const Tensor& x, const Tensor& x_scale,
                             &output, out_dtype);
 }
 
+Tensor linear_w8a16(const Tensor& x, const Tensor& w_packed, const Tensor& w_scale,
+                    const optional<Tensor>& bias, Extras extras, std::string_view epilogue,
+                    ScalarType out_dtype) {
+  return qfuse::linear_w8a16(x, w_packed, w_scale, bias, list_of(extras), epilogue, out_dtype);
+}
+
 void choose_kernels(std::string_view name) {
   TORCH_CHECK(qfuse::choose_path(name), "no kernel path '", name, "' on this processor");
 }
@@ -62,6 +69,10 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
       "str epilogue, ScalarType real, Tensor out_scale, Tensor? out_zero_point, int quant_min, "
       "int quant_max, bool reciprocal, bool zero_point_first, ScalarType out_dtype) -> Tensor",
       tags);
+  m.def(
+      "linear_w8a16(Tensor x, Tensor w_packed, Tensor w_scale, Tensor? bias, Tensor[]? extras, "
+      "str epilogue, ScalarType out_dtype) -> Tensor",
+      tags);
   m.def("list_kernels() -> str[]", &qfuse::path_names);
   m.def("chosen_kernels() -> str", &qfuse::chosen_path);
   m.def("choose_kernels(str name) -> ()", &choose_kernels);
@@ -70,4 +81,5 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
 TORCH_LIBRARY_IMPL(qfuse, CPU, m) {
   m.impl("linear_w8a8", &linear_w8a8);
   m.impl("linear_w8a8_quantized", &linear_w8a8_quantized);
+  m.impl("linear_w8a16", &linear_w8a16);
 }

@@ -8,9 +8,6 @@
 namespace qfuse {
 namespace {
 
-// A stream of weights is bound by memory, which tiles do not speed up; setting them up costs.
-constexpr int64_t kStreamRows = 4;
-
 std::atomic<const Path*> forced{nullptr};
 
 std::vector<const Path*> usable_paths() {
@@ -42,6 +39,7 @@ const Path& path_for(int64_t rows) {
   if (const Path* path = forced.load(std::memory_order_relaxed)) return *path;
 #if defined(__x86_64__)
   const Path& best = *usable().back();
+  // A stream of weights is bound by memory, which AMX does not speed up; setting it up costs.
   return rows <= kStreamRows && &best == &brgemm_path() ? avx512_vnni_path() : best;
 #else
   return *usable().back();

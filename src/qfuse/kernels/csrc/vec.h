@@ -34,6 +34,25 @@ using Shorts = int16_t __attribute__((vector_size(4 * kLanes)));  // two per lan
 using Halves = uint16_t __attribute__((vector_size(2 * kLanes)));
 using Bytes = int8_t __attribute__((vector_size(kLanes)));
 
+// How far ahead weights are fetched that are read once: a stream from memory.
+constexpr int64_t kAhead = 4096;
+
+// Calls f(0), ..., f(Count - 1) with the index as a constant. Loops over arrays of registers are
+// unrolled by GCC too late for the arrays to become registers.
+template <int Count>
+struct Unrolled {
+  template <class F>
+  static QFUSE_INLINE void run(const F& f) {
+    Unrolled<Count - 1>::run(f);
+    f.template operator()<Count - 1>();
+  }
+};
+template <>
+struct Unrolled<0> {
+  template <class F>
+  static QFUSE_INLINE void run(const F&) {}
+};
+
 template <class To, class From>
 QFUSE_INLINE To bits(From from) {
   static_assert(sizeof(To) == sizeof(From));
@@ -64,7 +83,8 @@ QFUSE_INLINE void store(Element* to, Vector v, int64_t count) {
   }
 }
 
-QFUSE_INLINE Floats broadcast(float x) { return Floats{} + x; }
+// Minus zero is the neutral operation that compilers know: plus zero would turn -0.0 into 0.0.
+QFUSE_INLINE Floats broadcast(float x) { return x - Floats{}; }
 QFUSE_INLINE Ints broadcast(int32_t x) { return Ints{} + x; }
 
 // fused(a, b, c) is a * b + c, rounded once. In at_least and at_most a NaN in x stays: comparisons

@@ -1,0 +1,10 @@
+#pragma once
+
+#include "kernel_api.h"
+
+namespace qfuse {
+
+// The real products of all paths for processors with AVX512.
+const RealKernels& real_avx512();
+
+}  // namespace qfuse
