@@ -50,16 +50,16 @@ class ChooseRule(SourceRule[ChooseSite], ABC):
             rw.replace(old, reshaped(rw, rw.item(chosen, index), shape_of(old)))
 
 
-def results_of(node: Node) -> tuple[tuple[int, Node], ...]:
-    """Return the results of an op that gives a pair, as far as somebody reads them.
+def results_of(node: Node, count: int = 2) -> tuple[tuple[int, Node], ...]:
+    """Return the results of an op that gives ``count`` tensors, as far as somebody reads them.
 
     Raises:
-        RefusedError: The pair itself is read.
+        RefusedError: The tuple itself is read.
     """
     found = []
     for user in node.users:
         if user.target is not operator.getitem or not isinstance(user.args[1], int):
-            text = "its two results are read together"
-            raise RefusedError(MissCode.PATTERN, user, text)
-        found.append((user.args[1] % 2, user))
+            text = "its {} results are read together"
+            raise RefusedError(MissCode.PATTERN, user, text, count)
+        found.append((user.args[1] % count, user))
     return tuple(found)

@@ -1,0 +1,133 @@
+"""Rules for the simulator's quantize ops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from qfuse.ir import ops
+from qfuse.ir.choose_spec import ChooseSpec, Formula
+from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.quant_spec import Arithmetic, QuantSpec
+from qfuse.ir.schema import arguments
+from qfuse.ir.views import dtype_of, node_of, shape_of
+from qfuse.normalize.choose import results_of
+from qfuse.normalize.source_rule import RefusedError, SourceRule
+from qfuse.rewrite.rule import Miss, Rule
+from simulator_dialect.ops import EPS
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.fx import Node
+
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["DynamicQuantize", "DynamicSite", "StaticQuantize", "StaticSite"]
+
+# The simulator divides by the scale, in the type of the data.
+DIVIDE = Arithmetic(torch.float32, reciprocal=False)
+MAX_BITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StaticSite:
+    """A quantize with given parameters."""
+
+    node: Node
+    x: Node
+    scale: Node
+    zero_point: Node
+    spec: QuantSpec
+
+
+class StaticQuantize(Rule[StaticSite]):
+    """``simulator.quantize(x, scale, zero_point, bits)`` becomes ``qfuse.quantize``.
+
+    Refuses: data or a scale that is not float32, since torch would compute in another type; a
+    scale that is not one number without axes; more bits than a byte has.
+    """
+
+    name = "simulator-static-quantize"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (torch.ops.simulator.quantize.default,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> StaticSite | Miss:
+        """Match a call whose arithmetic is float32."""
+        a = arguments(node)
+        x, scale, zero = node_of(a["x"]), node_of(a["scale"]), node_of(a["zero_point"])
+        bits = a["bits"]
+        if not isinstance(bits, int) or not 1 < bits <= MAX_BITS:
+            return Miss(MissCode.RANGE, node, "{} bits do not fit in a byte", bits)
+        for param in (x, scale):
+            if dtype_of(param) is not torch.float32:
+                return Miss(MissCode.DTYPE, param, "it computes in {}", dtype_of(param))
+        if dtype_of(zero).is_floating_point:
+            return Miss(MissCode.ZERO_POINT, zero, "the zero point is {}", dtype_of(zero))
+        if shape_of(scale) or shape_of(zero):
+            return Miss(MissCode.SHAPE, node, "it has more than one scale: {}", shape_of(scale))
+        half = 2 ** (bits - 1)
+        block = (None,) * len(shape_of(x))
+        spec = QuantSpec(torch.int8, -half, half - 1, block, arithmetic=DIVIDE)
+        return StaticSite(node, x, scale, zero, spec)
+
+    def rewrite(self, site: StaticSite, rw: Rewriter) -> None:
+        """Give the parameters the rank of the data."""
+        shape = [1] * site.spec.rank
+        view = torch.ops.aten.view.default
+        scale, zero = rw.call(view, site.scale, shape), rw.call(view, site.zero_point, shape)
+        rw.replace(site.node, rw.call(ops.quantize, site.x, scale, zero, str(site.spec)))
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicSite:
+    """A quantize that chooses its parameters, and who reads which of its results."""
+
+    x: Node
+    choose: ChooseSpec
+    spec: QuantSpec
+    results: tuple[tuple[int, Node], ...]
+
+
+class DynamicQuantize(SourceRule[DynamicSite]):
+    """``dynamic_quantize_(a)symmetric(x, dims)`` becomes a choice and a quantize.
+
+    Refuses: data that is not float32; dims that are none, with which torch reduces all of them.
+    """
+
+    name = "simulator-dynamic-quantize"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (
+        torch.ops.simulator.dynamic_quantize_symmetric.default,
+        torch.ops.simulator.dynamic_quantize_asymmetric.default,
+    )
+
+    def read(self, node: Node) -> DynamicSite:
+        """Read a call."""
+        a = arguments(node)
+        x, dims = node_of(a["x"]), a["dims"]
+        if dtype_of(x) is not torch.float32:
+            raise RefusedError(MissCode.DTYPE, x, "it computes in {}", dtype_of(x))
+        if not isinstance(dims, (list, tuple)) or not dims:
+            raise RefusedError(MissCode.AXIS, node, "it reduces no axis: {}", dims)
+        rank = len(shape_of(x))
+        whole = {dim % rank for dim in dims if isinstance(dim, int)}
+        block = tuple(None if axis in whole else 1 for axis in range(rank))
+        symmetric = node.target is self.anchors[0]
+        formula = Formula.AO_SYMMETRIC if symmetric else Formula.AO_ASYMMETRIC
+        choose = ChooseSpec(formula, torch.int8, -128, 127, block, EPS, torch.float32, torch.int8)
+        spec = QuantSpec(torch.int8, -128, 127, block, arithmetic=DIVIDE)
+        return DynamicSite(x, choose, spec, results_of(node, 2 if symmetric else 3))
+
+    def rewrite(self, site: DynamicSite, rw: Rewriter) -> None:
+        """Choose, quantize, and hand out the results."""
+        chosen = rw.call(ops.choose_qparams, site.x, str(site.choose))
+        scale = rw.item(chosen, 0)
+        symmetric = site.choose.formula is Formula.AO_SYMMETRIC
+        zero = None if symmetric else rw.item(chosen, 1)
+        q = rw.call(ops.quantize, site.x, scale, zero, str(site.spec))
+        made = (q, scale, zero)
+        for index, old in site.results:
+            new = made[index]
+            assert new is not None, "a symmetric quantize has two results"
+            rw.replace(old, new)
