@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import torch
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -28,8 +29,6 @@ from qfuse.zoo.resolve import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    import torch
 
     from qfuse.report import Report
     from qfuse.zoo.resolve import Loaded
@@ -252,6 +251,12 @@ def _prepare(
         )
     if request.quantize is None:
         return loaded.model, args, kwargs, shapes
+    if isinstance(loaded.model, torch.export.ExportedProgram):
+        raise OptionsError(
+            "an exported program cannot be quantized any more",
+            where=loaded.spec,
+            fix="leave out --quantize, or quantize the module before exporting it",
+        )
     say(f"quantizing with {request.quantize}")
     quantized = recipes.quantize(
         loaded.model, request.quantize, args, kwargs, dynamic_shapes=shapes

@@ -29,7 +29,8 @@ def symmetric(*shape: int | str, n: int = 40, k: int = 24) -> GraphBuilder:
 
 def last(b: GraphBuilder) -> torch.fx.Node:
     """The newest node."""
-    return next(iter(reversed(b.graph.nodes)))
+    node: torch.fx.Node = next(iter(reversed(b.graph.nodes)))
+    return node
 
 
 @pytest.mark.numeric

@@ -30,7 +30,8 @@ def chain(count: int) -> GraphBuilder:
 
 def last(b: GraphBuilder) -> torch.fx.Node:
     """The newest node."""
-    return next(iter(reversed(b.graph.nodes)))
+    node: torch.fx.Node = next(iter(reversed(b.graph.nodes)))
+    return node
 
 
 @pytest.mark.parametrize(("count", "left"), [(2, 0), (3, 1), (8, 0), (101, 1)])
