@@ -94,13 +94,15 @@ def test_right_contenders_are_timed_and_others_are_not(inputs: list[Inputs]) -> 
     kinds = ("honest", "half", "garbage", "wrong-later", "unbuildable", "crash")
     steps = Steps()
     with held_here(inputs, steps) as contest:
-        contest.refer_to(contest.answers(FACTORY, {"kind": "honest"}))
+        contest.enter("float", FACTORY, {"kind": "honest"})
+        contest.refer_to("float")
         for kind in kinds:
             contest.enter(kind, FACTORY, {"kind": kind, "in_process": True})
         entries = contest.run(3, "toys")
 
     verdicts = {name: entry.verdict for name, entry in entries.items()}
     assert verdicts == {
+        "float": Verdict.OK,
         "honest": Verdict.OK,
         "half": Verdict.OK,
         "garbage": Verdict.WRONG,
@@ -108,13 +110,14 @@ def test_right_contenders_are_timed_and_others_are_not(inputs: list[Inputs]) -> 
         "unbuildable": Verdict.FAILED,
         "crash": Verdict.FAILED,
     }
-    assert [name for name, entry in entries.items() if entry.time] == ["honest", "half"]
-    assert steps.count == len(kinds) + 3
+    assert [name for name, entry in entries.items() if entry.time] == ["float", "honest", "half"]
+    assert steps.count == len(kinds) + 1 + 3
 
 
 def test_what_was_seen_is_told(inputs: list[Inputs]) -> None:
     with held_here(inputs, Silent()) as contest:
-        contest.refer_to(contest.answers(FACTORY, {"kind": "honest"}))
+        contest.enter("float", FACTORY, {"kind": "honest"})
+        contest.refer_to("float")
         for kind in ("honest", "half", "garbage", "unbuildable"):
             contest.enter(kind, FACTORY, {"kind": kind, "in_process": True})
         entries = contest.run(3, "toys")
@@ -137,10 +140,12 @@ def test_what_was_seen_is_told(inputs: list[Inputs]) -> None:
 
 def test_far_below_the_quantized_model_itself_is_wrong(inputs: list[Inputs]) -> None:
     with held_here(inputs, Silent()) as contest:
-        own = contest.answers(FACTORY, {"kind": "honest"})
+        contest.enter("float", FACTORY, {"kind": "honest"})
+        contest.refer_to("float")
         # bf16 is some 45 dB from the float model. That is enough, but not if the quantized
         # model itself has nearly 100.
-        contest.refer_to([x * (1 + 1e-5) for x in own])
+        honest = contest.answers(FACTORY, {"kind": "honest"})
+        own = [[x * (1 + 1e-5) for x in outputs] for outputs in honest]
         contest.enter("alone", FACTORY, {"kind": "half"})
         contest.enter("beside", FACTORY, {"kind": "half"}, own)
         entries = contest.run(1, "toys")
@@ -158,3 +163,10 @@ def test_who_leaves_is_gone_and_the_others_stay(inputs: list[Inputs]) -> None:
 
         assert contest.worker("goes") is None
         assert set(contest.run(1, "one")) == {"stays"}
+
+
+def test_without_the_float_model_nothing_is_judged(inputs: list[Inputs]) -> None:
+    with held_here(inputs, Silent()) as contest:
+        contest.enter("float", FACTORY, {"kind": "unbuildable"})
+        with pytest.raises(WorkerError, match="float: the toy has no wheels"):
+            contest.refer_to("float")

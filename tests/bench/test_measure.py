@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from qfuse.bench.machine import Patience
 from qfuse.bench.measure import Series, compare, measure
 from qfuse.bench.process import WorkerError
 
@@ -91,3 +92,32 @@ def test_the_ratio_compares_medians_of_rounds() -> None:
 
     assert ratio is not None
     assert (ratio.value, ratio.low, ratio.high) == (0.25, 0.25, 0.25)
+
+
+def test_rounds_wait_for_a_quiet_machine_until_patience_ends() -> None:
+    looks = iter([90.0, 50.0, 3.0, 80.0, 80.0, 80.0])
+    seen: list[float] = []
+
+    def busy(seconds: float) -> float:
+        assert seconds == pytest.approx(0.2)
+        seen.append(next(looks))
+        return seen[-1]
+
+    patience = Patience(1.0, busy)
+    patience.wait()
+    assert seen == [90.0, 50.0, 3.0]
+    patience.wait()
+    patience.wait()
+    assert seen == [90.0, 50.0, 3.0, 80.0, 80.0]
+
+
+def test_before_and_after_every_round() -> None:
+    clock, order = Clock(), []
+    measure(
+        {"a": clock.contender("a", 1.0)},
+        2,
+        before_round=lambda: order.append("before"),
+        after_round=lambda: order.append("after"),
+    )
+
+    assert order == ["before", "after"] * 2

@@ -7,7 +7,14 @@ import math
 import pytest
 import torch
 
-from qfuse.bench.stats import geometric_mean, median, quantile, ratio_of_medians, sqnr
+from qfuse.bench.stats import (
+    geometric_mean,
+    mean_ratio,
+    median,
+    quantile,
+    ratio_of_medians,
+    sqnr,
+)
 
 
 def test_median_of_odd_and_even_counts() -> None:
@@ -68,6 +75,27 @@ def test_geometric_mean() -> None:
     assert geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
     assert geometric_mean([1.0, 10.0, 100.0]) == pytest.approx(10.0)
     assert math.isnan(geometric_mean([]))
+
+
+def test_mean_of_ratios() -> None:
+    assert mean_ratio([]) is None
+
+    exact = mean_ratio([([1.0, 2.0, 3.0], [2.0, 4.0, 6.0]), ([8.0, 8.0], [1.0, 1.0])])
+
+    assert exact is not None
+    assert exact.value == pytest.approx(2.0)
+    assert [exact.low, exact.high] == pytest.approx([2.0, 2.0])
+
+
+def test_a_mean_is_surer_than_its_parts() -> None:
+    pairs = [tuple(torch.rand(2, 15).add_(1).tolist()) for _ in range(16)]
+    one, all_of_them = mean_ratio(pairs[:1]), mean_ratio(pairs)
+
+    assert one is not None
+    assert all_of_them is not None
+    assert one == ratio_of_medians(*pairs[0])
+    assert all_of_them.low < all_of_them.value < all_of_them.high
+    assert all_of_them.high - all_of_them.low < one.high - one.low
 
 
 def test_sqnr_of_a_tenth_is_twenty_decibels() -> None:

@@ -9,14 +9,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
+    from torch.fx import GraphModule
 
-__all__ = ["compile_frozen", "float_leaves", "map_floats", "register_peer_patterns"]
+__all__ = [
+    "compile_frozen",
+    "float_leaves",
+    "map_floats",
+    "propagate",
+    "register_decomposed",
+    "register_peer_patterns",
+]
 
 
 def float_leaves(tree: object) -> list[torch.Tensor]:
@@ -54,3 +64,24 @@ def compile_frozen(model: nn.Module, *, max_autotune: bool = False) -> Callable[
     inductor.max_autotune = max_autotune
     compiled: Callable[..., Any] = torch.compile(model, dynamic=False)
     return compiled
+
+
+def register_decomposed() -> None:
+    """Register the ops that PT2E writes, which torch does only when this module is imported."""
+    importlib.import_module("torch.ao.quantization.fx._decomposed")
+
+
+def propagate(module: GraphModule) -> None:
+    """Run a graph on fake tensors once, from the fake values of its placeholders."""
+    values = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+    _Propagation(module, mode).propagate_dont_convert_inputs(*values)
+
+
+class _Propagation(FakeTensorProp):
+    """Runs on fake constants as well, whatever the mode of the graph allows."""
+
+    def get_attr(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the fake of a constant; a mode makes one fake of each tensor."""
+        value = super().get_attr(target, args, kwargs)  # type: ignore[arg-type]
+        return self._mode.from_tensor(value, static_shapes=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
+from qfuse.bench.machine import Patience
 from qfuse.bench.measure import Series, measure
 from qfuse.bench.process import Job, Worker, WorkerError
 from qfuse.bench.stats import sqnr
@@ -110,25 +111,39 @@ class Contest:
         """Return the live process of a contender, for questions besides time."""
         return self._workers.get(name)
 
-    def answers(self, factory: str, arguments: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Return what a contender that is not timed answers.
+    def answers(
+        self, factory: str, arguments: Mapping[str, Any], inputs: Sequence[Inputs] | None = None
+    ) -> list[list[torch.Tensor]]:
+        """Return what a contender that is not timed answers to each input.
+
+        Args:
+            factory: See :class:`qfuse.bench.process.Job`.
+            arguments: Likewise.
+            inputs: Other inputs than those of the contest.
 
         Raises:
             WorkerError: It failed.
         """
         with self._start(Job(factory, arguments, self._threads), self._inputs[0]) as worker:
-            return _flat(worker.answers(self._inputs))
+            return worker.answers(self._inputs if inputs is None else inputs)
 
-    def refer_to(self, reference: list[torch.Tensor]) -> None:
-        """Compare all answers with these, which are those of the float model."""
-        self._reference = reference
+    def refer_to(self, name: str) -> None:
+        """Compare all answers with those of this contender, which is the float model.
+
+        Raises:
+            WorkerError: It is not there, or fails now.
+        """
+        if name not in self._workers:
+            raise WorkerError(f"{name}: {self._entries[name].reason}")
+        self._reference = _flat(self._workers[name].answers(self._inputs))
+        self._judge(name)
 
     def enter(
         self,
         name: str,
         factory: str,
         arguments: Mapping[str, Any],
-        own: Sequence[torch.Tensor] | None = None,
+        own: Sequence[Sequence[torch.Tensor]] | None = None,
     ) -> None:
         """Build a contender and look at its answers.
 
@@ -167,10 +182,21 @@ class Contest:
                 worker.close()
             self._entries.pop(name, None)
 
-    def run(self, rounds: int, what: str) -> dict[str, Entry]:
-        """Time everybody who is there, and look at the answers and the memory afterwards."""
+    def run(self, rounds: int, what: str, patience: float = 0.0) -> dict[str, Entry]:
+        """Time everybody who is there, and look at the answers and the memory afterwards.
+
+        Args:
+            rounds: How many.
+            what: What the user reads meanwhile.
+            patience: Seconds to wait, in all, for other programs to leave the cores alone.
+        """
         self._watch.say(f"timing {what}")
-        series = measure(self._workers, rounds, after_round=self._watch.advance)
+        series = measure(
+            self._workers,
+            rounds,
+            before_round=Patience(patience).wait,
+            after_round=self._watch.advance,
+        )
         for name, times in series.items():
             if times.failed:
                 self._fail(name, times.failed)
@@ -186,11 +212,11 @@ class Contest:
                 self._entries[name] = replace(self._entries[name], memory=memory)
         return dict(self._entries)
 
-    def _floor(self, own: Sequence[torch.Tensor] | None) -> float:
+    def _floor(self, own: Sequence[Sequence[torch.Tensor]] | None) -> float:
         """Return the least SQNR in dB that is believed."""
         if own is None or self._reference is None:
             return SANE_SQNR
-        return max(SANE_SQNR, sqnr(self._reference, own) - _SLACK)
+        return max(SANE_SQNR, sqnr(self._reference, _flat(own)) - _SLACK)
 
     def _judge(self, name: str) -> None:
         if self._reference is None:

@@ -8,15 +8,21 @@ import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from qfuse import __version__
 from qfuse.targets import Target
 
-__all__ = ["Bystanders", "Setting"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Bystanders", "Patience", "Setting"]
 
 _PACKAGES = ("torch", "torchao", "transformers")
+_LOOK_SECONDS = 0.2
+_QUIET_PERCENT = 15.0
 _ISA = ("amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
 
 
@@ -78,6 +84,26 @@ class Bystanders:
             return 0.0
         others = (busy - self._busy) - (_own_seconds() - self._own)
         return min(max(others / passed, 0.0), 1.0)
+
+
+class Patience:
+    """Waits for moments in which other programs leave the cores alone, up to a limit in all.
+
+    Args:
+        seconds: How long to wait, over all rounds together.
+        busy: Returns how much of the cores is used during so many seconds, in percent.
+    """
+
+    def __init__(self, seconds: float, busy: Callable[[float], float] = psutil.cpu_percent) -> None:
+        self._left = seconds
+        self._busy = busy
+
+    def wait(self) -> None:
+        """Return when it is quiet, or when the limit is reached."""
+        while self._left > 0:
+            self._left -= _LOOK_SECONDS
+            if self._busy(_LOOK_SECONDS) < _QUIET_PERCENT:
+                return
 
 
 def _cores_busy() -> tuple[float, float]:

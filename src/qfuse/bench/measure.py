@@ -72,6 +72,7 @@ def measure(
     *,
     seed: int = 0,
     block_seconds: float = _BLOCK_SECONDS,
+    before_round: Callable[[], None] = lambda: None,
     after_round: Callable[[], None] = lambda: None,
 ) -> dict[str, Series]:
     """Time contenders in interleaved rounds.
@@ -84,6 +85,7 @@ def measure(
         rounds: How many rounds.
         seed: Of the orders.
         block_seconds: Length of a block.
+        before_round: Called before every round, as to wait for a quiet moment.
         after_round: Called after every round.
     """
     order = list(contenders)
@@ -104,6 +106,7 @@ def measure(
             wanted = int(block_seconds / max(median(trial), 1e-9))
             calls[name] = min(max(wanted, _LEAST_CALLS), _MOST_CALLS)
     for _ in range(rounds):
+        before_round()
         draw.shuffle(order)
         for name in order:
             block = [] if series[name].failed else timed(name, calls[name])

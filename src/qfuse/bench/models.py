@@ -54,10 +54,10 @@ RECIPES: Mapping[str, str] = MappingProxyType(
 """What the tables call a recipe, and the zoo's name for it."""
 
 
-def example_inputs(case: Case) -> Inputs:
-    """Return the inputs that a case is measured on, in float32."""
+def example_inputs(case: Case, seeds: Sequence[int]) -> list[Inputs]:
+    """Return inputs for a case, one per seed, in float32."""
     built = zoo.build(case.model, **case.sizes)
-    return built.args, built.kwargs
+    return [built.inputs(seed) for seed in seeds]
 
 
 def pick(wanted: Sequence[str], known: Mapping[str, object], what: str) -> list[str]:

@@ -12,7 +12,17 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Ratio", "geometric_mean", "median", "quantile", "ratio_of_medians", "sqnr"]
+    import numpy.typing as npt
+
+__all__ = [
+    "Ratio",
+    "geometric_mean",
+    "mean_ratio",
+    "median",
+    "quantile",
+    "ratio_of_medians",
+    "sqnr",
+]
 
 _DRAWS = 4000
 _TAIL = 0.025  # on either side of a 95 % interval
@@ -56,14 +66,41 @@ def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float], *, seed: in
         theirs: Of the same rounds, in the same order.
         seed: Of the draws: equal series give equal intervals.
     """
+    return _summary(median(ours) / median(theirs), _drawn_ratios(ours, theirs, seed))
+
+
+def mean_ratio(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Ratio | None:
+    """Return the geometric mean of the ratios of several pairs of series, with its interval.
+
+    Args:
+        pairs: Ours and theirs, as :func:`ratio_of_medians` takes them; each was measured by itself.
+
+    Returns:
+        Nothing for no pairs.
+    """
+    if not pairs:
+        return None
+    value = geometric_mean(median(ours) / median(theirs) for ours, theirs in pairs)
+    drawn = [_drawn_ratios(*pair, seed) for seed, pair in enumerate(pairs)]
+    return _summary(value, np.exp(np.mean(np.log(drawn), axis=0)))
+
+
+def _drawn_ratios(
+    ours: Sequence[float], theirs: Sequence[float], seed: int
+) -> npt.NDArray[np.float64]:
     if len(ours) != len(theirs):
         raise ValueError(f"{len(ours)} and {len(theirs)} rounds do not pair")
     pairs = np.asarray([ours, theirs], dtype=np.float64)
     rounds = pairs.shape[1]
     draws = np.random.default_rng(seed).integers(rounds, size=(_DRAWS, rounds))
     above, below = np.median(pairs[:, draws], axis=2)
-    low, high = np.quantile(above / below, [_TAIL, 1 - _TAIL])
-    return Ratio(median(ours) / median(theirs), float(low), float(high))
+    drawn: npt.NDArray[np.float64] = above / below
+    return drawn
+
+
+def _summary(value: float, drawn: npt.NDArray[np.float64]) -> Ratio:
+    low, high = np.quantile(drawn, [_TAIL, 1 - _TAIL])
+    return Ratio(value, float(low), float(high))
 
 
 def geometric_mean(values: Iterable[float]) -> float:

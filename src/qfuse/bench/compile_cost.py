@@ -1,0 +1,247 @@
+"""``python -m qfuse.bench.compile_cost``: what optimizing costs, and how it grows with the graph.
+
+The measure is one fake-tensor propagation of the captured graph, which every compiler of such
+graphs does at least once. Times are CPU seconds of this process: all of it is work of one thread,
+and other programs do not show in it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path  # noqa: TC003 - the type of an option is read at run time
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from qfuse import kernels, zoo
+from qfuse.bench._torch_api import propagate
+from qfuse.bench.command import options_of
+from qfuse.bench.machine import Setting
+from qfuse.bench.page import write_section
+from qfuse.bench.progress import watching
+from qfuse.bench.stats import median, quantile
+from qfuse.bench.synthetic import blocks
+from qfuse.capture import capture
+from qfuse.cost import CostModel, load_or_measure
+from qfuse.ir.errors import OptionsError, QfuseError
+from qfuse.ir.events import Lowered
+from qfuse.pipeline import Planner
+from qfuse.targets import Target
+from qfuse.zoo import recipes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from qfuse.bench.progress import Watch
+    from qfuse.ir.program import CapturedGraph
+
+__all__ = ["CostOptions", "CostRow", "growth", "main", "run_compile_cost"]
+
+SIZES = (50, 100, 200, 500, 1000, 2000)
+MOST_PROPAGATIONS = 3.0
+"""What optimizing may cost, in propagations of the captured graph."""
+
+_MODELS = ("minilm", "llama", "bert", "vit")
+_SECTION = "compile-cost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostOptions:
+    """What to measure.
+
+    Attributes:
+        rounds: How often each graph is optimized and propagated.
+        most: The greatest number of linears.
+        models: Whether to measure captured models too.
+        page: A page with a section to write the tables into.
+    """
+
+    rounds: int = field(default=5, metadata={"help": "rounds per graph"})
+    most: int = field(default=SIZES[-1], metadata={"help": "the greatest number of linears"})
+    models: bool = field(default=True, metadata={"help": "measure captured models too"})
+    page: Path | None = field(
+        default=None, metadata={"help": "a Markdown page to write the tables into"}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CostRow:
+    """One graph.
+
+    Attributes:
+        graph: What it is.
+        linears: Quantized linears in it.
+        nodes: Calls in it.
+        optimize: CPU seconds of normalize, optimize and lower, per round.
+        propagate: CPU seconds of one fake-tensor propagation of the captured graph, per round.
+    """
+
+    graph: str
+    linears: int
+    nodes: int
+    optimize: tuple[float, ...]
+    propagate: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Propagations that optimizing costs."""
+        return median(self.optimize) / median(self.propagate)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The least and the greatest ratio of a round."""
+        ratios = [a / b for a, b in zip(self.optimize, self.propagate, strict=True)]
+        return quantile(ratios, 0.0), quantile(ratios, 1.0)
+
+    @property
+    def per_linear(self) -> float:
+        """CPU seconds of optimizing, per linear."""
+        return median(self.optimize) / self.linears
+
+
+def growth(rows: Sequence[CostRow]) -> float:
+    """Return by which factor the cost per linear grows from the smallest graph to the greatest."""
+    ordered = sorted(rows, key=lambda row: row.linears)
+    return ordered[-1].per_linear / ordered[0].per_linear
+
+
+def run_compile_cost(options: CostOptions, console: Console) -> list[CostRow]:
+    """Measure, show a table, and write what was asked for."""
+    if options.rounds < 1 or options.most < SIZES[0]:
+        raise OptionsError(
+            f"{options.rounds} rounds up to {options.most} linears cannot be measured",
+            fix=f"ask for at least 1 round and {SIZES[0]} linears",
+        )
+    planner = _planner()
+    makers = list(_graphs(options))
+    with watching(console, len(makers)) as watch:
+        rows = [_measure(planner, name, make, options.rounds, watch) for name, make in makers]
+    console.print(_table(rows))
+    for line in verdicts(rows):
+        console.print(line, highlight=False)
+    if options.page is not None:
+        write_section(
+            options.page,
+            _SECTION,
+            rows=rows,
+            setting=Setting.here(1),
+            verdicts=verdicts(rows),
+            median=median,
+        )
+    return rows
+
+
+def verdicts(rows: Sequence[CostRow]) -> list[str]:
+    """Say what the rows come to."""
+    worst = max(rows, key=lambda row: row.ratio)
+    dearest = f"The dearest graph ({worst.graph}) costs {worst.ratio:.2f} propagations to optimize"
+    lines = [f"{dearest}; the aim is at most {MOST_PROPAGATIONS:.0f}."]
+    for kind in _KINDS:
+        some = [row for row in rows if row.graph == kind]
+        if len(some) > 1:
+            sizes = [row.linears for row in some]
+            lines.append(
+                f"{kind}: from {min(sizes)} to {max(sizes)} linears the cost per linear changes "
+                f"by a factor of {growth(some):.2f}."
+            )
+    return lines
+
+
+_KINDS = {"PT2E static": False, "PT2E dynamic": True}
+
+
+def _graphs(options: CostOptions) -> Iterator[tuple[str, Callable[[], CapturedGraph]]]:
+    for kind, dynamic in _KINDS.items():
+        for size in SIZES:
+            if size <= options.most:
+                yield kind, _synthetic(size, dynamic=dynamic)
+    for name in _MODELS if options.models else ():
+        yield f"{name}, torchao dynamic", _model(name)
+
+
+def _synthetic(size: int, *, dynamic: bool) -> Callable[[], CapturedGraph]:
+    return lambda: blocks(size, dynamic=dynamic)
+
+
+def _model(name: str) -> Callable[[], CapturedGraph]:
+    def make() -> CapturedGraph:
+        built = zoo.build(name)
+        quantized = recipes.quantize(built.module, "w8a8-dynamic", built.args, built.kwargs)
+        return capture(quantized.model, built.args, built.kwargs)
+
+    return make
+
+
+def _planner() -> Planner:
+    target = Target.detect(extensions=False)
+    return Planner(target, CostModel(load_or_measure(target)), kernels.load())
+
+
+def _measure(
+    planner: Planner, name: str, make: Callable[[], CapturedGraph], rounds: int, watch: Watch
+) -> CostRow:
+    watch.say(f"building {name}")
+    captured = make()
+    linears = sum(isinstance(event, Lowered) for event in planner.rewrite(captured).log)
+    propagate(captured.module)
+    optimizing, propagating = [], []
+    watch.say(f"{name}, {linears} linears")
+    for _ in range(rounds):
+        optimizing.append(_cpu_seconds(lambda: planner.rewrite(captured)))
+        propagating.append(_cpu_seconds(lambda: propagate(captured.module)))
+    watch.advance()
+    nodes = sum(node.op == "call_function" for node in captured.graph.nodes)
+    return CostRow(name, linears, nodes, tuple(optimizing), tuple(propagating))
+
+
+def _cpu_seconds(work: Callable[[], object]) -> float:
+    gc.collect()
+    begin = time.process_time()
+    result = work()
+    seconds = time.process_time() - begin
+    del result
+    return seconds
+
+
+def _table(rows: Sequence[CostRow]) -> Table:
+    table = Table(
+        title="Optimizing (normalize, optimize, lower) against one fake-tensor propagation",
+        title_justify="left",
+    )
+    table.add_column("graph")
+    for column in ("linears", "calls", "optimize ms", "propagate ms", "ratio", "us per linear"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        low, high = row.spread
+        style = "green" if row.ratio <= MOST_PROPAGATIONS else "red"
+        table.add_row(
+            row.graph,
+            str(row.linears),
+            str(row.nodes),
+            f"{median(row.optimize) * 1e3:.0f}",
+            f"{median(row.propagate) * 1e3:.0f}",
+            Text(f"{row.ratio:.2f} [{low:.2f}, {high:.2f}]", style),
+            f"{row.per_linear * 1e6:.0f}",
+        )
+    return table
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@options_of(CostOptions)
+def main(**given: Any) -> None:
+    """Measure what optimizing costs, and how it grows with the graph."""
+    try:
+        run_compile_cost(CostOptions(**given), Console())
+    except QfuseError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""The benchmark: every model under every recipe, by qfuse and by its peers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path  # noqa: TC003 - the type of an option is read at run time
+from typing import TYPE_CHECKING
+
+import torch
+from rich.console import Console
+
+from qfuse.bench.contest import Contest
+from qfuse.bench.machine import Bystanders, Setting
+from qfuse.bench.measure import LEAST_ROUNDS
+from qfuse.bench.models import CASES, RECIPES, example_inputs, pick
+from qfuse.bench.page import write_section
+from qfuse.bench.peers import (
+    FACTORY,
+    Contender,
+    Engine,
+    FloatType,
+    float_peers,
+    quantized_pair,
+)
+from qfuse.bench.process import WorkerError
+from qfuse.bench.progress import watching
+from qfuse.bench.results import Match, Results, pairs_of
+from qfuse.bench.tables import show
+from qfuse.ir.errors import OptionsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from qfuse.bench.models import Case
+    from qfuse.bench.progress import Watch
+
+__all__ = ["BenchOptions", "run_bench"]
+
+_QUICK_MODELS = ("minilm",)
+_QUICK_RECIPES = ("dynamic",)
+_SECTION = "models"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """What to measure.
+
+    Attributes:
+        models: Names out of :data:`qfuse.bench.models.CASES`; none is all.
+        recipes: Names out of :data:`qfuse.bench.models.RECIPES`; none is all.
+        rounds: Interleaved rounds per model and recipe.
+        threads: OpenMP threads of every contender; 0 takes torch's default.
+        patience: Seconds to wait, per model and recipe, for other programs to leave the cores.
+        quick: One model and one recipe.
+        tuned: Add Inductor with ``max_autotune``, which takes minutes to compile.
+        json: Where to write everything that was measured.
+        page: A page with a section to write the tables into.
+    """
+
+    models: tuple[str, ...] = field(
+        default=(), metadata={"help": f"what to measure, out of {', '.join(CASES)} [all]"}
+    )
+    recipes: tuple[str, ...] = field(
+        default=(), metadata={"help": f"how to quantize, out of {', '.join(RECIPES)} [all]"}
+    )
+    rounds: int = field(default=21, metadata={"help": "interleaved rounds per model and recipe"})
+    threads: int = field(
+        default=0, metadata={"help": "threads of every contender; 0 takes torch's default"}
+    )
+    patience: float = field(
+        default=60.0,
+        metadata={"help": "seconds to wait, per model and recipe, for other programs to be quiet"},
+    )
+    quick: bool = field(default=False, metadata={"help": "one model and one recipe only"})
+    tuned: bool = field(
+        default=False, metadata={"help": "add Inductor with max_autotune (compiles for minutes)"}
+    )
+    json: Path | None = field(
+        default=None, metadata={"help": "write everything that was measured to a file"}
+    )
+    page: Path | None = field(
+        default=None, metadata={"help": "a Markdown page to write the tables into"}
+    )
+
+
+def run_bench(options: BenchOptions, console: Console | None = None) -> Results:
+    """Measure, show a table, and write what was asked for.
+
+    Raises:
+        OptionsError: A model, a recipe or a number does not exist.
+    """
+    console = console or Console()
+    plan = _Plan.of(options)
+    setting = Setting.here(plan.threads)
+    matches: list[Match] = []
+    skipped: dict[str, str] = {}
+    with watching(console, plan.steps) as watch:
+        for case in plan.cases:
+            try:
+                matches += _measure_case(case, plan, watch)
+            except WorkerError as error:
+                skipped[case.name] = str(error)
+    results = Results(setting, plan.rounds, tuple(matches), skipped)
+    show(results, console)
+    if options.json is not None:
+        text = json.dumps(results.to_dict(), indent=1)
+        options.json.write_text(text, encoding="utf-8")
+    if options.page is not None:
+        write_section(options.page, _SECTION, results=results)
+        console.print(f"the tables are in {options.page}", highlight=False)
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    cases: tuple[Case, ...]
+    recipes: tuple[str, ...]
+    rounds: int
+    threads: int
+    patience: float
+    tuned: bool
+
+    @classmethod
+    def of(cls, options: BenchOptions) -> _Plan:
+        models = options.models or (_QUICK_MODELS if options.quick else ())
+        recipes = options.recipes or (_QUICK_RECIPES if options.quick else ())
+        if options.rounds < LEAST_ROUNDS:
+            raise OptionsError(
+                f"{options.rounds} rounds are too few", fix=f"ask for {LEAST_ROUNDS} or more"
+            )
+        if options.threads < 0:
+            raise OptionsError(f"{options.threads} threads cannot be", fix="give 1, or 0")
+        return cls(
+            tuple(CASES[name] for name in pick(models, CASES, "model")),
+            tuple(pick(recipes, RECIPES, "recipe")),
+            options.rounds,
+            options.threads or torch.get_num_threads(),
+            options.patience,
+            options.tuned,
+        )
+
+    def floats(self, case: Case) -> list[Contender]:
+        return float_peers(case.model, case.sizes)
+
+    def quantized(self, case: Case, recipe: str, kind: FloatType) -> list[Contender]:
+        return quantized_pair(case.model, case.sizes, RECIPES[recipe], kind, tuned=self.tuned)
+
+    @property
+    def steps(self) -> int:
+        """Contenders to build, and rounds."""
+        per_recipe = len(FloatType) * (2 + self.tuned) + self.rounds
+        return len(self.cases) * (3 + len(self.recipes) * per_recipe)
+
+
+def _measure_case(case: Case, plan: _Plan, watch: Watch) -> Iterator[Match]:
+    """Measure one model under every recipe; the float contenders live on from one to the next.
+
+    Raises:
+        WorkerError: The float model does not run.
+    """
+    inputs = example_inputs(case, seeds=(0, 1))
+    with Contest(inputs, plan.threads, watch) as contest:
+        floats = plan.floats(case)
+        for peer in floats:
+            contest.enter(peer.name, FACTORY, peer.to_dict())
+        contest.refer_to(floats[0].name)
+        for recipe in plan.recipes:
+            yield _measure_recipe(case, recipe, plan, contest, floats)
+
+
+def _measure_recipe(
+    case: Case, recipe: str, plan: _Plan, contest: Contest, floats: list[Contender]
+) -> Match:
+    own = _own_answers(case, recipe, contest)
+    entered = []
+    for kind in FloatType:
+        for contender in plan.quantized(case, recipe, kind):
+            contest.enter(contender.name, FACTORY, contender.to_dict(), own)
+            entered.append(contender)
+    bystanders = Bystanders()
+    entries = contest.run(plan.rounds, f"{case.name}, {recipe}", plan.patience)
+    others = bystanders.share()
+    contest.leave([contender.name for contender in entered])
+    named = {(c.engine, c.float_type, c.recipe is not None): c.name for c in (*floats, *entered)}
+    pairs = pairs_of(case.name, recipe, entries, named, FloatType)
+    return Match(case.name, case.what, recipe, entries, pairs, others)
+
+
+def _own_answers(case: Case, recipe: str, contest: Contest) -> list[list[torch.Tensor]] | None:
+    """Return what the quantized model answers without a compiler; nothing if it does not run."""
+    model = Contender(
+        engine=Engine.EAGER,
+        float_type=FloatType.F32,
+        model=case.model,
+        sizes=case.sizes,
+        recipe=RECIPES[recipe],
+    )
+    try:
+        return contest.answers(FACTORY, model.to_dict())
+    except WorkerError:
+        # The contenders fail on it too, and say why.
+        return None

@@ -1,0 +1,169 @@
+"""Random graphs keep their values through optimize and lower, whatever stands in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.lower.cases import NO_KERNELS
+from tests.property.steps import Case, cases
+
+from qfuse import kernels
+from qfuse.cost import CostModel, CostProfile
+from qfuse.ir.events import EventLog, Exactness, RolledBack
+from qfuse.ir.program import NormalGraph
+from qfuse.ir.text import to_text
+from qfuse.ir.verify import verify
+from qfuse.lower import lower
+from qfuse.lower.rows import kernel_rows
+from qfuse.model_check import ModelCheck
+from qfuse.optimize import optimize
+from qfuse.optimize.schedule import FUSION_RULES
+from qfuse.rewrite.clone import clone
+from qfuse.rewrite.compare import compare
+from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.site_check import SiteChecker
+from qfuse.rewrite.tolerance import SITE
+from qfuse.targets import Target
+from qfuse.testing.run import run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.fx import Node
+
+    from qfuse.ir.program import LoweredGraph, OptimizedGraph, StageGraph
+    from qfuse.rewrite.rewriter import Journal
+
+pytestmark = [pytest.mark.property, pytest.mark.numeric]
+
+
+def assert_same(
+    new: Sequence[torch.Tensor], old: Sequence[torch.Tensor], program: StageGraph
+) -> None:
+    """Assert that all outputs have equal types and bits; NaN is NaN."""
+    assert len(new) == len(old)
+    for index, (a, b) in enumerate(zip(new, old, strict=True)):
+        verdict = compare(a, b, None, Exactness.EXACT, SITE)
+        assert verdict.wrong is None, f"output {index}: {verdict.wrong}\n{to_text(program.graph)}"
+
+
+def optimized(case: Case, context: Context | None = None) -> OptimizedGraph:
+    """Optimize a copy."""
+    return optimize(clone(case.program), context)
+
+
+def lowered(
+    program: OptimizedGraph, library: kernels.KernelLibrary, context: Context | None = None
+) -> LoweredGraph:
+    """Lower a copy on the pinned machine."""
+    cost = CostModel(CostProfile.pinned())
+    return lower(clone(program), Target.for_testing(), cost, kernel_rows(library), context)
+
+
+def run_code(program: StageGraph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Run the module's generated code; neither inputs nor constants may be written to."""
+    held = [*inputs, *program.module.buffers()]
+    before = [t.clone() for t in held]
+    with torch.no_grad():
+        outputs = list(program.module(*inputs))
+    assert all(map(torch.equal, before, held)), "a functional graph wrote to what it reads"
+    return outputs
+
+
+def source_values(case: Case) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Verify the source and run it; return inputs and outputs."""
+    verify(case.program)
+    inputs = case.inputs()
+    return inputs, list(run(case.program, inputs))
+
+
+@given(st.one_of(cases(exact=False), cases(exact=True)))
+def test_optimize_keeps_every_bit_and_comes_to_rest(case: Case) -> None:
+    inputs, old = source_values(case)
+    before = to_text(case.program.graph)
+    program = optimized(case)
+
+    verify(program)
+    assert to_text(case.program.graph) == before, "the copy was rewritten, the source was not"
+    assert_same(list(run(program, inputs)), old, program)
+    text = to_text(program.graph)
+    assert to_text(optimized(case).graph) == text, "optimizing is deterministic"
+    again = NormalGraph(program.module, program.signature, EventLog())
+    assert to_text(optimize(again).graph) == text, "optimizing twice is optimizing once"
+
+
+@given(cases(exact=False), st.integers(0, 6))
+def test_any_number_of_rewrites_keeps_every_bit(case: Case, fuel: int) -> None:
+    inputs, old = source_values(case)
+    program = optimized(case, Context("optimize", gate=Gate(fuel)))
+    assert_same(list(run(program, inputs)), old, program)
+
+
+class RefuseAll:
+    """A checker to which nothing is right."""
+
+    def check(self, journal: Journal, exactness: Exactness, what: str) -> str | None:
+        del journal, exactness
+        return f"{what} is not wanted"
+
+    def forget(self, nodes: Sequence[Node]) -> None:
+        del nodes
+
+
+@given(cases(exact=False))
+def test_undone_rewrites_leave_no_trace(case: Case) -> None:
+    program = clone(case.program)
+    before = to_text(program.graph)
+    context = Context("optimize", checker=RefuseAll())
+    result = apply_rules(program, [rule() for rule in FUSION_RULES], context)
+
+    assert not result.modified
+    assert to_text(program.graph) == before
+    verify(program)
+
+
+LIBRARIES = pytest.mark.parametrize("own", [True, False], ids=["own-kernels", "without"])
+
+
+def library(own: bool) -> kernels.KernelLibrary:
+    """The own kernels, or none."""
+    if not own:
+        return NO_KERNELS
+    if not kernels.load().available:
+        pytest.skip(kernels.load().reason)
+    return kernels.load()
+
+
+@LIBRARIES
+@given(case=cases(exact=True))
+def test_lower_has_the_bits_of_sums_that_are_exact(own: bool, case: Case) -> None:
+    inputs, old = source_values(case)
+    program = lowered(optimized(case), library(own))
+    assert_same(run_code(program, inputs), old, program)
+
+
+@LIBRARIES
+@given(case=cases(exact=False))
+def test_lower_stays_within_rounding(own: bool, case: Case) -> None:
+    inputs, _ = source_values(case)
+    middle = optimized(case)
+    text = to_text(lowered(middle, library(own)).graph)
+    program = clone(middle)
+    # The truth of each kernel is what it replaces, in float64, on the values that come there: a
+    # code that flips in one layer is not held against the layers behind it.
+    checker = SiteChecker(program, inputs)
+    cost = CostModel(CostProfile.pinned())
+    rows = kernel_rows(library(own))
+    low = lower(program, Target.for_testing(), cost, rows, Context("lower", checker=checker))
+
+    undone = low.log.of(RolledBack)
+    assert not undone, "\n".join(e.reason for e in undone)
+    assert to_text(low.graph) == text, "checking changes nothing"
+    reference = ModelCheck.measure(case.program, inputs)
+    verdict = reference.judge(run_code(low, inputs))
+    assert verdict.wrong is None, f"{verdict.wrong}\n{to_text(low.graph)}"
