@@ -22,11 +22,14 @@ def test_golden_a_scale_without_a_zero_point() -> None:
     program = normalize(source.done(source.b.call(choose, x, [1, 8])))
 
     assert fired(program) == [NormalizeChooseFloat8.name]
-    assert_expected_inline(to_text(program.graph), """\
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
 %x: bfloat16[s0, 8]
 %0 = qfuse.choose_qparams(%x, 'ao-float8 float8_e4m3fn[-448,448] 1x* eps=0.0 float32 int32'): (float32[s0, 1], int32[s0, 1])
 %1 = getitem(%0, 0): float32[s0, 1]
-return (%1)""")
+return (%1)""",
+    )
 
 
 @pytest.mark.numeric

@@ -43,12 +43,15 @@ def test_golden_rows() -> None:
     program = normalize(source.done(source.b.call(dequantize, q, s, torch.bfloat16)))
 
     assert fired(program) == [NormalizeQuantizeFloat8.name, NormalizeDequantizeFloat8.name]
-    assert_expected_inline(to_text(program.graph), """\
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
 %x: bfloat16[s0, 8]
 %s: float32[s0, 1]
 %0 = qfuse.quantize(%x, %s, None, 'float8_e4m3fn[-448,448] 1x* bfloat16 float32:divide:round-zp int'): float8_e4m3fn[s0, 8]
 %1 = qfuse.dequantize(%0, %s, None, 'float8_e4m3fn[-448,448] 1x* bfloat16 float32:divide:round-zp int'): bfloat16[s0, 8]
-return (%1)""")
+return (%1)""",
+    )
 
 
 @pytest.mark.numeric

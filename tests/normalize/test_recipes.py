@@ -1,0 +1,102 @@
+"""Real models, quantized by the tools themselves: every recipe ends in one spelling."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tests.normalize.sources import ops_of, run
+from torch import nn
+
+from qfuse.capture import capture
+from qfuse.ir.events import Exactness, Fired, Noted
+from qfuse.ir.views import Linear, as_dequantize, as_linear, bits_equal, dtype_of
+from qfuse.model_check import ModelCheck
+from qfuse.normalize import normalize
+from qfuse.rewrite.clone import clone
+from qfuse.zoo import recipes
+
+if TYPE_CHECKING:
+    from qfuse.ir.program import CapturedGraph, NormalGraph
+
+DYNAMIC = ("pt2e-dynamic", "w8a8-dynamic", "w8a8-dynamic-tensor", "w8a8-dynamic-asym", "w4a8")
+STATIC = ("w8a8-static", "w8a8-static-bf16", "w8a8-static-ao")
+WEIGHTS = ("w8a16", "w4a16")
+EXACT = {"w8a8-static", "w8a8-static-bf16", "pt2e-dynamic", "w4a8", "w4a16"}
+FLOATS = {"linear", "relu", "_to_copy"}
+
+
+class TwoLinears(nn.Module):
+    """64 -> 96 -> 32, with a bias in the first only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 96), nn.Linear(96, 32, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.second(torch.relu(self.first(x)))
+        return y
+
+
+def captured(recipe: str, dtype: torch.dtype, shape: tuple[int, ...]) -> CapturedGraph:
+    """A small model, quantized and captured with dynamic leading sizes."""
+    x = torch.randn(shape, dtype=dtype)
+    sizes = {i: torch.export.Dim(f"d{i}", min=1, max=64) for i in range(len(shape) - 1)}
+    model = TwoLinears().eval().to(dtype)
+    quantized = recipes.quantize(model, recipe, (x,), dynamic_shapes={"x": sizes})
+    return capture(quantized.model, (x,), dynamic_shapes={"x": sizes})
+
+
+def both(recipe: str, dtype: torch.dtype, rank: int) -> tuple[CapturedGraph, NormalGraph]:
+    """A captured graph, and the normal graph of a copy of it."""
+    program = captured(recipe, dtype, (2, 8, 64)[-rank:])
+    return program, normalize(clone(program))
+
+
+def is_stored(linear: Linear) -> bool:
+    """Whether the weight of a linear is a dequantized constant of stored numbers."""
+    weight = as_dequantize(linear.weight)
+    return weight is not None and weight.q.op == "get_attr" and dtype_of(weight.q) is torch.int8
+
+
+@pytest.mark.zoo
+@pytest.mark.numeric
+@pytest.mark.parametrize(("rank", "dtype"), [(3, torch.float32), (2, torch.bfloat16)])
+@pytest.mark.parametrize("recipe", [*DYNAMIC, *STATIC, *WEIGHTS])
+def test_every_recipe_ends_in_one_spelling(recipe: str, rank: int, dtype: torch.dtype) -> None:
+    program, normal = both(recipe, dtype, rank)
+
+    assert ops_of(normal, "torchao") == ops_of(normal, "quantized_decomposed") == []
+    assert [n for n in normal.log.of(Noted) if n.warn] == []
+    assert ops_of(normal, "aten").count("linear") == 2
+    assert set(ops_of(normal, "aten")) <= FLOATS
+    per_layer = {True: ["quantize", "dequantize"], False: []}[recipe not in WEIGHTS]
+    dynamic = recipe in DYNAMIC
+    assert sorted(ops_of(normal)) == sorted(
+        2 * (["choose_qparams"] * dynamic + per_layer + ["dequantize"])
+    )
+    assert all(map(is_stored, filter(None, map(as_linear, normal.graph.nodes))))
+    exact = all(event.exactness is Exactness.EXACT for event in normal.log.of(Fired))
+    assert exact == (recipe in EXACT)
+    # Other sizes than those that it was captured with, one of them 1.
+    for sizes in ((2, 8), (3, 5), (1, 1)):
+        inputs = [torch.randn(*sizes[-rank + 1 :], 64, dtype=dtype)]
+        old, new = run(program, inputs), run(normal, inputs)
+        if exact:
+            assert all(map(bits_equal, old, new))
+        else:
+            verdict = ModelCheck.measure(program, inputs).judge(new)
+            assert verdict.wrong is None, verdict
+
+
+@pytest.mark.zoo
+@pytest.mark.numeric
+def test_one_token_is_right_where_the_source_is_garbage() -> None:
+    # Rows of a graph for many rows; what the source gives for one row is not looked at.
+    _, normal = both("w8a8-dynamic", torch.float32, 3)
+    x = torch.randn(1, 7, 64)
+
+    (together,) = run(normal, [x])
+    apart = [run(normal, [x[:, i : i + 1]])[0] for i in range(7)]
+    torch.testing.assert_close(together, torch.cat(apart, 1))
