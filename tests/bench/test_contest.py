@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self, cast
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from tests.bench import toys
 
 from qfuse.bench._torch_api import float_leaves
-from qfuse.bench.contest import SANE_SQNR, Contest, Verdict
+from qfuse.bench.contest import SANE_SQNR, Contest, Entrant, Verdict
 from qfuse.bench.memory import Memory
 from qfuse.bench.process import WorkerError
 from qfuse.bench.progress import Silent
@@ -77,8 +78,15 @@ def inputs() -> list[Inputs]:
     return [((torch.randn(3, 4),), {"shift": torch.randn(4)}) for _ in range(2)]
 
 
+def toy(kind: str) -> Entrant:
+    return Entrant(kind, FACTORY, {"kind": kind, "in_process": True})
+
+
+FLOAT = replace(toy("honest"), name="float")
+
+
 def held_here(inputs: list[Inputs], watch: Silent) -> Contest:
-    return Contest(inputs, 1, watch, cast("Callable[[Job, Inputs], Worker]", Here))
+    return Contest(inputs, "float", 1, watch, cast("Callable[[Job, Inputs], Worker]", Here))
 
 
 class Steps(Silent):
@@ -94,10 +102,7 @@ def test_right_contenders_are_timed_and_others_are_not(inputs: list[Inputs]) -> 
     kinds = ("honest", "half", "garbage", "wrong-later", "unbuildable", "crash")
     steps = Steps()
     with held_here(inputs, steps) as contest:
-        contest.enter("float", FACTORY, {"kind": "honest"})
-        contest.refer_to("float")
-        for kind in kinds:
-            contest.enter(kind, FACTORY, {"kind": kind, "in_process": True})
+        contest.enter([FLOAT, *map(toy, kinds)])
         entries = contest.run(3, "toys")
 
     verdicts = {name: entry.verdict for name, entry in entries.items()}
@@ -116,10 +121,7 @@ def test_right_contenders_are_timed_and_others_are_not(inputs: list[Inputs]) -> 
 
 def test_what_was_seen_is_told(inputs: list[Inputs]) -> None:
     with held_here(inputs, Silent()) as contest:
-        contest.enter("float", FACTORY, {"kind": "honest"})
-        contest.refer_to("float")
-        for kind in ("honest", "half", "garbage", "unbuildable"):
-            contest.enter(kind, FACTORY, {"kind": kind, "in_process": True})
+        contest.enter([FLOAT, *map(toy, ("honest", "half", "garbage", "unbuildable"))])
         entries = contest.run(3, "toys")
 
     honest, half = entries["honest"], entries["half"]
@@ -140,33 +142,43 @@ def test_what_was_seen_is_told(inputs: list[Inputs]) -> None:
 
 def test_far_below_the_quantized_model_itself_is_wrong(inputs: list[Inputs]) -> None:
     with held_here(inputs, Silent()) as contest:
-        contest.enter("float", FACTORY, {"kind": "honest"})
-        contest.refer_to("float")
         # bf16 is some 45 dB from the float model. That is enough, but not if the quantized
-        # model itself has nearly 100.
-        honest = contest.answers(FACTORY, {"kind": "honest"})
-        own = [[x * (1 + 1e-5) for x in outputs] for outputs in honest]
-        contest.enter("alone", FACTORY, {"kind": "half"})
-        contest.enter("beside", FACTORY, {"kind": "half"}, own)
+        # model itself has 100.
+        near = Entrant("near", FACTORY, {"kind": "near"}, timed=False)
+        contest.enter([FLOAT, near, toy("half"), replace(toy("half"), name="beside", like="near")])
         entries = contest.run(1, "toys")
 
-    assert entries["alone"].verdict is Verdict.OK
+    assert entries["half"].verdict is Verdict.OK
     assert entries["beside"].verdict is Verdict.WRONG
 
 
 def test_who_leaves_is_gone_and_the_others_stay(inputs: list[Inputs]) -> None:
     with held_here(inputs, Silent()) as contest:
-        for name in ("stays", "goes"):
-            contest.enter(name, FACTORY, {"kind": "honest"})
-        assert set(contest.run(1, "both")) == {"stays", "goes"}
-        contest.leave(["goes", "never was"])
+        contest.enter([FLOAT, toy("half"), toy("honest")])
+        assert set(contest.run(1, "all")) == {"float", "half", "honest"}
+        contest.leave(["half", "never was"])
 
-        assert contest.worker("goes") is None
-        assert set(contest.run(1, "one")) == {"stays"}
+        assert contest.worker("half") is None
+        contest.enter([toy("garbage")])
+        entries = contest.run(1, "the rest")
+        assert set(entries) == {"float", "honest", "garbage"}
+        assert entries["garbage"].verdict is Verdict.WRONG
+        last = contest.worker("honest")
+
+    assert cast("Here", last).closed
 
 
 def test_without_the_float_model_nothing_is_judged(inputs: list[Inputs]) -> None:
+    broken = pytest.raises(WorkerError, match="float: the toy has no wheels")
+    with held_here(inputs, Silent()) as contest, broken:
+        contest.enter([replace(toy("unbuildable"), name="float"), toy("honest")])
+
+
+def test_one_for_answers_only_is_not_timed(inputs: list[Inputs]) -> None:
     with held_here(inputs, Silent()) as contest:
-        contest.enter("float", FACTORY, {"kind": "unbuildable"})
-        with pytest.raises(WorkerError, match="float: the toy has no wheels"):
-            contest.refer_to("float")
+        contest.enter([FLOAT, replace(toy("half"), timed=False)])
+        entries = contest.run(2, "toys")
+
+    assert entries["half"].verdict is Verdict.OK
+    assert entries["half"].series is None
+    assert entries["float"].series is not None

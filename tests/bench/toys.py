@@ -52,6 +52,12 @@ def _wrong_later(arguments: Mapping[str, Any]) -> Subject:
     return Subject(call)
 
 
+def _near(arguments: Mapping[str, Any]) -> Subject:
+    """Right but for the fifth digit: 100 dB."""
+    del arguments
+    return Subject(lambda x, *, shift: (x * 2 + shift) * (1 + 1e-5))
+
+
 def _unbuildable(arguments: Mapping[str, Any]) -> NoReturn:
     del arguments
     raise ValueError("the toy has no wheels")
@@ -96,4 +102,5 @@ TOYS: dict[str, Callable[[Mapping[str, Any]], Subject]] = {
     "unbuildable": _unbuildable,
     "crash": _crash,
     "half": _half,
+    "near": _near,
 }

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from torch import nn
     from torch.fx import GraphModule
+    from torch.fx.node import Argument, Target
 
 __all__ = [
     "compile_frozen",
@@ -81,7 +82,9 @@ def propagate(module: GraphModule) -> None:
 class _Propagation(FakeTensorProp):
     """Runs on fake constants as well, whatever the mode of the graph allows."""
 
-    def get_attr(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def get_attr(
+        self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument]
+    ) -> torch.Tensor:
         """Return the fake of a constant; a mode makes one fake of each tensor."""
-        value = super().get_attr(target, args, kwargs)  # type: ignore[arg-type]
+        value = super().get_attr(target, args, kwargs)
         return self._mode.from_tensor(value, static_shapes=True)

@@ -1,4 +1,4 @@
-"""Contenders on the same inputs: built one after the other, gated by their answers, then timed.
+"""Contenders on the same inputs: built, gated by their answers, then timed.
 
 A time counts only for right answers. Answers are compared before the rounds and after them, because
 a contender may be right once: what it overwrites shows in later calls.
@@ -6,7 +6,7 @@ a contender may be right once: what it overwrites shows in later calls.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from qfuse.bench.progress import Watch
     from qfuse.bench.worker import Inputs
 
-__all__ = ["SANE_SQNR", "Contest", "Entry", "Verdict"]
+__all__ = ["SANE_SQNR", "Contest", "Entrant", "Entry", "Verdict"]
 
 SANE_SQNR = 10.0
 """In dB. Below this the noise in the answers is a third of the signal: they are wrong, whatever
 was quantized."""
 
 _SLACK = 6.0  # dB below the quantized model itself: twice its noise
+_BUILDERS = 2  # compiling is mostly work of one thread
 
 
 class Verdict(StrEnum):
@@ -40,6 +41,26 @@ class Verdict(StrEnum):
     OK = "ok"
     WRONG = "WRONG"
     FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """Who takes part.
+
+    Attributes:
+        name: What tables call it.
+        factory: See :class:`qfuse.bench.process.Job`.
+        arguments: Likewise.
+        like: Name of the entrant that runs the same quantized model without any compiler. One that
+            is far worse than that computes something else, even if it is not garbage.
+        timed: Whether it takes part in the rounds, or gives answers only.
+    """
+
+    name: str
+    factory: str
+    arguments: Mapping[str, Any]
+    like: str | None = None
+    timed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +74,7 @@ class Entry:
         series: Its times; nothing if it was never timed.
         sqnr: The worst of its answers, in dB against the float model.
         memory: Resident memory when its rounds were over, and the peak of the rounds.
-        build_seconds: From an empty process to the end of the first call.
+        build_seconds: To build and compile it, up to the end of its first call.
         build_peak: The most memory that this took, in bytes.
         facts: What it tells about itself.
     """
@@ -79,6 +100,7 @@ class Contest:
 
     Args:
         inputs: The first is what is timed; answers are compared on all of them.
+        reference: Name of the entrant that all answers are compared with, the float model.
         threads: OpenMP threads of every contender.
         watch: Told what is going on.
         start: Makes the process of a contender.
@@ -87,92 +109,46 @@ class Contest:
     def __init__(
         self,
         inputs: Sequence[Inputs],
+        reference: str,
         threads: int,
         watch: Watch,
         start: Callable[[Job, Inputs], Worker] = Worker,
     ) -> None:
-        self._start = start
         self._inputs = list(inputs)
+        self._reference = reference
         self._threads = threads
         self._watch = watch
-        self._stack = ExitStack()
+        self._start = start
+        self._truth: list[torch.Tensor] | None = None
+        self._entrants: dict[str, Entrant] = {}
         self._workers: dict[str, Worker] = {}
         self._entries: dict[str, Entry] = {}
-        self._floors: dict[str, float] = {}
-        self._reference: list[torch.Tensor] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self.leave(list(self._workers))
 
     def worker(self, name: str) -> Worker | None:
         """Return the live process of a contender, for questions besides time."""
         return self._workers.get(name)
 
-    def answers(
-        self, factory: str, arguments: Mapping[str, Any], inputs: Sequence[Inputs] | None = None
-    ) -> list[list[torch.Tensor]]:
-        """Return what a contender that is not timed answers to each input.
-
-        Args:
-            factory: See :class:`qfuse.bench.process.Job`.
-            arguments: Likewise.
-            inputs: Other inputs than those of the contest.
+    def enter(self, entrants: Sequence[Entrant]) -> None:
+        """Build contenders, two at a time, and look at their answers.
 
         Raises:
-            WorkerError: It failed.
+            WorkerError: The reference failed, so that nothing can be judged.
         """
-        with self._start(Job(factory, arguments, self._threads), self._inputs[0]) as worker:
-            return worker.answers(self._inputs if inputs is None else inputs)
-
-    def refer_to(self, name: str) -> None:
-        """Compare all answers with those of this contender, which is the float model.
-
-        Raises:
-            WorkerError: It is not there, or fails now.
-        """
-        if name not in self._workers:
-            raise WorkerError(f"{name}: {self._entries[name].reason}")
-        self._reference = _flat(self._workers[name].answers(self._inputs))
-        self._judge(name)
-
-    def enter(
-        self,
-        name: str,
-        factory: str,
-        arguments: Mapping[str, Any],
-        own: Sequence[Sequence[torch.Tensor]] | None = None,
-    ) -> None:
-        """Build a contender and look at its answers.
-
-        Args:
-            name: What tables call it.
-            factory: See :class:`qfuse.bench.process.Job`.
-            arguments: Likewise.
-            own: Answers of the same quantized model without any compiler. A contender that is far
-                worse than these computes something else, even if it is not garbage.
-        """
-        self._watch.say(f"building {name}")
-        try:
-            worker = self._start(Job(factory, arguments, self._threads), self._inputs[0])
-        except WorkerError as error:
-            self._entries[name] = Entry(name, Verdict.FAILED, str(error))
-            self._watch.advance()
-            return
-        self._stack.callback(worker.close)
-        self._workers[name] = worker
-        self._floors[name] = self._floor(own)
-        self._entries[name] = Entry(
-            name,
-            Verdict.OK,
-            build_seconds=worker.build_seconds,
-            build_peak=worker.built.peak,
-            facts=worker.facts,
-        )
-        self._judge(name)
-        self._watch.advance()
+        self._entrants |= {entrant.name: entrant for entrant in entrants}
+        with ThreadPoolExecutor(_BUILDERS) as pool:
+            for entrant, built in zip(entrants, pool.map(self._build, entrants), strict=True):
+                self._admit(entrant.name, built)
+        if self._truth is None:
+            self._truth = self._find_truth()
+        for entrant in entrants:
+            if entrant.name in self._workers:
+                self._judge(entrant.name)
 
     def leave(self, names: Sequence[str]) -> None:
         """End contenders; what was seen of them is forgotten."""
@@ -181,6 +157,7 @@ class Contest:
             if worker is not None:
                 worker.close()
             self._entries.pop(name, None)
+            self._entrants.pop(name, None)
 
     def run(self, rounds: int, what: str, patience: float = 0.0) -> dict[str, Entry]:
         """Time everybody who is there, and look at the answers and the memory afterwards.
@@ -191,8 +168,9 @@ class Contest:
             patience: Seconds to wait, in all, for other programs to leave the cores alone.
         """
         self._watch.say(f"timing {what}")
+        timed = {n: w for n, w in self._workers.items() if self._entrants[n].timed}
         series = measure(
-            self._workers,
+            timed,
             rounds,
             before_round=Patience(patience).wait,
             after_round=self._watch.advance,
@@ -203,36 +181,69 @@ class Contest:
                 continue
             self._entries[name] = replace(self._entries[name], series=times)
             self._judge(name)
-        for name in list(self._workers):
-            try:
-                memory = self._workers[name].memory()
-            except WorkerError as error:
-                self._fail(name, str(error))
-            else:
-                self._entries[name] = replace(self._entries[name], memory=memory)
+            self._weigh(name)
         return dict(self._entries)
 
-    def _floor(self, own: Sequence[Sequence[torch.Tensor]] | None) -> float:
+    def _build(self, entrant: Entrant) -> Worker | WorkerError:
+        self._watch.say(f"building {entrant.name}")
+        job = Job(entrant.factory, entrant.arguments, self._threads)
+        try:
+            return self._start(job, self._inputs[0])
+        except WorkerError as error:
+            return error
+        finally:
+            self._watch.advance()
+
+    def _admit(self, name: str, built: Worker | WorkerError) -> None:
+        if isinstance(built, WorkerError):
+            self._entries[name] = Entry(name, Verdict.FAILED, str(built))
+            return
+        self._workers[name] = built
+        self._entries[name] = Entry(
+            name,
+            Verdict.OK,
+            build_seconds=built.build_seconds,
+            build_peak=built.built.peak,
+            facts=built.facts,
+        )
+
+    def _find_truth(self) -> list[torch.Tensor]:
+        if self._reference not in self._workers:
+            entry = self._entries.get(self._reference)
+            raise WorkerError(f"{self._reference}: {entry.reason if entry else 'it is not there'}")
+        return _flat(self._workers[self._reference].answers(self._inputs))
+
+    def _floor(self, name: str) -> float:
         """Return the least SQNR in dB that is believed."""
-        if own is None or self._reference is None:
-            return SANE_SQNR
-        return max(SANE_SQNR, sqnr(self._reference, _flat(own)) - _SLACK)
+        like = self._entries.get(self._entrants[name].like or "")
+        own = None if like is None else like.sqnr
+        return SANE_SQNR if own is None else max(SANE_SQNR, own - _SLACK)
 
     def _judge(self, name: str) -> None:
-        if self._reference is None:
-            return
+        assert self._truth is not None, "contenders enter before they are judged"
         try:
-            found = sqnr(self._reference, _flat(self._workers[name].answers(self._inputs)))
+            found = sqnr(self._truth, _flat(self._workers[name].answers(self._inputs)))
         except WorkerError as error:
             self._fail(name, str(error))
             return
         entry = self._entries[name]
         worst = found if entry.sqnr is None else min(found, entry.sqnr)
         entry = replace(entry, sqnr=worst)
-        if worst < self._floors[name]:
-            reason = f"its answers are wrong: {worst:.1f} dB, and {self._floors[name]:.1f} expected"
+        floor = self._floor(name)
+        if worst < floor:
+            reason = f"its answers are wrong: {worst:.1f} dB, and {floor:.1f} expected"
             entry = replace(entry, verdict=Verdict.WRONG, reason=reason)
         self._entries[name] = entry
+
+    def _weigh(self, name: str) -> None:
+        if name not in self._workers:
+            return
+        try:
+            memory = self._workers[name].memory()
+        except WorkerError as error:
+            self._fail(name, str(error))
+        else:
+            self._entries[name] = replace(self._entries[name], memory=memory)
 
     def _fail(self, name: str, reason: str) -> None:
         self._workers.pop(name).close()

@@ -21,10 +21,10 @@ from rich.table import Table
 from qfuse.bench import words
 from qfuse.bench.command import options_of
 from qfuse.bench.contest import Contest, Entry, Verdict
-from qfuse.bench.machine import Bystanders, Setting
+from qfuse.bench.machine import Bystanders, Setting, prepare_machine
 from qfuse.bench.measure import LEAST_ROUNDS, compare
 from qfuse.bench.models import RECIPES
-from qfuse.bench.peers import FACTORY, Contender, Engine, FloatType, float_peers, quantized_pair
+from qfuse.bench.peers import Engine, FloatType, eager_model, float_peers, quantized_pair
 from qfuse.bench.process import WorkerError
 from qfuse.bench.progress import watching
 from qfuse.bench.retrieval import Agreement, compare_embeddings
@@ -33,8 +33,9 @@ from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.zoo import minilm, recipes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
+    from qfuse.bench.peers import Contender
     from qfuse.bench.progress import Watch
     from qfuse.bench.worker import Inputs
     from qfuse.report import Report
@@ -81,16 +82,18 @@ class _Job:
     rounds: int
     patience: float
 
-    def contender(self, engine: Engine, float_type: FloatType) -> Contender:
-        """Return who runs the quantized model at every batch and sequence size."""
-        return Contender(
-            engine=engine,
-            float_type=float_type,
-            model="minilm",
-            sizes=self.sizes,
-            recipe=self.recipe,
-            dynamic=True,
-        )
+    @property
+    def eager(self) -> Contender:
+        """The quantized model without a compiler, for all sizes."""
+        return eager_model("minilm", self.sizes, self.recipe, dynamic=True)
+
+    def pair(self, kind: FloatType) -> list[Contender]:
+        """Torch's and our compiler on the quantized model; ours for all sizes."""
+        return quantized_pair("minilm", self.sizes, self.recipe, kind, dynamic=True)
+
+    def ours(self, kind: FloatType) -> str:
+        """Name of qfuse's entry at a float type."""
+        return next(c.name for c in self.pair(kind) if c.engine is Engine.QFUSE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +124,7 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
         console.print(escape(line), style="red", highlight=False)
     setting = Setting.here(job.threads)
     console.print(setting_text(setting, job.rounds, findings.others))
-    ours = [findings.entries[job.contender(Engine.QFUSE, kind).name] for kind in FloatType]
-    return all(entry.verdict is Verdict.OK for entry in ours)
+    return all(findings.entries[job.ours(kind)].verdict is Verdict.OK for kind in FloatType)
 
 
 def _prepare(options: DemoOptions) -> _Job:
@@ -149,7 +151,7 @@ def _prepare(options: DemoOptions) -> _Job:
 
 
 def _steps(job: _Job) -> int:
-    return 3 + 2 * len(FloatType) + job.rounds + 2
+    return len(float_peers("minilm", job.sizes)) + 1 + 2 * len(FloatType) + job.rounds
 
 
 def _introduce(job: _Job, options: DemoOptions, console: Console) -> None:
@@ -172,35 +174,34 @@ def _measure(job: _Job, watch: Watch) -> _Findings:
     Raises:
         QfuseError: The float model does not run, so there is nothing to compare with.
     """
-    with Contest(job.batches[:1], job.threads, watch) as contest:
-        floats = float_peers("minilm", job.sizes)
-        pairs = [p for kind in FloatType for p in _pair(job, kind)]
-        for contender in floats:
-            contest.enter(contender.name, FACTORY, contender.to_dict())
+    watch.say("building kernels and measuring speeds, once per machine")
+    prepare_machine(job.threads)
+    floats = float_peers("minilm", job.sizes)
+    ours = [job.ours(kind) for kind in FloatType]
+    entrants = [
+        *(contender.entrant() for contender in floats),
+        job.eager.entrant(timed=False),
+        *(c.entrant(job.eager.name) for kind in FloatType for c in job.pair(kind)),
+    ]
+    with Contest(job.batches[:1], floats[0].name, job.threads, watch) as contest:
         try:
-            contest.refer_to(floats[0].name)
+            contest.enter(entrants)
             reference = _embeddings(contest, floats[0].name, job)
         except WorkerError as error:
             raise QfuseError(f"the float model does not run: {error}") from error
-        own = _eager_embeddings(contest, job, watch)
-        for contender in pairs:
-            contest.enter(contender.name, FACTORY, contender.to_dict())
-        agreements = {} if own is None else {own[0]: compare_embeddings(reference, own[1])}
-        report = None
-        for contender in pairs:
-            if contender.engine is Engine.QFUSE and contest.worker(contender.name) is not None:
-                watch.say(f"encoding with {contender.name}")
-                found = _try_embeddings(contest, contender.name, job)
-                if found is not None:
-                    agreements[contender.name] = compare_embeddings(reference, found)
-                report = report or _report(contest, contender.name)
+        agreements = {}
+        for name in (job.eager.name, *ours):
+            watch.say(f"encoding all sentences with {name}")
+            try:
+                found = _embeddings(contest, name, job)
+            except WorkerError:
+                continue  # its entry says why
+            agreements[name] = compare_embeddings(reference, found)
+        reports = [w.state() for name in ours if (w := contest.worker(name)) is not None]
         bystanders = Bystanders()
         entries = contest.run(job.rounds, "a batch", job.patience)
+        report = reports[0] if reports else None
         return _Findings(entries, agreements, report, bystanders.share())
-
-
-def _pair(job: _Job, kind: FloatType) -> list[Contender]:
-    return quantized_pair("minilm", job.sizes, job.recipe, kind, dynamic=True)
 
 
 def _embeddings(contest: Contest, name: str, job: _Job) -> torch.Tensor:
@@ -208,37 +209,7 @@ def _embeddings(contest: Contest, name: str, job: _Job) -> torch.Tensor:
     worker = contest.worker(name)
     if worker is None:
         raise WorkerError(f"{name} is not there")
-    return _joined(worker.answers(job.batches))
-
-
-def _try_embeddings(contest: Contest, name: str, job: _Job) -> torch.Tensor | None:
-    try:
-        return _embeddings(contest, name, job)
-    except WorkerError:
-        # The rounds come upon it too, and say why.
-        return None
-
-
-def _eager_embeddings(contest: Contest, job: _Job, watch: Watch) -> tuple[str, torch.Tensor] | None:
-    """Encode all sentences with the quantized model as torchao leaves it."""
-    contender = job.contender(Engine.EAGER, FloatType.F32)
-    watch.say(f"encoding with {contender.name}")
-    try:
-        answers = contest.answers(FACTORY, contender.to_dict(), job.batches)
-    except WorkerError:
-        # The contenders fail on it too, and say why.
-        return None
-    return contender.name, _joined(answers)
-
-
-def _joined(answers: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-    return torch.cat([outputs[0] for outputs in answers])
-
-
-def _report(contest: Contest, name: str) -> Report | None:
-    worker = contest.worker(name)
-    report: Report | None = None if worker is None else worker.state()
-    return report
+    return torch.cat([outputs[0] for outputs in worker.answers(job.batches)])
 
 
 def _times(findings: _Findings, job: _Job) -> Table:
@@ -252,6 +223,8 @@ def _times(findings: _Findings, job: _Job) -> Table:
     for column in ("ms", "qfuse takes, at equal dtype", "MB after", "MB peak", "MB building"):
         table.add_column(column, justify="right", no_wrap=column != "qfuse takes, at equal dtype")
     for name, entry in findings.entries.items():
+        if name == job.eager.name and entry.verdict is Verdict.OK:
+            continue  # it gives answers only
         memory = entry.memory
         table.add_row(
             _title(name),
@@ -267,7 +240,7 @@ def _times(findings: _Findings, job: _Job) -> Table:
 def _against_qfuse(entry: Entry, entries: Mapping[str, Entry], job: _Job) -> Any:
     """Return qfuse's time over this one's, where float dtypes are equal."""
     kind = FloatType.BF16 if FloatType.BF16 in entry.name.split() else FloatType.F32
-    ours = entries[job.contender(Engine.QFUSE, kind).name]
+    ours = entries[job.ours(kind)]
     if ours is entry or ours.time is None or entry.time is None:
         return "-"
     return ratio_text(compare(ours.time, entry.time))

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import torch
 
-from qfuse import __version__
+from qfuse import __version__, kernels
+from qfuse.cost import load_or_measure
 from qfuse.targets import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Bystanders", "Patience", "Setting"]
+__all__ = ["Bystanders", "Patience", "Setting", "prepare_machine"]
 
 _PACKAGES = ("torch", "torchao", "transformers")
 _LOOK_SECONDS = 0.2
@@ -86,6 +88,20 @@ class Bystanders:
         return min(max(others / passed, 0.0), 1.0)
 
 
+def prepare_machine(threads: int) -> None:
+    """Do what qfuse does once per machine: build its kernels, measure speeds.
+
+    Contenders are built two at a time, and speeds want a quiet machine.
+    """
+    kernels.load()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        load_or_measure(Target.detect(extensions=False))
+    finally:
+        torch.set_num_threads(before)
+
+
 class Patience:
     """Waits for moments in which other programs leave the cores alone, up to a limit in all.
 
@@ -95,13 +111,13 @@ class Patience:
     """
 
     def __init__(self, seconds: float, busy: Callable[[float], float] = psutil.cpu_percent) -> None:
-        self._left = seconds
+        self._looks = round(seconds / _LOOK_SECONDS)
         self._busy = busy
 
     def wait(self) -> None:
         """Return when it is quiet, or when the limit is reached."""
-        while self._left > 0:
-            self._left -= _LOOK_SECONDS
+        while self._looks > 0:
+            self._looks -= 1
             if self._busy(_LOOK_SECONDS) < _QUIET_PERCENT:
                 return
 

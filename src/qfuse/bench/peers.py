@@ -21,12 +21,21 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
+from qfuse.bench.contest import Entrant
 from qfuse.ir.errors import OptionsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FACTORY", "Contender", "Engine", "FloatType", "float_peers", "quantized_pair"]
+__all__ = [
+    "FACTORY",
+    "Contender",
+    "Engine",
+    "FloatType",
+    "eager_model",
+    "float_peers",
+    "quantized_pair",
+]
 
 FACTORY = "qfuse.bench.engines:build"
 """What makes a contender in a worker."""
@@ -62,7 +71,7 @@ class Contender:
         model: Name in the zoo.
         sizes: Sizes of the model and its inputs.
         recipe: How it is quantized; ``None`` for the float model.
-        dynamic: Compile for all sizes of the inputs that the model allows (qfuse only).
+        dynamic: Quantize and compile for all sizes of the inputs that the model allows.
     """
 
     engine: Engine
@@ -93,6 +102,10 @@ class Contender:
         """Whether bf16 means weights and inputs in bf16, and not autocast."""
         return self.float_type is FloatType.BF16 and self.recipe not in _PT2E
 
+    def entrant(self, like: str | None = None, *, timed: bool = True) -> Entrant:
+        """Return what takes part in a contest; the arguments are those of the entrant."""
+        return Entrant(self.name, FACTORY, self.to_dict(), like, timed)
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
         return asdict(self)
@@ -116,6 +129,20 @@ def float_peers(model: str, sizes: Mapping[str, int]) -> list[Contender]:
         Contender(engine=engine, float_type=float_type, model=model, sizes=sizes)
         for engine, float_type in peers
     ]
+
+
+def eager_model(
+    model: str, sizes: Mapping[str, int], recipe: str, *, dynamic: bool = False
+) -> Contender:
+    """Return the quantized model as it is, which shows what quantizing alone does to answers."""
+    return Contender(
+        engine=Engine.EAGER,
+        float_type=FloatType.F32,
+        model=model,
+        sizes=sizes,
+        recipe=recipe,
+        dynamic=dynamic,
+    )
 
 
 def quantized_pair(

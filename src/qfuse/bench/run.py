@@ -11,18 +11,11 @@ import torch
 from rich.console import Console
 
 from qfuse.bench.contest import Contest
-from qfuse.bench.machine import Bystanders, Setting
+from qfuse.bench.machine import Bystanders, Setting, prepare_machine
 from qfuse.bench.measure import LEAST_ROUNDS
 from qfuse.bench.models import CASES, RECIPES, example_inputs, pick
 from qfuse.bench.page import write_section
-from qfuse.bench.peers import (
-    FACTORY,
-    Contender,
-    Engine,
-    FloatType,
-    float_peers,
-    quantized_pair,
-)
+from qfuse.bench.peers import FloatType, eager_model, float_peers, quantized_pair
 from qfuse.bench.process import WorkerError
 from qfuse.bench.progress import watching
 from qfuse.bench.results import Match, Results, pairs_of
@@ -33,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from qfuse.bench.models import Case
+    from qfuse.bench.peers import Contender
     from qfuse.bench.progress import Watch
 
 __all__ = ["BenchOptions", "run_bench"]
@@ -96,6 +90,8 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> Results:
     matches: list[Match] = []
     skipped: dict[str, str] = {}
     with watching(console, plan.steps) as watch:
+        watch.say("building kernels and measuring speeds, once per machine")
+        prepare_machine(plan.threads)
         for case in plan.cases:
             try:
                 matches += _measure_case(case, plan, watch)
@@ -149,7 +145,7 @@ class _Plan:
     @property
     def steps(self) -> int:
         """Contenders to build, and rounds."""
-        per_recipe = len(FloatType) * (2 + self.tuned) + self.rounds
+        per_recipe = 1 + len(FloatType) * (2 + self.tuned) + self.rounds
         return len(self.cases) * (3 + len(self.recipes) * per_recipe)
 
 
@@ -160,11 +156,9 @@ def _measure_case(case: Case, plan: _Plan, watch: Watch) -> Iterator[Match]:
         WorkerError: The float model does not run.
     """
     inputs = example_inputs(case, seeds=(0, 1))
-    with Contest(inputs, plan.threads, watch) as contest:
-        floats = plan.floats(case)
-        for peer in floats:
-            contest.enter(peer.name, FACTORY, peer.to_dict())
-        contest.refer_to(floats[0].name)
+    floats = plan.floats(case)
+    with Contest(inputs, floats[0].name, plan.threads, watch) as contest:
+        contest.enter([peer.entrant() for peer in floats])
         for recipe in plan.recipes:
             yield _measure_recipe(case, recipe, plan, contest, floats)
 
@@ -172,32 +166,13 @@ def _measure_case(case: Case, plan: _Plan, watch: Watch) -> Iterator[Match]:
 def _measure_recipe(
     case: Case, recipe: str, plan: _Plan, contest: Contest, floats: list[Contender]
 ) -> Match:
-    own = _own_answers(case, recipe, contest)
-    entered = []
-    for kind in FloatType:
-        for contender in plan.quantized(case, recipe, kind):
-            contest.enter(contender.name, FACTORY, contender.to_dict(), own)
-            entered.append(contender)
+    eager = eager_model(case.model, case.sizes, RECIPES[recipe])
+    quantized = [c for kind in FloatType for c in plan.quantized(case, recipe, kind)]
+    contest.enter([eager.entrant(timed=False), *(c.entrant(eager.name) for c in quantized)])
     bystanders = Bystanders()
     entries = contest.run(plan.rounds, f"{case.name}, {recipe}", plan.patience)
     others = bystanders.share()
-    contest.leave([contender.name for contender in entered])
-    named = {(c.engine, c.float_type, c.recipe is not None): c.name for c in (*floats, *entered)}
+    contest.leave([eager.name, *(contender.name for contender in quantized)])
+    named = {(c.engine, c.float_type, c.recipe is not None): c.name for c in (*floats, *quantized)}
     pairs = pairs_of(case.name, recipe, entries, named, FloatType)
     return Match(case.name, case.what, recipe, entries, pairs, others)
-
-
-def _own_answers(case: Case, recipe: str, contest: Contest) -> list[list[torch.Tensor]] | None:
-    """Return what the quantized model answers without a compiler; nothing if it does not run."""
-    model = Contender(
-        engine=Engine.EAGER,
-        float_type=FloatType.F32,
-        model=case.model,
-        sizes=case.sizes,
-        recipe=RECIPES[recipe],
-    )
-    try:
-        return contest.answers(FACTORY, model.to_dict())
-    except WorkerError:
-        # The contenders fail on it too, and say why.
-        return None
