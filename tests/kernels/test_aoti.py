@@ -8,7 +8,13 @@ import pytest
 import torch
 from tests.kernels.cases import Linear, linear
 
-from qfuse.kernels import KernelLibrary, linear_w8a8, linear_w8a8_quantized, pack_weight
+from qfuse.kernels import (
+    KernelLibrary,
+    linear_w8a8,
+    linear_w8a8_quantized,
+    linear_w8a16,
+    pack_weight,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +24,7 @@ K = 36
 
 
 class Chain(torch.nn.Module):
-    """Two linears with codes between them, and a residual around the second."""
+    """Two linears with codes between them, a residual around the second, and a weight-only one."""
 
     w1: torch.Tensor
     s1: torch.Tensor
@@ -42,11 +48,12 @@ class Chain(torch.nn.Module):
             quant_max=127, out_dtype=torch.int8,
         )  # fmt: skip
         residual = codes.float()[..., :K].to(torch.bfloat16)
-        return linear_w8a8(
+        y = linear_w8a8(
             codes, self.scale, None, self.w2, self.s2, self.second.w_scale,
             extras=[residual], epilogue="act(hardtanh,-1.0,1e-05)|add(0,0.5)|cast(float32)",
             real=torch.bfloat16, out_dtype=torch.float32,
         )  # fmt: skip
+        return linear_w8a16(y, self.w1, self.first.w_scale, bias=self.first.bias)
 
 
 @pytest.mark.slow

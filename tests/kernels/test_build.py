@@ -12,11 +12,18 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import filelock
 import pytest
 import torch
 
 import qfuse
-from qfuse.kernels import Compiler, KernelBuildError, find_compiler, kernel_cache
+from qfuse.kernels import (
+    Compiler,
+    KernelBuildError,
+    KernelLibrary,
+    find_compiler,
+    kernel_cache,
+)
 from qfuse.kernels.build import build
 
 SOURCE = 'extern "C" int answer() { return %d; }\n'
@@ -157,6 +164,21 @@ def test_a_cache_that_cannot_be_written(
     assert "QFUSE_CACHE_DIR" in str(error.value)
 
 
+def test_a_cache_that_is_read_only_serves(
+    compiler: Compiler, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = build(compiler, sources=sources)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+
+    assert build(compiler, sources=sources) == (first, False)
+    with pytest.raises(KernelBuildError, match="read-only"):
+        build(compiler, sources=sources, rebuild=True)
+
+
 def test_builds_at_the_same_time_compile_once(sources: Path, tmp_path: Path) -> None:
     found = find_compiler()
     if found is None:
@@ -240,6 +262,15 @@ class TestProcess:
 
         assert done.returncode == 0, done.stderr
         assert re.match(r"False no C\+\+ compiler was found", done.stdout)
+
+    def test_a_library_that_is_loaded_already_is_taken(self, library: KernelLibrary) -> None:
+        done = run(
+            f"import torch; torch.ops.load_library({str(library.path)!r}); "
+            "from qfuse import kernels; l = kernels.load(); print(l.available, l.path)",
+            CXX="no-such-compiler",
+        )
+
+        assert done.stdout == "True None\n", done.stderr
 
     def test_the_environment_chooses_the_instruction_set(self) -> None:
         code = (

@@ -121,13 +121,17 @@ def build(
     """
     key = _key(sources)
     folder = kernel_cache() / key[:24]
+    # First without the lock: a cache that was filled ahead may be read only.
+    found = None if rebuild else _cached(folder, key, compiler, level=logging.DEBUG)
+    if found is not None:
+        return found, False
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(folder / "lock", timeout=_BUILD_SECONDS):
             if not rebuild:
-                cached = _cached(folder, key, compiler)
-                if cached is not None:
-                    return cached, False
+                found = _cached(folder, key, compiler, level=logging.WARNING)
+                if found is not None:
+                    return found, False
             if compiler is None:
                 raise KernelBuildError(
                     "no C++ compiler was found", fix="install g++ or clang++, or set CXX"
@@ -177,7 +181,7 @@ def _library_path(folder: Path, compiler: Compiler) -> Path:
     return folder / f"qfuse_kernels-{who}.so"
 
 
-def _cached(folder: Path, key: str, compiler: Compiler | None) -> Path | None:
+def _cached(folder: Path, key: str, compiler: Compiler | None, *, level: int) -> Path | None:
     candidates = (
         sorted(folder.glob("qfuse_kernels-*.so"))
         if compiler is None
@@ -189,7 +193,7 @@ def _cached(folder: Path, key: str, compiler: Compiler | None) -> Path | None:
         try:
             _validate(library, key)
         except CacheError as error:
-            _log.warning("kernel library %s is not usable and is rebuilt: %s", library, error)
+            _log.log(level, "kernel library %s is not usable and is rebuilt: %s", library, error)
             continue
         return library
     return None

@@ -33,7 +33,7 @@ class KernelLibrary:
     Attributes:
         available: The ops can be called.
         reason: Why they cannot; "" if they can.
-        path: The loaded library.
+        path: The loaded library; ``None`` if somebody had loaded one before, by its path.
         compiled: It was compiled just now, not found in the cache.
         instruction_sets: The paths that this processor can run, the best one last.
     """
@@ -109,6 +109,9 @@ def _register(path: Path) -> None:
 
 
 def _load() -> KernelLibrary:
+    if hasattr(torch.ops.qfuse, "linear_w8a8"):
+        # Two libraries that define the same ops end the process.
+        return _loaded(None, compiled=False)
     compiler = find_compiler()
     try:
         path, compiled = build(compiler)
@@ -122,6 +125,10 @@ def _load() -> KernelLibrary:
     except (KernelBuildError, OSError) as error:
         _log.warning("no own kernels: %s", error)
         return KernelLibrary(available=False, reason=str(error))
+    return _loaded(path, compiled=compiled)
+
+
+def _loaded(path: Path | None, *, compiled: bool) -> KernelLibrary:
     register_fakes()
     library = KernelLibrary(
         available=True,
