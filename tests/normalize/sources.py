@@ -130,15 +130,19 @@ def only_miss(program: NormalGraph) -> Missed:
 
 
 def hard_numbers(
-    shape: Sequence[int], dtype: torch.dtype, scale: torch.Tensor | float = 0.0123
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    scale: torch.Tensor | float = 0.0123,
+    *,
+    nan: bool = True,
 ) -> torch.Tensor:
-    """Random numbers, half of them near ties of ``scale``, with zeros, infinities and extremes."""
+    """Random numbers, half of them near ties of ``scale``, with zeros, infinities and the like."""
     noise = torch.randn(tuple(shape), dtype=torch.float64) * 40
     steps = noise.round() + 0.5
     step = scale.double() if isinstance(scale, torch.Tensor) else scale
     x = torch.where(torch.rand(tuple(shape)) < 0.5, steps, noise) * step
     flat = x.reshape(-1)
-    special = (0.0, -0.0, float("inf"), -float("inf"), 3e38, 1e-40)
+    special = (0.0, -0.0, float("inf"), -float("inf"), 3e38, 1e-40, *[float("nan")] * nan)
     for value in special[: flat.numel() // 8]:
         flat[int(torch.randint(flat.numel(), ()))] = value
     return x.to(dtype)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.normalize.affine import BLOCKS, TARGETS, grid_of, param_shape
 from tests.normalize.sources import (
@@ -72,7 +72,6 @@ return (%0)""",
 
 @pytest.mark.numeric
 @pytest.mark.property
-@settings(max_examples=250)
 @given(st.data())
 def test_values_have_the_bits_of_the_source(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(SEEDS))

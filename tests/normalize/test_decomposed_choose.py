@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.normalize.sources import FLOATS, SEEDS, Source, fired, only_miss, ops_of, run, same_bits
 
@@ -11,6 +11,7 @@ from qfuse.ir.errors import NormalizeError
 from qfuse.ir.events import MissCode
 from qfuse.ir.text import to_text
 from qfuse.normalize import normalize
+from qfuse.normalize.decomposed_choose import NormalizeChoosePerTensor, NormalizeChoosePerToken
 
 d = torch.ops.quantized_decomposed
 RANGES = [
@@ -56,7 +57,6 @@ return (%5, %2)""",
 
 @pytest.mark.numeric
 @pytest.mark.property
-@settings(max_examples=200)
 @given(st.data())
 def test_per_tensor_has_the_bits_of_the_source(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(SEEDS))
@@ -69,12 +69,11 @@ def test_per_tensor_has_the_bits_of_the_source(data: st.DataObject) -> None:
     pair = source.b.call(op, x, low, high, eps, dtype)
     program = same_bits(source, source.b.item(pair, 0), source.b.item(pair, 1))
 
-    assert ops_of(program) == ["choose_qparams"]
+    assert fired(program) == [NormalizeChoosePerTensor.name]
 
 
 @pytest.mark.numeric
 @pytest.mark.property
-@settings(max_examples=200)
 @given(st.data())
 def test_per_token_has_the_bits_of_the_source(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(SEEDS))
@@ -86,7 +85,7 @@ def test_per_token_has_the_bits_of_the_source(data: st.DataObject) -> None:
     pair = source.b.call(op, x, torch.int8)
     program = same_bits(source, source.b.item(pair, 0), source.b.item(pair, 1))
 
-    assert ops_of(program) == ["choose_qparams"]
+    assert fired(program) == [NormalizeChoosePerToken.name]
 
 
 @pytest.mark.numeric

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.normalize.sources import (
     FLOATS,
@@ -74,7 +74,6 @@ return (%2)""",
 
 @pytest.mark.numeric
 @pytest.mark.property
-@settings(max_examples=150)
 @given(st.data())
 def test_quantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(SEEDS))
@@ -107,7 +106,6 @@ def test_quantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
 
 @pytest.mark.numeric
 @pytest.mark.property
-@settings(max_examples=200)
 @given(st.data())
 def test_dequantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(SEEDS))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.normalize.affine import BLOCKS_OR_NOTHING
 from tests.normalize.sources import FLOATS, SEEDS, Source, fired, hard_numbers, only_miss, same_bits
@@ -34,7 +34,6 @@ return (%1)""",
 
 @pytest.mark.numeric
 @pytest.mark.property
-@settings(max_examples=100)
 @given(st.data())
 def test_values_have_the_bits_of_the_source(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(SEEDS))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.normalize.sources import (
     FLOATS,
@@ -54,7 +54,6 @@ return (%0)""",
 
 @pytest.mark.numeric
 @pytest.mark.property
-@settings(max_examples=100)
 @given(st.data())
 def test_values_have_the_bits_of_two_steps(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(SEEDS))

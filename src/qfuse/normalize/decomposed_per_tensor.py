@@ -17,8 +17,9 @@ from torch.fx import Node
 from qfuse.ir import ops
 from qfuse.ir.errors import BlockError
 from qfuse.ir.events import MissCode
+from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import Arithmetic, dtype_name
-from qfuse.ir.views import dtype_of, node_of, shape_of
+from qfuse.ir.views import as_quantize, bits_equal, dtype_of, node_of, shape_of
 from qfuse.normalize.complain import cannot_run
 from qfuse.normalize.constants import number_of
 from qfuse.normalize.edge import (
@@ -107,8 +108,12 @@ class NormalizeDequantizePerTensor(EdgeRule):
         spec = make_spec(node, (dtype, codes), block, real, Arithmetic(compute))
         if real != compute:
             _check_difference(node, q, a["zero_point"], real)
-        scale = _scale(node, q, a["scale"])
-        return EdgeSite(node, q, scale, _zero_point(node, q, a["zero_point"]), spec)
+        scale, zero = _scale(node, q, a["scale"]), _zero_point(node, q, a["zero_point"])
+        made = as_quantize(q)
+        if made is not None:
+            scale = _known_as(scale, made.params.scale)
+            zero = None if zero is None else _known_as(zero, made.params.zero_point)
+        return EdgeSite(node, q, scale, zero, spec)
 
 
 def check_readable(node: Node, x: Node) -> None:
@@ -143,6 +148,16 @@ def _zero_point(node: Node, data: Node, value: Argument) -> Param | None:
         return given
     tensor = _one_element(node, value, "zero point")
     return fit_zero_point(node, tensor, (1,) * len(shape_of(data)))
+
+
+def _known_as(param: Param, other: Node | None) -> Param:
+    """Return ``other`` instead of a literal that is the same constant: that of the quantize."""
+    value = None if other is None else constant_of(other)
+    if other is None or value is None or not isinstance(param.source, torch.Tensor):
+        return param
+    alike = value.dtype == param.dtype and value.shape == param.source.shape
+    same = alike and not value.is_meta and bits_equal(value, param.source)
+    return Param(other, param.shape, param.dtype) if same else param
 
 
 def _one_element(node: Node, value: Argument, what: str) -> Node:

@@ -85,7 +85,9 @@ class EdgeRule(SourceRule[EdgeSite], ABC):
         zero = None
         if site.zero_point is not None:
             zero = site.zero_point.build(rw, f"{name}_zero_point")
-        rw.replace(site.node, rw.call(self.op, site.value, scale, zero, str(site.spec)))
+        # It computes the very value of the source op, so there is nothing to infer.
+        args = (site.value, scale, zero, str(site.spec))
+        rw.replace(site.node, rw.replay(self.op, args, {}, site.node.meta["val"]))
 
 
 def code_range(node: Node, low: Argument, high: Argument) -> Bounds:
