@@ -38,6 +38,7 @@ __all__ = [
     "refusal",
     "same_values",
     "scales",
+    "truth",
     "whole",
 ]
 
@@ -88,15 +89,16 @@ def same_values(
     result = apply_rules(program, rules, Context("test", checker=checker))
     assert not program.log.of(RolledBack), program.log.of(RolledBack)
     program.module.recompile()
-    new, old, truth = run(program, inputs), run(source, inputs), _truth(source, inputs)
+    new, old, meant = run(program, inputs), run(source, inputs), truth(source, inputs)
     exactness = Exactness.EXACT if exact else Exactness.ROUNDING
-    for parts in zip(new, old, truth, strict=True):
+    for parts in zip(new, old, meant, strict=True):
         verdict = compare(*parts, exactness, SITE)
         assert verdict.wrong is None, f"{verdict.wrong}\n{to_text(program.graph)}"
     return result
 
 
-def _truth(program: StageGraph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+def truth(program: StageGraph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Return the meaning of each output in float64, ``None`` where there is none."""
     values = Values(program.module, inputs)
     outs = program.graph.output_node().args[0]
     assert isinstance(outs, (list, tuple)), "the output is one flat tuple"

@@ -162,6 +162,17 @@ def test_refuses_an_integer_factor() -> None:
     assert refusal(program, IntMmChain()) == (MissCode.DTYPE, "s")
 
 
+@pytest.mark.parametrize("scale", [float("inf"), float("nan"), 1e37, 1e-39])
+def test_refuses_scales_that_leave_the_range_of_float32(scale: float) -> None:
+    for shape in [(N,), (1, 1)]:
+        b = GraphBuilder()
+        y = product(b, b.arg("x", torch.int8, 3, K))
+        s = torch.full(shape, scale)
+        program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", s)))
+
+        assert refusal(program, IntMmChain()) == (MissCode.RANGE, "mul_tensor")
+
+
 def test_refuses_a_weight_that_is_an_input() -> None:
     b = GraphBuilder()
     left, right = (

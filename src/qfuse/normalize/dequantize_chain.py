@@ -76,6 +76,9 @@ class DequantizeChain(Rule[DequantizeSite]):
             try:
                 return _read(node, node_of(value), stored, scale)
             except RefusedError as refused:
+                if refused.miss.code is MissCode.NOT_CONSTANT:
+                    # Numbers of 8 bits that are multiplied, such as a mask, need no reason.
+                    refused.miss.progress = 0
                 return refused.miss
         return Miss(MissCode.PATTERN, node, "no factor is stored numbers", progress=0)
 

@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from qfuse.ir.events import MissCode
-from qfuse.ir.quant_spec import Block, dtype_name, dtype_range
+from qfuse.ir.quant_spec import Block, QuantSpec, dtype_name, dtype_range
 from qfuse.ir.schema import overload_of
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.normalize.constants import constant_value, derived
@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from qfuse.normalize.sizes import Size
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["Factor", "chosen_at_run_time", "constant_factor", "scale_factor", "zero_factor"]
+__all__ = [
+    "Factor",
+    "check_range",
+    "chosen_at_run_time",
+    "constant_factor",
+    "scale_factor",
+    "zero_factor",
+]
 
 _aten = torch.ops.aten
 _STEPS = 8
@@ -199,3 +206,17 @@ def _run_time_zero(
         text = "a zero point of shape {} has other blocks than a scale of shape {}"
         raise RefusedError(MissCode.SHAPE, at, text, shape_of(zero), tuple(grid))
     return Factor(found, tuple(grid), None, "zero_point")
+
+
+def check_range(node: Node, scale: torch.Tensor, spec: QuantSpec, *, shifted: bool) -> None:
+    """Check that scaled numbers are normal numbers of the type that they are rounded to.
+
+    Raises:
+        RefusedError: They may overflow, or lose their precision.
+    """
+    info, size = torch.finfo(spec.real), scale.double().abs()
+    most = float(max(-spec.quant_min, spec.quant_max)) * (2 if shifted else 1)
+    normal = (size == 0) | (size >= info.tiny)
+    if not bool((size * most <= info.max).all()) or not bool(normal.all()):
+        text = "scaled numbers would not be normal numbers of {}"
+        raise RefusedError(MissCode.RANGE, node, text, dtype_name(spec.real))

@@ -93,7 +93,7 @@ class FloatZeroPoint(Rule[FloatZeroPointSite]):
         """Dequantize with the zero point, and put back what stood between."""
         params = site.act.params
         x = rw.call(ops.dequantize, site.act.q, params.scale, site.zero, str(params.spec))
-        y = call_linear(rw, x, site.linear.weight)
+        y = call_linear(rw, x, site.linear.weight, like=site.linear.node)
         rw.replace(site.node, site.path.restore(rw, y, dtype_of(site.node)))
 
 

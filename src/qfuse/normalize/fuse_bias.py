@@ -78,8 +78,12 @@ class FuseBias(Rule[BiasSite]):
             linear = None if path is None else as_linear(path.base)
             if path is None or linear is None or not isinstance(value, Node):
                 continue
+            refusal = _no_bias(node, value, bias)
+            if refusal is not None:
+                return refusal
+            assert isinstance(bias, Node), "a bias is a node"
             try:
-                return _read(node, value, path, linear, bias)
+                return _read(node, path, linear, bias)
             except RefusedError as refused:
                 return refused.miss
         return Miss(MissCode.PATTERN, node, "no summand is a linear", progress=0)
@@ -87,19 +91,24 @@ class FuseBias(Rule[BiasSite]):
     def rewrite(self, site: BiasSite, rw: Rewriter) -> None:
         """Add the bias to the linear."""
         bias = derived(rw, site.home, site.bias, "bias")
-        new = call_linear(rw, site.linear.x, site.linear.weight, bias)
+        new = call_linear(rw, site.linear.x, site.linear.weight, bias, like=site.linear.node)
         rw.replace(site.node, site.path.restore(rw, new, dtype_of(site.node)))
 
 
-def _read(node: Node, value: Node, path: Path, linear: Linear, bias: Argument) -> BiasSite:
+def _no_bias(node: Node, value: Node, bias: Argument) -> Miss | None:
+    """Refuse a summand that is no bias but a residual or a constant: nobody expects it fused."""
+    if not isinstance(bias, Node):
+        return Miss(MissCode.ARGUMENT, node, "the summand is a number", progress=0)
+    if not is_per_feature(shape_of(bias), shape_of(value)):
+        text = "a summand of shape {} is not one number per output feature"
+        return Miss(MissCode.SHAPE, bias, text, tuple(shape_of(bias)), progress=0)
+    return None
+
+
+def _read(node: Node, path: Path, linear: Linear, bias: Node) -> BiasSite:
     alpha = arguments(node)["alpha"]
     if alpha != 1:
         raise RefusedError(MissCode.ARGUMENT, node, "alpha={} scales a part of the sum", alpha)
-    if not isinstance(bias, Node):
-        raise RefusedError(MissCode.ARGUMENT, node, "the summand is a number")
-    if not is_per_feature(shape_of(bias), shape_of(value)):
-        text = "a summand of shape {} is not one number per output feature"
-        raise RefusedError(MissCode.SHAPE, bias, text, tuple(shape_of(bias)))
     known = constant_value(bias)
     if known is None:
         raise RefusedError(MissCode.NOT_CONSTANT, bias, "the summand is computed at run time")

@@ -15,7 +15,7 @@ from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.normalize.activation import Activation, place
 from qfuse.normalize.constants import constant_value, shared_constant
-from qfuse.normalize.factor import Factor, constant_factor
+from qfuse.normalize.factor import Factor, check_range, constant_factor
 from qfuse.normalize.int_product import IntProduct, as_int_product
 from qfuse.normalize.movement import Path, peel, put_back
 from qfuse.normalize.source_rule import RefusedError
@@ -119,8 +119,26 @@ def _read(node: Node, product: IntProduct, path: Path, y: Node, scale: Argument)
     real = torch.float64 if dtypes[0] is torch.float64 else torch.float32
     for_x, for_weight = _split(scale, y)
     weight_scale = None if for_weight is None else _per_feature(for_weight)
+    _check_ranges(node, weight_scale, for_x, real)
     x = place(product.x, for_x, product.zero, y, path)
     return IntMmChainSite(node, product, path, x, weight_scale, real)
+
+
+def _check_ranges(
+    node: Node, weight_scale: Factor | None, for_x: Argument, real: torch.dtype
+) -> None:
+    """Check the scales that are known: an infinite one turns stored zeros into NaN.
+
+    Raises:
+        RefusedError: Scaled numbers may overflow, or lose their precision.
+    """
+    spec = QuantSpec(torch.uint8, 0, 255, (None, None), real)
+    known = constant_value(for_x) if isinstance(for_x, Node) else None
+    if isinstance(for_x, (int, float)):
+        known = torch.tensor(float(for_x), dtype=torch.float64)
+    for scale in (known, None if weight_scale is None else weight_scale.value):
+        if scale is not None:
+            check_range(node, scale, spec, shifted=True)
 
 
 def _split(scale: Argument, y: Node) -> tuple[Argument, Node | None]:

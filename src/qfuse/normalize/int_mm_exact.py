@@ -71,4 +71,5 @@ class ExactIntMm(Rule[IntMmSite]):
             rw.call(_aten._to_copy.default, factor, dtype=torch.int32)
             for factor in (site.left, site.right)
         )
-        rw.replace(site.node, rw.call(_aten.mm.default, left, right))
+        y = rw.replay(_aten.mm.default, (left, right), {}, tensor_of(site.node))
+        rw.replace(site.node, y)

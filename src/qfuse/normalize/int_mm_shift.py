@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.schema import arguments, is_call
-from qfuse.ir.views import dtype_of, node_of, shape_of
+from qfuse.ir.views import dtype_of, node_of, shape_of, tensor_of
 from qfuse.normalize.constants import number_of
 from qfuse.normalize.int_product import IntProduct, as_int_product, column_sum, integers_behind
 from qfuse.normalize.known import bounds_of
@@ -104,7 +104,11 @@ class IntMmShift(Rule[IntMmShiftSite]):
         if dtype_of(right) != torch.int32:
             right = rw.call(_aten._to_copy.default, right, dtype=torch.int32)
         is_matrix = len(shape_of(left)) == 2  # noqa: PLR2004
-        y = rw.call(_aten.mm.default if is_matrix else _aten.matmul.default, left, right)
+        op = _aten.mm.default if is_matrix else _aten.matmul.default
+        if dtype_of(site.product.node) == torch.int32:
+            y = rw.replay(op, (left, right), {}, tensor_of(site.product.node))
+        else:
+            y = rw.call(op, left, right)
         if dtype_of(y) != dtype_of(site.node):
             y = rw.call(_aten._to_copy.default, y, dtype=dtype_of(site.node))
         rw.replace(site.node, y)

@@ -90,7 +90,11 @@ def put_back(rw: Rewriter, view: Node, y: Node) -> Node:
         return rw.call(_aten.unsqueeze.default, y, _axis(view, len(shape_of(view))))
     if is_call(view, _aten.squeeze.dim):
         return rw.call(_aten.squeeze.dim, y, _axis(view, len(shape_of(y))))
-    return sized_view(rw, y, sizes_argument(view), last=shape_of(y)[-1])
+    sizes, last = sizes_argument(view), shape_of(y)[-1]
+    if dtype_of(y) == dtype_of(view) and same_size(last, shape_of(view)[-1]):
+        # The same rows of as many numbers: the type of the result is known.
+        return rw.replay(_aten.view.default, (y, [*sizes[:-1], last]), {}, tensor_of(view))
+    return sized_view(rw, y, sizes, last=last)
 
 
 def sized_view(rw: Rewriter, y: Node, sizes: Sequence[Argument], last: Size | None = None) -> Node:
@@ -178,10 +182,12 @@ class Path:
         return replace(self, views=())
 
     def restore(self, rw: Rewriter, y: Node, dtype: torch.dtype) -> Node:
-        """Put the views back on ``y``, which stands for ``base``, and give it ``dtype``."""
+        """Give ``y``, which stands for ``base``, the type ``dtype``, and put the views back on."""
+        if dtype_of(y) != dtype:
+            y = rw.call(_aten._to_copy.default, y, dtype=dtype)
         for view in self.views:
             y = put_back(rw, view, y)
-        return y if dtype_of(y) == dtype else rw.call(_aten._to_copy.default, y, dtype=dtype)
+        return y
 
 
 def peel(value: object, *, casts: bool = True) -> Path | None:

@@ -10,11 +10,12 @@ from torch.fx import Node
 
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.schema import arguments
-from qfuse.ir.views import Linear, as_dequantize, as_linear, dtype_of
+from qfuse.ir.views import Linear, as_dequantize, as_linear, dtype_of, shape_of
 from qfuse.normalize.activation import Activation, place
 from qfuse.normalize.constants import is_unit
 from qfuse.normalize.int_product import EIGHT_BITS
 from qfuse.normalize.movement import Path, peel, put_back
+from qfuse.normalize.sizes import same_shape
 from qfuse.normalize.source_rule import RefusedError
 from qfuse.normalize.stored import Stored, stored_numbers
 from qfuse.normalize.weights import call_linear
@@ -89,7 +90,9 @@ class RowScale(Rule[RowScaleSite]):
     def rewrite(self, site: RowScaleSite, rw: Rewriter) -> None:
         """Dequantize the activation with the scale, and put back what stood between."""
         x = site.x.build(rw, site.real)
-        y = call_linear(rw, x, site.linear.weight)
+        same = same_shape(shape_of(x), shape_of(site.linear.x))
+        like = site.linear.node if same else None
+        y = call_linear(rw, x, site.linear.weight, like=like)
         for view in site.x.after:
             y = put_back(rw, view, y)
         path = site.path.without_views() if site.x.before else site.path

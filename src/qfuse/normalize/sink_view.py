@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from qfuse.ir.events import Exactness, MissCode
-from qfuse.ir.views import Linear, as_linear, shape_of
-from qfuse.normalize.movement import put_back, rows_source, view_source
+from qfuse.ir.views import as_linear, dtype_of, shape_of
+from qfuse.normalize.movement import cast_source, put_back, rows_source, view_source
 from qfuse.normalize.sizes import same_shape
 from qfuse.normalize.weights import call_linear
 from qfuse.rewrite.rule import Miss, Rule
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch._ops import OpOverload
     from torch.fx import Node
 
@@ -24,12 +26,15 @@ __all__ = ["SinkView", "SinkViewSite"]
 
 _aten = torch.ops.aten
 
+# How many casts and linears may lie between the two views.
+_DEPTH = 4
+
 
 @dataclass(frozen=True, slots=True)
 class SinkViewSite:
-    """A linear, the view that it reads, and what that is a view of."""
+    """A linear or a cast, the view that it reads, and what that is a view of."""
 
-    linear: Linear
+    node: Node
     view: Node
     source: Node
 
@@ -45,35 +50,52 @@ class SinkView(Rule[SinkViewSite]):
 
         x [B, S, K] -> linear -> view [B*S, N] -> view [B, S, N]
 
+    Casts and further linears between the linear and the second view are crossed after it.
+
     Rounding: a linear on more than two axes may round before it adds its bias.
 
-    Refuses: a view that changes the last axis; a linear with a reader that is not a view, since
-    the view would come between the two; one of whose readers none goes back to the shape of ``x``.
+    Refuses: a view that changes the last axis; a reader that is not a view, since the view would
+    come between the two; readers of which none goes back to the shape of ``x``.
     """
 
     name = "sink-view"
-    anchors: ClassVar[tuple[OpOverload, ...]] = (_aten.linear.default,)
+    anchors: ClassVar[tuple[OpOverload, ...]] = (_aten.linear.default, _aten._to_copy.default)
     exactness = Exactness.ROUNDING
 
     def match(self, node: Node) -> SinkViewSite | Miss:
-        """Match a linear of a view that all readers view again."""
+        """Match a linear or a cast of a view that all readers view again."""
         linear = as_linear(node)
-        assert linear is not None, "the anchor is a linear"
-        source = rows_source(linear.x)
-        if source is None:
+        x = cast_source(node) if linear is None else linear.x
+        source = rows_source(x)
+        if x is None or source is None:
             text = "the input is not a view that leaves the last axis alone"
-            return Miss(MissCode.PATTERN, linear.x, text, progress=0)
-        for user in node.users:
-            if view_source(user) is None:
-                return Miss(MissCode.SHARED, user, "a reader is not a view", progress=0)
+            return Miss(MissCode.PATTERN, x or node, text, progress=0)
+        readers = list(_readers(node))
+        for reader in readers:
+            if view_source(reader) is None:
+                return Miss(MissCode.SHARED, reader, "a reader is not a view", progress=0)
         lead = shape_of(source)[:-1]
-        if not any(same_shape(shape_of(user)[:-1], lead) for user in node.users):
+        if not any(same_shape(shape_of(reader)[:-1], lead) for reader in readers):
             text = "no reader goes back to the shape of the source"
-            return Miss(MissCode.SHAPE, linear.x, text, progress=0)
-        return SinkViewSite(linear, linear.x, source)
+            return Miss(MissCode.SHAPE, x, text, progress=0)
+        return SinkViewSite(node, x, source)
 
     def rewrite(self, site: SinkViewSite, rw: Rewriter) -> None:
-        """Apply the linear to the source, and the view to its result."""
-        linear = site.linear
-        new = call_linear(rw, site.source, linear.weight, linear.bias)
-        rw.replace(linear.node, put_back(rw, site.view, new))
+        """Apply the op to the source, and the view to its result."""
+        linear = as_linear(site.node)
+        if linear is not None:
+            new = call_linear(rw, site.source, linear.weight, linear.bias)
+        else:
+            new = rw.call(_aten._to_copy.default, site.source, dtype=dtype_of(site.node))
+        rw.replace(site.node, put_back(rw, site.view, new))
+
+
+def _readers(node: Node, depth: int = _DEPTH) -> Iterator[Node]:
+    """Give the readers of ``node``; instead of casts and linears, which views cross, theirs."""
+    for user in node.users:
+        linear = as_linear(user)
+        crosses = cast_source(user) is node if linear is None else linear.x is node
+        if crosses and depth > 0:
+            yield from _readers(user, depth - 1)
+        else:
+            yield user

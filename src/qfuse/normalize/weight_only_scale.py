@@ -15,7 +15,13 @@ from qfuse.ir.quant_spec import Arithmetic, QuantSpec, dtype_name, dtype_range
 from qfuse.ir.schema import arguments
 from qfuse.ir.views import Linear, as_dequantize, as_linear, dtype_of, shape_of
 from qfuse.normalize.constants import constant_value, derived, is_unit
-from qfuse.normalize.factor import Factor, chosen_at_run_time, constant_factor, zero_factor
+from qfuse.normalize.factor import (
+    Factor,
+    check_range,
+    chosen_at_run_time,
+    constant_factor,
+    zero_factor,
+)
 from qfuse.normalize.movement import Path, peel
 from qfuse.normalize.source_rule import RefusedError
 from qfuse.normalize.spread import Spread, spread_of
@@ -113,7 +119,7 @@ class WeightOnlyScale(Rule[WeightScaleSite]):
         bias = site.linear.bias
         if bias is not None and site.bias is not None:
             bias = derived(rw, bias, site.bias, "scaled")
-        new = call_linear(rw, site.linear.x, weight, bias)
+        new = call_linear(rw, site.linear.x, weight, bias, like=site.linear.node)
         rw.replace(site.node, site.path.restore(rw, new, dtype_of(site.node)))
 
 
@@ -135,7 +141,7 @@ def _read(node: Node, linear: Linear, path: Path, value: Node, by: Argument) -> 
     scale = _read_scale(node, by, value, compute)
     assert scale.value is not None, "it is a constant"
     q, zero, spec = _read_weight(node, linear.weight, scale, real, compute)
-    _check_range(node, scale.value, spec, shifted=zero is not None)
+    check_range(node, scale.value, spec, shifted=zero is not None)
     bias = None
     if linear.bias is not None:
         known = constant_value(linear.bias)
@@ -185,17 +191,3 @@ def _read_weight(
             raise RefusedError(MissCode.ZERO_POINT, weight, text, dtype_name(dtype))
         zero = zero_factor(node, stored.zero, scale.shape, dtype, chosen_at_run_time)
     return stored.q, zero, QuantSpec(dtype, *dtype_range(dtype), block, real, Arithmetic(compute))
-
-
-def _check_range(node: Node, scale: torch.Tensor, spec: QuantSpec, *, shifted: bool) -> None:
-    """Check that scaled weights are normal numbers of the type that they are rounded to.
-
-    Raises:
-        RefusedError: They may overflow, or lose their precision.
-    """
-    info, size = torch.finfo(spec.real), scale.double().abs()
-    most = float(max(-spec.quant_min, spec.quant_max)) * (2 if shifted else 1)
-    normal = (size == 0) | (size >= info.tiny)
-    if not bool((size * most <= info.max).all()) or not bool(normal.all()):
-        text = "scaled weights would not be normal numbers of {}"
-        raise RefusedError(MissCode.RANGE, node, text, dtype_name(spec.real))

@@ -9,7 +9,7 @@ import torch
 
 from qfuse.ir import ops
 from qfuse.ir.program import constant_of
-from qfuse.ir.views import as_dequantize, dtype_of, shape_of
+from qfuse.ir.views import as_dequantize, dtype_of, shape_of, tensor_of
 from qfuse.normalize.constants import derived, is_constant_expression
 from qfuse.normalize.movement import cast_source, transpose_source
 
@@ -34,10 +34,22 @@ def is_weight(value: Node) -> bool:
     )
 
 
-def call_linear(rw: Rewriter, x: Node, weight: Node, bias: Node | None = None) -> Node:
-    """Add the one spelling of a linear; a bias that there is not is not written."""
+def call_linear(
+    rw: Rewriter, x: Node, weight: Node, bias: Node | None = None, *, like: Node | None = None
+) -> Node:
+    """Add the one spelling of a linear; a bias that there is not is not written.
+
+    Args:
+        rw: The rewriter.
+        x: Input.
+        weight: Weight of shape ``[N, K]``.
+        bias: Bias of shape ``[N]``.
+        like: A linear whose result has this type, so that it need not be inferred again.
+    """
     operands = (x, weight) if bias is None else (x, weight, bias)
-    return rw.call(_aten.linear.default, *operands)
+    if like is None:
+        return rw.call(_aten.linear.default, *operands)
+    return rw.replay(_aten.linear.default, operands, {}, tensor_of(like))
 
 
 def transposed(rw: Rewriter, matrix: Node) -> Node:
