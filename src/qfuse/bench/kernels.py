@@ -111,7 +111,7 @@ def int8(shape: Shape) -> Contenders:
         ),
         # torch.compile fuses what follows `_int_mm` into one pass; this is nearly that.
         "_int_mm": lambda: torch.addcmul(
-            bias, torch._int_mm(x, weight.t()) * column, w_scale
+            bias, torch.ops.aten._int_mm.default(x, weight.t()) * column, w_scale
         ),
         "u8": lambda: linear_w8a8(unsigned, one, zero, packed, sums, w_scale, bias=bias),
         "to bf16": lambda: linear_w8a8(*ours, bias=bias, real=torch.bfloat16),
@@ -135,7 +135,9 @@ def weight_only(shape: Shape, dtype: torch.dtype) -> Contenders:
         "linear": lambda: F.linear(x, real, real_bias),
     }
     if dtype == torch.bfloat16 and shape.m <= _MOST_ROWS_OF_ATEN:
-        found["int8pack_mm"] = lambda: torch._weight_int8pack_mm(x, weight, real_scale)
+        found["int8pack_mm"] = lambda: torch.ops.aten._weight_int8pack_mm.default(
+            x, weight, real_scale
+        )
     return found
 
 
