@@ -32,6 +32,7 @@ _RANGES = {
     torch.int16: [(-200, 200)],
     torch.float8_e4m3fn: [(-448, 448)],
 }
+_USUAL_STORAGE = [torch.int8, torch.uint8, torch.int8]
 _STORAGE = [torch.int8, torch.uint8, torch.int16, torch.float8_e4m3fn]
 _FORMULAS = [
     Formula.AO_SYMMETRIC,
@@ -96,6 +97,7 @@ class Grower:
     def __post_init__(self) -> None:
         self._random = torch.Generator().manual_seed(self.draw(SEEDS))
         self._names = 0
+        self._symbols: dict[str, str] = {}
 
     def pick(self, options: Sequence[T]) -> T:
         """Choose one; shrinks towards the first."""
@@ -136,6 +138,18 @@ class Grower:
         self.values.append(value)
         return value
 
+    def input(self, shape: Sequence[int | str], dtype: torch.dtype) -> Value:
+        """Add an input of the graph; sizes given as names are symbolic."""
+        node = self.b.arg(self.name("x"), dtype, *shape)
+        named = zip(shape_of(node), shape, strict=True)
+        self._symbols |= {str(size): name for size, name in named if isinstance(name, str)}
+        return self.add(node, coarse=True)
+
+    def shape(self, node: Node) -> list[int | str] | None:
+        """The sizes of a tensor as an input takes them; ``None`` if one is an expression."""
+        known = [s if isinstance(s, int) else self._symbols.get(str(s)) for s in shape_of(node)]
+        return None if None in known else [s for s in known if s is not None]
+
     def scale(self, grid: Sequence[int], dtype: torch.dtype = torch.float32) -> Node:
         """Add scales; powers of two if sums must be exact."""
         if self.exact:
@@ -164,7 +178,7 @@ class Grower:
 
     def spec(self, block: Block, real: torch.dtype, *, weight: bool = False) -> QuantSpec:
         """Choose everything about a quantization but its block."""
-        dtype = self.pick(_STORAGE[:2] if self.usual() else _STORAGE)
+        dtype = self.pick(_USUAL_STORAGE if self.usual() else _STORAGE)
         low, high = self.pick(_RANGES[dtype])
         arithmetic = Arithmetic()
         if not weight:
@@ -172,7 +186,7 @@ class Grower:
         if not self.usual():
             compute = self.pick([torch.float32, real, torch.float64])
             arithmetic = replace(arithmetic, compute=compute)
-        domains = [ZeroPointDomain.INT, ZeroPointDomain.NONE, ZeroPointDomain.INT]
+        domains = [ZeroPointDomain.INT, ZeroPointDomain.NONE]
         if not self.usual():
             domains.append(ZeroPointDomain.FLOAT_OFFSET)
         domain = self.pick(domains)
@@ -195,6 +209,8 @@ class Grower:
                 fine = [*[1] * (rank - 1), self.pick([2, 4, 3, 8])]
             case "any":
                 fine = [self.pick([None, 1, 2, 3]) for _ in sizes]
+            case _:
+                pass
         known = [dynamic or isinstance(size, int) for size in sizes]
         symbolic = [not isinstance(size, int) for size in sizes]
         # The grid of a symbolic axis in blocks is not a size that fake tensors can name simply.

@@ -97,7 +97,9 @@ def epilogues() -> st.SearchStrategy[Epilogue]:
     """Any epilogue that can be written down."""
     number = st.floats(allow_nan=False)
     step = st.one_of(
-        st.builds(Act, st.sampled_from(sorted(ACTIVATIONS)), st.lists(number, max_size=2).map(tuple)),
+        st.builds(
+            Act, st.sampled_from(sorted(ACTIVATIONS)), st.lists(number, max_size=2).map(tuple)
+        ),
         st.builds(Add, st.integers(0, 99), number),
         st.builds(Mul, st.integers(0, 99)),
         st.builds(Cast, st.sampled_from(FLOATS)),

@@ -64,8 +64,8 @@ class Expander:
         key = (text, tuple(_type_key(t.meta["val"]) for t in tensors))
         template = self._templates.get(key)
         if template is None:
-            # Before dispatch, so that a linear stays one: the same call gives the same bits, and its
-            # decomposition writes to a temporary when there is one axis.
+            # Before dispatch, so that a linear stays a linear: the same call gives the same bits,
+            # and its decomposition squeezes a temporary in place when there is one axis.
             with torch.no_grad():
                 template = make_fx(run, pre_dispatch=True)(*(t.meta["val"] for t in tensors))
             self._templates[key] = template

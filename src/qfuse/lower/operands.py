@@ -78,7 +78,8 @@ def channel_granularity(problem: LinearProblem) -> Granularity | Refusal:
     block = params.spec.block
     if is_whole(block):
         return Granularity.PER_TENSOR
-    if block[0] == 1 and (block[1] is None or block[1] >= problem.k):
+    # In a weight without inputs, even a block that covers them all has no scale.
+    if block[0] == 1 and (block[1] is None or block[1] >= problem.k > 0):
         return Granularity.PER_CHANNEL
     return Refusal(f"the weight is scaled in blocks of {params.spec.block_text()}")
 
