@@ -201,13 +201,15 @@ def test_a_broken_compiler_is_tried() -> None:
     assert "No such file" in (Environment.probe(target).compiler_error or "")
 
 
-def test_inductors_settings_are_read_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inductors_settings_are_read_where_they_are() -> None:
     config = importlib.import_module("torch._inductor.config")
     target = Target.for_testing(compiler=None)
-    monkeypatch.setattr(config, "freezing", True)
-    assert Environment.probe(target).freezing
-    monkeypatch.setattr(config, "freezing", False)
-    assert not Environment.probe(target).freezing
-    assert Environment.probe(target).pre_grad_pass is None
-    monkeypatch.setattr(config, "pre_grad_custom_pass", test_a_broken_compiler_is_tried)
-    assert str(Environment.probe(target).pre_grad_pass).endswith("test_a_broken_compiler_is_tried")
+    # Its own patching: to undo by deleting, as other tools do, hides a setting for good.
+    with config.patch(freezing=True):
+        assert Environment.probe(target).freezing
+    with config.patch(freezing=False, pre_grad_custom_pass=None):
+        assert not Environment.probe(target).freezing
+        assert Environment.probe(target).pre_grad_pass is None
+    with config.patch(pre_grad_custom_pass=test_a_broken_compiler_is_tried):
+        name = str(Environment.probe(target).pre_grad_pass)
+    assert name.endswith("test_a_broken_compiler_is_tried")

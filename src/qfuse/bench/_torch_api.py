@@ -86,5 +86,6 @@ class _Propagation(FakeTensorProp):
         self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument]
     ) -> torch.Tensor:
         """Return the fake of a constant; a mode makes one fake of each tensor."""
-        value = super().get_attr(target, args, kwargs)
+        del args, kwargs
+        value = self.fetch_attr(str(target))
         return self._mode.from_tensor(value, static_shapes=True)
