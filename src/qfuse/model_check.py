@@ -55,7 +55,9 @@ class ModelCheck:
                 then at least its rounding.
         """
         outputs = _run(Interpreter(program.module), inputs)
-        noise = [torch.zeros(o.shape).double() if _is_float(o) else None for o in outputs]
+        noise = [
+            torch.zeros(o.shape).double() if isinstance(o, torch.Tensor) else None for o in outputs
+        ]
         for seed in range(_RUNS):
             shaken = _run(_Shaken(program.module, seed, float_dtype), inputs)
             for index, (o, s) in enumerate(zip(outputs, shaken, strict=True)):

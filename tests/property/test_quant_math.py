@@ -1,0 +1,207 @@
+"""The meaning of quantize and dequantize, against loops over single numbers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tests.property.specs import FLOATS, SEEDS, arithmetics, blocks, shapes
+
+from qfuse.ir.quant_math import dequantize, expand_blocks, quantize, reduce_blocks
+from qfuse.ir.quant_spec import Block, QuantSpec, ZeroPointDomain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.property, pytest.mark.numeric]
+
+_RANGES = {
+    torch.int8: [(-128, 127), (-127, 127), (-8, 7), (0, 0)],
+    torch.uint8: [(0, 255), (0, 15), (3, 200)],
+    # A narrow float cannot tell the ends of the whole range of int16 from what lies beyond.
+    torch.int16: [(-256, 255), (-1, 1)],
+    torch.float8_e4m3fn: [(-448, 448), (-16, 16)],
+    torch.float8_e5m2: [(-57344, 57344)],
+}
+
+
+def rounded(value: float, dtype: torch.dtype) -> float:
+    """Round one number to a float type, as a processor that computes in float32 or wider does."""
+    if dtype is torch.float64:
+        return value
+    single = torch.tensor(value, dtype=torch.float64).to(torch.float32)
+    return float(single.to(dtype))
+
+
+def float_code(value: float, dtype: torch.dtype) -> float:
+    """The stored number nearest to a value; of two equally near ones that with an even code."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    stored = [(float(v), int(c)) for v, c in zip(codes.view(dtype).float(), codes, strict=True)]
+    finite = [(v, c) for v, c in stored if math.isfinite(v)]
+    return min(finite, key=lambda pair: (abs(pair[0] - value), pair[1] % 2))[0]
+
+
+def one_code(x: float, scale: float, zero: float | None, spec: QuantSpec, of: torch.dtype) -> float:
+    """Quantize one number by the formula of the spec; ``of`` is the scale's own type."""
+    math_, compute = spec.arithmetic, spec.arithmetic.compute
+    x = rounded(x, compute)
+    if spec.domain is ZeroPointDomain.FLOAT_OFFSET:
+        middle = (spec.quant_max + spec.quant_min + 1) / 2
+        below = rounded((zero or 0.0) - rounded(scale * middle, of), of)
+        step = rounded(
+            rounded(x - rounded(below, compute), compute) / rounded(scale, compute), compute
+        )
+        return max(spec.quant_min, min(spec.quant_max, rounded(round(step), compute)))
+    if math_.reciprocal:
+        y = rounded(x * rounded(rounded(1 / scale, of), compute), compute)
+    else:
+        y = rounded(x / rounded(scale, compute), compute)
+    if spec.dtype.is_floating_point:
+        return float_code(max(spec.quant_min, min(spec.quant_max, y)), spec.dtype)
+    z = rounded(zero or 0.0, compute)
+    code = (
+        round(rounded(y + z, compute)) if math_.zero_point_first else rounded(round(y) + z, compute)
+    )
+    return max(spec.quant_min, min(spec.quant_max, code))
+
+
+def one_number(q: float, scale: float, zero: float | None, spec: QuantSpec) -> float:
+    """Dequantize one number by the formula of the spec."""
+    compute = spec.arithmetic.compute
+    q, scale = rounded(q, compute), rounded(scale, compute)
+    if spec.domain is ZeroPointDomain.FLOAT_OFFSET and zero is not None:
+        middle = (spec.quant_max + spec.quant_min + 1) / 2
+        product = rounded(rounded(q - middle, compute) * scale, compute)
+        return rounded(rounded(product + rounded(zero, compute), compute), spec.real)
+    z = rounded(zero or 0.0, compute)
+    return rounded(rounded(rounded(q - z, compute) * scale, compute), spec.real)
+
+
+def elements(shape: tuple[int, ...], block: Block) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Every index of a tensor, with the index of its block."""
+    for index in itertools.product(*map(range, shape)):
+        yield index, tuple(0 if b is None else i // b for i, b in zip(index, block, strict=True))
+
+
+@st.composite
+def specs(draw: st.DrawFn, rank: int) -> QuantSpec:
+    """Specs whose range every compute type can tell from its surroundings."""
+    dtype = draw(st.sampled_from(list(_RANGES)))
+    low, high = draw(st.sampled_from(_RANGES[dtype]))
+    domain = ZeroPointDomain.NONE
+    if not dtype.is_floating_point:
+        domain = draw(st.sampled_from(ZeroPointDomain))
+    real = draw(st.sampled_from(FLOATS))
+    return QuantSpec(dtype, low, high, draw(blocks(rank)), real, draw(arithmetics()), domain)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], QuantSpec, torch.Tensor, torch.Tensor | None]:
+    """A shape, a spec, and scale and zero point for them."""
+    torch.manual_seed(draw(SEEDS))
+    shape = draw(shapes(most=3))
+    spec = draw(specs(len(shape)))
+    grid = [int(n) for n in spec.grid(shape)]
+    of = draw(st.sampled_from((torch.float32, torch.float64, torch.bfloat16)))
+    scale = (torch.rand(grid) * 0.2 + 0.01).to(of)
+    if draw(st.booleans()):
+        scale = torch.full(grid, draw(st.sampled_from([0.125, 0.5, 0.0123, 1 / 3])), dtype=of)
+    zero = None
+    if spec.domain is ZeroPointDomain.INT:
+        kind = draw(st.sampled_from((torch.int32, torch.int64, torch.float32)))
+        zero = torch.randint(spec.quant_min, spec.quant_max + 1, grid).to(kind)
+    if spec.domain is ZeroPointDomain.FLOAT_OFFSET:
+        zero = torch.randn(grid, dtype=of)
+    return shape, spec, scale, zero
+
+
+def hard_numbers(shape: tuple[int, ...], spec: QuantSpec, scale: torch.Tensor) -> torch.Tensor:
+    """Real numbers on and between the steps of the grid, on ties, and far outside of the range."""
+    step = expand_blocks(scale.double(), spec.block, shape)
+    whole = torch.randint(-300, 301, shape) / torch.randint(1, 3, shape)
+    x = torch.where(torch.rand(shape) < 0.5, whole * step, torch.randn(shape).double())
+    x = torch.where(torch.rand(shape) < 0.1, x * 1e4, x)
+    return x.to(spec.real)
+
+
+@given(cases())
+def test_quantize_is_the_formula_element_by_element(
+    case: tuple[tuple[int, ...], QuantSpec, torch.Tensor, torch.Tensor | None],
+) -> None:
+    shape, spec, scale, zero = case
+    x = hard_numbers(shape, spec, scale)
+    q = quantize(x, scale, zero, spec)
+
+    assert (q.dtype, tuple(q.shape)) == (spec.dtype, shape)
+    for at, block in elements(shape, spec.block):
+        z = None if zero is None else float(zero[block])
+        want = one_code(float(x[at]), float(scale[block]), z, spec, scale.dtype)
+        assert float(q[at]) == want, f"x={float(x[at])!r} at {at}"
+
+
+@given(cases())
+def test_dequantize_is_the_formula_element_by_element(
+    case: tuple[tuple[int, ...], QuantSpec, torch.Tensor, torch.Tensor | None],
+) -> None:
+    shape, spec, scale, zero = case
+    q = torch.randint(spec.quant_min, spec.quant_max + 1, shape).to(spec.dtype)
+    x = dequantize(q, scale, zero, spec)
+
+    assert (x.dtype, tuple(x.shape)) == (spec.real, shape)
+    for at, block in elements(shape, spec.block):
+        z = None if zero is None else float(zero[block])
+        want = one_number(float(q[at]), float(scale[block]), z, spec)
+        assert float(x[at]) == want, f"q={float(q[at])!r} at {at}"
+
+
+@given(cases())
+def test_quantizing_again_gives_the_same_codes(
+    case: tuple[tuple[int, ...], QuantSpec, torch.Tensor, torch.Tensor | None],
+) -> None:
+    shape, spec, scale, zero = case
+    assume(spec.real is torch.float32 and spec.arithmetic.compute is torch.float32)
+    assume(spec.domain is not ZeroPointDomain.FLOAT_OFFSET)
+    q = torch.randint(spec.quant_min, spec.quant_max + 1, shape).to(spec.dtype)
+    again = quantize(dequantize(q, scale, zero, spec), scale, zero, spec)
+    assert torch.equal(again.float(), q.float())
+
+
+@given(cases())
+def test_what_is_in_range_moves_by_half_a_step_at_most(
+    case: tuple[tuple[int, ...], QuantSpec, torch.Tensor, torch.Tensor | None],
+) -> None:
+    shape, spec, scale, zero = case
+    assume(spec.arithmetic.compute in {torch.float32, torch.float64})
+    assume(spec.real is torch.float32 and not spec.dtype.is_floating_point)
+    step = expand_blocks(scale.double(), spec.block, shape).expand(shape)
+    codes = torch.rand(shape, dtype=torch.float64) * (spec.quant_max - spec.quant_min)
+    codes += spec.quant_min
+    x = dequantize(codes, scale.double(), zero, spec).double()
+    assert x.dtype is torch.float64
+    moved = dequantize(quantize(x.float(), scale, zero, spec), scale, zero, spec).double() - x
+    # Rounding x, the reciprocal and the product: a few units in the last place of the operands.
+    size = x.abs() + step * max(abs(spec.quant_min), spec.quant_max)
+    slack = 8 * torch.finfo(torch.float32).eps * size
+    assert bool((moved.abs() <= step / 2 + slack).all())
+
+
+@given(SEEDS, st.data(), shapes(least=1, most=3))
+def test_reduce_blocks_finds_the_ends_of_every_block(
+    seed: int, data: st.DataObject, shape: tuple[int, ...]
+) -> None:
+    assume(all(shape))
+    torch.manual_seed(seed)
+    block = data.draw(blocks(len(shape)))
+    x = torch.randn(shape)
+    least, greatest = reduce_blocks(x, block)
+    members: dict[tuple[int, ...], list[float]] = {}
+    for at, owner in elements(shape, block):
+        members.setdefault(owner, []).append(float(x[at]))
+    assert {at: float(least[at]) for at in members} == {k: min(v) for k, v in members.items()}
+    assert {at: float(greatest[at]) for at in members} == {k: max(v) for k, v in members.items()}
+    assert least.numel() == greatest.numel() == len(members)
