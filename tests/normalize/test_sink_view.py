@@ -60,6 +60,25 @@ fired: sink-view 1""",
     )
 
 
+def test_golden_heads_are_split_from_the_linear_itself() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 2, 3, 8)
+    w = b.const("w", torch.randn(6, 8))
+    y = b.call(aten.linear.default, b.call(aten.view.default, x, (6, 8)), w)
+    program = finish(b, b.call(aten.view.default, y, (2, 3, 2, 3)))
+
+    assert_expected_inline(
+        golden(program, SinkView(), MergeViews(), DropView()),
+        """\
+%x: float32[2, 3, 8]
+const %w: float32[6, 8]
+%0 = aten.linear(%x, %w): float32[2, 3, 6]
+%1 = aten.view(%0, (2, 3, 2, 3)): float32[2, 3, 2, 3]
+return (%1)
+fired: sink-view 1, merge-views 1""",
+    )
+
+
 def test_golden_a_cast_between_is_crossed() -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.bfloat16, 2, 3, 8)

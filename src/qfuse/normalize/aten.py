@@ -14,6 +14,7 @@ from qfuse.normalize.int_mm_chain import IntMmChain
 from qfuse.normalize.int_mm_exact import ExactIntMm
 from qfuse.normalize.int_mm_shift import IntMmShift
 from qfuse.normalize.lift_transpose import LiftTranspose
+from qfuse.normalize.lift_view import LiftView
 from qfuse.normalize.linear_from_addmm import LinearFromAddmm
 from qfuse.normalize.linear_from_baddbmm import LinearFromBaddbmm
 from qfuse.normalize.linear_from_bmm import LinearFromBmm
@@ -61,6 +62,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     DropView,
     MergeViews,
     SinkView,
+    LiftView,
     CancelTranspose,
     LiftTranspose,
     FoldStored,

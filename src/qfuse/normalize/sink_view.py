@@ -50,12 +50,13 @@ class SinkView(Rule[SinkViewSite]):
 
         x [B, S, K] -> linear -> view [B*S, N] -> view [B, S, N]
 
-    Casts and further linears between the linear and the second view are crossed after it.
+    The second view may split the last axis as well, as attention does for its heads. Casts and
+    further linears between the linear and the second view are crossed after it.
 
     Rounding: a linear on more than two axes may round before it adds its bias.
 
     Refuses: a view that changes the last axis; a reader that is not a view, since the view would
-    come between the two; readers of which none goes back to the shape of ``x``.
+    come between the two; readers of which none goes back to the leading axes of ``x``.
     """
 
     name = "sink-view"
@@ -75,8 +76,8 @@ class SinkView(Rule[SinkViewSite]):
             if view_source(reader) is None:
                 return Miss(MissCode.SHARED, reader, "a reader is not a view", progress=0)
         lead = shape_of(source)[:-1]
-        if not any(same_shape(shape_of(reader)[:-1], lead) for reader in readers):
-            text = "no reader goes back to the shape of the source"
+        if not any(same_shape(shape_of(reader)[: len(lead)], lead) for reader in readers):
+            text = "no reader goes back to the leading axes of the source"
             return Miss(MissCode.SHAPE, x, text, progress=0)
         return SinkViewSite(node, x, source)
 
