@@ -64,8 +64,8 @@ fuzz: $(STAMP) ## run the property tests with many more examples
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n $(WORKERS) -m property \
 	  --timeout 3600
 
-docs: $(STAMP) ## check the links and run what the documentation shows
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/docs
+docs: $(STAMP) ## check the links, and write anew what the code in the documentation prints
+	QFUSE_WRITE_DOCS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/docs
 
 clean: ## remove the environment, caches and build outputs
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

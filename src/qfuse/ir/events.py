@@ -26,7 +26,7 @@ __all__ = [
 
 
 class Exactness(StrEnum):
-    """How far a rewrite may change values (see ``docs/exactness.md``)."""
+    """How far a rewrite may change values (see ``rewrite/tolerance.py``)."""
 
     EXACT = "exact"
     ROUNDING = "rounding"
