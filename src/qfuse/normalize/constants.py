@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "constant_value",
     "derived",
+    "evaluated",
     "is_constant_expression",
     "is_unit",
     "number_of",
@@ -71,6 +72,43 @@ def constant_value(value: object, depth: int = _DEPTH) -> torch.Tensor | None:
     with torch.no_grad():
         result = op(*args, **kwargs)
     return result if isinstance(result, torch.Tensor) else None
+
+
+def evaluated(node: Node) -> torch.Tensor | None:
+    """Compute a constant expression of any ATen ops and any size, or return ``None``.
+
+    For what would otherwise be computed in every call, such as weights that are unpacked.
+    """
+    if not is_constant_expression(node):
+        return None
+    known: dict[Node, torch.Tensor] = {}
+    stack = [node]
+    while stack:
+        top = stack[-1]
+        missing = [n for n in top.all_input_nodes if n not in known]
+        if missing and top not in known:
+            stack.extend(missing)
+            continue
+        stack.pop()
+        if top in known:
+            continue
+        value = _called(top, known)
+        if not isinstance(value, torch.Tensor) or value.is_meta:
+            return None
+        known[top] = value
+    return known[node]
+
+
+def _called(node: Node, known: dict[Node, torch.Tensor]) -> object:
+    """Return the value of a constant, or of a deterministic ATen call of known values."""
+    if node.op == "get_attr":
+        return constant_of(node)
+    op = overload_of(node)
+    if op is None or op.namespace != "aten" or torch.Tag.nondeterministic_seeded in op.tags:
+        return None
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
+    with torch.no_grad():
+        return op(*args, **kwargs)
 
 
 def number_of(value: object) -> int | float | None:

@@ -9,7 +9,7 @@ from qfuse.ir import ops
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.program import constant_of
 from qfuse.ir.views import Dequantize, as_dequantize
-from qfuse.normalize.constants import constant_value, derived
+from qfuse.normalize.constants import constant_value, derived, evaluated
 from qfuse.normalize.stored import moved_constant
 from qfuse.rewrite.rule import Miss, Rule
 
@@ -45,9 +45,10 @@ class FoldStored(Rule[FoldStoredSite]):
 
         const q_t, const scale_view -> qfuse.dequantize
 
-    Exact, and for ``q`` without a copy: the new constant is a view of the old one.
+    Exact. A moved ``q`` is a view of the old constant and takes no memory; one that is computed,
+    such as by unpacking nibbles, is computed once, now.
 
-    Refuses: operands that are constants already, or computed at run time.
+    Refuses: operands that are constants already, or that are computed at run time or at random.
     """
 
     name = "fold-stored"
@@ -59,7 +60,7 @@ class FoldStored(Rule[FoldStoredSite]):
         dequantize = as_dequantize(node)
         assert dequantize is not None, "the anchor is a dequantize"
         params = dequantize.params
-        q = None if constant_of(dequantize.q) is not None else moved_constant(dequantize.q)
+        q = _stored(dequantize.q)
         scale, zero = _computed(params.scale), _computed(params.zero_point)
         if q is None and scale is None and zero is None:
             text = "no operand is a view of a constant"
@@ -78,6 +79,16 @@ class FoldStored(Rule[FoldStoredSite]):
             zero = derived(rw, *site.zero_point, "zero_point")
         new = rw.call(ops.dequantize, q, scale, zero, str(params.spec))
         rw.replace(site.dequantize.node, new)
+
+
+def _stored(node: Node) -> tuple[Node, torch.Tensor] | None:
+    if constant_of(node) is not None:
+        return None
+    moved = moved_constant(node)
+    if moved is not None:
+        return moved
+    value = evaluated(node)
+    return None if value is None else (node, value)
 
 
 def _computed(node: Node | None) -> tuple[Node, torch.Tensor] | None:

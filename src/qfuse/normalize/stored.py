@@ -162,4 +162,5 @@ _MOVES = (
     _aten.t.default,
     _aten.transpose.int,
     _aten.permute.default,
+    _aten.slice.Tensor,
 )
