@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DYNAMIC", "K", "N", "Spelled", "normalized"]
 
-K, N = 64, 16
+# Enough features that their noise has a root mean square even in one row.
+K, N = 64, 48
 DYNAMIC = {0: Dim("batch", min=1, max=16), 1: Dim("length", min=1, max=64)}
 
 

@@ -150,17 +150,17 @@ def test_golden_torchao_dynamic_asymmetric() -> None:
         to_text(normal.graph),
         """\
 %input: bfloat16[s0, s1, 64]
-const %weight.qdata: int8[16, 64]
+const %weight.qdata: int8[48, 64]
 %0 = qfuse.choose_qparams(%input, 'ao-asymmetric int8[-128,127] 1x1x* eps=1.1920928955078125e-07 float32 int8'): (float32[s0, s1, 1], int8[s0, s1, 1])
 %1 = getitem(%0, 0): float32[s0, s1, 1]
 %2 = getitem(%0, 1): int8[s0, s1, 1]
 %3 = qfuse.quantize(%input, %1, %2, 'int8[-128,127] 1x1x* bfloat16 float32:reciprocal:round-zp int'): int8[s0, s1, 64]
 %4 = qfuse.dequantize(%3, %1, %2, 'int8[-128,127] 1x1x* float32 float32:reciprocal:round-zp int'): float32[s0, s1, 64]
-const %weight.scale: float32[16, 1]
-%5 = qfuse.dequantize(%weight.qdata, %weight.scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[16, 64]
-const %bias_bias: float32[16]
-%6 = aten.linear(%4, %5, %bias_bias): float32[s0, s1, 16]
-%7 = aten._to_copy(%6, dtype=bfloat16): bfloat16[s0, s1, 16]
+const %weight.scale: float32[48, 1]
+%5 = qfuse.dequantize(%weight.qdata, %weight.scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[48, 64]
+const %bias_bias: float32[48]
+%6 = aten.linear(%4, %5, %bias_bias): float32[s0, s1, 48]
+%7 = aten._to_copy(%6, dtype=bfloat16): bfloat16[s0, s1, 48]
 return (%7)""",
     )
 
@@ -174,14 +174,14 @@ def test_golden_torchao_static() -> None:
         to_text(normal.graph),
         """\
 %input: float32[s0, s1, 64]
-const %weight.qdata: int8[16, 64]
+const %weight.qdata: int8[48, 64]
 const %weight.act_quant_scale: float32[1, 1, 1]
 %0 = qfuse.quantize(%input, %weight.act_quant_scale, None, 'int8[-128,127] *x*x* float32 float32:reciprocal:round-zp int'): int8[s0, s1, 64]
 %1 = qfuse.dequantize(%0, %weight.act_quant_scale, None, 'int8[-128,127] *x*x* float32 float32:reciprocal:round-zp int'): float32[s0, s1, 64]
-const %weight.scale: float32[16, 1]
-%2 = qfuse.dequantize(%weight.qdata, %weight.scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[16, 64]
-const %bias: float32[16]
-%3 = aten.linear(%1, %2, %bias): float32[s0, s1, 16]
+const %weight.scale: float32[48, 1]
+%2 = qfuse.dequantize(%weight.qdata, %weight.scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[48, 64]
+const %bias: float32[48]
+%3 = aten.linear(%1, %2, %bias): float32[s0, s1, 48]
 return (%3)""",
     )
 
@@ -195,11 +195,11 @@ def test_golden_torchao_float8() -> None:
         to_text(normal.graph),
         """\
 %input: bfloat16[s0, s1, 64]
-const %weight.qdata: float8_e4m3fn[16, 64]
-const %weight.scale: float32[16, 1]
-%0 = qfuse.dequantize(%weight.qdata, %weight.scale, None, 'float8_e4m3fn[-448,448] 1x* bfloat16 float32:reciprocal:round-zp int'): bfloat16[16, 64]
-const %bias: bfloat16[16]
-%1 = aten.linear(%input, %0, %bias): bfloat16[s0, s1, 16]
+const %weight.qdata: float8_e4m3fn[48, 64]
+const %weight.scale: float32[48, 1]
+%0 = qfuse.dequantize(%weight.qdata, %weight.scale, None, 'float8_e4m3fn[-448,448] 1x* bfloat16 float32:reciprocal:round-zp int'): bfloat16[48, 64]
+const %bias: bfloat16[48]
+%1 = aten.linear(%input, %0, %bias): bfloat16[s0, s1, 48]
 return (%1)""",
     )
 
