@@ -104,7 +104,6 @@ def test_quantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
     assert ops_of(same_bits(source, q)) == ["quantize"]
 
 
-@pytest.mark.skip(reason="fails for one drawn case, the cause is not known yet")
 @pytest.mark.numeric
 @pytest.mark.property
 @given(st.data())

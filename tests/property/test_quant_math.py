@@ -56,7 +56,7 @@ def one_code(x: float, scale: float, zero: float | None, spec: QuantSpec, of: to
         step = rounded(
             rounded(x - rounded(below, compute), compute) / rounded(scale, compute), compute
         )
-        return max(spec.quant_min, min(spec.quant_max, rounded(round(step), compute)))
+        return max(spec.quant_min, min(spec.quant_max, rounded(whole(step), compute)))
     if math_.reciprocal:
         y = rounded(x * rounded(rounded(1 / scale, of), compute), compute)
     else:
@@ -65,9 +65,14 @@ def one_code(x: float, scale: float, zero: float | None, spec: QuantSpec, of: to
         return float_code(max(spec.quant_min, min(spec.quant_max, y)), spec.dtype)
     z = rounded(zero or 0.0, compute)
     code = (
-        round(rounded(y + z, compute)) if math_.zero_point_first else rounded(round(y) + z, compute)
+        whole(rounded(y + z, compute)) if math_.zero_point_first else rounded(whole(y) + z, compute)
     )
     return max(spec.quant_min, min(spec.quant_max, code))
+
+
+def whole(value: float) -> float:
+    """Round half to even; an infinity, which a narrow type makes of a large number, stays one."""
+    return round(value) if math.isfinite(value) else value
 
 
 def one_number(q: float, scale: float, zero: float | None, spec: QuantSpec) -> float:
@@ -171,7 +176,6 @@ def test_quantizing_again_gives_the_same_codes(
     assert torch.equal(again.float(), q.float())
 
 
-@pytest.mark.skip(reason="fails for one drawn case, the cause is not known yet")
 @given(cases())
 def test_what_is_in_range_moves_by_half_a_step_at_most(
     case: tuple[tuple[int, ...], QuantSpec, torch.Tensor, torch.Tensor | None],
@@ -185,9 +189,11 @@ def test_what_is_in_range_moves_by_half_a_step_at_most(
     x = dequantize(codes, scale.double(), zero, spec).double()
     assert x.dtype is torch.float64
     moved = dequantize(quantize(x.float(), scale, zero, spec), scale, zero, spec).double() - x
-    # Rounding x, the reciprocal and the product: a few units in the last place of the operands.
+    # Rounding x, the reciprocal (in the scale's own type) and the product: a few units in the last
+    # place of the operands.
     size = x.abs() + step * max(abs(spec.quant_min), spec.quant_max)
-    slack = 8 * torch.finfo(torch.float32).eps * size
+    coarsest = scale.dtype if spec.arithmetic.reciprocal else torch.float32
+    slack = 8 * max(torch.finfo(d).eps for d in (coarsest, torch.float32)) * size
     assert bool((moved.abs() <= step / 2 + slack).all())
 
 

@@ -12,7 +12,7 @@ import torch
 
 from qfuse.ir.errors import NormalizeError
 from qfuse.ir.quant_math import reduce_blocks
-from qfuse.ir.quant_spec import Block, dtype_name, parse_dtype
+from qfuse.ir.quant_spec import Block, block_text, dtype_name, parse_block, parse_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,10 +63,10 @@ class ChooseSpec:
     zero_point_dtype: torch.dtype = torch.int32
 
     def __str__(self) -> str:
-        block = "x".join("*" if b is None else str(b) for b in self.block) or "scalar"
         return (
-            f"{self.formula} {dtype_name(self.dtype)}[{self.quant_min},{self.quant_max}] {block} "
-            f"eps={self.eps!r} {dtype_name(self.scale_dtype)} {dtype_name(self.zero_point_dtype)}"
+            f"{self.formula} {dtype_name(self.dtype)}[{self.quant_min},{self.quant_max}] "
+            f"{block_text(self.block)} eps={self.eps!r} "
+            f"{dtype_name(self.scale_dtype)} {dtype_name(self.zero_point_dtype)}"
         )
 
     @classmethod
@@ -87,8 +87,8 @@ class ChooseSpec:
 
 
 _TEXT = re.compile(
-    r"(?P<formula>[\w-]+) (?P<dtype>\w+)\[(?P<low>-?\d+),(?P<high>-?\d+)\] "
-    r"(?P<block>[\dx*]+|scalar) eps=(?P<eps>\S+) (?P<scale>\w+) (?P<zero>\w+)"
+    rf"(?P<formula>{'|'.join(Formula)}) (?P<dtype>\w+)\[(?P<low>-?\d+),(?P<high>-?\d+)\] "
+    r"(?P<block>\S+) eps=(?P<eps>\d+(\.\d+)?(e[+-]?\d+)?) (?P<scale>\w+) (?P<zero>\w+)"
 )
 
 
@@ -97,14 +97,12 @@ def _parse(text: str) -> ChooseSpec:
     found = _TEXT.fullmatch(text)
     if found is None:
         raise NormalizeError(f"not the text of a choose spec: {text!r}")
-    block = found["block"]
-    sizes = [] if block == "scalar" else block.split("x")
     return ChooseSpec(
         Formula(found["formula"]),
         parse_dtype(found["dtype"]),
         int(found["low"]),
         int(found["high"]),
-        tuple(None if b == "*" else int(b) for b in sizes),
+        parse_block(found["block"]),
         float(found["eps"]),
         parse_dtype(found["scale"]),
         parse_dtype(found["zero"]),

@@ -134,15 +134,17 @@ def _parse_step(text: str) -> Step:
     found = _STEP.fullmatch(text)
     if found is None:
         raise NormalizeError(f"not an epilogue step: {text!r}")
-    args = found["args"].split(",")
-    match found["kind"]:
-        case "act":
-            if args[0] not in ACTIVATIONS:
-                raise NormalizeError(f"unknown activation {args[0]!r}")
+    kind, args = found["kind"], found["args"].split(",")
+    if kind == "cast":
+        return Cast(parse_dtype(found["args"]))
+    try:
+        if kind == "act" and args[0] in ACTIVATIONS:
             return Act(args[0], tuple(map(float, args[1:])))
-        case "add":
-            return Add(int(args[0]), float(args[1]))
-        case "mul":
-            return Mul(int(args[0]))
-        case _:
-            return Cast(parse_dtype(args[0]))
+        if kind == "add":
+            index, alpha = args
+            return Add(int(index), float(alpha))
+        if kind == "mul":
+            return Mul(int(found["args"]))
+    except ValueError as error:
+        raise NormalizeError(f"not the arguments of an epilogue step: {text!r}") from error
+    raise NormalizeError(f"unknown activation {args[0]!r}")

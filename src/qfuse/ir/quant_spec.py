@@ -28,8 +28,10 @@ __all__ = [
     "Granularity",
     "QuantSpec",
     "ZeroPointDomain",
+    "block_text",
     "dtype_name",
     "dtype_range",
+    "parse_block",
     "parse_dtype",
 ]
 
@@ -181,7 +183,7 @@ class QuantSpec:
         split = [
             axis
             for axis, (size, b) in enumerate(zip(shape, self.block, strict=True))
-            if b is not None and not (isinstance(size, int) and b >= size)
+            if b is not None and not (isinstance(size, int) and 0 < size <= b)
         ]
         if not split:
             return Granularity.PER_TENSOR
@@ -199,7 +201,7 @@ class QuantSpec:
 
     def block_text(self) -> str:
         """Write the block as ``1x*``; a scalar's block is ``scalar``."""
-        return "x".join("*" if b is None else str(b) for b in self.block) or "scalar"
+        return block_text(self.block)
 
     def __str__(self) -> str:
         return (
@@ -224,9 +226,11 @@ class QuantSpec:
 
 
 _TEXT = re.compile(
-    r"(?P<dtype>\w+)\[(?P<low>-?\d+),(?P<high>-?\d+)\] (?P<block>[\dx*]+|scalar) (?P<real>\w+) "
-    r"(?P<compute>\w+):(?P<how>reciprocal|divide):(?P<order>zp-round|round-zp) (?P<domain>\w+)"
+    r"(?P<dtype>\w+)\[(?P<low>-?\d+),(?P<high>-?\d+)\] (?P<block>\S+) (?P<real>\w+) "
+    r"(?P<compute>\w+):(?P<how>reciprocal|divide):(?P<order>zp-round|round-zp) "
+    rf"(?P<domain>{'|'.join(ZeroPointDomain)})"
 )
+_BLOCK = re.compile(r"(\d+|\*)(x(\d+|\*))*")
 
 
 @cache
@@ -234,13 +238,11 @@ def _parse(text: str) -> QuantSpec:
     found = _TEXT.fullmatch(text)
     if found is None:
         raise NormalizeError(f"not the text of a quantization spec: {text!r}")
-    block = found["block"]
-    sizes = [] if block == "scalar" else block.split("x")
     return QuantSpec(
         parse_dtype(found["dtype"]),
         int(found["low"]),
         int(found["high"]),
-        tuple(None if b == "*" else int(b) for b in sizes),
+        parse_block(found["block"]),
         parse_dtype(found["real"]),
         Arithmetic(
             parse_dtype(found["compute"]),
@@ -249,6 +251,24 @@ def _parse(text: str) -> QuantSpec:
         ),
         ZeroPointDomain(found["domain"]),
     )
+
+
+def block_text(block: Block) -> str:
+    """Write a block as ``1x*``; a scalar's block is ``scalar``."""
+    return "x".join("*" if b is None else str(b) for b in block) or "scalar"
+
+
+def parse_block(text: str) -> Block:
+    """Read the text of a block back.
+
+    Raises:
+        NormalizeError: The text is not a block.
+    """
+    if text == "scalar":
+        return ()
+    if _BLOCK.fullmatch(text) is None:
+        raise NormalizeError(f"not the text of a block: {text!r}")
+    return tuple(None if b == "*" else int(b) for b in text.split("x"))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
