@@ -47,6 +47,8 @@ SIZES = (50, 100, 200, 500, 1000, 2000)
 MOST_PROPAGATIONS = 3.0
 """What optimizing may cost, in propagations of the captured graph."""
 
+# Up to so many linears every graph has all rounds; beyond it they take about as long together.
+_FULL_ROUNDS = 500
 _MODELS = ("minilm", "llama", "bert", "vit")
 _SECTION = "compile-cost"
 
@@ -56,7 +58,7 @@ class CostOptions:
     """What to measure.
 
     Attributes:
-        rounds: How often each graph is optimized and propagated.
+        rounds: How often each graph is optimized and propagated; the great ones less often.
         most: The greatest number of linears.
         models: Whether to measure captured models too.
         page: A page with a section to write the tables into.
@@ -192,7 +194,7 @@ def _measure(
     propagate(captured.module)
     optimizing, propagating = [], []
     watch.say(f"{name}, {linears} linears")
-    for _ in range(rounds):
+    for _ in range(max(1, min(rounds, rounds * _FULL_ROUNDS // linears))):
         optimizing.append(_cpu_seconds(lambda: planner.rewrite(captured)))
         propagating.append(_cpu_seconds(lambda: propagate(captured.module)))
     watch.advance()

@@ -20,6 +20,8 @@ from qfuse.ir.errors import BlockError, NormalizeError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from qfuse.ir.sizes import Size
+
 __all__ = [
     "STORAGE_DTYPES",
     "WHOLE_AXIS",
@@ -37,7 +39,6 @@ __all__ = [
 
 WHOLE_AXIS = None
 Block = tuple[int | None, ...]
-Size = int | torch.SymInt
 
 STORAGE_DTYPES = (
     torch.int8,

@@ -32,6 +32,8 @@ __all__ = [
     "as_fused_linear",
     "as_linear",
     "as_quantize",
+    "bits_equal",
+    "bits_of",
     "dtype_of",
     "node_of",
     "optional_node",
@@ -255,9 +257,13 @@ def _same_tensor(a: Node | None, b: Node | None) -> bool:
 
 def bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of equal dtype and shape hold the same bits (so -0.0 is not 0.0)."""
-    if a is b:
-        return True
-    return torch.equal(
-        a.detach().contiguous().reshape(-1).view(torch.uint8),
-        b.detach().contiguous().reshape(-1).view(torch.uint8),
-    )
+    return a is b or torch.equal(_bytes(a), _bytes(b))
+
+
+def bits_of(value: torch.Tensor) -> bytes:
+    """Return the bits that :func:`bits_equal` compares, to be looked up."""
+    return bytes(_bytes(value).cpu().numpy())
+
+
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch.fx.node import Argument
 
-    from qfuse.normalize.sizes import Size
+    from qfuse.ir.sizes import Size
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["Activation", "place"]

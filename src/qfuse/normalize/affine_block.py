@@ -9,10 +9,10 @@ import torch
 from qfuse.ir.errors import BlockError
 from qfuse.ir.events import MissCode
 from qfuse.ir.quant_spec import dtype_name, dtype_range
+from qfuse.ir.sizes import element_count, same_size, sizes_of
 from qfuse.ir.views import shape_of
 from qfuse.normalize.complain import cannot_run
 from qfuse.normalize.edge import code_range
-from qfuse.normalize.sizes import element_count, same_size, sizes_of
 from qfuse.normalize.source_rule import RefusedError
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torch.fx.node import Argument
 
     from qfuse.ir.quant_spec import Block
+    from qfuse.ir.sizes import Size
     from qfuse.normalize.known import Bounds
-    from qfuse.normalize.sizes import Size
 
 __all__ = ["block_of", "check_reduces", "is_unsigned_sub_byte", "storage_of"]
 

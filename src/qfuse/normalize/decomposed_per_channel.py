@@ -15,6 +15,7 @@ from qfuse.ir import ops
 from qfuse.ir.errors import BlockError
 from qfuse.ir.events import MissCode
 from qfuse.ir.quant_spec import Arithmetic, dtype_name
+from qfuse.ir.sizes import element_count, same_size
 from qfuse.ir.views import dtype_of, node_of, optional_node, shape_of
 from qfuse.normalize.complain import cannot_run
 from qfuse.normalize.decomposed_per_tensor import check_readable
@@ -32,7 +33,6 @@ from qfuse.normalize.edge import (
 )
 from qfuse.normalize.params import check_float, fit, fit_zero_point
 from qfuse.normalize.registered import Registered
-from qfuse.normalize.sizes import element_count, same_size
 from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments
 
 if TYPE_CHECKING:

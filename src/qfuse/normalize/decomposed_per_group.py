@@ -13,6 +13,7 @@ import torch
 from qfuse.ir import ops
 from qfuse.ir.events import MissCode
 from qfuse.ir.quant_spec import Arithmetic, dtype_name
+from qfuse.ir.sizes import element_count
 from qfuse.ir.views import dtype_of, node_of, optional_node, shape_of
 from qfuse.normalize.complain import cannot_run
 from qfuse.normalize.edge import (
@@ -28,7 +29,6 @@ from qfuse.normalize.edge import (
 from qfuse.normalize.known import is_zero
 from qfuse.normalize.params import check_float, fit, fit_zero_point
 from qfuse.normalize.registered import Registered
-from qfuse.normalize.sizes import element_count
 from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments
 
 if TYPE_CHECKING:

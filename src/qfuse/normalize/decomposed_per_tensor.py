@@ -19,6 +19,7 @@ from qfuse.ir.errors import BlockError
 from qfuse.ir.events import MissCode
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import Arithmetic, dtype_name
+from qfuse.ir.sizes import element_count
 from qfuse.ir.views import as_quantize, bits_equal, dtype_of, node_of, shape_of
 from qfuse.normalize.complain import cannot_run
 from qfuse.normalize.constants import number_of
@@ -35,7 +36,6 @@ from qfuse.normalize.edge import (
 )
 from qfuse.normalize.params import Param, check_float, fit, fit_zero_point, literal
 from qfuse.normalize.registered import Registered
-from qfuse.normalize.sizes import element_count
 from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments
 
 if TYPE_CHECKING:

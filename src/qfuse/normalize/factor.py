@@ -13,10 +13,10 @@ from torch.fx import Node
 from qfuse.ir.events import MissCode
 from qfuse.ir.quant_spec import Block, QuantSpec, dtype_name, dtype_range
 from qfuse.ir.schema import overload_of
+from qfuse.ir.sizes import same_shape
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.normalize.constants import constant_value, derived
 from qfuse.normalize.movement import cast_source, transpose_source, view_source, with_shape
-from qfuse.normalize.sizes import same_shape
 from qfuse.normalize.source_rule import RefusedError
 from qfuse.normalize.spread import block_of, padded
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch.fx.node import Argument
 
-    from qfuse.normalize.sizes import Size
+    from qfuse.ir.sizes import Size
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = [

@@ -10,13 +10,13 @@ from qfuse.ir import ops
 from qfuse.ir.errors import BlockError
 from qfuse.ir.events import MissCode
 from qfuse.ir.quant_spec import Arithmetic, dtype_name, dtype_range
+from qfuse.ir.sizes import element_count, same_size
 from qfuse.ir.views import dtype_of, node_of, shape_of
 from qfuse.normalize.complain import cannot_run
 from qfuse.normalize.edge import EdgeRule, EdgeSite, make_spec
 from qfuse.normalize.float8_choose import FLOAT8
 from qfuse.normalize.params import fit
 from qfuse.normalize.registered import Registered
-from qfuse.normalize.sizes import element_count, same_size
 from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
     from qfuse.ir.quant_spec import Block
-    from qfuse.normalize.sizes import Size
+    from qfuse.ir.sizes import Size
 
 __all__ = ["NormalizeDequantizeFloat8", "NormalizeQuantizeFloat8"]
 

@@ -9,15 +9,15 @@ import torch
 from torch.fx import Node
 
 from qfuse.ir.schema import arguments, is_call
+from qfuse.ir.sizes import same_shape, same_size
 from qfuse.ir.views import dtype_of, node_of, shape_of, tensor_of
-from qfuse.normalize.sizes import same_shape, same_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.fx.node import Argument
 
-    from qfuse.normalize.sizes import Size
+    from qfuse.ir.sizes import Size
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = [

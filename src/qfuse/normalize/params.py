@@ -16,11 +16,11 @@ from qfuse.ir.errors import BlockError
 from qfuse.ir.events import MissCode
 from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.schema import arguments, is_call
+from qfuse.ir.sizes import element_count, same_shape
 from qfuse.ir.views import dtype_of, node_of, shape_of, tensor_of
 from qfuse.normalize.complain import cannot_run
 from qfuse.normalize.constants import constant_value, derived
 from qfuse.normalize.known import is_zero
-from qfuse.normalize.sizes import element_count, same_shape
 from qfuse.normalize.source_rule import RefusedError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
     from torch.fx.node import Argument
 
-    from qfuse.normalize.sizes import Size
+    from qfuse.ir.sizes import Size
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["RESHAPES", "Param", "check_float", "fit", "fit_zero_point", "literal", "reshaped"]

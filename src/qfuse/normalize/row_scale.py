@@ -10,12 +10,12 @@ from torch.fx import Node
 
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.schema import arguments
+from qfuse.ir.sizes import same_shape
 from qfuse.ir.views import Linear, as_dequantize, as_linear, dtype_of, shape_of
 from qfuse.normalize.activation import Activation, place
 from qfuse.normalize.constants import is_unit
 from qfuse.normalize.int_product import EIGHT_BITS
 from qfuse.normalize.movement import Path, peel, put_back
-from qfuse.normalize.sizes import same_shape
 from qfuse.normalize.source_rule import RefusedError
 from qfuse.normalize.stored import Stored, stored_numbers
 from qfuse.normalize.weights import call_linear

@@ -5,13 +5,13 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from qfuse.normalize.sizes import same_shape, same_size
+from qfuse.ir.sizes import same_shape, same_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from qfuse.ir.quant_spec import Block
-    from qfuse.normalize.sizes import Size
+    from qfuse.ir.sizes import Size
 
 __all__ = ["Spread", "block_of", "is_per_feature", "padded", "spread_of"]
 

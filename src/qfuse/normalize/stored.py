@@ -11,9 +11,9 @@ from torch.fx import Node
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import Arithmetic, QuantSpec, dtype_range
 from qfuse.ir.schema import arguments, is_call
+from qfuse.ir.sizes import same_shape
 from qfuse.ir.views import as_quantize, dtype_of, node_of
 from qfuse.normalize.movement import cast_source, view_source
-from qfuse.normalize.sizes import same_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.fx.node import Argument
 
     from qfuse.ir.quant_spec import Block
-    from qfuse.normalize.sizes import Size
+    from qfuse.ir.sizes import Size
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["STORED", "Stored", "difference", "moved_constant", "stored_numbers", "stored_spec"]

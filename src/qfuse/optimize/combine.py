@@ -12,7 +12,7 @@ from qfuse.ir import ops
 from qfuse.ir.events import Exactness, Fired
 from qfuse.ir.program import constant_of, place_of
 from qfuse.ir.schema import arguments, overload_of
-from qfuse.ir.views import bits_equal
+from qfuse.ir.views import bits_of
 from qfuse.rewrite.driver import Context, PassResult
 from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.rewrite.whole import Pass
@@ -66,7 +66,7 @@ class Combine(Pass):
         result = PassResult()
         editor = GraphEditor(program.module)
         numbers: dict[Hashable, Node] = {}
-        constants: dict[Hashable, list[Node]] = {}
+        constants: dict[Hashable, Node] = {}
         leaving = set(program.graph.output_node().all_input_nodes)
         for node in list(program.graph.nodes):
             first = self._find(node, numbers, constants)
@@ -93,7 +93,7 @@ class Combine(Pass):
         self,
         node: Node,
         numbers: dict[Hashable, Node],
-        constants: dict[Hashable, list[Node]],
+        constants: dict[Hashable, Node],
     ) -> Node | None:
         """Return the first node equal to ``node``, which may be itself; ``None`` is not asked."""
         if node.op == "get_attr":
@@ -107,21 +107,13 @@ class Combine(Pass):
         return numbers.setdefault(key, node)
 
 
-def _find_constant(node: Node, constants: dict[Hashable, list[Node]]) -> Node | None:
+def _find_constant(node: Node, constants: dict[Hashable, Node]) -> Node | None:
     value = constant_of(node)
     if value is None:
         return None
-    key = (value.dtype, value.device, tuple(value.shape), value.stride())
-    alike = constants.setdefault(key, [])
+    kind = (value.dtype, value.device, tuple(value.shape), value.stride())
     small = value.numel() * value.element_size() <= _BITS_LIMIT
-    for other in alike:
-        known = constant_of(other)
-        if other.target == node.target or known is value:
-            return other
-        if small and known is not None and bits_equal(known, value):
-            return other
-    alike.append(node)
-    return node
+    return constants.setdefault((*kind, bits_of(value) if small else id(value)), node)
 
 
 def _freeze(value: object) -> Hashable:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from qfuse.ir import ops
 from qfuse.ir.events import MissCode
 from qfuse.ir.program import op_name
-from qfuse.ir.views import FusedLinear, as_fused_linear
+from qfuse.ir.views import FusedLinear, as_fused_linear, tensor_of
 from qfuse.rewrite.rule import Miss
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from qfuse.ir.epilogue import Step
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["append_step", "open_linear"]
+__all__ = ["append_step", "open_linear", "replace_by"]
 
 
 def open_linear(value: object, user: Node) -> FusedLinear | Miss:
@@ -45,4 +45,12 @@ def append_step(
     """Replace ``user`` by ``fused`` with one more epilogue step."""
     extras = fused.extras if extra is None else (*fused.extras, extra)
     grown = replace(fused, epilogue=fused.epilogue.then(step), extras=extras)
-    rw.replace(user, rw.call(ops.linear, *grown.call_args()))
+    replace_by(grown, user, rw)
+
+
+def replace_by(fused: FusedLinear, old: Node, rw: Rewriter) -> None:
+    """Replace ``old`` by a fused linear, which means the same, so its type is known.
+
+    Inferring it would run the reference, which takes as long as all the rest of a rewrite.
+    """
+    rw.replace(old, rw.replay(ops.linear, fused.call_args(), {}, tensor_of(old)))

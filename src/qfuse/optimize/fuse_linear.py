@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from qfuse.ir import ops
 from qfuse.ir.epilogue import Epilogue
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.program import constant_of
@@ -20,6 +19,7 @@ from qfuse.ir.views import (
     dtype_of,
     shape_of,
 )
+from qfuse.optimize.extend import replace_by
 from qfuse.rewrite.rule import Miss, Rule
 
 if TYPE_CHECKING:
@@ -101,4 +101,4 @@ class FuseLinear(Rule[LinearSite]):
             Epilogue(),
             (),
         )
-        rw.replace(linear.node, rw.call(ops.linear, *fused.call_args()))
+        replace_by(fused, linear.node, rw)

@@ -9,7 +9,7 @@ from qfuse.ir import ops
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.program import constant_of
 from qfuse.ir.views import Quantize, as_quantize
-from qfuse.optimize.extend import open_linear
+from qfuse.optimize.extend import open_linear, replace_by
 from qfuse.rewrite.rule import Miss, Rule
 
 if TYPE_CHECKING:
@@ -59,4 +59,4 @@ class FuseOutputQuantize(Rule[OutputSite]):
     def rewrite(self, site: OutputSite, rw: Rewriter) -> None:
         """Replace the quantize by the linear with a quantized output."""
         grown = replace(site.fused, out_params=site.quantize.params)
-        rw.replace(site.quantize.node, rw.call(ops.linear, *grown.call_args()))
+        replace_by(grown, site.quantize.node, rw)

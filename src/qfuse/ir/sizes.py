@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 
     from torch.fx.node import Argument
 
-__all__ = ["Size", "element_count", "same_shape", "same_size", "size_of", "sizes_of"]
+__all__ = [
+    "Size",
+    "element_count",
+    "exact_quotient",
+    "same_shape",
+    "same_size",
+    "size_of",
+    "sizes_of",
+]
 
 Size = int | torch.SymInt
 
@@ -27,6 +35,14 @@ def same_size(a: Size, b: Size) -> bool:
 def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
     """Whether two shapes are equal whatever the symbols are."""
     return len(a) == len(b) and all(map(same_size, a, b))
+
+
+def exact_quotient(a: Size, b: Size) -> Size | None:
+    """Return ``a / b`` if it is an integer whatever the symbols are, else ``None``."""
+    if same_size(b, 0):
+        return None
+    quotient: Size = a // b
+    return quotient if same_size(quotient * b, a) else None
 
 
 def element_count(shape: Sequence[Size]) -> int | None:

@@ -1,0 +1,128 @@
+"""Ops that move elements and compute nothing, and what they do to quantization parameters.
+
+The parameters of a tensor denote a tensor of the data's shape, one number per element. A movement
+moves both alike. It is legal for the parameters exactly when the moved ones are again constant on
+the blocks of a regular grid that are the blocks from before; :meth:`Movement.forward` gives that
+grid for the result of the movement, :meth:`Movement.backward` the one for its source.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import torch
+
+from qfuse.ir.views import shape_of
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from qfuse.ir.blocks import Stuck
+    from qfuse.ir.quant_spec import Block
+    from qfuse.ir.sizes import Size
+
+__all__ = ["Apply", "Moved", "Movement", "Mover", "TensorMover", "keep", "squeezed", "unsqueeze"]
+
+_aten = torch.ops.aten
+
+
+class Mover(Protocol):
+    """Applies ops to what stands for parameters: nodes of a graph, or tensors."""
+
+    def call(self, op: Any, value: Any, *args: Any) -> Any:
+        """Apply an op."""
+
+    def sizes(self, node: Node) -> list[Any]:
+        """Return the sizes of a node's value, in a form that an op takes."""
+
+
+class TensorMover:
+    """Applies ops to tensors at once."""
+
+    def call(self, op: Any, value: torch.Tensor, *args: Any) -> Any:
+        """Apply an op."""
+        return op(value, *args)
+
+    def sizes(self, node: Node) -> list[Any]:
+        """Return the sizes."""
+        return list(shape_of(node))
+
+
+Apply: TypeAlias = Callable[[Mover, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Parameters after they moved.
+
+    Attributes:
+        block: The new block.
+        apply: Moves a scale or a zero point.
+    """
+
+    block: Block
+    apply: Apply
+
+
+@dataclass(frozen=True, slots=True)
+class Movement(ABC):
+    """One op that moves elements.
+
+    Attributes:
+        node: The op.
+        source: What it moves.
+    """
+
+    node: Node
+    source: Node
+
+    bijective = False
+    """Whether it neither drops nor repeats elements."""
+
+    @property
+    def before(self) -> Sequence[Size]:
+        """Shape of the source."""
+        return shape_of(self.source)
+
+    @property
+    def after(self) -> Sequence[Size]:
+        """Shape of the result."""
+        return shape_of(self.node)
+
+    @abstractmethod
+    def forward(self, block: Block) -> Moved | Stuck:
+        """Take parameters of the source to parameters of the result."""
+
+    @abstractmethod
+    def backward(self, block: Block) -> Moved | Stuck:
+        """Take parameters of the result to parameters of the source."""
+
+    @abstractmethod
+    def again(self, mover: Mover, value: Any) -> Any:
+        """Apply the same movement to another value of the source's shape."""
+
+
+def keep(mover: Mover, value: Any) -> Any:
+    """Leave parameters as they are."""
+    del mover
+    return value
+
+
+def unsqueeze(mover: Mover, value: Any, axes: Sequence[int]) -> Any:
+    """Add axes of size 1, of which the numbers count in the result."""
+    for axis in axes:
+        value = mover.call(_aten.unsqueeze.default, value, axis)
+    return value
+
+
+def squeezed(block: Block, axes: Sequence[int]) -> Moved:
+    """Take axes of one block out of a grid."""
+    left = tuple(b for axis, b in enumerate(block) if axis not in axes)
+
+    def apply(mover: Mover, value: Any) -> Any:
+        return mover.call(_aten.squeeze.dims, value, list(axes)) if axes else value
+
+    return Moved(left, apply)
