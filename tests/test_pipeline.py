@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
 
 from qfuse import kernels, pipeline
+from qfuse.backends.eager import run_eagerly
 from qfuse.capture import capture
 from qfuse.cost import CostModel, CostProfile
 from qfuse.cost.work import Work
 from qfuse.ir.calling import Caller
-from qfuse.ir.events import Checked, RolledBack
+from qfuse.ir.errors import CheckError
+from qfuse.ir.events import Checked, Lowered, RolledBack
+from qfuse.ir.run import run_flat
+from qfuse.lower import lower
 from qfuse.lower.kernel import Claim
 from qfuse.model_check import ModelCheck, bisect
 from qfuse.options import Check
-from qfuse.pipeline import Planner, run_flat
+from qfuse.pipeline import Planner
 from qfuse.rewrite.clone import clone
 from qfuse.targets import Target
 
 if TYPE_CHECKING:
-    from qfuse.ir.program import CapturedGraph
+    from collections.abc import Sequence
+
+    from qfuse.ir.program import CapturedGraph, LoweredGraph
     from qfuse.lower.kernel import LinearProblem, Refusal
     from qfuse.rewrite.rewriter import Rewriter
 
@@ -80,7 +86,7 @@ class Off:
 
 
 def planned(
-    monkeypatch: pytest.MonkeyPatch, check: Check, n: int
+    monkeypatch: pytest.MonkeyPatch, check: Check, n: int, model: nn.Module | None = None
 ) -> tuple[CapturedGraph, list[torch.Tensor], pipeline.Plan]:
     """Plan the model with a kernel that is wrong for linears of ``n`` outputs."""
 
@@ -90,7 +96,7 @@ def planned(
 
     monkeypatch.setattr(pipeline, "kernel_rows", rows)
     x = torch.randn(5, 16)
-    captured = capture(WeightOnly().eval(), (x,))
+    captured = capture((model or WeightOnly()).eval(), (x,))
     caller = Caller(captured.signature)
     inputs = caller.check(caller.bind((x,), {}))
     cost = CostModel(CostProfile.pinned())
@@ -108,12 +114,90 @@ def test_a_wrong_kernel_is_found_and_rolled_back(
     (undone,) = plan.lowered.log.of(RolledBack)
     assert undone.rule == "lower-linear"
     (new,), (old,) = (
-        run_flat(plan.lowered, inputs),
+        run_flat(plan.lowered.module, inputs),
         torch.fx.Interpreter(captured.module).run(*inputs),
     )
     torch.testing.assert_close(new, old)
     model = [c for c in plan.lowered.log.of(Checked) if c.what == "model"]
     assert [c.passed for c in model] == [True]
+
+
+class Deep(nn.Module):
+    """Ten weight-only linears of one shape, so that one wrong kernel is wrong ten times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for i in range(10):
+            self.register_buffer(f"w{i}", torch.randint(-127, 128, (16, 16)).to(torch.int8))
+            self.register_buffer(f"s{i}", torch.rand(16) * 0.01 + 1e-3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i in range(10):
+            w, s = self.get_buffer(f"w{i}"), self.get_buffer(f"s{i}")
+            x = torch.tanh(nn.functional.linear(x, w.float()) * s)
+        return x
+
+
+def test_a_kernel_that_is_wrong_everywhere_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, plan = planned(monkeypatch, Check.PIPELINE, n=16, model=Deep())
+
+    undone = plan.lowered.log.of(RolledBack)
+    assert [event.rule for event in undone] == ["lower-linear", "lower-linear"]
+    assert [c.passed for c in plan.lowered.log.of(Checked)] == [True]
+    assert {e.kernel for e in plan.lowered.log.of(Lowered)} == {"expand"}
+
+
+def test_what_no_gate_keeps_out_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*args: Any) -> LoweredGraph:
+        done = lower(*args)
+        output = done.graph.output_node()
+        (y,) = output.all_input_nodes
+        with done.graph.inserting_before(output):
+            output.args = ((done.graph.call_function(aten.mul.Tensor, (y, 2)),),)
+        return done
+
+    monkeypatch.setattr(pipeline, "lower", wrong)
+    with pytest.raises(CheckError, match="although nothing was rewritten"):
+        planned(monkeypatch, Check.PIPELINE, n=-1)
+
+
+def test_code_that_writes_wrong_state_is_not_used() -> None:
+    class Counts(nn.Module):
+        seen: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.add_(x)
+            return x * 2
+
+    x = torch.ones(3)
+    captured = capture(Counts().eval(), (x,))
+    plan = Planner(
+        Target.for_testing(), CostModel(CostProfile.pinned()), NONE, Check.PIPELINE
+    ).plan(captured, [x])
+    right = run_eagerly(plan.lowered)
+
+    class Forgets:
+        """Runs on a copy of the state."""
+
+        backend = "forgetful"
+
+        def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            outputs: list[torch.Tensor] = right.fork().run(inputs)
+            return outputs
+
+        def written(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return right.written(inputs)
+
+        def fork(self) -> Forgets:
+            return self
+
+    assert plan.confirm(right, [x]) is right
+    assert plan.confirm(Forgets(), [x]).backend == "eager"
+    assert torch.equal(plan.lowered.module.get_buffer("seen"), torch.zeros(3))
 
 
 def test_a_right_kernel_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,16 +93,17 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per choice
     """
     session = _Session.start(target, check, float_dtype, options, progress)
     captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
-    with session.timed("plan"):
-        plan = session.planner().plan(captured, inputs)
-    with session.timed("compile"):
-        runner = compile_graph(
-            plan.lowered,
-            backend=session.options.backend.value,
-            options=session.backend_options(),
-            progress=session.progress,
-        )
-    runner = plan.confirm(runner, inputs)
+    with _as_captured():
+        with session.timed("plan"):
+            plan = session.planner().plan(captured, inputs)
+        with session.timed("compile"):
+            runner = compile_graph(
+                plan.lowered,
+                backend=session.options.backend.value,
+                options=session.backend_options(),
+                progress=session.progress,
+            )
+        runner = plan.confirm(runner, inputs)
     module = CompiledModule(plan.lowered.signature, runner)
     return CompiledModel(module, plan, session.report(plan, runner.backend))
 
@@ -118,15 +119,25 @@ def explain(  # noqa: PLR0913 - one keyword per choice
     options: Options | Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
-    """Make the same plan as :func:`compile` and report it, without compiling or running anything.
+    """Make the plan of :func:`compile` and report it, without compiling or running the model.
+
+    Nothing is checked by values, so nothing is rolled back either. The first call on a machine
+    builds qfuse's own kernels and measures its speeds, since the plan depends on both.
 
     The arguments and errors are those of :func:`compile`.
     """
     session = _Session.start(target, "off", float_dtype, options, progress)
     captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
-    with session.timed("plan"):
+    with _as_captured(), session.timed("plan"):
         plan = session.planner().plan(captured, inputs)
     return session.report(plan, None)
+
+
+@contextmanager
+def _as_captured() -> Iterator[None]:
+    """Run ops as the graph spells them: its casts are nodes, whatever autocast says around here."""
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        yield
 
 
 @dataclass(slots=True)
@@ -158,6 +169,8 @@ class _Session:
                 f"float_dtype={float_dtype} is not supported",
                 fix="use torch.bfloat16, or None to keep the model's own types",
             )
+        if float_dtype is torch.float32:
+            float_dtype = None  # What is not quantized runs in the model's own types anyway.
         if target is not None and not isinstance(target, Target):
             raise OptionsError(
                 f"target must be a qfuse.Target, not {type(target).__name__}",
@@ -192,6 +205,7 @@ class _Session:
             self.progress("capturing the model")
         with self.timed("capture"):
             captured = capture(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+        _refuse_devices(captured)
         args, kwargs = _examples(model, args, kwargs)
         caller = Caller(captured.signature)
         return captured, caller.check(caller.bind(args, kwargs))
@@ -236,6 +250,18 @@ def _examples(
     if not args and not kwargs and isinstance(model, torch.export.ExportedProgram) and own:
         return own[0], dict(own[1])
     return args, dict(kwargs or {})
+
+
+def _refuse_devices(captured: CapturedGraph) -> None:
+    """Refuse what does not live on the CPU, before a CPU kernel reads its addresses."""
+    places = [(spec.name, spec.device) for spec in captured.signature.inputs if spec.device]
+    places += [(name, value.device) for name, value in captured.module.named_buffers()]
+    for name, device in places:
+        if device.type != "cpu":
+            raise OptionsError(
+                f"{name} is on {device}, and qfuse compiles for CPUs",
+                fix="move the model and its example inputs to the CPU: model.cpu()",
+            )
 
 
 def _constant_bytes(plan: Plan) -> int:

@@ -63,19 +63,20 @@ class ModelCheck:
             for index, (o, s) in enumerate(zip(outputs, shaken, strict=True)):
                 known = noise[index]
                 if known is not None:
-                    apart = (s.double() - o.double()).abs().nan_to_num()
+                    apart = (s.double() - o.double()).abs()
+                    # What is infinite or NaN must be so in the rewritten model, and has no noise.
+                    apart = torch.where(apart.isfinite(), apart, torch.zeros_like(apart))
                     noise[index] = torch.maximum(known, apart)
         return cls(outputs, tuple(noise))
 
-    def judge(self, outputs: Sequence[Any], skip: int = 0) -> Verdict:
-        """Compare the outputs of a rewritten program; return the first verdict that fails.
+    def judge(self, outputs: Sequence[Any]) -> Verdict:
+        """Compare the outputs of a rewritten program, mutated values first.
 
-        Args:
-            outputs: The program's outputs, without the first ``skip``.
-            skip: How many mutated values were left out.
+        Returns:
+            The first verdict that fails, or the last one.
         """
         last = Verdict(None)
-        known = zip(self.outputs[skip:], self.noise[skip:], strict=True)
+        known = zip(self.outputs, self.noise, strict=True)
         for index, (new, (old, noise)) in enumerate(zip(outputs, known, strict=True)):
             if not isinstance(old, torch.Tensor):
                 continue
@@ -126,19 +127,23 @@ class _Shaken(Interpreter):
     def _shake(self, value: Any, node: Node) -> Any:
         if _is_float(value):
             shake = torch.rand(value.shape, generator=self._random, dtype=torch.float32) * 2 - 1
-            eps = max(torch.finfo(value.dtype).eps, self._least)
-            return (value.double() * (1 + eps * shake.double())).to(value.dtype)
+            info = torch.finfo(value.dtype)
+            shaken = value.double() * (1 + max(info.eps, self._least) * shake.double())
+            # A mask of the least number must not become an infinity.
+            finite = shaken.clamp(info.min, info.max).to(value.dtype)
+            return torch.where(value.isfinite(), finite, value)
         if isinstance(value, torch.Tensor) and value.dtype in _STORED and _quantizes(node):
             return self._flip(value)
         return value
 
     def _flip(self, codes: torch.Tensor) -> torch.Tensor:
-        """Move a few codes by one step, towards the middle so that none leaves its range."""
+        """Move a few codes by one step, towards the middle of those there are."""
         count = min(codes.numel(), 1 + codes.numel() // _CODES_PER_FLIP)
         where = torch.randint(max(codes.numel(), 1), (count,), generator=self._random)
         flipped = codes.flatten().clone()
-        middle = 128 if codes.dtype is torch.uint8 else 0
         here = flipped[where].to(torch.int32)
+        low, high = (int(end) for end in torch.aminmax(codes)) if codes.numel() else (0, 0)
+        middle = (low + high) // 2
         flipped[where] = (here + torch.where(here > middle, -1, 1)).to(codes.dtype)
         return flipped.reshape(codes.shape)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch.fx import Interpreter
+from typing import TYPE_CHECKING
 
 from qfuse.backends import compile_graph
+from qfuse.ir.errors import CheckError
 from qfuse.ir.events import Checked, Exactness, Noted, RolledBack
+from qfuse.ir.run import run_flat
 from qfuse.ir.text import to_text
 from qfuse.ir.verify import verify
 from qfuse.lower import lower
@@ -20,11 +19,13 @@ from qfuse.optimize import optimize
 from qfuse.options import Check
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import Context
-from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.gate import Gate, rule_of
 from qfuse.rewrite.site_check import SiteChecker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import torch
 
     from qfuse.backends import Runner
     from qfuse.cost.model import CostModel
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from qfuse.rewrite.compare import Verdict
     from qfuse.targets.target import Target
 
-__all__ = ["Plan", "Planner", "run_flat"]
+__all__ = ["Plan", "Planner"]
 
 _ATTEMPTS = 8
 
@@ -55,14 +56,21 @@ class Plan:
         """
         if self.reference is None:
             return runner
-        outputs = runner.fork().run([t.clone() for t in inputs])
-        verdict = self.reference.judge(outputs, skip=len(self.lowered.signature.mutations))
+        verdict = self._judge(runner, inputs)
         self.lowered.log.add(_checked("compiled", verdict))
         if verdict.wrong is None:
             return runner
         text = f"the {runner.backend} backend changed values, the model runs op by op instead"
         self.lowered.log.add(Noted("backends", f"{text}: {verdict.wrong}", warn=True))
         return compile_graph(self.lowered, backend="eager")
+
+    def _judge(self, runner: Runner, inputs: Sequence[torch.Tensor]) -> Verdict:
+        """Run compiled code on copies, and judge its results and what it wrote."""
+        assert self.reference is not None, "nothing to judge by"
+        copies = [t.clone() for t in inputs]
+        fork = runner.fork()
+        outputs = fork.run(copies)
+        return self.reference.judge([*fork.written(copies), *outputs])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +110,11 @@ class Planner:
         return lower(optimized, self.target, self.cost, kernel_rows(self.kernels), context("lower"))
 
     def plan(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> Plan:
-        """Rewrite, check the values of the whole model, and roll back whatever breaks them."""
+        """Rewrite, check the values of the whole model, and roll back whatever breaks them.
+
+        Raises:
+            CheckError: Values are wrong although nothing was rewritten.
+        """
         gate = Gate()
         self._say("rewriting the graph")
         lowered = self.rewrite(captured, inputs, gate)
@@ -111,17 +123,26 @@ class Planner:
         self._say("checking values")
         reference = ModelCheck.measure(captured, inputs, self.float_dtype)
         undone: list[RolledBack] = []
-        verdict = reference.judge(run_flat(lowered, inputs))
+        verdict = reference.judge(run_flat(lowered.module, inputs))
         while verdict.wrong is not None and gate.allowed and len(undone) < _ATTEMPTS:
             self._say("looking for the rewrite that changed values")
             culprit = self._find(captured, inputs, reference, gate)
+            gate = Gate(banned=gate.banned | {culprit, *_whole_rule(culprit, undone)})
             undone.append(_rolled_back(culprit, verdict))
-            gate = Gate(banned=gate.banned | {culprit})
             lowered = self.rewrite(captured, inputs, gate)
-            verdict = reference.judge(run_flat(lowered, inputs))
+            verdict = reference.judge(run_flat(lowered.module, inputs))
+        if verdict.wrong is not None:
+            undone.append(_rolled_back("pipeline/every-rewrite", verdict))
+            lowered = self.rewrite(captured, inputs, Gate(fuel=0))
+            verdict = reference.judge(run_flat(lowered.module, inputs))
         for event in undone:
             lowered.log.add(event)
         lowered.log.add(_checked("model", verdict))
+        if verdict.wrong is not None:
+            raise CheckError(
+                f"the model gives other values although nothing was rewritten: {verdict.wrong}",
+                fix="this is a bug of qfuse; please report it with the model",
+            )
         return Plan(lowered, reference)
 
     def _say(self, step: str) -> None:
@@ -139,15 +160,15 @@ class Planner:
 
         def holds(fuel: int) -> bool:
             some = self.rewrite(captured, inputs, Gate(fuel, gate.banned))
-            return reference.judge(run_flat(some, inputs)).wrong is None
+            return reference.judge(run_flat(some.module, inputs)).wrong is None
 
         return gate.allowed[bisect(len(gate.allowed), holds) - 1]
 
 
-def run_flat(program: LoweredGraph, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """Run a graph as it stands on flat inputs, without compiling it."""
-    with torch.no_grad():
-        return tuple(Interpreter(program.module).run(*inputs))
+def _whole_rule(culprit: str, undone: Sequence[RolledBack]) -> set[str]:
+    """Return the culprit's rule if it was guilty before: then it is wrong everywhere."""
+    rule = rule_of(culprit)
+    return {rule} if any(rule_of(event.key) == rule for event in undone) else set()
 
 
 def _rolled_back(key: str, verdict: Verdict) -> RolledBack:

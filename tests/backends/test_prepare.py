@@ -114,7 +114,6 @@ c1 = torch.float32[10, 8](8, 1)
 c2 = torch.float32[]()
 c3 = torch.float32[4](1)
 x0_0 in 1..4096
-Ne(z0, 1)
 z0 in VR[2, 4096]""",
     )
 

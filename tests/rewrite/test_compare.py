@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -64,3 +66,20 @@ def test_a_change_of_type_is_always_wrong() -> None:
     y = torch.randn(4)
     for new in (y.double(), y.reshape(2, 2)):
         assert "type changed" in (compare(new, y, None, Exactness.LOSSY, SITE).wrong or "")
+
+
+def test_exact_tells_the_sign_of_zero_but_not_one_nan_from_another() -> None:
+    zero, nan = torch.tensor([0.0, 1.0]), torch.tensor([torch.nan, 1.0])
+    assert compare(-zero, -zero, None, Exactness.EXACT, SITE).wrong is None
+    assert compare(torch.tensor([-0.0, 1.0]), zero, None, Exactness.EXACT, SITE).wrong is not None
+    assert compare(torch.tensor([-0.0, 1.0]), zero, None, Exactness.ROUNDING, SITE).wrong is None
+    assert compare(-nan * -1, nan, None, Exactness.EXACT, SITE).wrong is None
+
+
+@pytest.mark.parametrize("old", [torch.inf, -torch.inf, torch.nan, 1.0])
+@pytest.mark.parametrize("new", [torch.inf, -torch.inf, torch.nan, 1.0])
+def test_infinities_and_nan_must_be_what_they_were(old: float, new: float) -> None:
+    pair = torch.tensor([old, 1.0]), torch.tensor([new, 1.0])
+    verdict = compare(pair[1], pair[0], None, Exactness.ROUNDING, SITE)
+    same = old == new or (math.isnan(old) and math.isnan(new))
+    assert (verdict.wrong is None) is same

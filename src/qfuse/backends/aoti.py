@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from qfuse.ir.errors import InputError
+from qfuse.ir.memory import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +49,7 @@ class AotiRunner:
         self._otherwise = otherwise
         self._layouts = program.layouts
         self._state = list(program.state)
-        self._memory = {_memory(t): i for i, t in enumerate(program.state)}
+        self._memory = {address_of(t): i for i, t in enumerate(program.state)}
         self._writes = bool(program.written or program.late)
         self._results = -len(program.late) or None
 
@@ -72,6 +73,10 @@ class AotiRunner:
             results[output] = inputs[position]
         return results[: self._results]
 
+    def written(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What a run writes; see :meth:`qfuse.backends.Runner.written`."""
+        return self._otherwise.written(inputs)
+
     def fork(self) -> AotiRunner:
         """A runner with its own copy of the state; code and constants are shared."""
         otherwise = self._otherwise.fork()
@@ -88,7 +93,7 @@ class AotiRunner:
     def _refuse_state(self, inputs: Sequence[torch.Tensor]) -> None:
         """The code writes early, and would read through an input what it wrote to the state."""
         for position, tensor in enumerate(inputs):
-            state = self._memory.get(_memory(tensor))
+            state = self._memory.get(address_of(tensor))
             if state is not None and tensor.numel():
                 names = self._program.names
                 raise InputError(
@@ -112,8 +117,3 @@ class AotiRunner:
                         given.copy_(used)
             for output, position in self._program.late:
                 tensors[position].copy_(results[output])
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """Equal for tensors that are views of the same memory."""
-    return tensor.untyped_storage().data_ptr()

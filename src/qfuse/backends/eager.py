@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import GraphModule
 
+from qfuse.ir.memory import address_of, write_values
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -42,18 +44,22 @@ class EagerRunner:
         """Run the graph; see :meth:`qfuse.backends.Runner.run`."""
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             values: list[Any] = list(self.module(*[inputs[i] for i in self.order]))
-            if self.mutations:
-                self._write(values, inputs)
+        if self.mutations:
+            values = write_values(self.written(inputs), [m.output for m in self.mutations], values)
         return values[len(self.mutations) :]
+
+    def written(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What a run writes; see :meth:`qfuse.backends.Runner.written`."""
+        return [self._target(m, inputs) for m in self.mutations]
 
     def fork(self) -> EagerRunner:
         """A runner with its own copy of what is written, and of what shares memory with it."""
         names = {m.buffer for m in self.mutations if m.buffer is not None}
-        memory = {_memory(self.module.get_buffer(name)) for name in names}
+        memory = {address_of(self.module.get_buffer(name)) for name in names}
         own = {
             n: b
             for n, b in self.module.named_buffers(remove_duplicate=False)
-            if _memory(b) in memory
+            if address_of(b) in memory
         }
         module = GraphModule(self.module, copy.deepcopy(self.module.graph))
         # In one go, so that views of one memory become views of one copy.
@@ -62,27 +68,12 @@ class EagerRunner:
             module.get_submodule(owner).register_buffer(attribute, value)
         return replace(self, module=module)
 
-    def _write(self, values: list[Any], inputs: Sequence[torch.Tensor]) -> None:
-        targets = [self._target(m, inputs) for m in self.mutations]
-        memory = {_memory(t) for t in targets}
-        # A value that is a view of what is written now would change on the way.
-        for i, value in enumerate(values):
-            if isinstance(value, torch.Tensor) and _memory(value) in memory:
-                values[i] = value.clone()
-        for target, mutation in zip(targets, self.mutations, strict=True):
-            target.copy_(values[mutation.output])
-
     def _target(self, mutation: Mutation, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         if mutation.input_index is not None:
             position = self.fed[mutation.input_index]
             assert position is not None, "a constant leaf is not written"
             return inputs[position]
         return self.module.get_buffer(str(mutation.buffer))
-
-
-def _memory(value: torch.Tensor) -> int:
-    """Equal for tensors that are views of the same memory."""
-    return value.untyped_storage().data_ptr()
 
 
 def run_eagerly(lowered: LoweredGraph) -> EagerRunner:

@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from qfuse.backends import _inductor_api
 from qfuse.backends.layout import Layout, dense_strides
 from qfuse.ir.errors import BackendError
+from qfuse.ir.memory import address_of
 from qfuse.ir.program import MUTABLE_META, place_of
 from qfuse.ir.schema import arguments, overload_of
 
@@ -174,11 +175,11 @@ class _Preparation:
         reads = self._lowered.graph.find_nodes(op="get_attr")
         written = {m.buffer for m in self._lowered.signature.mutations if m.buffer is not None}
         written |= {str(n.target) for n in reads if n.meta.get(MUTABLE_META)}
-        memory = {_memory(module.get_buffer(name)) for name in written}
+        memory = {address_of(module.get_buffer(name)) for name in written}
         for node in reads:
             value = _attribute(module, str(node.target))
             # A constant that shares memory with a buffer that is written is none.
-            if _is_plain(value) and _memory(value) in memory:
+            if _is_plain(value) and address_of(value) in memory:
                 written.add(str(node.target))
         made: dict[str, Node] = {}
         for name in sorted(written):
@@ -299,7 +300,7 @@ class _Preparation:
     def _shared_positions(self) -> set[int]:
         """Positions of state whose memory is in another one too: not to be written early."""
         first = len(self._inputs) - len(self._state)
-        owners = [_memory(t) for t in self._state.values()]
+        owners = [address_of(t) for t in self._state.values()]
         return {first + i for i, owner in enumerate(owners) if owners.count(owner) > 1}
 
 
@@ -364,11 +365,6 @@ def _identity(value: torch.Tensor) -> object:
     if value.numel() == 0:
         return object()
     return value.data_ptr(), value.dtype, tuple(value.shape), value.stride(), value.device
-
-
-def _memory(value: torch.Tensor) -> int:
-    """Equal for tensors that are views of the same memory."""
-    return value.untyped_storage().data_ptr()
 
 
 def _attribute(module: torch.nn.Module, target: str) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,6 +34,9 @@ class Runner(Protocol):
                 and shape, which share no memory with what is written; any strides. Those that the
                 source program writes are written.
         """
+
+    def written(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return what a run with ``inputs`` writes, in the order of ``Signature.mutations``."""
 
     def fork(self) -> Runner:
         """A runner with its own copy of the state, and the same constants."""

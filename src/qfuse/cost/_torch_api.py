@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from qfuse.cost.sizes import SizeRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
+
+    from qfuse.ir.program import SymbolRange
 
 __all__ = ["int8_linear", "int8_matmul", "on_one_thread", "plain_execution", "size_range"]
 
@@ -20,6 +24,7 @@ T = TypeVar("T")
 
 # A size that depends on data has no traced value; this one is neither a corner nor exotic.
 _UNKNOWN_HINT = 256
+_LEAST_TRACED = 2
 
 
 @contextlib.contextmanager
@@ -76,19 +81,38 @@ def int8_matmul(rows: int, depth: int, columns: int) -> Callable[[], object]:
     return lambda: torch._int_mm(left, right)
 
 
-def size_range(size: int | torch.SymInt) -> SizeRange:
+def size_range(
+    size: int | torch.SymInt, symbols: Mapping[str, SymbolRange] | None = None
+) -> SizeRange:
     """The sizes that a dimension of a traced tensor may have.
 
-    A size that depends on data has no hint; a middling one within its bounds is taken.
+    Tracing believes that every symbol is two or more, even where a call may bring 1, so what it
+    says of the least size is not taken for the truth: the signature's ranges are.
+
+    Args:
+        size: The size. One that depends on data has no hint; a middling one is taken.
+        symbols: ``Signature.symbols``: the sizes that a call may bring.
     """
     if not isinstance(size, torch.SymInt) or not size.node.is_symbolic():
         return SizeRange(int(size), int(size), int(size))
-    bounds = size.node.shape_env.bound_sympy(size.node.expr)
+    env = size.node.shape_env
+    ranges = {
+        symbol: _symbol_range((symbols or {}).get(str(symbol)), env.bound_sympy(symbol))
+        for symbol in size.node.expr.free_symbols
+    }
+    bounds = bound_sympy(size.node.expr, ranges)
     low = max(int(bounds.lower), 0) if bounds.lower.is_Integer else 0
     high = int(bounds.upper) if bounds.upper.is_Integer else None
     if not size.node.has_hint():
         middling = _UNKNOWN_HINT if high is None else min(_UNKNOWN_HINT, high)
         return SizeRange(low, max(low, middling), high)
-    # Tracing may have used a size outside of the declared range: 2 stands for 1 there.
+    # A size may be traced at another than the declared ones: 2 stands for 1.
     hint = int(size.node.hint)
     return SizeRange(min(low, hint), hint, None if high is None else max(high, hint))
+
+
+def _symbol_range(known: SymbolRange | None, traced: Any) -> Any:
+    """Return what is declared of a symbol, or what tracing says, whose 2 may mean 0."""
+    if known is not None:
+        return ValueRanges(known.low, int_oo if known.high is None else known.high)
+    return ValueRanges(0, traced.upper) if traced.lower <= _LEAST_TRACED else traced

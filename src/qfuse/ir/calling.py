@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from qfuse.ir._tree_api import unflatten
 from qfuse.ir.binding import Binder
 from qfuse.ir.guards import Guards
+from qfuse.ir.memory import write_values
 from qfuse.ir.size_expr import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import torch
     from torch.fx import GraphModule
 
     from qfuse.ir.program import Mutation, Signature
@@ -86,12 +86,8 @@ class Caller:
         if not mutations:
             return list(outputs)
         targets = [_target(mutation, module, leaves) for mutation in mutations]
-        with torch.no_grad():
-            owned = {_storage(target) for target in targets}
-            free = [_apart(value, owned) for value in outputs]
-            for mutation, target in zip(mutations, targets, strict=True):
-                target.copy_(free[mutation.output])
-        return free[len(mutations) :]
+        written = write_values(targets, [m.output for m in mutations], outputs)
+        return written[len(mutations) :]
 
     def rebuild(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> Any:
         """Return the model's result from the graph's outputs after the mutated values."""
@@ -116,16 +112,3 @@ def _target(mutation: Mutation, module: GraphModule, leaves: Sequence[Any]) -> t
     assert mutation.input_index is not None, "a mutation writes a buffer or an input"
     target: torch.Tensor = leaves[mutation.input_index]
     return target
-
-
-def _storage(value: torch.Tensor) -> int:
-    """Return the address of the memory that ``value`` lives in, 0 if it has none."""
-    return value.untyped_storage().data_ptr()
-
-
-def _apart(value: Any, owned: set[int]) -> Any:
-    """Return ``value``, or a copy of it if it lives in memory that will be written."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    address = _storage(value)
-    return value.clone() if address and address in owned else value

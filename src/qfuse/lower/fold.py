@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx.node import map_arg
 
-from qfuse.ir.program import constant_of
+from qfuse.ir.alias import leaves_graph
+from qfuse.ir.events import Exactness
+from qfuse.ir.program import constant_of, place_of
 from qfuse.ir.schema import overload_of
 from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.settle import settle
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
     from qfuse.ir.program import StageGraph
+    from qfuse.rewrite.driver import Context
 
 __all__ = ["drop_unused_constants", "fold_constants"]
 
@@ -22,22 +26,22 @@ __all__ = ["drop_unused_constants", "fold_constants"]
 _LIMIT_BYTES = 1 << 16
 
 
-def fold_constants(program: StageGraph) -> int:
+def fold_constants(program: StageGraph, context: Context) -> int:
     """Replace small pure calls of constants by their values; return how many were folded.
 
     The same ATen op computes the value as would at run time, so this is exact.
     """
     editor = GraphEditor(program.module)
     folded = 0
-    leaving = set(program.graph.output_node().all_input_nodes)
     for node in list(program.graph.nodes):
-        value = None if node in leaving else _value(node)
+        # The caller may write to what it gets, which must be new in every call.
+        value = None if leaves_graph(node) else _value(node)
         if value is None:
             continue
         rw = editor.rewriter("fold-constants", node)
         rw.replace(node, rw.constant(value, f"{node.name}_folded"))
-        rw.commit()
-        folded += 1
+        key = f"{context.room}/fold-constants@{node.name}"
+        folded += settle(rw, context, program.log, key, Exactness.EXACT, place_of(node))
     return folded
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from qfuse.cost.sizes import SizeRange
+from qfuse.cost import size_range
 from qfuse.ir.epilogue import Epilogue
 from qfuse.ir.program import constant_of
 from qfuse.ir.views import FusedLinear, dtype_of, shape_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
     from torch.fx import Node
 
     from qfuse.cost.model import Plan
+    from qfuse.cost.sizes import SizeRange
+    from qfuse.ir.program import SymbolRange
     from qfuse.rewrite.rewriter import Rewriter
     from qfuse.targets import Target
 
@@ -93,30 +97,17 @@ class LinearKernel(Protocol):
         """Add the call, packed constants included, and return its node."""
 
 
-def problem_of(fused: FusedLinear) -> LinearProblem:
-    """Describe ``fused`` for the table."""
+def problem_of(fused: FusedLinear, symbols: Mapping[str, SymbolRange]) -> LinearProblem:
+    """Describe ``fused`` for the table, with the sizes that a call may bring."""
     rows: int | torch.SymInt = 1
     for size in shape_of(fused.x)[:-1]:
         rows = rows * size
     n, k = (int(s) for s in shape_of(fused.weight))
     real = fused.x_params.spec.real if fused.x_params else dtype_of(fused.x)
-    return LinearProblem(fused, _range_of(rows), n, k, real)
+    return LinearProblem(fused, size_range(rows, symbols), n, k, real)
 
 
 def split_epilogue(problem: LinearProblem, claim: Claim) -> tuple[Epilogue, Epilogue]:
     """Split the epilogue into what the kernel takes and what is left."""
     steps = problem.fused.epilogue.steps
     return Epilogue(steps[: claim.steps]), Epilogue(steps[claim.steps :])
-
-
-def _range_of(size: int | torch.SymInt) -> SizeRange:
-    """Return the values that a size may take, and the traced one."""
-    if isinstance(size, int):
-        return SizeRange(size, size, size)
-    node = size.node
-    bound = node.shape_env.bound_sympy(node.expr)
-    low = int(bound.lower) if bound.lower.is_Integer else 0
-    high = int(bound.upper) if bound.upper.is_Integer else None
-    hint = low if node.hint is None else int(node.hint)
-    # A size is traced at two or more even where one is allowed, so the hint bounds both ends.
-    return SizeRange(max(0, min(low, hint)), hint, None if high is None else max(high, hint))

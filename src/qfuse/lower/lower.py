@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from torch.fx import Node
 
 from qfuse.ir import ops
-from qfuse.ir.events import Exactness, Left, Lowered, RolledBack
+from qfuse.ir.errors import CheckError
+from qfuse.ir.events import Exactness, Left, Lowered
 from qfuse.ir.program import LoweredGraph, OptimizedGraph, place_of
 from qfuse.ir.schema import is_call
 from qfuse.ir.verify import verify
@@ -20,6 +21,7 @@ from qfuse.lower.leftovers import reason_to_stay
 from qfuse.lower.table import Choice, choose
 from qfuse.rewrite.driver import Context
 from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.settle import settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +53,7 @@ def lower(
     """
     context = context or Context("lower")
     _Lowering(program, target, cost, kernels, context).run()
-    fold_constants(program)
+    fold_constants(program, context)
     drop_unused_constants(program)
     # The module's generated code still is that of the captured graph.
     program.module.recompile()
@@ -95,13 +97,14 @@ class _Lowering:
                 self._expand(node)
 
     def _lower_linear(self, fused: FusedLinear) -> None:
-        problem = problem_of(fused)
+        problem = problem_of(fused, self._program.signature.symbols)
         choice = choose(problem, self._kernels, self._target, self._cost)
         key = f"{self._context.room}/lower-linear@{fused.node.name}"
         taken = choice.kernel is not None and self._context.gate.allows(key)
         if not taken or not self._emit(problem, choice, key):
             why = "no kernel takes it" if choice.kernel is None else "its kernel is not permitted"
-            self._note(fused.node, "expand", None, choice.losers, why)
+            event = self._event(fused.node, "expand", None, choice.losers, why)
+            self._program.log.add(event)
             self._expand(fused.node)
 
     def _emit(self, problem: LinearProblem, choice: Choice, key: str) -> bool:
@@ -114,15 +117,13 @@ class _Lowering:
         result = choice.kernel.emit(problem, choice.claim, rw)
         rest = split_epilogue(problem, choice.claim)[1]
         rw.replace(node, self._finish(problem.fused, result, rest, choice.claim.output, rw))
-        checker = self._context.checker
-        wrong = checker and checker.check(rw.journal, Exactness.ROUNDING, key)
-        if wrong:
-            rw.undo()
-            room = self._context.room
-            self._program.log.add(RolledBack(room, "lower-linear", key, (place,), wrong))
+        # Noted first, since committing erases the op that the note describes.
+        event = self._event(
+            node, choice.kernel.name, choice.seconds, choice.losers, choice.claim.note
+        )
+        if not settle(rw, self._context, self._program.log, key, Exactness.ROUNDING, place):
             return False
-        self._note(node, choice.kernel.name, choice.seconds, choice.losers, choice.claim.note)
-        self._commit(rw)
+        self._program.log.add(event)
         return True
 
     def _finish(
@@ -148,23 +149,24 @@ class _Lowering:
         else:
             for index, user in results_of(node).items():
                 rw.replace(user, made[index])
-        self._commit(rw)
+        key = f"{self._context.room}/expand@{node.name}"
+        log, place = self._program.log, place_of(node)
+        if not settle(rw, self._context, log, key, Exactness.EXACT, place):
+            raise CheckError(
+                f"{node.name}: the expansion of {node.target} gives other values than the op",
+                where=str(place),
+                fix="this is a bug of qfuse; please report it with the model",
+            )
 
-    def _commit(self, rw: Rewriter) -> None:
-        erased, _ = rw.commit()
-        if self._context.checker is not None:
-            self._context.checker.forget(erased)
-
-    def _note(
+    def _event(
         self,
         node: Node,
         kernel: str,
         seconds: float | None,
         losers: tuple[tuple[str, str], ...],
         why: str,
-    ) -> None:
+    ) -> Lowered:
         fused = as_fused_linear(node)
         what = "" if fused is None else describe(fused)
         room = self._context.room
-        event = Lowered(room, place_of(node), kernel, what, seconds, losers, why)
-        self._program.log.add(event)
+        return Lowered(room, place_of(node), kernel, what, seconds, losers, why)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from qfuse.normalize.cancel_transpose import CancelTranspose
 from qfuse.normalize.dequantize_chain import DequantizeChain
+from qfuse.normalize.drop_copy import DropCopy
 from qfuse.normalize.drop_view import DropView
 from qfuse.normalize.float_zero_point import FloatZeroPoint
 from qfuse.normalize.fold_stored import FoldStored
@@ -59,6 +60,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     DequantizeChain,
     RegroupDequantize,
     # Movement: whatever undoes itself goes, and weights end in constants.
+    DropCopy,
     DropView,
     MergeViews,
     SinkView,

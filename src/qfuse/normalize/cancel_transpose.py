@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.fx import Node
 
+from qfuse.ir.alias import leaves_graph
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.views import node_of
@@ -35,7 +36,7 @@ class TransposePair:
 class CancelTranspose(Rule[TransposePair]):
     """``t(t(w))`` becomes ``w``; so does ``t(clone(t(w)))``, the copy having changed no value.
 
-    Refuses: a transpose of anything else.
+    Refuses: a transpose of anything else; a copy that keeps what the caller gets apart.
     """
 
     name = "cancel-transpose"
@@ -49,11 +50,16 @@ class CancelTranspose(Rule[TransposePair]):
     def match(self, node: Node) -> TransposePair | Miss:
         """Match two transposes with nothing but copies between."""
         inner = transpose_source(node)
+        copied = False
         while isinstance(inner, Node) and is_call(inner, _aten.clone.default, _aten.alias.default):
+            copied = copied or is_call(inner, _aten.clone.default)
             inner = node_of(arguments(inner)["self"])
         source = transpose_source(inner)
         if source is None:
             return Miss(MissCode.PATTERN, node, "it is not a second transpose", progress=0)
+        if copied and leaves_graph(node):
+            text = "the caller gets a copy of {}, not the tensor itself"
+            return Miss(MissCode.SHARED, source, text, source.name, progress=0)
         return TransposePair(node, source)
 
     def rewrite(self, site: TransposePair, rw: Rewriter) -> None:

@@ -9,12 +9,14 @@ import torch
 from torch.fx import Node
 
 from qfuse.ir import ops
+from qfuse.ir.alias import leaves_graph
 from qfuse.ir.events import Exactness, Fired
 from qfuse.ir.program import constant_of, place_of
 from qfuse.ir.schema import arguments, overload_of
 from qfuse.ir.views import bits_of
 from qfuse.rewrite.driver import Context, PassResult
 from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.settle import settle
 from qfuse.rewrite.whole import Pass
 
 if TYPE_CHECKING:
@@ -67,10 +69,11 @@ class Combine(Pass):
         editor = GraphEditor(program.module)
         numbers: dict[Hashable, Node] = {}
         constants: dict[Hashable, Node] = {}
-        leaving = set(program.graph.output_node().all_input_nodes)
         for node in list(program.graph.nodes):
             first = self._find(node, numbers, constants)
-            if first is None or first is node or node in leaving or first in leaving:
+            if first is None or first is node:
+                continue
+            if leaves_graph(node) and leaves_graph(first):
                 continue
             key = f"{context.room}/{self.name}@{node.name}"
             if node.op != "get_attr" and not context.gate.allows(key):
@@ -79,8 +82,7 @@ class Combine(Pass):
             is_constant = node.op == "get_attr"
             rw = editor.rewriter(self.name, node)
             rw.replace(node, first)
-            rw.commit()
-            if is_constant:
+            if not settle(rw, context, program.log, key, self.exactness, place) or is_constant:
                 continue
             note = f"the same as %{first.name}"
             program.log.add(

@@ -11,6 +11,7 @@ from torch.fx import Node
 from qfuse.ir.epilogue import Add
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.schema import arguments
+from qfuse.ir.sizes import same_shape
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.optimize.extend import append_step, open_linear
 from qfuse.rewrite.rule import Miss, Rule
@@ -90,7 +91,7 @@ def _refuse(node: Node, fused: FusedLinear, other: object, own_alpha: float) -> 
         text = "the other summand is {}"
         return Miss(MissCode.DTYPE, other, text, dtype_of(other), progress=3)
     shape, mine = tuple(shape_of(other)), tuple(shape_of(fused.node))
-    if len(shape) != len(mine) or any(a != b for a, b in zip(shape, mine, strict=True)):
+    if not same_shape(shape, mine):
         text = "a summand of shape {} is not a residual of shape {}"
         return Miss(MissCode.SHAPE, other, text, shape, mine, progress=3)
     return other

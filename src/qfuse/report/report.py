@@ -13,8 +13,6 @@ from qfuse.ir.events import Checked, Fired, Left, Lowered, Missed, Noted, Rolled
 from qfuse.report.tables import render
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from rich.console import ConsoleOptions, RenderResult
 
     from qfuse.ir.events import Event
@@ -111,8 +109,3 @@ class Report:
 
     def _of(self, kind: type[Any]) -> tuple[Any, ...]:
         return tuple(e for e in self.events if isinstance(e, kind))
-
-
-def merge_events(*parts: Iterable[Event]) -> tuple[Event, ...]:
-    """Join the events of several stages in order."""
-    return tuple(event for part in parts for event in part)

@@ -57,20 +57,26 @@ def compare(
         return Verdict(f"the type changed: {shapes}")
     if exactness is Exactness.LOSSY or old.numel() == 0:
         return Verdict(None)
-    if _same_bits(new, old):
-        return Verdict(None)
     if exactness is Exactness.EXACT:
-        share = (new != old).float().mean().item()
-        return Verdict(f"{share:.3%} of the elements differ in bits", share, 0.0)
+        return _compare_bits(new, old)
+    if torch.equal(new, old):
+        return Verdict(None)
     if not old.dtype.is_floating_point:
         return _compare_codes(new, old, truth, tolerance, noise)
     return _compare_floats(new, old, truth, tolerance, noise)
 
 
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if torch.equal(a, b):
-        return True
-    return a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all())
+def _compare_bits(new: torch.Tensor, old: torch.Tensor) -> Verdict:
+    """Tell -0.0 from 0.0 too; which of the many NaNs a NaN is, is left open."""
+    differ = new != old
+    if new.is_floating_point():
+        a, b = new.double(), old.double()
+        differ |= torch.signbit(a) != torch.signbit(b)
+        differ &= ~(a.isnan() & b.isnan())
+    if not bool(differ.any()):
+        return Verdict(None)
+    share = float(differ.double().mean())
+    return Verdict(f"{share:.3%} of the elements differ in bits", share, 0.0)
 
 
 def _compare_codes(
@@ -116,7 +122,9 @@ def _compare_floats(
 ) -> Verdict:
     reference = (old if truth is None else truth).double()
     finite = reference.isfinite() & old.isfinite()
-    if not bool((new.isfinite() == old.isfinite()).all()):
+    finite_now, finite_then = new.isfinite(), old.isfinite()
+    alike = (new == old) | (new.isnan() & old.isnan()) | (finite_now & finite_then)
+    if not bool(alike.all()):
         return Verdict("a value became infinite or NaN, or ceased to be")
     zero = torch.zeros((), dtype=torch.float64)
     size = torch.where(finite, reference, zero)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["Gate"]
+__all__ = ["Gate", "rule_of"]
 
 
 @dataclass(slots=True)
@@ -16,7 +16,8 @@ class Gate:
 
     Attributes:
         fuel: How many rewrites may happen; ``None`` is no limit.
-        banned: Keys of rewrites that may not.
+        banned: Keys of rewrites that may not, and names of rules of which none may
+            (``lower/lower-linear``).
         allowed: Keys of the rewrites that happened, in order.
     """
 
@@ -24,9 +25,18 @@ class Gate:
     banned: frozenset[str] = frozenset()
     allowed: list[str] = field(default_factory=list)
 
+    def bans(self, key: str) -> bool:
+        """Whether the rewrite ``key``, or its whole rule, is banned."""
+        return key in self.banned or rule_of(key) in self.banned
+
     def allows(self, key: str) -> bool:
         """Whether the rewrite ``key`` may happen; if so it counts."""
-        if key in self.banned or (self.fuel is not None and len(self.allowed) >= self.fuel):
+        if self.bans(key) or (self.fuel is not None and len(self.allowed) >= self.fuel):
             return False
         self.allowed.append(key)
         return True
+
+
+def rule_of(key: str) -> str:
+    """Return the room and the rule of a key: ``lower/lower-linear`` of ``lower/lower-linear@n``."""
+    return key.partition("@")[0]

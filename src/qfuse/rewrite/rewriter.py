@@ -11,6 +11,7 @@ from torch.fx.node import map_arg
 
 from qfuse.ir.errors import RewriteError
 from qfuse.ir.program import MODULE_META, SOURCE_META, place_of
+from qfuse.ir.sizes import same_shape
 from qfuse.ir.text import type_text
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ def _same_type(a: object, b: object) -> bool:
 
 
 def _same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.ndim == b.ndim and all(bool(x == y) for x, y in zip(a.shape, b.shape, strict=True))
+    return same_shape(a.shape, b.shape)
 
 
 def _fake_mode_of(module: GraphModule) -> Any:

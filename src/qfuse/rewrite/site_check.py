@@ -9,7 +9,7 @@ import torch
 from qfuse.ir.events import Checked, Exactness
 from qfuse.rewrite.compare import Verdict, compare
 from qfuse.rewrite.tolerance import SITE
-from qfuse.rewrite.values import Values, wide_value
+from qfuse.rewrite.values import Values, meeting_points, region_value, wide_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,18 +36,19 @@ class SiteChecker:
 
     def check(self, journal: Journal, exactness: Exactness, what: str) -> str | None:
         """Compare what the rewrite replaced with what it made; return what is wrong."""
-        made = frozenset(journal.made)
-        boundary = frozenset(n for new in made for n in new.all_input_nodes) - made
         for old, new in journal.replaced:
+            # Both from the same values: what was remembered further down may stem from a product
+            # that has been replaced since, whose rounding is another.
+            start = meeting_points(old, new)
             truth = None
             if exactness is Exactness.ROUNDING:
-                truth = wide_value(old, self._values, boundary | _alive(old))
-            before, after = _tensors(self._values.of(old)), _tensors(self._values.of(new))
+                truth = wide_value(old, self._values, start)
+            before = _tensors(region_value(old, self._values, start))
+            after = _tensors(region_value(new, self._values, start))
             wide = _tensors(truth) if truth is not None else (None,) * len(before)
             for parts in zip(after, before, wide, strict=True):
                 wrong = self._judge(compare(*parts, exactness, SITE), exactness, what)
                 if wrong is not None:
-                    self._values.forget(made)
                     return wrong
         return None
 
@@ -69,23 +70,6 @@ class SiteChecker:
     def forget(self, nodes: Sequence[Node]) -> None:
         """Drop the values of erased nodes."""
         self._values.forget(nodes)
-
-
-def _alive(old: Node) -> frozenset[Node]:
-    """Return the nodes above ``old`` that others read: they stay, and bound the region."""
-    bound: set[Node] = set()
-    region = {old}
-    stack = list(old.all_input_nodes)
-    while stack:
-        node = stack.pop()
-        if node in region or node in bound:
-            continue
-        if all(user in region for user in node.users):
-            region.add(node)
-            stack.extend(node.all_input_nodes)
-        else:
-            bound.add(node)
-    return frozenset(bound)
 
 
 def _tensors(value: object) -> tuple[torch.Tensor, ...]:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import heapq
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx.node import map_arg
 
 from qfuse.ir.choose_spec import ChooseSpec
+from qfuse.ir.epilogue import Cast, Epilogue
 from qfuse.ir.errors import NormalizeError
-from qfuse.ir.quant_spec import Arithmetic, QuantSpec
+from qfuse.ir.quant_spec import QuantSpec
 from qfuse.ir.schema import overload_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch.fx import GraphModule, Node
 
-__all__ = ["Values", "wide_value"]
+    from qfuse.ir.epilogue import Step
 
+__all__ = ["Values", "meeting_points", "region_value", "wide_value"]
+
+_OLD, _NEW = 1, 2
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -60,10 +66,7 @@ class Values:
     def _compute(self, node: Node) -> Any:
         if node.op == "get_attr":
             return self._module.get_buffer(str(node.target))
-        assert callable(node.target), f"cannot evaluate {node.format_node()}"
-        args, kwargs = map_arg((node.args, node.kwargs), lambda n: self._known[n])
-        with torch.no_grad():
-            return node.target(*args, **kwargs)
+        return _call(node, self._known)
 
 
 def wide_value(node: Node, values: Values, boundary: frozenset[Node]) -> Any | None:
@@ -75,86 +78,131 @@ def wide_value(node: Node, values: Values, boundary: frozenset[Node]) -> Any | N
     Returns:
         The value, or ``None`` if an op of the region has no float64 form.
     """
-    known: dict[Node, Any] = {}
-    stack = [node]
     try:
-        while stack:
-            top = stack[-1]
-            if top in known:
-                stack.pop()
-            elif top is not node and (top in boundary or top.op in {"placeholder", "get_attr"}):
-                known[top] = _widen(values.of(top))
-            elif missing := [n for n in top.all_input_nodes if n not in known]:
-                stack.extend(missing)
-            else:
-                known[top] = _call_wide(top, known)
+        return _evaluate(node, boundary, lambda n: _widen(values.of(n)), _call_wide)
     except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError):
         # The op checks for its own dtypes; the caller falls back to the narrow value.
         return None
+
+
+def region_value(node: Node, values: Values, boundary: frozenset[Node]) -> Any:
+    """Evaluate ``node`` from the values of ``boundary``; nothing between is remembered."""
+    return _evaluate(node, boundary, values.of, _call)
+
+
+def meeting_points(old: Node, new: Node) -> frozenset[Node]:
+    """Return the nearest nodes that two nodes both depend on: from there on they differ."""
+    sides: dict[Node, int] = {}
+    heap: list[_Later] = []
+
+    def reach(node: Node, side: int) -> None:
+        if node not in sides:
+            heapq.heappush(heap, _Later(node))
+        sides[node] = sides.get(node, 0) | side
+
+    reach(old, _OLD)
+    reach(new, _NEW)
+    found: set[Node] = set()
+    # The latest node first: when it is its turn, all that depends on it has been seen.
+    while heap:
+        node = heapq.heappop(heap).node
+        if sides[node] == _OLD | _NEW:
+            found.add(node)
+            continue
+        for source in node.all_input_nodes:
+            reach(source, sides[node])
+    return frozenset(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """Orders nodes from the last to the first."""
+
+    node: Node
+
+    def __lt__(self, other: _Later) -> bool:
+        return other.node < self.node
+
+
+def _evaluate(
+    node: Node,
+    boundary: frozenset[Node],
+    given: Callable[[Node], Any],
+    call: Callable[[Node, dict[Node, Any]], Any],
+) -> Any:
+    known: dict[Node, Any] = {}
+    stack = [node]
+    while stack:
+        top = stack[-1]
+        if top in known:
+            stack.pop()
+        elif top in boundary or top.op in {"placeholder", "get_attr"}:
+            known[top] = given(top)
+        elif missing := [n for n in top.all_input_nodes if n not in known]:
+            stack.extend(missing)
+        else:
+            known[top] = call(top, known)
     return known[node]
+
+
+def _call(node: Node, known: dict[Node, Any]) -> Any:
+    assert callable(node.target), f"cannot evaluate {node.format_node()}"
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
+    with torch.no_grad():
+        return node.target(*args, **kwargs)
 
 
 def _call_wide(node: Node, known: dict[Node, Any]) -> Any:
     assert callable(node.target), f"cannot evaluate {node.format_node()}"
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
-    if overload_of(node) is not None:
-        args = tuple(_widen(a) for a in args)
-        kwargs = {k: _widen(v) for k, v in kwargs.items()}
+    op = overload_of(node)
+    if op is not None:
+        texts = op.namespace == "qfuse"
+        args = tuple(_widen(a, texts=texts) for a in args)
+        kwargs = {k: _widen(v, texts=texts) for k, v in kwargs.items()}
     with torch.no_grad():
         return node.target(*args, **kwargs)
 
 
-def _widen(value: Any) -> Any:
-    """Return the float64 form of a tensor, dtype or spec; anything else as it is."""
+def _widen(value: Any, *, texts: bool = False) -> Any:
+    """Return the float64 form of a tensor, a dtype or, if ``texts`` are specs, of a spec."""
     match value:
         case torch.Tensor():
             return value.double() if value.dtype in _NARROW else value
         case torch.dtype():
             return torch.float64 if value in _NARROW else value
-        case str():
-            return _widen_spec(value)
+        case str() if texts:
+            return _widen_text(value)
         case list() | tuple():
-            return type(value)(_widen(v) for v in value)
+            return type(value)(_widen(v, texts=texts) for v in value)
         case _:
             return value
 
 
+def _widen_text(text: str) -> str:
+    """Widen the text of an op of qfuse: a spec, a choose spec, or an epilogue."""
+    for widen in (_widen_spec, _widen_choose, _widen_epilogue):
+        try:
+            return widen(text)
+        except NormalizeError:
+            continue
+    return text
+
+
 def _widen_spec(text: str) -> str:
-    try:
-        spec = QuantSpec.parse(text)
-    except NormalizeError:
-        return _widen_choose(text)
-    math = spec.arithmetic
-    wide = Arithmetic(torch.float64, math.reciprocal, math.zero_point_first)
-    return str(
-        QuantSpec(
-            spec.dtype,
-            spec.quant_min,
-            spec.quant_max,
-            spec.block,
-            torch.float64,
-            wide,
-            spec.domain,
-        )
-    )
+    spec = QuantSpec.parse(text)
+    arithmetic = replace(spec.arithmetic, compute=torch.float64)
+    return str(replace(spec, real=torch.float64, arithmetic=arithmetic))
 
 
 def _widen_choose(text: str) -> str:
-    try:
-        spec = ChooseSpec.parse(text)
-    except NormalizeError:
-        return text.replace("cast(float32)", "cast(float64)").replace(
-            "cast(bfloat16)", "cast(float64)"
-        )
-    return str(
-        ChooseSpec(
-            spec.formula,
-            spec.dtype,
-            spec.quant_min,
-            spec.quant_max,
-            spec.block,
-            spec.eps,
-            torch.float64,
-            spec.zero_point_dtype,
-        )
-    )
+    return str(replace(ChooseSpec.parse(text), scale_dtype=torch.float64))
+
+
+def _widen_epilogue(text: str) -> str:
+    steps = Epilogue.parse(text).steps
+    return str(Epilogue(tuple(_widen_step(step) for step in steps)))
+
+
+def _widen_step(step: Step) -> Step:
+    return Cast(torch.float64) if isinstance(step, Cast) and step.dtype in _NARROW else step

@@ -53,7 +53,8 @@ class GraphBuilder:
         )
         for size, given in zip(node.meta["val"].shape, shape, strict=True):
             if isinstance(given, str):
-                declare_range(size, self._symbols[given].low, 4096)
+                # As capture leaves it: tracing believes in two or more, the signature knows better.
+                declare_range(size, 2, 4096)
         self._inputs.append(InputSpec(name, name, dtype, tuple(shape), torch.device("cpu")))
         return node
 
