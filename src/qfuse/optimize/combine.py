@@ -32,6 +32,7 @@ _COMBINABLE = frozenset(
     (
         *ops.CANONICAL,
         *ops.FUSED,
+        _aten.linear.default,
         _aten.view.default,
         _aten.reshape.default,
         _aten._unsafe_view.default,

@@ -14,6 +14,7 @@ from qfuse.optimize.fuse_add import FuseAdd
 from qfuse.optimize.fuse_cast import FuseCast
 from qfuse.optimize.fuse_linear import FuseLinear
 from qfuse.optimize.fuse_output_quantize import FuseOutputQuantize
+from qfuse.optimize.merge_linears import MergeLinears
 from qfuse.optimize.narrow_floats import NarrowFloats
 from qfuse.rewrite.driver import Context, apply_rules
 
@@ -50,6 +51,8 @@ def optimize(
     context = context or Context("optimize")
     # First, so that the quantizes of siblings are one node and a shared dequantize is visible.
     Combine().run(program, context)
+    # Before fused ops exist, so that one pass serves linears of every kind.
+    MergeLinears().run(program, context)
     # Then grow linears outward: operands, then what follows, in the order of the source.
     apply_rules(program, [rule() for rule in FUSION_RULES], context)
     # After fusion, so that only what no fused op took is narrowed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from qfuse.ir.sizes import same_shape
 from qfuse.ir.text import type_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from torch._ops import OpOverload
     from torch.fx import GraphModule, Node
@@ -114,14 +115,25 @@ class GraphEditor:
 class Rewriter:
     """Edits the graph on behalf of one rule at one anchor.
 
-    New nodes go right before the anchor, in the order in which they are made.
+    New nodes go right before the anchor, in the order in which they are made, unless
+    :meth:`before` says otherwise.
     """
 
     def __init__(self, editor: GraphEditor, rule: str, anchor: Node) -> None:
         self._editor = editor
         self._rule = rule
         self._anchor = anchor
+        self._here = anchor
         self.journal = Journal()
+
+    @contextmanager
+    def before(self, node: Node) -> Iterator[None]:
+        """Put new nodes right before ``node``, which may read what comes after the anchor."""
+        here, self._here = self._here, node
+        try:
+            yield
+        finally:
+            self._here = here
 
     def call(self, op: OpOverload, *args: Argument, **kwargs: Argument) -> Node:
         """Add a call of ``op`` and infer its value.
@@ -130,7 +142,7 @@ class Rewriter:
             RewriteError: The op rejects the arguments.
         """
         graph = self._editor.module.graph
-        with graph.inserting_before(self._anchor):
+        with graph.inserting_before(self._here):
             node = graph.call_function(op, args, kwargs)
         self._note(node)
         try:
@@ -149,7 +161,7 @@ class Rewriter:
     ) -> Node:
         """Add a call whose value is known already, such as one of a traced template."""
         graph = self._editor.module.graph
-        with graph.inserting_before(self._anchor):
+        with graph.inserting_before(self._here):
             node = graph.call_function(target, args, kwargs)
         self._note(node)
         node.meta["val"] = value
@@ -158,7 +170,7 @@ class Rewriter:
     def item(self, node: Node, index: int) -> Node:
         """Add ``node[index]`` for an op of several results."""
         graph = self._editor.module.graph
-        with graph.inserting_before(self._anchor):
+        with graph.inserting_before(self._here):
             new = graph.call_function(operator.getitem, (node, index))
         self._note(new)
         new.meta["val"] = node.meta["val"][index]
@@ -174,7 +186,7 @@ class Rewriter:
         """Add a constant, named after ``hint``; the same tensor is stored once."""
         name = self._editor.add_constant(tensor, hint)
         graph = self._editor.module.graph
-        with graph.inserting_before(self._anchor):
+        with graph.inserting_before(self._here):
             node = graph.get_attr(name)
         self._note(node)
         node.meta["val"] = self._editor.fake(self._editor.module.get_buffer(name))

@@ -1,0 +1,75 @@
+"""Replace a value by one of other strides, with everything that shows its memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.ir.movements import movement_of
+from qfuse.ir.schema import is_call, overload_of
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from torch.fx import Node
+
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["restride"]
+
+_aten = torch.ops.aten
+
+
+def restride(old: Node, new: Node, rw: Rewriter) -> None:
+    """Replace ``old`` by ``new``, which may have other strides, and its views by views of ``new``.
+
+    A view that the new strides do not allow becomes a ``reshape``, which copies. Ops that compute
+    read strided values as they are.
+
+    Args:
+        old: What is replaced.
+        new: The same values.
+        rw: Edits the graph.
+    """
+    stack = [(old, new)]
+    while stack:
+        before, after = stack.pop()
+        readers = list(before.users)
+        rw.replace(before, after)
+        stack += [(r, _again(r, after, rw)) for r in readers if _shows(r, after)]
+
+
+def _shows(reader: Node, source: Node) -> bool:
+    """Whether ``reader`` is a view of ``source``."""
+    op = overload_of(reader)
+    views = (_aten._unsafe_view.default, _aten.reshape.default)
+    if op is None or not (op.is_view or is_call(reader, *views)):
+        return False
+    return isinstance(reader.meta["val"], torch.Tensor) and reader.all_input_nodes[0] is source
+
+
+def _again(reader: Node, source: Node, rw: Rewriter) -> Node:
+    movement = movement_of(reader)
+    with rw.before(reader):
+        if movement is None:
+            op = overload_of(reader)
+            assert op is not None, "a view is a call of an op"
+            return rw.call(op, *reader.args, **reader.kwargs)
+        made: Node = movement.again(_Calls(rw), source)
+    return made
+
+
+class _Calls:
+    """Lets a movement add its calls."""
+
+    def __init__(self, rw: Rewriter) -> None:
+        self._rw = rw
+
+    def call(self, op: Any, value: Node, *args: Any) -> Node:
+        """Add a call."""
+        return self._rw.call(op, value, *args)
+
+    def sizes(self, node: Node) -> list[Any]:
+        """Return the sizes of a node's value."""
+        return self._rw.sizes(node, node.meta["val"].ndim)
