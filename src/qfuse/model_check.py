@@ -73,17 +73,23 @@ class ModelCheck:
         """Compare the outputs of a rewritten program, mutated values first.
 
         Returns:
-            The first verdict that fails, or the last one.
+            The first verdict that fails, or the one that came nearest to it.
         """
-        last = Verdict(None)
+        nearest = Verdict(None)
         known = zip(self.outputs, self.noise, strict=True)
         for index, (new, (old, noise)) in enumerate(zip(outputs, known, strict=True)):
             if not isinstance(old, torch.Tensor):
                 continue
-            last = compare(new, old, None, Exactness.ROUNDING, MODEL, noise)
-            if last.wrong is not None:
-                return Verdict(f"output {index}: {last.wrong}", last.error, last.allowed)
-        return last
+            found = compare(new, old, None, Exactness.ROUNDING, MODEL, noise)
+            if found.wrong is not None:
+                return Verdict(f"output {index}: {found.wrong}", found.error, found.allowed)
+            nearest = max(nearest, found, key=_share)
+        return nearest
+
+
+def _share(verdict: Verdict) -> float:
+    """Return how much of what is allowed an error is; bits that are the same have none."""
+    return verdict.error / verdict.allowed if verdict.allowed else 0.0
 
 
 def bisect(count: int, holds: Callable[[int], bool]) -> int:

@@ -12,7 +12,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from qfuse.ir.events import Place
+    from qfuse.ir.events import Checked, Place
     from qfuse.report.report import Report
 
 __all__ = ["render"]
@@ -42,10 +42,16 @@ def _summary(report: Report) -> Table:
     table.add_row("left as they are", f"{len(report.left)} quantize/dequantize")
     for check in report.checks:
         if check.what == "model":
-            verdict = "passed" if check.passed else f"FAILED: {check.note}"
-            size = f"{check.error:.2g} of {check.allowed:.2g} allowed"
-            table.add_row("values", f"{verdict} (error {size}, in units of the source's noise)")
+            table.add_row("values", _verdict(check))
     return table
+
+
+def _verdict(check: Checked) -> str:
+    verdict = "passed" if check.passed else f"FAILED: {check.note}"
+    if not check.allowed:
+        return f"{verdict} (the same bits)" if check.passed else verdict
+    size = f"{check.error:.2g} of {check.allowed:.2g} allowed"
+    return f"{verdict} (error {size}, in units of the source's noise)"
 
 
 def _linears(report: Report) -> Iterator[Table]:
