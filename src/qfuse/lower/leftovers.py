@@ -23,6 +23,11 @@ def reason_to_stay(node: Node) -> str:
     dequantize = as_dequantize(node)
     if dequantize is not None:
         readers = _readers(node)
+        if constant_of(dequantize.q) is not None:
+            return (
+                f"{readers} reads this weight, and has no quantized form here: it is computed from "
+                "its stored numbers, in float"
+            )
         return f"its real values are read by {readers}, which has no quantized form here"
     return "it changes parameters between two quantized edges"
 

@@ -36,7 +36,7 @@ def _summary(report: Report) -> Table:
     for name, value in report.facts.items():
         table.add_row(name, escape(str(value)))
     kernels = ", ".join(f"{count} x {name}" for name, count in sorted(report.kernels.items()))
-    table.add_row("quantized ops", kernels or "none: nothing in this model is quantized")
+    table.add_row("quantized ops", kernels or _why_none(report))
     fired = ", ".join(f"{name} {count}" for name, count in sorted(report.fired.items()))
     table.add_row("rules fired", fired or "none")
     table.add_row("left as they are", f"{len(report.left)} quantize/dequantize")
@@ -44,6 +44,12 @@ def _summary(report: Report) -> Table:
         if check.what == "model":
             table.add_row("values", _verdict(check))
     return table
+
+
+def _why_none(report: Report) -> str:
+    if report.left or report.closest_misses:
+        return "none: what is quantized could not be fused, see below"
+    return "none: no quantization was found in this model"
 
 
 def _verdict(check: Checked) -> str:
