@@ -43,7 +43,7 @@ def test_explain_writes_json() -> None:
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     kernel = "qfuse.linear_w8a8" if kernels.load().available else "expand"
-    assert report["kernels"] == {kernel: 7}
+    assert report["kernels"] == {kernel: 5}
     assert {event["kind"] for event in report["events"]} >= {"fired", "lowered", "left"}
 
 
@@ -84,3 +84,10 @@ def test_wrong_input_is_one_message_and_no_traceback(args: tuple[str, ...], mess
     assert message in " ".join(result.stderr.split())
     assert "do:" in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_a_report_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
+    target = tmp_path / "none" / "report.json"
+    result = CliRunner().invoke(main, ["explain", "llama", "--json", str(target)])
+    assert result.exit_code == 1
+    assert "folder that does not exist" in result.output

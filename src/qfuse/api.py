@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from qfuse.report import Report
 from qfuse.targets import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from torch.export import ExportedProgram
     from torch.nn import Module
@@ -176,6 +177,8 @@ class _Session:
                 f"target must be a qfuse.Target, not {type(target).__name__}",
                 fix="use qfuse.Target.detect(), or None for this machine",
             )
+        if progress is not None and not callable(progress):
+            raise OptionsError(f"progress must be a function of a text, not {progress!r}")
         if progress is not None:
             progress("looking at the machine")
         library = (
@@ -201,6 +204,11 @@ class _Session:
         dynamic_shapes: Any,
     ) -> tuple[CapturedGraph, list[torch.Tensor]]:
         """Capture ``model`` and return it with its flat example inputs."""
+        if not isinstance(dynamic_shapes, (Mapping, tuple, list, type(None))):
+            raise OptionsError(
+                f"dynamic_shapes must be a dict, a tuple or a list, not {dynamic_shapes!r}",
+                fix='as in dynamic_shapes={"x": {0: torch.export.Dim("batch", min=1, max=64)}}',
+            )
         if self.progress is not None:
             self.progress("capturing the model")
         with self.timed("capture"):

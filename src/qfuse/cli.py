@@ -114,7 +114,6 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="type of what is not quantized; bfloat16 is lossy",
         ),
         click.option("--json", "report_json", metavar="FILE", help="write the report as JSON"),
-        click.option("--plan", "show_plan", is_flag=True, help="print the graph that runs"),
         options_of(Options),
     )
     for option in reversed(options):
@@ -131,6 +130,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="how values are checked",
 )
+@click.option("--plan", "show_plan", is_flag=True, help="print the graph that runs")
 def compile_command(check: str, **given: Any) -> None:
     """Compile MODEL (a zoo name, module:factory, or a .pt2 file), run it once, and report."""
     request = _request(given, check)
@@ -151,7 +151,9 @@ def compile_command(check: str, **given: Any) -> None:
         fast(*args, **kwargs)
     _show(fast.report, request)
     if request.show_plan:
-        _OUT.print(str(fast.plan), markup=False, highlight=False)
+        # Beside a report on standard output, which somebody parses.
+        out = _ERR if request.report_json == "-" else _OUT
+        out.print(str(fast.plan), markup=False, highlight=False)
 
 
 @main.command("explain")
@@ -219,6 +221,7 @@ def build_kernels_command() -> None:
 def _request(given: dict[str, Any], check: str) -> Request:
     """Check everything that can be checked before anything slow begins."""
     options = Options.of({f.name: given[f.name] for f in fields(Options)})
+    _check_writable(given["report_json"])
     sizes: dict[str, str] = {}
     for text in given["sizes"]:
         name, equals, value = text.partition("=")
@@ -233,9 +236,19 @@ def _request(given: dict[str, Any], check: str) -> Request:
         choice(Check, check, "check"),
         _FLOATS[given["float_dtype"]],
         given["report_json"],
-        given["show_plan"],
+        given.get("show_plan", False),
         options,
     )
+
+
+def _check_writable(target: str | None) -> None:
+    """Refuse a file that cannot be written, before the work whose result it would hold."""
+    if target in {None, "-"}:
+        return
+    path = Path(str(target))
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else "lies in a folder that does not exist"
+        raise OptionsError(f"--json {target} {what}", fix="give the path of a file")
 
 
 def _prepare(

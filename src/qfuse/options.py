@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qfuse.ir.errors import OptionsError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["Backend", "Check", "Options"]
 
@@ -67,6 +65,11 @@ class Options:
             return cls()
         if isinstance(value, Options):
             return value
+        if not isinstance(value, Mapping):
+            raise OptionsError(
+                f"options must be a qfuse.Options or a mapping, not {type(value).__name__}",
+                fix='as in options={"backend": "eager"}',
+            )
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(value) - known)
         if unknown:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qfuse.backends import compile_graph
-from qfuse.ir.errors import CheckError
+from qfuse.ir.errors import CaptureError, CheckError
 from qfuse.ir.events import Checked, Exactness, Noted, RolledBack
 from qfuse.ir.run import run_flat
 from qfuse.ir.text import to_text
@@ -113,6 +113,7 @@ class Planner:
         """Rewrite, check the values of the whole model, and roll back whatever breaks them.
 
         Raises:
+            CaptureError: The model does not run on its example inputs.
             CheckError: Values are wrong although nothing was rewritten.
         """
         gate = Gate()
@@ -121,7 +122,7 @@ class Planner:
         if self.check is Check.OFF:
             return Plan(lowered)
         self._say("checking values")
-        reference = ModelCheck.measure(captured, inputs, self.float_dtype)
+        reference = self._measure(captured, inputs)
         undone: list[RolledBack] = []
         verdict = reference.judge(run_flat(lowered.module, inputs))
         while verdict.wrong is not None and gate.allowed and len(undone) < _ATTEMPTS:
@@ -144,6 +145,16 @@ class Planner:
                 fix="this is a bug of qfuse; please report it with the model",
             )
         return Plan(lowered, reference)
+
+    def _measure(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> ModelCheck:
+        try:
+            return ModelCheck.measure(captured, inputs, self.float_dtype)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            what, _, _ = str(error).partition("\n\nWhile executing")
+            raise CaptureError(
+                f"the model does not run on its example inputs: {what.strip()}",
+                fix="see that the dtypes, shapes and values are those of model(*args, **kwargs)",
+            ) from error
 
     def _say(self, step: str) -> None:
         if self.progress is not None:

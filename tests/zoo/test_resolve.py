@@ -146,8 +146,8 @@ def test_wrong_forms_are_refused_with_what_to_do(
 
 
 @pytest.mark.usefixtures("folder")
-def test_errors_of_the_users_own_code_are_passed_on() -> None:
-    with pytest.raises(KeyError, match="missing"):
+def test_errors_of_the_users_own_code_say_where_they_are() -> None:
+    with pytest.raises(OptionsError, match=r"KeyError: 'missing'[^$]*qfuse_resolve_models.py:\d+"):
         load("qfuse_resolve_models:fails")
     with pytest.raises(ModuleNotFoundError, match="qfuse_resolve_absent"):
         load("qfuse_resolve_broken:f")

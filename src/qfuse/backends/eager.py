@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,12 +29,14 @@ class EagerRunner:
         order: For each placeholder the flat input that feeds it.
         mutations: The writes of the source program.
         fed: For each leaf of the signature its place among the flat inputs, or ``None``.
+        turn: Held by a call that writes, from the first read to the last write.
     """
 
     module: GraphModule
     order: tuple[int, ...]
     mutations: tuple[Mutation, ...]
     fed: tuple[int | None, ...]
+    turn: Lock = field(default_factory=Lock, compare=False, repr=False)
 
     @property
     def backend(self) -> str:
@@ -42,11 +45,16 @@ class EagerRunner:
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the graph; see :meth:`qfuse.backends.Runner.run`."""
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            values: list[Any] = list(self.module(*[inputs[i] for i in self.order]))
-        if self.mutations:
+        if not self.mutations:
+            return self._call(inputs)
+        with self.turn:
+            values = self._call(inputs)
             values = write_values(self.written(inputs), [m.output for m in self.mutations], values)
         return values[len(self.mutations) :]
+
+    def _call(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            return list(self.module(*[inputs[i] for i in self.order]))
 
     def written(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What a run writes; see :meth:`qfuse.backends.Runner.written`."""
@@ -66,7 +74,7 @@ class EagerRunner:
         for name, value in copy.deepcopy(own).items():
             owner, _, attribute = name.rpartition(".")
             module.get_submodule(owner).register_buffer(attribute, value)
-        return replace(self, module=module)
+        return replace(self, module=module, turn=Lock())
 
     def _target(self, mutation: Mutation, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         if mutation.input_index is not None:

@@ -31,7 +31,8 @@ class Note:
         """Return one line, with the first few places."""
         rest = len(self.places) - _SHOWN
         more = f" and {rest} more" if rest > 0 else ""
-        return f"{', '.join(self.places[:_SHOWN])}{more}: {self.reason}"
+        shown = ", ".join(place or "the model itself" for place in self.places[:_SHOWN])
+        return f"{shown}{more}: {self.reason}"
 
 
 @dataclass(frozen=True)

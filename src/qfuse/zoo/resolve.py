@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import inspect
 import sys
+import traceback
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,19 @@ if TYPE_CHECKING:
 __all__ = ["Loaded", "load"]
 
 _FORMS = "a name of the zoo, module:factory, or the path of a .pt2 file"
+# What making a model may raise; what is not an Exception goes on.
+_FACTORY_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 _RETURNS = "return model, (model, args) or (model, args, kwargs)"
 
 
@@ -87,7 +102,14 @@ def _load_file(spec: str, sizes: Mapping[str, object]) -> Loaded:
             fix="leave the sizes out",
         )
     program = _read_program(path)
-    args, kwargs = program.example_inputs or ((), {})
+    if program.example_inputs is None:
+        raise OptionsError(
+            "this program was saved without example inputs, on which values are checked",
+            where=spec,
+            fix="export it again: torch.export.export(model, args) keeps them, and "
+            "torch.export.save writes them",
+        )
+    args, kwargs = program.example_inputs
     return Loaded(spec, program, tuple(args), dict(kwargs))
 
 
@@ -121,8 +143,27 @@ def _call_factory(spec: str, sizes: Mapping[str, object]) -> Loaded:
                 where=spec,
                 fix="give the sizes that it takes as keywords, and defaults for the others",
             ) from error
-        made = factory(**sizes)
+        try:
+            made = factory(**{name: _number(value) for name, value in sizes.items()})
+        except _FACTORY_ERRORS as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            raise OptionsError(
+                f"the factory failed with {type(error).__name__}: {error}",
+                where=f"{frame.filename}:{frame.lineno}: {frame.line}",
+                fix="see that it makes the model when it is called from Python",
+            ) from error
     return _unpack(spec, made)
+
+
+def _number(value: object) -> object:
+    """Read a size as Python would: a number or a truth value if it is one, else the text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        read: object = ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value
+    return read if isinstance(read, (bool, int, float)) else value
 
 
 def _find_factory(module_name: str, factory_name: str) -> Callable[..., object]:

@@ -1,0 +1,63 @@
+"""What the ways in say to what they cannot take."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import qfuse
+from qfuse.ir.errors import CaptureError, OptionsError
+
+EAGER = {"backend": "eager"}
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"options": 3}, "mapping"),
+        ({"options": {"backends": "eager"}}, "unknown option"),
+        ({"progress": 3}, "progress"),
+        ({"dynamic_shapes": 3}, "dynamic_shapes"),
+        ({"check": "maybe"}, "check"),
+        ({"float_dtype": torch.int8}, "float_dtype"),
+        ({"target": "cpu"}, "target"),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_is_named(given: dict[str, Any], word: str) -> None:
+    with pytest.raises(OptionsError, match=word):
+        qfuse.compile(nn.Linear(4, 4).eval(), (torch.randn(2, 4),), **given)
+
+
+@pytest.mark.parametrize("x", [torch.ones(2, 4), torch.ones(2, 4, dtype=torch.int64)], ids=str)
+def test_examples_of_another_type_than_the_model(x: torch.Tensor) -> None:
+    with pytest.raises(CaptureError, match="example inputs") as raised:
+        qfuse.compile(nn.Linear(4, 4).double().eval(), (x,), options=EAGER)
+    assert "While executing" not in str(raised.value)
+
+
+class Counts(nn.Module):
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.add_(1)
+        return x + 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "auto"])
+def test_no_update_is_lost_among_threads(backend: str) -> None:
+    model = Counts().eval()
+    x = torch.randn(3)
+    fast = qfuse.compile(model, (x,), options={"backend": backend})
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: fast(x), range(200)))
+    (seen,) = fast.runner.written([x])
+    assert int(seen) == 200
