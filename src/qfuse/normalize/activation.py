@@ -9,9 +9,10 @@ import torch
 from torch.fx import Node
 
 from qfuse.ir import ops
+from qfuse.ir.constants import constant_value, number_of
 from qfuse.ir.events import MissCode
 from qfuse.ir.views import dtype_of, shape_of
-from qfuse.normalize.constants import constant_value, derived, number_of, shared_constant
+from qfuse.normalize.constants import derived, shared_constant
 from qfuse.normalize.movement import Path, cast_source, put_back, rows_source, with_shape
 from qfuse.normalize.source_rule import RefusedError
 from qfuse.normalize.spread import Spread, block_of, spread_of

@@ -9,12 +9,12 @@ import torch
 from torch.fx import Node
 
 from qfuse.ir import ops
+from qfuse.ir.constants import constant_value
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.quant_spec import Arithmetic, QuantSpec, dtype_name, dtype_range
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.sizes import same_shape
 from qfuse.ir.views import dtype_of, node_of, shape_of
-from qfuse.normalize.constants import constant_value
 from qfuse.normalize.factor import Factor, scale_factor, zero_factor
 from qfuse.normalize.movement import cast_source
 from qfuse.normalize.source_rule import RefusedError
