@@ -40,8 +40,9 @@ class Spread(Odd):
     many: torch.Tensor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.einsum("bk,nk->bn", x, self.one)
-        return y + torch.tensordot(x[:, :1], self.many, ([1], [1]))
+        y: torch.Tensor = torch.einsum("bk,nk->bn", x, self.one)
+        y += torch.tensordot(x[:, :1], self.many, ([1], [1]))
+        return y
 
 
 class CrossedBounds(Odd):
@@ -53,6 +54,42 @@ class CrossedBounds(Odd):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = F.linear(x, self.q.float() * self.s)
         return torch.clamp(y, min=1.0, max=-1.0)
+
+
+class Rounded(Odd):
+    """A linear on stored weights whose unscaled result is stored as float8 for a while."""
+
+    q: torch.Tensor
+    s: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.linear(x, self.q.float()).to(torch.float8_e4m3fn).float()
+        return y * self.s
+
+
+class Truncated(Odd):
+    """Float8 weights of which only the integer part is used."""
+
+    q: torch.Tensor
+    s: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.q.to(torch.int32).float() * self.s)
+
+
+def test_a_result_that_is_rounded_to_float8_stays_rounded() -> None:
+    model = Rounded(q=torch.randint(-3, 4, (8, 16), dtype=torch.int8), s=torch.rand(8) * 0.01)
+    x = torch.randn(4, 16)
+
+    assert torch.equal(compiled(model, x)(x), model(x))
+
+
+def test_the_integer_part_of_float8_is_not_the_number() -> None:
+    q = torch.tensor([0.5, 1.75, -3.5, 2.0]).repeat(8, 4).to(torch.float8_e4m3fn)
+    model = Truncated(q=q, s=torch.rand(8, 1) * 0.01)
+    x = torch.randn(4, 16)
+
+    torch.testing.assert_close(compiled(model, x)(x), model(x))
 
 
 def test_an_axis_that_is_spread_is_no_linear() -> None:

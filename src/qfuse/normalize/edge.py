@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
-from qfuse.ir.dtypes import exact_integers
+from qfuse.ir.dtypes import REALS, exact_integers
 from qfuse.ir.events import MissCode
 from qfuse.ir.known import bounds_of, is_zero
 from qfuse.ir.quant_spec import STORAGE_DTYPES, Arithmetic, QuantSpec, dtype_name, dtype_range
@@ -41,7 +41,6 @@ __all__ = [
 ]
 
 _DECOMPOSED_STORAGE = (*STORAGE_DTYPES, torch.uint16)
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class Recipe(Protocol):
@@ -130,7 +129,7 @@ def make_spec(
         text = "its range [{}, {}] does not fit in {}"
         raise RefusedError(MissCode.RANGE, node, text, *codes, dtype_name(dtype))
     for name, kind in (("real side", real), ("arithmetic", arithmetic.compute)):
-        if kind not in _FLOATS:
+        if kind not in REALS:
             text = "its {} is {}, which the language does not have"
             raise RefusedError(MissCode.DTYPE, node, text, name, dtype_name(kind))
     return QuantSpec(dtype, *codes, block, real, arithmetic)
