@@ -77,6 +77,47 @@ class Truncated(Odd):
         return F.linear(x, self.q.to(torch.int32).float() * self.s)
 
 
+class Pooler(Odd):
+    """A weight-only linear on the first token, as BERT's pooler, and one on a weight ``[K, N]``."""
+
+    q: torch.Tensor
+    t: torch.Tensor
+    s: torch.Tensor
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        y = F.linear(h[:, 0], self.q.float()) * self.s
+        return (y @ self.t.float()) * self.s + (y @ self.t.float()) * self.s
+
+
+class Expanded(Odd):
+    """The same quantized row for every entry of the batch."""
+
+    q: torch.Tensor
+    s: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = torch.clamp(torch.round(x / 0.05), -128, 127).to(torch.int8).expand(6, -1)
+        return F.linear(q.float() * 0.05, self.q.float() * self.s)
+
+
+def test_slices_and_transposed_weights_reach_the_kernel_in_order() -> None:
+    model = Pooler(q=int8(32, 32), t=int8(32, 32), s=torch.rand(32) * 0.01)
+    h = torch.randn(2, 5, 32)
+    fast = compiled(model, h, own_kernels=False)
+
+    assert fast.report.kernels == {"aten._weight_int8pack_mm": 3}
+    torch.testing.assert_close(fast(h), model(h))
+
+
+def test_expanded_rows_reach_the_kernel_in_order() -> None:
+    model = Expanded(q=int8(24, 32), s=torch.tensor(0.01))
+    x = torch.randn(1, 32)
+    fast = compiled(model, x, own_kernels=False)
+
+    assert fast.report.kernels == {"aten._int_mm": 1}
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+
+
 def test_a_result_that_is_rounded_to_float8_stays_rounded() -> None:
     model = Rounded(q=torch.randint(-3, 4, (8, 16), dtype=torch.int8), s=torch.rand(8) * 0.01)
     x = torch.randn(4, 16)

@@ -12,9 +12,12 @@ from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.kernel import Refusal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.fx import Node
 
     from qfuse.ir.quant_spec import Block
+    from qfuse.ir.sizes import Size
     from qfuse.ir.views import FusedLinear, QuantParams
     from qfuse.lower.kernel import LinearProblem
     from qfuse.rewrite.rewriter import Rewriter
@@ -25,8 +28,10 @@ __all__ = [
     "check_bias",
     "check_edge",
     "check_epilogue",
+    "check_rows",
     "float_out",
     "is_whole",
+    "rows_of",
     "rows_share_scale",
     "typed",
     "vector",
@@ -42,9 +47,24 @@ def is_whole(block: Block) -> bool:
     return all(b is None for b in block)
 
 
-def rows_share_scale(block: Block) -> bool:
-    """Whether every row, an index of all axes but the last, has one scale of its own."""
-    return all(b == 1 for b in block[:-1]) and block[-1] is None
+def rows_share_scale(block: Block, shape: Sequence[Size]) -> bool:
+    """Whether every row, an index of all axes but the last, has one scale of its own.
+
+    Of an axis that always has one element it does not matter what its block says.
+    """
+    lead = zip(block[:-1], shape[:-1], strict=True)
+    return block[-1] is None and all(b == 1 or _is_one(size) for b, size in lead)
+
+
+def check_rows(problem: LinearProblem) -> Refusal | None:
+    """Refuse an activation that has neither one scale nor one per row."""
+    fused = problem.fused
+    if fused.x_params is None:
+        return Refusal("the activation is not quantized")
+    spec = fused.x_params.spec
+    if is_whole(spec.block) or rows_share_scale(spec.block, shape_of(fused.x)):
+        return None
+    return Refusal(f"the activation is scaled in blocks of {spec.block_text()}")
 
 
 def check_edge(params: QuantParams, name: str) -> Refusal | None:
@@ -111,6 +131,16 @@ def check_epilogue(problem: LinearProblem) -> Refusal | None:
     return Refusal(f"an operand of the epilogue is {strange[0]}") if strange else None
 
 
+def rows_of(x: Node, k: int, rw: Rewriter) -> Node:
+    """Return an activation as ``[rows, K]`` with its elements in order.
+
+    Torch's own kernels ask for that: some raise on other strides, and oneDNN takes the stride 0 of
+    rows that are expanded for another one.
+    """
+    flat = rw.call(torch.ops.aten.reshape.default, x, [-1, k])
+    return rw.call(torch.ops.aten.contiguous.default, flat)
+
+
 def float_out(fused: FusedLinear) -> torch.dtype:
     """Return the float type behind the epilogue, whether or not a quantize follows."""
     return dtype_of(fused.node) if fused.out_params is None else fused.out_params.spec.real
@@ -119,3 +149,7 @@ def float_out(fused: FusedLinear) -> torch.dtype:
 def bits_of(dtype: torch.dtype) -> int:
     """Return the bits of one stored element."""
     return dtype.itemsize * 8
+
+
+def _is_one(size: Size) -> bool:
+    return isinstance(size, int) and size == 1

@@ -18,9 +18,9 @@ from qfuse.lower.operands import (
     check_bias,
     check_edge,
     check_epilogue,
+    check_rows,
     float_out,
     is_whole,
-    rows_share_scale,
     typed,
     vector,
 )
@@ -115,10 +115,7 @@ def _check_activation(problem: LinearProblem) -> Refusal | None:
         return Refusal(f"the activation is stored as {params.spec.dtype}")
     if problem.real not in _REALS:
         return Refusal(f"the linear computes in {problem.real}")
-    block = params.spec.block
-    if not is_whole(block) and not rows_share_scale(block):
-        return Refusal(f"the activation is scaled in blocks of {params.spec.block_text()}")
-    return check_edge(params, "activation")
+    return check_rows(problem) or check_edge(params, "activation")
 
 
 def _check_weight(problem: LinearProblem) -> Refusal | None:
