@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import qfuse
+from qfuse import kernels
 
 
 class Odd(nn.Module):
@@ -116,6 +118,58 @@ def test_expanded_rows_reach_the_kernel_in_order() -> None:
 
     assert fast.report.kernels == {"aten._int_mm": 1}
     torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+class FreeZeroPoint(Odd):
+    """An int8 linear per token whose zero point is chosen by hand, and clamped or not."""
+
+    q: torch.Tensor
+    sums: torch.Tensor
+    s: torch.Tensor
+    clamps = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+        scale = (high - low).clamp(min=1e-8) / 255
+        zero = torch.round(-low / scale).to(torch.int32) - 128
+        if self.clamps:
+            zero = zero.clamp(-128, 127)
+        q = torch.clamp(torch.round(x / scale) + zero, -128, 127).to(torch.int8)
+        y: torch.Tensor = torch._int_mm(q, self.q.t()) - zero * self.sums
+        return y.float() * scale * self.s
+
+
+class Clamped(FreeZeroPoint):
+    """The same, clamped."""
+
+    clamps = True
+
+
+def free_zero_point(kind: type[FreeZeroPoint]) -> FreeZeroPoint:
+    """A model with random weights."""
+    q = int8(16, 32)
+    return kind(q=q, sums=q.sum(1, dtype=torch.int32), s=torch.rand(16) * 0.01)
+
+
+def test_a_zero_point_that_is_not_clamped_needs_no_luck_with_the_data() -> None:
+    model = free_zero_point(FreeZeroPoint)
+    fast = compiled(model, torch.randn(32, 32))
+
+    x = torch.rand(32, 32) + 5
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.skipif(not kernels.load().available, reason=kernels.load().reason)
+def test_a_row_of_nan_does_not_cost_the_others() -> None:
+    model = free_zero_point(Clamped)
+    x = torch.randn(32, 32)
+    fast = compiled(model, x)
+    assert fast.report.kernels == {"qfuse.linear_w8a8": 1}
+
+    x[3, 4] = torch.nan
+    new, old = fast(x), model(x)
+    assert bool(new[3].isnan().all())
+    torch.testing.assert_close(new, old, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 def test_a_result_that_is_rounded_to_float8_stays_rounded() -> None:

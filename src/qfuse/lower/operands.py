@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from qfuse.ir.constants import constant_value
+from qfuse.ir.known import bounds_of
 from qfuse.ir.program import constant_of
-from qfuse.ir.quant_spec import Granularity, ZeroPointDomain
+from qfuse.ir.quant_spec import Granularity, ZeroPointDomain, dtype_name, dtype_range
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.kernel import Refusal
 
@@ -29,6 +31,7 @@ __all__ = [
     "check_edge",
     "check_epilogue",
     "check_rows",
+    "check_zero_point",
     "float_out",
     "is_whole",
     "rows_of",
@@ -80,6 +83,23 @@ def check_edge(params: QuantParams, name: str) -> Refusal | None:
     if zero is not None and dtype_of(zero).is_floating_point:
         return Refusal(f"the {name}'s zero point is stored as {dtype_of(zero)}")
     return None
+
+
+def check_zero_point(params: QuantParams, name: str) -> Refusal | None:
+    """Refuse a zero point that may be no stored number: integer sums are not exact with it.
+
+    Quantization that chooses a zero point clamps it; a model that computes one by itself may not.
+    """
+    if params.zero_point is None:
+        return None
+    dtype, bounds = params.spec.dtype, bounds_of(params.zero_point)
+    low, high = dtype_range(dtype)
+    if bounds is not None and low <= bounds[0] and bounds[1] <= high:
+        return None
+    where = f"outside of [{low}, {high}], the range of {dtype_name(dtype)}"
+    if constant_value(params.zero_point) is not None:
+        return Refusal(f"the {name} has a zero point {where}")
+    return Refusal(f"the {name}'s zero point may lie {where}: clamp it to that")
 
 
 def check_bias(problem: LinearProblem) -> Refusal | None:
