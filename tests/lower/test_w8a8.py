@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests.lower.cases import NO_KERNELS, lowered, pairs, the_kernel, why_not
+from tests.normalize.spelled import truth
 
 from qfuse import kernels
 from qfuse.ir import ops
@@ -16,6 +17,7 @@ from qfuse.rewrite.compare import compare
 from qfuse.rewrite.tolerance import SITE
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear, per_channel, per_tensor, per_token
+from qfuse.testing.run import run
 
 if TYPE_CHECKING:
     from qfuse.ir.program import NormalGraph
@@ -131,6 +133,34 @@ def test_refuses_weights_that_it_would_get_wrong(weight: QuantSpec, reason: str)
     assert re.search(reason, why_not(low, NAME))
 
 
+@pytest.mark.numeric
+@pytest.mark.parametrize(
+    ("shape", "block"),
+    [
+        ((1, 5), (None, 1, None)),
+        ((5, 1), (1, None, None)),
+        ((1, 1), (None, None, 24)),
+        ((1, 1), (1, None, 32)),
+        ((2, 5), (1, 1, 24)),
+    ],
+)
+def test_an_axis_of_one_element_or_one_block_has_no_granularity(
+    shape: tuple[int, int], block: tuple[int | None, ...]
+) -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, *shape, 24)
+    spec = per_tensor(3).with_block(block)
+    scale = b.const("scale", torch.rand([int(g) for g in spec.grid((*shape, 24))]) * 0.02 + 1e-3)
+    q = b.call(ops.quantize, x, scale, None, str(spec))
+    real = b.call(ops.dequantize, q, scale, None, str(spec))
+    program = b.done(QuantizedLinear(b, 40, 24).linear(real))
+    low = lowered(program)
+
+    assert the_kernel(low) == NAME
+    for new, old in pairs(program, low):
+        assert compare(new, old, None, Exactness.ROUNDING, SITE).wrong is None
+
+
 def test_refuses_activations_scaled_along_the_inputs() -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.float32, "m", 24)
@@ -229,15 +259,19 @@ def test_values_of_constant_zero_points_at_the_ends() -> None:
 def test_refuses_sums_that_32_bits_cannot_hold(dtype: torch.dtype, k: int, taken: bool) -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.float32, 2, k)
-    block = QuantizedLinear(b, 3, k, weight=per_channel(dtype=dtype))
+    block = QuantizedLinear(b, 16, k, weight=per_channel(dtype=dtype))
     program = b.done(block.linear(block.quantized(x, per_tensor(2))))
     low = lowered(program)
 
     assert (the_kernel(low) == NAME) is taken
     if not taken:
         assert "could overflow its sums" in why_not(low, NAME)
-    for new, old in pairs(program, low):
-        assert compare(new, old, None, Exactness.ROUNDING, SITE).wrong is None
+        return
+    # Far from rounding: as large as the sums can be.
+    inputs = [torch.full((2, k), 1e3)]
+    (new,), (meant,) = run(low, inputs), truth(program, inputs)
+    assert meant is not None
+    assert compare(new, meant.float(), meant, Exactness.ROUNDING, SITE).wrong is None
 
 
 def test_an_output_zero_point_that_is_no_int32_is_left_to_aten() -> None:

@@ -10,6 +10,7 @@ from qfuse.ir.constants import constant_value
 from qfuse.ir.known import bounds_of
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import Granularity, ZeroPointDomain, dtype_name, dtype_range
+from qfuse.ir.sizes import same_size
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.kernel import Refusal
 
@@ -45,9 +46,9 @@ _MOST_STEPS = 8
 _MOST_EXTRAS = 4
 
 
-def is_whole(block: Block) -> bool:
-    """Whether one scale covers everything, whatever the sizes."""
-    return all(b is None for b in block)
+def is_whole(block: Block, shape: Sequence[Size]) -> bool:
+    """Whether one scale covers a tensor of ``shape``."""
+    return all(map(_covers, block, shape))
 
 
 def rows_share_scale(block: Block, shape: Sequence[Size]) -> bool:
@@ -56,7 +57,12 @@ def rows_share_scale(block: Block, shape: Sequence[Size]) -> bool:
     Of an axis that always has one element it does not matter what its block says.
     """
     lead = zip(block[:-1], shape[:-1], strict=True)
-    return block[-1] is None and all(b == 1 or _is_one(size) for b, size in lead)
+    return _covers(block[-1], shape[-1]) and all(b == 1 or same_size(s, 1) for b, s in lead)
+
+
+def _covers(block: int | None, size: Size) -> bool:
+    """Whether an axis is one block. An axis without elements has no block unless it is whole."""
+    return block is None or (isinstance(size, int) and 0 < size <= block)
 
 
 def check_rows(problem: LinearProblem) -> Refusal | None:
@@ -64,8 +70,8 @@ def check_rows(problem: LinearProblem) -> Refusal | None:
     fused = problem.fused
     if fused.x_params is None:
         return Refusal("the activation is not quantized")
-    spec = fused.x_params.spec
-    if is_whole(spec.block) or rows_share_scale(spec.block, shape_of(fused.x)):
+    spec, shape = fused.x_params.spec, shape_of(fused.x)
+    if is_whole(spec.block, shape) or rows_share_scale(spec.block, shape):
         return None
     return Refusal(f"the activation is scaled in blocks of {spec.block_text()}")
 
@@ -115,11 +121,10 @@ def channel_granularity(problem: LinearProblem) -> Granularity | Refusal:
     params = problem.fused.weight_params
     if params is None:
         return Refusal("the weight is not quantized")
-    block = params.spec.block
-    if is_whole(block):
+    block, shape = params.spec.block, (problem.n, problem.k)
+    if is_whole(block, shape):
         return Granularity.PER_TENSOR
-    # In a weight without inputs, even a block that covers them all has no scale.
-    if block[0] == 1 and (block[1] is None or block[1] >= problem.k > 0):
+    if rows_share_scale(block, shape):
         return Granularity.PER_CHANNEL
     return Refusal(f"the weight is scaled in blocks of {params.spec.block_text()}")
 
@@ -169,7 +174,3 @@ def float_out(fused: FusedLinear) -> torch.dtype:
 def bits_of(dtype: torch.dtype) -> int:
     """Return the bits of one stored element."""
     return dtype.itemsize * 8
-
-
-def _is_one(size: Size) -> bool:
-    return isinstance(size, int) and size == 1

@@ -12,7 +12,7 @@ from qfuse.ir.constants import constant_value
 from qfuse.ir.known import bounds_of
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import ZeroPointDomain, dtype_range
-from qfuse.ir.views import dtype_of
+from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.kernel import Claim, LinearProblem, Refusal, split_epilogue
 from qfuse.lower.operands import (
     bits_of,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from qfuse.cost.sizes import AtPoints
     from qfuse.cost.work import Work
-    from qfuse.ir.views import QuantParams
+    from qfuse.ir.views import FusedLinear, QuantParams
     from qfuse.kernels import KernelLibrary
     from qfuse.lower.packing import Packer
     from qfuse.rewrite.rewriter import Rewriter
@@ -77,7 +77,7 @@ class LinearW8A8:
             if refusal is not None:
                 return refusal
         fused = problem.fused
-        output = fused.out_params is not None and _takes_output(fused.out_params)
+        output = fused.out_params is not None and _takes_output(fused)
         return Claim(len(fused.epilogue.steps), output, _work(problem, output))
 
     def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
@@ -168,12 +168,14 @@ def _check_depth(problem: LinearProblem) -> Refusal | None:
     return None
 
 
-def _takes_output(params: QuantParams) -> bool:
-    """Whether the kernel quantizes with these parameters; if not, ATen does behind it."""
+def _takes_output(fused: FusedLinear) -> bool:
+    """Whether the kernel quantizes its output; if not, ATen does behind it."""
+    params = fused.out_params
+    assert params is not None, "the output is quantized"
     spec = params.spec
     return (
         spec.dtype in _BYTES
-        and is_whole(spec.block)
+        and is_whole(spec.block, shape_of(fused.node))
         and spec.arithmetic.compute is torch.float32
         and spec.domain is not ZeroPointDomain.FLOAT_OFFSET
         and constant_of(params.scale) is not None
