@@ -195,6 +195,22 @@ def test_a_batch_of_one_is_as_fast_as_one_of_two(shape: tuple[int, ...], own_ker
     torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
 
 
+class Masked(Odd):
+    """An attention with a mask as transformers makes it."""
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        mask = torch.where(keep, 0.0, torch.finfo(torch.float32).min)[:, None, None, :]
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+def test_rows_that_are_masked_altogether_stay_numbers_in_bfloat16() -> None:
+    x, keep = torch.randn(2, 1, 6, 16), torch.tensor([[True] * 6, [False] * 6])
+    model = Masked()
+    fast = compiled(model, x, keep, float_dtype=torch.bfloat16)
+
+    torch.testing.assert_close(fast(x, keep), model(x, keep), rtol=0.05, atol=0.05)
+
+
 def test_a_result_that_is_rounded_to_float8_stays_rounded() -> None:
     model = Rounded(q=torch.randint(-3, 4, (8, 16), dtype=torch.int8), s=torch.rand(8) * 0.01)
     x = torch.randn(4, 16)
