@@ -12,6 +12,7 @@ from qfuse.targets import KernelState, Target
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear, per_tensor
 
+aten = torch.ops.aten
 NAME = "aten._int_mm"
 
 
@@ -52,6 +53,30 @@ def test_refuses_sizes_that_may_be_one(shape: tuple[int | str, ...], n: int, k: 
 
     assert the_kernel(low) == "expand"
     assert why_not(low, NAME) == "it returns garbage when a size is 1"
+
+
+@pytest.mark.numeric
+def test_values_of_rows_that_are_expanded() -> None:
+    b = GraphBuilder()
+    q = b.call(aten.expand.default, b.arg("q", torch.int8, 1, 24), (6, 24))
+    scale = b.const("scale", torch.full((1, 1), 0.01))
+    real = b.call(ops.dequantize, q, scale, None, str(per_tensor(2)))
+    program = b.done(QuantizedLinear(b, 40, 24).linear(real))
+    low = lowered(program, NO_KERNELS)
+
+    assert the_kernel(low) == NAME
+    for new, old in pairs(program, low):
+        assert compare(new, old, None, Exactness.ROUNDING, SITE).wrong is None
+
+
+@pytest.mark.parametrize(("k", "taken"), [((1 << 17) - 1, True), (1 << 17, False)])
+def test_refuses_sums_that_32_bits_cannot_hold(k: int, taken: bool) -> None:
+    b = symmetric(4, n=2, k=k)
+    low = lowered(b.done(last(b)), NO_KERNELS)
+
+    assert (the_kernel(low) == NAME) is taken
+    if not taken:
+        assert why_not(low, NAME) == "131072 input features could overflow its sums"
 
 
 def test_refuses_a_zero_point() -> None:

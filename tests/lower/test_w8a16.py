@@ -88,3 +88,15 @@ def test_refuses_when_there_is_no_library() -> None:
     low = lowered(b.done(QuantizedLinear(b, 48, 64).linear(x)), NO_KERNELS)
 
     assert why_not(low, NAME) == "switched off by the test"
+
+
+@pytest.mark.parametrize("value", [1, 2**32])
+def test_refuses_a_zero_point_of_whatever_size(value: int) -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 2, 64)
+    zero = b.const("zero", torch.full((48, 1), value))
+    q = b.const("q", torch.randint(-128, 128, (48, 64), dtype=torch.int8))
+    w = b.call(ops.dequantize, q, b.const("s", torch.rand(48, 1)), zero, str(per_channel()))
+    low = lowered(b.done(b.call(aten.linear.default, x, w)))
+
+    assert "a zero point" in why_not(low, NAME)

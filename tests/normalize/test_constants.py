@@ -3,13 +3,8 @@ from __future__ import annotations
 import torch
 from tests.normalize.spelled import aten, finish
 
-from qfuse.normalize.constants import (
-    constant_value,
-    derived,
-    is_constant_expression,
-    is_unit,
-    number_of,
-)
+from qfuse.ir.constants import constant_value, number_of
+from qfuse.normalize.constants import derived, is_constant_expression, is_unit
 from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.testing.build import GraphBuilder
 

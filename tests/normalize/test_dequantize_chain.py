@@ -168,6 +168,39 @@ def test_refuses_a_scaled_subtraction() -> None:
     assert refusal(program, DequantizeChain()) == (MissCode.PATTERN, "mul_tensor")
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("whole", [torch.int16, torch.int32, torch.int64])
+def test_refuses_float8_of_which_only_the_integer_part_is_used(
+    dtype: torch.dtype, whole: torch.dtype
+) -> None:
+    b = GraphBuilder()
+    q = b.const("q", torch.rand(4, 8).to(dtype))
+    y = b.call(aten.mul.Tensor, cast(b, cast(b, q, whole)), b.const("s", scales(4, 1)))
+
+    assert refusal(finish(b, y), DequantizeChain()) == (MissCode.PATTERN, "mul_tensor")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shifted", ["integers", "floats"])
+def test_refuses_differences_that_16_bits_round(dtype: torch.dtype, shifted: str) -> None:
+    b = GraphBuilder()
+    x, s = b.arg("x", torch.float32, 4, 8), b.arg("s", dtype, 4, 1)
+    zero = b.arg("z", torch.int32, 4, 1)
+    spec = "int8[-128,127] 1x* float32 float32:reciprocal:round-zp int"
+    q = b.call(ops.quantize, x, s, zero, spec)
+    if shifted == "floats":
+        w = b.call(aten.sub.Tensor, cast(b, q, dtype), cast(b, zero, dtype))
+    else:
+        w = cast(b, b.call(aten.sub.Tensor, cast(b, q, torch.int32), zero), dtype)
+    program = finish(b, b.call(aten.mul.Tensor, w, s))
+    if dtype is torch.float32:
+        assert "dequantize-chain 1" in golden(program, DequantizeChain())
+    else:
+        # Of the float zero point it is not even known that it shows integers.
+        code = MissCode.NOT_CONSTANT if shifted == "floats" else MissCode.ZERO_POINT
+        assert refusal(program, DequantizeChain())[0] is code
+
+
 def test_refuses_32_bit_numbers_which_a_cast_rounds() -> None:
     b = GraphBuilder()
     q = b.const("q", torch.randint(-(2**31), 2**31, (4, 8), dtype=torch.int32))

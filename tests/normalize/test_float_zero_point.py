@@ -147,6 +147,29 @@ def test_refuses_a_result_that_others_read() -> None:
     assert refusal(program, FloatZeroPoint()) == (MissCode.SHARED, "linear_default")
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("what", ["result", "zero", "scale", "sums", "correction"])
+def test_refuses_what_is_stored_as_float8_for_a_while(what: str, dtype: torch.dtype) -> None:
+    c = Case(4)
+
+    def stored(node: Node, name: str) -> Node:
+        return c.cast(c.cast(node, dtype)) if name == what else node
+
+    c.y = stored(c.y, "result")
+    zero, scale = stored(c.cast(c.zero), "zero"), stored(c.x_scale, "scale")
+    program = c.done(stored(c.mul(zero, scale, stored(c.sums(), "sums")), "correction"))
+
+    assert refusal(program, FloatZeroPoint())[0] is MissCode.PATTERN
+
+
+def test_refuses_a_zero_point_that_is_rounded() -> None:
+    c = Case(4)
+    zero = c.cast(c.b.arg("wide", torch.int32, 4, 1), torch.bfloat16)
+    program = c.done(c.mul(c.cast(zero), c.x_scale, c.sums()))
+
+    assert refusal(program, FloatZeroPoint())[0] is MissCode.PATTERN
+
+
 @pytest.mark.numeric
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -20,7 +20,7 @@ from tests.normalize.sources import (
 )
 
 from qfuse.ir import ops
-from qfuse.ir.events import MissCode
+from qfuse.ir.events import MissCode, Missed
 from qfuse.ir.quant_spec import Arithmetic, QuantSpec
 from qfuse.ir.text import to_text
 from qfuse.normalize import normalize
@@ -50,6 +50,18 @@ const %quantize_per_tensor_default_zero_point: int64[1, 1]
 %0 = qfuse.quantize(%x, %quantize_per_tensor_default_scale, %quantize_per_tensor_default_zero_point, 'int8[-128,127] *x* bfloat16 float32:reciprocal:round-zp int'): int8[s0, 8]
 return (%0)""",
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int32])
+def test_refuses_a_cast_of_stored_numbers(dtype: torch.dtype) -> None:
+    source = Source()
+    wide = source.b.call(cast, source.b.arg("x", dtype, 4, 8), dtype=torch.float32)
+    q = source.b.call(d.quantize_per_tensor.default, wide, 0.1, 0, -128, 127, torch.int8)
+    program = normalize(source.done(q))
+
+    assert fired(program) == ["normalize-quantize-per-tensor"]
+    (miss,) = program.log.of(Missed)
+    assert (miss.rule, miss.code) == (FoldCastIntoQuantize.name, MissCode.DTYPE)
 
 
 @pytest.mark.numeric

@@ -194,6 +194,36 @@ def test_refuses_blocks_that_differ_between_scale_and_zero_point() -> None:
     assert refusal(finish(b, y), IntMmChain()) == (MissCode.SHAPE, "mm_default")
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_refuses_integers_that_are_stored_as_float8(dtype: torch.dtype) -> None:
+    b = GraphBuilder()
+    y = product(b, b.arg("x", torch.int8, 3, K), dtype)
+    y = b.call(aten._to_copy.default, y, dtype=torch.float32)
+    program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", scales(N))))
+
+    assert refusal(program, IntMmChain()) == (MissCode.PATTERN, "mul_tensor")
+
+
+def test_refuses_an_activation_that_is_cast_to_bool_on_the_way() -> None:
+    b = GraphBuilder()
+    x = b.call(aten._to_copy.default, b.arg("x", torch.int8, 3, K), dtype=torch.bool)
+    y = b.call(aten.mul.Tensor, product(b, x), b.const("s", scales(N)))
+
+    assert refusal(finish(b, y), IntMmChain()) == (MissCode.PATTERN, "mul_tensor")
+
+
+@pytest.mark.parametrize("zero", [2**31, -(2**40)])
+def test_refuses_a_zero_point_that_no_tensor_of_zero_points_holds(zero: int) -> None:
+    b = GraphBuilder()
+    x = b.call(aten._to_copy.default, b.arg("x", torch.int8, 3, K), dtype=torch.int64)
+    x = b.call(aten.sub.Tensor, x, zero)
+    w = b.call(aten._to_copy.default, b.const("w", codes(K, N)), dtype=torch.int64)
+    y = b.call(aten._to_copy.default, b.call(aten.mm.default, x, w), dtype=torch.float32)
+    program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", scales(N))))
+
+    assert refusal(program, IntMmChain())[0] is MissCode.ZERO_POINT
+
+
 @pytest.mark.numeric
 @pytest.mark.parametrize("spread", ["rows", "features", "tensor", "number", "both"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, None])

@@ -81,6 +81,15 @@ def test_refuses_more_than_a_product_over_the_last_axis(equation: str) -> None:
     assert refusal(program, LinearFromEinsum()) == (MissCode.PATTERN, "einsum_default")
 
 
+@pytest.mark.parametrize(("k", "shape"), [(8, (16, 1)), (1, (16, 8))])
+def test_refuses_an_axis_of_one_element_that_is_spread(k: int, shape: tuple[int, int]) -> None:
+    b = GraphBuilder()
+    x, w = b.arg("x", torch.float32, 2, k), b.const("w", torch.randn(shape))
+    program = finish(b, b.call(aten.einsum.default, "bk,nk->bn", [x, w]))
+
+    assert refusal(program, LinearFromEinsum()) == (MissCode.SHAPE, "einsum_default")
+
+
 def test_refuses_two_activations() -> None:
     b = GraphBuilder()
     x, y = b.arg("x", torch.float32, 3, 8), b.arg("y", torch.float32, 4, 8)

@@ -39,6 +39,15 @@ def test_refuses_other_axes(dims: tuple[int, ...], other: tuple[int, ...]) -> No
     assert refusal(program, LinearFromInner()) == (MissCode.AXIS, "tensordot_default")
 
 
+@pytest.mark.parametrize(("k", "shape"), [(8, (16, 1)), (1, (16, 8))])
+def test_refuses_an_axis_of_one_element_that_is_spread(k: int, shape: tuple[int, int]) -> None:
+    b = GraphBuilder()
+    x, w = b.arg("x", torch.float32, 2, k), b.const("w", torch.randn(shape))
+    program = finish(b, b.call(aten.tensordot.default, x, w, (1,), (1,)))
+
+    assert refusal(program, LinearFromInner()) == (MissCode.SHAPE, "tensordot_default")
+
+
 def test_refuses_two_activations() -> None:
     b = GraphBuilder()
     x, y = b.arg("x", torch.float32, 3, 8), b.arg("y", torch.float32, 4, 8)

@@ -128,6 +128,16 @@ def test_refuses_a_result_that_passes_through_float16() -> None:
     assert refusal(program, RowScale()) == (MissCode.DTYPE, "mul_tensor")
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_refuses_a_result_that_is_stored_as_float8(dtype: torch.dtype) -> None:
+    b = GraphBuilder()
+    y = b.call(aten._to_copy.default, linear(b, 4), dtype=dtype)
+    y = b.call(aten._to_copy.default, y, dtype=torch.float32)
+    program = finish(b, b.call(aten.mul.Tensor, y, b.arg("s", torch.float32, 4, 1)))
+
+    assert refusal(program, RowScale()) == (MissCode.PATTERN, "mul_tensor")
+
+
 @pytest.mark.numeric
 @pytest.mark.parametrize("spread", ["rows", "one", "number"])
 @pytest.mark.parametrize("zero", [True, False])

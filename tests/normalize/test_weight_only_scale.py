@@ -194,6 +194,27 @@ def test_refuses_a_result_that_passes_through_float16() -> None:
     assert refusal(program, WeightOnlyScale()) == (MissCode.DTYPE, "mul_tensor")
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_refuses_a_result_that_is_stored_as_float8(dtype: torch.dtype) -> None:
+    b = GraphBuilder()
+    y = b.call(aten._to_copy.default, product(b, 3), dtype=dtype)
+    y = b.call(aten._to_copy.default, y, dtype=torch.float32)
+    program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", scales(N))))
+
+    assert refusal(program, WeightOnlyScale()) == (MissCode.PATTERN, "mul_tensor")
+
+
+def test_refuses_float8_of_which_only_the_integer_part_is_used() -> None:
+    b = GraphBuilder()
+    x, q = b.arg("x", torch.float32, 3, K), b.const("q", torch.rand(N, K).to(torch.float8_e5m2))
+    w = b.call(aten._to_copy.default, q, dtype=torch.int32)
+    w = b.call(aten._to_copy.default, w, dtype=torch.float32)
+    y = b.call(aten.linear.default, x, w)
+    program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", scales(N))))
+
+    assert refusal(program, WeightOnlyScale()) == (MissCode.PATTERN, "mul_tensor")
+
+
 # Noise is compared as a root mean square, which a handful of numbers does not have.
 MANY = 128
 SPELLINGS = ["vector", "row", "one", "scalar", "number", "integer"]

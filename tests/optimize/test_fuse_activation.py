@@ -74,6 +74,8 @@ def test_refuses_a_linear_that_leaves_the_graph() -> None:
         (aten.clamp.default, (), {"max": 1.0}),
         (aten.clamp.default, (0.5,), {}),
         (aten.clamp_min.default, (0.1,), {}),
+        (aten.clamp.default, (1.0, -1.0), {}),
+        (aten.hardtanh.default, (1.0, -1.0), {}),
     ],
 )
 def test_refuses_what_has_no_name(op: Any, args: Any, kwargs: Any) -> None:

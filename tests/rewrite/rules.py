@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from qfuse.cost.model import CostModel
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["CostlyRelu", "DoubleNegation", "MulToNeg", "NegToMul", "WrongAbs"]
+__all__ = ["BrokenNeg", "CostlyRelu", "DoubleNegation", "MulToNeg", "NegToMul", "WrongAbs"]
 
 aten = torch.ops.aten
 
@@ -81,6 +81,30 @@ class WrongAbs(Rule["Node"]):
 
     def rewrite(self, site: Node, rw: Rewriter) -> None:
         rw.replace(site, rw.call(aten.abs.default, arguments(site)["self"]))
+
+
+class BrokenNeg(Rule["Node"]):
+    """Breaks its contract in one of two ways, after it has edited the graph."""
+
+    name = "broken-neg"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.neg.default,)
+    exactness = Exactness.EXACT
+
+    def __init__(self, how: str) -> None:
+        self._how = how
+        self.calls = 0
+
+    def match(self, node: Node) -> Node | Miss:
+        return node
+
+    def rewrite(self, site: Node, rw: Rewriter) -> None:
+        self.calls += 1
+        source = arguments(site)["self"]
+        rw.replace(site, rw.call(aten.mul.Tensor, source, -1))
+        if self._how == "call":
+            rw.call(aten.permute.default, source, [0, 1, 2])
+        else:
+            rw.replace(site, rw.call(aten._to_copy.default, source, dtype=torch.float64))
 
 
 class CostlyRelu(Rule["Node"]):

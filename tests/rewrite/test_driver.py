@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.rewrite.rules import CostlyRelu, DoubleNegation, MulToNeg, NegToMul, WrongAbs
+from tests.rewrite.rules import BrokenNeg, CostlyRelu, DoubleNegation, MulToNeg, NegToMul, WrongAbs
 
 from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.errors import RewriteError
@@ -124,6 +124,45 @@ def test_a_rewrite_that_changes_values_is_undone() -> None:
     assert len(program.log.of(RolledBack)) == 2
     assert not program.log.of(Fired)
     program.graph.lint()
+
+
+@pytest.mark.parametrize("how", ["call", "type"])
+def test_a_rule_that_breaks_its_contract_loses_that_rewrite_only(how: str) -> None:
+    b = chain(1)
+    y = b.call(aten.neg.default, b.call(aten.neg.default, b.call(aten.relu.default, last(b))))
+    program = b.done(b.call(aten.abs.default, y))
+    inputs = random_inputs(program, m=5)
+    want = run(clone(program), inputs)
+    broken = BrokenNeg(how)
+
+    result = apply_rules(program, [broken, DoubleNegation()])
+
+    # The pair of negations still goes away, and nobody tries the broken rule twice at one node,
+    # although the surroundings of what is left have changed.
+    assert result.fired == {"double-negation": 1}
+    assert broken.calls == 3
+    events = program.log.of(RolledBack)
+    assert {e.rule for e in events} == {"broken-neg"}
+    assert len({e.key for e in events}) == len(events) == 3
+    assert all(e.reason and e.places for e in events)
+    left = [m for name, m in result.misses if name == "broken-neg"]
+    assert [m.code for m in left] == [MissCode.BANNED]
+    program.graph.lint()
+    assert torch.equal(run(program, inputs)[0], want[0])
+
+
+def test_a_rewrite_that_failed_its_check_is_not_tried_again() -> None:
+    b = chain(1)
+    # Changes behind the first negation put it back on the worklist.
+    y = b.call(aten.relu.default, last(b))
+    program = b.done(b.call(aten.neg.default, b.call(aten.neg.default, y)))
+    context = Context("test", checker=SiteChecker(program, random_inputs(program, m=5)))
+
+    result = apply_rules(program, [DoubleNegation(), WrongAbs()], context)
+
+    keys = [e.key for e in program.log.of(RolledBack)]
+    assert len(keys) == len(set(keys)) > 0
+    assert MissCode.BANNED in [m.code for name, m in result.misses if name == "wrong-abs"]
 
 
 def test_a_right_rewrite_passes_its_site_check() -> None:

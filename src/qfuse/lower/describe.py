@@ -41,6 +41,6 @@ def _edge(value: Node, params: QuantParams | None, rows: Granularity) -> str:
     zero = "" if params.zero_point is None else " asymmetric"
     granularity = spec.granularity(shape_of(value))
     # One scale per row is a token's in an activation and a channel's in a weight.
-    if rows_share_scale(spec.block) and granularity is not Granularity.PER_TENSOR:
+    if rows_share_scale(spec.block, shape_of(value)) and granularity is not Granularity.PER_TENSOR:
         granularity = rows
     return f"{name} {granularity}{when}{zero}"

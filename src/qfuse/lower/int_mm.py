@@ -16,8 +16,8 @@ from qfuse.lower.operands import (
     channel_granularity,
     check_bias,
     check_edge,
-    is_whole,
-    rows_share_scale,
+    check_rows,
+    rows_of,
     typed,
     vector,
 )
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from qfuse.cost.model import Plan
     from qfuse.ir.views import QuantParams
+    from qfuse.lower.packing import Packer
     from qfuse.rewrite.rewriter import Rewriter
     from qfuse.targets.target import Target
 
@@ -35,6 +36,8 @@ __all__ = ["IntMM"]
 _aten = torch.ops.aten
 _OP = "aten::_int_mm"
 _LEAST = 2
+# The product of two bytes is at most 2^14, and sums are 32 bits wide with their sign.
+_MOST_K = (1 << 17) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,12 @@ class IntMM:
     It is taken only where no size can be 1: with one row oneDNN reads the row stride of a
     tensor whose stride means nothing, and leaves its output uninitialized. Without VNNI its
     16-bit intermediate sums saturate.
+
+    Attributes:
+        packer: Lays out weights, for all rows of a lowering.
     """
 
+    packer: Packer
     name: str = "aten._int_mm"
 
     def supported(self, target: Target) -> Refusal | None:
@@ -65,16 +72,16 @@ class IntMM:
         assert fused.weight_params is not None, "a granularity needs params"
         if min(problem.rows.low, problem.n, problem.k) < _LEAST:
             return Refusal("it returns garbage when a size is 1")
+        if problem.k > _MOST_K:
+            return Refusal(f"{problem.k} input features could overflow its sums")
         refusal = (
             _check_symmetric(fused.x_params, "activation")
             or _check_symmetric(fused.weight_params, "weight")
+            or check_rows(problem)
             or check_bias(problem)
         )
         if refusal is not None:
             return refusal
-        block = fused.x_params.spec.block
-        if not is_whole(block) and not rows_share_scale(block):
-            return Refusal(f"the activation is scaled in blocks {fused.x_params.spec.block_text()}")
         return Claim(0, False, _work(problem))
 
     def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
@@ -84,8 +91,9 @@ class IntMM:
         assert fused.x_params is not None, "accepted without activation params"
         assert fused.weight_params is not None, "accepted without weight params"
         lead = [*rw.sizes(fused.x, len(shape_of(fused.x)) - 1), problem.n]
-        flat = rw.call(_aten.reshape.default, fused.x, [-1, problem.k])
-        sums = rw.call(_aten._int_mm.default, flat, rw.call(_aten.t.default, fused.weight))
+        flat = rows_of(fused.x, problem.k, rw)
+        weight = self.packer.contiguous(fused.weight, rw)
+        sums = rw.call(_aten._int_mm.default, flat, rw.call(_aten.t.default, weight))
         y = rw.call(_aten._to_copy.default, sums, dtype=torch.float32)
         y = rw.call(_aten.reshape.default, y, lead)
         y = rw.call(_aten.mul.Tensor, y, typed(fused.x_params.scale, torch.float32, rw))

@@ -6,15 +6,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from qfuse.ir.constants import constant_value
+from qfuse.ir.known import bounds_of
 from qfuse.ir.program import constant_of
-from qfuse.ir.quant_spec import Granularity, ZeroPointDomain
+from qfuse.ir.quant_spec import Granularity, ZeroPointDomain, dtype_name, dtype_range
+from qfuse.ir.sizes import same_size
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.kernel import Refusal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.fx import Node
 
     from qfuse.ir.quant_spec import Block
+    from qfuse.ir.sizes import Size
     from qfuse.ir.views import FusedLinear, QuantParams
     from qfuse.lower.kernel import LinearProblem
     from qfuse.rewrite.rewriter import Rewriter
@@ -25,8 +31,11 @@ __all__ = [
     "check_bias",
     "check_edge",
     "check_epilogue",
+    "check_rows",
+    "check_zero_point",
     "float_out",
     "is_whole",
+    "rows_of",
     "rows_share_scale",
     "typed",
     "vector",
@@ -37,14 +46,34 @@ _MOST_STEPS = 8
 _MOST_EXTRAS = 4
 
 
-def is_whole(block: Block) -> bool:
-    """Whether one scale covers everything, whatever the sizes."""
-    return all(b is None for b in block)
+def is_whole(block: Block, shape: Sequence[Size]) -> bool:
+    """Whether one scale covers a tensor of ``shape``."""
+    return all(map(_covers, block, shape))
 
 
-def rows_share_scale(block: Block) -> bool:
-    """Whether every row, an index of all axes but the last, has one scale of its own."""
-    return all(b == 1 for b in block[:-1]) and block[-1] is None
+def rows_share_scale(block: Block, shape: Sequence[Size]) -> bool:
+    """Whether every row, an index of all axes but the last, has one scale of its own.
+
+    Of an axis that always has one element it does not matter what its block says.
+    """
+    lead = zip(block[:-1], shape[:-1], strict=True)
+    return _covers(block[-1], shape[-1]) and all(b == 1 or same_size(s, 1) for b, s in lead)
+
+
+def _covers(block: int | None, size: Size) -> bool:
+    """Whether an axis is one block. An axis without elements has no block unless it is whole."""
+    return block is None or (isinstance(size, int) and 0 < size <= block)
+
+
+def check_rows(problem: LinearProblem) -> Refusal | None:
+    """Refuse an activation that has neither one scale nor one per row."""
+    fused = problem.fused
+    if fused.x_params is None:
+        return Refusal("the activation is not quantized")
+    spec, shape = fused.x_params.spec, shape_of(fused.x)
+    if is_whole(spec.block, shape) or rows_share_scale(spec.block, shape):
+        return None
+    return Refusal(f"the activation is scaled in blocks of {spec.block_text()}")
 
 
 def check_edge(params: QuantParams, name: str) -> Refusal | None:
@@ -62,6 +91,23 @@ def check_edge(params: QuantParams, name: str) -> Refusal | None:
     return None
 
 
+def check_zero_point(params: QuantParams, name: str) -> Refusal | None:
+    """Refuse a zero point that may be no stored number: integer sums are not exact with it.
+
+    Quantization that chooses a zero point clamps it; a model that computes one by itself may not.
+    """
+    if params.zero_point is None:
+        return None
+    dtype, bounds = params.spec.dtype, bounds_of(params.zero_point)
+    low, high = dtype_range(dtype)
+    if bounds is not None and low <= bounds[0] and bounds[1] <= high:
+        return None
+    where = f"outside of [{low}, {high}], the range of {dtype_name(dtype)}"
+    if constant_value(params.zero_point) is not None:
+        return Refusal(f"the {name} has a zero point {where}")
+    return Refusal(f"the {name}'s zero point may lie {where}: clamp it to that")
+
+
 def check_bias(problem: LinearProblem) -> Refusal | None:
     """Refuse a bias that is not one float per output feature."""
     bias = problem.fused.bias
@@ -75,11 +121,10 @@ def channel_granularity(problem: LinearProblem) -> Granularity | Refusal:
     params = problem.fused.weight_params
     if params is None:
         return Refusal("the weight is not quantized")
-    block = params.spec.block
-    if is_whole(block):
+    block, shape = params.spec.block, (problem.n, problem.k)
+    if is_whole(block, shape):
         return Granularity.PER_TENSOR
-    # In a weight without inputs, even a block that covers them all has no scale.
-    if block[0] == 1 and (block[1] is None or block[1] >= problem.k > 0):
+    if rows_share_scale(block, shape):
         return Granularity.PER_CHANNEL
     return Refusal(f"the weight is scaled in blocks of {params.spec.block_text()}")
 
@@ -109,6 +154,16 @@ def check_epilogue(problem: LinearProblem) -> Refusal | None:
         return Refusal("the epilogue has too many steps")
     strange = [dtype_of(e) for e in fused.extras if dtype_of(e) not in _REALS]
     return Refusal(f"an operand of the epilogue is {strange[0]}") if strange else None
+
+
+def rows_of(x: Node, k: int, rw: Rewriter) -> Node:
+    """Return an activation as ``[rows, K]`` with its elements in order.
+
+    Torch's own kernels ask for that: some raise on other strides, and oneDNN takes the stride 0 of
+    rows that are expanded for another one.
+    """
+    flat = rw.call(torch.ops.aten.reshape.default, x, [-1, k])
+    return rw.call(torch.ops.aten.contiguous.default, flat)
 
 
 def float_out(fused: FusedLinear) -> torch.dtype:

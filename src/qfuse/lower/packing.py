@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
     from qfuse.ir.views import QuantParams
+    from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["Packed", "Packer"]
 
@@ -40,6 +41,7 @@ class Packer:
     """Packs constants and remembers them by identity."""
 
     _known: dict[Hashable, Packed] = field(default_factory=dict)
+    _laid_out: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def pack(self, node: Node, params: QuantParams) -> Packed:
         """Pack the constant that ``node`` names.
@@ -56,6 +58,17 @@ class Packer:
             full = None if zero is None else zero.expand(stored.shape[0]).contiguous()
             self._known[key] = Packed(*pack_weight(signed, full), full)
         return self._known[key]
+
+    def contiguous(self, node: Node, rw: Rewriter) -> Node:
+        """Return a weight with its elements in order; a constant is laid out now."""
+        stored = constant_of(node)
+        if stored is None:
+            return rw.call(torch.ops.aten.contiguous.default, node)
+        if stored.is_contiguous():
+            return node
+        if id(stored) not in self._laid_out:
+            self._laid_out[id(stored)] = stored.contiguous()
+        return rw.constant(self._laid_out[id(stored)], f"{node.target}_contiguous")
 
 
 def signed_zero_point(stored: torch.Tensor, params: QuantParams) -> torch.Tensor | None:

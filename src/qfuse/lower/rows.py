@@ -23,6 +23,6 @@ def kernel_rows(library: KernelLibrary) -> tuple[LinearKernel, ...]:
     return (
         LinearW8A8(library, packer),
         LinearW8A16(library, packer),
-        IntMM(),
-        WeightInt8Pack(),
+        IntMM(packer),
+        WeightInt8Pack(packer),
     )

@@ -17,6 +17,7 @@ from qfuse.lower.operands import (
     check_bias,
     check_edge,
     check_epilogue,
+    check_zero_point,
     float_out,
     typed,
     vector,
@@ -105,6 +106,8 @@ def _check_weight(problem: LinearProblem) -> Refusal | None:
     stored = constant_of(fused.weight)
     if stored is None or stored.dtype is not torch.int8:
         return Refusal(f"the weight is stored as {dtype_of(fused.weight)}")
-    if signed_zero_point(stored, params) is not None:
-        return Refusal("the weight has a zero point")
-    return check_edge(params, "weight")
+    refusal = check_edge(params, "weight") or check_zero_point(params, "weight")
+    if refusal is not None:
+        return refusal
+    has_zero = signed_zero_point(stored, params) is not None
+    return Refusal("the weight has a zero point") if has_zero else None

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from qfuse.cost.work import Bits, ComputeKind, linear_work
+from qfuse.ir.constants import constant_value
+from qfuse.ir.known import bounds_of
 from qfuse.ir.program import constant_of
-from qfuse.ir.quant_spec import ZeroPointDomain
-from qfuse.ir.views import dtype_of
+from qfuse.ir.quant_spec import ZeroPointDomain, dtype_range
+from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.kernel import Claim, LinearProblem, Refusal, split_epilogue
 from qfuse.lower.operands import (
     bits_of,
@@ -18,12 +20,14 @@ from qfuse.lower.operands import (
     check_bias,
     check_edge,
     check_epilogue,
+    check_rows,
+    check_zero_point,
     float_out,
     is_whole,
-    rows_share_scale,
     typed,
     vector,
 )
+from qfuse.lower.packing import signed_zero_point
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 
     from qfuse.cost.sizes import AtPoints
     from qfuse.cost.work import Work
-    from qfuse.ir.views import QuantParams
+    from qfuse.ir.views import FusedLinear, QuantParams
     from qfuse.kernels import KernelLibrary
     from qfuse.lower.packing import Packer
     from qfuse.rewrite.rewriter import Rewriter
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LinearW8A8"]
 
+_INT32 = torch.iinfo(torch.int32)
 _BYTES = (torch.int8, torch.uint8)
 _REALS = (torch.float32, torch.bfloat16, torch.float16)
 # Sums are 32 bits wide: these many products of two bytes cannot overflow them.
@@ -72,7 +77,7 @@ class LinearW8A8:
             if refusal is not None:
                 return refusal
         fused = problem.fused
-        output = fused.out_params is not None and _takes_output(fused.out_params)
+        output = fused.out_params is not None and _takes_output(fused)
         return Claim(len(fused.epilogue.steps), output, _work(problem, output))
 
     def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
@@ -92,19 +97,33 @@ class LinearW8A8:
         x, w = fused.x_params, fused.weight_params
         assert x is not None, "accepted without activation params"
         assert w is not None, "accepted without weight params"
-        x_zero = None if x.zero_point is None else typed(x.zero_point, torch.int32, rw)
         packed = self.packer.pack(fused.weight, w)
         name, zero = fused.weight.target, packed.zero_point
         return [
             fused.x,
             typed(x.scale, torch.float32, rw),
-            x_zero,
+            None if x.zero_point is None else _stored_zero(x.zero_point, x.spec.dtype, rw),
             rw.constant(packed.weight, f"{name}_packed"),
             rw.constant(packed.sums, f"{name}_sums"),
             vector(w.scale, torch.float32, problem.n, rw),
             None if zero is None else rw.constant(zero, f"{name}_zero"),
             None if fused.bias is None else typed(fused.bias, torch.float32, rw),
         ]
+
+
+def _stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
+    """Return a zero point as the kernel reads it, which raises for what is no stored number.
+
+    A zero point that was chosen from NaN is an arbitrary integer. Its scale is NaN, and so is the
+    result of its row, but the rows of others must not be lost with it.
+    """
+    wide = typed(zero, torch.int32, rw)
+    low, high = dtype_range(dtype)
+    bounds = bounds_of(zero, look=False)
+    inside = bounds is not None and low <= bounds[0] and bounds[1] <= high
+    if inside or constant_value(zero) is not None:
+        return wide
+    return rw.call(torch.ops.aten.clamp.default, wide, low, high)
 
 
 def _check_activation(problem: LinearProblem) -> Refusal | None:
@@ -115,10 +134,11 @@ def _check_activation(problem: LinearProblem) -> Refusal | None:
         return Refusal(f"the activation is stored as {params.spec.dtype}")
     if problem.real not in _REALS:
         return Refusal(f"the linear computes in {problem.real}")
-    block = params.spec.block
-    if not is_whole(block) and not rows_share_scale(block):
-        return Refusal(f"the activation is scaled in blocks of {params.spec.block_text()}")
-    return check_edge(params, "activation")
+    return (
+        check_rows(problem)
+        or check_edge(params, "activation")
+        or check_zero_point(params, "activation")
+    )
 
 
 def _check_weight(problem: LinearProblem) -> Refusal | None:
@@ -132,23 +152,41 @@ def _check_weight(problem: LinearProblem) -> Refusal | None:
     parts = (problem.fused.weight, params.scale, params.zero_point)
     if any(p is not None and constant_of(p) is None for p in parts):
         return Refusal("the weight or its parameters are computed at run time")
-    most = _MOST_K if params.zero_point is None else _MOST_K_WITH_ZERO
+    return (
+        check_edge(params, "weight") or check_zero_point(params, "weight") or _check_depth(problem)
+    )
+
+
+def _check_depth(problem: LinearProblem) -> Refusal | None:
+    stored, params = problem.weight, problem.fused.weight_params
+    assert stored is not None, "it is a constant"
+    assert params is not None, "a granularity needs params"
+    # Bytes without a sign are packed as signed ones, and have a zero point then.
+    most = _MOST_K if signed_zero_point(stored, params) is None else _MOST_K_WITH_ZERO
     if problem.k > most:
         return Refusal(f"{problem.k} input features could overflow its sums, {most} cannot")
-    return check_edge(params, "weight")
+    return None
 
 
-def _takes_output(params: QuantParams) -> bool:
-    """Whether the kernel quantizes with these parameters; if not, ATen does behind it."""
+def _takes_output(fused: FusedLinear) -> bool:
+    """Whether the kernel quantizes its output; if not, ATen does behind it."""
+    params = fused.out_params
+    assert params is not None, "the output is quantized"
     spec = params.spec
     return (
         spec.dtype in _BYTES
-        and is_whole(spec.block)
+        and is_whole(spec.block, shape_of(fused.node))
         and spec.arithmetic.compute is torch.float32
         and spec.domain is not ZeroPointDomain.FLOAT_OFFSET
         and constant_of(params.scale) is not None
-        and (params.zero_point is None or not dtype_of(params.zero_point).is_floating_point)
+        and (params.zero_point is None or _is_int32(params.zero_point))
     )
+
+
+def _is_int32(zero: Node) -> bool:
+    """Whether a zero point can be converted to what the kernel reads."""
+    bounds = None if dtype_of(zero).is_floating_point else bounds_of(zero)
+    return bounds is not None and _INT32.min <= bounds[0] and bounds[1] <= _INT32.max
 
 
 def _output(params: QuantParams, rw: Rewriter) -> list[Argument]:

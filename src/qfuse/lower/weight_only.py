@@ -12,11 +12,19 @@ from qfuse.cost.work import Bits, ComputeKind, Work, linear_work
 from qfuse.ir.program import constant_of
 from qfuse.ir.views import shape_of
 from qfuse.lower.kernel import Claim, LinearProblem, Refusal
-from qfuse.lower.operands import bits_of, channel_granularity, check_bias, check_edge, vector
+from qfuse.lower.operands import (
+    bits_of,
+    channel_granularity,
+    check_bias,
+    check_edge,
+    rows_of,
+    vector,
+)
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
+    from qfuse.lower.packing import Packer
     from qfuse.rewrite.rewriter import Rewriter
     from qfuse.targets.target import Target
 
@@ -24,12 +32,20 @@ __all__ = ["WeightInt8Pack"]
 
 _aten = torch.ops.aten
 _OP = "aten::_weight_int8pack_mm"
+_REALS = (torch.float32, torch.bfloat16, torch.float16)
+# Its loop over bfloat16 has no tail: what is left of a row is multiplied with what lies behind it.
+_BFLOAT16_BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)
 class WeightInt8Pack:
-    """The row of ``aten._weight_int8pack_mm``: float activations, int8 weights per channel."""
+    """The row of ``aten._weight_int8pack_mm``: float activations, int8 weights per channel.
 
+    Attributes:
+        packer: Lays out weights, for all rows of a lowering.
+    """
+
+    packer: Packer
     name: str = "aten._weight_int8pack_mm"
 
     def supported(self, target: Target) -> Refusal | None:
@@ -39,8 +55,9 @@ class WeightInt8Pack:
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
         """Take symmetric int8 weights with one scale per output feature."""
         params = problem.fused.weight_params
-        if problem.fused.x_params is not None:
-            return Refusal("the activation is quantized")
+        refusal = _check_activation(problem)
+        if refusal is not None:
+            return refusal
         granularity = channel_granularity(problem)
         if isinstance(granularity, Refusal):
             return granularity
@@ -60,10 +77,24 @@ class WeightInt8Pack:
         assert params is not None, "accepted without weight params"
         shape = shape_of(fused.x)
         scale = vector(params.scale, problem.real, problem.n, rw)
-        flat = rw.call(_aten.reshape.default, fused.x, [-1, problem.k])
-        y = rw.call(_aten._weight_int8pack_mm.default, flat, fused.weight, scale)
+        flat = rows_of(fused.x, problem.k, rw)
+        weight = self.packer.contiguous(fused.weight, rw)
+        y = rw.call(_aten._weight_int8pack_mm.default, flat, weight, scale)
         y = rw.call(_aten.reshape.default, y, [*rw.sizes(fused.x, len(shape) - 1), problem.n])
         return y if fused.bias is None else rw.call(_aten.add.Tensor, y, fused.bias)
+
+
+def _check_activation(problem: LinearProblem) -> Refusal | None:
+    if problem.fused.x_params is not None:
+        return Refusal("the activation is quantized")
+    if problem.real not in _REALS:
+        return Refusal(f"the linear computes in {problem.real}")
+    if problem.k == 0:
+        return Refusal("the linear has no input features")
+    if problem.real is torch.bfloat16 and problem.k % _BFLOAT16_BLOCK:
+        what = f"no multiple of {_BFLOAT16_BLOCK}, in bfloat16"
+        return Refusal(f"{problem.k} input features are {what} it reads beyond the end of a row")
+    return None
 
 
 def _check_values(problem: LinearProblem) -> Refusal | None:

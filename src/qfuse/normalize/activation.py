@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,14 @@ import torch
 from torch.fx import Node
 
 from qfuse.ir import ops
+from qfuse.ir.constants import constant_value, number_of
 from qfuse.ir.events import MissCode
-from qfuse.ir.views import dtype_of, shape_of
-from qfuse.normalize.constants import constant_value, derived, number_of, shared_constant
-from qfuse.normalize.movement import Path, cast_source, put_back, rows_source, with_shape
+from qfuse.ir.views import shape_of
+from qfuse.normalize.constants import derived, shared_constant
+from qfuse.normalize.movement import Path, put_back, rows_source, with_shape
 from qfuse.normalize.source_rule import RefusedError
 from qfuse.normalize.spread import Spread, block_of, spread_of
-from qfuse.normalize.stored import stored_spec
+from qfuse.normalize.stored import integers_of, stored_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +31,7 @@ __all__ = ["Activation", "place"]
 
 _aten = torch.ops.aten
 _STEPS = 8
+_INT32 = torch.iinfo(torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +142,15 @@ def _integer(zero: Argument, y: Node) -> Argument:
     """
     known = number_of(zero)
     if known is not None:
-        if known != int(known):
+        if not math.isfinite(known) or known != int(known):
             raise RefusedError(MissCode.ZERO_POINT, y, "the zero point {} is no integer", known)
+        if not _INT32.min <= known <= _INT32.max:
+            raise RefusedError(MissCode.ZERO_POINT, y, "the zero point {} is no int32", known)
         return int(known)
-    node = zero
-    while isinstance(node, Node) and dtype_of(node).is_floating_point:
-        node = cast_source(node)
-    if zero is not None and node is None:
+    if not isinstance(zero, Node):
+        return zero
+    node = integers_of(zero)
+    if node is None:
         raise RefusedError(MissCode.ZERO_POINT, y, "the zero point is not known to be an integer")
     return node
 

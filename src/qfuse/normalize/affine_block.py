@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from torch.fx import Node
     from torch.fx.node import Argument
 
+    from qfuse.ir.known import Bounds
     from qfuse.ir.quant_spec import Block
     from qfuse.ir.sizes import Size
-    from qfuse.normalize.known import Bounds
 
 __all__ = ["block_of", "check_reduces", "is_unsigned_sub_byte", "storage_of"]
 

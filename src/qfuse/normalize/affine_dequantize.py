@@ -15,7 +15,7 @@ from qfuse.normalize.complain import cannot_run
 from qfuse.normalize.edge import EdgeRule, EdgeSite, check_stored, exact_difference, make_spec
 from qfuse.normalize.params import check_float, fit, fit_zero_point
 from qfuse.normalize.registered import Registered
-from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments
+from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments, promoted
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -65,7 +65,7 @@ class NormalizeDequantizeAffine(EdgeRule):
         check_float(scale)
         _, codes = storage_of(node, dtype, a["quant_min"], a["quant_max"])
         block = block_of(node, q, a["block_size"])
-        compute = torch.promote_types(real, dtype_of(scale))
+        compute = promoted(node, real, dtype_of(scale))
         spec = make_spec(node, (dtype_of(q), codes), block, real, Arithmetic(compute))
         if real != compute and not exact_difference(q, 0 if zero is None else zero, real):
             text = "it converts to {} before it multiplies in {}, which may not be exact"

@@ -23,7 +23,7 @@ from qfuse.normalize.edge import (
 )
 from qfuse.normalize.params import check_float, fit, fit_zero_point
 from qfuse.normalize.registered import Registered
-from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments
+from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments, promoted
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -78,7 +78,7 @@ class NormalizeQuantizeAffine(EdgeRule):
             text = "{} is not a storage type"
             raise RefusedError(MissCode.DTYPE, node, text, dtype_name(dtype_of(node)))
         block = block_of(node, x, a["block_size"])
-        math = Arithmetic(torch.promote_types(dtype_of(x), dtype_of(scale)))
+        math = Arithmetic(promoted(node, dtype_of(x), dtype_of(scale)))
         spec = make_spec(node, storage, block, dtype_of(x), math)
         check_clamp(node, spec)
         check_zero_point_dtype(zero, math.compute)

@@ -33,7 +33,7 @@ from qfuse.normalize.edge import (
 )
 from qfuse.normalize.params import check_float, fit, fit_zero_point
 from qfuse.normalize.registered import Registered
-from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments
+from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments, promoted
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -69,7 +69,7 @@ class NormalizeQuantizePerChannel(EdgeRule):
         codes = code_range(node, a["quant_min"], a["quant_max"])
         check_codes(node, dtype, codes)
         block = _block(node, x, scale, a["axis"])
-        compute = torch.promote_types(torch.float32, dtype_of(scale))
+        compute = promoted(node, torch.float32, dtype_of(scale))
         spec = make_spec(node, (dtype, codes), block, dtype_of(x), Arithmetic(compute))
         check_clamp(node, spec)
         check_zero_point_dtype(zero, compute)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
 from qfuse.ir import ops
 from qfuse.ir.events import MissCode
+from qfuse.ir.known import is_zero
 from qfuse.ir.quant_spec import Arithmetic, dtype_name
 from qfuse.ir.sizes import element_count
 from qfuse.ir.views import dtype_of, node_of, optional_node, shape_of
@@ -26,10 +25,9 @@ from qfuse.normalize.edge import (
     code_range,
     make_spec,
 )
-from qfuse.normalize.known import is_zero
 from qfuse.normalize.params import check_float, fit, fit_zero_point
 from qfuse.normalize.registered import Registered
-from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments
+from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments, promoted
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -67,7 +65,7 @@ class NormalizeQuantizePerGroup(EdgeRule):
         check_float(scale)
         codes = code_range(node, a["quant_min"], a["quant_max"])
         block = _block(node, x, scale, a["group_size"])
-        math = Arithmetic(torch.promote_types(dtype_of(x), dtype_of(scale)), zero_point_first=True)
+        math = Arithmetic(promoted(node, dtype_of(x), dtype_of(scale)), zero_point_first=True)
         spec = make_spec(node, (dtype, codes), block, dtype_of(x), math)
         check_clamp(node, spec)
         check_zero_point_dtype(zero, math.compute)

@@ -15,6 +15,7 @@ import torch
 from torch.fx import Node
 
 from qfuse.ir import ops
+from qfuse.ir.constants import number_of
 from qfuse.ir.errors import BlockError
 from qfuse.ir.events import MissCode
 from qfuse.ir.program import constant_of
@@ -22,7 +23,6 @@ from qfuse.ir.quant_spec import Arithmetic, dtype_name
 from qfuse.ir.sizes import element_count
 from qfuse.ir.views import as_quantize, bits_equal, dtype_of, node_of, shape_of
 from qfuse.normalize.complain import cannot_run
-from qfuse.normalize.constants import number_of
 from qfuse.normalize.edge import (
     EdgeRule,
     EdgeSite,
@@ -36,7 +36,7 @@ from qfuse.normalize.edge import (
 )
 from qfuse.normalize.params import Param, check_float, fit, fit_zero_point, literal
 from qfuse.normalize.registered import Registered
-from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments
+from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments, promoted
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -103,7 +103,7 @@ class NormalizeDequantizePerTensor(EdgeRule):
         codes = code_range(node, number_of(a["quant_min"]), number_of(a["quant_max"]))
         real = dtype_argument(a["out_dtype"], torch.float32)
         # Numbers enter 16-bit arithmetic unrounded, so the product is rounded once, from float32.
-        compute = torch.promote_types(real, torch.float32)
+        compute = promoted(node, real, torch.float32)
         block = (None,) * len(shape_of(q))
         spec = make_spec(node, (dtype, codes), block, real, Arithmetic(compute))
         if real != compute:
@@ -135,7 +135,7 @@ def _scale(node: Node, data: Node, value: Argument) -> Param:
     tensor = _one_element(node, value, "scale")
     check_float(tensor)
     fitted = fit(node, tensor, (1,) * len(shape_of(data)))
-    wide = torch.promote_types(fitted.dtype, torch.float32)
+    wide = promoted(node, fitted.dtype, torch.float32)
     return Param(fitted.source, fitted.shape, wide)
 
 

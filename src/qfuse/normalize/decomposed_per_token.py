@@ -38,7 +38,7 @@ from qfuse.normalize.edge import (
 )
 from qfuse.normalize.params import RESHAPES, check_float, fit, fit_zero_point
 from qfuse.normalize.registered import Registered, registered
-from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments
+from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments, promoted
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -96,7 +96,7 @@ class NormalizeQuantizePerToken(EdgeRule):
         codes = code_range(node, a["quant_min"], a["quant_max"])
         check_codes(node, dtype, codes)
         of_scale = dtype_of(scale) if chosen is None else chosen.spec.scale_dtype
-        math = Arithmetic(torch.promote_types(real, of_scale), zero_point_first=True)
+        math = Arithmetic(promoted(node, real, of_scale), zero_point_first=True)
         spec = make_spec(node, (dtype, codes), _block(node, x, scale, zero), real, math)
         check_clamp(node, spec)
         if chosen is not None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from qfuse.ir import ops
+from qfuse.ir.dtypes import REALS
 from qfuse.ir.events import Exactness, MissCode
-from qfuse.ir.quant_spec import dtype_name
+from qfuse.ir.known import bounds_of
+from qfuse.ir.quant_spec import dtype_name, dtype_range
 from qfuse.ir.schema import arguments
 from qfuse.ir.views import as_quantize, dtype_of, node_of, shape_of
 from qfuse.normalize.factor import Factor, chosen_at_run_time, scale_factor, zero_factor
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["DequantizeChain", "DequantizeSite"]
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class DequantizeChain(Rule[DequantizeSite]):
         a = arguments(node)
         for value, scale in ((a["self"], a["other"]), (a["other"], a["self"])):
             stored = stored_numbers(value)
-            if stored is None or dtype_of(node) not in _FLOATS:
+            if stored is None or dtype_of(node) not in REALS:
                 continue
             try:
                 return _read(node, node_of(value), stored, scale)
@@ -105,8 +105,23 @@ def _read(node: Node, value: Node, stored: Stored, by: Argument) -> DequantizeSi
             text = "{} stored numbers have no zero point"
             raise RefusedError(MissCode.ZERO_POINT, node, text, dtype_name(dtype))
         zero = zero_factor(node, stored.zero, scale.shape, dtype, is_parameter)
+        _check_zero(node, zero, dtype, real)
     spec = stored_spec(stored.q, shape, scale.shape, real, block)
     return DequantizeSite(node, stored, scale, zero, spec)
+
+
+def _check_zero(node: Node, zero: Factor | None, dtype: torch.dtype, real: torch.dtype) -> None:
+    """Check a zero point that is computed at run time: other differences are rounded to 16 bits.
+
+    Raises:
+        RefusedError: It may be out of the range of the stored numbers.
+    """
+    if zero is None or zero.value is not None or real in {torch.float32, torch.float64}:
+        return
+    (low, high), bounds = dtype_range(dtype), bounds_of(zero.home)
+    if bounds is None or bounds[0] < low or bounds[1] > high:
+        text = "the zero point is not known to lie in [{}, {}], the range of {}"
+        raise RefusedError(MissCode.ZERO_POINT, node, text, low, high, dtype_name(dtype))
 
 
 def _made_with(q: Node, param: Node) -> bool:

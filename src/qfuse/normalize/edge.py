@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import torch
 
+from qfuse.ir.dtypes import REALS, exact_integers
 from qfuse.ir.events import MissCode
+from qfuse.ir.known import bounds_of, is_zero
 from qfuse.ir.quant_spec import STORAGE_DTYPES, Arithmetic, QuantSpec, dtype_name, dtype_range
 from qfuse.ir.views import dtype_of
 from qfuse.normalize.complain import cannot_run
-from qfuse.normalize.known import bounds_of, exact_integers, is_zero
-from qfuse.normalize.source_rule import RefusedError, SourceRule
+from qfuse.normalize.source_rule import RefusedError, SourceRule, promoted
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
     from torch.fx import Node
     from torch.fx.node import Argument
 
+    from qfuse.ir.known import Bounds
     from qfuse.ir.quant_spec import Block
-    from qfuse.normalize.known import Bounds
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = [
@@ -40,7 +41,6 @@ __all__ = [
 ]
 
 _DECOMPOSED_STORAGE = (*STORAGE_DTYPES, torch.uint16)
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class Recipe(Protocol):
@@ -129,7 +129,7 @@ def make_spec(
         text = "its range [{}, {}] does not fit in {}"
         raise RefusedError(MissCode.RANGE, node, text, *codes, dtype_name(dtype))
     for name, kind in (("real side", real), ("arithmetic", arithmetic.compute)):
-        if kind not in _FLOATS:
+        if kind not in REALS:
             text = "its {} is {}, which the language does not have"
             raise RefusedError(MissCode.DTYPE, node, text, name, dtype_name(kind))
     return QuantSpec(dtype, *codes, block, real, arithmetic)
@@ -196,7 +196,7 @@ def check_zero_point_dtype(zero_point: Node, compute: torch.dtype) -> None:
         RefusedError: It does.
     """
     dtype = dtype_of(zero_point)
-    if torch.promote_types(compute, dtype) != compute:
+    if promoted(zero_point, compute, dtype) != compute:
         text = "the zero point is {}, so that the source goes on in another type than {}"
         raise RefusedError(MissCode.DTYPE, zero_point, text, dtype_name(dtype), dtype_name(compute))
 
@@ -213,7 +213,7 @@ def check_subtraction(q: Node, zero_point: Node | None, compute: torch.dtype) ->
     if zero_point is None:
         return
     check_zero_point_dtype(zero_point, compute)
-    taken = torch.promote_types(dtype_of(q), dtype_of(zero_point))
+    taken = promoted(q, dtype_of(q), dtype_of(zero_point))
     if taken == compute or (is_zero(zero_point) and not taken.is_floating_point):
         return
     if not all(exact_difference(q, zero_point, within) for within in (taken, compute)):

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Node
 
+from qfuse.ir.constants import constant_value
 from qfuse.ir.events import MissCode
 from qfuse.ir.quant_spec import Block, QuantSpec, dtype_name, dtype_range
 from qfuse.ir.schema import overload_of
 from qfuse.ir.sizes import same_shape
 from qfuse.ir.views import dtype_of, shape_of
-from qfuse.normalize.constants import constant_value, derived
+from qfuse.normalize.constants import derived
 from qfuse.normalize.movement import cast_source, transpose_source, view_source, with_shape
 from qfuse.normalize.source_rule import RefusedError
 from qfuse.normalize.spread import block_of, padded
+from qfuse.normalize.stored import integers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -195,9 +197,7 @@ def _run_time_zero(
     at: Node, zero: Node, grid: Sequence[Size], is_zero_point: Callable[[Node], bool]
 ) -> Factor:
     """Look through the cast of an integer zero point."""
-    node: Node | None = zero
-    while node is not None and dtype_of(node).is_floating_point:
-        node = cast_source(node)
+    node = integers_of(zero)
     if node is None or not is_zero_point(node):
         text = "the zero point is no constant, and not known to be one that quantization chose"
         raise RefusedError(MissCode.NOT_CONSTANT, zero, text)

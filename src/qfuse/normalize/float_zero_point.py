@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node
 
 from qfuse.ir import ops
+from qfuse.ir.dtypes import widens
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.views import Dequantize, Linear, as_dequantize, as_linear, dtype_of, shape_of
@@ -17,6 +18,7 @@ from qfuse.normalize.int_product import EIGHT_BITS, IntProduct, column_sum
 from qfuse.normalize.movement import Path, cast_source, peel, view_source, with_shape
 from qfuse.normalize.source_rule import RefusedError
 from qfuse.normalize.spread import Spread, is_per_feature, spread_of
+from qfuse.normalize.stored import keeps_integers
 from qfuse.normalize.weights import call_linear
 from qfuse.rewrite.rule import Miss, Rule
 
@@ -30,6 +32,8 @@ __all__ = ["FloatZeroPoint", "FloatZeroPointSite"]
 
 _aten = torch.ops.aten
 _INTEGERS = (*EIGHT_BITS, torch.int16, torch.int32, torch.int64)
+# Floats with the range of float32, or more.
+_LARGE = (torch.float64, torch.float32, torch.bfloat16)
 _FACTORS = 4
 _STEPS = 8
 
@@ -196,10 +200,10 @@ def _read_factors(found: _Factors, correction: Argument) -> Node:
 
 
 def _without_casts(value: Argument) -> Argument:
-    """Look through casts between float types."""
+    """Look through casts between float types that widen or round, and do not overflow."""
     while isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor):
         source = cast_source(value)
-        if source is None or not dtype_of(source).is_floating_point:
+        if source is None or not _only_rounds(dtype_of(source), dtype_of(value)):
             break
         value = source
     return value
@@ -216,21 +220,28 @@ def _integers(factor: Node) -> Node:
 
 
 def _root(node: Node) -> Node:
-    """Look through views, casts between float types, and casts of integers to wider types."""
+    """Look through views and casts that at most round floats, and keep integers."""
     for _ in range(_STEPS):
         source = view_source(node)
         if source is None:
             source = cast_source(node)
-            if source is None or not _may_widen(dtype_of(source), dtype_of(node)):
+            if source is None or not _keeps(source, dtype_of(node)):
                 break
         node = source
     return node
 
 
-def _may_widen(old: torch.dtype, new: torch.dtype) -> bool:
-    if old.is_floating_point:
-        return new.is_floating_point
-    return old in _INTEGERS and torch.promote_types(old, new) == new
+def _keeps(source: Node, new: torch.dtype) -> bool:
+    old = dtype_of(source)
+    if old not in _INTEGERS:
+        return _only_rounds(old, new)
+    if new.is_floating_point:
+        return keeps_integers(source, new)
+    return new in _INTEGERS and torch.promote_types(old, new) == new
+
+
+def _only_rounds(old: torch.dtype, new: torch.dtype) -> bool:
+    return widens(old, new) or (old in _LARGE and new in _LARGE)
 
 
 def _same_root(root: Node, scale: Node) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
 from qfuse.ir import ops
+from qfuse.ir.dtypes import widens
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.schema import is_call
@@ -43,8 +42,9 @@ class FoldCastIntoQuantize(Rule[QuantizeOfCast]):
 
         x: bfloat16 -> quantize, in float32
 
-    Refuses: a cast that rounds; a cast of integers; one that the scale is chosen from, since the
-    choice computes in the wide type and both must read the same node to be quantized at once.
+    Refuses: a cast that rounds; a cast of stored numbers, integers or float8; one that the scale is
+    chosen from, since the choice computes in the wide type and both must read the same node to be
+    quantized at once.
     """
 
     name = "fold-cast-into-quantize"
@@ -59,7 +59,7 @@ class FoldCastIntoQuantize(Rule[QuantizeOfCast]):
         if source is None:
             return Miss(MissCode.PATTERN, node, "it quantizes no cast", progress=0)
         narrow, wide = dtype_of(source), quantize.params.spec.real
-        if not narrow.is_floating_point or torch.promote_types(narrow, wide) != wide:
+        if not widens(narrow, wide):
             text = "the cast from {} to {} is not exact"
             names = dtype_name(narrow), dtype_name(wide)
             return Miss(MissCode.DTYPE, quantize.x, text, *names, progress=2)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from qfuse.ir import ops
+from qfuse.ir.constants import constant_value
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.program import constant_of
 from qfuse.ir.views import Dequantize, as_dequantize
-from qfuse.normalize.constants import constant_value, derived, evaluated
+from qfuse.normalize.constants import derived, evaluated
 from qfuse.normalize.stored import moved_constant
 from qfuse.rewrite.rule import Miss, Rule
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.fx import Node
 
+from qfuse.ir.constants import constant_value
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.schema import arguments
 from qfuse.ir.views import Linear, as_linear, dtype_of, shape_of
-from qfuse.normalize.constants import constant_value, derived
+from qfuse.normalize.constants import derived
 from qfuse.normalize.movement import Path, peel
 from qfuse.normalize.source_rule import RefusedError
 from qfuse.normalize.spread import is_per_feature

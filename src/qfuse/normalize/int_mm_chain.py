@@ -9,12 +9,13 @@ import torch
 from torch.fx import Node
 
 from qfuse.ir import ops
+from qfuse.ir.constants import constant_value
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.quant_spec import Arithmetic, QuantSpec, dtype_range
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.normalize.activation import Activation, place
-from qfuse.normalize.constants import constant_value, shared_constant
+from qfuse.normalize.constants import shared_constant
 from qfuse.normalize.factor import Factor, check_range, constant_factor
 from qfuse.normalize.int_product import IntProduct, as_int_product
 from qfuse.normalize.movement import Path, peel, put_back

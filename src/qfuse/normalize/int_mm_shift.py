@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.fx import Node
 
+from qfuse.ir.constants import number_of
 from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.known import bounds_of
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.views import dtype_of, node_of, shape_of, tensor_of
-from qfuse.normalize.constants import number_of
 from qfuse.normalize.int_product import IntProduct, as_int_product, column_sum, integers_behind
-from qfuse.normalize.known import bounds_of
 from qfuse.normalize.source_rule import RefusedError
 from qfuse.normalize.spread import Spread, is_per_feature, spread_of
 from qfuse.rewrite.rule import Miss, Rule

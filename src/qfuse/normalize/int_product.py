@@ -28,6 +28,7 @@ _STEPS = 8
 
 EIGHT_BITS = (torch.int8, torch.uint8)
 _SUMS = (torch.int32, torch.int64)
+_WIDER = (torch.int16, *_SUMS)
 _WIDE_FLOATS = (torch.float32, torch.float64)
 # That many 8-bit terms have an exact sum in float32, whatever the order.
 _EXACT_TERMS = 1 << 16
@@ -87,7 +88,8 @@ def integers_behind(node: Node) -> Node | None:
     for _ in range(_STEPS):
         if dtype_of(node) in EIGHT_BITS:
             return node
-        if dtype_of(node).is_floating_point or not is_call(node, _aten._to_copy.default):
+        # A cast to bool, and back, is no number of the source.
+        if dtype_of(node) not in _WIDER or not is_call(node, _aten._to_copy.default):
             return None
         node = node_of(arguments(node)["self"])
     return None

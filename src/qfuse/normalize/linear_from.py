@@ -11,7 +11,7 @@ import torch
 from qfuse.ir.events import MissCode
 from qfuse.ir.program import constant_of
 from qfuse.ir.schema import arguments, is_call
-from qfuse.ir.sizes import same_shape
+from qfuse.ir.sizes import same_shape, same_size
 from qfuse.ir.views import dtype_of, node_of, shape_of
 from qfuse.normalize.constants import derived
 from qfuse.normalize.movement import SIZED_VIEWS
@@ -31,6 +31,7 @@ __all__ = [
     "not_a_linear",
     "scaling_refusal",
     "shared_matrix",
+    "spread_refusal",
 ]
 
 _aten = torch.ops.aten
@@ -76,6 +77,22 @@ def not_a_linear(weight: Node) -> Miss | None:
         return None
     text = "both factors are computed at run time"
     return Miss(MissCode.NOT_CONSTANT, weight, text, progress=0)
+
+
+def spread_refusal(node: Node, x: Node, weight: Node, axis: int) -> Miss | None:
+    """Refuse a contraction of axes of different sizes: one of them has one element, and is spread.
+
+    Args:
+        node: The product.
+        x: The activation, of which the last axis is contracted.
+        weight: The weight.
+        axis: The axis of the weight that is contracted.
+    """
+    mine, other = shape_of(x)[-1], shape_of(weight)[axis]
+    if same_size(mine, other):
+        return None
+    text = "it spreads the one element of an axis over the other: {} and {}"
+    return Miss(MissCode.SHAPE, node, text, mine, other, progress=2)
 
 
 def scaling_refusal(node: Node) -> Miss | None:

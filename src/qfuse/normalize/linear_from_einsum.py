@@ -9,7 +9,7 @@ import torch
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.schema import arguments
 from qfuse.ir.views import node_of, shape_of
-from qfuse.normalize.linear_from import LinearFrom, ProductSite
+from qfuse.normalize.linear_from import LinearFrom, ProductSite, spread_refusal
 from qfuse.normalize.weights import is_weight
 from qfuse.rewrite.rule import Miss
 
@@ -31,7 +31,8 @@ class LinearFromEinsum(LinearFrom):
     may sum in another order.
 
     Refuses: an equation that does more, such as a sum over another axis, a transposed result, a
-    diagonal, or a weight of another rank than 2; two operands that are computed at run time.
+    diagonal, or a weight of another rank than 2; an axis of one element that is spread over the
+    other one; two operands that are computed at run time.
     """
 
     name = "linear-from-einsum"
@@ -57,7 +58,8 @@ class LinearFromEinsum(LinearFrom):
             if layout is None:
                 text = "{} is more than a product over the last axis"
                 return Miss(MissCode.PATTERN, node, text, equation, progress=2)
-            return ProductSite(node, activation, w, rows=layout.rows)
+            refusal = spread_refusal(node, activation, w, int(layout.rows))
+            return refusal or ProductSite(node, activation, w, rows=layout.rows)
         return Miss(
             MissCode.NOT_CONSTANT, node, "both operands are computed at run time", progress=0
         )

@@ -9,7 +9,12 @@ import torch
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.views import node_of, shape_of
-from qfuse.normalize.linear_from import LinearFrom, ProductSite, not_a_linear
+from qfuse.normalize.linear_from import (
+    LinearFrom,
+    ProductSite,
+    not_a_linear,
+    spread_refusal,
+)
 from qfuse.rewrite.rule import Miss
 
 if TYPE_CHECKING:
@@ -29,7 +34,8 @@ class LinearFromInner(LinearFrom):
     order.
 
     Refuses: a weight that is computed at run time or is not a matrix; a contraction of several
-    axes, or of another axis of the activation than the last.
+    axes, or of another axis of the activation than the last; an axis of one element that is spread
+    over the other one.
     """
 
     name = "linear-from-inner"
@@ -46,12 +52,13 @@ class LinearFromInner(LinearFrom):
         if is_call(node, _aten.inner.default):
             if not shape_of(x):
                 return Miss(MissCode.SHAPE, x, "a scalar has no axis to contract", progress=0)
-            return ProductSite(node, x, weight, rows=True)
+            return spread_refusal(node, x, weight, 1) or ProductSite(node, x, weight, rows=True)
         axes = (_only_axis(a["dims_self"], x), _only_axis(a["dims_other"], weight))
         if axes[0] != len(shape_of(x)) - 1 or axes[1] is None:
             text = "it contracts axes {} and {}, a linear the last one of its input"
             return Miss(MissCode.AXIS, node, text, a["dims_self"], a["dims_other"], progress=2)
-        return ProductSite(node, x, weight, rows=axes[1] == 1)
+        site = ProductSite(node, x, weight, rows=axes[1] == 1)
+        return spread_refusal(node, x, weight, axes[1]) or site
 
 
 def _only_axis(axes: object, tensor: Node) -> int | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Node
 
+from qfuse.ir.dtypes import REALS
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.sizes import same_shape, same_size
 from qfuse.ir.views import dtype_of, node_of, shape_of, tensor_of
@@ -166,7 +167,7 @@ class Path:
     """What stands between an operand and the op that a pattern is about.
 
     Attributes:
-        base: The first node that is neither a view of rows nor a cast to a float type.
+        base: The first node that is neither a view of rows nor a cast to one of ``REALS``.
         views: The views, from ``base`` outward.
         dtypes: The types of the casts, from ``base`` outward.
         shared: A node from ``base`` to the operand that has another reader, if there is one.
@@ -191,7 +192,10 @@ class Path:
 
 
 def peel(value: object, *, casts: bool = True) -> Path | None:
-    """Look through views of rows and, if ``casts``, casts to float types or from int32 to int64."""
+    """Look through views of rows and, if ``casts``, casts to real types or from int32 to int64.
+
+    A cast to float8 is no noise of rounding: it is what a model stores, and where it overflows.
+    """
     if not isinstance(value, Node) or not isinstance(value.meta.get("val"), torch.Tensor):
         return None
     views: list[Node] = []
@@ -204,7 +208,7 @@ def peel(value: object, *, casts: bool = True) -> Path | None:
         source = rows_source(node)
         if source is not None:
             views.append(node)
-        elif casts and dtype_of(node).is_floating_point:
+        elif casts and dtype_of(node) in REALS:
             source = cast_source(node)
             if source is not None:
                 dtypes.append(dtype_of(node))

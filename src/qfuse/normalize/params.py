@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from qfuse.ir.constants import constant_value
 from qfuse.ir.errors import BlockError
 from qfuse.ir.events import MissCode
+from qfuse.ir.known import is_zero
 from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.sizes import element_count, same_shape
 from qfuse.ir.views import dtype_of, node_of, shape_of, tensor_of
 from qfuse.normalize.complain import cannot_run
-from qfuse.normalize.constants import constant_value, derived
-from qfuse.normalize.known import is_zero
+from qfuse.normalize.constants import derived
 from qfuse.normalize.source_rule import RefusedError
 
 if TYPE_CHECKING:

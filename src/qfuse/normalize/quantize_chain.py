@@ -9,12 +9,13 @@ import torch
 from torch.fx import Node
 
 from qfuse.ir import ops
+from qfuse.ir.constants import constant_value
+from qfuse.ir.dtypes import REALS
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.quant_spec import Arithmetic, QuantSpec, dtype_name, dtype_range
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.sizes import same_shape
 from qfuse.ir.views import dtype_of, node_of, shape_of
-from qfuse.normalize.constants import constant_value
 from qfuse.normalize.factor import Factor, scale_factor, zero_factor
 from qfuse.normalize.movement import cast_source
 from qfuse.normalize.source_rule import RefusedError
@@ -206,7 +207,7 @@ def _read_scaling(scaled: Node) -> tuple[Node, Argument, bool]:
     x, by = a["self"], a["other"]
     if not divides and isinstance(by, Node) and _is_parameter(x) and not _is_parameter(by):
         x, by = by, x
-    if not isinstance(x, Node) or not dtype_of(x).is_floating_point:
+    if not isinstance(x, Node) or dtype_of(x) not in REALS:
         raise RefusedError(MissCode.DTYPE, scaled, "what is quantized is no float tensor")
     return x, by, divides
 

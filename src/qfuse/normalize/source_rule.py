@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from qfuse.ir.dtypes import REALS
 from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.schema import arguments
 from qfuse.rewrite.rule import Miss, Rule
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
     from torch.fx.node import Argument
 
-__all__ = ["RefusedError", "SourceRule", "dtype_argument", "known_arguments"]
+__all__ = ["RefusedError", "SourceRule", "dtype_argument", "known_arguments", "promoted"]
 
 S = TypeVar("S")
 
@@ -72,6 +74,20 @@ def known_arguments(node: Node, known: Collection[str]) -> dict[str, Argument]:
         text = "this version of the op has an argument that qfuse does not know: {}"
         raise RefusedError(MissCode.ARGUMENT, node, text, ", ".join(foreign))
     return given
+
+
+def promoted(at: Node, one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """Return the type in which torch computes with two tensors that have axes.
+
+    Raises:
+        RefusedError: It does not; that is so for float8.
+    """
+    if (one not in REALS and one.is_floating_point) or (
+        other not in REALS and other.is_floating_point
+    ):
+        text = "torch computes with {} and {} in no common type"
+        raise RefusedError(MissCode.DTYPE, at, text, dtype_name(one), dtype_name(other))
+    return torch.promote_types(one, other)
 
 
 def dtype_argument(value: Argument, default: torch.dtype | None = None) -> torch.dtype:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Node
 
+from qfuse.ir.dtypes import REALS, exact_integers
+from qfuse.ir.known import bounds_of
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import Arithmetic, QuantSpec, dtype_range
 from qfuse.ir.schema import arguments, is_call
@@ -24,17 +26,24 @@ if TYPE_CHECKING:
     from qfuse.ir.sizes import Size
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["STORED", "Stored", "difference", "moved_constant", "stored_numbers", "stored_spec"]
+__all__ = [
+    "STORED",
+    "Stored",
+    "difference",
+    "integers_of",
+    "keeps_integers",
+    "moved_constant",
+    "stored_numbers",
+    "stored_spec",
+]
 
 _aten = torch.ops.aten
 
 STORED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 """Types whose every value is exact in every float type that models compute in."""
 
-_WIDER = (
-    *(torch.float32, torch.bfloat16, torch.float16, torch.float64),
-    *(torch.int16, torch.int32, torch.int64),
-)
+_FULL = (torch.float32, torch.float64)
+_WIDE_INTEGERS = (torch.int16, torch.int32, torch.int64)
 _STEPS = 8
 
 
@@ -69,14 +78,18 @@ def stored_numbers(value: object) -> Stored | None:
     type that it may be taken in. That the zero point is an 8-bit number is left to the caller.
     """
     node, zero, views = value, None, list[Node]()
+    whole = False
     for _ in range(_STEPS):
         if not isinstance(node, Node) or not isinstance(node.meta.get("val"), torch.Tensor):
             return None
         dtype = dtype_of(node)
         if dtype in STORED:
-            return Stored(node, tuple(reversed(views)), zero)
-        if dtype not in _WIDER:
+            # Integers of float8 are not its numbers, but what is left of them without fractions.
+            truncated = whole and dtype.is_floating_point
+            return None if truncated else Stored(node, tuple(reversed(views)), zero)
+        if dtype not in REALS and dtype not in _WIDE_INTEGERS:
             return None
+        whole = whole or dtype in _WIDE_INTEGERS
         shifted = difference(node)
         if shifted is not None:
             if zero is not None or views:
@@ -99,6 +112,29 @@ def difference(node: Node) -> tuple[Node, Argument] | None:
     if not isinstance(left, Node) or a["alpha"] != 1 or isinstance(right, bool):
         return None
     return (left, right) if isinstance(right, (Node, int, float)) else None
+
+
+def integers_of(value: Node) -> Node | None:
+    """Return the integers that ``value`` shows as floats, ``None`` if they may be other numbers."""
+    node = value
+    while dtype_of(node).is_floating_point:
+        source = cast_source(node)
+        if source is None or not keeps_integers(source, dtype_of(node)):
+            return None
+        node = source
+    return node
+
+
+def keeps_integers(source: Node, dtype: torch.dtype) -> bool:
+    """Whether a cast of zero points to a float type keeps them.
+
+    Wide types do: where they do not, ``qfuse.dequantize``, which computes in them, does neither.
+    """
+    if dtype in _FULL:
+        return True
+    bounds = bounds_of(source)
+    low, high = exact_integers(dtype)
+    return dtype in REALS and bounds is not None and low <= bounds[0] and bounds[1] <= high
 
 
 def stored_spec(

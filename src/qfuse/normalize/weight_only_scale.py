@@ -9,12 +9,13 @@ import torch
 from torch.fx import Node
 
 from qfuse.ir import ops
+from qfuse.ir.constants import constant_value
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import Arithmetic, QuantSpec, dtype_name, dtype_range
 from qfuse.ir.schema import arguments
 from qfuse.ir.views import Linear, as_dequantize, as_linear, dtype_of, shape_of
-from qfuse.normalize.constants import constant_value, derived, is_unit
+from qfuse.normalize.constants import derived, is_unit
 from qfuse.normalize.factor import (
     Factor,
     check_range,

@@ -48,7 +48,7 @@ class FuseActivation(Rule[ActivationSite]):
     """``act(qfuse.linear(...))`` becomes ``qfuse.linear(..., epilogue="act(...)")``.
 
     Refuses: a linear that others read; bounds or slopes that are not numbers; a clamp with one
-    bound only on the upper side (there is no activation of that name).
+    bound only on the upper side (there is no activation of that name), or with bounds that cross.
     """
 
     name = "fuse-activation"
@@ -90,15 +90,21 @@ def _activation(node: Node, a: dict[str, Argument]) -> Act | None:
     if op is _aten.leaky_relu.default:
         return _numbered("leaky_relu", a["negative_slope"])
     if op in {_aten.relu6.default, _aten.hardtanh.default}:
-        return _numbered("hardtanh", a.get("min_val", 0.0), a.get("max_val", 6.0))
+        return _bounded(a.get("min_val", 0.0), a.get("max_val", 6.0))
     return _clamp(a["min"], a.get("max"))
 
 
 def _clamp(low: Argument, high: Argument) -> Act | None:
     """A clamp at zero from below is a relu; one with two bounds is a hardtanh."""
     if high is not None:
-        return _numbered("hardtanh", low, high)
+        return _bounded(low, high)
     return Act("relu") if isinstance(low, (int, float)) and low == 0 else None
+
+
+def _bounded(low: Argument, high: Argument) -> Act | None:
+    """Bounds the wrong way round give the upper one everywhere, which no activation does."""
+    act = _numbered("hardtanh", low, high)
+    return act if act is not None and act.args[0] <= act.args[1] else None
 
 
 def _numbered(name: str, *values: Argument) -> Act | None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.fx.node import map_arg
 
-from qfuse.ir.events import Exactness, Fired
+from qfuse.ir.events import Exactness, Fired, MissCode, Missed
 from qfuse.ir.program import constant_of, place_of
-from qfuse.ir.schema import is_call, overload_of
+from qfuse.ir.schema import arguments, is_call, overload_of
+from qfuse.ir.views import optional_node
 from qfuse.rewrite.driver import Context, PassResult
 from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.rule import Miss
 from qfuse.rewrite.whole import Pass
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["NarrowFloats"]
 
 _aten = torch.ops.aten
+_ATTENTION = _aten.scaled_dot_product_attention.default
 _PRODUCTS: tuple[OpOverload, ...] = (
     _aten.linear.default,
     _aten.mm.default,
@@ -34,16 +38,19 @@ _PRODUCTS: tuple[OpOverload, ...] = (
     _aten.conv1d.default,
     _aten.conv2d.default,
     _aten.conv3d.default,
-    _aten.scaled_dot_product_attention.default,
+    _ATTENTION,
 )
 
 
 class NarrowFloats(Pass):
     """Cast the operands of float32 products to bfloat16, and their results back.
 
-    Softmax, norms and residual sums stay in float32, as under autocast. Quantized ops are not
-    touched: their stored numbers say how precise they are. A product that already computes in
-    another type is left alone.
+    Softmax, norms and residual sums stay in float32, as under autocast, and so does the mask of an
+    attention: its greatest numbers are infinite in bfloat16, and a row that is masked altogether
+    would be NaN. Quantized ops are not touched: their stored numbers say how precise they are.
+
+    Refuses: a product that computes in another type; constants that bfloat16 cannot hold; a summand
+    that is computed at run time, which may be such a mask.
     """
 
     name: ClassVar[str] = "narrow-floats"
@@ -53,17 +60,86 @@ class NarrowFloats(Pass):
         """Narrow every product, in one sweep."""
         result = PassResult()
         editor = GraphEditor(program.module)
+        narrow = _Narrowing()
         for node in list(program.graph.nodes):
+            # What nobody reads is erased with its casts, and these may be others' casts too.
+            if not node.users or not _is_float32_product(node):
+                continue
             key = f"{context.room}/{self.name}@{node.name}"
-            if not _is_float32_product(node) or not context.gate.allows(key):
+            miss = narrow.refusal(node)
+            if miss is not None:
+                self._report(program, context, node, miss, result)
+                continue
+            if not context.gate.allows(key):
                 continue
             place = place_of(node)
             rw = editor.rewriter(self.name, node)
-            rw.replace(node, _narrow(node, rw))
+            rw.replace(node, narrow.product(node, rw))
             rw.commit()
             program.log.add(Fired(context.room, self.name, key, self.exactness, (place,)))
             result.fired[self.name] += 1
         return result
+
+    def _report(
+        self, program: StageGraph, context: Context, node: Node, miss: Miss, result: PassResult
+    ) -> None:
+        result.misses.append((self.name, miss))
+        places = place_of(node), place_of(miss.at)
+        event = Missed(context.room, self.name, miss.code, miss.reason, *places, miss.progress)
+        program.log.add(event)
+
+
+@dataclass(slots=True)
+class _Narrowing:
+    """The casts of one sweep: what several products read is cast once.
+
+    Attributes:
+        constants: Constants in bfloat16, by the identity of the constant; ``None`` where it does
+            not hold them.
+        casts: Casts of what is computed at run time, which come before all later readers.
+    """
+
+    constants: dict[int, torch.Tensor | None] = field(default_factory=dict)
+    casts: dict[Node, Node] = field(default_factory=dict)
+
+    def refusal(self, node: Node) -> Miss | None:
+        """Return why a product must stay as it is."""
+        summand = _summand(node)
+        for operand in _operands(node):
+            value = constant_of(operand)
+            if value is not None and self._narrow(value) is None:
+                text = "{} has numbers that are infinite in bfloat16"
+                return Miss(MissCode.RANGE, operand, text, operand.target)
+            if value is None and operand is summand:
+                text = "what is added to the product is computed at run time, and may be a mask"
+                return Miss(MissCode.RANGE, operand, text)
+        return None
+
+    def product(self, node: Node, rw: Rewriter) -> Node:
+        """Add the product in bfloat16, and the cast of its result."""
+        casts = {operand: self._cast(operand, rw) for operand in _operands(node)}
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: casts.get(n, n))
+        op = overload_of(node)
+        assert op is not None, "a product is a call of an op"
+        product = rw.call(op, *args, **kwargs)
+        return rw.call(_aten._to_copy.default, product, dtype=torch.float32)
+
+    def _cast(self, operand: Node, rw: Rewriter) -> Node:
+        value = constant_of(operand)
+        if value is not None:
+            narrowed = self._narrow(value)
+            assert narrowed is not None, "asked before"
+            return rw.constant(narrowed, f"{operand.target}_bfloat16")
+        if operand not in self.casts:
+            self.casts[operand] = rw.call(_aten._to_copy.default, operand, dtype=torch.bfloat16)
+        return self.casts[operand]
+
+    def _narrow(self, value: torch.Tensor) -> torch.Tensor | None:
+        if id(value) not in self.constants:
+            narrowed = value.to(torch.bfloat16)
+            overflows = not value.is_meta and bool((narrowed.isinf() & value.isfinite()).any())
+            self.constants[id(value)] = None if overflows else narrowed
+        return self.constants[id(value)]
 
 
 def _is_float32_product(node: Node) -> bool:
@@ -78,17 +154,17 @@ def _is_real(node: Node) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _narrow(node: Node, rw: Rewriter) -> Node:
-    casts = {n: _cast(n, rw) for n in dict.fromkeys(node.all_input_nodes) if _is_real(n)}
-    args, kwargs = map_arg((node.args, node.kwargs), lambda n: casts.get(n, n))
-    op = overload_of(node)
-    assert op is not None, "a product is a call of an op"
-    product = rw.call(op, *args, **kwargs)
-    return rw.call(_aten._to_copy.default, product, dtype=torch.float32)
+def _operands(node: Node) -> list[Node]:
+    """Return what is narrowed: the real operands, without the mask of an attention."""
+    mask = _summand(node) if is_call(node, _ATTENTION) else None
+    used = dict.fromkeys(n for n in node.all_input_nodes if _is_real(n))
+    return [n for n in used if n is not mask]
 
 
-def _cast(node: Node, rw: Rewriter) -> Node:
-    value = constant_of(node)
-    if value is not None:
-        return rw.constant(value.to(torch.bfloat16), f"{node.target}_bfloat16")
-    return rw.call(_aten._to_copy.default, node, dtype=torch.bfloat16)
+def _summand(node: Node) -> Node | None:
+    """Return what is added to a product."""
+    a = arguments(node)
+    if is_call(node, _aten.addmm.default):
+        return optional_node(a["self"])
+    found = [a[name] for name in ("attn_mask", "bias") if name in a]
+    return optional_node(found[0]) if found else None

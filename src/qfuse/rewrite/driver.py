@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
     from qfuse.cost.model import CostModel
-    from qfuse.ir.events import EventLog, Exactness, Place
+    from qfuse.ir.events import EventLog, Exactness
     from qfuse.ir.program import StageGraph
-    from qfuse.rewrite.rewriter import Journal
+    from qfuse.rewrite.rewriter import Journal, Rewriter
 
 __all__ = ["Checker", "Context", "PassResult", "apply_rules"]
 
@@ -102,6 +102,7 @@ class _Run:
         self._waiting = set(self._queue)
         self._erased: set[Node] = set()
         self._misses: dict[tuple[str, Node], Miss] = {}
+        self._failed: dict[tuple[str, Node], Miss] = {}
         self._result = PassResult()
         self._recent: deque[str] = deque(maxlen=32)
         self._budget = _REWRITES_PER_NODE * (len(self._queue) + 8)
@@ -131,6 +132,9 @@ class _Run:
 
     def _decide(self, rule: Rule[Any], node: Node) -> tuple[Any, float | None] | Miss:
         """Match, then ask the price. Legality first: an illegal site has no price."""
+        failed = self._failed.get((rule.name, node))
+        if failed is not None:
+            return failed
         site = rule.match(node)
         if isinstance(site, Miss):
             return site
@@ -150,9 +154,10 @@ class _Run:
             return False
         place = place_of(node)
         rw = self._editor.rewriter(rule.name, node)
-        rule.rewrite(site, rw)
-        if not self._prove(rule, key, place, rw.journal):
+        wrong = self._attempt(rule, site, key, rw)
+        if wrong is not None:
             rw.undo()
+            self._roll_back(rule, node, key, wrong)
             return False
         made_names = tuple(n.name for n in rw.journal.made)
         erased, around = rw.commit()
@@ -172,13 +177,24 @@ class _Run:
         self._count(rule.name)
         return True
 
-    def _prove(self, rule: Rule[Any], key: str, place: Place, journal: Journal) -> bool:
+    def _attempt(self, rule: Rule[Any], site: Any, key: str, rw: Rewriter) -> str | None:
+        """Rewrite and prove; return why the rewrite cannot stay, ``None`` if it can.
+
+        A rule that breaks its contract loses one rewrite, not the user's whole compilation.
+        """
+        try:
+            rule.rewrite(site, rw)
+        except RewriteError as error:
+            return error.what
         checker = self._context.checker
-        wrong = None if checker is None else checker.check(journal, rule.exactness, key)
-        if wrong is None:
-            return True
-        self._log.add(RolledBack(self._context.room, rule.name, key, (place,), wrong))
-        return False
+        return None if checker is None else checker.check(rw.journal, rule.exactness, key)
+
+    def _roll_back(self, rule: Rule[Any], node: Node, key: str, wrong: str) -> None:
+        """Say why a rewrite was undone, and never try it again: nothing else would come of it."""
+        miss = Miss(MissCode.BANNED, node, "it was rolled back here: {}", wrong)
+        self._failed[rule.name, node] = self._misses[rule.name, node] = miss
+        places = (place_of(node),)
+        self._log.add(RolledBack(self._context.room, rule.name, key, places, wrong))
 
     def _settle(self, erased: list[Node], around: list[Node]) -> None:
         self._erased.update(erased)

@@ -1,0 +1,28 @@
+"""What the types of numbers can hold. Floats of 8 bits are floats to torch, but only stored."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+__all__ = ["REALS", "exact_integers", "widens"]
+
+REALS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""The float types that models compute in."""
+
+
+def widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
+    """Whether a cast between two of ``REALS`` keeps every number; other types have no answer."""
+    return narrow in REALS and wide in REALS and torch.promote_types(narrow, wide) == wide
+
+
+def exact_integers(dtype: torch.dtype) -> tuple[int, int]:
+    """Return the range in which ``dtype`` represents every integer."""
+    if dtype is torch.bool:
+        return 0, 1
+    if not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        return info.min, info.max
+    digits = 1 - round(math.log2(torch.finfo(dtype).eps))
+    return -(2**digits), 2**digits
