@@ -107,7 +107,8 @@ def test_slices_and_transposed_weights_reach_the_kernel_in_order() -> None:
     h = torch.randn(2, 5, 32)
     fast = compiled(model, h, own_kernels=False)
 
-    assert fast.report.kernels == {"aten._weight_int8pack_mm": 3}
+    # The two equal products are one.
+    assert fast.report.kernels == {"aten._weight_int8pack_mm": 2}
     torch.testing.assert_close(fast(h), model(h))
 
 

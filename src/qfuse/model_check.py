@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
+from qfuse.ir.dtypes import REALS
 from qfuse.ir.events import Exactness
 from qfuse.ir.schema import overload_of
 from qfuse.rewrite.compare import Verdict, compare
@@ -168,4 +169,5 @@ def _run(interpreter: Interpreter, inputs: Sequence[torch.Tensor]) -> tuple[Any,
 
 
 def _is_float(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+    """Whether a value is a real number that sums round; 8-bit floats are stored numbers."""
+    return isinstance(value, torch.Tensor) and value.dtype in REALS

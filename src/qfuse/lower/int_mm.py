@@ -31,13 +31,21 @@ if TYPE_CHECKING:
     from qfuse.rewrite.rewriter import Rewriter
     from qfuse.targets.target import Target
 
-__all__ = ["IntMM"]
+__all__ = ["INT_MM", "IntMM", "int_mm_refusal"]
 
 _aten = torch.ops.aten
 _OP = "aten::_int_mm"
+INT_MM = "aten._int_mm"
 _LEAST = 2
 # The product of two bytes is at most 2^14, and sums are 32 bits wide with their sign.
 _MOST_K = (1 << 17) - 1
+
+
+def int_mm_refusal(target: Target) -> Refusal | None:
+    """Refuse where torch's integer product is missing or saturates."""
+    if not target.has_kernel(_OP):
+        return Refusal("torch has no such kernel here")
+    return None if target.has_vnni else Refusal("without VNNI its partial sums saturate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +61,11 @@ class IntMM:
     """
 
     packer: Packer
-    name: str = "aten._int_mm"
+    name: str = INT_MM
 
     def supported(self, target: Target) -> Refusal | None:
         """Refuse where the product is missing or saturates."""
-        if not target.has_kernel(_OP):
-            return Refusal("torch has no such kernel here")
-        return None if target.has_vnni else Refusal("without VNNI its partial sums saturate")
+        return int_mm_refusal(target)
 
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
         """Take symmetric int8 activations and weights of at least two rows."""

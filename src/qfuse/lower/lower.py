@@ -16,6 +16,7 @@ from qfuse.ir.views import FusedLinear, as_fused_linear
 from qfuse.lower.describe import describe
 from qfuse.lower.expand import Expander, results_of
 from qfuse.lower.fold import drop_unused_constants, fold_constants
+from qfuse.lower.int_product import lower_int_products
 from qfuse.lower.kernel import LinearProblem, problem_of, split_epilogue
 from qfuse.lower.leftovers import reason_to_stay
 from qfuse.lower.table import Choice, choose
@@ -91,6 +92,7 @@ class _Lowering:
             fused = as_fused_linear(node)
             if fused is not None:
                 self._lower_linear(fused)
+        lower_int_products(self._program, self._target, self._editor, self._context)
         # Last, since kernels read scales and zero points that are still canonical.
         for node in list(self._program.graph.nodes):
             if is_call(node, *ops.CANONICAL):

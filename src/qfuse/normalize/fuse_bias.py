@@ -98,7 +98,7 @@ class FuseBias(Rule[BiasSite]):
 
 def _no_bias(node: Node, value: Node, bias: Argument) -> Miss | None:
     """Refuse a summand that is no bias but a residual or a constant: nobody expects it fused."""
-    if not isinstance(bias, Node):
+    if not isinstance(bias, Node) or not isinstance(bias.meta["val"], torch.Tensor):
         return Miss(MissCode.ARGUMENT, node, "the summand is a number", progress=0)
     if not is_per_feature(shape_of(bias), shape_of(value)):
         text = "a summand of shape {} is not one number per output feature"

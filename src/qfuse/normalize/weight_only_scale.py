@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from qfuse.ir import ops
 from qfuse.ir.constants import constant_value
+from qfuse.ir.dtypes import REALS
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import Arithmetic, QuantSpec, dtype_name, dtype_range
@@ -136,6 +137,9 @@ def _read(node: Node, linear: Linear, path: Path, value: Node, by: Argument) -> 
     if path.shared is not None:
         raise RefusedError(MissCode.SHARED, path.shared, "others read the unscaled result too")
     real = dtype_of(linear.node)
+    if real not in REALS:
+        text = "it is a product of {}: cast the operands to a float type, or use torch._int_mm"
+        raise RefusedError(MissCode.DTYPE, linear.node, text, real)
     if _HALF in (*path.dtypes, dtype_of(node)) and real is not _HALF:
         raise RefusedError(MissCode.DTYPE, node, "the unscaled result passes through float16")
     compute = torch.float64 if real is torch.float64 else torch.float32

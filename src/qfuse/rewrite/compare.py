@@ -68,11 +68,12 @@ def compare(
 
 def _compare_bits(new: torch.Tensor, old: torch.Tensor) -> Verdict:
     """Tell -0.0 from 0.0 too; which of the many NaNs a NaN is, is left open."""
-    differ = new != old
     if new.is_floating_point():
         a, b = new.double(), old.double()
-        differ |= torch.signbit(a) != torch.signbit(b)
+        differ = (a != b) | (torch.signbit(a) != torch.signbit(b))
         differ &= ~(a.isnan() & b.isnan())
+    else:
+        differ = new != old
     if not bool(differ.any()):
         return Verdict(None)
     share = float(differ.double().mean())
@@ -121,11 +122,13 @@ def _compare_floats(
     noise: torch.Tensor | None,
 ) -> Verdict:
     reference = (old if truth is None else truth).double()
-    finite = reference.isfinite() & old.isfinite()
-    finite_now, finite_then = new.isfinite(), old.isfinite()
-    alike = (new == old) | (new.isnan() & old.isnan()) | (finite_now & finite_then)
+    # 8-bit floats have no operators of their own.
+    now, then = new.double(), old.double()
+    finite_now, finite_then = now.isfinite(), then.isfinite()
+    alike = (now == then) | (now.isnan() & then.isnan()) | (finite_now & finite_then)
     if not bool(alike.all()):
         return Verdict("a value became infinite or NaN, or ceased to be")
+    finite = reference.isfinite() & finite_then
     zero = torch.zeros((), dtype=torch.float64)
     size = torch.where(finite, reference, zero)
     error = torch.where(finite, new.double() - reference, zero)

@@ -148,7 +148,7 @@ class _Run:
     def _fire(self, rule: Rule[Any], node: Node, site: Any, gain: float | None) -> bool:
         key = f"{self._context.room}/{rule.name}@{node.name}"
         if not self._context.gate.allows(key):
-            if key in self._context.gate.banned:
+            if self._context.gate.bans(key):
                 reason = "this rewrite changed values and was rolled back"
                 self._misses[rule.name, node] = Miss(MissCode.BANNED, node, reason)
             return False

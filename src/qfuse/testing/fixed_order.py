@@ -14,7 +14,7 @@ from torch.fx import Interpreter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch.fx.node import Target
+    from torch.fx import Node
 
     from qfuse.ir.program import StageGraph
 
@@ -36,10 +36,11 @@ def run_fixed_order(
 
 
 class _FixedOrder(Interpreter):
-    def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target is torch.ops.aten.linear.default:
+    def run_node(self, n: Node) -> Any:
+        if n.target is torch.ops.aten.linear.default:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
             return _linear(*args, **kwargs)
-        return super().call_function(target, args, kwargs)
+        return super().run_node(n)
 
 
 def _linear(
