@@ -27,7 +27,31 @@ def compiled(
     chosen = {"backend": "eager", "own_kernels": own_kernels}
     fast = qfuse.compile(model.eval(), args, options=chosen, **options)  # type: ignore[arg-type]
     assert not fast.report.rolled_back, fast.report.rolled_back
+    assert not [note.text for note in fast.report.notes if "which is a bug" in note.text]
     return fast
+
+
+class PlusSize(Odd):
+    """Sizes as summands, which the graph has where other sums have tensors."""
+
+    q: torch.Tensor
+    s: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.linear(x, self.q.to(x.dtype)) * self.s
+        summed: torch.Tensor = (y + x.shape[0]) + x.shape[0] ** 0.5 + (x.shape[0] + y)
+        return summed
+
+
+def test_sizes_are_summands_but_no_tensors() -> None:
+    model = PlusSize(q=int8(24, 32), s=torch.rand(24) * 0.01)
+    rows = torch.export.Dim("rows", min=1, max=64)
+    fast = compiled(model, torch.randn(4, 32), dynamic_shapes={"x": {0: rows}})
+
+    assert sum(fast.report.kernels.values()) == 1
+    for count in (1, 7):
+        x = torch.randn(count, 32)
+        torch.testing.assert_close(fast(x), model(x))
 
 
 def int8(*shape: int) -> torch.Tensor:

@@ -103,7 +103,7 @@ class Planner:
         gate = gate or Gate()
 
         def context(room: str) -> Context:
-            return Context(room, self.cost, gate, checker)
+            return Context(room, self.cost, gate, checker, strict=False)
 
         normal = normalize(program, context("normalize"))
         optimized = optimize(normal, context("optimize"), float_dtype=self.float_dtype)

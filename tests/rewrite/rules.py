@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from qfuse.cost.model import CostModel
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["BrokenNeg", "CostlyRelu", "DoubleNegation", "MulToNeg", "NegToMul", "WrongAbs"]
+__all__ = [
+    "BlindRule",
+    "BrokenNeg",
+    "CostlyRelu",
+    "DoubleNegation",
+    "MulToNeg",
+    "NegToMul",
+    "WrongAbs",
+]
 
 aten = torch.ops.aten
 
@@ -123,3 +131,17 @@ class CostlyRelu(Rule["Node"]):
 
     def rewrite(self, site: Node, rw: Rewriter) -> None:
         rw.replace(site, rw.call(aten.clamp_min.default, arguments(site)["self"], 0))
+
+
+class BlindRule(Rule["Node"]):
+    """A rule that did not foresee the graph."""
+
+    name = "blind"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.neg.default, aten.relu.default)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> Node | Miss:
+        raise AssertionError(f"did not foresee {node.name}")
+
+    def rewrite(self, site: Node, rw: Rewriter) -> None:
+        raise NotImplementedError

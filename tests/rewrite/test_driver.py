@@ -2,11 +2,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.rewrite.rules import BrokenNeg, CostlyRelu, DoubleNegation, MulToNeg, NegToMul, WrongAbs
+from tests.rewrite.rules import (
+    BlindRule,
+    BrokenNeg,
+    CostlyRelu,
+    DoubleNegation,
+    MulToNeg,
+    NegToMul,
+    WrongAbs,
+)
 
 from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.errors import RewriteError
-from qfuse.ir.events import Fired, MissCode, Missed, RolledBack
+from qfuse.ir.events import Fired, MissCode, Missed, Noted, RolledBack
 from qfuse.ir.text import to_text
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import Context, apply_rules
@@ -222,3 +230,14 @@ def test_one_tensor_is_one_constant() -> None:
     first, second, third = (rw.constant(v, "c") for v in (value, value, value.clone()))
 
     assert first.target == second.target != third.target
+
+
+def test_a_rule_that_fails_to_look_costs_a_warning_not_the_model() -> None:
+    b = chain(1)
+    program = b.done(last(b))
+    with pytest.raises(AssertionError, match="did not foresee"):
+        apply_rules(program, [BlindRule()])
+    assert not apply_rules(program, [BlindRule()], Context("test", strict=False)).fired
+    (note,) = program.log.of(Noted)
+    assert note.warn
+    assert "the rule blind failed here" in note.text

@@ -80,7 +80,7 @@ class FuseAdd(Rule[AddSite]):
 
 def _refuse(node: Node, fused: FusedLinear, other: object, own_alpha: float) -> Node | Miss:
     """Return the other summand if it is a residual, or why it is none."""
-    if not isinstance(other, Node):
+    if not isinstance(other, Node) or not isinstance(other.meta["val"], torch.Tensor):
         return Miss(MissCode.ARGUMENT, node, "the other summand is a number", progress=3)
     if other is fused.node:
         return Miss(MissCode.SHARED, node, "the linear is added to itself", progress=3)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qfuse.ir.errors import RewriteError
-from qfuse.ir.events import Fired, MissCode, Missed, RolledBack
+from qfuse.ir.events import Fired, MissCode, Missed, Noted, RolledBack
 from qfuse.ir.program import place_of
 from qfuse.ir.schema import overload_of
 from qfuse.rewrite.gate import Gate
@@ -32,6 +32,17 @@ __all__ = ["Checker", "Context", "PassResult", "apply_rules"]
 # far more often than it has nodes goes in circles.
 _REWRITES_PER_NODE = 8
 
+# What a rule that did not foresee a graph raises.
+_BUGS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
 
 class Checker(Protocol):
     """Proves one rewrite by values, before it is committed."""
@@ -52,12 +63,15 @@ class Context:
         cost: Prices sites; ``None`` fires whatever is legal.
         gate: Permits rewrites.
         checker: Proves rewrites; ``None`` trusts them.
+        strict: Whether a rule whose match raises ends the run, as in tests. Otherwise it costs one
+            rewrite, and a warning: somebody's model is worth more than our bug.
     """
 
     room: str
     cost: CostModel | None = None
     gate: Gate = field(default_factory=Gate)
     checker: Checker | None = None
+    strict: bool = True
 
 
 @dataclass(slots=True)
@@ -135,7 +149,14 @@ class _Run:
         failed = self._failed.get((rule.name, node))
         if failed is not None:
             return failed
-        site = rule.match(node)
+        try:
+            site = rule.match(node)
+        except _BUGS as error:
+            if self._context.strict:
+                raise
+            text = f"the rule {rule.name} failed here, which is a bug: please report it ({error!r})"
+            self._log.add(Noted(self._context.room, text, place_of(node), warn=True))
+            return Miss(MissCode.PATTERN, node, "the rule failed", progress=0)
         if isinstance(site, Miss):
             return site
         cost = self._context.cost
