@@ -11,7 +11,9 @@ from qfuse.ir.errors import OptionsError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["UNBOUNDED", "AtPoints", "Size", "SizeRange", "at_points"]
+    import torch
+
+__all__ = ["UNBOUNDED", "AtPoints", "Size", "SizeRange", "at_points", "range_of"]
 
 # The largest size that is examined where none is declared. Costs grow linearly from well below
 # it, so a larger one would give the same answers.
@@ -85,3 +87,16 @@ def at_points(build: Callable[..., T], *sizes: Size) -> AtPoints[T]:
     """Evaluate a function of sizes with all of them at their least, hinted and greatest values."""
     low, hint, high = zip(*(_range(size).points for size in sizes), strict=True)
     return AtPoints(build(*low), build(*hint), build(*high))
+
+
+def range_of(size: int | torch.SymInt) -> SizeRange:
+    """Return the values that a size may take, and the traced one."""
+    if isinstance(size, int):
+        return SizeRange(size, size, size)
+    node = size.node
+    bound = node.shape_env.bound_sympy(node.expr)
+    low = int(bound.lower) if bound.lower.is_Integer else 0
+    high = int(bound.upper) if bound.upper.is_Integer else None
+    hint = low if node.hint is None else int(node.hint)
+    # A size is traced at two or more even where one is allowed, so the hint bounds both ends.
+    return SizeRange(max(0, min(low, hint)), hint, None if high is None else max(high, hint))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from qfuse.cost.sizes import SizeRange
+from qfuse.cost.sizes import range_of
 from qfuse.ir.epilogue import Epilogue
 from qfuse.ir.program import constant_of
 from qfuse.ir.views import FusedLinear, dtype_of, shape_of
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
     from qfuse.cost.model import Plan
+    from qfuse.cost.sizes import SizeRange
     from qfuse.rewrite.rewriter import Rewriter
     from qfuse.targets import Target
 
@@ -100,23 +101,10 @@ def problem_of(fused: FusedLinear) -> LinearProblem:
         rows = rows * size
     n, k = (int(s) for s in shape_of(fused.weight))
     real = fused.x_params.spec.real if fused.x_params else dtype_of(fused.x)
-    return LinearProblem(fused, _range_of(rows), n, k, real)
+    return LinearProblem(fused, range_of(rows), n, k, real)
 
 
 def split_epilogue(problem: LinearProblem, claim: Claim) -> tuple[Epilogue, Epilogue]:
     """Split the epilogue into what the kernel takes and what is left."""
     steps = problem.fused.epilogue.steps
     return Epilogue(steps[: claim.steps]), Epilogue(steps[claim.steps :])
-
-
-def _range_of(size: int | torch.SymInt) -> SizeRange:
-    """Return the values that a size may take, and the traced one."""
-    if isinstance(size, int):
-        return SizeRange(size, size, size)
-    node = size.node
-    bound = node.shape_env.bound_sympy(node.expr)
-    low = int(bound.lower) if bound.lower.is_Integer else 0
-    high = int(bound.upper) if bound.upper.is_Integer else None
-    hint = low if node.hint is None else int(node.hint)
-    # A size is traced at two or more even where one is allowed, so the hint bounds both ends.
-    return SizeRange(max(0, min(low, hint)), hint, None if high is None else max(high, hint))

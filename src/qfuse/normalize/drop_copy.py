@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from qfuse.ir.alias import leaves_graph, memory_of
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.schema import arguments
 from qfuse.ir.sizes import same_shape
 from qfuse.ir.views import node_of, tensor_of
-from qfuse.normalize.alias import leaves_graph, memory_of
 from qfuse.rewrite.rule import Miss, Rule
 
 if TYPE_CHECKING:
