@@ -12,7 +12,7 @@ from qfuse.ir.blocks import covers
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.movements import movement_of
 from qfuse.ir.program import constant_of
-from qfuse.ir.quant_spec import ZeroPointDomain, dtype_range
+from qfuse.ir.quant_spec import ZeroPointDomain, dtype_name, dtype_range
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.views import (
     Dequantize,
@@ -104,12 +104,14 @@ class CancelQuantize(Rule[CancelQuantizeSite]):
 def _refuse_spec(node: Node, new: QuantSpec, old: QuantSpec) -> Miss | None:
     if new.dtype != old.dtype or new.dtype not in _NARROW_STORAGE:
         text = "{} is dequantized, {} is quantized"
-        return Miss(MissCode.DTYPE, node, text, old.dtype, new.dtype, progress=2)
+        return Miss(
+            MissCode.DTYPE, node, text, dtype_name(old.dtype), dtype_name(new.dtype), progress=2
+        )
     if ZeroPointDomain.FLOAT_OFFSET in {new.domain, old.domain}:
         return Miss(MissCode.ZERO_POINT, node, "the zero point is a real number", progress=2)
     if new.real is not torch.float32 or old.real is not torch.float32:
         text = "the real numbers between the two are {}"
-        return Miss(MissCode.DTYPE, node, text, old.real, progress=2)
+        return Miss(MissCode.DTYPE, node, text, dtype_name(old.real), progress=2)
     if {new.arithmetic.compute, old.arithmetic.compute} - set(_WIDE):
         text = "it is computed in less than float32"
         return Miss(MissCode.ARITHMETIC, node, text, progress=2)
@@ -133,7 +135,7 @@ def _refuse_numbers(params: QuantParams) -> Miss | None:
         return Miss(MissCode.NOT_CONSTANT, params.scale, text, progress=3)
     if scale.dtype not in _WIDE:
         text = "the scale is {}"
-        return Miss(MissCode.DTYPE, params.scale, text, scale.dtype, progress=3)
+        return Miss(MissCode.DTYPE, params.scale, text, dtype_name(scale.dtype), progress=3)
     if params.zero_point is not None:
         zero = constant_of(params.zero_point)
         if zero is None or zero.is_meta:

@@ -12,6 +12,7 @@ from qfuse.ir.blocks import covers
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_math import quantize as quantize_reference
+from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.views import Quantize, as_quantize, shape_of, tensor_of
 from qfuse.optimize.lift_quantize import refuse_layout
 from qfuse.optimize.moving import FakeMover, GraphMover
@@ -104,7 +105,7 @@ def _code(params: QuantParams, value: float, node: Node) -> int | Miss:
     """Return the one number that every block stores ``value`` as."""
     spec = params.spec
     if spec.dtype.is_floating_point:
-        return Miss(MissCode.DTYPE, node, "{} cannot be padded", spec.dtype, progress=2)
+        return Miss(MissCode.DTYPE, node, "{} cannot be padded", dtype_name(spec.dtype), progress=2)
     scale = constant_of(params.scale)
     zero = None if params.zero_point is None else constant_of(params.zero_point)
     absent = params.zero_point is not None and zero is None
@@ -112,10 +113,8 @@ def _code(params: QuantParams, value: float, node: Node) -> int | Miss:
         text = "the parameters are computed at run time, the padding is a number"
         return Miss(MissCode.NOT_CONSTANT, params.scale, text, progress=3)
     one_each = spec.with_block((1,) * spec.rank)
-    codes = quantize_reference(
-        torch.full(scale.shape, value, dtype=spec.real), scale, zero, one_each
-    )
-    known = codes.unique().tolist()
+    real = torch.full(scale.shape, value, dtype=spec.real)
+    known = set(quantize_reference(real, scale, zero, one_each).flatten().tolist())
     if len(known) != 1:
         text = "the blocks store the padding as {} different numbers"
         return Miss(MissCode.GRANULARITY, params.scale, text, len(known), progress=3)

@@ -11,7 +11,6 @@ from qfuse.ir.alias import leaves_graph
 from qfuse.ir.blocks import Stuck, covers
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.movements import movement_of
-from qfuse.ir.program import op_name
 from qfuse.ir.quant_spec import block_text
 from qfuse.ir.reshaping import Expand
 from qfuse.ir.sizes import is_positive
@@ -21,6 +20,7 @@ from qfuse.optimize.moving import (
     FakeMover,
     ParamMover,
     climb,
+    movement_name,
     reads_any_strides,
     same_strides,
 )
@@ -116,7 +116,8 @@ def _down(choose: Choose, found: Climb) -> tuple[Moved, ...] | Miss:
         if isinstance(moved, Stuck):
             text = "what is chosen above {} does not move down: {}"
             at = step.movement.node
-            return Miss(MissCode.GRANULARITY, at, text, op_name(at), moved.reason, progress=2)
+            told = movement_name(step.movement), moved.reason
+            return Miss(MissCode.GRANULARITY, at, text, *told, progress=2)
         down.append(moved)
         block = moved.block
     if not _same_grid(block, choose.spec.block, shape_of(choose.x)):
@@ -134,7 +135,7 @@ def _same_grid(a: Block, b: Block, shape: Sequence[int | torch.SymInt]) -> bool:
 
 
 def _refuse_movement(choose: Choose, first: Movement, found: Climb) -> Miss:
-    name = op_name(first.node)
+    name = movement_name(first)
     if found.stuck is None:
         text = "{} has other elements in a block than its source"
         return Miss(MissCode.GRANULARITY, first.node, text, name, progress=2)

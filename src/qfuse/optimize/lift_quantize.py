@@ -14,6 +14,7 @@ from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.movements import movement_of
 from qfuse.ir.picking import IndexSelect, Select, Slice
 from qfuse.ir.program import op_name
+from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.schema import is_call
 from qfuse.ir.views import Quantize, as_quantize, shape_of, tensor_of
 from qfuse.optimize.moving import (
@@ -24,6 +25,8 @@ from qfuse.optimize.moving import (
     copies,
     is_free,
     moved_params,
+    movement_name,
+    moves_stored,
     reads_any_strides,
     same_strides,
 )
@@ -86,7 +89,17 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
         first = movement_of(quantize.x)
         if first is None:
             return Miss(MissCode.PATTERN, node, "it does not quantize a movement", progress=0)
-        crosses = is_free if is_free(first) else lambda movement: movement.node is first.node
+        stored = quantize.params.spec.dtype
+        if not moves_stored(first, stored):
+            text = "{} does not move {}"
+            told = movement_name(first), dtype_name(stored)
+            return Miss(MissCode.DTYPE, first.node, text, *told, progress=2)
+
+        def crosses(movement: Movement) -> bool:
+            if movement.node is first.node:
+                return True
+            return is_free(first) and is_free(movement) and moves_stored(movement, stored)
+
         found = climb(quantize.x, quantize.params.spec.block, crosses)
         if not found.steps:
             return _refuse_block(quantize, found)
@@ -144,7 +157,7 @@ def _refuse_block(quantize: Quantize, found: Climb) -> Miss:
         "{} parameters in blocks of {} do not move above {}: {}",
         quantize.params.spec.granularity(shape_of(quantize.x)),
         quantize.params.spec.block_text(),
-        op_name(movement.node),
+        movement_name(movement),
         stuck.reason,
         progress=2,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,8 @@ from torch.fx.node import map_arg
 from qfuse.ir import ops
 from qfuse.ir.blocks import Stuck
 from qfuse.ir.movements import movement_of
-from qfuse.ir.program import constant_of
+from qfuse.ir.picking import Flip
+from qfuse.ir.program import constant_of, op_name
 from qfuse.ir.reshaping import Expand, Permute, Squeeze, Unsqueeze, View
 from qfuse.ir.schema import is_call
 from qfuse.ir.sizes import same_shape, same_size
@@ -35,6 +37,8 @@ __all__ = [
     "copies",
     "is_free",
     "moved_params",
+    "movement_name",
+    "moves_stored",
     "reads_any_strides",
     "same_strides",
 ]
@@ -217,6 +221,11 @@ def copies(movement: Movement) -> bool:
     return is_call(movement.node, *_REPEATING)
 
 
+def moves_stored(movement: Movement, dtype: torch.dtype) -> bool:
+    """Whether an op moves numbers of a storage type: flip has no form for the 8-bit floats."""
+    return not (isinstance(movement, Flip) and dtype.is_floating_point)
+
+
 def is_free(movement: Movement) -> bool:
     """Whether crossing a movement with a quantize cannot cost anything.
 
@@ -226,6 +235,15 @@ def is_free(movement: Movement) -> bool:
     if copies(movement):
         return movement.bijective and len(movement.node.users) == 1
     return movement.bijective or isinstance(movement, Expand)
+
+
+def movement_name(movement: Movement) -> str:
+    """Return what people call a movement."""
+    return (
+        "a split"
+        if isinstance(movement.node.target, BuiltinFunctionType)
+        else op_name(movement.node)
+    )
 
 
 def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:

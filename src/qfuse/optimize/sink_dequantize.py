@@ -14,9 +14,19 @@ from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.movements import MOVEMENT_OPS, SPLITS, movement_of
 from qfuse.ir.picking import Select, Slice
 from qfuse.ir.program import op_name
+from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.schema import is_call
 from qfuse.ir.views import Dequantize, as_dequantize, as_linear, shape_of, tensor_of
-from qfuse.optimize.moving import FakeMover, GraphMover, Step, copies, moved_params, same_strides
+from qfuse.optimize.moving import (
+    FakeMover,
+    GraphMover,
+    Step,
+    copies,
+    moved_params,
+    movement_name,
+    moves_stored,
+    same_strides,
+)
 from qfuse.optimize.traffic import passed, saved
 from qfuse.rewrite.rule import Miss, Rule
 
@@ -107,17 +117,21 @@ def sink_step(dequantize: Dequantize, movement: Movement) -> Step | Miss:
         if movement_of(user) is None and not is_call(user, *SPLITS) and not vanishes(movement.node):
             text = "its dequantize is also read by {}"
             return Miss(MissCode.SHARED, dequantize.node, text, op_name(user), progress=2)
-    moved = movement.forward(dequantize.params.spec.block)
+    spec = dequantize.params.spec
+    if not moves_stored(movement, spec.dtype):
+        text = "{} does not move {}"
+        told = movement_name(movement), dtype_name(spec.dtype)
+        return Miss(MissCode.DTYPE, movement.node, text, *told, progress=2)
+    moved = movement.forward(spec.block)
     if not isinstance(moved, Stuck):
         return Step(movement, moved)
-    spec = dequantize.params.spec
     return Miss(
         MissCode.GRANULARITY,
         movement.node,
         "{} parameters in blocks of {} do not move below {}: {}",
         spec.granularity(shape_of(dequantize.node)),
         spec.block_text(),
-        op_name(movement.node),
+        movement_name(movement),
         moved.reason,
         progress=2,
     )
