@@ -142,8 +142,9 @@ def _pad(g: Grower, x: Node) -> Node | None:
     # Fake tensors take the sizes of what is padded for numbers.
     if not shape_of(x) or not all(isinstance(size, int) for size in shape_of(x)):
         return None
+    value = g.pick([0, 0.0, -1.5, -0.0]) if dtype_of(x).is_floating_point else 3
     pads = [g.pick([0, 1, 2]) for _ in range(2 * g.pick([1, min(2, len(shape_of(x)))]))]
-    return g.b.call(aten.constant_pad_nd.default, x, pads, g.pick([0, 0.0, -1.5, -0.0]))
+    return g.b.call(aten.constant_pad_nd.default, x, pads, value)
 
 
 def _cat(g: Grower, x: Node) -> Node | None:
