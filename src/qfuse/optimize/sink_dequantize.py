@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["SinkDequantize", "SinkDequantizeSite", "refuse_sunk", "sink_step", "vanishes"]
+
+
+# One that is read by more than this is not worth the search.
+_READERS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,7 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
 
 def sink_step(dequantize: Dequantize, movement: Movement) -> Step | Miss:
     """Move the parameters of a dequantize below a movement of its result."""
-    for user in dequantize.node.users:
+    for user in islice(dequantize.node.users, _READERS):
         if movement_of(user) is None and not is_call(user, *SPLITS) and not vanishes(movement.node):
             text = "its dequantize is also read by {}"
             return Miss(MissCode.SHARED, dequantize.node, text, op_name(user), progress=2)
@@ -159,5 +164,5 @@ def vanishes(node: Node) -> bool:
     return all(
         is_call(user, ops.quantize)
         or ((linear := as_linear(user)) is not None and as_dequantize(linear.weight) is not None)
-        for user in node.users
+        for user in islice(node.users, _READERS)
     )
