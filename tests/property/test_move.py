@@ -16,13 +16,16 @@ from tests.property.specs import SEEDS
 from tests.property.steps import Case
 
 from qfuse.cost import CostModel, CostProfile
+from qfuse.ir.events import Exactness, RolledBack
 from qfuse.ir.text import to_text
 from qfuse.ir.verify import verify
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.optimize.combine import Combine
-from qfuse.optimize.schedule import move
+from qfuse.optimize.schedule import MOVING_RULES, move
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context
+from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.run import run
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from qfuse.ir.program import NormalGraph
     from qfuse.ir.quant_spec import Block
     from qfuse.ir.sizes import Size
+    from qfuse.rewrite.rewriter import Journal
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
 
@@ -272,3 +276,38 @@ def test_moving_keeps_every_bit_and_comes_to_rest(priced: bool, case: Case) -> N
     text = to_text(program.graph)
     assert not moved_phase(program, priced=priced), f"{text}\n-->\n{to_text(program.graph)}"
     assert to_text(program.graph) == text
+
+
+class RefuseAll:
+    """A checker to which nothing is right."""
+
+    def check(self, journal: Journal, exactness: Exactness, what: str) -> str | None:
+        del journal, exactness
+        return f"{what} is not wanted"
+
+    def forget(self, nodes: Sequence[Node]) -> None:
+        del nodes
+
+
+@given(case=cases())
+def test_undone_rewrites_leave_no_trace(case: Case) -> None:
+    program = clone(case.program)
+    before = to_text(program.graph)
+    context = Context("optimize", checker=RefuseAll())
+
+    assert not apply_rules(program, [rule() for rule in MOVING_RULES], context).modified
+    assert to_text(program.graph) == before
+    verify(program)
+
+
+@given(case=cases(), fuel=st.integers(0, 8))
+def test_any_number_of_rewrites_keeps_every_bit(case: Case, fuel: int) -> None:
+    program = clone(case.program)
+    inputs = case.inputs()
+    checker = SiteChecker(program, inputs)
+    context = Context("optimize", gate=Gate(fuel), checker=checker)
+    move(program, context)
+
+    verify(program)
+    assert not program.log.of(RolledBack)
+    assert_unchanged(case, program)
