@@ -56,8 +56,8 @@ def constant(graph: Graph, value: torch.Tensor) -> Node:
 class Values(TensorMover):
     """Applies ops to tensors; nodes among the arguments stand for their values."""
 
-    def call(self, op: Any, value: torch.Tensor, *args: Any) -> Any:
-        return op(value, *(a.meta["val"] if isinstance(a, Node) else a for a in args))
+    def call(self, op: Any, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return op(value, *(a.meta["val"] if isinstance(a, Node) else a for a in args), **kwargs)
 
 
 def factorizations(count: int, rank: int) -> Iterator[tuple[int, ...]]:

@@ -11,6 +11,7 @@ from qfuse.ir.errors import OptionsError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
 __all__ = ["UNBOUNDED", "AtPoints", "Size", "SizeRange", "at_points"]
 
 # The largest size that is examined where none is declared. Costs grow linearly from well below

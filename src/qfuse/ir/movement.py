@@ -32,7 +32,7 @@ _aten = torch.ops.aten
 class Mover(Protocol):
     """Applies ops to what stands for parameters: nodes of a graph, or tensors."""
 
-    def call(self, op: Any, value: Any, *args: Any) -> Any:
+    def call(self, op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Apply an op."""
 
     def sizes(self, node: Node) -> list[Any]:
@@ -42,9 +42,9 @@ class Mover(Protocol):
 class TensorMover:
     """Applies ops to tensors at once."""
 
-    def call(self, op: Any, value: torch.Tensor, *args: Any) -> Any:
+    def call(self, op: Any, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Apply an op."""
-        return op(value, *args)
+        return op(value, *args, **kwargs)
 
     def sizes(self, node: Node) -> list[Any]:
         """Return the sizes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.fx import Node
@@ -16,9 +16,15 @@ from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.sizes import Size, same_size
 from qfuse.ir.views import node_of, shape_of
 
-__all__ = ["movement_of"]
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+__all__ = ["MOVEMENT_OPS", "SPLITS", "movement_of"]
 
 _aten = torch.ops.aten
+
+SPLITS: tuple[OpOverload, ...] = (_aten.split.Tensor, _aten.split_with_sizes.default)
+"""Ops of several results, each of which is a slice."""
 
 
 def movement_of(node: object) -> Movement | None:
@@ -142,7 +148,7 @@ def _repeat_of(node: Node, source: Node) -> Movement | None:
 def _part(node: Node) -> Movement | None:
     """Return the slice that one result of a split is."""
     split, index = node.args[0], int(str(node.args[1]))
-    if not is_call(split, _aten.split.Tensor, _aten.split_with_sizes.default):
+    if not is_call(split, *SPLITS):
         return None
     assert isinstance(split, Node), "a call is a node"
     a = _args(split)
@@ -182,3 +188,6 @@ _MAKERS: tuple[tuple[tuple[Any, ...], _Maker], ...] = (
     ((_aten.roll.default,), _roll_of),
     ((_aten.repeat.default,), _repeat_of),
 )
+
+MOVEMENT_OPS: tuple[OpOverload, ...] = tuple(op for ops, _ in _MAKERS for op in ops)
+"""The ops of one result that :func:`movement_of` may know."""

@@ -43,17 +43,7 @@ class Copy(Movement):
         memory_format = arguments(self.node).get("memory_format")
         if memory_format is None:
             return mover.call(_aten.clone.default, value)
-        return mover.call(_CloneAs(memory_format), value)
-
-
-@dataclass(frozen=True)
-class _CloneAs:
-    """``clone`` with a memory format, which is an argument by keyword only."""
-
-    memory_format: Any
-
-    def __call__(self, value: Any) -> Any:
-        return _aten.clone.default(value, memory_format=self.memory_format)
+        return mover.call(_aten.clone.default, value, memory_format=memory_format)
 
 
 class View(Movement):

@@ -18,6 +18,7 @@ __all__ = [
     "Size",
     "element_count",
     "exact_quotient",
+    "is_positive",
     "same_shape",
     "same_size",
     "size_of",
@@ -35,6 +36,11 @@ def same_size(a: Size, b: Size) -> bool:
 def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
     """Whether two shapes are equal whatever the symbols are."""
     return len(a) == len(b) and all(map(same_size, a, b))
+
+
+def is_positive(size: Size) -> bool:
+    """Whether a size is at least 1 whatever the symbols are."""
+    return statically_known_true(size >= 1)
 
 
 def exact_quotient(a: Size, b: Size) -> Size | None:

@@ -15,6 +15,7 @@ from qfuse.ir.views import (
     as_dequantize,
     as_fused_linear,
     as_quantize,
+    as_requantize,
     dtype_of,
     shape_of,
 )
@@ -109,6 +110,11 @@ def _verify_params(node: Node) -> None:
         _verify_edge(node, node, quantize.params, real=quantize.x)
     elif (dequantize := as_dequantize(node)) is not None:
         _verify_edge(node, dequantize.q, dequantize.params, real=node)
+    elif (requantize := as_requantize(node)) is not None:
+        _verify_edge(node, requantize.q, requantize.params, real=None)
+        _verify_edge(node, node, requantize.out_params, real=None)
+        if requantize.params.spec.real != requantize.out_params.spec.real:
+            raise _broken(node, "its two sides have real edges of other types")
     elif (fused := as_fused_linear(node)) is not None:
         for value, params in (
             (fused.x, fused.x_params),

@@ -27,11 +27,13 @@ __all__ = [
     "Linear",
     "QuantParams",
     "Quantize",
+    "Requantize",
     "as_choose",
     "as_dequantize",
     "as_fused_linear",
     "as_linear",
     "as_quantize",
+    "as_requantize",
     "bits_equal",
     "bits_of",
     "dtype_of",
@@ -85,6 +87,20 @@ class Dequantize:
     node: Node
     q: Node
     params: QuantParams
+
+
+@dataclass(frozen=True, slots=True)
+class Requantize:
+    """A ``qfuse::requantize`` call."""
+
+    node: Node
+    q: Node
+    params: QuantParams
+    out_params: QuantParams
+
+    def call_args(self) -> tuple[Argument, ...]:
+        """Return the positional arguments of a ``qfuse::requantize`` call with these values."""
+        return (self.q, *_edge_args(self.params), *_edge_args(self.out_params))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +168,18 @@ def as_dequantize(value: object) -> Dequantize | None:
     params = _params(a["spec"], a["scale"], a["zero_point"])
     assert params is not None, f"a dequantize needs a spec: {value.format_node()}"
     return Dequantize(value, node_of(a["q"]), params)
+
+
+def as_requantize(value: object) -> Requantize | None:
+    """View ``value`` as a requantize, or ``None``."""
+    if not isinstance(value, Node) or not is_call(value, ops.requantize):
+        return None
+    a = arguments(value)
+    params = _params(a["spec"], a["scale"], a["zero_point"])
+    out = _params(a["out_spec"], a["out_scale"], a["out_zero_point"])
+    assert params is not None, f"a requantize needs a spec: {value.format_node()}"
+    assert out is not None, f"a requantize needs a spec of its result: {value.format_node()}"
+    return Requantize(value, node_of(a["q"]), params, out)
 
 
 def as_choose(value: object) -> Choose | None:

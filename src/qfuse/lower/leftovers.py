@@ -5,14 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qfuse.ir import ops
+from qfuse.ir.movements import SPLITS, movement_of
 from qfuse.ir.program import constant_of, op_name
 from qfuse.ir.schema import is_call
 from qfuse.ir.views import as_dequantize, as_quantize
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch.fx import Node
 
 __all__ = ["reason_to_stay"]
+
+# Reasons are sentences for people; what is further away than this is not what they ask about.
+_MOST_READERS = 64
 
 
 def reason_to_stay(node: Node) -> str:
@@ -33,7 +39,7 @@ def reason_to_stay(node: Node) -> str:
 
 
 def _quantize_reason(node: Node, x: Node, dynamic: bool) -> str:
-    takers = sum(is_call(user, *ops.FUSED) for user in node.users)
+    takers = sum(is_call(user, *ops.FUSED) for user in _readers_below(node))
     feeds = (
         f"it feeds {takers} quantized op{'s' * (takers != 1)}"
         if takers
@@ -47,6 +53,19 @@ def _quantize_reason(node: Node, x: Node, dynamic: bool) -> str:
     if is_call(x, *ops.FUSED):
         return f"{source} has other readers besides this quantize; {feeds}"
     return f"it is fed by {source}, which gives no quantized output here; {feeds}"
+
+
+def _readers_below(node: Node) -> Iterator[Node]:
+    """Give the readers of ``node``; instead of movements of its stored numbers, theirs."""
+    stack = [node]
+    for _ in range(_MOST_READERS):
+        if not stack:
+            return
+        for user in stack.pop().users:
+            if movement_of(user) is not None or is_call(user, *SPLITS):
+                stack.append(user)
+            else:
+                yield user
 
 
 def _readers(node: Node) -> str:

@@ -2,28 +2,56 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
 
+from qfuse.ir.events import Missed
 from qfuse.ir.program import NormalGraph, OptimizedGraph
 from qfuse.ir.verify import verify
+from qfuse.optimize.cancel_quantize import CancelQuantize
 from qfuse.optimize.combine import Combine
 from qfuse.optimize.fuse_activation import FuseActivation
 from qfuse.optimize.fuse_add import FuseAdd
 from qfuse.optimize.fuse_cast import FuseCast
 from qfuse.optimize.fuse_linear import FuseLinear
 from qfuse.optimize.fuse_output_quantize import FuseOutputQuantize
+from qfuse.optimize.fuse_requantize import FuseRequantize
+from qfuse.optimize.lift_above_join import LiftAboveJoin
+from qfuse.optimize.lift_above_pad import LiftAbovePad
+from qfuse.optimize.lift_choose import LiftChoose
+from qfuse.optimize.lift_quantize import LiftQuantize
 from qfuse.optimize.merge_linears import MergeLinears
 from qfuse.optimize.narrow_floats import NarrowFloats
+from qfuse.optimize.sink_below_join import SinkBelowJoin
+from qfuse.optimize.sink_below_pad import SinkBelowPad
+from qfuse.optimize.sink_below_split import SinkBelowSplit
+from qfuse.optimize.sink_dequantize import SinkDequantize
 from qfuse.rewrite.driver import Context, apply_rules
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from qfuse.ir.program import StageGraph
     from qfuse.rewrite.rule import Rule
 
-__all__ = ["FUSION_RULES", "optimize"]
+__all__ = ["FUSION_RULES", "MOVING_RULES", "move", "optimize"]
+
+MOVING_RULES: tuple[type[Rule[Any]], ...] = (
+    LiftChoose,
+    LiftQuantize,
+    LiftAboveJoin,
+    LiftAbovePad,
+    SinkDequantize,
+    SinkBelowSplit,
+    SinkBelowJoin,
+    SinkBelowPad,
+    CancelQuantize,
+    FuseRequantize,
+)
+# A second round finds what equal nodes have hidden, a third hardly ever anything.
+_ROUNDS = 4
 
 FUSION_RULES: tuple[type[Rule[Any]], ...] = (
     FuseLinear,
@@ -32,6 +60,25 @@ FUSION_RULES: tuple[type[Rule[Any]], ...] = (
     FuseCast,
     FuseOutputQuantize,
 )
+
+
+def move(program: StageGraph, context: Context) -> Counter[str]:
+    """Move quantization through movements until nothing changes; count what fired.
+
+    Only what a rule refuses in the last round is told: before, it was refused for the time being.
+    """
+    fired: Counter[str] = Counter()
+    for _ in range(_ROUNDS):
+        told = len(program.log)
+        moved = apply_rules(program, [rule() for rule in MOVING_RULES], context)
+        fired += moved.fired
+        if not moved.modified:
+            break
+        # What has moved up to one value is quantized alike now, and may be one again.
+        fired += Combine().run(program, context).fired
+        kept = [e for e in program.log.events[told:] if not isinstance(e, Missed)]
+        program.log.events[told:] = kept
+    return fired
 
 
 def optimize(
@@ -51,6 +98,9 @@ def optimize(
     context = context or Context("optimize")
     # First, so that the quantizes of siblings are one node and a shared dequantize is visible.
     Combine().run(program, context)
+    # Quantize moves up, dequantize moves down, and where they meet they cancel. Before fusing, so
+    # that quantize stands right behind what computes, and dequantize right before what reads.
+    move(program, context)
     # Before fused ops exist, so that one pass serves linears of every kind.
     MergeLinears().run(program, context)
     # Then grow linears outward: operands, then what follows, in the order of the source.

@@ -1,0 +1,193 @@
+"""Quantizing what was dequantized with the same parameters gives the stored numbers back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from qfuse.ir import ops
+from qfuse.ir.blocks import covers
+from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.movements import movement_of
+from qfuse.ir.program import constant_of
+from qfuse.ir.quant_spec import ZeroPointDomain, dtype_name, dtype_range
+from qfuse.ir.schema import arguments, is_call
+from qfuse.ir.views import (
+    Dequantize,
+    Quantize,
+    QuantParams,
+    as_dequantize,
+    as_fused_linear,
+    as_quantize,
+    as_requantize,
+    node_of,
+    shape_of,
+    tensor_of,
+)
+from qfuse.optimize.lift_quantize import refuse_layout
+from qfuse.rewrite.rule import Miss, Rule
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.fx import Node
+
+    from qfuse.ir.quant_spec import QuantSpec
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["CancelQuantize", "CancelQuantizeSite"]
+
+_aten = torch.ops.aten
+
+_WIDE = (torch.float32, torch.float64)
+_NARROW_STORAGE = (torch.int8, torch.uint8, torch.int16)
+# A stored number of 16 bits and such a zero point are less than 2^17 apart.
+_ZERO_POINTS = 1 << 16
+_STEPS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CancelQuantizeSite:
+    """A quantize and the dequantize that it undoes."""
+
+    quantize: Quantize
+    dequantize: Dequantize
+
+
+class CancelQuantize(Rule[CancelQuantizeSite]):
+    """``quantize(dequantize(q, s), s)`` is ``q``.
+
+    Before::
+
+        q -> dequantize(s) -> quantize(s) -> ...
+
+    After::
+
+        q -> ...
+
+    With ``d`` the stored number less the zero point, ``d * s * (1 / s)`` is within four roundings
+    of ``d``. For ``|d| < 2^17`` in float32 that is less than 1/32, so rounding gives ``d`` back.
+
+    Refuses: parameters that differ; a scale that is computed at run time, which may be infinite;
+    scales with which a factor or a product leaves the normal range of float32; an edge or
+    arithmetic narrower than float32; stored numbers that the range of the quantize may clamp.
+    """
+
+    name = "cancel-quantize"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (ops.quantize,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> CancelQuantizeSite | Miss:
+        """Match a quantize of a dequantize with equal parameters."""
+        quantize = as_quantize(node)
+        assert quantize is not None, "the anchor is a quantize"
+        dequantize = as_dequantize(quantize.x)
+        if dequantize is None:
+            text = "it does not quantize a dequantize"
+            return Miss(MissCode.PATTERN, node, text, progress=0)
+        new, old = quantize.params, dequantize.params
+        wrong = (
+            _refuse_spec(node, new.spec, old.spec)
+            or _refuse_difference(quantize, new, old)
+            or _refuse_numbers(new)
+            or _refuse_range(node, dequantize.q, new.spec)
+            or refuse_layout(node, tensor_of(dequantize.q))
+        )
+        return wrong or CancelQuantizeSite(quantize, dequantize)
+
+    def rewrite(self, site: CancelQuantizeSite, rw: Rewriter) -> None:
+        """Let every reader read the stored numbers from before."""
+        rw.replace(site.quantize.node, site.dequantize.q)
+
+
+def _refuse_spec(node: Node, new: QuantSpec, old: QuantSpec) -> Miss | None:
+    if new.dtype != old.dtype or new.dtype not in _NARROW_STORAGE:
+        text = "{} is dequantized, {} is quantized"
+        return Miss(
+            MissCode.DTYPE, node, text, dtype_name(old.dtype), dtype_name(new.dtype), progress=2
+        )
+    if ZeroPointDomain.FLOAT_OFFSET in {new.domain, old.domain}:
+        return Miss(MissCode.ZERO_POINT, node, "the zero point is a real number", progress=2)
+    if new.real is not torch.float32 or old.real is not torch.float32:
+        text = "the real numbers between the two are {}"
+        return Miss(MissCode.DTYPE, node, text, dtype_name(old.real), progress=2)
+    if {new.arithmetic.compute, old.arithmetic.compute} - set(_WIDE):
+        text = "it is computed in less than float32"
+        return Miss(MissCode.ARITHMETIC, node, text, progress=2)
+    return None
+
+
+def _refuse_difference(quantize: Quantize, new: QuantParams, old: QuantParams) -> Miss | None:
+    pairs = zip(new.spec.block, old.spec.block, shape_of(quantize.x), strict=True)
+    same_block = all(a == b or (covers(a, size) and covers(b, size)) for a, b, size in pairs)
+    if not same_block or not replace(old, spec=new.spec).same_as(new):
+        text = "the two have other scales or zero points"
+        return Miss(MissCode.GRANULARITY, quantize.node, text, progress=3)
+    return None
+
+
+def _refuse_numbers(params: QuantParams) -> Miss | None:
+    """Refuse scales and zero points with which the argument about roundings does not hold."""
+    scale = constant_of(params.scale)
+    if scale is None or scale.is_meta:
+        text = "the scale is computed at run time and may be infinite"
+        return Miss(MissCode.NOT_CONSTANT, params.scale, text, progress=3)
+    if scale.dtype not in _WIDE:
+        text = "the scale is {}"
+        return Miss(MissCode.DTYPE, params.scale, text, dtype_name(scale.dtype), progress=3)
+    if params.zero_point is not None:
+        zero = constant_of(params.zero_point)
+        if zero is None or zero.is_meta:
+            text = "the zero point is computed at run time"
+            return Miss(MissCode.NOT_CONSTANT, params.zero_point, text, progress=3)
+        wide = zero.double()
+        if not bool(((wide == wide.round()) & (wide.abs() <= _ZERO_POINTS)).all()):
+            text = "a zero point is not a small integer"
+            return Miss(MissCode.ZERO_POINT, params.zero_point, text, progress=3)
+    size, tiny = scale.float().abs(), torch.finfo(torch.float32).tiny
+    far = torch.finfo(torch.float32).max / (2 * _ZERO_POINTS)
+    if not bool(((size >= tiny) & (size <= far) & (1 / size >= tiny)).all()):
+        text = "a scale leaves the normal range of float32 in a product"
+        return Miss(MissCode.RANGE, params.scale, text, progress=3)
+    return None
+
+
+def _refuse_range(node: Node, q: Node, spec: QuantSpec) -> Miss | None:
+    low, high = _bounds(q)
+    if spec.quant_min <= low and high <= spec.quant_max:
+        return None
+    text = "stored numbers from {} to {} are clamped to {}..{}"
+    return Miss(MissCode.RANGE, node, text, low, high, spec.quant_min, spec.quant_max, progress=3)
+
+
+def _bounds(q: Node) -> tuple[int, int]:
+    """Return numbers between which all stored numbers lie: those of the quantize behind them."""
+    widest = dtype_range(tensor_of(q).dtype)
+    for _ in range(_STEPS):
+        spec = _made_with(q)
+        if spec is not None:
+            return spec.quant_min, spec.quant_max
+        if is_call(q, _aten.cat.default):
+            joined = arguments(q)["tensors"]
+            assert isinstance(joined, (list, tuple)), f"not a list: {q.format_node()}"
+            parts = [_made_with(node_of(part)) for part in joined]
+            known = [p for p in parts if p is not None]
+            if len(known) < len(parts) or not known:
+                return widest
+            return min(p.quant_min for p in known), max(p.quant_max for p in known)
+        movement = movement_of(q)
+        if movement is None:
+            return widest
+        q = movement.source
+    return widest
+
+
+def _made_with(q: Node) -> QuantSpec | None:
+    """Return the spec of the op that gives ``q``, if it quantizes."""
+    if (quantize := as_quantize(q)) is not None:
+        return quantize.params.spec
+    if (requantize := as_requantize(q)) is not None:
+        return requantize.out_params.spec
+    fused = as_fused_linear(q)
+    return None if fused is None or fused.out_params is None else fused.out_params.spec

@@ -1,0 +1,68 @@
+"""One op between two quantized edges: ``quantize(dequantize(q))`` becomes a requantize."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from qfuse.ir import ops
+from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.program import op_name
+from qfuse.ir.views import Requantize, as_dequantize, as_quantize, tensor_of
+from qfuse.rewrite.rule import Miss, Rule
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.fx import Node
+
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["FuseRequantize", "FuseRequantizeSite"]
+
+
+@dataclass(frozen=True, slots=True)
+class FuseRequantizeSite:
+    """The op that two make."""
+
+    made: Requantize
+
+
+class FuseRequantize(Rule[FuseRequantizeSite]):
+    """``quantize(dequantize(q, a), b)`` becomes ``requantize(q, a, b)``.
+
+    Before::
+
+        q -> dequantize(a) -> quantize(b) -> ...
+
+    After::
+
+        q -> requantize(a, b) -> ...
+
+    It rounds to the real edge between the two as they did: the specs of both are in it.
+
+    Refuses: a dequantize whose real numbers something else reads too.
+    """
+
+    name = "fuse-requantize"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (ops.quantize,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> FuseRequantizeSite | Miss:
+        """Match a quantize that alone reads a dequantize."""
+        quantize = as_quantize(node)
+        assert quantize is not None, "the anchor is a quantize"
+        dequantize = as_dequantize(quantize.x)
+        if dequantize is None:
+            text = "it does not quantize a dequantize"
+            return Miss(MissCode.PATTERN, node, text, progress=0)
+        others = sorted({op_name(user) for user in dequantize.node.users if user is not node})
+        if others:
+            text = "the real numbers are also read by {}"
+            return Miss(MissCode.SHARED, dequantize.node, text, ", ".join(others), progress=2)
+        made = Requantize(node, dequantize.q, dequantize.params, quantize.params)
+        return FuseRequantizeSite(made)
+
+    def rewrite(self, site: FuseRequantizeSite, rw: Rewriter) -> None:
+        """Replace the quantize; the dequantize dies."""
+        node = site.made.node
+        rw.replace(node, rw.replay(ops.requantize, site.made.call_args(), {}, tensor_of(node)))

@@ -1,0 +1,71 @@
+"""``constant_pad_nd``, with the axes that it pads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from qfuse.ir.blocks import covers
+from qfuse.ir.schema import arguments, is_call
+from qfuse.ir.views import node_of, shape_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.fx import Node
+    from torch.fx.node import Argument
+
+    from qfuse.ir.movement import Mover
+    from qfuse.ir.quant_spec import Block
+
+__all__ = ["Pad", "as_pad"]
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """A padding with one finite number.
+
+    Attributes:
+        node: The op.
+        x: What is padded.
+        pads: Elements before and after, from the last axis on; negative ones cut off.
+        value: The number.
+    """
+
+    node: Node
+    x: Node
+    pads: Sequence[Argument]
+    value: float
+
+    def again(self, mover: Mover, x: Any, value: int) -> Any:
+        """Pad another value of the same shape with another number."""
+        return mover.call(_aten.constant_pad_nd.default, x, list(self.pads), value)
+
+    def split_axis(self, block: Block) -> int | None:
+        """Return an axis that is padded and has several blocks, before or after."""
+        rank = len(block)
+        for index, count in enumerate(self.pads):
+            axis = rank - 1 - index // 2
+            sizes = shape_of(self.x)[axis], shape_of(self.node)[axis]
+            if count != 0 and not all(covers(block[axis], size) for size in sizes):
+                return axis
+        return None
+
+
+def as_pad(value: object) -> Pad | None:
+    """View ``value`` as a padding with a finite number, or ``None``."""
+    if not is_call(value, _aten.constant_pad_nd.default):
+        return None
+    node = node_of(value)  # type: ignore[arg-type]
+    a = arguments(node)
+    pads, number = a["pad"], a["value"]
+    assert isinstance(pads, (list, tuple)), f"not a list of sizes: {node.format_node()}"
+    plain = isinstance(number, (int, float)) and not isinstance(number, bool)
+    if not plain or not math.isfinite(number):  # type: ignore[arg-type]
+        return None
+    return Pad(node, node_of(a["self"]), pads, float(number))  # type: ignore[arg-type]

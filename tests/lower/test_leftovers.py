@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.ir import ops
+from qfuse.lower.leftovers import reason_to_stay
+from qfuse.optimize import optimize
+from qfuse.testing.build import GraphBuilder
+from qfuse.testing.quant import QuantizedLinear, per_tensor
+
+if TYPE_CHECKING:
+    from qfuse.ir.program import OptimizedGraph
+
+aten = torch.ops.aten
+
+
+def reasons(program: OptimizedGraph, op: torch._ops.OpOverload) -> list[str]:
+    """Why each call of an op is there."""
+    return [reason_to_stay(node) for node in program.graph.nodes if node.target is op]
+
+
+def test_a_view_hides_no_reader() -> None:
+    b = GraphBuilder()
+    block = QuantizedLinear(b, 4, 8)
+    x = b.call(aten.relu.default, b.arg("x", torch.float32, 2, 3, 8))
+    q, scale, zero = block.stored(x, per_tensor(3))
+    flat = b.call(aten.view.default, q, [6, 8])
+    parts = [b.call(aten.view.default, p, [1, 1]) for p in (scale, zero)]
+    real = b.call(ops.dequantize, flat, *parts, str(per_tensor(2)))
+    program = optimize(b.done(block.linear(real)))
+
+    told = reasons(program, ops.quantize)
+    assert told == [
+        "it is fed by aten.relu, which gives no quantized output here; it feeds 1 quantized op"
+    ]
+
+
+def test_a_requantize_stands_between_two_edges() -> None:
+    b = GraphBuilder()
+    spec = str(per_tensor(2))
+    q = b.arg("q", torch.int8, 2, 8)
+    first, second = (b.const(f"s{i}", torch.tensor([[0.1 + i]])) for i in range(2))
+    real = b.call(ops.dequantize, q, first, None, spec)
+    again = b.call(ops.quantize, real, second, None, spec)
+    program = optimize(b.done(b.call(ops.dequantize, again, second, None, spec)))
+
+    assert reasons(program, ops.requantize) == ["it changes parameters between two quantized edges"]

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.normalize.sources import equal_but_for_nan
+from tests.optimize.move_cases import Graph, priced, spec_of, steps
+
+from qfuse.ir.events import Missed
+from qfuse.optimize.schedule import MOVING_RULES, move
+from qfuse.rewrite.clone import clone
+from qfuse.testing.run import random_inputs, run
+
+aten = torch.ops.aten
+
+pytestmark = pytest.mark.numeric
+
+
+def attention(g: Graph) -> list[torch.fx.Node]:
+    """Queries, keys and values of one tensor, each with a dynamic quantize of its own view."""
+    spec = spec_of(1, None)
+    reals = []
+    for _ in range(3):
+        flat = g.call(aten.view.default, g.x, [-1, 8])
+        params = g.choose(flat, (1, None))
+        reals.append(g.dequantize(g.quantize(flat, spec, params), spec, params))
+    return reals
+
+
+@pytest.mark.parametrize("m", [1, 5])
+def test_quantizes_of_separate_views_become_one_above_them(m: int) -> None:
+    g = Graph("m", 6, 8)
+    program = g.done(*attention(g))
+    source = clone(program)
+    move(program, priced())
+
+    inputs = random_inputs(program, m=m)
+    for new, old in zip(run(program, inputs), run(source, inputs), strict=True):
+        assert equal_but_for_nan(new, old)
+    made = [step.partition("[")[0] for step in steps(program)]
+    assert (made.count("quantize"), made.count("dequantize")) == (1, 1)
+    (q,) = [n for n in program.graph.nodes if n.target is torch.ops.qfuse.quantize.default]
+    assert q.args[0].name == "x"
+
+
+def test_quantize_and_dequantize_meet_between_movements_and_cancel() -> None:
+    g = Graph(2, 6, 8)
+    above, below = spec_of(None, None, None), spec_of(None, None)
+    scale, zero = torch.tensor([[0.0123]]), torch.tensor([[5]], dtype=torch.int32)
+    high = g.constant(scale[None], "scale"), g.constant(zero[None], "zero")
+    low = g.constant(scale, "scale"), g.constant(zero, "zero")
+    real = g.dequantize(g.quantize(g.x, above, high), above, high)
+    turned = g.call(aten.permute.default, real, [1, 0, 2])
+    flat = g.call(aten.reshape.default, turned, [12, 8])
+    program = g.done(g.dequantize(g.quantize(flat, below, low), below, low))
+    source = clone(program)
+
+    assert move(program, priced())["cancel-quantize"] == 1
+    assert steps(program) == [
+        *("quantize[2, 6, 8]", "permute[6, 2, 8]", "reshape[12, 8]"),
+        *("dequantize[12, 8]", "neg[12, 8]"),
+    ]
+    assert not move(program, priced())
+    inputs = random_inputs(program)
+    assert equal_but_for_nan(run(program, inputs)[0], run(source, inputs)[0])
+
+
+def test_what_is_refused_is_told_once() -> None:
+    g = Graph(2, 6, 8)
+    blocked = g.call(aten.view.default, g.x, [12, 8])
+    spec = spec_of(4, None)
+    bad = g.quantize(blocked, spec, g.params(blocked, spec))
+    program = g.done(bad, *attention(g))
+    move(program, priced())
+
+    assert [miss.rule for miss in program.log.of(Missed)].count("lift-quantize") == 1
+
+
+def test_every_moving_rule_has_a_name_of_its_own() -> None:
+    assert len({rule.name for rule in MOVING_RULES}) == len(MOVING_RULES)
