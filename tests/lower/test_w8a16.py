@@ -7,10 +7,13 @@ from tests.lower.cases import NO_KERNELS, lowered, pairs, the_kernel, why_not
 from qfuse import kernels
 from qfuse.ir import ops
 from qfuse.ir.events import Exactness
+from qfuse.ir.quant_spec import Arithmetic
+from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import compare
 from qfuse.rewrite.tolerance import SITE
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear, per_channel, per_tensor
+from qfuse.testing.run import random_inputs, run
 
 aten = torch.ops.aten
 NAME = "qfuse.linear_w8a16"
@@ -100,3 +103,24 @@ def test_refuses_a_zero_point_of_whatever_size(value: int) -> None:
     low = lowered(b.done(b.call(aten.linear.default, x, w)))
 
     assert "a zero point" in why_not(low, NAME)
+
+
+@pytest.mark.numeric
+def test_a_source_that_rounds_every_weight_to_bfloat16_has_a_kernel() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.bfloat16, 7, 300)
+    narrow = Arithmetic(torch.bfloat16)
+    weight = per_channel(real=torch.bfloat16, arithmetic=narrow)
+    program = b.done(QuantizedLinear(b, 70, 300, bias=False, weight=weight).linear(x))
+    source = clone(program)
+    low = lowered(program)
+    assert the_kernel(low) == NAME
+
+    (x_value,) = random_inputs(source)
+    q, scale = (source.module.get_buffer(name).double() for name in ("w", "w_scale"))
+    truth = x_value.double() @ (q * scale).T
+    (old,), (new,) = run(source, [x_value]), run(low, [x_value])
+    assert compare(new, old, truth, Exactness.ROUNDING, SITE).wrong is None
+    rounded = scale.to(torch.bfloat16).double()
+    meant = x_value.double() @ (q * rounded).T
+    assert (new.double() - meant).square().mean() < (old.double() - meant).square().mean()

@@ -18,8 +18,9 @@ from qfuse.lower.operands import (
     check_edge,
     check_rows,
     rows_of,
+    scale_node,
+    scale_vector,
     typed,
-    vector,
 )
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ class IntMM:
         sums = rw.call(_aten._int_mm.default, flat, rw.call(_aten.t.default, weight))
         y = rw.call(_aten._to_copy.default, sums, dtype=torch.float32)
         y = rw.call(_aten.reshape.default, y, lead)
-        y = rw.call(_aten.mul.Tensor, y, typed(fused.x_params.scale, torch.float32, rw))
-        scale = vector(fused.weight_params.scale, torch.float32, problem.n, rw)
+        y = rw.call(_aten.mul.Tensor, y, scale_node(fused.x_params, rw))
+        scale = scale_vector(fused.weight_params, torch.float32, problem.n, rw)
         y = rw.call(_aten.mul.Tensor, y, scale)
         if fused.bias is not None:
             y = rw.call(_aten.add.Tensor, y, typed(fused.bias, torch.float32, rw))

@@ -37,8 +37,9 @@ __all__ = [
     "is_whole",
     "rows_of",
     "rows_share_scale",
+    "scale_node",
+    "scale_vector",
     "typed",
-    "vector",
 ]
 
 _REALS = (torch.float32, torch.bfloat16, torch.float16)
@@ -77,12 +78,15 @@ def check_rows(problem: LinearProblem) -> Refusal | None:
 
 
 def check_edge(params: QuantParams, name: str) -> Refusal | None:
-    """Refuse what no integer kernel computes: other arithmetic, real offsets."""
+    """Refuse what no integer kernel computes: other arithmetic, real offsets.
+
+    A source that dequantizes in bfloat16 rounds every number there, and a kernel does not: it is
+    nearer to what both mean. In float16 what rounds may also overflow.
+    """
     spec = params.spec
-    if spec.arithmetic.compute is not torch.float32:
-        return Refusal(
-            f"the {name} is dequantized in {spec.arithmetic.compute}, kernels use float32"
-        )
+    if spec.arithmetic.compute not in {torch.float32, torch.bfloat16}:
+        compute = dtype_name(spec.arithmetic.compute)
+        return Refusal(f"the {name} is dequantized in {compute}, kernels compute in float32")
     if spec.domain is ZeroPointDomain.FLOAT_OFFSET:
         return Refusal(f"the {name}'s zero point is a real offset")
     zero = params.zero_point
@@ -129,6 +133,19 @@ def channel_granularity(problem: LinearProblem) -> Granularity | Refusal:
     return Refusal(f"the weight is scaled in blocks of {params.spec.block_text()}")
 
 
+def scale_node(params: QuantParams, rw: Rewriter) -> Node:
+    """Return the scale in float32, rounded as the source does if it computes in less."""
+    return typed(typed(params.scale, params.spec.arithmetic.compute, rw), torch.float32, rw)
+
+
+def scale_vector(params: QuantParams, dtype: torch.dtype, size: int, rw: Rewriter) -> Node:
+    """Return a constant scale as a vector, rounded as the source does if it computes in less."""
+    value = constant_of(params.scale)
+    assert value is not None, f"not a constant: {params.scale.format_node()}"
+    flat = value.detach().to(params.spec.arithmetic.compute).to(dtype).reshape(-1)
+    return rw.constant(flat.expand(size).contiguous(), f"{params.scale.target}_vector")
+
+
 def typed(node: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     """Return ``node`` in ``dtype``: a constant is converted now, anything else at run time."""
     if dtype_of(node) is dtype:
@@ -137,14 +154,6 @@ def typed(node: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     if value is not None:
         return rw.constant(value.to(dtype), f"{node.target}_{str(dtype).removeprefix('torch.')}")
     return rw.call(torch.ops.aten._to_copy.default, node, dtype=dtype)
-
-
-def vector(node: Node, dtype: torch.dtype, size: int, rw: Rewriter) -> Node:
-    """Return a constant of 1 or ``size`` elements as a vector of ``size`` in ``dtype``."""
-    value = constant_of(node)
-    assert value is not None, f"not a constant: {node.format_node()}"
-    flat = value.detach().to(dtype).reshape(-1)
-    return rw.constant(flat.expand(size).contiguous(), f"{node.target}_vector")
 
 
 def check_epilogue(problem: LinearProblem) -> Refusal | None:

@@ -19,8 +19,8 @@ from qfuse.lower.operands import (
     check_epilogue,
     check_zero_point,
     float_out,
+    scale_vector,
     typed,
-    vector,
 )
 from qfuse.lower.packing import signed_zero_point
 
@@ -79,7 +79,7 @@ class LinearW8A16:
             torch.ops.qfuse.linear_w8a16.default,
             fused.x,
             rw.constant(packed.weight, f"{fused.weight.target}_packed"),
-            vector(params.scale, torch.float32, problem.n, rw),
+            scale_vector(params, torch.float32, problem.n, rw),
             None if fused.bias is None else typed(fused.bias, torch.float32, rw),
             list(fused.extras) or None,
             str(split_epilogue(problem, claim)[0]),

@@ -24,8 +24,9 @@ from qfuse.lower.operands import (
     check_zero_point,
     float_out,
     is_whole,
+    scale_node,
+    scale_vector,
     typed,
-    vector,
 )
 from qfuse.lower.packing import signed_zero_point
 
@@ -101,11 +102,11 @@ class LinearW8A8:
         name, zero = fused.weight.target, packed.zero_point
         return [
             fused.x,
-            typed(x.scale, torch.float32, rw),
+            scale_node(x, rw),
             None if x.zero_point is None else _stored_zero(x.zero_point, x.spec.dtype, rw),
             rw.constant(packed.weight, f"{name}_packed"),
             rw.constant(packed.sums, f"{name}_sums"),
-            vector(w.scale, torch.float32, problem.n, rw),
+            scale_vector(w, torch.float32, problem.n, rw),
             None if zero is None else rw.constant(zero, f"{name}_zero"),
             None if fused.bias is None else typed(fused.bias, torch.float32, rw),
         ]

@@ -18,7 +18,7 @@ from qfuse.lower.operands import (
     check_bias,
     check_edge,
     rows_of,
-    vector,
+    scale_vector,
 )
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class WeightInt8Pack:
         params = fused.weight_params
         assert params is not None, "accepted without weight params"
         shape = shape_of(fused.x)
-        scale = vector(params.scale, problem.real, problem.n, rw)
+        scale = scale_vector(params, problem.real, problem.n, rw)
         flat = rows_of(fused.x, problem.k, rw)
         weight = self.packer.contiguous(fused.weight, rw)
         y = rw.call(_aten._weight_int8pack_mm.default, flat, weight, scale)
