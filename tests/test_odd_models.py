@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # the ops of PT2E
 import torch.nn.functional as F
 from torch import nn
 
@@ -264,3 +265,65 @@ def test_crossed_bounds_are_kept() -> None:
 
     for own_kernels in (True, False):
         assert torch.equal(compiled(model, x, own_kernels=own_kernels)(x), model(x))
+
+
+class TwoStorages(Odd):
+    """Numbers of two storages, joined after they were dequantized."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        d = torch.ops.quantized_decomposed
+        signed = (0.05, 0, -128, 127, torch.int8)
+        unsigned = (0.05, 9, 0, 255, torch.uint8)
+        a = d.dequantize_per_tensor(d.quantize_per_tensor(x, *signed), *signed)
+        b = d.dequantize_per_tensor(d.quantize_per_tensor(x, *unsigned), *unsigned)
+        return torch.cat([b, a])
+
+
+def test_joined_numbers_of_two_storages_stay_apart() -> None:
+    model = TwoStorages()
+    fast = compiled(model, torch.randn(3, 4))
+
+    x = torch.randn(3, 4) * 5
+    assert torch.equal(fast(x), model(x))
+
+
+class OneChannel(Odd):
+    """A slice with a step that leaves one channel and its scale."""
+
+    s: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        d = torch.ops.quantized_decomposed
+        zeros = torch.zeros(4, dtype=torch.int64)
+        params = (self.s, zeros, 1, -128, 127, torch.int8)
+        y: torch.Tensor = d.dequantize_per_channel(d.quantize_per_channel(x, *params), *params)
+        return y[:, 2:3:2].relu()
+
+
+def test_the_scale_of_one_channel_is_a_scale() -> None:
+    model = OneChannel(s=torch.rand(4) * 0.1 + 0.01)
+    fast = compiled(model, torch.randn(3, 4))
+
+    x = torch.randn(3, 4) * 2
+    assert torch.equal(fast(x), model(x))
+
+
+class ReadsMemory(Odd):
+    """Two linears of one input, of which one result is read by its strides."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.as_strided(F.linear(x, self.a), (2, 8), (16, 1))
+        return y.relu() + 0, F.linear(x, self.b).relu()
+
+
+@pytest.mark.parametrize("check", ["pipeline", "off"])
+def test_a_result_whose_memory_is_read_stays_where_it_is(check: str) -> None:
+    model = ReadsMemory(a=torch.randn(16, 32), b=torch.randn(16, 32))
+    fast = compiled(model, torch.randn(3, 32), check=check)
+
+    x = torch.randn(3, 32)
+    for new, old in zip(fast(x), model(x), strict=True):
+        torch.testing.assert_close(new, old)

@@ -10,7 +10,7 @@ import pytest
 from tests.bench.found import SETTING
 
 from qfuse.bench._torch_api import propagate
-from qfuse.bench.compile_cost import CostRow, growth, verdicts
+from qfuse.bench.compile_cost import CostRow, _linears, growth, verdicts
 from qfuse.bench.page import render
 from qfuse.bench.stats import median
 from qfuse.bench.synthetic import BLOCK, blocks
@@ -47,7 +47,9 @@ def test_every_linear_of_a_block_is_recognized(dynamic: bool) -> None:
     planner = Planner(target, CostModel(CostProfile.pinned()), KernelLibrary(False, "test"))
     lowered = planner.rewrite(captured)
 
-    assert sum(isinstance(event, Lowered) for event in lowered.log) == BLOCK
+    assert _linears(lowered.log) == BLOCK
+    # Queries, keys and values are one.
+    assert len(lowered.log.of(Lowered)) == BLOCK - 2
 
 
 def test_a_propagation_leaves_the_graph_alone() -> None:

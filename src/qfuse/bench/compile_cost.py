@@ -30,7 +30,8 @@ from qfuse.bench.synthetic import blocks
 from qfuse.capture import capture
 from qfuse.cost import CostModel, load_or_measure
 from qfuse.ir.errors import OptionsError, QfuseError
-from qfuse.ir.events import Lowered
+from qfuse.ir.events import Fired, Lowered
+from qfuse.optimize.merge_linears import MergeLinears
 from qfuse.pipeline import Planner
 from qfuse.targets import Target
 from qfuse.zoo import recipes
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from qfuse.bench.progress import Watch
+    from qfuse.ir.events import EventLog
     from qfuse.ir.program import CapturedGraph
 
 __all__ = ["CostOptions", "CostRow", "growth", "main", "run_compile_cost"]
@@ -190,7 +192,7 @@ def _measure(
 ) -> CostRow:
     watch.say(f"building {name}")
     captured = make()
-    linears = sum(isinstance(event, Lowered) for event in planner.rewrite(captured).log)
+    linears = _linears(planner.rewrite(captured).log)
     propagate(captured.module)
     optimizing, propagating = [], []
     watch.say(f"{name}, {linears} linears")
@@ -200,6 +202,12 @@ def _measure(
     watch.advance()
     nodes = sum(node.op == "call_function" for node in captured.graph.nodes)
     return CostRow(name, linears, nodes, tuple(optimizing), tuple(propagating))
+
+
+def _linears(log: EventLog) -> int:
+    """Count the quantized linears of the source: siblings that were merged are several."""
+    merged = sum(len(e.places) - 1 for e in log.of(Fired) if e.rule == MergeLinears.name)
+    return len(log.of(Lowered)) + merged
 
 
 def _cpu_seconds(work: Callable[[], object]) -> float:

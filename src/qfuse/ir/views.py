@@ -294,4 +294,7 @@ def bits_of(value: torch.Tensor) -> bytes:
 
 
 def _bytes(value: torch.Tensor) -> torch.Tensor:
-    return value.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = value.detach().contiguous().reshape(-1)
+    # A single element is contiguous whatever its stride says, but is not viewed as bytes then.
+    flat = flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)

@@ -11,10 +11,10 @@ from qfuse.cost import Bits, ComputeKind, linear_work, pointwise_work, size_rang
 from qfuse.ir import ops
 from qfuse.ir.alias import leaves_graph
 from qfuse.ir.events import Exactness, Fired, MissCode, Missed
-from qfuse.ir.program import constant_of, place_of
+from qfuse.ir.program import constant_of, op_name, place_of
 from qfuse.ir.views import Dequantize, Linear, as_dequantize, as_linear, dtype_of, shape_of
 from qfuse.optimize.concat import concat_bias, concat_params
-from qfuse.optimize.restride import restride
+from qfuse.optimize.restride import restride, rigid_reader
 from qfuse.rewrite.driver import Context, PassResult
 from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.rewrite.rule import Miss
@@ -86,7 +86,8 @@ class MergeLinears(Pass):
     among biased siblings is -0.0, which changes no sum, not even that of two zeros.
 
     Refuses: weights or biases that are computed at run time; weights that others read too, which
-    would be held twice; a weight that a sibling has with another bias; siblings that differ in
+    would be held twice; a weight that a sibling has with another bias; a result of which somebody
+    reads the memory, as ``as_strided`` does; siblings that differ in
     storage, arithmetic or float type, which do not keep the others from merging; what the cost
     model finds slower at the least, the expected or the greatest size.
     """
@@ -196,6 +197,10 @@ def _sibling(node: Node) -> Sibling | Miss:
     if set(weight.users) != readers or set(linear.weight.users) != {linear.node}:
         text = "others read its weight too, which would be held twice"
         return Miss(MissCode.SHARED, weight, text, progress=3)
+    rigid = rigid_reader(node)
+    if rigid is not None:
+        text = "{} reads its memory, which would lie elsewhere in a wider result"
+        return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)
     n, k = (int(size) for size in shape_of(weight))
     if linear.bias is not None and tuple(shape_of(linear.bias)) != (n,):
         return Miss(MissCode.SHAPE, linear.bias, "its bias is not a vector", progress=2)

@@ -16,9 +16,17 @@ if TYPE_CHECKING:
 
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["restride"]
+__all__ = ["restride", "rigid_reader"]
 
 _aten = torch.ops.aten
+# Views of several results, each of which is told by its elements.
+_SPLITS = (
+    _aten.split.Tensor,
+    _aten.split_with_sizes.default,
+    _aten.chunk.default,
+    _aten.unbind.int,
+    _aten.tensor_split.sections,
+)
 
 
 def restride(old: Node, new: Node, rw: Rewriter) -> None:
@@ -38,6 +46,21 @@ def restride(old: Node, new: Node, rw: Rewriter) -> None:
         readers = list(before.users)
         rw.replace(before, after)
         stack += [(r, _again(r, after, rw)) for r in readers if _shows(r, after)]
+
+
+def rigid_reader(node: Node) -> Node | None:
+    """Return a view of ``node`` that says something of its memory and not of its elements."""
+    stack = [node]
+    while stack:
+        source = stack.pop()
+        for reader in source.users:
+            if is_call(reader, *_SPLITS):
+                continue
+            if _shows(reader, source):
+                if movement_of(reader) is None:
+                    return reader
+                stack.append(reader)
+    return None
 
 
 def _shows(reader: Node, source: Node) -> bool:

@@ -104,7 +104,11 @@ def optimize(
     # Before fused ops exist, so that one pass serves linears of every kind.
     MergeLinears().run(program, context)
     # Then grow linears outward: operands, then what follows, in the order of the source.
-    apply_rules(program, [rule() for rule in FUSION_RULES], context)
+    for _ in range(_ROUNDS):
+        apply_rules(program, [rule() for rule in FUSION_RULES], context)
+        # A dequantize that a fused linear has taken in is free to move for its other readers.
+        if not move(program, context):
+            break
     # After fusion, so that only what no fused op took is narrowed.
     if float_dtype is torch.bfloat16:
         NarrowFloats().run(program, context)

@@ -111,6 +111,10 @@ def _refuse_readers(node: Node, parts: Sequence[Dequantize]) -> Miss | None:
 
 def _joined(join: Join, parts: tuple[Dequantize, ...]) -> SinkBelowJoinSite | Miss:
     first = parts[0].params
+    for part in parts:
+        if part.params.spec.dtype != first.spec.dtype:
+            text = "the parts are stored in different dtypes: {} and {}"
+            return Miss(MissCode.DTYPE, part.node, text, first.spec, part.params.spec, progress=3)
     low = min(part.params.spec.quant_min for part in parts)
     high = max(part.params.spec.quant_max for part in parts)
     united = replace(first.spec, quant_min=low, quant_max=high)

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from qfuse.ir.errors import RewriteError
+from qfuse.ir.errors import QfuseError, RewriteError
 from qfuse.ir.events import Fired, MissCode, Missed, Noted, RolledBack
 from qfuse.ir.program import place_of
 from qfuse.ir.schema import overload_of
@@ -151,8 +151,10 @@ class _Run:
             return failed
         try:
             site = rule.match(node)
-        except _BUGS as error:
-            if self._context.strict:
+        except (*_BUGS, QfuseError) as error:
+            # While normalizing, an error of ours is about the model: an op of it is malformed.
+            ours = isinstance(error, QfuseError) and self._context.room == "normalize"
+            if self._context.strict or ours:
                 raise
             text = f"the rule {rule.name} failed here, which is a bug: please report it ({error!r})"
             self._log.add(Noted(self._context.room, text, place_of(node), warn=True))

@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Interpreter
 
+from qfuse.ir import ops
+from qfuse.ir.epilogue import Epilogue
+from qfuse.ir.quant_math import dequantize, quantize
+from qfuse.ir.quant_spec import QuantSpec
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -24,10 +29,10 @@ __all__ = ["run_fixed_order"]
 def run_fixed_order(
     program: StageGraph, inputs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """Return the flat outputs; every ``aten.linear`` adds its products from the first to the last.
+    """Return the flat outputs; every linear, fused or not, adds its products one after the other.
 
     Args:
-        program: A graph before fused ops exist.
+        program: A graph before it is lowered.
         inputs: One tensor per placeholder.
     """
     with torch.no_grad():
@@ -40,7 +45,23 @@ class _FixedOrder(Interpreter):
         if n.target is torch.ops.aten.linear.default:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             return _linear(*args, **kwargs)
+        if n.target is ops.linear:
+            return _fused(*self.fetch_args_kwargs_from_env(n)[0])
         return super().run_node(n)
+
+
+def _fused(*args: Any) -> torch.Tensor:
+    """The meaning of ``qfuse::linear``, with another sum; its arguments in the schema's order."""
+    x, weight = _edge(*args[0:4]), _edge(*args[4:8])
+    y = Epilogue.parse(args[12]).apply(_linear(x, weight, args[8]), args[13])
+    scale, zero_point, spec = args[9:12]
+    return quantize(y, scale, zero_point, QuantSpec.parse(spec)) if spec else y
+
+
+def _edge(
+    value: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: str
+) -> torch.Tensor:
+    return dequantize(value, scale, zero_point, QuantSpec.parse(spec)) if spec else value
 
 
 def _linear(
