@@ -94,18 +94,27 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> Results:
         prepare_machine(plan.threads)
         for case in plan.cases:
             try:
-                matches += _measure_case(case, plan, watch)
+                for match in _measure_case(case, plan, watch):
+                    matches.append(match)
+                    # A run takes hours: what is measured is kept, whatever happens to the rest.
+                    _write(Results(setting, plan.rounds, tuple(matches), skipped), options)
             except WorkerError as error:
                 skipped[case.name] = str(error)
     results = Results(setting, plan.rounds, tuple(matches), skipped)
     show(results, console)
+    _write(results, options)
+    if options.page is not None:
+        console.print(f"the tables are in {options.page}", highlight=False)
+    return results
+
+
+def _write(results: Results, options: BenchOptions) -> None:
+    """Write what was measured to where it was asked for."""
     if options.json is not None:
         text = json.dumps(results.to_dict(), indent=1)
         options.json.write_text(text, encoding="utf-8")
     if options.page is not None:
         write_section(options.page, _SECTION, results=results)
-        console.print(f"the tables are in {options.page}", highlight=False)
-    return results
 
 
 @dataclass(frozen=True, slots=True)
