@@ -124,21 +124,29 @@ def run_compile_cost(options: CostOptions, console: Console) -> list[CostRow]:
         )
     planner = _planner()
     makers = list(_graphs(options))
+    rows: list[CostRow] = []
     with watching(console, len(makers)) as watch:
-        rows = [_measure(planner, name, make, options.rounds, watch) for name, make in makers]
+        for name, make in makers:
+            rows.append(_measure(planner, name, make, options.rounds, watch))
+            # The greatest graphs take minutes to build: what is measured is kept.
+            _write(rows, options)
     console.print(_table(rows))
     for line in verdicts(rows):
         console.print(line, highlight=False)
-    if options.page is not None:
-        write_section(
-            options.page,
-            _SECTION,
-            rows=rows,
-            setting=Setting.here(1),
-            verdicts=verdicts(rows),
-            median=median,
-        )
     return rows
+
+
+def _write(rows: Sequence[CostRow], options: CostOptions) -> None:
+    if options.page is None:
+        return
+    write_section(
+        options.page,
+        _SECTION,
+        rows=rows,
+        setting=Setting.here(1),
+        verdicts=verdicts(rows),
+        median=median,
+    )
 
 
 def verdicts(rows: Sequence[CostRow]) -> list[str]:
@@ -161,12 +169,12 @@ _KINDS = {"PT2E static": False, "PT2E dynamic": True}
 
 
 def _graphs(options: CostOptions) -> Iterator[tuple[str, Callable[[], CapturedGraph]]]:
-    for kind, dynamic in _KINDS.items():
-        for size in SIZES:
-            if size <= options.most:
-                yield kind, _synthetic(size, dynamic=dynamic)
     for name in _MODELS if options.models else ():
         yield f"{name}, torchao dynamic", _model(name)
+    for size in SIZES:
+        for kind, dynamic in _KINDS.items():
+            if size <= options.most:
+                yield kind, _synthetic(size, dynamic=dynamic)
 
 
 def _synthetic(size: int, *, dynamic: bool) -> Callable[[], CapturedGraph]:

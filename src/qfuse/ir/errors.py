@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "USER_CODE_ERRORS",
     "BackendError",
     "BlockError",
     "CacheError",
@@ -15,6 +16,22 @@ __all__ = [
     "RewriteError",
     "VerifyError",
 ]
+
+
+USER_CODE_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+"""What code of somebody else raises when it fails, as far as it is not told to stop."""
 
 
 class QfuseError(Exception):

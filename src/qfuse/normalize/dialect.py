@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
-from qfuse.ir.errors import NormalizeError
+from qfuse.ir.errors import USER_CODE_ERRORS, NormalizeError
 from qfuse.rewrite.rule import Rule
 
 if TYPE_CHECKING:
@@ -24,21 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["ENTRY_POINT_GROUP", "Dialect", "discover", "rules_of"]
 
 ENTRY_POINT_GROUP = "qfuse.dialects"
-
-# What importing somebody's module and reading an attribute of it may raise.
-_BROKEN = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +60,7 @@ def _load(point: EntryPoint) -> Dialect:
     fix = "repair the package, or uninstall it to go on without it"
     try:
         loaded = point.load()
-    except _BROKEN as error:
+    except USER_CODE_ERRORS as error:
         raise NormalizeError(
             f"{what} cannot be loaded: {type(error).__name__}: {error}", fix=fix
         ) from error

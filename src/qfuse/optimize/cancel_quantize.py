@@ -18,7 +18,6 @@ from qfuse.ir.views import (
     Dequantize,
     Quantize,
     QuantParams,
-    as_dequantize,
     as_fused_linear,
     as_quantize,
     as_requantize,
@@ -27,6 +26,7 @@ from qfuse.ir.views import (
     tensor_of,
 )
 from qfuse.optimize.lift_quantize import refuse_layout
+from qfuse.optimize.pairs import quantize_pair
 from qfuse.rewrite.rule import Miss, Rule
 
 if TYPE_CHECKING:
@@ -80,12 +80,10 @@ class CancelQuantize(Rule[CancelQuantizeSite]):
 
     def match(self, node: Node) -> CancelQuantizeSite | Miss:
         """Match a quantize of a dequantize with equal parameters."""
-        quantize = as_quantize(node)
-        assert quantize is not None, "the anchor is a quantize"
-        dequantize = as_dequantize(quantize.x)
-        if dequantize is None:
-            text = "it does not quantize a dequantize"
-            return Miss(MissCode.PATTERN, node, text, progress=0)
+        pair = quantize_pair(node)
+        if isinstance(pair, Miss):
+            return pair
+        quantize, dequantize = pair
         new, old = quantize.params, dequantize.params
         wrong = (
             _refuse_spec(node, new.spec, old.spec)

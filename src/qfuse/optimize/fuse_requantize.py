@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 from qfuse.ir import ops
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.program import op_name
-from qfuse.ir.views import Requantize, as_dequantize, as_quantize, tensor_of
+from qfuse.ir.views import Requantize, tensor_of
+from qfuse.optimize.pairs import quantize_pair
 from qfuse.rewrite.rule import Miss, Rule
 
 if TYPE_CHECKING:
@@ -49,12 +50,10 @@ class FuseRequantize(Rule[FuseRequantizeSite]):
 
     def match(self, node: Node) -> FuseRequantizeSite | Miss:
         """Match a quantize that alone reads a dequantize."""
-        quantize = as_quantize(node)
-        assert quantize is not None, "the anchor is a quantize"
-        dequantize = as_dequantize(quantize.x)
-        if dequantize is None:
-            text = "it does not quantize a dequantize"
-            return Miss(MissCode.PATTERN, node, text, progress=0)
+        pair = quantize_pair(node)
+        if isinstance(pair, Miss):
+            return pair
+        quantize, dequantize = pair
         others = sorted({op_name(user) for user in dequantize.node.users if user is not node})
         if others:
             text = "the real numbers are also read by {}"

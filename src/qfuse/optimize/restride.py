@@ -8,10 +8,9 @@ import torch
 
 from qfuse.ir.movements import movement_of
 from qfuse.ir.schema import is_call, overload_of
+from qfuse.optimize.moving import GraphMover
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from torch.fx import Node
 
     from qfuse.rewrite.rewriter import Rewriter
@@ -79,20 +78,5 @@ def _again(reader: Node, source: Node, rw: Rewriter) -> Node:
             op = overload_of(reader)
             assert op is not None, "a view is a call of an op"
             return rw.call(op, *reader.args, **reader.kwargs)
-        made: Node = movement.again(_Calls(rw), source)
+        made: Node = movement.again(GraphMover(rw), source)
     return made
-
-
-class _Calls:
-    """Lets a movement add its calls."""
-
-    def __init__(self, rw: Rewriter) -> None:
-        self._rw = rw
-
-    def call(self, op: Any, value: Node, *args: Any) -> Node:
-        """Add a call."""
-        return self._rw.call(op, value, *args)
-
-    def sizes(self, node: Node) -> list[Any]:
-        """Return the sizes of a node's value."""
-        return self._rw.sizes(node, node.meta["val"].ndim)

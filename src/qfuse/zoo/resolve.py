@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from qfuse import zoo
-from qfuse.ir.errors import OptionsError
+from qfuse.ir.errors import USER_CODE_ERRORS, OptionsError
 from qfuse.zoo import _torchao_api as ao
 
 if TYPE_CHECKING:
@@ -28,19 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["Loaded", "load"]
 
 _FORMS = "a name of the zoo, module:factory, or the path of a .pt2 file"
-# What making a model may raise; what is not an Exception goes on.
-_FACTORY_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 _RETURNS = "return model, (model, args) or (model, args, kwargs)"
 
 
@@ -145,7 +132,7 @@ def _call_factory(spec: str, sizes: Mapping[str, object]) -> Loaded:
             ) from error
         try:
             made = factory(**{name: _number(value) for name, value in sizes.items()})
-        except _FACTORY_ERRORS as error:
+        except USER_CODE_ERRORS as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             raise OptionsError(
                 f"the factory failed with {type(error).__name__}: {error}",
