@@ -50,6 +50,7 @@ class GraphEditor:
         self._fake_mode: Any = _fake_mode_of(module)
         self._names = {id(t): name for name, t in module.named_buffers(remove_duplicate=False)}
         self._kept: list[torch.Tensor] = []
+        self._counts: dict[str, int] = {}
 
     def rewriter(self, rule: str, anchor: Node) -> Rewriter:
         """Start a rewrite of ``rule`` at ``anchor``."""
@@ -61,10 +62,13 @@ class GraphEditor:
         if known is not None:
             return known
         base = "".join(c if c.isalnum() else "_" for c in hint)
-        name, count = base, 0
+        # Many constants have one hint: counting goes on where it stopped, not from the start.
+        count = self._counts.get(base, 0)
+        name = f"{base}_{count}" if count else base
         while hasattr(self.module, name):
             count += 1
             name = f"{base}_{count}"
+        self._counts[base] = count
         self.module.register_buffer(name, tensor.detach())
         # The module holds the detached alias; keep the caller's object alive so ids stay unique.
         self._names[id(tensor)] = name
