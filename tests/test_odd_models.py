@@ -308,6 +308,27 @@ def test_the_scale_of_one_channel_is_a_scale() -> None:
     assert torch.equal(fast(x), model(x))
 
 
+class SplitRows(Odd):
+    """Two linears of one input, of which one result is split by rows, and the parts flattened."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first, second = torch.split(F.linear(x, self.a), 2)
+        return first.view(-1).relu() + second.view(-1), F.linear(x, self.b).relu()
+
+
+@pytest.mark.parametrize("check", ["pipeline", "off"])
+def test_a_result_that_is_split_by_rows_can_be_flattened(check: str) -> None:
+    model = SplitRows(a=torch.randn(16, 32), b=torch.randn(16, 32))
+    fast = compiled(model, torch.randn(4, 32), check=check)
+
+    x = torch.randn(4, 32)
+    for new, old in zip(fast(x), model(x), strict=True):
+        torch.testing.assert_close(new, old)
+
+
 class ReadsMemory(Odd):
     """Two linears of one input, of which one result is read by its strides."""
 

@@ -87,9 +87,9 @@ class MergeLinears(Pass):
 
     Refuses: weights or biases that are computed at run time; weights that others read too, which
     would be held twice; a weight that a sibling has with another bias; a result of which somebody
-    reads the memory, as ``as_strided`` does; siblings that differ in
-    storage, arithmetic or float type, which do not keep the others from merging; what the cost
-    model finds slower at the least, the expected or the greatest size.
+    reads the memory, as ``as_strided`` does, or which is split; siblings that differ in storage,
+    arithmetic or float type, which do not keep the others from merging; what the cost model finds
+    slower at the least, the expected or the greatest size.
     """
 
     name: ClassVar[str] = "merge-linears"
@@ -199,7 +199,7 @@ def _sibling(node: Node) -> Sibling | Miss:
         return Miss(MissCode.SHARED, weight, text, progress=3)
     rigid = rigid_reader(node)
     if rigid is not None:
-        text = "{} reads its memory, which would lie elsewhere in a wider result"
+        text = "{} depends on its strides, which a part of a wider result has not"
         return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)
     n, k = (int(size) for size in shape_of(weight))
     if linear.bias is not None and tuple(shape_of(linear.bias)) != (n,):

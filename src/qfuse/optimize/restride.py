@@ -18,14 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["restride", "rigid_reader"]
 
 _aten = torch.ops.aten
-# Views of several results, each of which is told by its elements.
-_SPLITS = (
-    _aten.split.Tensor,
-    _aten.split_with_sizes.default,
-    _aten.chunk.default,
-    _aten.unbind.int,
-    _aten.tensor_split.sections,
-)
 
 
 def restride(old: Node, new: Node, rw: Rewriter) -> None:
@@ -48,13 +40,15 @@ def restride(old: Node, new: Node, rw: Rewriter) -> None:
 
 
 def rigid_reader(node: Node) -> Node | None:
-    """Return a view of ``node`` that says something of its memory and not of its elements."""
+    """Return a view of ``node`` that cannot be made again on other strides.
+
+    It says something of memory and not of elements, as ``as_strided`` does; or it has several
+    results, whose own views would have to be made again too.
+    """
     stack = [node]
     while stack:
         source = stack.pop()
         for reader in source.users:
-            if is_call(reader, *_SPLITS):
-                continue
             if _shows(reader, source):
                 if movement_of(reader) is None:
                     return reader
@@ -68,15 +62,12 @@ def _shows(reader: Node, source: Node) -> bool:
     views = (_aten._unsafe_view.default, _aten.reshape.default)
     if op is None or not (op.is_view or is_call(reader, *views)):
         return False
-    return isinstance(reader.meta["val"], torch.Tensor) and reader.all_input_nodes[0] is source
+    return reader.all_input_nodes[0] is source
 
 
 def _again(reader: Node, source: Node, rw: Rewriter) -> Node:
     movement = movement_of(reader)
+    assert movement is not None, "a value with a rigid reader is not given other strides"
     with rw.before(reader):
-        if movement is None:
-            op = overload_of(reader)
-            assert op is not None, "a view is a call of an op"
-            return rw.call(op, *reader.args, **reader.kwargs)
         made: Node = movement.again(GraphMover(rw), source)
     return made
