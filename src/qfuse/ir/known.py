@@ -72,10 +72,10 @@ def fixed_zero_point(spec: ChooseSpec) -> int | None:
             return int((spec.quant_max + spec.quant_min + 1) / 2)
         case Formula.DECOMPOSED_SYMMETRIC:
             return 128 if spec.dtype is torch.uint8 else 0
-        case Formula.TOKEN_SYMMETRIC | Formula.AO_FLOAT8:
-            return 0
         case Formula.AO_ASYMMETRIC | Formula.DECOMPOSED_AFFINE | Formula.TOKEN_ASYMMETRIC:
             return None
+        case _:
+            return 0
 
 
 def bounds_of(node: Node, *, look: bool = True) -> Bounds | None:

@@ -12,6 +12,7 @@ from qfuse.ir.errors import BlockError, VerifyError
 from qfuse.ir.program import constant_of, place_of
 from qfuse.ir.views import (
     QuantParams,
+    as_choose,
     as_dequantize,
     as_fused_linear,
     as_quantize,
@@ -115,6 +116,9 @@ def _verify_params(node: Node) -> None:
         _verify_edge(node, node, requantize.out_params, real=None)
         if requantize.params.spec.real != requantize.out_params.spec.real:
             raise _broken(node, "its two sides have real edges of other types")
+    elif (choose := as_choose(node)) is not None:
+        if (choose.outer_scale is None) == choose.spec.outer:
+            raise _broken(node, f"a second scale is given or asked for, not both: {choose.spec}")
     elif (fused := as_fused_linear(node)) is not None:
         for value, params in (
             (fused.x, fused.x_params),
@@ -131,10 +135,14 @@ def _verify_edge(at: Node, stored: Node, params: QuantParams, real: Node | None)
         raise _broken(at, f"stored numbers are {dtype_of(stored)}, the spec says {spec}")
     if real is not None and dtype_of(real) != spec.real:
         raise _broken(at, f"real numbers are {dtype_of(real)}, the spec says {spec}")
+    if spec.scale_format.dtype not in {None, dtype_of(params.scale)}:
+        raise _broken(at, f"the scale is {dtype_of(params.scale)}, the spec says {spec}")
+    outer = params.outer_scale
     try:
         spec.check(shape_of(stored), shape_of(params.scale))
         if params.zero_point is not None:
             spec.check(shape_of(stored), shape_of(params.zero_point))
+        spec.check_outer(shape_of(stored), None if outer is None else shape_of(outer))
     except BlockError as error:
         raise _broken(at, error.what) from error
 
