@@ -29,7 +29,7 @@ from qfuse.ir.quant_spec import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ChooseSpec", "Formula", "choose_qparams"]
+__all__ = ["ChooseSpec", "Formula", "choose_qparams", "fixed_zero_point"]
 
 
 class Formula(StrEnum):
@@ -145,6 +145,19 @@ def _parse(text: str) -> ChooseSpec:
         element,
         found["outer"] is not None,
     )
+
+
+def fixed_zero_point(spec: ChooseSpec) -> int | None:
+    """Return the zero point that a formula always chooses, ``None`` if it depends on the data."""
+    match spec.formula:
+        case Formula.AO_SYMMETRIC | Formula.AO_SYMMETRIC_NO_CLIPPING:
+            return int((spec.quant_max + spec.quant_min + 1) / 2)
+        case Formula.DECOMPOSED_SYMMETRIC:
+            return 128 if spec.dtype is torch.uint8 else 0
+        case Formula.AO_ASYMMETRIC | Formula.DECOMPOSED_AFFINE | Formula.TOKEN_ASYMMETRIC:
+            return None
+        case _:
+            return 0
 
 
 def choose_qparams(

@@ -37,8 +37,10 @@ __all__ = [
     "bits_equal",
     "bits_of",
     "dtype_of",
+    "edge_args",
     "node_of",
     "optional_node",
+    "params_of",
     "scalar_of",
     "shape_of",
     "tensor_of",
@@ -178,7 +180,7 @@ def as_quantize(value: object) -> Quantize | None:
     if not isinstance(value, Node) or not is_call(value, ops.quantize):
         return None
     a = arguments(value)
-    params = _params(a["spec"], a["scale"], a["zero_point"], a["outer_scale"])
+    params = params_of(a["spec"], a["scale"], a["zero_point"], a["outer_scale"])
     assert params is not None, f"a quantize needs a spec: {value.format_node()}"
     return Quantize(value, node_of(a["x"]), params)
 
@@ -188,7 +190,7 @@ def as_dequantize(value: object) -> Dequantize | None:
     if not isinstance(value, Node) or not is_call(value, ops.dequantize):
         return None
     a = arguments(value)
-    params = _params(a["spec"], a["scale"], a["zero_point"], a["outer_scale"])
+    params = params_of(a["spec"], a["scale"], a["zero_point"], a["outer_scale"])
     assert params is not None, f"a dequantize needs a spec: {value.format_node()}"
     return Dequantize(value, node_of(a["q"]), params)
 
@@ -198,8 +200,8 @@ def as_requantize(value: object) -> Requantize | None:
     if not isinstance(value, Node) or not is_call(value, ops.requantize):
         return None
     a = arguments(value)
-    params = _params(a["spec"], a["scale"], a["zero_point"], a["outer_scale"])
-    out = _params(a["out_spec"], a["out_scale"], a["out_zero_point"], a["out_outer_scale"])
+    params = params_of(a["spec"], a["scale"], a["zero_point"], a["outer_scale"])
+    out = params_of(a["out_spec"], a["out_scale"], a["out_zero_point"], a["out_outer_scale"])
     assert params is not None, f"a requantize needs a spec: {value.format_node()}"
     assert out is not None, f"a requantize needs a spec of its result: {value.format_node()}"
     return Requantize(value, node_of(a["q"]), params, out)
@@ -232,13 +234,13 @@ def as_fused_linear(value: object) -> FusedLinear | None:
     return FusedLinear(
         value,
         node_of(a["x"]),
-        _params(a["x_spec"], a["x_scale"], a["x_zero_point"], a["x_outer_scale"]),
+        params_of(a["x_spec"], a["x_scale"], a["x_zero_point"], a["x_outer_scale"]),
         node_of(a["weight"]),
-        _params(
+        params_of(
             a["weight_spec"], a["weight_scale"], a["weight_zero_point"], a["weight_outer_scale"]
         ),
         optional_node(a["bias"]),
-        _params(a["out_spec"], a["out_scale"], a["out_zero_point"], a["out_outer_scale"]),
+        params_of(a["out_spec"], a["out_scale"], a["out_zero_point"], a["out_outer_scale"]),
         Epilogue.parse(str(a["epilogue"])),
         tuple(node_of(e) for e in extras),
     )
@@ -281,13 +283,23 @@ def scalar_of(node: Node) -> int | float | None:
     return item
 
 
-def _params(
-    spec: Argument, scale: Argument, zero_point: Argument, outer: Argument
+def params_of(
+    spec: Argument, scale: Argument, zero_point: Argument, outer: Argument = None
 ) -> QuantParams | None:
+    """Return the parameters of an edge, which is float if the spec is empty."""
     if not spec:
         return None
     found = QuantSpec.parse(str(spec))
     return QuantParams(found, node_of(scale), optional_node(zero_point), optional_node(outer))
+
+
+def edge_args(params: QuantParams | None) -> tuple[Argument, ...]:
+    """Return scale, zero point and spec as arguments; those of a float edge for ``None``.
+
+    For ops whose edges have no second level of scales.
+    """
+    assert params is None or params.outer_scale is None, f"one level of scales: {params}"
+    return _edge_args(params)
 
 
 def _edge_args(params: QuantParams | None) -> tuple[Argument, ...]:

@@ -53,8 +53,8 @@ class _FixedOrder(Interpreter):
 def _fused(*args: Any) -> torch.Tensor:
     """The meaning of ``qfuse::linear``, with another sum; its arguments in the schema's order."""
     outer = [*args[14:], None, None, None]
-    x = _edge(*args[0:4], outer_scale=outer[0])
-    weight = _edge(*args[4:8], outer_scale=outer[1])
+    x = _edge(args[0], args[1], args[2], args[3], outer[0])
+    weight = _edge(args[4], args[5], args[6], args[7], outer[1])
     y = Epilogue.parse(args[12]).apply(_linear(x, weight, args[8]), args[13])
     scale, zero_point, spec = args[9:12]
     return quantize(y, scale, zero_point, QuantSpec.parse(spec), outer[2]) if spec else y
