@@ -50,7 +50,8 @@ class StageSpec:
 
 
 STAGES: dict[str, StageSpec] = {
-    "captured": StageSpec(own=()),
+    # A model may be written in canonical ops, or come with them from another compiler.
+    "captured": StageSpec(own=ops.CANONICAL),
     "normal": StageSpec(own=ops.CANONICAL),
     "optimized": StageSpec(own=(*ops.CANONICAL, *ops.FUSED)),
     "lowered": StageSpec(own=(), kernels=True),
