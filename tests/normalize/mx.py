@@ -38,7 +38,8 @@ class Scales(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scale, _ = to_mx(x, self.dtype, self.block, self.mode)
-        return scale.to(torch.float32)
+        numbers: torch.Tensor = scale.to(torch.float32)
+        return numbers
 
 
 class Quantizes(Scales):
@@ -46,7 +47,8 @@ class Quantizes(Scales):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         _, q = to_mx(x, self.dtype, self.block, self.mode)
-        return q.to(torch.float32)
+        numbers: torch.Tensor = q.to(torch.float32)
+        return numbers
 
 
 class Dequantizes(nn.Module):
@@ -57,7 +59,8 @@ class Dequantizes(nn.Module):
         self.real, self.block = real, block
 
     def forward(self, q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        return to_dtype(q, scale, q.dtype, self.block, self.real)
+        real: torch.Tensor = to_dtype(q, scale, q.dtype, self.block, self.real)
+        return real
 
 
 def hard(real: torch.dtype, *shape: int) -> torch.Tensor:

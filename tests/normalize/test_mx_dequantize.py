@@ -77,7 +77,8 @@ class Weight(nn.Module):
             held.act_quant_kwargs,
             held.is_swizzled_scales,
         )
-        return x @ again.dequantize().t()
+        real: torch.Tensor = again.dequantize()
+        return x @ real.t()
 
 
 @pytest.mark.numeric
@@ -91,7 +92,8 @@ def test_scales_of_a_weight_are_put_in_order_now() -> None:
 def test_refuses_scales_that_are_not_one_per_block() -> None:
     class Transposed(nn.Module):
         def forward(self, q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-            return Dequantizes(torch.float32)(q.reshape(4, 64), scale)
+            real: torch.Tensor = Dequantizes(torch.float32)(q.reshape(4, 64), scale)
+            return real
 
     # The rows of the stored numbers are not those of the scales, though there are as many blocks.
     q, scale = stored(torch.float8_e4m3fn, 2, 128)
