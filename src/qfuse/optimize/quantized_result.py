@@ -90,8 +90,8 @@ class Kept:
 def quantized_result(quantize: Quantize) -> QuantizedResult | Miss:
     """Tell whether the parameters of a quantize are chosen for its own input.
 
-    Refuses: scales of two levels; a choice for other blocks, for another storage, or whose zero point is left out
-    although it may be another than zero.
+    Refuses: scales of two levels; a choice for other blocks, for another storage, or whose zero
+    point is left out although it may be another than zero.
     """
     params = quantize.params
     if params.outer_scale is not None:
