@@ -6,106 +6,37 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.optimize.micro_cases import SPECS, chosen, dequantized, mx, nv, params
 from tests.optimize.move_cases import Graph, applied, only_miss, steps
 
 from qfuse.ir import ops
-from qfuse.ir.choose_spec import ChooseSpec, Formula
-from qfuse.ir.elements import CONTAINER, Element, ScaleFormat
+from qfuse.ir.elements import ScaleFormat
 from qfuse.ir.events import MissCode
-from qfuse.ir.program import OptimizedGraph
-from qfuse.ir.quant_spec import Arithmetic, QuantSpec, ZeroPointDomain
+from qfuse.ir.quant_spec import QuantSpec, ZeroPointDomain
 from qfuse.ir.verify import verify
-from qfuse.ir.views import as_dequantize, as_fused_linear, as_linear, as_quantize
+from qfuse.ir.views import as_dequantize, as_quantize
 from qfuse.optimize.cancel_quantize import CancelQuantize
 from qfuse.optimize.combine import Combine
-from qfuse.optimize.fuse_linear import FuseLinear
-from qfuse.optimize.fuse_output_quantize import FuseOutputQuantize
 from qfuse.optimize.fuse_requantize import FuseRequantize
 from qfuse.optimize.lift_above_join import LiftAboveJoin
 from qfuse.optimize.lift_above_pad import LiftAbovePad
 from qfuse.optimize.lift_choose import LiftChoose
 from qfuse.optimize.lift_quantize import LiftQuantize
-from qfuse.optimize.merge_linears import MergeLinears
 from qfuse.optimize.sink_below_join import SinkBelowJoin
 from qfuse.optimize.sink_below_pad import SinkBelowPad
 from qfuse.optimize.sink_below_split import SinkBelowSplit
 from qfuse.optimize.sink_dequantize import SinkDequantize
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context, apply_rules
-from qfuse.rewrite.rule import Miss
+from qfuse.rewrite.driver import Context
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import bits_same, random_inputs
 
 if TYPE_CHECKING:
-    from collections import Counter
-
     from torch.fx import Node
 
-    from qfuse.ir.program import NormalGraph
-    from qfuse.ir.quant_spec import Block
-    from qfuse.rewrite.rule import Rule
 
 aten = torch.ops.aten
-E8M0, E4M3 = torch.float8_e8m0fnu, torch.float8_e4m3fn
 NONE = ZeroPointDomain.NONE
-
-
-def mx(*block: int | None, element: Element = Element.E2M1) -> QuantSpec:
-    """A spec with powers of two."""
-    low, high = (-448, 448) if element is Element.WHOLE else (-6, 6)
-    return QuantSpec(
-        CONTAINER, low, high, block, torch.float32, Arithmetic(), NONE, element, ScaleFormat.E8M0
-    )
-
-
-def nv(*block: int | None, outer: Block | None = None) -> QuantSpec:
-    """A spec with scales of two levels, of which the second is the tensor's unless told."""
-    whole: Block = (None,) * len(block) if outer is None else outer
-    form, element = ScaleFormat.E4M3, Element.E2M1
-    return QuantSpec(
-        CONTAINER, -6, 6, block, torch.float32, Arithmetic(), NONE, element, form, whole
-    )
-
-
-def params(g: Graph, spec: QuantSpec, *shape: int) -> tuple[Any, ...]:
-    """Constant scales and the text of the spec, as arguments."""
-    grid = [int(n) for n in spec.grid(shape)]
-    if spec.outer is None:
-        scale = torch.randint(120, 130, grid).to(torch.uint8).view(E8M0)
-        return g.constant(scale, "scale"), None, str(spec)
-    scale = (torch.rand(grid) * 3 + 0.1).to(E4M3)
-    sizes = [int(n) for n in spec.with_block(spec.outer, spec.outer).grid(shape)]
-    outer = g.constant(torch.rand(sizes) * 0.3 + 0.1, "outer")
-    return g.constant(scale, "scale"), None, str(spec), outer
-
-
-def chosen(g: Graph, x: Node, spec: QuantSpec) -> tuple[Any, ...]:
-    """Scales of both levels, chosen from the tensor."""
-    rest = (CONTAINER, spec.quant_min, spec.quant_max)
-    if spec.outer is None:
-        choose = ChooseSpec(Formula.MX_RCEIL, *rest, spec.block, 0.0, E8M0, element=spec.element)
-        return g.b.item(g.call(ops.choose_qparams, x, str(choose)), 0), None, str(spec)
-    whole = ChooseSpec(Formula.NVFP4_OUTER, *rest, spec.outer, 0.0, element=spec.element)
-    outer = g.b.item(g.call(ops.choose_qparams, x, str(whole)), 0)
-    choose = ChooseSpec(
-        Formula.NVFP4, *rest, spec.block, 0.015625, E4M3, element=spec.element, outer=True
-    )
-    scale = g.b.item(g.call(ops.choose_qparams, x, str(choose), outer), 0)
-    return scale, None, str(spec), outer
-
-
-def dequantized(g: Graph, spec: QuantSpec, *shape: int, real: Node | None = None) -> Node:
-    """A quantize and dequantize of an input with constant scales."""
-    x = (
-        g.b.arg(f"y{len(list(g.b.module.graph.nodes))}", torch.float32, *shape)
-        if real is None
-        else real
-    )
-    args = params(g, spec, *shape)
-    return g.call(ops.dequantize, g.call(ops.quantize, x, *args), *args)
-
-
-SPECS = [mx(1, 32), nv(1, 16)]
 
 
 @pytest.mark.numeric
@@ -305,123 +236,3 @@ def test_quantizes_with_other_second_levels_are_not_one() -> None:
 
 def _value(g: Graph, node: Node) -> torch.Tensor:
     return g.b.module.get_buffer(str(node.target))
-
-
-def linears(
-    g: Graph, x: Node, *weights: tuple[int, QuantSpec], k: int = 64, shared: bool = False
-) -> NormalGraph:
-    """Linears of one value, with stored weights."""
-    outer = g.constant(torch.rand(1, 1), "outer") if shared else None
-    ys = []
-    for n, spec in weights:
-        args = params(g, spec, n, k)
-        args = args if outer is None else (*args[:3], outer)
-        numbers = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.5, -3.0])
-        q = numbers[torch.randint(0, 10, (n, k))].to(CONTAINER)
-        weight = g.call(ops.dequantize, g.constant(q, "w"), *args)
-        ys.append(g.call(aten.neg.default, g.call(aten.linear.default, x, weight)))
-    return g.done(*ys)
-
-
-def merged(program: NormalGraph) -> list[Any]:
-    """Merge, compare by bits, and return the dequantizes of weights that are left."""
-    source = clone(program)
-    MergeLinears().run(program, Context("optimize"))
-    verify(program)
-    inputs = random_inputs(program)
-    assert bits_same(run_fixed_order(program, inputs), run_fixed_order(source, inputs))
-    found = [v for n in program.graph.nodes if (v := as_linear(n)) is not None]
-    return [as_dequantize(linear.weight) for linear in found]
-
-
-@pytest.mark.numeric
-@pytest.mark.parametrize(
-    ("weights", "block", "outer"),
-    [
-        ([(6, mx(1, 32)), (2, mx(1, 32)), (3, mx(1, 32))], (1, 32), None),
-        ([(6, mx(1, 32)), (2, mx(1, 16))], (1, 16), None),
-        ([(4, mx(2, 32)), (2, mx(2, 32))], (2, 32), None),
-        ([(6, nv(1, 16)), (2, nv(1, 16))], (1, 16), (1, None)),
-        ([(6, nv(1, 16, outer=(1, None))), (2, nv(1, 16))], (1, 16), (1, None)),
-        ([(4, nv(1, 16, outer=(2, 32))), (2, nv(1, 8))], (1, 8), (1, 32)),
-    ],
-)
-def test_weights_merge_and_second_levels_are_spread(
-    weights: list[tuple[int, QuantSpec]], block: Block, outer: Block | None
-) -> None:
-    g = Graph(3, 64)
-    (weight,) = merged(linears(g, g.x, *weights))
-    assert weight.params.spec.block == block
-    assert weight.params.spec.outer == outer
-
-
-@pytest.mark.numeric
-def test_one_second_level_stays_one() -> None:
-    g = Graph(3, 64)
-    (weight,) = merged(linears(g, g.x, (6, nv(1, 16)), (2, nv(1, 16)), shared=True))
-    assert weight.params.spec.outer == (None, None)
-    assert tuple(weight.params.outer_scale.meta["val"].shape) == (1, 1)
-
-
-@pytest.mark.numeric
-@pytest.mark.parametrize("other", [mx(1, 16), mx(1, 16, element=Element.WHOLE)])
-def test_weights_in_other_formats_do_not_merge(other: QuantSpec) -> None:
-    g = Graph(3, 64)
-    assert len(merged(linears(g, g.x, (6, nv(1, 16)), (2, other)))) == 2
-    g = Graph(3, 64)
-    assert len(merged(linears(g, g.x, (6, mx(1, 16)), (2, mx(1, 16, element=Element.WHOLE))))) == 2
-
-
-def fused(program: NormalGraph, *rules: type[Rule[Any]]) -> Counter[str]:
-    """Apply rules that make fused ops; return what fired."""
-    fired = apply_rules(program, [rule() for rule in rules], Context("optimize")).fired
-    verify(OptimizedGraph(program.module, program.signature, program.log))
-    return fired
-
-
-@pytest.mark.numeric
-@pytest.mark.parametrize("spec", SPECS, ids=["mx", "nvfp4"])
-def test_linears_take_their_edges(spec: QuantSpec) -> None:
-    g = Graph(3, 64)
-    program = linears(g, dequantized(g, spec, 3, 64, real=g.x), (6, spec))
-    source = clone(program)
-    assert fused(program, FuseLinear) == {"fuse-linear": 1}
-    (fused_linear,) = [v for n in program.graph.nodes if (v := as_fused_linear(n)) is not None]
-    for edge in (fused_linear.x_params, fused_linear.weight_params):
-        assert edge is not None
-        assert (edge.outer_scale is None) == (spec.outer is None)
-    inputs = random_inputs(program)
-    assert bits_same(run_fixed_order(program, inputs), run_fixed_order(source, inputs))
-
-
-@pytest.mark.numeric
-@pytest.mark.parametrize("spec", SPECS, ids=["mx", "nvfp4"])
-def test_a_static_output_is_an_edge_too(spec: QuantSpec) -> None:
-    g = Graph(3, 64)
-    args = params(g, nv(1, 16), 64, 64)
-    q = g.constant(torch.randint(-3, 4, (64, 64)).float().to(CONTAINER), "w")
-    y = g.call(aten.linear.default, g.x, g.call(ops.dequantize, q, *args))
-    out = params(g, spec, 3, 64)
-    program = g.done(g.call(ops.dequantize, g.call(ops.quantize, y, *out), *out))
-    source = clone(program)
-
-    fired = fused(program, FuseLinear, FuseOutputQuantize)
-    assert fired == {"fuse-linear": 1, "fuse-output-quantize": 1}
-    inputs = random_inputs(program)
-    assert bits_same(run_fixed_order(program, inputs), run_fixed_order(source, inputs))
-
-
-def test_an_output_with_a_second_level_from_run_time_is_none() -> None:
-    g = Graph(3, 64)
-    args = params(g, nv(1, 16), 64, 64)
-    q = g.constant(torch.zeros(64, 64).to(CONTAINER), "w")
-    y = g.call(aten.linear.default, g.x, g.call(ops.dequantize, q, *args))
-    scale, _, text, _ = params(g, nv(1, 16), 3, 64)
-    outer = g.b.arg("outer", torch.float32, 1, 1)
-    program = g.done(g.call(ops.quantize, y, scale, None, text, outer))
-    fused(program, FuseLinear)
-
-    (node,) = [n for n in program.graph.nodes if as_quantize(n) is not None]
-    miss = FuseOutputQuantize().match(node)
-    assert isinstance(miss, Miss)
-    assert (miss.code, miss.at) == (MissCode.NOT_CONSTANT, outer)
