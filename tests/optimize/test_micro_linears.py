@@ -13,7 +13,6 @@ from qfuse.ir import ops
 from qfuse.ir.elements import CONTAINER, Element
 from qfuse.ir.events import MissCode
 from qfuse.ir.program import OptimizedGraph
-from qfuse.ir.quant_spec import QuantSpec
 from qfuse.ir.verify import verify
 from qfuse.ir.views import as_dequantize, as_fused_linear, as_linear, as_quantize
 from qfuse.optimize.fuse_linear import FuseLinear
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
     from qfuse.ir.program import NormalGraph
-    from qfuse.ir.quant_spec import Block
+    from qfuse.ir.quant_spec import Block, QuantSpec
     from qfuse.rewrite.rule import Rule
 
 aten = torch.ops.aten
