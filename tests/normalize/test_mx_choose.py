@@ -7,6 +7,7 @@ import torch
 from expecttest import assert_expected_inline
 from tests.normalize.mx import MODES, Scales, hard, normalized
 from tests.normalize.sources import fired, ops_of
+from torch import nn
 
 from qfuse.ir.events import MissCode, Missed
 from qfuse.ir.schema import is_call
@@ -74,6 +75,24 @@ def test_a_spelling_that_computes_something_else_is_refused(
     (miss,) = [m for m in program.log.of(Missed) if m.rule == NormalizeMxChoose.name]
     assert miss.code is MissCode.PATTERN
     assert "in a way that qfuse does not know" in miss.reason
+
+
+class Narrow(nn.Module):
+    """The ratio is rounded to bfloat16, which torchao does not do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        peak = x.view(-1, 2, 32).abs().amax(-1).unsqueeze(-1)
+        ratio = peak / 448.0
+        finite = (ratio.log2().ceil().clamp(-127, 127) + 127).to(torch.uint8)
+        codes = torch.where(ratio.isinf(), 254, finite)
+        codes = torch.where(ratio.isnan(), 255, codes)
+        return codes.view(torch.float8_e8m0fnu).to(torch.float32)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(("dtype", "known"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_refuses_arithmetic_in_bfloat16(dtype: torch.dtype, known: bool) -> None:
+    assert bool(ops_of(normalized(Narrow(), torch.randn(4, 64).to(dtype)))) == known
 
 
 def test_refuses_a_peak_of_something_else() -> None:

@@ -73,3 +73,14 @@ def test_what_may_be_missing() -> None:
     assert find(pattern, graph.call_function(aten.abs.default, (y,))) == {"x": x}
     assert find(pattern, graph.call_function(aten.abs.default, (x,))) == {"x": x}
     assert find(pattern, graph.call_function(aten.abs.default, (z,))) == {"x": z}
+
+
+def test_what_is_missing_has_its_type() -> None:
+    cast = Call(aten._to_copy.default, {"self": X, "dtype": torch.float32})
+    pattern = Call(aten.abs.default, {"self": Maybe(cast, torch.float32)})
+    graph = Graph()
+    x = graph.placeholder("x")
+    outer = graph.call_function(aten.abs.default, (x,))
+    for dtype, fits in ((torch.float32, True), (torch.bfloat16, False)):
+        x.meta["val"] = torch.empty(2, dtype=dtype)
+        assert (find(pattern, outer) is not None) == fits
