@@ -68,7 +68,8 @@ def test_nvfp4_layers_multiply_what_torchao_stores(static: bool) -> None:
 
     def stored(value: torch.Tensor, amax: torch.Tensor) -> torch.Tensor:
         scale = per_tensor_amax_to_scale(amax)
-        return NVFP4Tensor.to_nvfp4(value, per_tensor_scale=scale).dequantize()
+        real: torch.Tensor = NVFP4Tensor.to_nvfp4(value, per_tensor_scale=scale).dequantize()
+        return real
 
     with torch.no_grad():
         rows, weight = x.reshape(-1, 96), source.weight
@@ -83,7 +84,8 @@ def test_float8_layers_multiply_what_torchao_stores(per_tensor: bool) -> None:
     def stored(value: torch.Tensor, block: list[int]) -> torch.Tensor:
         scale = _choose_scale_float8(value, block)
         q = _quantize_affine_float8(value, scale)
-        return _dequantize_affine_float8(q, scale)
+        real: torch.Tensor = _dequantize_affine_float8(q, scale)
+        return real
 
     with torch.no_grad():
         rows = stored(x, [7, 96] if per_tensor else [1, 96])
@@ -119,12 +121,12 @@ class Tied(nn.Module):
 def test_what_is_shared_stays_shared() -> None:
     model = Tied()
     made = recipes.quantize(model, "mxfp4", (torch.randn(2, 64),)).model
-    assert isinstance(made, Tied)
-    assert isinstance(made.first, MicroLinear)
-    assert made.first.weight is made.second.weight
-    assert made.first.bias is not made.second.bias
-    assert made.third is made.again
-    assert isinstance(model.first, nn.Linear), "the source is left alone"
+    first, second = made.get_submodule("first"), made.get_submodule("second")
+    assert isinstance(first, MicroLinear)
+    assert first.weight is second.weight
+    assert first.bias is not second.bias
+    assert made.get_submodule("third") is made.get_submodule("again")
+    assert type(model.first) is nn.Linear, "the source is left alone"
 
 
 def test_rows_that_blocks_do_not_tile_are_left() -> None:
