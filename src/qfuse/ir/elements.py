@@ -117,8 +117,8 @@ def round_to_element(x: torch.Tensor, element: Element) -> torch.Tensor:
     field = field.clamp(min=_BIAS + element.least_exponent) - element.mantissa_bits
     step = (field << _FIELD).view(torch.float32)
     rounded = (torch.round(size / step) * step).clamp(max=element.greatest)
-    rounded = torch.where(torch.isnan(size), 1.5, rounded)
-    return torch.copysign(rounded, x)
+    # Filling, since tracing takes the number of a torch.where for a tensor of its own.
+    return torch.copysign(rounded.masked_fill(torch.isnan(size), 1.5), x)
 
 
 def encode(values: torch.Tensor, element: Element) -> torch.Tensor:
@@ -163,5 +163,5 @@ def scale_divisor(scale: torch.Tensor, *, reciprocal: bool) -> torch.Tensor:
         bits = codes.to(torch.int32) << _FIELD
         return bits.view(torch.float32).clamp(min=torch.finfo(torch.float32).tiny)
     power = torch.exp2(_BIAS - codes.to(torch.float32))
-    power = torch.where(codes == 0, 1.0, power)
-    return torch.where(codes == _NAN_CODE, math.nan, power)
+    power = power.masked_fill(codes == 0, 1.0)
+    return power.masked_fill(codes == _NAN_CODE, math.nan)

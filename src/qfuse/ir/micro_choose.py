@@ -41,8 +41,8 @@ def power_scale(
 
 def _ratio_codes(ratio: torch.Tensor) -> torch.Tensor:
     rounded = torch.clamp(torch.ceil(torch.log2(ratio)), min=-_BIAS, max=_BIAS) + _BIAS
-    known = torch.where(torch.isinf(ratio), _INFINITE, rounded)
-    return torch.where(torch.isnan(ratio), _NAN, known).to(torch.uint8)
+    known = rounded.masked_fill(torch.isinf(ratio), _INFINITE)
+    return known.masked_fill(torch.isnan(ratio), _NAN).to(torch.uint8)
 
 
 def _exponent_codes(peak: torch.Tensor, rounding: str, top: float, mantissa: int) -> torch.Tensor:
@@ -55,7 +55,7 @@ def _exponent_codes(peak: torch.Tensor, rounding: str, top: float, mantissa: int
         exponent = exponent + ((bits & ((1 << _FIELD) - 1)) > 0)
     of_top = math.frexp(top)[1] - 1
     codes = torch.clamp(exponent - of_top, min=-_BIAS, max=_BIAS + 1) + _BIAS
-    return torch.where(torch.isnan(peak), _NAN, codes).to(torch.uint8)
+    return codes.masked_fill(torch.isnan(peak), _NAN).to(torch.uint8)
 
 
 def block_scale(
