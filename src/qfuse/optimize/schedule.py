@@ -11,6 +11,7 @@ from qfuse.ir.events import Missed
 from qfuse.ir.program import NormalGraph, OptimizedGraph
 from qfuse.ir.verify import verify
 from qfuse.optimize.cancel_quantize import CancelQuantize
+from qfuse.optimize.cancel_split import CancelSplit
 from qfuse.optimize.combine import Combine
 from qfuse.optimize.fuse_activation import FuseActivation
 from qfuse.optimize.fuse_add import FuseAdd
@@ -23,11 +24,13 @@ from qfuse.optimize.lift_above_pad import LiftAbovePad
 from qfuse.optimize.lift_choose import LiftChoose
 from qfuse.optimize.lift_quantize import LiftQuantize
 from qfuse.optimize.merge_linears import MergeLinears
+from qfuse.optimize.merge_splits import MergeSplits
 from qfuse.optimize.narrow_floats import NarrowFloats
 from qfuse.optimize.sink_below_join import SinkBelowJoin
 from qfuse.optimize.sink_below_pad import SinkBelowPad
 from qfuse.optimize.sink_below_split import SinkBelowSplit
 from qfuse.optimize.sink_dequantize import SinkDequantize
+from qfuse.optimize.sink_split import SinkSplit
 from qfuse.rewrite.driver import Context, apply_rules
 
 if TYPE_CHECKING:
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from qfuse.ir.program import StageGraph
     from qfuse.rewrite.rule import Rule
 
-__all__ = ["FUSION_RULES", "MOVING_RULES", "move", "optimize"]
+__all__ = ["FUSION_RULES", "MOVING_RULES", "SPLIT_RULES", "move", "optimize"]
 
 MOVING_RULES: tuple[type[Rule[Any]], ...] = (
     LiftChoose,
@@ -52,6 +55,8 @@ MOVING_RULES: tuple[type[Rule[Any]], ...] = (
 )
 # A second round finds what equal nodes have hidden, a third hardly ever anything.
 _ROUNDS = 4
+
+SPLIT_RULES: tuple[type[Rule[Any]], ...] = (CancelSplit, MergeSplits, SinkSplit)
 
 FUSION_RULES: tuple[type[Rule[Any]], ...] = (
     FuseLinear,
@@ -103,6 +108,9 @@ def optimize(
     move(program, context)
     # Before fused ops exist, so that one pass serves linears of every kind.
     MergeLinears().run(program, context)
+    # What is done alike on the parts of a merged result is done on the whole. Before fusing, so that
+    # a linear may take it into its epilogue.
+    apply_rules(program, [rule() for rule in SPLIT_RULES], context)
     # Then grow linears outward: operands, then what follows, in the order of the source.
     for _ in range(_ROUNDS):
         apply_rules(program, [rule() for rule in FUSION_RULES], context)
