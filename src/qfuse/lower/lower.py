@@ -95,7 +95,7 @@ class _Lowering:
         lower_int_products(self._program, self._target, self._editor, self._context)
         # Last, since kernels read scales and zero points that are still canonical.
         for node in list(self._program.graph.nodes):
-            if is_call(node, *ops.CANONICAL):
+            if is_call(node, *ops.CANONICAL, *ops.FUSED):
                 self._expand(node)
 
     def _lower_linear(self, fused: FusedLinear) -> None:
