@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -95,7 +96,7 @@ def _match_join(join: Join) -> CancelSplitSite | Miss:
     known = [p for p in parts if p.start is not None and p.end is not None and p.step == 1]
     if len(known) < len(parts):
         return Miss(MissCode.SHAPE, join.node, "a part of unknown bounds", progress=2)
-    if any(a.end != b.start for a, b in zip(known, known[1:], strict=False)):
+    if any(a.end != b.start for a, b in itertools.pairwise(known)):
         text = "the parts are not joined in the order in which they were split"
         return Miss(MissCode.ORDER, join.node, text, progress=3)
     source, start, end = known[0].source, known[0].start, known[-1].end
@@ -118,7 +119,9 @@ def _match_split(node: Node) -> CancelSplitSite | Miss:
         return Miss(MissCode.PATTERN, node, "it does not split a join", progress=0)
     if axis % len(shape_of(join.node)) != join.axis:
         return Miss(MissCode.AXIS, node, "it splits along another axis", progress=0)
-    bounds = {(piece.bounds): piece.node for piece in join.pieces()[::-1] if isinstance(piece, Slice)}
+    bounds = {
+        (piece.bounds): piece.node for piece in join.pieces()[::-1] if isinstance(piece, Slice)
+    }
     pairs = []
     for user in node.users:
         assert user.target is operator.getitem, "a part of a split is an item of it"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ActivationSite", "FuseActivation"]
 
+
 @dataclass(frozen=True, slots=True)
 class ActivationSite:
     """A fused linear and the activation that alone reads it."""

@@ -8,7 +8,6 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import Node
 from torch.fx.node import map_arg
 
 from qfuse.ir import ops
@@ -19,12 +18,14 @@ from qfuse.ir.schema import arguments, is_call, overload_of
 from qfuse.ir.sizes import same_shape, same_size
 from qfuse.ir.views import as_quantize, shape_of
 from qfuse.optimize.activations import ACTIVATION_OPS
+from qfuse.optimize.casting import also_changes
 from qfuse.optimize.joining import as_join
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch._ops import OpOverload
+    from torch.fx import Node
 
     from qfuse.ir.movement import Movement
 
@@ -186,10 +187,7 @@ def _is_plain(node: Node, axis: int) -> bool:
     quantize = as_quantize(node)
     if quantize is not None:
         return quantize.params.spec.block[axis] is None
-    if is_call(node, _aten._to_copy.default):
-        rest = {k: v for k, v in arguments(node).items() if k not in {"self", "dtype"}}
-        return not any(rest.values())
-    return True
+    return not is_call(node, _aten._to_copy.default) or not also_changes(node)
 
 
 def _moved(nodes: Sequence[Node], operands: Sequence[Lanes]) -> _Found | None:
@@ -206,24 +204,26 @@ def _moved(nodes: Sequence[Node], operands: Sequence[Lanes]) -> _Found | None:
 
 
 def _moved_axis(movement: Movement, axis: int) -> int | None:
-    """Return where an axis is after a movement that leaves it whole."""
+    """Return where an axis is after a movement; ``None`` if it is cut or gone, or not known."""
+    moved: int | None = None
     match movement:
         case Copy():
-            return axis
+            moved = axis
         case Permute(dims=dims):
-            return dims.index(axis)
+            moved = dims.index(axis)
         case Unsqueeze(axes=axes):
+            moved = axis
             for new in axes:
-                axis += new <= axis
-            return axis
-        case Squeeze(axes=axes):
-            return None if axis in axes else axis - sum(gone < axis for gone in axes)
-        case Slice(axis=cut):
-            return None if cut == axis else axis
-        case Select(axis=gone):
-            return None if gone == axis else axis - (gone < axis)
+                moved += new <= moved
+        case Squeeze(axes=axes) if axis not in axes:
+            moved = axis - sum(gone < axis for gone in axes)
+        case Slice(axis=cut) if cut != axis:
+            moved = axis
+        case Select(axis=gone) if gone != axis:
+            moved = axis - (gone < axis)
         case _:
-            return None
+            pass
+    return moved
 
 
 def _expanded(movement: Expand, axis: int) -> _Found | None:
@@ -257,7 +257,8 @@ def _viewed(nodes: Sequence[Node], movement: View, axis: int) -> _Found | None:
 
 def _view_call(nodes: Sequence[Node], movement: View, axis: int) -> Call:
     sizes = _given_sizes(movement.node)
-    known = [s if isinstance(s, int) else given for s, given in zip(movement.after, sizes)]
+    pairs = zip(movement.after, sizes, strict=True)
+    known: list[Any] = [size if isinstance(size, int) else given for size, given in pairs]
     known[axis] = sum(_sizes(nodes, axis))
     return Call(_aten.reshape.default, (movement.source, known), {})
 

@@ -14,6 +14,7 @@ from qfuse.optimize.cancel_quantize import CancelQuantize
 from qfuse.optimize.cancel_split import CancelSplit
 from qfuse.optimize.combine import Combine
 from qfuse.optimize.fuse_activation import FuseActivation
+from qfuse.optimize.fuse_activation_quantize import FuseActivationQuantize
 from qfuse.optimize.fuse_add import FuseAdd
 from qfuse.optimize.fuse_cast import FuseCast
 from qfuse.optimize.fuse_linear import FuseLinear
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from qfuse.ir.program import StageGraph
     from qfuse.rewrite.rule import Rule
 
-__all__ = ["FUSION_RULES", "MOVING_RULES", "SPLIT_RULES", "move", "optimize"]
+__all__ = ["FUSION_RULES", "MOVING_RULES", "QUANTIZING_RULES", "SPLIT_RULES", "move", "optimize"]
 
 MOVING_RULES: tuple[type[Rule[Any]], ...] = (
     LiftChoose,
@@ -65,6 +66,8 @@ FUSION_RULES: tuple[type[Rule[Any]], ...] = (
     FuseCast,
     FuseOutputQuantize,
 )
+
+QUANTIZING_RULES: tuple[type[Rule[Any]], ...] = (FuseActivationQuantize,)
 
 
 def move(program: StageGraph, context: Context) -> Counter[str]:
@@ -108,8 +111,8 @@ def optimize(
     move(program, context)
     # Before fused ops exist, so that one pass serves linears of every kind.
     MergeLinears().run(program, context)
-    # What is done alike on the parts of a merged result is done on the whole. Before fusing, so that
-    # a linear may take it into its epilogue.
+    # What is done alike on the parts of a merged result is done on the whole. Before fusing, so
+    # that a linear may take it into its epilogue.
     apply_rules(program, [rule() for rule in SPLIT_RULES], context)
     # Then grow linears outward: operands, then what follows, in the order of the source.
     for _ in range(_ROUNDS):
@@ -117,6 +120,9 @@ def optimize(
         # A dequantize that a fused linear has taken in is free to move for its other readers.
         if not move(program, context):
             break
+    # After linears have taken what they can, which costs them nothing: what is left makes its own
+    # pass over memory, and quantizes on that occasion.
+    apply_rules(program, [rule() for rule in QUANTIZING_RULES], context)
     # After fusion, so that only what no fused op took is narrowed.
     if float_dtype is torch.bfloat16:
         NarrowFloats().run(program, context)

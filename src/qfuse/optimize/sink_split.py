@@ -6,10 +6,11 @@ import math
 import operator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node
 from torch.fx.node import map_arg
 
@@ -30,8 +31,6 @@ from qfuse.rewrite.rule import Miss, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from torch._ops import OpOverload
 
     from qfuse.cost.model import CostModel
     from qfuse.cost.work import WorkRange
@@ -60,6 +59,7 @@ class SinkSplitSite:
     """Parts of a tensor, and what is done alike on all of them.
 
     Attributes:
+        node: The split.
         source: What is split.
         parts: The parts, which lie next to each other.
         lanes: What is done alike, in order.
@@ -67,6 +67,7 @@ class SinkSplitSite:
         absorbed: Whether a quantized linear gives the whole and takes all of it as its epilogue.
     """
 
+    node: Node
     source: Node
     parts: tuple[Slice, ...]
     lanes: tuple[Lanes, ...]
@@ -114,7 +115,7 @@ class SinkSplit(Rule[SinkSplitSite]):
             return Miss(MissCode.SHAPE, node, "a part of unknown size", progress=1)
         closest = Miss(MissCode.PATTERN, node, "nothing is done alike on its parts", progress=0)
         for run in _runs(parts):
-            site = _match_run(run)
+            site = _match_run(node, run)
             if isinstance(site, SinkSplitSite):
                 return site
             closest = max(closest, site, key=lambda miss: miss.progress)
@@ -154,6 +155,15 @@ class SinkSplit(Rule[SinkSplitSite]):
                 items = [rw.item(pieces, index) for index in range(len(lanes.nodes))]
             for old, new in zip(lanes.nodes, items, strict=True):
                 restride(old, new, rw)
+        _split_again(site.node, rw)
+
+
+def _split_again(split: Node, rw: Rewriter) -> None:
+    """Split for those that still read a part, so that what else is done alike is looked at."""
+    assert isinstance(split.target, OpOverload), "the anchor is a call of an op"
+    again = rw.replay(split.target, split.args, dict(split.kwargs), split.meta["val"])
+    for item in list(split.users):
+        rw.replace(item, rw.item(again, int(str(item.args[1]))))
 
 
 def _items(split: Node) -> dict[int, Node]:
@@ -167,18 +177,18 @@ def _items(split: Node) -> dict[int, Node]:
 
 
 def _runs(parts: Sequence[Slice]) -> list[tuple[Slice, ...]]:
-    """Return the runs of neighbours, from the longest to the shortest; of many parts that of all."""
+    """Return the runs of neighbours, from the longest to the shortest; of many parts, all."""
     runs = []
     least = 1 if len(parts) <= _MOST_PARTS else len(parts) - 1
     for count in range(len(parts), least, -1):
         for start in range(len(parts) - count + 1):
             run = tuple(parts[start : start + count])
-            if all(a.end == b.start for a, b in zip(run, run[1:], strict=False)):
+            if all(a.end == b.start for a, b in pairwise(run)):
                 runs.append(run)
     return runs
 
 
-def _match_run(parts: tuple[Slice, ...]) -> SinkSplitSite | Miss:
+def _match_run(node: Node, parts: tuple[Slice, ...]) -> SinkSplitSite | Miss:
     first = parts[0]
     source = tensor_of(first.source)
     start, end = first.start, parts[-1].end
@@ -188,12 +198,14 @@ def _match_run(parts: tuple[Slice, ...]) -> SinkSplitSite | Miss:
     root = Lanes(tuple(part.node for part in parts), first.axis, whole)
     lanes, closest = _grow(root)
     inside = _members(lanes)
-    exits = tuple(l for l in lanes if l.computes and any(_left(n, inside) for n in l.nodes))
+    exits = tuple(
+        each for each in lanes if each.computes and any(_left(n, inside) for n in each.nodes)
+    )
     if not exits:
         text = "nothing is computed alike on its parts"
         return closest or Miss(MissCode.PATTERN, first.node, text, progress=0)
     absorbed = end - start == source.shape[first.axis] and _is_epilogue(first.source, lanes)
-    return SinkSplitSite(first.source, parts, tuple(lanes), exits, absorbed)
+    return SinkSplitSite(node, first.source, parts, tuple(lanes), exits, absorbed)
 
 
 def _members(lanes: Sequence[Lanes]) -> frozenset[Node]:
@@ -308,7 +320,9 @@ def _is_epilogue(source: Node, lanes: Sequence[Lanes]) -> bool:
         return False
     steps = (*ACTIVATION_OPS, _aten._to_copy.default)
     chain = all(len(each.nodes[0].users) == 1 for each in lanes[:-1])
-    return len(source.users) == 1 and chain and all(is_call(l.first, *steps) for l in lanes[1:])
+    return (
+        len(source.users) == 1 and chain and all(is_call(each.first, *steps) for each in lanes[1:])
+    )
 
 
 def _from_memory(node: Node, inside: frozenset[Node]) -> bool:

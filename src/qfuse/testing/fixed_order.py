@@ -71,8 +71,9 @@ class _FixedOrder(Interpreter):
         if n.target in _FUNCTIONS:
             (x, *rest), kwargs = self.fetch_args_kwargs_from_env(n)
             # For its strides; its numbers are replaced.
-            y = n.target(x, *rest, **kwargs)  # type: ignore[operator]
-            return y.copy_(_in_vectors(lambda v: n.target(v, *rest, **kwargs), x))  # type: ignore[operator]
+            op: Any = n.target
+            y = op(x, *rest, **kwargs)
+            return y.copy_(_in_vectors(lambda v: op(v, *rest, **kwargs), x))
         return super().run_node(n)
 
 
@@ -80,7 +81,7 @@ def _in_vectors(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tenso
     """Apply a function of one number to all, in vectors that none is left of."""
     flat = x.reshape(-1)
     padded = F.pad(flat, (0, -len(flat) % _VECTOR))
-    chunks = [function(chunk) for chunk in padded.split(_CHUNK)]
+    chunks = [function(chunk) for chunk in torch.split(padded, _CHUNK)]
     return torch.cat(chunks)[: len(flat)].reshape(x.shape)
 
 
