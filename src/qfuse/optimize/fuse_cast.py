@@ -10,7 +10,7 @@ import torch
 from qfuse.ir.epilogue import Cast
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.schema import arguments
-from qfuse.optimize.casting import also_changes
+from qfuse.optimize.casts import besides_dtype
 from qfuse.optimize.extend import append_step, open_linear
 from qfuse.rewrite.rule import Miss, Rule
 
@@ -55,7 +55,7 @@ class FuseCast(Rule[CastSite]):
         dtype = a["dtype"]
         if dtype not in _FLOATS or not isinstance(dtype, torch.dtype):
             return Miss(MissCode.DTYPE, node, "a cast to {} is not an epilogue", dtype, progress=3)
-        moved = also_changes(node)
+        moved = besides_dtype(node)
         if moved:
             text = "the copy also changes {}"
             return Miss(MissCode.ARGUMENT, node, text, ", ".join(moved), progress=3)

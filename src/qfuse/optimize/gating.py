@@ -22,11 +22,9 @@ from qfuse.ir.views import (
     as_quantize,
     dtype_of,
     shape_of,
-    tensor_of,
 )
 from qfuse.optimize.activations import ACTIVATION_OPS, activated, activation_of
-from qfuse.optimize.casting import float_cast
-from qfuse.optimize.moving import same_strides
+from qfuse.optimize.casts import cast_source
 from qfuse.rewrite.rule import Miss
 
 if TYPE_CHECKING:
@@ -109,10 +107,10 @@ def _roundings(y: Node) -> tuple[list[_Rounding], Node]:
     """Return the casts and the trips to stored numbers that end in ``y``, and what they round."""
     found: list[_Rounding] = []
     while len(found) < _STEPS:
-        dtype, params = float_cast(y), _trip(y)
-        if dtype is not None:
-            found.insert(0, Cast(dtype))
-            y = y.all_input_nodes[0]
+        source, params = cast_source(y), _trip(y)
+        if source is not None:
+            found.insert(0, Cast(dtype_of(y)))
+            y = source
         elif params is not None:
             found.insert(0, params)
             y = y.all_input_nodes[0].all_input_nodes[0]
@@ -124,9 +122,9 @@ def _roundings(y: Node) -> tuple[list[_Rounding], Node]:
 def _casts(y: Node) -> tuple[list[_Rounding], Node]:
     """Return the casts that end in ``y``, and what the first of them casts."""
     found: list[_Rounding] = []
-    while len(found) < _STEPS and (dtype := float_cast(y)) is not None:
-        found.insert(0, Cast(dtype))
-        y = y.all_input_nodes[0]
+    while len(found) < _STEPS and (source := cast_source(y)) is not None:
+        found.insert(0, Cast(dtype_of(y)))
+        y = source
     return found, y
 
 
@@ -205,11 +203,6 @@ def _times(node: Node, gate: Node, up: Node, found: Gated) -> Gated | Miss:
             return Miss(MissCode.SHAPE, factor, text, *sizes, progress=3)
     if not dtype_of(up).is_floating_point:
         return Miss(MissCode.DTYPE, up, "the other factor is {}", dtype_of(up), progress=3)
-    with torch.no_grad():
-        dense = [torch.empty_like(tensor_of(factor)) for factor in (gate, up)]
-    if not same_strides(*dense):
-        text = "the axes of the two factors lie in other orders in memory"
-        return Miss(MissCode.SHAPE, node, text, progress=3)
     return _halves(found, up) or found.times(up)
 
 

@@ -18,7 +18,7 @@ from qfuse.ir.schema import arguments, is_call, overload_of
 from qfuse.ir.sizes import same_shape, same_size
 from qfuse.ir.views import as_quantize, shape_of
 from qfuse.optimize.activations import ACTIVATION_OPS
-from qfuse.optimize.casting import also_changes
+from qfuse.optimize.casts import besides_dtype
 from qfuse.optimize.joining import as_join
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _is_plain(node: Node, axis: int) -> bool:
     quantize = as_quantize(node)
     if quantize is not None:
         return quantize.params.spec.block[axis] is None
-    return not is_call(node, _aten._to_copy.default) or not also_changes(node)
+    return not is_call(node, _aten._to_copy.default) or not besides_dtype(node)
 
 
 def _moved(nodes: Sequence[Node], operands: Sequence[Lanes]) -> _Found | None:

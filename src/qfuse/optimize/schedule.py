@@ -18,6 +18,7 @@ from qfuse.optimize.fuse_activation_quantize import FuseActivationQuantize
 from qfuse.optimize.fuse_add import FuseAdd
 from qfuse.optimize.fuse_cast import FuseCast
 from qfuse.optimize.fuse_linear import FuseLinear
+from qfuse.optimize.fuse_norm_quantize import FuseNormQuantize
 from qfuse.optimize.fuse_output_quantize import FuseOutputQuantize
 from qfuse.optimize.fuse_requantize import FuseRequantize
 from qfuse.optimize.lift_above_join import LiftAboveJoin
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from qfuse.ir.program import StageGraph
     from qfuse.rewrite.rule import Rule
 
-__all__ = ["FUSION_RULES", "MOVING_RULES", "QUANTIZING_RULES", "SPLIT_RULES", "move", "optimize"]
+__all__ = ["FUSION_RULES", "MOVING_RULES", "RESULT_RULES", "SPLIT_RULES", "move", "optimize"]
 
 MOVING_RULES: tuple[type[Rule[Any]], ...] = (
     LiftChoose,
@@ -67,7 +68,7 @@ FUSION_RULES: tuple[type[Rule[Any]], ...] = (
     FuseOutputQuantize,
 )
 
-QUANTIZING_RULES: tuple[type[Rule[Any]], ...] = (FuseActivationQuantize,)
+RESULT_RULES: tuple[type[Rule[Any]], ...] = (FuseNormQuantize, FuseActivationQuantize)
 
 
 def move(program: StageGraph, context: Context) -> Counter[str]:
@@ -117,12 +118,12 @@ def optimize(
     # Then grow linears outward: operands, then what follows, in the order of the source.
     for _ in range(_ROUNDS):
         apply_rules(program, [rule() for rule in FUSION_RULES], context)
+        # After linears, which take the residual sum in front of a norm, and the activation behind
+        # them, while they write anyway. What is left makes a pass of its own over memory.
+        apply_rules(program, [rule() for rule in RESULT_RULES], context)
         # A dequantize that a fused linear has taken in is free to move for its other readers.
         if not move(program, context):
             break
-    # After linears have taken what they can, which costs them nothing: what is left makes its own
-    # pass over memory, and quantizes on that occasion.
-    apply_rules(program, [rule() for rule in QUANTIZING_RULES], context)
     # After fusion, so that only what no fused op took is narrowed.
     if float_dtype is torch.bfloat16:
         NarrowFloats().run(program, context)
