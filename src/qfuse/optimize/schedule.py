@@ -41,7 +41,15 @@ if TYPE_CHECKING:
     from qfuse.ir.program import StageGraph
     from qfuse.rewrite.rule import Rule
 
-__all__ = ["FUSION_RULES", "MOVING_RULES", "RESULT_RULES", "SPLIT_RULES", "move", "optimize"]
+__all__ = [
+    "FUSION_RULES",
+    "MOVING_RULES",
+    "RESULT_RULES",
+    "SPLIT_RULES",
+    "move",
+    "optimize",
+    "sink_splits",
+]
 
 MOVING_RULES: tuple[type[Rule[Any]], ...] = (
     LiftChoose,
@@ -57,6 +65,8 @@ MOVING_RULES: tuple[type[Rule[Any]], ...] = (
 )
 # A second round finds what equal nodes have hidden, a third hardly ever anything.
 _ROUNDS = 4
+# A round in which nothing fires is the last; most programs need one or two.
+_SPLIT_ROUNDS = 16
 
 SPLIT_RULES: tuple[type[Rule[Any]], ...] = (CancelSplit, MergeSplits, SinkSplit)
 
@@ -85,9 +95,31 @@ def move(program: StageGraph, context: Context) -> Counter[str]:
             break
         # What has moved up to one value is quantized alike now, and may be one again.
         fired += Combine().run(program, context).fired
-        kept = [e for e in program.log.events[told:] if not isinstance(e, Missed)]
-        program.log.events[told:] = kept
+        _forget_misses(program, told)
     return fired
+
+
+def sink_splits(program: StageGraph, context: Context) -> Counter[str]:
+    """Bring splits down until nothing changes; count what fired.
+
+    What is done alike is looked for far below a split, so a change there does not by itself bring
+    the split back to mind.
+    """
+    fired: Counter[str] = Counter()
+    for _ in range(_SPLIT_ROUNDS):
+        told = len(program.log)
+        sunk = apply_rules(program, [rule() for rule in SPLIT_RULES], context)
+        fired += sunk.fired
+        if not sunk.modified:
+            break
+        _forget_misses(program, told)
+    return fired
+
+
+def _forget_misses(program: StageGraph, told: int) -> None:
+    """Drop what was refused for the time being since ``told`` events were in the log."""
+    kept = [e for e in program.log.events[told:] if not isinstance(e, Missed)]
+    program.log.events[told:] = kept
 
 
 def optimize(
@@ -114,7 +146,7 @@ def optimize(
     MergeLinears().run(program, context)
     # What is done alike on the parts of a merged result is done on the whole. Before fusing, so
     # that a linear may take it into its epilogue.
-    apply_rules(program, [rule() for rule in SPLIT_RULES], context)
+    sink_splits(program, context)
     # Then grow linears outward: operands, then what follows, in the order of the source.
     for _ in range(_ROUNDS):
         apply_rules(program, [rule() for rule in FUSION_RULES], context)
