@@ -10,7 +10,7 @@ import torch
 from qfuse.ir import ops
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.fused import Keep
-from qfuse.ir.fused_views import Activation
+from qfuse.ir.fused_views import Activation, Output
 from qfuse.ir.program import op_name
 from qfuse.ir.schema import is_call
 from qfuse.ir.views import as_dequantize, as_quantize
@@ -108,8 +108,10 @@ class FuseActivationQuantize(Rule[FuseActivationQuantizeSite]):
 
 
 def _site(found: Gated, result: QuantizedResult) -> FuseActivationQuantizeSite | Miss:
-    y = result.quantize.x
+    y, params = result.quantize.x, result.quantize.params
     kept = tuple(k for k in (Kept(Keep.FLOAT, y, frozenset(result.ends)),) if k.readers)
+    keep = frozenset(k.what for k in kept)
+    chosen = None if result.choose is None else (params.spec, result.choose.spec)
     dequantize = as_dequantize(found.x)
     fused = Activation(
         result.quantize.node,
@@ -117,7 +119,7 @@ def _site(found: Gated, result: QuantizedResult) -> FuseActivationQuantizeSite |
         None if dequantize is None else dequantize.params,
         found.epilogue,
         found.extras,
-        result.output(frozenset(k.what for k in kept)),
+        Output(params if chosen is None else None, chosen, keep),
     )
     args = fused.call_args()
     point = insertion_point(result, kept, args)
