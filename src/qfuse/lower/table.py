@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from qfuse.lower.kernel import Claim, LinearKernel, LinearProblem, Refusal
+from qfuse.lower.kernel import Priced, Refusal, Row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "choose"]
 
+P = TypeVar("P")
+C = TypeVar("C", bound=Priced)
+R = TypeVar("R")
+
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Generic[P, C, R]):
     """The outcome for one op.
 
     Attributes:
@@ -27,20 +31,20 @@ class Choice:
         losers: Everybody else, with the reason.
     """
 
-    kernel: LinearKernel | None
-    claim: Claim | None
+    kernel: Row[P, C, R] | None
+    claim: C | None
     seconds: float | None
     losers: tuple[tuple[str, str], ...]
 
 
 def choose(
-    problem: LinearProblem, kernels: Sequence[LinearKernel], target: Target, cost: CostModel
-) -> Choice:
+    problem: P, kernels: Sequence[Row[P, C, R]], target: Target, cost: CostModel
+) -> Choice[P, C, R]:
     """Ask every kernel and take the one that the cost model finds cheapest.
 
     Ties go to the earlier row, so the outcome depends on the table and the profile alone.
     """
-    offers: list[tuple[float, int, LinearKernel, Claim]] = []
+    offers: list[tuple[float, int, Row[P, C, R], C]] = []
     losers: list[tuple[str, str]] = []
     for index, kernel in enumerate(kernels):
         refusal = kernel.supported(target)
