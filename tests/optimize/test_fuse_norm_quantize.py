@@ -564,6 +564,13 @@ def test_refuses_a_weight_that_enlarges() -> None:
     assert refused(w.done(w.static(y)), m=3) is MissCode.SHAPE
 
 
+@pytest.mark.parametrize("dtype", [F16, F32])
+def test_refuses_a_scalar_that_one_side_rounds(dtype: torch.dtype) -> None:
+    w = Writer("m", 8, dtype=BF16)
+    y = w.spelled(Spelling(weight="scalar", weight_dtype=dtype))
+    assert refused(w.done(w.static(y)), m=3) is MissCode.DTYPE
+
+
 def test_refuses_a_norm_times_itself() -> None:
     w = Writer("m", 8)
     y = w.spelled(Spelling(weight="none"))

@@ -139,11 +139,23 @@ def is_said(case: Case) -> bool:
     scales_input = s.scale_input and s.centre != "once"
     if scales_input and not widens(case.dtype, compute):
         return False  # The statistics are those of rounded numbers, what they scale is not.
+    if s.weight == "scalar" and s.weight_dtype != normalized_type(case):
+        return False  # On which side a scalar stands decides whether torch rounds it.
     if not s.narrow_factor or case.dtype == compute:
         return True
     scaled = case.dtype if scales_input and s.centre == "none" else compute
     product = torch.promote_types(scaled, case.dtype)
     return case.dtype == product or widens(compute, case.dtype)
+
+
+def normalized_type(case: Case) -> torch.dtype:
+    """The type of what the weight is multiplied by."""
+    s = case.spelling
+    if s.rounded is not None:
+        return s.rounded
+    compute = s.wide or case.dtype
+    scaled = case.dtype if s.scale_input and s.centre == "none" else compute
+    return torch.promote_types(scaled, case.dtype if s.narrow_factor else compute)
 
 
 @given(case=cases(), seed=SEEDS)
@@ -163,6 +175,7 @@ def test_norms_fuse_bit_by_bit_or_not_at_all(case: Case, seed: int) -> None:
             assert old.dtype == new.dtype, text
             assert equal_but_for_nan(old, new), f"{difference(old, new)}\n{text}"
             assert strides(old) == strides(new), f"{node}\n{text}"
-    lowered_alike(done, OptimizedGraph(source.module, source.signature, source.log), m=2)
+    if seed % 4 == 0:
+        lowered_alike(done, OptimizedGraph(source.module, source.signature, source.log), m=2)
     told = apply_rules(done, [FuseNormQuantize()])
     assert not told.modified, "it is at rest"
