@@ -11,6 +11,14 @@ from torch.utils import _pytree as pytree
 
 import qfuse
 from qfuse import kernels, zoo
+from qfuse.capture import capture
+from qfuse.cost import CostModel, CostProfile
+from qfuse.ir.fused_views import as_fused_norm
+from qfuse.ir.views import as_quantize
+from qfuse.normalize import normalize
+from qfuse.optimize import optimize
+from qfuse.optimize.norm_match import Norm, norm_of
+from qfuse.rewrite.driver import Context
 from qfuse.zoo import recipes
 
 pytestmark = [
@@ -27,6 +35,10 @@ SMALL: dict[str, dict[str, object]] = {
 # Linears per layer, what reads one input being merged, and besides the layers: the head of llama, the
 # pooler of bert and vit.
 LINEARS = {"llama": (4, 1), "bert": (4, 1), "vit": (4, 1)}
+# Norms that feed a quantize: two per layer, and the last one of llama. Of the last one of bert and of
+# vit a row is picked first, and only that is quantized.
+NORMS = {"llama": (2, 1), "bert": (2, 0), "vit": (2, 0)}
+NORM_OPS = {"llama": "qfuse.rms_norm", "bert": "qfuse.layer_norm", "vit": "qfuse.layer_norm"}
 
 
 def compiled(name: str, recipe: str, layers: int, check: str = "site") -> tuple[Any, Any, Any]:
@@ -49,8 +61,9 @@ def test_every_quantized_linear_runs_on_a_kernel(name: str, recipe: str) -> None
     assert report.rolled_back == ()
     assert not [note.text for note in report.notes if "which is a bug" in note.text]
     assert all(check.passed for check in report.checks)
-    assert sum(report.kernels.values()) == sum(LINEARS[name])
-    assert report.kernels["expand"] == 0
+    linears = report.of_op("qfuse.linear")
+    assert len(linears) == sum(LINEARS[name])
+    assert "expand" not in {e.kernel for e in linears}
     assert all(left.reason for left in report.left)
     dequantizes = [left for left in report.left if left.place.op == "qfuse.dequantize"]
     assert not [left for left in dequantizes if "linear" in left.reason]
@@ -69,7 +82,8 @@ def test_what_fires_is_a_function_of_depth(name: str, recipe: str) -> None:
     counts = []
     for layers in (1, 2, 3):
         _, _, fast = compiled(name, recipe, layers, check="off")
-        counts.append((sum(fast.report.kernels.values()), len(fast.report.left)))
+        linears = fast.report.of_op("qfuse.linear")
+        counts.append((len(linears), len(fast.report.left)))
     assert counts[0][0] == sum(LINEARS[name])
     steps = {(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(counts)}
     assert len(steps) == 1, f"every layer adds the same: {counts}"
@@ -79,5 +93,28 @@ def test_what_fires_is_a_function_of_depth(name: str, recipe: str) -> None:
 
 def test_siblings_share_one_quantize() -> None:
     _, _, fast = compiled("llama", "w8a8-dynamic", 1, check="off")
-    # One for q, k and v, one for the output, one for gate and up, one for down, one for the head.
-    assert len([e for e in fast.report.left if e.place.op == "qfuse.quantize"]) == 5
+    # Of those of q, k and v, of gate and up, and of the head, the norm in front takes care.
+    assert len(fast.report.of_op("qfuse.rms_norm")) == 3
+    # One for the output of the attention, one for down.
+    assert len([e for e in fast.report.left if e.place.op == "qfuse.quantize"]) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("recipe", ["w8a8-static", "w8a8-dynamic", "w8a8-dynamic-asym"])
+@pytest.mark.parametrize("name", list(SMALL))
+def test_every_norm_that_feeds_a_quantize_gives_it(
+    name: str, recipe: str, dtype: torch.dtype
+) -> None:
+    counts = []
+    for layers in (1, 2):
+        model = zoo.build(name, layers=layers, dtype=dtype, **SMALL[name])
+        quantized = recipes.quantize(model.module, recipe, model.args, model.kwargs)
+        normal = normalize(capture(quantized.model, model.args, model.kwargs))
+        done = optimize(normal, Context("optimize", CostModel(CostProfile.pinned())))
+        norms = [n for n in done.graph.nodes if as_fused_norm(n) is not None]
+        assert {str(n.target) for n in norms} == {NORM_OPS[name] + ".default"}
+        counts.append(len(norms))
+        fed = [q.x for n in done.graph.nodes if (q := as_quantize(n)) is not None]
+        assert [x for x in fed if isinstance(norm_of(x), Norm)] == []
+    each, rest = NORMS[name]
+    assert counts == [each + rest, 2 * each + rest]
