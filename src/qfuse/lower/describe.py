@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qfuse.ir.fused import Keep
-from qfuse.ir.fused_views import Activation
-from qfuse.ir.program import constant_of, op_name
+from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import Granularity, dtype_name
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.operands import rows_share_scale
@@ -14,10 +12,9 @@ from qfuse.lower.operands import rows_share_scale
 if TYPE_CHECKING:
     from torch.fx import Node
 
-    from qfuse.ir.fused_views import FusedNorm
     from qfuse.ir.views import FusedLinear, QuantParams
 
-__all__ = ["describe", "describe_result"]
+__all__ = ["describe"]
 
 
 def describe(fused: FusedLinear) -> str:
@@ -31,25 +28,6 @@ def describe(fused: FusedLinear) -> str:
     if fused.out_params is not None:
         text += f" -> {dtype_name(fused.out_params.spec.dtype)}"
     return text
-
-
-def describe_result(fused: FusedNorm | Activation) -> str:
-    """Say what an op computes and how it gives it: ``rms_norm + quantize: float32 -> int8``."""
-    output, shape = fused.output, shape_of(fused.x)
-    if isinstance(fused, Activation):
-        name = str(fused.epilogue)
-    else:
-        name = op_name(fused.node).removeprefix("qfuse.")
-        name = name if fused.residual is None else f"add + {name}"
-    given = dtype_name(fused.node.meta["val"][0].dtype)
-    if output.spec is None:
-        return f"{name}: {dtype_name(dtype_of(fused.x))} -> {given}"
-    when = " dynamic" if output.choose is not None else ""
-    kept = {Keep.FLOAT: "result", Keep.SUM: "sum"}
-    besides = "".join(f", {kept[k]}" for k in Keep if k in output.keep)
-    granularity = output.spec.granularity(shape)
-    text = f"{name} + quantize: {dtype_name(dtype_of(fused.x))} -> {given} {granularity}{when}"
-    return f"{text}{besides}"
 
 
 def _edge(value: Node, params: QuantParams | None, rows: Granularity) -> str:

@@ -1,11 +1,9 @@
-"""What a row of a kernel table is, and the problems that rows compete for."""
+"""What a row of the kernel table is, and the problem that rows compete for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
-
-from torch.fx import Node
+from typing import TYPE_CHECKING, Protocol
 
 from qfuse.cost import size_range
 from qfuse.ir.epilogue import Epilogue
@@ -16,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
+    from torch.fx import Node
 
     from qfuse.cost.model import Plan
     from qfuse.cost.sizes import SizeRange
@@ -27,10 +26,7 @@ __all__ = [
     "Claim",
     "LinearKernel",
     "LinearProblem",
-    "Priced",
-    "Problem",
     "Refusal",
-    "Row",
     "problem_of",
     "split_epilogue",
 ]
@@ -43,52 +39,11 @@ class Refusal:
     reason: str
 
 
-class Problem(Protocol):
-    """What rows are asked about."""
-
-    kind: ClassVar[str]
-
-
-class Priced(Protocol):
-    """What every claim says."""
-
-    @property
-    def work(self) -> Plan:
-        """What the call costs."""
-
-    @property
-    def note(self) -> str:
-        """Anything worth telling a user."""
-
-
-P_contra = TypeVar("P_contra", contravariant=True)
-C = TypeVar("C", bound=Priced)
-R_co = TypeVar("R_co", covariant=True)
-
-
-class Row(Protocol[P_contra, C, R_co]):
-    """One row of a table. ``supported`` is about the platform, ``accepts`` about the call."""
-
-    @property
-    def name(self) -> str:
-        """What the report calls it."""
-
-    def supported(self, target: Target) -> Refusal | None:
-        """Return why this platform cannot run it, or ``None``."""
-
-    def accepts(self, problem: P_contra) -> C | Refusal:
-        """Return what it takes of ``problem``, or why it takes nothing."""
-
-    def emit(self, problem: P_contra, claim: C, rw: Rewriter) -> R_co:
-        """Add the call, packed constants included, and return its results."""
-
-
 @dataclass(frozen=True, slots=True)
 class LinearProblem:
     """A fused linear as kernels see it: sizes, types, and the view of the node.
 
     Attributes:
-        kind: What is lowered, in keys and rules of the report.
         fused: The node, viewed.
         rows: Product of all axes of the activation but the last.
         n: Output features.
@@ -96,7 +51,6 @@ class LinearProblem:
         real: Float type that the linear computes in and gives before its epilogue.
     """
 
-    kind: ClassVar[str] = "linear"
     fused: FusedLinear
     rows: SizeRange
     n: int
@@ -126,8 +80,21 @@ class Claim:
     note: str = ""
 
 
-class LinearKernel(Row[LinearProblem, Claim, Node], Protocol):
-    """One row of the table of linears; it emits the node of its result."""
+class LinearKernel(Protocol):
+    """One row of the table. ``supported`` is about the platform, ``accepts`` about the call."""
+
+    @property
+    def name(self) -> str:
+        """What the report calls it."""
+
+    def supported(self, target: Target) -> Refusal | None:
+        """Return why this platform cannot run it, or ``None``."""
+
+    def accepts(self, problem: LinearProblem) -> Claim | Refusal:
+        """Return what it takes of ``problem``, or why it takes nothing."""
+
+    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
+        """Add the call, packed constants included, and return its node."""
 
 
 def problem_of(fused: FusedLinear, symbols: Mapping[str, SymbolRange]) -> LinearProblem:

@@ -2,49 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from torch.fx import Node
 
 from qfuse.ir import ops
 from qfuse.ir.errors import CheckError
 from qfuse.ir.events import Exactness, Left, Lowered
-from qfuse.ir.fused_views import as_activation, as_fused_norm
 from qfuse.ir.program import LoweredGraph, OptimizedGraph, place_of
 from qfuse.ir.schema import is_call
 from qfuse.ir.verify import verify
 from qfuse.ir.views import FusedLinear, as_fused_linear
-from qfuse.lower.describe import describe, describe_result
+from qfuse.lower.describe import describe
 from qfuse.lower.expand import Expander, results_of
 from qfuse.lower.fold import drop_unused_constants, fold_constants
 from qfuse.lower.int_product import lower_int_products
-from qfuse.lower.kernel import Priced, Problem, problem_of, split_epilogue
+from qfuse.lower.kernel import LinearProblem, problem_of, split_epilogue
 from qfuse.lower.leftovers import reason_to_stay
-from qfuse.lower.norm_kernel import norm_problem_of
-from qfuse.lower.table import choose
+from qfuse.lower.row_lowering import lower_rows
+from qfuse.lower.table import Choice, choose
 from qfuse.rewrite.driver import Context
 from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.rewrite.settle import settle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from qfuse.cost.model import CostModel
     from qfuse.ir.epilogue import Epilogue
-    from qfuse.ir.fused_views import FusedNorm
-    from qfuse.lower.kernel import Claim, LinearKernel
-    from qfuse.lower.norm_kernel import NormClaim, NormKernel
-    from qfuse.lower.table import Choice
+    from qfuse.lower.kernel import LinearKernel
+    from qfuse.lower.row_problem import RowKernel
     from qfuse.rewrite.rewriter import Rewriter
     from qfuse.targets.target import Target
 
 __all__ = ["lower"]
-
-P = TypeVar("P", bound=Problem)
-C = TypeVar("C", bound=Priced)
-R = TypeVar("R")
-
-_NO_KERNEL = "no kernel takes it"
 
 
 def lower(
@@ -54,7 +45,7 @@ def lower(
     kernels: Sequence[LinearKernel],
     context: Context | None = None,
     *,
-    norm_kernels: Sequence[NormKernel] = (),
+    rows: Sequence[RowKernel] = (),
 ) -> LoweredGraph:
     """Lower ``program``, which is consumed, for ``target``.
 
@@ -62,12 +53,12 @@ def lower(
         program: The graph.
         target: Where it will run.
         cost: Prices the kernels.
-        kernels: The rows of the table of linears, in the order that breaks ties.
+        kernels: The rows of the table, in the order that breaks ties.
         context: Permissions and proof; only its room's name differs from the default.
-        norm_kernels: The rows of the table of norms.
+        rows: The kernels of norms and activations that give codes.
     """
     context = context or Context("lower")
-    _Lowering(program, target, cost, kernels, norm_kernels, context).run()
+    _Lowering(program, target, cost, kernels, rows, context).run()
     fold_constants(program, context)
     drop_unused_constants(program)
     # The module's generated code still is that of the captured graph.
@@ -86,14 +77,14 @@ class _Lowering:
         target: Target,
         cost: CostModel,
         kernels: Sequence[LinearKernel],
-        norm_kernels: Sequence[NormKernel],
+        rows: Sequence[RowKernel],
         context: Context,
     ) -> None:
         self._program = program
         self._target = target
         self._cost = cost
         self._kernels = kernels
-        self._norm_kernels = norm_kernels
+        self._rows = rows
         self._context = context
         self._editor = GraphEditor(program.module)
         self._expander = Expander()
@@ -108,73 +99,42 @@ class _Lowering:
             fused = as_fused_linear(node)
             if fused is not None:
                 self._lower_linear(fused)
+        lower_rows(self._program, self._rows, self._target, self._cost, self._editor, self._context)
         lower_int_products(self._program, self._target, self._editor, self._context)
         # Last, since kernels read scales and zero points that are still canonical.
         for node in list(self._program.graph.nodes):
-            if (norm := as_fused_norm(node)) is not None:
-                self._lower_norm(norm)
-            elif (activation := as_activation(node)) is not None:
-                what, place = describe_result(activation), place_of(node)
-                event = Lowered(self._context.room, place, "expand", what, why=_NO_KERNEL)
-                self._program.log.add(event)
-                self._expand(node)
-            elif is_call(node, *ops.CANONICAL):
+            if is_call(node, *ops.CANONICAL, *ops.FUSED):
                 self._expand(node)
 
     def _lower_linear(self, fused: FusedLinear) -> None:
         problem = problem_of(fused, self._program.signature.symbols)
-
-        def put(result: Node, claim: Claim, rw: Rewriter) -> None:
-            rest = split_epilogue(problem, claim)[1]
-            rw.replace(fused.node, self._finish(fused, result, rest, claim.output, rw))
-
         choice = choose(problem, self._kernels, self._target, self._cost)
-        self._run_or_expand(fused.node, describe(fused), problem, choice, put)
+        key = f"{self._context.room}/lower-linear@{fused.node.name}"
+        taken = choice.kernel is not None and self._context.gate.allows(key)
+        if not taken or not self._emit(problem, choice, key):
+            why = "no kernel takes it" if choice.kernel is None else "its kernel is not permitted"
+            event = self._event(fused.node, "expand", None, choice.losers, why)
+            self._program.log.add(event)
+            self._expand(fused.node)
 
-    def _lower_norm(self, fused: FusedNorm) -> None:
-        problem = norm_problem_of(fused, self._program.signature.symbols)
-
-        def put(results: tuple[Node, ...], claim: NormClaim, rw: Rewriter) -> None:
-            del claim
-            for index, user in results_of(fused.node).items():
-                rw.replace(user, results[index])
-
-        choice = choose(problem, self._norm_kernels, self._target, self._cost)
-        self._run_or_expand(fused.node, describe_result(fused), problem, choice, put)
-
-    def _run_or_expand(
-        self,
-        node: Node,
-        what: str,
-        problem: P,
-        choice: Choice[P, C, R],
-        put: Callable[[R, C, Rewriter], None],
-    ) -> None:
-        """Run ``node`` on the chosen kernel, if it may be and its values hold; or expand it.
-
-        Args:
-            node: The op.
-            what: The op in words.
-            problem: The op as kernels see it.
-            choice: The kernel.
-            put: Lets the readers of ``node`` read what the kernel gives.
-        """
-        room, log, place = self._context.room, self._program.log, place_of(node)
-        rule = f"lower-{problem.kind}"
-        key = f"{room}/{rule}@{node.name}"
-        if choice.kernel is not None and self._context.gate.allows(key):
-            assert choice.claim is not None, "a chosen kernel has a claim"
-            rw = self._editor.rewriter(rule, node)
-            put(choice.kernel.emit(problem, choice.claim, rw), choice.claim, rw)
-            # Noted first, since committing erases the op that the note describes.
-            name, why = choice.kernel.name, choice.claim.note
-            event = Lowered(room, place_of(node), name, what, choice.seconds, choice.losers, why)
-            if settle(rw, self._context, log, key, Exactness.ROUNDING, place):
-                log.add(event)
-                return
-        why = _NO_KERNEL if choice.kernel is None else "its kernel is not permitted"
-        log.add(Lowered(room, place, "expand", what, None, choice.losers, why))
-        self._expand(node)
+    def _emit(self, problem: LinearProblem, choice: Choice, key: str) -> bool:
+        """Replace the op by the chosen kernel and what it leaves; return whether that held."""
+        assert choice.kernel is not None, "asked to emit without a kernel"
+        assert choice.claim is not None, "a chosen kernel has a claim"
+        node = problem.fused.node
+        place = place_of(node)
+        rw = self._editor.rewriter("lower-linear", node)
+        result = choice.kernel.emit(problem, choice.claim, rw)
+        rest = split_epilogue(problem, choice.claim)[1]
+        rw.replace(node, self._finish(problem.fused, result, rest, choice.claim.output, rw))
+        # Noted first, since committing erases the op that the note describes.
+        event = self._event(
+            node, choice.kernel.name, choice.seconds, choice.losers, choice.claim.note
+        )
+        if not settle(rw, self._context, self._program.log, key, Exactness.ROUNDING, place):
+            return False
+        self._program.log.add(event)
+        return True
 
     def _finish(
         self, fused: FusedLinear, result: Node, rest: Epilogue, output: bool, rw: Rewriter
@@ -207,3 +167,16 @@ class _Lowering:
                 where=str(place),
                 fix="this is a bug of qfuse; please report it with the model",
             )
+
+    def _event(
+        self,
+        node: Node,
+        kernel: str,
+        seconds: float | None,
+        losers: tuple[tuple[str, str], ...],
+        why: str,
+    ) -> Lowered:
+        fused = as_fused_linear(node)
+        what = "" if fused is None else describe(fused)
+        room = self._context.room
+        return Lowered(room, place_of(node), kernel, what, seconds, losers, why)

@@ -1,4 +1,4 @@
-"""The rows of the kernel tables, in the order that breaks ties."""
+"""The rows of the kernel table, in the order that breaks ties."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from qfuse.lower.weight_only import WeightInt8Pack
 if TYPE_CHECKING:
     from qfuse.kernels import KernelLibrary
     from qfuse.lower.kernel import LinearKernel
-    from qfuse.lower.norm_kernel import NormKernel
 
-__all__ = ["kernel_rows", "norm_rows"]
+__all__ = ["kernel_rows"]
 
 
 def kernel_rows(library: KernelLibrary) -> tuple[LinearKernel, ...]:
-    """Return the rows for linears, made anew for one lowering: they remember what they packed."""
+    """Return the rows, made anew for one lowering: they remember what they packed."""
     packer = Packer()
     return (
         LinearW8A8(library, packer),
@@ -27,9 +26,3 @@ def kernel_rows(library: KernelLibrary) -> tuple[LinearKernel, ...]:
         IntMM(packer),
         WeightInt8Pack(packer),
     )
-
-
-def norm_rows(library: KernelLibrary) -> tuple[NormKernel, ...]:
-    """Return the rows for norms. There are none: Inductor puts what a norm expands to together."""
-    del library
-    return ()

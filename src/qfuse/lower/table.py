@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
-from qfuse.lower.kernel import Priced, Refusal, Row
+from qfuse.lower.kernel import Claim, LinearKernel, LinearProblem, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,13 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Choice", "choose"]
 
-P = TypeVar("P")
-C = TypeVar("C", bound=Priced)
-R = TypeVar("R")
-
 
 @dataclass(frozen=True, slots=True)
-class Choice(Generic[P, C, R]):
+class Choice:
     """The outcome for one op.
 
     Attributes:
@@ -31,20 +27,20 @@ class Choice(Generic[P, C, R]):
         losers: Everybody else, with the reason.
     """
 
-    kernel: Row[P, C, R] | None
-    claim: C | None
+    kernel: LinearKernel | None
+    claim: Claim | None
     seconds: float | None
     losers: tuple[tuple[str, str], ...]
 
 
 def choose(
-    problem: P, kernels: Sequence[Row[P, C, R]], target: Target, cost: CostModel
-) -> Choice[P, C, R]:
+    problem: LinearProblem, kernels: Sequence[LinearKernel], target: Target, cost: CostModel
+) -> Choice:
     """Ask every kernel and take the one that the cost model finds cheapest.
 
     Ties go to the earlier row, so the outcome depends on the table and the profile alone.
     """
-    offers: list[tuple[float, int, Row[P, C, R], C]] = []
+    offers: list[tuple[float, int, LinearKernel, Claim]] = []
     losers: list[tuple[str, str]] = []
     for index, kernel in enumerate(kernels):
         refusal = kernel.supported(target)

@@ -44,10 +44,6 @@ class Report:
         """The quantized ops that no kernel takes; they run as dequantize, float op, quantize."""
         return tuple(e for e in self._of(Lowered) if e.kernel == "expand")
 
-    def of_op(self, op: str) -> tuple[Lowered, ...]:
-        """Return how the fused ops of one kind run, such as those of ``"qfuse.rms_norm"``."""
-        return tuple(e for e in self._of(Lowered) if e.place.op == op)
-
     @property
     def left(self) -> tuple[Left, ...]:
         """The quantizes and dequantizes that stay as ops of their own, each with its reason."""
