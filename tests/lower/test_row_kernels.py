@@ -229,3 +229,21 @@ def test_a_machine_without_kernels_or_vectors_says_so() -> None:
     assert "no vector instructions" in event_of(lowered(program, plain)).losers[0][1]
     cuda = replace(Target.for_testing(), device="cuda")
     assert "the target is cuda" in event_of(lowered(program, target=cuda)).losers[0][1]
+
+
+def test_results_keep_their_order_of_memory() -> None:
+    b = GraphBuilder()
+    x = b.call(torch.ops.aten.permute.default, b.arg("x", F32, 70, 8, 512), [1, 2, 0])
+    spec = replace(SPEC, block=(None, None, None))
+    scale = b.const("scale", torch.tensor([[[0.031]]]))
+    args = (x, None, None, str(NORM), scale, None, str(spec), "", "float")
+    node = b.call(ops.rms_norm, *args)
+    y = b.call(torch.ops.aten.permute.default, b.item(node, 1), [2, 0, 1])
+    flat = b.call(torch.ops.aten.view.default, y, [-1])
+    program = b.done(b.item(node, 0), flat, stage=OptimizedGraph)
+    low = lowered(program)
+    assert "another order" in event_of(low).losers[0][1]
+    inputs = random_inputs(program)
+    for mine, want in zip(run(low, inputs), run(program, inputs), strict=True):
+        assert torch.equal(mine, want)
+        assert mine.stride() == want.stride()

@@ -14,6 +14,10 @@ from tests.optimize.gate_cases import (
 from tests.optimize.move_cases import Graph
 
 from qfuse.ir.events import MissCode
+from qfuse.optimize.fuse_activation import FuseActivation
+from qfuse.optimize.fuse_linear import FuseLinear
+from qfuse.rewrite.driver import apply_rules
+from qfuse.testing.quant import QuantizedLinear, per_tensor
 
 aten = torch.ops.aten
 
@@ -233,3 +237,27 @@ def test_refuses_an_activation_times_itself() -> None:
     program = g.done(stored(g, times(g, act, act)))
 
     assert refused(program, m=2).code is MissCode.SHARED
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("also", [False, True])
+def test_parameters_are_chosen_for_what_a_linear_activates(also: bool) -> None:
+    g = Graph("m", 8)
+    block = QuantizedLinear(g.b, 4, 8)
+    y = g.call(aten.gelu.default, block.linear(block.quantized(g.x, per_tensor(2))))
+    program = g.done(stored(g, y, "token"), *([y] if also else []))
+    apply_rules(program, [FuseLinear(), FuseActivation()])
+
+    assert fused(program, m=4).fired == {"fuse-activation-quantize": 1}
+    assert epilogues(program) == [""]
+
+
+@pytest.mark.numeric
+def test_given_parameters_are_for_the_linear_itself() -> None:
+    g = Graph("m", 8)
+    block = QuantizedLinear(g.b, 4, 8)
+    y = g.call(aten.gelu.default, block.linear(block.quantized(g.x, per_tensor(2))))
+    program = g.done(stored(g, y))
+    apply_rules(program, [FuseLinear(), FuseActivation()])
+
+    assert not fused(program, m=4).modified

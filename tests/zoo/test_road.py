@@ -12,6 +12,14 @@ from torch.utils import _pytree as pytree
 
 import qfuse
 from qfuse import kernels, zoo
+from qfuse.capture import capture
+from qfuse.cost import CostModel, CostProfile
+from qfuse.ir.fused_views import as_fused_norm
+from qfuse.ir.views import as_quantize
+from qfuse.normalize import normalize
+from qfuse.optimize import optimize
+from qfuse.optimize.norm_match import Norm, norm_of
+from qfuse.rewrite.driver import Context
 from qfuse.zoo import recipes
 
 pytestmark = [
@@ -28,6 +36,10 @@ SMALL: dict[str, dict[str, object]] = {
 # Linears per layer, what reads one input being merged, and besides the layers: the head of llama, the
 # pooler of bert and vit.
 LINEARS = {"llama": (4, 1), "bert": (4, 1), "vit": (4, 1)}
+# Norms that feed a quantize: two per layer, and the last one of llama. Of the last one of bert and of
+# vit a row is picked first, and only that is quantized.
+NORMS = {"llama": (2, 1), "bert": (2, 0), "vit": (2, 0)}
+NORM_OPS = {"llama": "qfuse.rms_norm", "bert": "qfuse.layer_norm", "vit": "qfuse.layer_norm"}
 
 
 def compiled(name: str, recipe: str, layers: int, check: str = "site") -> tuple[Any, Any, Any]:
@@ -111,8 +123,30 @@ def test_a_linear_gives_its_gelu_in_every_layer(recipe: str) -> None:
         report = fast.report
         linears = [e for e in report.fused if e.place.op == "qfuse.linear"]
         assert sum("act(gelu)" in e.what for e in linears) == layers
-        # With given parameters it gives stored numbers; dynamic ones are chosen for what it gives.
+        # With given parameters it gives stored numbers; others are chosen in one more reading.
+        chosen = [e for e in (*report.fused, *report.expanded) if e.place.op == "qfuse.activation"]
+        assert len(chosen) == (0 if recipe == "w8a8-static" else layers)
         left = [e for e in report.left if e.place.op == "qfuse.quantize"]
         behind = [e for e in left if "output.dense" in e.place.module]
-        behind = [e for e in behind if "attention" not in e.place.module]
-        assert len(behind) == (0 if recipe == "w8a8-static" else layers)
+        assert not [e for e in behind if "attention" not in e.place.module]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("recipe", ["w8a8-static", "w8a8-dynamic", "w8a8-dynamic-asym"])
+@pytest.mark.parametrize("name", list(SMALL))
+def test_every_norm_that_feeds_a_quantize_gives_it(
+    name: str, recipe: str, dtype: torch.dtype
+) -> None:
+    counts = []
+    for layers in (1, 2):
+        model = zoo.build(name, layers=layers, dtype=dtype, **SMALL[name])
+        quantized = recipes.quantize(model.module, recipe, model.args, model.kwargs)
+        normal = normalize(capture(quantized.model, model.args, model.kwargs))
+        done = optimize(normal, Context("optimize", CostModel(CostProfile.pinned())))
+        norms = [n for n in done.graph.nodes if as_fused_norm(n) is not None]
+        assert {str(n.target) for n in norms} == {NORM_OPS[name] + ".default"}
+        counts.append(len(norms))
+        fed = [q.x for n in done.graph.nodes if (q := as_quantize(n)) is not None]
+        assert [x for x in fed if isinstance(norm_of(x), Norm)] == []
+    each, rest = NORMS[name]
+    assert counts == [each + rest, 2 * each + rest]

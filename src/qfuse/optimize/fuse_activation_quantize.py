@@ -78,7 +78,8 @@ class FuseActivationQuantize(Rule[FuseActivationQuantizeSite]):
     Refuses: a clamp that is no activation; parameters that are computed from the result otherwise
     than by a choice for it; operands that broadcast, or are no floats; a value on the way that
     others read; strides that would change. An activation that only rounds on the way to a product
-    is left to the quantize of the product.
+    is left to the quantize of the product. One that a linear has in its epilogue stays there, and
+    the op chooses parameters for what the linear gives in the pass that uses them.
     """
 
     name = "fuse-activation-quantize"
@@ -97,6 +98,8 @@ class FuseActivationQuantize(Rule[FuseActivationQuantizeSite]):
             text = "{} takes it along"
             return Miss(MissCode.ORDER, product, text, op_name(product), progress=1)
         result = quantized_result(quantize)
+        if isinstance(result, QuantizedResult) and not found.steps and result.choose is None:
+            return Miss(MissCode.PATTERN, node, "there is nothing to compute", progress=0)
         return result if isinstance(result, Miss) else _site(found, result)
 
     def rewrite(self, site: FuseActivationQuantizeSite, rw: Rewriter) -> None:
@@ -109,7 +112,9 @@ class FuseActivationQuantize(Rule[FuseActivationQuantizeSite]):
 
 def _site(found: Gated, result: QuantizedResult) -> FuseActivationQuantizeSite | Miss:
     y, params = result.quantize.x, result.quantize.params
-    kept = tuple(k for k in (Kept(Keep.FLOAT, y, frozenset(result.ends)),) if k.readers)
+    own = Kept(Keep.FLOAT, y, frozenset(result.ends))
+    # Without steps the float result is what the op reads, and others read that as they did.
+    kept = (own,) if own.readers and found.steps else ()
     keep = frozenset(k.what for k in kept)
     chosen = None if result.choose is None else (params.spec, result.choose.spec)
     dequantize = as_dequantize(found.x)

@@ -87,6 +87,8 @@ class Gated:
 def gated(y: Node, reader: Node) -> Gated | Miss:
     """View ``y`` as ``act(x)`` or ``act(g) * u``, with casts and other roundings in between.
 
+    What a linear has in its epilogue is left there: such a ``y`` has no steps.
+
     Args:
         y: Who else reads it does not matter; what is on the way to it, nobody else may read.
         reader: Where a refusal is told.
@@ -96,6 +98,8 @@ def gated(y: Node, reader: Node) -> Gated | Miss:
         found = _activation(source)
     elif is_call(source, _MUL):
         found = _product(source)
+    elif _is_activated(y):
+        return Gated(y)
     else:
         return Miss(MissCode.PATTERN, reader, "it quantizes no activation", progress=0)
     if isinstance(found, Miss):
@@ -187,9 +191,14 @@ def _gate(node: Node) -> Gated | Miss | None:
     if is_call(source, *ACTIVATION_OPS):
         found = _activation(source)
         return found if isinstance(found, Miss) else found.rounded(roundings)
+    return Gated(node) if _is_activated(node) else None
+
+
+def _is_activated(node: Node) -> bool:
+    """Whether a linear gives a float with an activation in its epilogue."""
     linear = as_fused_linear(node)
-    own = linear is not None and linear.out_params is None and linear.epilogue.steps
-    return Gated(node) if own and any(isinstance(step, Act) for step in own) else None
+    own = () if linear is None or linear.out_params is not None else linear.epilogue.steps
+    return any(isinstance(step, Act) for step in own)
 
 
 def _times(node: Node, gate: Node, up: Node, found: Gated) -> Gated | Miss:
