@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tests.normalize.sources import difference, equal_but_for_nan
-from tests.optimize.move_cases import applied
+from tests.optimize.move_cases import applied, only_miss
 
 from qfuse.cost import CostModel, CostProfile
 from qfuse.ir import ops
@@ -26,9 +26,10 @@ from qfuse.testing.run import random_inputs, run
 if TYPE_CHECKING:
     from torch.fx import Node
 
+    from qfuse.ir.events import MissCode
     from qfuse.ir.quant_spec import Block
 
-__all__ = ["Spelling", "Writer", "fused", "lowered_alike", "the_norm"]
+__all__ = ["Spelling", "Writer", "fused", "lowered_alike", "refused", "the_norm"]
 
 aten = torch.ops.aten
 F32, BF16 = torch.float32, torch.bfloat16
@@ -239,3 +240,8 @@ def the_norm(program: OptimizedGraph) -> FusedNorm:
     """Return the only fused norm."""
     (norm,) = [v for v in map(as_fused_norm, program.graph.nodes) if v is not None]
     return norm
+
+
+def refused(program: OptimizedGraph, **sizes: int) -> MissCode:
+    """Assert that the rule refuses once and changes nothing; return why."""
+    return only_miss(program, FuseNormQuantize, context=None, **sizes).code

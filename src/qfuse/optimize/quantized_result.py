@@ -58,7 +58,7 @@ class QuantizedResult:
         choice = () if self.choose is None else (self.choose.node,)
         return (*choice, self.quantize.node)
 
-    def output(self, keep: frozenset[Keep]) -> Output:
+    def block(self, keep: frozenset[Keep]) -> Output:
         """Return the output block of an op that gives this result."""
         params = self.quantize.params
         if self.choose is None:
