@@ -171,7 +171,7 @@ def _check_chosen(problem: RowProblem) -> Refusal | None:
     assert choose is not None, "its parameters are chosen"
     if not rows_share_scale(choose.block, shape_of(problem.op.x)) or choose.block != spec.block:
         return Refusal(f"its scale is chosen for blocks of {spec.block_text()}, not for rows")
-    if choose.formula is Formula.AO_FLOAT8:
+    if choose.formula in {Formula.AO_FLOAT8, Formula.NVFP4_OUTER}:
         return Refusal("its scale is chosen for float8")
     span = choose.dtype, choose.quant_min, choose.quant_max
     if span != (spec.dtype, spec.quant_min, spec.quant_max):

@@ -9,6 +9,7 @@ from qfuse.normalize.casts import CASTS
 from qfuse.normalize.decomposed import DECOMPOSED
 from qfuse.normalize.dialect import Dialect
 from qfuse.normalize.torchao_affine import TORCHAO_AFFINE
+from qfuse.normalize.torchao_mx import TORCHAO_MX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,4 +18,4 @@ __all__ = ["ATEN", "BUILTIN"]
 
 ATEN = Dialect("aten", aten.rules)
 
-BUILTIN: Sequence[Dialect] = (DECOMPOSED, TORCHAO_AFFINE, CASTS, ATEN)
+BUILTIN: Sequence[Dialect] = (DECOMPOSED, TORCHAO_AFFINE, TORCHAO_MX, CASTS, ATEN)

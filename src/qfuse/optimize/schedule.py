@@ -34,6 +34,7 @@ from qfuse.optimize.sink_below_split import SinkBelowSplit
 from qfuse.optimize.sink_dequantize import SinkDequantize
 from qfuse.optimize.sink_split import SinkSplit
 from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.rewriter import GraphEditor
 
 if TYPE_CHECKING:
     from typing import Any
@@ -137,6 +138,8 @@ def optimize(
             keeps the source's types.
     """
     context = context or Context("optimize")
+    # What nothing reads would count as a reader.
+    GraphEditor(program.module).sweep()
     # First, so that the quantizes of siblings are one node and a shared dequantize is visible.
     Combine().run(program, context)
     # Quantize moves up, dequantize moves down, and where they meet they cancel. Before fusing, so

@@ -115,6 +115,11 @@ class GraphEditor:
                 stack.append(source)
         return list(erased), [n for n in touched if n not in erased]
 
+    def sweep(self) -> None:
+        """Erase what nothing reads."""
+        dead = [n for n in self.module.graph.nodes if not n.users and not n.is_impure()]
+        self.erase_dead(reversed(dead))
+
 
 class Rewriter:
     """Edits the graph on behalf of one rule at one anchor.
