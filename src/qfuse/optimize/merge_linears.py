@@ -12,7 +12,16 @@ from qfuse.ir import ops
 from qfuse.ir.alias import leaves_graph
 from qfuse.ir.events import Exactness, Fired, MissCode, Missed
 from qfuse.ir.program import constant_of, op_name, place_of
-from qfuse.ir.views import Dequantize, Linear, as_dequantize, as_linear, dtype_of, shape_of
+from qfuse.ir.views import (
+    Dequantize,
+    Linear,
+    as_dequantize,
+    as_linear,
+    dtype_of,
+    has_values,
+    shape_of,
+)
+from qfuse.optimize.combine import ASSUMED_META
 from qfuse.optimize.concat import concat_bias, concat_params
 from qfuse.optimize.restride import restride, rigid_reader
 from qfuse.rewrite.driver import Context, PassResult
@@ -55,16 +64,28 @@ class Sibling:
     k: int
 
     @property
+    def parts(self) -> list[torch.Tensor]:
+        """The constants of the linear: weight, scale, zero point, bias."""
+        nodes = [self.weight, self.linear.bias]
+        if self.stored is not None:
+            nodes[1:1] = [self.stored.params.scale, self.stored.params.zero_point]
+        found = [None if node is None else constant_of(node) for node in nodes]
+        return [part for part in found if part is not None]
+
+    @property
     def kind(self) -> Hashable:
         """What siblings must have in common, besides the input."""
         bias = None if self.linear.bias is None else dtype_of(self.linear.bias)
         if bias == dtype_of(self.linear.weight):
             bias = None  # A missing bias is filled in that type.
         real = dtype_of(self.linear.weight)
+        # What has no values is not concatenated with what has some.
+        held = tuple(has_values(part) for part in self.parts)
+        held = (held[0],) if len(set(held)) == 1 else held
         if self.stored is None:
-            return real, bias
+            return real, bias, held
         spec = self.stored.params.spec
-        return real, bias, spec.dtype, spec.arithmetic.compute, spec.domain
+        return real, bias, held, spec.dtype, spec.arithmetic.compute, spec.domain
 
 
 class MergeLinears(Pass):
@@ -134,8 +155,9 @@ class MergeLinears(Pass):
         if not settle(rw, context, program.log, key, Exactness.ROUNDING, places[0]):
             return []
         note = " + ".join(str(sibling.n) for sibling in group)
+        exactness = Exactness.ASSUMED if ASSUMED_META in group[0].linear.x.meta else self.exactness
         program.log.add(
-            Fired(context.room, self.name, key, self.exactness, places, (made.name,), note, gain)
+            Fired(context.room, self.name, key, exactness, places, (made.name,), note, gain)
         )
         result.fired[self.name] += 1
         return []
@@ -210,7 +232,7 @@ def _sibling(node: Node) -> Sibling | Miss:
 def _rewrite(group: Sequence[Sibling], rw: Rewriter) -> Node:
     """Add the wide linear and the split; let every reader read its part."""
     weight = _weight(group, rw)
-    bias = concat_bias([(s.linear.bias, s.n) for s in group], dtype_of(weight), rw)
+    bias = concat_bias([(s.linear.bias, s.n) for s in group], rw)
     wide = rw.call(_aten.linear.default, group[0].linear.x, weight, bias)
     axis = len(shape_of(wide)) - 1
     split = rw.call(_aten.split_with_sizes.default, wide, [s.n for s in group], axis)

@@ -31,12 +31,13 @@ from qfuse.optimize.sink_dequantize import SinkDequantize
 from qfuse.rewrite.driver import Context, apply_rules
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from qfuse.ir.program import StageGraph
     from qfuse.rewrite.rule import Rule
 
-__all__ = ["FUSION_RULES", "MOVING_RULES", "move", "optimize"]
+__all__ = ["FUSION_RULES", "MOVING_RULES", "move", "optimize", "settle_rules"]
 
 MOVING_RULES: tuple[type[Rule[Any]], ...] = (
     LiftChoose,
@@ -67,10 +68,17 @@ def move(program: StageGraph, context: Context) -> Counter[str]:
 
     Only what a rule refuses in the last round is told: before, it was refused for the time being.
     """
+    return settle_rules(program, MOVING_RULES, context)
+
+
+def settle_rules(
+    program: StageGraph, rules: Sequence[type[Rule[Any]]], context: Context
+) -> Counter[str]:
+    """Apply rules and combine what has become equal, in turns, as :func:`move` does with all."""
     fired: Counter[str] = Counter()
     for _ in range(_ROUNDS):
         told = len(program.log)
-        moved = apply_rules(program, [rule() for rule in MOVING_RULES], context)
+        moved = apply_rules(program, [rule() for rule in rules], context)
         fired += moved.fired
         if not moved.modified:
             break

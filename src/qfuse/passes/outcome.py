@@ -1,0 +1,87 @@
+"""What a pass did to a graph, for programs and for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qfuse.ir.events import Exactness, Fired, Missed, Noted, RolledBack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.fx import GraphModule
+
+    from qfuse.report import Report
+
+__all__ = ["PASS_ROOM", "SPELL_ROOM", "PassOutcome"]
+
+PASS_ROOM = "passes"
+SPELL_ROOM = "spell"
+_MOST_MISSES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class PassOutcome:
+    """What a pass did. ``print(outcome)`` shows it.
+
+    It has the fields of ``torch.fx``'s own pass results, so a pass is at home in its pass manager.
+
+    Attributes:
+        graph_module: The module that was given, which is changed in place.
+        modified: Whether its graph was changed.
+        report: Every event: what fired, what was missed and why, what else to know.
+        unused: Names of parameters and buffers that the graph read before and does not any more.
+            They are left in the module, since others may read them.
+    """
+
+    graph_module: GraphModule
+    modified: bool
+    report: Report
+    unused: tuple[str, ...] = ()
+
+    @property
+    def fired(self) -> Counter[str]:
+        """How often each rule changed the graph, without what was only spelled differently."""
+        return Counter(event.rule for event in self._fired())
+
+    @property
+    def assumed(self) -> int:
+        """How many of the changes are right only if parameters without values are equal."""
+        return sum(event.exactness is Exactness.ASSUMED for event in self._fired())
+
+    @property
+    def misses(self) -> tuple[Missed, ...]:
+        """What did not fire: for every node the rule that came closest, with its reason."""
+        rooms = {PASS_ROOM, SPELL_ROOM}
+        return tuple(miss for miss in self.report.closest_misses if miss.room in rooms)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _fired(self) -> tuple[Fired, ...]:
+        events = self.report.events
+        return tuple(e for e in events if isinstance(e, Fired) and e.room == PASS_ROOM)
+
+    def _lines(self) -> Iterator[str]:
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(self.fired.items()))
+        assumed = f" ({self.assumed} of them assumed)" if self.assumed else ""
+        yield f"fired: {counts or 'nothing'}{assumed}"
+        for event in self._fired():
+            note = f" ({event.note})" if event.note else ""
+            mark = " [assumed]" if event.exactness is Exactness.ASSUMED else ""
+            yield f"  {event.rule}{mark}: {' + '.join(map(str, event.places))}{note}"
+        if self.misses:
+            yield f"missed: {len(self.misses)}"
+        for miss in self.misses[:_MOST_MISSES]:
+            yield f"  {miss.rule} [{miss.code}]: {miss.anchor}: {miss.reason}"
+        if len(self.misses) > _MOST_MISSES:
+            yield f"  and {len(self.misses) - _MOST_MISSES} more, in .misses"
+        for event in self.report.events:
+            if isinstance(event, RolledBack):
+                yield f"undone: {event.rule}: {event.reason}"
+            elif isinstance(event, Noted) and event.warn:
+                yield f"note: {event.text}"
+        if self.unused:
+            yield f"not read any more: {', '.join(self.unused)}"
