@@ -155,7 +155,7 @@ class MergeLinears(Pass):
         if not settle(rw, context, program.log, key, Exactness.ROUNDING, places[0]):
             return []
         note = " + ".join(str(sibling.n) for sibling in group)
-        exactness = Exactness.ASSUMED if ASSUMED_META in group[0].linear.x.meta else self.exactness
+        exactness = Exactness.ASSUMED if _is_assumed(group[0].linear.x) else self.exactness
         program.log.add(
             Fired(context.room, self.name, key, exactness, places, (made.name,), note, gain)
         )
@@ -284,6 +284,12 @@ def _arithmetic(sibling: Sibling) -> tuple[Bits, ComputeKind]:
     if activation is None:
         return Bits(wide, narrow, wide), plain
     return Bits(activation.params.spec.dtype.itemsize * 8, narrow, wide), ComputeKind.INT8
+
+
+def _is_assumed(x: Node) -> bool:
+    """Whether the siblings read one value only if parameters without values are equal."""
+    stored = as_dequantize(x)
+    return ASSUMED_META in x.meta or (stored is not None and ASSUMED_META in stored.q.meta)
 
 
 def _missed(room: str, rule: str, node: Node, miss: Miss) -> Missed:

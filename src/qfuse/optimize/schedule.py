@@ -76,6 +76,7 @@ def settle_rules(
 ) -> Counter[str]:
     """Apply rules and combine what has become equal, in turns, as :func:`move` does with all."""
     fired: Counter[str] = Counter()
+    apart: list[Missed] = []
     for _ in range(_ROUNDS):
         told = len(program.log)
         moved = apply_rules(program, [rule() for rule in rules], context)
@@ -84,8 +85,11 @@ def settle_rules(
             break
         # What has moved up to one value is quantized alike now, and may be one again.
         fired += Combine().run(program, context).fired
+        missed = [e for e in program.log.events[told:] if isinstance(e, Missed)]
         kept = [e for e in program.log.events[told:] if not isinstance(e, Missed)]
         program.log.events[told:] = kept
+        apart = [e for e in missed if e.rule == Combine.name]
+    program.log.events += apart
     return fired
 
 

@@ -12,13 +12,15 @@ from qfuse.ir.movements import movement_of
 from qfuse.ir.schema import overload_of
 from qfuse.ir.verify import StageSpec, verify_node
 from qfuse.normalize.dialect import rules_of
-from qfuse.passes.outcome import PASS_ROOM, SPELL_ROOM
+from qfuse.optimize.combine import Combine
+from qfuse.passes.outcome import PASS_ROOM, SPELL_ROOM, on_the_way
+from qfuse.passes.own_outputs import own_outputs
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import Context, apply_rules
 from qfuse.rewrite.rewriter import RULE_META, origins
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch._ops import OpOverload
     from torch.fx import Node
@@ -40,6 +42,7 @@ class Work:
 
     Attributes:
         run: Rewrites a graph in the canonical spelling.
+        about: The rules that count; what others do without them is not kept.
         dialects: The dialects that the graph may speak.
         back: Whether to spell in the source's dialect what the pass made.
         cost: Prices what is legal; ``None`` does all of it.
@@ -47,6 +50,7 @@ class Work:
     """
 
     run: Callable[[StageGraph, Context], object]
+    about: Collection[str]
     dialects: Sequence[Dialect]
     back: bool
     cost: CostModel | None
@@ -90,10 +94,11 @@ def attempt(source: CapturedGraph, work: Work, scope: frozenset[str] | None) -> 
     before: Snapshot = {node: origins(node) for node in program.graph.nodes}
     work.run(program, context(PASS_ROOM))
     done = Attempt(program)
-    done.counts = Counter(event.rule for event in _substance(program))
+    substance = _substance(program, work.about)
+    done.counts = Counter(event.rule for event in substance)
     if not done.counts:
         return done
-    done.needed = _needed(before, program)
+    done.needed = _needed(before, program, substance)
     if work.back:
         told = len(program.log)
         for dialect in work.dialects:
@@ -102,39 +107,47 @@ def attempt(source: CapturedGraph, work: Work, scope: frozenset[str] | None) -> 
                 apply_rules(program, dialect.spell(known), context(SPELL_ROOM, own))
         done.stranded = _stranded(program, known, work.dialects)
         done.misses = _told(program.log.events[told:], done.stranded)
+    own_outputs(program)
     program.graph.lint()
     for node in program.graph.nodes:
         verify_node(node, _ANY)
     return done
 
 
-def _substance(program: CapturedGraph) -> Iterable[Fired]:
-    """Give what the pass is about: it combines views and casts on the way, which is not it."""
-    return [e for e in program.log.of(Fired) if e.room == PASS_ROOM and not _on_the_way(e)]
+def _substance(program: CapturedGraph, about: Collection[str]) -> list[Fired]:
+    """Return what was done that the pass is about, and not only on the way there."""
+    fired = (e for e in program.log.of(Fired) if e.room == PASS_ROOM and e.rule in about)
+    return [event for event in fired if not on_the_way(event)]
 
 
-def _on_the_way(event: Fired) -> bool:
-    return event.rule == "combine" and not event.places[0].op.startswith("qfuse.")
-
-
-def _needed(before: Snapshot, program: CapturedGraph) -> frozenset[str]:
-    """Return the caller's nodes that were rewritten, and the movements above them."""
-    passing = {e.places[0].node for e in program.log.of(Fired) if _on_the_way(e)}
-    now = set(program.graph.nodes)
+def _needed(
+    before: Snapshot, program: CapturedGraph, substance: Collection[Fired]
+) -> frozenset[str]:
+    """Return the caller's nodes that were rewritten, and what leads to them."""
+    combined = {e.places[0].node: e.made[0] for e in program.log.of(Fired) if e.rule == Combine.name}
+    kept = {combined.get(place.node) for event in substance for place in event.places}
     names: set[str] = set()
-    for node, origin in before.items():
-        if node not in now and node.name not in passing:
-            names.update(origin)
-    stack = [node for node in program.graph.nodes if node not in before]
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
+    made = [node for node in program.graph.nodes if node not in before or node.name in kept]
+    leading = _leading(made)
+    for node in leading:
         names.update(origins(node))
-        for source in node.all_input_nodes:
+    left, now = {node.name for node in leading}, set(program.graph.nodes)
+    for node, origin in before.items():
+        # One that was combined matters if the one that stands for it now does.
+        if node not in now and (node.name not in combined or combined[node.name] in left):
+            names.update(origin)
+    return frozenset(names)
+
+
+def _leading(nodes: Sequence[Node]) -> set[Node]:
+    """Return nodes, and the movements and quantization on the way to them."""
+    seen, stack = set(nodes), list(nodes)
+    while stack:
+        for source in stack.pop().all_input_nodes:
             if source not in seen and _leads(source):
                 seen.add(source)
                 stack.append(source)
-    return frozenset(names)
+    return seen
 
 
 def _leads(node: Node) -> bool:

@@ -27,7 +27,6 @@ from qfuse.optimize.sink_dequantize import SinkDequantize as SinkDequantizeRule
 from qfuse.options import choice
 from qfuse.passes.attempt import Work
 from qfuse.passes.engine import run_pass
-from qfuse.passes.own_outputs import own_outputs
 from qfuse.rewrite.driver import apply_rules
 
 if TYPE_CHECKING:
@@ -82,6 +81,7 @@ class GraphPass(ABC):
     and the module is untouched.
 
     Attributes:
+        about: The rules that it is about; what it does without any of them firing is not kept.
         equality: ``"exact"``, or ``"assumed"`` for graphs of meta tensors; see :class:`Equality`.
         spelling: ``"source"`` or ``"canonical"``; see :class:`Spelling`.
         cost: Declines what is legal and does not pay; by default all that is legal is done.
@@ -90,6 +90,7 @@ class GraphPass(ABC):
     """
 
     name: ClassVar[str]
+    about: ClassVar[tuple[str, ...]]
 
     equality: str = "exact"
     spelling: str = "source"
@@ -127,6 +128,7 @@ class GraphPass(ABC):
         dialects = (*BUILTIN, *discover()) if self.dialects is None else tuple(self.dialects)
         work = Work(
             self.run,
+            self.about,
             dialects,
             back=self.spelling == Spelling.SOURCE,
             cost=self.cost,
@@ -160,6 +162,7 @@ class LiftCombineQuantize(_MovingPass):
 
     name = "lift-combine-quantize"
     rules = (LiftChoose, LiftQuantize, LiftAboveJoin, LiftAbovePad)
+    about = (*(rule.name for rule in rules), Combine.name)
 
 
 class SinkDequantize(_MovingPass):
@@ -167,6 +170,7 @@ class SinkDequantize(_MovingPass):
 
     name = "sink-dequantize"
     rules = (SinkDequantizeRule, SinkBelowSplit, SinkBelowJoin, SinkBelowPad)
+    about = tuple(rule.name for rule in rules)
 
 
 class CancelQuantize(_MovingPass):
@@ -174,25 +178,26 @@ class CancelQuantize(_MovingPass):
 
     name = "cancel-quantize"
     rules = (CancelQuantizeRule, FuseRequantize)
+    about = tuple(rule.name for rule in rules)
 
 
 class MergeLinears(GraphPass):
     """Linears of any kind that read one input become one wide linear and a split."""
 
     name = "merge-linears"
+    about = (MergeLinearsPass.name,)
 
     def run(self, program: StageGraph, context: Context) -> object:
         """Combine what the siblings read, then merge them."""
         Combine().run(program, context)
-        merged = MergeLinearsPass().run(program, context)
-        own_outputs(program)
-        return merged
+        return MergeLinearsPass().run(program, context)
 
 
 class FuseLinears(GraphPass):
     """Linears take in the quantization at their edges, bias, activation, additions and casts."""
 
     name = "fuse-linears"
+    about = tuple(rule.name for rule in FUSION_RULES)
 
     def run(self, program: StageGraph, context: Context) -> object:
         """Grow every linear outward."""

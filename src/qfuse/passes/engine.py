@@ -11,6 +11,7 @@ from qfuse.passes.outcome import PASS_ROOM, PassOutcome
 from qfuse.passes.raw import RawGraph, take
 from qfuse.passes.refuse import check_graph
 from qfuse.report import Report
+from qfuse.rewrite.clone import clone
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -44,7 +45,7 @@ def run_pass(
     raw = take(check_graph(module), examples)
     whole = attempt(raw.program, work, None)
     done, withdrawn = (whole, ()) if not whole.counts else _Narrowing(raw, work, whole).run()
-    events = _events(whole, done, withdrawn)
+    events = _events(whole, done, withdrawn, work)
     report = Report(tuple(events), {"pass": name})
     if not done.counts:
         return PassOutcome(module, modified=False, report=report)
@@ -73,7 +74,7 @@ class _Narrowing:
             barred |= done.stranded
             scope = (done.needed | scope) - barred
             done = attempt(self.raw.program, self.work, scope)
-        return Attempt(self.raw.program), tuple(withdrawn)
+        return Attempt(clone(self.raw.program)), tuple(withdrawn)
 
     def _fit(self, scope: frozenset[str]) -> Attempt:
         """Let the scope grow until everything that there is to do is done."""
@@ -102,10 +103,16 @@ def _near(node: Node) -> Iterable[Node]:
     return (*node.all_input_nodes, *node.users)
 
 
-def _events(whole: Attempt, done: Attempt, withdrawn: Sequence[Missed]) -> list[Event]:
+def _events(
+    whole: Attempt, done: Attempt, withdrawn: Sequence[Missed], work: Work
+) -> list[Event]:
     """Put together what was done to the part, and what was missed in all of the graph."""
-    events: list[Event] = [e for e in done.program.log if not isinstance(e, Missed)]
+    dropped = Missed if done.counts else (Missed, Fired)
+    events: list[Event] = [e for e in done.program.log if not isinstance(e, dropped)]
     fired = {place.node for e in done.program.log.of(Fired) for place in e.places}
-    missed = [e for e in whole.program.log.of(Missed) if e.room == PASS_ROOM]
-    events += [e for e in missed if e.anchor.node not in fired]
+    quantized = tuple(f"{name}." for dialect in work.dialects for name in dialect.namespaces)
+    for miss in whole.program.log.of(Missed):
+        own = miss.room == PASS_ROOM or miss.anchor.op.startswith(quantized)
+        if own and miss.anchor.node not in fired:
+            events.append(miss)
     return [*events, *dict.fromkeys(withdrawn)]

@@ -10,6 +10,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from qfuse.ir.errors import GraphError
+from qfuse.ir.schema import overload_of
 from qfuse.passes._torch_api import is_fake, is_symbolic, mode_of, new_mode
 from qfuse.passes.refuse import refused
 
@@ -128,11 +129,14 @@ def _example(value: Any, fakes: Fakes) -> Any:
 
 
 def _computed(node: Node, fakes: Fakes) -> Any:
-    args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: fakes.outside(n.meta["val"]))
+    op = overload_of(node)
+    if op is not None and not op._schema.returns:  # noqa: SLF001 - the way to ask
+        return None
     assert callable(node.target), "it was found to be a call of an op"
     try:
         with fakes.mode, torch.no_grad():
-            return node.target(*args, **kwargs)
+            return fakes.value(node.target(*args, **kwargs))
     except (RuntimeError, TypeError, ValueError, LookupError, AssertionError) as error:
         what = f'it has no meta["val"], and cannot be called with fake tensors: {error}'
         raise refused(node, what, _GIVE) from error

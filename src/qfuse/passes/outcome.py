@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from qfuse.report import Report
 
-__all__ = ["PASS_ROOM", "SPELL_ROOM", "PassOutcome"]
+__all__ = ["PASS_ROOM", "SPELL_ROOM", "PassOutcome", "on_the_way"]
 
 PASS_ROOM = "passes"
 SPELL_ROOM = "spell"
@@ -43,7 +43,7 @@ class PassOutcome:
 
     @property
     def fired(self) -> Counter[str]:
-        """How often each rule changed the graph, without what was only spelled differently."""
+        """How often each rule changed quantization or linears; views on the way do not count."""
         return Counter(event.rule for event in self._fired())
 
     @property
@@ -54,15 +54,14 @@ class PassOutcome:
     @property
     def misses(self) -> tuple[Missed, ...]:
         """What did not fire: for every node the rule that came closest, with its reason."""
-        rooms = {PASS_ROOM, SPELL_ROOM}
-        return tuple(miss for miss in self.report.closest_misses if miss.room in rooms)
+        return self.report.closest_misses
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _fired(self) -> tuple[Fired, ...]:
-        events = self.report.events
-        return tuple(e for e in events if isinstance(e, Fired) and e.room == PASS_ROOM)
+        fired = (e for e in self.report.events if isinstance(e, Fired) and e.room == PASS_ROOM)
+        return tuple(e for e in fired if not on_the_way(e))
 
     def _lines(self) -> Iterator[str]:
         counts = ", ".join(f"{name} {count}" for name, count in sorted(self.fired.items()))
@@ -85,3 +84,8 @@ class PassOutcome:
                 yield f"note: {event.text}"
         if self.unused:
             yield f"not read any more: {', '.join(self.unused)}"
+
+
+def on_the_way(event: Fired) -> bool:
+    """Whether what was combined is not quantization, but the views and casts in front of it."""
+    return event.rule == "combine" and not event.places[0].op.startswith("qfuse.")

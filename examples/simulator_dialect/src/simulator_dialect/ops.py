@@ -18,6 +18,7 @@ __all__ = [
 
 EPS = 1e-6
 MXFP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+MXFP4_CODES = (*MXFP4_VALUES, *(-value for value in MXFP4_VALUES))
 
 
 @torch.library.custom_op("simulator::quantize", mutates_args=())
@@ -125,6 +126,12 @@ def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
     return both.to(torch.int8) - 8
 
 
+def pack_int4(numbers: torch.Tensor) -> torch.Tensor:
+    """Return what :func:`unpack_int4` unpacks to ``numbers``."""
+    low, high = (numbers + 8).to(torch.uint8).unflatten(-1, (-1, 2)).unbind(-1)
+    return low | (high << 4)
+
+
 @torch.library.custom_op("simulator::int4_linear", mutates_args=())
 def int4_linear(
     x: torch.Tensor,
@@ -171,7 +178,7 @@ def mxfp4_linear(
     x: torch.Tensor, weight: torch.Tensor, exponent: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Multiply float by fp4 codes, one a byte, with int8 exponents per group."""
-    values = torch.tensor((*MXFP4_VALUES, *(-v for v in MXFP4_VALUES)), device=x.device)
+    values = torch.tensor(MXFP4_CODES, device=x.device)
     scale = exponent.float().exp2().repeat_interleave(weight.shape[-1] // exponent.shape[-1], -1)
     return F.linear(x, (values[weight.int()] * scale).to(x.dtype), bias)
 

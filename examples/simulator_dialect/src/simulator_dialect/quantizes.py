@@ -14,6 +14,7 @@ from qfuse.ir.quant_spec import Arithmetic, QuantSpec
 from qfuse.ir.schema import arguments
 from qfuse.ir.views import dtype_of, node_of, shape_of
 from qfuse.normalize.choose import results_of
+from qfuse.normalize.params import Param
 from qfuse.normalize.source_rule import RefusedError, SourceRule
 from qfuse.rewrite.rule import Miss, Rule
 from simulator_dialect.ops import EPS
@@ -74,9 +75,9 @@ class StaticQuantize(Rule[StaticSite]):
 
     def rewrite(self, site: StaticSite, rw: Rewriter) -> None:
         """Give the parameters the rank of the data."""
-        shape = [1] * site.spec.rank
-        view = torch.ops.aten.view.default
-        scale, zero = rw.call(view, site.scale, shape), rw.call(view, site.zero_point, shape)
+        shape = (1,) * site.spec.rank
+        given = (site.scale, site.zero_point)
+        scale, zero = (Param(node, shape, dtype_of(node)).build(rw, node.name) for node in given)
         rw.replace(site.node, rw.call(ops.quantize, site.x, scale, zero, str(site.spec)))
 
 
