@@ -68,9 +68,7 @@ def concat_params(parts: Sequence[Part], name: str, rw: Rewriter) -> QuantParams
     return QuantParams(spec, scale, zero)
 
 
-def concat_bias(
-    parts: Sequence[tuple[Node | None, int]], rw: Rewriter
-) -> Node | None:
+def concat_bias(parts: Sequence[tuple[Node | None, int]], rw: Rewriter) -> Node | None:
     """Return the biases one after the other; a missing one is -0.0, which changes no sum.
 
     Args:

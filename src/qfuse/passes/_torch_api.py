@@ -13,7 +13,15 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["called_kind", "empty_like", "is_fake", "is_guards", "is_symbolic", "mode_of", "new_mode"]
+__all__ = [
+    "called_kind",
+    "empty_like",
+    "is_fake",
+    "is_guards",
+    "is_symbolic",
+    "mode_of",
+    "new_mode",
+]
 
 
 def new_mode() -> FakeTensorMode:

@@ -86,9 +86,7 @@ def attempt(source: CapturedGraph, work: Work, scope: frozenset[str] | None) -> 
             known[node.name] = op
 
     def context(room: str, within: frozenset[str] | None = scope) -> Context:
-        return Context(
-            room, work.cost, strict=False, scope=within, assume_equal=work.assume_equal
-        )
+        return Context(room, work.cost, strict=False, scope=within, assume_equal=work.assume_equal)
 
     apply_rules(program, rules_of(work.dialects), context("normalize"))
     before: Snapshot = {node: origins(node) for node in program.graph.nodes}
@@ -124,7 +122,9 @@ def _needed(
     before: Snapshot, program: CapturedGraph, substance: Collection[Fired]
 ) -> frozenset[str]:
     """Return the caller's nodes that were rewritten, and what leads to them."""
-    combined = {e.places[0].node: e.made[0] for e in program.log.of(Fired) if e.rule == Combine.name}
+    combined = {
+        e.places[0].node: e.made[0] for e in program.log.of(Fired) if e.rule == Combine.name
+    }
     kept = {combined.get(place.node) for event in substance for place in event.places}
     names: set[str] = set()
     made = [node for node in program.graph.nodes if node not in before or node.name in kept]

@@ -103,9 +103,7 @@ def _near(node: Node) -> Iterable[Node]:
     return (*node.all_input_nodes, *node.users)
 
 
-def _events(
-    whole: Attempt, done: Attempt, withdrawn: Sequence[Missed], work: Work
-) -> list[Event]:
+def _events(whole: Attempt, done: Attempt, withdrawn: Sequence[Missed], work: Work) -> list[Event]:
     """Put together what was done to the part, and what was missed in all of the graph."""
     dropped = Missed if done.counts else (Missed, Fired)
     events: list[Event] = [e for e in done.program.log if not isinstance(e, dropped)]

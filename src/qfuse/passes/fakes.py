@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Fakes", "fill", "is_valueless", "without_values"]
 
-_GIVE = "pass example inputs as the second argument of the pass, or trace the graph with fake values"
+_GIVE = (
+    "pass example inputs as the second argument of the pass, or trace the graph with fake values"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,9 @@ class Fakes:
         """
         values = [t for node in graph.nodes for t in _tensors(node.meta.get("val"))]
         modes = {id(mode): mode for mode in map(mode_of, values) if mode is not None}
-        inputs = [t for n in graph.nodes if n.op == "placeholder" for t in _tensors(n.meta.get("val"))]
+        inputs = [
+            t for n in graph.nodes if n.op == "placeholder" for t in _tensors(n.meta.get("val"))
+        ]
         on_meta = any(t.is_meta for t in inputs or values)
         if len(modes) == 1:
             return cls(next(iter(modes.values())), on_meta)

@@ -121,7 +121,9 @@ def _check_call(node: Node) -> bool:
         raise refused(node, f"the graph calls {node.target}, which {kind}", _TO_ATEN)
     if node.target is not operator.getitem and not _is_scalar(node):
         name = getattr(node.target, "__name__", str(node.target))
-        raise refused(node, f"the graph calls the function {name}, not an op of torch.ops", _TO_ATEN)
+        raise refused(
+            node, f"the graph calls the function {name}, not an op of torch.ops", _TO_ATEN
+        )
     return False
 
 
@@ -133,7 +135,9 @@ def _is_scalar(node: Node) -> bool:
     """Whether a call computes with sizes alone."""
     inputs: Sequence[Node] = (node, *node.all_input_nodes)
     values = [n.meta.get("val") for n in inputs]
-    return all(isinstance(v, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)) for v in values)
+    return all(
+        isinstance(v, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)) for v in values
+    )
 
 
 def _reads_late(write: Node, node: Node) -> GraphError:
