@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch._ops import HigherOrderOperator, OpOverloadPacket
-from torch.export._unlift import GuardsFn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -46,7 +45,9 @@ def is_symbolic(value: torch.Tensor) -> bool:
 
 def is_guards(module: object) -> bool:
     """Whether a module is what torch.export puts in to check the sizes of inputs."""
-    return isinstance(module, GuardsFn)
+    # Its module imports torch._dynamo, and where it was not imported there is no such object.
+    kind = type(module)
+    return (kind.__module__, kind.__name__) == ("torch.export._unlift", "GuardsFn")
 
 
 def called_kind(target: object) -> str:

@@ -153,10 +153,10 @@ class _MovingPass(GraphPass, ABC):
 
 
 class LiftCombineQuantize(_MovingPass):
-    """Quantize first, move later: quantizes rise above views, joins and paddings, and equal ones
-    become one.
+    """Quantize first, move later: quantizes rise above views, and equal ones become one.
 
-    What computes, such as a norm, and its quantize become neighbours. Static quantizes rise with
+    What computes, such as a norm, and its quantize become neighbours. Copies, joins and paddings
+    are crossed too. Static quantizes rise with
     their parameters, dynamic ones where their blocks stay together.
     """
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import Node
 from torch.fx.node import map_arg
 
 from qfuse.ir.errors import GraphError
@@ -17,13 +16,11 @@ from qfuse.passes.refuse import refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from torch.fx import Graph, GraphModule
+    from torch.fx import Graph, GraphModule, Node
 
 __all__ = ["Fakes", "fill", "is_valueless", "without_values"]
 
-_GIVE = (
-    "pass example inputs as the second argument of the pass, or trace the graph with fake values"
-)
+_GIVE = "pass example inputs as the pass's second argument, or trace the graph with fake values"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +47,8 @@ class Fakes:
         """
         values = [t for node in graph.nodes for t in _tensors(node.meta.get("val"))]
         modes = {id(mode): mode for mode in map(mode_of, values) if mode is not None}
-        inputs = [
-            t for n in graph.nodes if n.op == "placeholder" for t in _tensors(n.meta.get("val"))
-        ]
+        roots = graph.find_nodes(op="placeholder")
+        inputs = [t for node in roots for t in _tensors(node.meta.get("val"))]
         on_meta = any(t.is_meta for t in inputs or values)
         if len(modes) == 1:
             return cls(next(iter(modes.values())), on_meta)

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from qfuse.ir.events import Exactness, Fired, Missed, Noted, RolledBack
+from qfuse.ir.events import Exactness, Fired, Missed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,11 +77,8 @@ class PassOutcome:
             yield f"  {miss.rule} [{miss.code}]: {miss.anchor}: {miss.reason}"
         if len(self.misses) > _MOST_MISSES:
             yield f"  and {len(self.misses) - _MOST_MISSES} more, in .misses"
-        for event in self.report.events:
-            if isinstance(event, RolledBack):
-                yield f"undone: {event.rule}: {event.reason}"
-            elif isinstance(event, Noted) and event.warn:
-                yield f"note: {event.text}"
+        yield from (f"undone: {back.rule}: {back.reason}" for back in self.report.rolled_back)
+        yield from (f"note: {note.text}" for note in self.report.notes if note.warn)
         if self.unused:
             yield f"not read any more: {', '.join(self.unused)}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from qfuse.passes.refuse import attribute_of, is_aside
 from qfuse.rewrite.rewriter import ORIGIN_META, RULE_META, origins
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["RawGraph", "take"]
 
@@ -247,13 +246,15 @@ class _Writer:
         return self._names[name]
 
     def _finish(self, node: Node) -> None:
-        returned, written = node.args[0]  # type: ignore[misc]
-        for write, value in zip(self._raw.writes, written, strict=True):  # type: ignore[arg-type]
-            into = self._caller(write.args[0])  # type: ignore[arg-type]
-            args = (into, self._copies[value], *write.args[2:])  # type: ignore[index]
+        output: Any = node.args[0]
+        returned, written = output
+        for write, value in zip(self._raw.writes, written, strict=True):
+            into, *rest = write.args
+            assert isinstance(into, Node), "it was found to write to a node"
+            args = (self._caller(into), self._copies[value], *rest[1:])
             new = self._graph.create_node(write.op, write.target, args, write.kwargs, write.name)
             new.meta = dict(write.meta)
-        out = self._graph.output(map_arg(returned, self._copies.__getitem__))  # type: ignore[arg-type]
+        out = self._graph.output(map_arg(returned, self._copies.__getitem__))
         out.meta = dict(self._raw.module.graph.output_node().meta)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -16,13 +16,11 @@ from qfuse.ir.errors import GraphError
 from qfuse.ir.schema import is_call
 from qfuse.passes._torch_api import called_kind, is_fake, is_guards
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 __all__ = ["attribute_of", "check_graph", "is_aside", "refused"]
 
 _FUNCTIONAL = "make it functional: torch.export's program.run_decompositions().module(), or make_fx"
 _TO_ATEN = "trace it to calls of torch.ops: torch.export.export(...).module(), or make_fx"
+_SCALARS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 _COPY = torch.ops.aten.copy_.default
 
 
@@ -121,9 +119,7 @@ def _check_call(node: Node) -> bool:
         raise refused(node, f"the graph calls {node.target}, which {kind}", _TO_ATEN)
     if node.target is not operator.getitem and not _is_scalar(node):
         name = getattr(node.target, "__name__", str(node.target))
-        raise refused(
-            node, f"the graph calls the function {name}, not an op of torch.ops", _TO_ATEN
-        )
+        raise refused(node, f"the graph calls {name}, which is no op of torch.ops", _TO_ATEN)
     return False
 
 
@@ -133,11 +129,8 @@ def _writes(node: Node) -> bool:
 
 def _is_scalar(node: Node) -> bool:
     """Whether a call computes with sizes alone."""
-    inputs: Sequence[Node] = (node, *node.all_input_nodes)
-    values = [n.meta.get("val") for n in inputs]
-    return all(
-        isinstance(v, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)) for v in values
-    )
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    return all(isinstance(value, _SCALARS) for value in values)
 
 
 def _reads_late(write: Node, node: Node) -> GraphError:
