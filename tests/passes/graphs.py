@@ -62,7 +62,7 @@ def bits_of(
 
     The graph is spelled canonically first, which is exact, so that linears of all kinds are one.
     """
-    program = take(check_graph(module), None).program
+    program = take(check_graph(module)).program
     apply_rules(program, rules_of((*BUILTIN, *dialects)), Context("normalize"))
     leaves: list[torch.Tensor] = pytree.tree_leaves(run_fixed_order(program, inputs))
     return leaves

@@ -12,6 +12,7 @@ import torch
 from qfuse.ir.choose_spec import Formula
 from qfuse.ir.constants import constant_value, number_of
 from qfuse.ir.dtypes import exact_integers
+from qfuse.ir.program import ASSUMED_META
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.views import as_choose, as_quantize, dtype_of, node_of
 
@@ -112,6 +113,8 @@ class _Range:
     whole: bool
 
 
+# What has no values and is assumed to be a zero point lies where one may lie.
+_ASSUMED = _Range(-(1 << 15), (1 << 15) - 1, whole=True)
 _ANYWHERE = _Range(-math.inf, math.inf, whole=False)
 
 
@@ -137,6 +140,8 @@ def _found_range(node: Node, depth: int) -> _Range | None:
     value = constant_value(node)
     if value is not None:
         return _range_of_constant(value)
+    if node.op == "get_attr" and ASSUMED_META in node.meta:
+        return _ASSUMED
     if is_call(node, *_SAME_VALUES, *_ROUNDINGS):
         inner = _range_of(node_of(arguments(node)["self"]), depth - 1)
         return replace(inner, whole=inner.whole or is_call(node, *_ROUNDINGS))

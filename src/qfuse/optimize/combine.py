@@ -11,7 +11,7 @@ from torch.fx import Node
 from qfuse.ir import ops
 from qfuse.ir.alias import leaves_graph
 from qfuse.ir.events import Exactness, Fired, MissCode, Missed
-from qfuse.ir.program import constant_of, place_of
+from qfuse.ir.program import ASSUMED_META, constant_of, place_of
 from qfuse.ir.schema import arguments, overload_of
 from qfuse.ir.views import bits_of, has_values, tensor_of
 from qfuse.rewrite.driver import Context, PassResult
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
     from qfuse.ir.program import StageGraph
 
-__all__ = ["ASSUMED_META", "Combine"]
-
-ASSUMED_META = "qfuse_assumed"
-"""Meta key: this node is several whose parameters were taken as equal."""
+__all__ = ["Combine"]
 
 _aten = torch.ops.aten
 
@@ -125,16 +122,13 @@ class _Known:
         if node.op == "get_attr":
             return _find_constant(node, self._constants)
         if node.target is operator.getitem:
-            key: Hashable = (operator.getitem, node.args[0], node.args[1])
-            return self._numbers.setdefault(key, node)
+            return _first(self._numbers, (operator.getitem, node.args[0], node.args[1]), node)
         op = overload_of(node)
         if op not in _COMBINABLE:
             return node
         key = (op, tuple((k, _freeze(v)) for k, v in sorted(arguments(node).items())))
-        if key not in self._numbers:
-            self._numbers[key] = node
-            return None
-        return self._numbers[key]
+        first = _first(self._numbers, key, node)
+        return None if first is node else first
 
     def alike(self, node: Node) -> Node | None:
         """Return the first node that differs from ``node`` in parameters without values alone."""
@@ -145,7 +139,7 @@ class _Known:
         if data.op == "get_attr" or not any(_valueless(v) for k, v in given if k in _PARAMETERS):
             return None
         frozen = (_freeze_role(k, v) for k, v in given)
-        return self._alike.setdefault((node.target, *frozen), node)
+        return _first(self._alike, (node.target, *frozen), node)
 
 
 def _find_constant(node: Node, constants: dict[Hashable, Node]) -> Node:
@@ -154,7 +148,16 @@ def _find_constant(node: Node, constants: dict[Hashable, Node]) -> Node:
         return node
     kind = (value.dtype, value.device, tuple(value.shape), value.stride())
     small = has_values(value) and value.numel() * value.element_size() <= _BITS_LIMIT
-    return constants.setdefault((*kind, bits_of(value) if small else id(value)), node)
+    return _first(constants, (*kind, bits_of(value) if small else id(value)), node)
+
+
+def _first(known: dict[Hashable, Node], key: Hashable, node: Node) -> Node:
+    """Return the first node with ``key`` that is still read, which may be ``node``."""
+    first = known.get(key)
+    if first is None or not first.users:
+        # It went away together with what was taken as equal to another.
+        known[key] = first = node
+    return first
 
 
 def _freeze(value: object) -> Hashable:

@@ -11,7 +11,7 @@ from qfuse.cost import Bits, ComputeKind, linear_work, pointwise_work, size_rang
 from qfuse.ir import ops
 from qfuse.ir.alias import leaves_graph
 from qfuse.ir.events import Exactness, Fired, MissCode, Missed
-from qfuse.ir.program import constant_of, op_name, place_of
+from qfuse.ir.program import ASSUMED_META, constant_of, op_name, place_of
 from qfuse.ir.views import (
     Dequantize,
     Linear,
@@ -21,7 +21,6 @@ from qfuse.ir.views import (
     has_values,
     shape_of,
 )
-from qfuse.optimize.combine import ASSUMED_META
 from qfuse.optimize.concat import concat_bias, concat_params
 from qfuse.optimize.restride import restride, rigid_reader
 from qfuse.rewrite.driver import Context, PassResult
@@ -155,7 +154,7 @@ class MergeLinears(Pass):
         if not settle(rw, context, program.log, key, Exactness.ROUNDING, places[0]):
             return []
         note = " + ".join(str(sibling.n) for sibling in group)
-        exactness = Exactness.ASSUMED if _is_assumed(group[0].linear.x) else self.exactness
+        exactness = Exactness.ASSUMED if any(map(_is_assumed, group)) else self.exactness
         program.log.add(
             Fired(context.room, self.name, key, exactness, places, (made.name,), note, gain)
         )
@@ -286,10 +285,16 @@ def _arithmetic(sibling: Sibling) -> tuple[Bits, ComputeKind]:
     return Bits(activation.params.spec.dtype.itemsize * 8, narrow, wide), ComputeKind.INT8
 
 
-def _is_assumed(x: Node) -> bool:
-    """Whether the siblings read one value only if parameters without values are equal."""
-    stored = as_dequantize(x)
-    return ASSUMED_META in x.meta or (stored is not None and ASSUMED_META in stored.q.meta)
+def _is_assumed(sibling: Sibling) -> bool:
+    """Whether parameters without values had to be taken as equal to others, or as small."""
+    if ASSUMED_META in sibling.linear.x.meta:
+        return True
+    stored = as_dequantize(sibling.linear.x)
+    if stored is not None and ASSUMED_META in stored.q.meta:
+        return True
+    zero = None if sibling.stored is None else sibling.stored.params.zero_point
+    value = None if zero is None else constant_of(zero)
+    return value is not None and not has_values(value)
 
 
 def _missed(room: str, rule: str, node: Node, miss: Miss) -> Missed:

@@ -42,7 +42,7 @@ def run_pass(
         GraphError: The graph cannot be read.
         NormalizeError: A quantized op of it is malformed.
     """
-    raw = take(check_graph(module), examples)
+    raw = take(check_graph(module), examples, assume=work.assume_equal)
     whole = attempt(raw.program, work, None)
     done, withdrawn = (whole, ()) if not whole.counts else _Narrowing(raw, work, whole).run()
     events = _events(whole, done, withdrawn, work)

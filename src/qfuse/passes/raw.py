@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 from qfuse.capture.provenance import annotate
 from qfuse.ir._tree_api import structure
 from qfuse.ir.events import EventLog
-from qfuse.ir.program import MUTABLE_META, CapturedGraph, Signature
+from qfuse.ir.program import ASSUMED_META, MUTABLE_META, CapturedGraph, Signature
 from qfuse.passes._torch_api import empty_like, is_fake
 from qfuse.passes.fakes import Fakes, fill, is_valueless, without_values
 from qfuse.passes.refuse import attribute_of, is_aside
@@ -73,16 +73,23 @@ class RawGraph:
         return tuple(sorted(_reads(before) - _reads(after)))
 
 
-def take(module: GraphModule, examples: Sequence[Any] | None) -> RawGraph:
+def take(
+    module: GraphModule, examples: Sequence[Any] | None = None, *, assume: bool = False
+) -> RawGraph:
     """Copy the graph of ``module``, which :func:`check_graph` has let pass.
 
     Constants are shared with the module, not copied; those without values become plain tensors on
     the meta device.
 
+    Args:
+        module: The caller's module.
+        examples: Example inputs.
+        assume: Whether integers without values are taken for zero points of a usual size.
+
     Raises:
         GraphError: A value is missing, and there is no example input to make it from.
     """
-    return _Reader(module).read(examples)
+    return _Reader(module, assume=assume).read(examples)
 
 
 def _reads(graph: Graph) -> set[str]:
@@ -92,8 +99,9 @@ def _reads(graph: Graph) -> set[str]:
 class _Reader:
     """Copies a graph."""
 
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: GraphModule, *, assume: bool) -> None:
         self._module = module
+        self._assume = assume
         self._root = torch.nn.Module()
         self._graph = Graph()
         self._copies: dict[Node, Node] = {}
@@ -116,8 +124,11 @@ class _Reader:
         self._raw.program = CapturedGraph(copy, _signature(), EventLog())
         annotate(copy)
         for node in copy.graph.find_nodes(op="get_attr"):
-            if _memory(attribute_of(self._module, self._raw.nodes[node.name])) in self._written:
+            constant = attribute_of(self._module, self._raw.nodes[node.name])
+            if _memory(constant) in self._written:
                 node.meta[MUTABLE_META] = True
+            elif self._assume and is_valueless(constant) and not constant.is_floating_point():
+                node.meta[ASSUMED_META] = True
         return self._raw
 
     def _copy(self, node: Node) -> None:
