@@ -43,7 +43,15 @@ def test_golden_products_of_matrices_with_and_without_a_bias() -> None:
     text, fired = there_and_back(b, y, b.call(aten.mm.default, x, u))
 
     assert fired == 2
-    assert_expected_inline(text, """""")
+    assert_expected_inline(text, """\
+%x: float32[s0, 8]
+const %bias: float32[4]
+const %w_t_1: float32[8, 4]
+%0 = aten.addmm(%bias, %x, %w_t_1): float32[s0, 4]
+const %u: float32[3, 8]
+%1 = aten.permute(%u, (1, 0)): float32[8, 3]
+%2 = aten.mm(%x, %1): float32[s0, 3]
+return (%0, %2)""")
 
 
 @pytest.mark.numeric

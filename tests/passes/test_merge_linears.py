@@ -106,9 +106,10 @@ def forward(self, x):
     permute = torch.ops.aten.permute.default(sigmoid, [1, 0])
     mm = torch.ops.aten.mm.default(permute, sigmoid);  permute = None
     view_1 = torch.ops.aten.view.default(mm, [-1]);  mm = None
+    q_weight_k_weight_v_weight = self.q_weight_k_weight_v_weight
     q_bias_v_bias = self.q_bias_v_bias
-    q_weight_k_weight_v_weight_1 = self.q_weight_k_weight_v_weight_1
-    addmm_default = torch.ops.aten.addmm.default(q_bias_v_bias, sigmoid, q_weight_k_weight_v_weight_1);  q_bias_v_bias = sigmoid = q_weight_k_weight_v_weight_1 = None
+    permute_default = torch.ops.aten.permute.default(q_weight_k_weight_v_weight, [1, 0]);  q_weight_k_weight_v_weight = None
+    addmm_default = torch.ops.aten.addmm.default(q_bias_v_bias, sigmoid, permute_default);  q_bias_v_bias = sigmoid = permute_default = None
     split_with_sizes_default = torch.ops.aten.split_with_sizes.default(addmm_default, [6, 4, 2], 1);  addmm_default = None
     getitem = split_with_sizes_default[0]
     getitem_1 = split_with_sizes_default[1]

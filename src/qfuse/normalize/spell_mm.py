@@ -44,11 +44,11 @@ class SpellMm(Rule[SpellMmSite]):
 
     After::
 
-        w as [K, N] ---+
+        w -> permute --+
         x -> reshape --+-> addmm(b) -> view
 
-    A constant weight is turned ahead, another by a ``permute``; reshape and view are there if ``x``
-    is no matrix.
+    A constant that lies in memory as ``[K, N]`` is turned ahead, so there is no ``permute``; reshape
+    and view are there if ``x`` is no matrix.
 
     Args:
         source: What each node of the source called, by its name.
@@ -95,6 +95,6 @@ class SpellMm(Rule[SpellMmSite]):
 
 def _turned(weight: Node, rw: Rewriter) -> Node:
     value = constant_of(weight)
-    if value is None:
+    if value is None or not value.t().is_contiguous():
         return rw.call(_aten.permute.default, weight, [1, 0])
-    return rw.constant(value.t().contiguous(), str(weight.target))
+    return rw.constant(value.t(), str(weight.target))

@@ -244,12 +244,19 @@ def _weight(group: Sequence[Sibling], rw: Rewriter) -> Node:
     name = "_".join(str(sibling.weight.target) for sibling in group)
     values = [constant_of(sibling.weight) for sibling in group]
     known = [value for value in values if value is not None]
-    whole = rw.constant(torch.cat(known), name)
+    whole = rw.constant(_joined(known), name)
     stored = [sibling.stored for sibling in group if sibling.stored is not None]
     if not stored:
         return whole
     params = concat_params([(d.params, tuple(map(int, shape_of(d.q)))) for d in stored], name, rw)
     return rw.call(ops.dequantize, whole, params.scale, params.zero_point, str(params.spec))
+
+
+def _joined(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Put weights below each other, in the order of memory that they have."""
+    if all(w.t().is_contiguous() and not w.is_contiguous() for w in weights):
+        return torch.cat([w.t() for w in weights], 1).t()
+    return torch.cat(list(weights))
 
 
 def _price(group: Sequence[Sibling], program: StageGraph, cost: CostModel) -> Comparison:
