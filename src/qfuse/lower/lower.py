@@ -95,7 +95,7 @@ class _Lowering:
         lower_int_products(self._program, self._target, self._editor, self._context)
         # Last, since kernels read scales and zero points that are still canonical.
         for node in list(self._program.graph.nodes):
-            if is_call(node, *ops.CANONICAL):
+            if is_call(node, *ops.CANONICAL, *ops.FUSED):
                 self._expand(node)
 
     def _lower_linear(self, fused: FusedLinear) -> None:
@@ -138,7 +138,7 @@ class _Lowering:
         if fused.out_params is None or output:
             return y
         params = fused.out_params
-        left = rw.call(ops.quantize, y, params.scale, params.zero_point, str(params.spec))
+        left = rw.call(ops.quantize, *params.call_args(y))
         expanded = self._expander.expand(left, rw)
         assert isinstance(expanded, Node), "quantize has one result"
         return expanded

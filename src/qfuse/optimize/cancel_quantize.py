@@ -9,7 +9,9 @@ import torch
 
 from qfuse.ir import ops
 from qfuse.ir.blocks import covers
+from qfuse.ir.elements import ScaleFormat
 from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.fused_views import stored_spec
 from qfuse.ir.movements import movement_of
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import ZeroPointDomain, dtype_name, dtype_range
@@ -18,9 +20,6 @@ from qfuse.ir.views import (
     Dequantize,
     Quantize,
     QuantParams,
-    as_fused_linear,
-    as_quantize,
-    as_requantize,
     node_of,
     shape_of,
     tensor_of,
@@ -105,6 +104,9 @@ def _refuse_spec(node: Node, new: QuantSpec, old: QuantSpec) -> Miss | None:
         return Miss(
             MissCode.DTYPE, node, text, dtype_name(old.dtype), dtype_name(new.dtype), progress=2
         )
+    if {new.scale_format, old.scale_format} != {ScaleFormat.FLOAT} or new.outer or old.outer:
+        text = "the scales have a format of their own, or a second level"
+        return Miss(MissCode.DTYPE, node, text, progress=2)
     if ZeroPointDomain.FLOAT_OFFSET in {new.domain, old.domain}:
         return Miss(MissCode.ZERO_POINT, node, "the zero point is a real number", progress=2)
     if new.real is not torch.float32 or old.real is not torch.float32:
@@ -163,13 +165,13 @@ def _bounds(q: Node) -> tuple[int, int]:
     """Return numbers between which all stored numbers lie: those of the quantize behind them."""
     widest = dtype_range(tensor_of(q).dtype)
     for _ in range(_STEPS):
-        spec = _made_with(q)
+        spec = stored_spec(q)
         if spec is not None:
             return spec.quant_min, spec.quant_max
         if is_call(q, _aten.cat.default):
             joined = arguments(q)["tensors"]
             assert isinstance(joined, (list, tuple)), f"not a list: {q.format_node()}"
-            parts = [_made_with(node_of(part)) for part in joined]
+            parts = [stored_spec(node_of(part)) for part in joined]
             known = [p for p in parts if p is not None]
             if len(known) < len(parts) or not known:
                 return widest
@@ -179,13 +181,3 @@ def _bounds(q: Node) -> tuple[int, int]:
             return widest
         q = movement.source
     return widest
-
-
-def _made_with(q: Node) -> QuantSpec | None:
-    """Return the spec of the op that gives ``q``, if it quantizes."""
-    if (quantize := as_quantize(q)) is not None:
-        return quantize.params.spec
-    if (requantize := as_requantize(q)) is not None:
-        return requantize.out_params.spec
-    fused = as_fused_linear(q)
-    return None if fused is None or fused.out_params is None else fused.out_params.spec

@@ -84,7 +84,8 @@ class Sibling:
         if self.stored is None:
             return real, bias, held
         spec = self.stored.params.spec
-        return real, bias, held, spec.dtype, spec.arithmetic.compute, spec.domain
+        stores = (spec.dtype, spec.element, spec.scale_format, spec.outer is None)
+        return real, bias, held, *stores, spec.arithmetic.compute, spec.domain
 
 
 class MergeLinears(Pass):
@@ -207,7 +208,7 @@ def _sibling(node: Node) -> Sibling | Miss:
     weight = linear.weight if stored is None else stored.q
     parts = [weight, linear.bias]
     if stored is not None:
-        parts += [stored.params.scale, stored.params.zero_point]
+        parts += stored.params.tensors
     for part in parts:
         if part is not None and constant_of(part) is None:
             text = "its weight, bias or scale is computed at run time or given by the caller"
@@ -249,7 +250,7 @@ def _weight(group: Sequence[Sibling], rw: Rewriter) -> Node:
     if not stored:
         return whole
     params = concat_params([(d.params, tuple(map(int, shape_of(d.q)))) for d in stored], name, rw)
-    return rw.call(ops.dequantize, whole, params.scale, params.zero_point, str(params.spec))
+    return rw.call(ops.dequantize, *params.call_args(whole))
 
 
 def _joined(weights: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -285,11 +286,13 @@ def _arithmetic(sibling: Sibling) -> tuple[Bits, ComputeKind]:
     if stored is None:
         return Bits(wide, wide, wide), plain
     spec = stored.params.spec
-    narrow = max(1, (spec.quant_max - spec.quant_min).bit_length())
     activation = as_dequantize(sibling.linear.x)
     if activation is None:
-        return Bits(wide, narrow, wide), plain
-    return Bits(activation.params.spec.dtype.itemsize * 8, narrow, wide), ComputeKind.INT8
+        return Bits(wide, spec.bits, wide), plain
+    dtype = activation.params.spec.dtype
+    whole = not dtype.is_floating_point and not spec.dtype.is_floating_point
+    kind = ComputeKind.INT8 if whole else plain
+    return Bits(dtype.itemsize * 8, spec.bits, wide), kind
 
 
 def _is_assumed(sibling: Sibling) -> bool:

@@ -52,16 +52,24 @@ class _FixedOrder(Interpreter):
 
 def _fused(*args: Any) -> torch.Tensor:
     """The meaning of ``qfuse::linear``, with another sum; its arguments in the schema's order."""
-    x, weight = _edge(*args[0:4]), _edge(*args[4:8])
+    outer = [*args[14:], None, None, None]
+    x = _edge(args[0], args[1], args[2], args[3], outer[0])
+    weight = _edge(args[4], args[5], args[6], args[7], outer[1])
     y = Epilogue.parse(args[12]).apply(_linear(x, weight, args[8]), args[13])
     scale, zero_point, spec = args[9:12]
-    return quantize(y, scale, zero_point, QuantSpec.parse(spec)) if spec else y
+    return quantize(y, scale, zero_point, QuantSpec.parse(spec), outer[2]) if spec else y
 
 
 def _edge(
-    value: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: str
+    value: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    spec: str,
+    outer_scale: torch.Tensor | None,
 ) -> torch.Tensor:
-    return dequantize(value, scale, zero_point, QuantSpec.parse(spec)) if spec else value
+    if not spec:
+        return value
+    return dequantize(value, scale, zero_point, QuantSpec.parse(spec), outer_scale)
 
 
 def _linear(
