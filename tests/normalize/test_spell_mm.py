@@ -26,8 +26,10 @@ def there_and_back(b: GraphBuilder, *outs: torch.fx.Node) -> tuple[str, int]:
     before = clone(program)
     apply_rules(program, rules_of([ATEN]), Context("normalize"))
     fired = apply_rules(program, [SpellMm(source)]).fired["spell-mm"]
-    inputs = [torch.randn([5 if not isinstance(s, int) else s for s in n.meta["val"].shape])
-              for n in program.graph.find_nodes(op="placeholder")]
+    inputs = [
+        torch.randn([5 if not isinstance(s, int) else s for s in n.meta["val"].shape])
+        for n in program.graph.find_nodes(op="placeholder")
+    ]
     assert bits_same(run(before, inputs), run(program, inputs))
     return to_text(program.graph), fired
 
@@ -43,7 +45,9 @@ def test_golden_products_of_matrices_with_and_without_a_bias() -> None:
     text, fired = there_and_back(b, y, b.call(aten.mm.default, x, u))
 
     assert fired == 2
-    assert_expected_inline(text, """\
+    assert_expected_inline(
+        text,
+        """\
 %x: float32[s0, 8]
 const %bias: float32[4]
 const %w_t_1: float32[8, 4]
@@ -51,7 +55,8 @@ const %w_t_1: float32[8, 4]
 const %u: float32[3, 8]
 %1 = aten.permute(%u, (1, 0)): float32[8, 3]
 %2 = aten.mm(%x, %1): float32[s0, 3]
-return (%0, %2)""")
+return (%0, %2)""",
+    )
 
 
 @pytest.mark.numeric
@@ -64,14 +69,17 @@ def test_golden_views_around_it_are_made_again() -> None:
     text, fired = there_and_back(b, b.call(aten.view.default, y, [size, 3, 4]))
 
     assert fired == 1
-    assert_expected_inline(text, """\
+    assert_expected_inline(
+        text,
+        """\
 %x: float32[s0, 3, 8]
 const %w_t_1: float32[8, 4]
 %0 = aten.reshape(%x, (-1, 8)): float32[3*s0, 8]
 %1 = aten.mm(%0, %w_t_1): float32[3*s0, 4]
 %2 = aten.sym_size.int(%x, 0): SymInt
 %3 = aten.view(%1, (%2, 3, 4)): float32[s0, 3, 4]
-return (%3)""")
+return (%3)""",
+    )
 
 
 @pytest.mark.numeric

@@ -93,11 +93,16 @@ def test_golden_what_people_read() -> None:
     module = exported(Siblings(), torch.randn(3, K))
     outcome = MergeLinears()(module)
 
-    assert_expected_inline(str(outcome), """\
+    assert_expected_inline(
+        str(outcome),
+        """\
 fired: merge-linears 1
   merge-linears: aten.linear (q) + aten.linear (k) + aten.linear (v) (6 + 4 + 2)
-not read any more: k.weight, q.bias, q.weight, v.bias, v.weight""")
-    assert_expected_inline(module.code.strip(), """\
+not read any more: k.weight, q.bias, q.weight, v.bias, v.weight""",
+    )
+    assert_expected_inline(
+        module.code.strip(),
+        """\
 def forward(self, x):
     x, = fx_pytree.tree_flatten_spec(([x], {}), self._in_spec)
     _guards_fn = self._guards_fn(x);  _guards_fn = None
@@ -118,7 +123,8 @@ def forward(self, x):
     clone_default_1 = torch.ops.aten.clone.default(getitem_2, memory_format = torch.contiguous_format);  getitem_2 = None
     relu = torch.ops.aten.relu.default(getitem);  getitem = None
     reshape_default = torch.ops.aten.reshape.default(clone_default_1, [6]);  clone_default_1 = None
-    return pytree.tree_unflatten((relu, clone_default, reshape_default, view_1), self._out_spec)""")
+    return pytree.tree_unflatten((relu, clone_default, reshape_default, view_1), self._out_spec)""",
+    )
 
 
 @torch.no_grad()

@@ -108,7 +108,10 @@ def of_other_things() -> GraphModule:
 
 
 REFUSED = [
-    (in_place, r"aten\.relu_\.default writes .* in .*test_refuse.py:\d+: return .*relu_.*run_decomp"),
+    (
+        in_place,
+        r"aten\.relu_\.default writes .* in .*test_refuse.py:\d+: return .*relu_.*run_decomp",
+    ),
     (writes_before_it_reads, r"what copy_ returns is read again.*%copy_"),
     (reads_after_it_wrote, r"what copy_ returns is read again|comes after %copy_"),
     (of_modules, r"calls a module \(Linear\).*call_module 0.*make_fx"),

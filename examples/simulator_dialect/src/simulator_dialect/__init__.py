@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from qfuse.normalize.dialect import Dialect
 from simulator_dialect import ops
 from simulator_dialect.linears import Fp8Linear, Int4Linear, Mxfp4Linear, StaticQuantLinear
-from simulator_dialect.quantizes import DynamicQuantize, StaticQuantize
+from simulator_dialect.quantizes import DynamicQuantize, DynamicQuantizeMxfp4, StaticQuantize
 from simulator_dialect.spell_linears import SpellStaticLinear, SpellWeightOnlyLinear
 from simulator_dialect.spell_quantizes import SpellDynamicQuantize, SpellStaticQuantize
 
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["dialect", "ops"]
 
-_NO_MX = "the language has no MX formats yet"
-
 
 def _rules() -> list[Rule[Any]]:
     return [
         StaticQuantize(),
         DynamicQuantize(),
+        DynamicQuantizeMxfp4(),
         StaticQuantLinear(),
         Int4Linear(),
         Fp8Linear(),
@@ -48,6 +47,5 @@ dialect = Dialect(
     "simulator",
     _rules,
     frozenset({"simulator"}),
-    {"simulator::dynamic_quantize_mxfp4": _NO_MX},
     spell=_spell,
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from qfuse.ir import ops
+from qfuse.ir.elements import Element, decode
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import QuantSpec, dtype_range
@@ -15,8 +16,8 @@ from qfuse.ir.schema import arguments
 from qfuse.ir.views import dtype_of, node_of, optional_node, shape_of, tensor_of
 from qfuse.normalize.params import Param
 from qfuse.rewrite.rule import Miss, Rule
-from simulator_dialect.ops import MXFP4_CODES, unpack_int4
-from simulator_dialect.quantizes import DIVIDE
+from simulator_dialect.ops import unpack_int4
+from simulator_dialect.quantizes import DIVIDE, mxfp4
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -102,8 +103,8 @@ class Fp8Linear(Rule[WeightSite]):
 class Mxfp4Linear(Rule[WeightSite]):
     """``mxfp4_linear`` becomes a float linear on a dequantized float8 weight, unpacked ahead.
 
-    Every fp4 number is a float8 number, zeros with their signs too, and every power of two from the
-    exponents a float32 scale, so nothing is rounded.
+    Canonically an fp4 number is stored as a float8, zeros with their signs too. Every exponent of
+    eight bits gives a float32 scale, so nothing is rounded.
 
     Refuses: anything but float32; a weight or exponents that are not constant.
     """
@@ -122,17 +123,14 @@ class Mxfp4Linear(Rule[WeightSite]):
         if dtype_of(x) is not torch.float32:
             return Miss(MissCode.DTYPE, x, "it computes in {}", dtype_of(x))
         group = int(shape_of(weight)[1]) // int(shape_of(exponent)[1])
-        dtype = torch.float8_e4m3fn
-        spec = QuantSpec(dtype, *dtype_range(dtype), (1, group), arithmetic=DIVIDE)
-        return WeightSite(node, x, weight, exponent, optional_node(a["bias"]), spec)
+        return WeightSite(node, x, weight, exponent, optional_node(a["bias"]), mxfp4((1, group)))
 
     def rewrite(self, site: WeightSite, rw: Rewriter) -> None:
         """Unpack the weight into new constants."""
         codes, exponent = constant_of(site.weight), constant_of(site.scale)
         assert codes is not None, "the match has seen to it"
         assert exponent is not None, "the match has seen to it"
-        values = torch.tensor(MXFP4_CODES, device=codes.device).to(site.spec.dtype)
-        q = rw.constant(values[codes.int()], f"{site.weight.target}_unpacked")
+        q = rw.constant(decode(codes, Element.E2M1), f"{site.weight.target}_unpacked")
         scale = rw.constant(exponent.float().exp2(), f"{site.scale.target}_scale")
         real = rw.call(ops.dequantize, q, scale, None, str(site.spec))
         rw.replace(site.node, _linear(rw, site.x, real, site.bias))

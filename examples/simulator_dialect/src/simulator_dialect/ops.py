@@ -71,20 +71,26 @@ def _(x: torch.Tensor, dims: list[int]) -> tuple[torch.Tensor, torch.Tensor, tor
 
 @torch.library.custom_op("simulator::dynamic_quantize_mxfp4", mutates_args=())
 def dynamic_quantize_mxfp4(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize groups of the last axis to fp4 codes, one a byte, with exponents as int8."""
+    """Quantize groups of the last axis to fp4 numbers, one a byte, and powers of two as scales.
+
+    A number is held as a float8 of its value. The greatest of a group has the exponent of 4.
+    """
     groups = torch.unflatten(x, -1, (-1, group))
-    exponent = groups.abs().amax(-1, keepdim=True).clamp(min=2.0**-126).log2().floor() - 2
-    scaled = (groups / exponent.exp2()).flatten(-2)
-    values = torch.tensor(MXFP4_VALUES, device=x.device)
-    nearest = (scaled.abs().unsqueeze(-1) - values).abs().argmin(-1)
-    codes = (nearest + 8 * (scaled < 0)).to(torch.uint8)
-    return codes, exponent.squeeze(-1).to(torch.int8)
+    peak = groups.abs().amax(-1, keepdim=True)
+    exponent = torch.where(peak == 0, -127, torch.frexp(peak).exponent - 3).clamp(-127, 127)
+    scaled = groups / torch.ldexp(torch.ones_like(peak), exponent)
+    size = scaled.abs()
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    rounded = torch.copysign(((size / step).round() * step).clamp(max=MXFP4_VALUES[-1]), scaled)
+    scale = (exponent + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
+    return rounded.flatten(-2).to(torch.float8_e4m3fn), scale.squeeze(-1)
 
 
 @dynamic_quantize_mxfp4.register_fake
 def _(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    exponents = x.new_empty((*x.shape[:-1], x.shape[-1] // group), dtype=torch.int8)
-    return torch.empty_like(x, dtype=torch.uint8), exponents
+    shape = (*x.shape[:-1], x.shape[-1] // group)
+    scale = x.new_empty(shape, dtype=torch.float8_e8m0fnu)
+    return torch.empty_like(x, dtype=torch.float8_e4m3fn), scale
 
 
 @torch.library.custom_op("simulator::static_quant_linear", mutates_args=())

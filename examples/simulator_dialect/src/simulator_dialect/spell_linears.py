@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from qfuse.ir.elements import Element, encode
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.program import constant_of
-from qfuse.ir.quant_spec import QuantSpec, dtype_range
+from qfuse.ir.quant_spec import QuantSpec
 from qfuse.ir.views import (
     Linear,
     QuantParams,
@@ -22,8 +23,8 @@ from qfuse.ir.views import (
 )
 from qfuse.optimize.restride import restride, rigid_reader
 from qfuse.rewrite.rule import Miss, Rule
-from simulator_dialect.ops import MXFP4_CODES, pack_int4
-from simulator_dialect.quantizes import DIVIDE
+from simulator_dialect.ops import pack_int4
+from simulator_dialect.quantizes import DIVIDE, mxfp4
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,8 +59,7 @@ class SpellWeightOnlySite:
 class SpellWeightOnlyLinear(Rule[SpellWeightOnlySite]):
     """A linear on a dequantized weight becomes ``int4_linear``, ``fp8_linear`` or ``mxfp4_linear``.
 
-    Storage and block of the weight tell which: int4 has scales of groups, fp8 has one per row, and
-    fp8 in groups is how fp4 is written canonically. Weights are packed again.
+    Storage and block of the weight tell which. Weights are packed again.
 
     Refuses: a weight or a scale that is computed at run time; a weight that none of them has.
     """
@@ -80,9 +80,9 @@ class SpellWeightOnlyLinear(Rule[SpellWeightOnlySite]):
         if kind is None or dtype_of(linear.x) is not torch.float32:
             text = "the simulator has no linear on a weight of {}"
             return Miss(MissCode.DTYPE, stored.node, text, stored.params.spec, progress=3)
-        if kind == "mxfp4" and not _is_mxfp4(stored.q, stored.params.scale):
-            text = "not all of its weights are fp4 numbers with powers of two as scales"
-            return Miss(MissCode.RANGE, stored.q, text, progress=3)
+        if kind == "mxfp4" and not _has_exponents(stored.params.scale):
+            text = "not all of its scales are powers of two"
+            return Miss(MissCode.RANGE, stored.params.scale, text, progress=3)
         return SpellWeightOnlySite(linear, stored.q, stored.params, kind)
 
     def rewrite(self, site: SpellWeightOnlySite, rw: Rewriter) -> None:
@@ -99,7 +99,7 @@ class SpellWeightOnlyLinear(Rule[SpellWeightOnlySite]):
             row = rw.constant(scale.reshape(-1), f"{name}_row_scale")
             made = rw.call(sim.fp8_linear.default, x, site.weight, row, bias)
         else:
-            codes = rw.constant(_mxfp4_codes(weight), f"{name}_codes")
+            codes = rw.constant(encode(weight, Element.E2M1), f"{name}_codes")
             exponent = rw.constant(_exponents(scale), f"{name}_exponents")
             made = rw.call(sim.mxfp4_linear.default, x, codes, exponent, bias)
         rw.replace(site.linear.node, made)
@@ -187,13 +187,14 @@ def _weight_kind(params: QuantParams) -> str | None:
     spec = params.spec
     if params.zero_point is not None or dtype_of(params.scale) is not torch.float32:
         return None
-    plain = QuantSpec(torch.int8, -8, 7, spec.block, arithmetic=DIVIDE)
-    if spec == plain and spec.block[0] == 1:
-        return "int4"
-    fits = spec.dtype in _FP8 and spec.block[0] == 1 and spec.arithmetic == DIVIDE
-    if not fits or (spec.quant_min, spec.quant_max) != dtype_range(spec.dtype):
+    if spec.block[0] != 1 or spec.arithmetic != DIVIDE:
         return None
-    return "fp8" if spec.block[1] is None else "mxfp4"
+    if spec == QuantSpec(torch.int8, -8, 7, spec.block, arithmetic=DIVIDE):
+        return "int4"
+    if spec == mxfp4(spec.block):
+        return "mxfp4"
+    plain = spec.dtype in _FP8 and spec.block[1] is None and spec.element is Element.WHOLE
+    return "fp8" if plain and spec.is_full_range else None
 
 
 def _literals(params: QuantParams) -> tuple[float, int] | None:
@@ -220,25 +221,12 @@ def _results(node: Node) -> tuple[list[Node], tuple[int, ...] | None]:
     return (readers, tuple(sizes)) if whole else ([], None)
 
 
-def _mxfp4_codes(weight: torch.Tensor) -> torch.Tensor:
-    """Return the code of each fp4 number that is stored as float8."""
-    if not has_values(weight):
-        return torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
-    values = torch.tensor(MXFP4_CODES, device=weight.device).to(weight.dtype).view(torch.uint8)
-    table = torch.full((256,), 255, dtype=torch.uint8, device=weight.device)
-    table[values.long()] = torch.arange(len(MXFP4_CODES), dtype=torch.uint8, device=weight.device)
-    return table[weight.view(torch.uint8).long()]
-
-
 def _exponents(scale: torch.Tensor) -> torch.Tensor:
-    return (torch.frexp(scale).exponent - 1).to(torch.int8)
+    return (torch.frexp(scale).exponent - 1).clamp(-128, 127).to(torch.int8)
 
 
-def _is_mxfp4(weight: Node, scale: Node) -> bool:
-    stored, factor = constant_of(weight), constant_of(scale)
-    if stored is None or factor is None or stored.dtype is not torch.float8_e4m3fn:
-        return False
-    if not (has_values(stored) and has_values(factor)):
-        return True
-    exact = torch.equal(_exponents(factor).float().exp2(), factor)
-    return exact and int(_mxfp4_codes(stored).max()) < len(MXFP4_CODES)
+def _has_exponents(scale: Node) -> bool:
+    """Whether scales are powers of two with exponents of a byte; without values they are."""
+    factor = constant_of(scale)
+    assert factor is not None, "only constants are asked about"
+    return not has_values(factor) or torch.equal(_exponents(factor).float().exp2(), factor)

@@ -10,6 +10,7 @@ import torch
 
 from qfuse.ir import ops
 from qfuse.ir.choose_spec import ChooseSpec, Formula
+from qfuse.ir.elements import ScaleFormat
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import QuantSpec
@@ -17,7 +18,7 @@ from qfuse.ir.views import Quantize, as_choose, as_quantize, dtype_of, shape_of
 from qfuse.normalize.params import without_reshapes
 from qfuse.rewrite.rule import Miss, Rule
 from simulator_dialect.ops import EPS
-from simulator_dialect.quantizes import DIVIDE, MAX_BITS
+from simulator_dialect.quantizes import DIVIDE, MAX_BITS, mxfp4, mxfp4_choice
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -35,6 +36,10 @@ __all__ = [
 ]
 
 sim = torch.ops.simulator
+_FORMULAS = (
+    (Formula.AO_SYMMETRIC, sim.dynamic_quantize_symmetric.default),
+    (Formula.AO_ASYMMETRIC, sim.dynamic_quantize_asymmetric.default),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,21 @@ class SpellStaticQuantize(Rule[SpellStaticSite]):
 
 
 @dataclass(frozen=True, slots=True)
+class DynamicKind:
+    """One of the ops that choose parameters.
+
+    Attributes:
+        op: The op.
+        argument: The axes that share one scale, or the size of groups.
+        spec: How it quantizes.
+    """
+
+    op: OpOverload
+    argument: list[int] | int
+    spec: QuantSpec
+
+
+@dataclass(frozen=True, slots=True)
 class SpellDynamicSite:
     """A choice of parameters, the quantize that reads it, and where its results are read.
 
@@ -92,20 +112,19 @@ class SpellDynamicSite:
         choose: The choice.
         quantize: The quantize with its results.
         results: The nodes of scale and zero point, each with its position in the op's result.
-        dims: The axes that share one scale.
+        kind: The op that they become.
     """
 
     choose: Choose
     quantize: Quantize
     results: tuple[tuple[int, Node], ...]
-    dims: tuple[int, ...]
+    kind: DynamicKind
 
 
 class SpellDynamicQuantize(Rule[SpellDynamicSite]):
     """A choice of parameters and the quantize that reads it become one dynamic quantize.
 
-    Refuses: any other formula or arithmetic; blocks that are neither one element nor a whole axis;
-    parameters that are read by several quantizes or none, or changed on the way.
+    Refuses: any other formula or arithmetic; blocks that none of the ops has; parameters that are read by several quantizes or none, or changed on the way.
     """
 
     name = "spell-simulator-dynamic-quantize"
@@ -116,26 +135,22 @@ class SpellDynamicQuantize(Rule[SpellDynamicSite]):
         """Match a choice of which one quantize of the same value reads the results."""
         choose = as_choose(node)
         assert choose is not None, "the anchor is a choice of parameters"
-        symmetric = choose.spec.formula is Formula.AO_SYMMETRIC
-        formula = Formula.AO_SYMMETRIC if symmetric else Formula.AO_ASYMMETRIC
-        block = choose.spec.block
-        if choose.spec != chosen_spec(formula, block) or not set(block) <= {1, None}:
+        kind = _kind(choose.spec)
+        if kind is None:
             text = "the simulator does not choose parameters as {} does"
             return Miss(MissCode.GRANULARITY, node, text, choose.spec, progress=3)
-        results = tuple((int(u.args[1]), u) for u in node.users if u.target is operator.getitem)  # type: ignore[arg-type]
-        quantizes = _quantizes(choose, results, symmetric=symmetric)
-        if len(quantizes) != 1 or (symmetric and any(index for index, _ in results)):
+        given = {int(u.args[1]): u for u in node.users if u.target is operator.getitem}  # type: ignore[arg-type]
+        asymmetric = kind.op is sim.dynamic_quantize_asymmetric.default
+        quantizes = _quantizes(choose, kind.spec, given, asymmetric=asymmetric)
+        if len(quantizes) != 1 or (not asymmetric and 1 in given):
             text = "its parameters are not read by one quantize of the same value"
             return Miss(MissCode.SHARED, node, text, progress=3)
-        dims = tuple(axis for axis, size in enumerate(block) if size is None)
-        moved = tuple((index + 1, result) for index, result in results)
-        return SpellDynamicSite(choose, quantizes[0], moved, dims)
+        results = tuple((index + 1, result) for index, result in given.items())
+        return SpellDynamicSite(choose, quantizes[0], results, kind)
 
     def rewrite(self, site: SpellDynamicSite, rw: Rewriter) -> None:
         """Call the op, and hand out its results."""
-        symmetric = site.choose.spec.formula is Formula.AO_SYMMETRIC
-        kind = sim.dynamic_quantize_symmetric if symmetric else sim.dynamic_quantize_asymmetric
-        made = rw.call(kind.default, site.choose.x, list(site.dims))
+        made = rw.call(site.kind.op, site.choose.x, site.kind.argument)
         rw.replace(site.quantize.node, rw.item(made, 0))
         for index, result in site.results:
             if result.users:
@@ -143,22 +158,37 @@ class SpellDynamicQuantize(Rule[SpellDynamicSite]):
 
 
 def chosen_spec(formula: Formula, block: Block) -> ChooseSpec:
-    """Return how the simulator chooses parameters."""
+    """Return how the simulator chooses parameters in int8."""
     return ChooseSpec(formula, torch.int8, -128, 127, block, EPS, torch.float32, torch.int8)
 
 
+def _kind(choose: ChooseSpec) -> DynamicKind | None:
+    """Return the op that chooses parameters like this."""
+    block = choose.block
+    group = block[-1]
+    if group is not None and choose == mxfp4_choice((*(1,) * (len(block) - 1), group)):
+        op = sim.dynamic_quantize_mxfp4.default
+        return DynamicKind(op, group, mxfp4(block, ScaleFormat.E8M0))
+    if not set(block) <= {1, None}:
+        return None
+    dims = [axis for axis, size in enumerate(block) if size is None]
+    spec = QuantSpec(torch.int8, -128, 127, block, arithmetic=DIVIDE)
+    for formula, packet in _FORMULAS:
+        if choose == chosen_spec(formula, block):
+            return DynamicKind(packet, dims, spec)
+    return None
+
+
 def _quantizes(
-    choose: Choose, results: tuple[tuple[int, Node], ...], *, symmetric: bool
+    choose: Choose, spec: QuantSpec, given: dict[int, Node], *, asymmetric: bool
 ) -> list[Quantize]:
     """Return the quantizes of the chosen-for value with the chosen parameters, each once."""
-    given = dict(results)
-    wanted = QuantSpec(torch.int8, -128, 127, choose.spec.block, arithmetic=DIVIDE)
     found: dict[Node, Quantize] = {}
     for user in given[0].users if 0 in given else ():
         quantize = as_quantize(user)
-        if quantize is None or quantize.x is not choose.x or quantize.params.spec != wanted:
+        if quantize is None or quantize.x is not choose.x or quantize.params.spec != spec:
             continue
-        zero = None if symmetric else given.get(1)
+        zero = given.get(1) if asymmetric else None
         if quantize.params.scale is given[0] and quantize.params.zero_point is zero:
             found[user] = quantize
     return list(found.values())
