@@ -64,7 +64,9 @@ def bits_of(
     """
     program = take(check_graph(module)).program
     apply_rules(program, rules_of((*BUILTIN, *dialects)), Context("normalize"))
-    leaves: list[torch.Tensor] = pytree.tree_leaves(run_fixed_order(program, inputs))
+    leaves: list[torch.Tensor] = pytree.tree_leaves(
+        run_fixed_order(program, inputs, dense=True)
+    )
     return leaves
 
 

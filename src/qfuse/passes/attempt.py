@@ -133,6 +133,8 @@ def _needed(
         names.update(origins(node))
     left, now = {node.name for node in leading}, set(program.graph.nodes)
     for node, origin in before.items():
+        if node.op == "get_attr":
+            continue  # Equal numbers that are one constant now change nothing for their readers.
         # One that was combined matters if the one that stands for it now does.
         if node not in now and (node.name not in combined or combined[node.name] in left):
             names.update(origin)
@@ -153,8 +155,9 @@ def _leading(nodes: Sequence[Node]) -> set[Node]:
 def _leads(node: Node) -> bool:
     """Whether a node is on the way from what computes to what was changed."""
     op = overload_of(node)
-    own = op is not None and op.namespace == "qfuse"
-    return own or RULE_META in node.meta or movement_of(node) is not None
+    if op is None:
+        return node.op == "call_function" and RULE_META in node.meta
+    return op.namespace == "qfuse" or RULE_META in node.meta or movement_of(node) is not None
 
 
 def _names(known: Mapping[str, OpOverload], dialect: Dialect) -> frozenset[str] | None:
