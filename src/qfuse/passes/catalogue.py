@@ -19,7 +19,7 @@ from qfuse.optimize.lift_above_pad import LiftAbovePad
 from qfuse.optimize.lift_choose import LiftChoose
 from qfuse.optimize.lift_quantize import LiftQuantize
 from qfuse.optimize.merge_linears import MergeLinears as MergeLinearsPass
-from qfuse.optimize.schedule import FUSION_RULES, settle_rules
+from qfuse.optimize.schedule import FUSION_RULES, RESULT_RULES, settle_rules
 from qfuse.optimize.sink_below_join import SinkBelowJoin
 from qfuse.optimize.sink_below_pad import SinkBelowPad
 from qfuse.optimize.sink_below_split import SinkBelowSplit
@@ -43,6 +43,7 @@ __all__ = [
     "CancelQuantize",
     "Equality",
     "FuseLinears",
+    "FuseResults",
     "GraphPass",
     "LiftCombineQuantize",
     "MergeLinears",
@@ -203,3 +204,15 @@ class FuseLinears(GraphPass):
         """Grow every linear outward."""
         Combine().run(program, context)
         return apply_rules(program, [rule() for rule in FUSION_RULES], context)
+
+
+class FuseResults(GraphPass):
+    """What computes, such as a norm, takes in the quantize of its result."""
+
+    name = "fuse-results"
+    about = tuple(rule.name for rule in RESULT_RULES)
+
+    def run(self, program: StageGraph, context: Context) -> object:
+        """Grow every result."""
+        Combine().run(program, context)
+        return apply_rules(program, [rule() for rule in RESULT_RULES], context)
