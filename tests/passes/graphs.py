@@ -46,7 +46,8 @@ class Siblings(nn.Module):
 def exported(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> GraphModule:
     """Return what torch.export makes, in functional ATen."""
     program = torch.export.export(model.eval(), inputs, **options)
-    return program.run_decompositions().module()
+    module: GraphModule = program.run_decompositions().module()
+    return module
 
 
 def ops_of(module: GraphModule) -> Counter[str]:
@@ -64,9 +65,7 @@ def bits_of(
     """
     program = take(check_graph(module)).program
     apply_rules(program, rules_of((*BUILTIN, *dialects)), Context("normalize"))
-    leaves: list[torch.Tensor] = pytree.tree_leaves(
-        run_fixed_order(program, inputs, dense=True)
-    )
+    leaves: list[torch.Tensor] = pytree.tree_leaves(run_fixed_order(program, inputs, dense=True))
     return leaves
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -95,14 +95,15 @@ def test_passes_in_a_row_and_in_a_pass_manager() -> None:
     assert not MergeLinears()(module).modified
 
     other, _ = traced()
-    result = PassManager(passes=[LiftCombineQuantize(), MergeLinears()])(other)
+    passes: list[Any] = [LiftCombineQuantize(), MergeLinears()]
+    result = PassManager(passes=passes)(other)
     assert result.modified
     assert ops_of(result.graph_module)["aten.mm"] == 1
 
 
 @pytest.mark.numeric
 def test_dequantizes_sink_and_cancel() -> None:
-    def call(q: torch.Tensor) -> torch.Tensor:
+    def call(q: torch.Tensor) -> Any:
         real = decomposed.dequantize_per_tensor(q, 0.05, 3, *RANGE)
         turned = real.permute(1, 0)
         return decomposed.quantize_per_tensor(turned, 0.05, 3, *RANGE) + 1

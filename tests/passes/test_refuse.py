@@ -13,8 +13,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from qfuse.ir.errors import GraphError, OptionsError
 from qfuse.normalize.dialect import Dialect
-from qfuse.passes import CancelQuantize, FuseLinears, LiftCombineQuantize, MergeLinears
-from qfuse.passes import SinkDequantize as Sink
+from qfuse.passes import (
+    CancelQuantize,
+    FuseLinears,
+    FuseResults,
+    LiftCombineQuantize,
+    MergeLinears,
+    SinkDequantize,
+)
 from qfuse.rewrite.rewriter import GraphEditor
 
 if TYPE_CHECKING:
@@ -22,7 +28,14 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
-PASSES = (CancelQuantize, FuseLinears, LiftCombineQuantize, MergeLinears, Sink)
+PASSES = (
+    CancelQuantize,
+    FuseLinears,
+    FuseResults,
+    LiftCombineQuantize,
+    MergeLinears,
+    SinkDequantize,
+)
 
 
 class InPlace(nn.Module):
@@ -62,17 +75,17 @@ def of_methods() -> GraphModule:
 
 
 def of_functions() -> GraphModule:
-    return torch.fx.symbolic_trace(lambda x, y: torch.nn.functional.linear(x, y))
+    return torch.fx.symbolic_trace(lambda x, y: torch.nn.functional.linear(x, y, None))
 
 
 def of_packets() -> GraphModule:
-    return torch.fx.symbolic_trace(lambda x: torch.ops.aten.relu(x))
+    return torch.fx.symbolic_trace(lambda x: (torch.ops.aten.relu(x),))
 
 
 class Deciding(nn.Module):
     """Decides at run time."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         """Decide."""
         return torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))
 

@@ -122,13 +122,12 @@ def _range_of(node: Node, depth: int) -> _Range:
 
 def _found_range(node: Node, depth: int) -> _Range | None:
     """Say where the elements lie before they are converted to the type of ``node``."""
-    if is_zero(node):
-        return _Range(0, 0, whole=True)
+    assumed = node.op == "get_attr" and ASSUMED_META in node.meta
+    if assumed or is_zero(node):
+        return _ASSUMED if assumed else _Range(0, 0, whole=True)
     value = constant_value(node)
     if value is not None:
         return _range_of_constant(value)
-    if node.op == "get_attr" and ASSUMED_META in node.meta:
-        return _ASSUMED
     if is_call(node, *_SAME_VALUES, *_ROUNDINGS):
         inner = _range_of(node_of(arguments(node)["self"]), depth - 1)
         return replace(inner, whole=inner.whole or is_call(node, *_ROUNDINGS))

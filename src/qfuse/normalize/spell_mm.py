@@ -47,8 +47,8 @@ class SpellMm(Rule[SpellMmSite]):
         w -> permute --+
         x -> reshape --+-> addmm(b) -> view
 
-    A constant that lies in memory as ``[K, N]`` is turned ahead, so there is no ``permute``; reshape
-    and view are there if ``x`` is no matrix.
+    A constant that lies in memory as ``[K, N]`` is turned ahead, without a ``permute``; reshape and
+    view are there if ``x`` is no matrix.
 
     Args:
         source: What each node of the source called, by its name.

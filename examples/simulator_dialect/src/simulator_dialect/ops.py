@@ -80,7 +80,8 @@ def dynamic_quantize_mxfp4(x: torch.Tensor, group: int) -> tuple[torch.Tensor, t
     exponent = torch.where(peak == 0, -127, torch.frexp(peak).exponent - 3).clamp(-127, 127)
     scaled = groups / torch.ldexp(torch.ones_like(peak), exponent)
     size = scaled.abs()
-    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    # Two bits of precision: steps of a half below 2, of one below 4, then of two.
+    step = torch.ldexp(torch.ones_like(size), (torch.frexp(size).exponent - 2).clamp(min=-1))
     rounded = torch.copysign(((size / step).round() * step).clamp(max=MXFP4_VALUES[-1]), scaled)
     scale = (exponent + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
     return rounded.flatten(-2).to(torch.float8_e4m3fn), scale.squeeze(-1)

@@ -124,7 +124,8 @@ class SpellDynamicSite:
 class SpellDynamicQuantize(Rule[SpellDynamicSite]):
     """A choice of parameters and the quantize that reads it become one dynamic quantize.
 
-    Refuses: any other formula or arithmetic; blocks that none of the ops has; parameters that are read by several quantizes or none, or changed on the way.
+    Refuses: any other formula or arithmetic; blocks that none of the ops has; parameters that are
+    read by several quantizes or none, or changed on the way.
     """
 
     name = "spell-simulator-dynamic-quantize"
