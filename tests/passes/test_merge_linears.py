@@ -343,3 +343,89 @@ def test_a_cost_model_may_decline() -> None:
 
     assert outcome.modified is False
     assert {miss.code for miss in outcome.misses} == {MissCode.PROFIT}
+
+
+class Halves(nn.Module):
+    """Casts that torch.export checks: a check reads what would be merged, and what stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(K, 4, bias=False), nn.Linear(K, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Cast the weights in the graph."""
+        h = torch.sigmoid(x).to(torch.float32)
+        weights = (linear.weight.to(torch.float32) for linear in (self.a, self.b))
+        return [torch.relu(h @ w.t()) for w in weights]
+
+
+@pytest.mark.numeric
+@torch.no_grad()
+def test_checks_of_types_stay_with_what_stays() -> None:
+    check = aten._assert_tensor_metadata.default
+    x = torch.randn(3, K)
+    module = exported(Halves(), x)
+    before = bits_of(module, [x])
+    assert len(module.graph.find_nodes(op="call_function", target=check)) == 3
+    outcome = MergeLinears()(module)
+
+    assert outcome.fired == {"merge-linears": 1}
+    (left,) = module.graph.find_nodes(op="call_function", target=check)
+    assert left.args[0].target is aten.sigmoid.default
+    same_bits(before, bits_of(module, [x]))
+
+
+class Caching(nn.Module):
+    """Keys and values that go to a cache, of which the caller gets a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.k, self.v = nn.Linear(K, K), nn.Linear(K, K)
+        self.register_buffer("keys", torch.zeros(4, K))
+        self.register_buffer("values", torch.zeros(4, K))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Write, and attend to what is there."""
+        keys, values = self.get_buffer("keys"), self.get_buffer("values")
+        keys.index_copy_(0, at, self.k(x))
+        values.index_copy_(0, at, self.v(x))
+        return keys @ values.t(), keys, keys.view(2, -1)
+
+
+@pytest.mark.numeric
+@torch.no_grad()
+def test_caches_are_written_and_returned_as_before() -> None:
+    x, at = torch.randn(2, K), torch.tensor([1, 2])
+    model = Caching()
+    with torch.enable_grad():
+        module = exported(copy.deepcopy(model), x, at)
+    assert MergeLinears()(module).fired == {"merge-linears": 1}
+
+    for _ in range(2):
+        for old, new in zip(model(x, at), module(x, at), strict=True):
+            assert torch.allclose(old, new, atol=1e-5)
+    _, keys, _ = module(x, at)
+    assert keys.data_ptr() == module.get_buffer("keys").data_ptr()
+    assert torch.allclose(model.get_buffer("values"), module.get_buffer("values"), atol=1e-5)
+
+
+def test_a_constant_name_that_is_taken_is_not_taken_again() -> None:
+    module = exported(Siblings(), torch.randn(3, K))
+    module.register_buffer("q_bias_v_bias", torch.ones(1))
+    MergeLinears()(module)
+
+    assert torch.equal(module.get_buffer("q_bias_v_bias"), torch.ones(1))
+    assert module(torch.randn(3, K))["v"].shape == (6,)
+
+
+def test_inputs_that_are_no_tensors_stay_where_they_are() -> None:
+    def call(x: torch.Tensor, count: int, flag: bool) -> list[torch.Tensor]:
+        return [linear(x) + count if flag else linear(x) for linear in model]
+
+    model = nn.ModuleList([nn.Linear(K, 4), nn.Linear(K, 4)])
+    module = make_fx(call, tracing_mode="real")(torch.randn(3, K), 2, True)
+    expected = module(torch.ones(3, K), 2, True)
+    assert MergeLinears()(module).modified
+
+    for old, new in zip(expected, module(torch.ones(3, K), 2, True), strict=True):
+        assert torch.allclose(old, new, atol=1e-6)

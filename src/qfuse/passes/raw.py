@@ -13,6 +13,7 @@ from qfuse.capture.provenance import annotate
 from qfuse.ir._tree_api import structure
 from qfuse.ir.events import EventLog
 from qfuse.ir.program import ASSUMED_META, MUTABLE_META, CapturedGraph, Signature
+from qfuse.ir.schema import is_call
 from qfuse.passes._torch_api import empty_like, is_fake
 from qfuse.passes.fakes import Fakes, fill, is_valueless, without_values
 from qfuse.passes.refuse import attribute_of, is_aside
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["RawGraph", "take"]
 
 _COPY = torch.ops.aten.copy_.default
+_CHECK = torch.ops.aten._assert_tensor_metadata.default  # noqa: SLF001 - an op of ATen
 # What a new node says of itself is what the node said that it stands for.
 _PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "custom")
 
@@ -43,6 +45,8 @@ class RawGraph:
         targets: The caller's name of each constant of the copy.
         writes: The caller's nodes that write, in order.
         aside: The caller's nodes that check inputs.
+        checks: The caller's nodes that check the type of a value, by the node of that value. They
+            would keep alive whatever they check; they stay with it if it stays.
     """
 
     module: GraphModule
@@ -52,6 +56,7 @@ class RawGraph:
     targets: dict[str, str] = field(default_factory=dict)
     writes: list[Node] = field(default_factory=list)
     aside: list[Node] = field(default_factory=list)
+    checks: dict[Node, list[Node]] = field(default_factory=dict)
 
     def put_back(self, program: CapturedGraph) -> tuple[str, ...]:
         """Replace the graph of the caller's module by a rewritten copy, wholly or not at all.
@@ -137,6 +142,8 @@ class _Reader:
             self._copies[node] = self._copies[node.args[0]]  # type: ignore[index]
         elif is_aside(self._module, node):
             self._raw.aside.append(node)
+        elif is_call(node, _CHECK) and len(node.all_input_nodes) == 1:
+            self._raw.checks.setdefault(node.all_input_nodes[0], []).append(node)
         elif node.op == "output":
             written = tuple(self._copies[write.args[1]] for write in self._raw.writes)  # type: ignore[index]
             self._graph.output((map_arg(node.args[0], self._copies.__getitem__), written))
@@ -223,16 +230,17 @@ class _Writer:
         return self._roots[str(node.target)]
 
     def _node(self, node: Node) -> Node:
-        target: Any = node.target
-        if node.op == "get_attr":
+        own = None if RULE_META in node.meta else self._raw.nodes.get(node.name)
+        target: Any = node.target if own is None else own.target
+        if own is None and node.op == "get_attr":
             target = self._name(str(target))
         args, kwargs = map_arg((node.args, node.kwargs), self._copies.__getitem__)
         new = self._graph.create_node(node.op, target, args, kwargs, node.name)
-        own = None if RULE_META in node.meta else self._raw.nodes.get(node.name)
         if own is not None:
             new.type = own.type
             new.meta = dict(own.meta)
             new.meta.setdefault("val", self._raw.fakes.outside(node.meta["val"]))
+            self._check(own, new)
             return new
         source = next((self._raw.nodes[n] for n in origins(node) if n in self._raw.nodes), None)
         if source is not None:
@@ -242,6 +250,13 @@ class _Writer:
                 new.meta[key] = node.meta[key]
         new.meta["val"] = self._raw.fakes.outside(node.meta["val"])
         return new
+
+    def _check(self, own: Node, new: Node) -> None:
+        """Put back the checks of one of the caller's values."""
+        for check in self._raw.checks.get(own, ()):
+            args, kwargs = map_arg((check.args, check.kwargs), lambda _: new)
+            made = self._graph.create_node(check.op, check.target, args, kwargs, check.name)
+            made.meta = dict(check.meta)
 
     def _name(self, name: str) -> str:
         """Return the caller's name of a constant; a new one is given to the caller's module."""

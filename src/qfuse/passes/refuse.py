@@ -18,7 +18,9 @@ from qfuse.passes._torch_api import called_kind, is_fake, is_guards
 
 __all__ = ["attribute_of", "check_graph", "is_aside", "refused"]
 
-_FUNCTIONAL = "make it functional: torch.export's program.run_decompositions().module(), or make_fx"
+_FUNCTIONAL = (
+    "make it functional: torch.export's program.run_decompositions({}).module(), or make_fx"
+)
 _TO_ATEN = "trace it to calls of torch.ops: torch.export.export(...).module(), or make_fx"
 _SCALARS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 _COPY = torch.ops.aten.copy_.default
@@ -100,7 +102,7 @@ def _check_constant(module: GraphModule, node: Node) -> None:
         fix = "make it an argument of the call that reads it"
         raise refused(node, f"the graph reads a {type(value).__name__}, not a tensor", fix)
     if is_subclass(value) and not is_fake(value):
-        fix = "export the model, so that its parts become tensors of their own"
+        fix = "take its tensors apart: program.run_decompositions({}).module()"
         raise refused(node, f"the graph reads a {type(value).__name__}", fix)
 
 
