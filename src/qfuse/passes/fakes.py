@@ -114,6 +114,9 @@ def fill(module: GraphModule, fakes: Fakes, examples: Sequence[Any] | None) -> N
     for index, node in enumerate(inputs):
         if "val" in node.meta:
             continue
+        if not node.users:
+            node.meta["val"] = None  # A tracer that took it for a constant leaves it like this.
+            continue
         if examples is None:
             raise refused(node, 'the input has no meta["val"], which tells its type', _GIVE)
         node.meta["val"] = _example(examples[index], fakes)
