@@ -94,23 +94,18 @@ def _joined(
     return _Level((rows, None if whole else group), tuple(map(join, kinds)))
 
 
-def concat_bias(
-    parts: Sequence[tuple[Node | None, int]], dtype: torch.dtype, rw: Rewriter
-) -> Node | None:
+def concat_bias(parts: Sequence[tuple[Node | None, int]], rw: Rewriter) -> Node | None:
     """Return the biases one after the other; a missing one is -0.0, which changes no sum.
 
     Args:
         parts: The constant bias of each linear, if it has one, and its output features.
-        dtype: Type of a bias that is missing.
         rw: Adds the constant.
     """
     given = [bias for bias, _ in parts if bias is not None]
     if not given:
         return None
-    dtype = next((_tensor(bias).dtype for bias in given), dtype)
-    values = [
-        torch.full((n,), -0.0, dtype=dtype) if bias is None else _tensor(bias) for bias, n in parts
-    ]
+    like = _tensor(given[0])
+    values = [like.new_full((n,), -0.0) if bias is None else _tensor(bias) for bias, n in parts]
     return rw.constant(torch.cat(values), "_".join(str(bias.target) for bias in given))
 
 
@@ -162,7 +157,7 @@ def _zero_points(
         return None
     dtype = reduce(torch.promote_types, (value.dtype for value in given))
     return [
-        torch.zeros(scale.shape, dtype=dtype) if node is None else _tensor(node).to(dtype)
+        scale.new_zeros(scale.shape, dtype=dtype) if node is None else _tensor(node).to(dtype)
         for node, scale in zip(nodes, scales, strict=True)
     ]
 

@@ -37,6 +37,7 @@ from qfuse.rewrite.driver import Context, apply_rules
 from qfuse.rewrite.rewriter import GraphEditor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from qfuse.ir.program import StageGraph
@@ -49,6 +50,7 @@ __all__ = [
     "SPLIT_RULES",
     "move",
     "optimize",
+    "settle_rules",
     "sink_splits",
 ]
 
@@ -87,16 +89,27 @@ def move(program: StageGraph, context: Context) -> Counter[str]:
 
     Only what a rule refuses in the last round is told: before, it was refused for the time being.
     """
+    return settle_rules(program, MOVING_RULES, context)
+
+
+def settle_rules(
+    program: StageGraph, rules: Sequence[type[Rule[Any]]], context: Context
+) -> Counter[str]:
+    """Apply rules and combine what has become equal, in turns, as :func:`move` does with all."""
     fired: Counter[str] = Counter()
+    apart: list[Missed] = []
     for _ in range(_ROUNDS):
         told = len(program.log)
-        moved = apply_rules(program, [rule() for rule in MOVING_RULES], context)
+        moved = apply_rules(program, [rule() for rule in rules], context)
         fired += moved.fired
         if not moved.modified:
             break
         # What has moved up to one value is quantized alike now, and may be one again.
         fired += Combine().run(program, context).fired
+        missed = [e for e in program.log.events[told:] if isinstance(e, Missed)]
         _forget_misses(program, told)
+        apart = [e for e in missed if e.rule == Combine.name]
+    program.log.events += apart
     return fired
 
 

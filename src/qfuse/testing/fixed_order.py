@@ -21,7 +21,7 @@ from qfuse.ir.quant_spec import QuantSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch.fx import Node
+    from torch.fx import GraphModule, Node
 
     from qfuse.ir.program import StageGraph
 
@@ -45,7 +45,7 @@ _CHUNK = 1 << 14
 
 
 def run_fixed_order(
-    program: StageGraph, inputs: Sequence[torch.Tensor]
+    program: StageGraph, inputs: Sequence[torch.Tensor], *, dense: bool = False
 ) -> tuple[torch.Tensor, ...]:
     """Return the flat outputs.
 
@@ -55,14 +55,24 @@ def run_fixed_order(
     Args:
         program: A graph before it is lowered.
         inputs: One tensor per placeholder.
+        dense: Whether every value is made contiguous: a library rounds an exponential in another
+            way where it does not find its elements side by side.
     """
     with torch.no_grad():
-        outputs: tuple[torch.Tensor, ...] = _FixedOrder(program.module).run(*inputs)
+        outputs: tuple[torch.Tensor, ...] = _FixedOrder(program.module, dense).run(*inputs)
     return outputs
 
 
 class _FixedOrder(Interpreter):
+    def __init__(self, module: GraphModule, dense: bool) -> None:
+        super().__init__(module)
+        self._dense = dense
+
     def run_node(self, n: Node) -> Any:
+        made = self._value(n)
+        return made.contiguous() if self._dense and isinstance(made, torch.Tensor) else made
+
+    def _value(self, n: Node) -> Any:
         if n.target is torch.ops.aten.linear.default:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             return _linear(*args, **kwargs)
