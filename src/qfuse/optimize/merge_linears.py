@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 
     from torch.fx import Node
 
-    from qfuse.cost import Comparison, CostModel
+    from qfuse.cost import Comparison, CostModel, Size
     from qfuse.ir.program import StageGraph
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["MergeLinears", "Sibling"]
+__all__ = ["MergeLinears", "Sibling", "price", "sibling_groups"]
 
 _aten = torch.ops.aten
 _MATRIX = 2
@@ -120,7 +121,7 @@ class MergeLinears(Pass):
         first = group[0].linear.node
         gain = None
         if context.cost is not None:
-            priced = _price(group, program, context.cost)
+            priced = price(group, program, context.cost)
             gain = priced.gain
             if not priced.loses_nowhere:
                 return [(first, Miss(MissCode.PROFIT, first, "{}", str(priced), progress=9))]
@@ -139,6 +140,12 @@ class MergeLinears(Pass):
         )
         result.fired[self.name] += 1
         return []
+
+
+def sibling_groups(program: StageGraph) -> list[list[Sibling]]:
+    """Return the groups of linears that may be merged, whether that pays or not."""
+    found = [group for readers in _readers(program) for group in _groups(readers)[0]]
+    return [group for group in found if len(group) > 1]
 
 
 def _readers(program: StageGraph) -> list[list[Node]]:
@@ -231,12 +238,20 @@ def _weight(group: Sequence[Sibling], rw: Rewriter) -> Node:
     return rw.call(ops.dequantize, whole, params.scale, params.zero_point, str(params.spec))
 
 
-def _price(group: Sequence[Sibling], program: StageGraph, cost: CostModel) -> Comparison:
-    """Compare the linears apart and as one; parts that leave are copied to their own strides."""
-    rows: int | torch.SymInt = 1
-    for size in shape_of(group[0].linear.x)[:-1]:
-        rows = rows * size
-    m = size_range(rows, program.signature.symbols)
+def price(
+    group: Sequence[Sibling], program: StageGraph, cost: CostModel, m: Size | None = None
+) -> Comparison:
+    """Compare the linears apart and as one; parts that leave are copied to their own strides.
+
+    Args:
+        group: The linears.
+        program: Where they are.
+        cost: Prices work.
+        m: Rows of their input, instead of those that the graph declares.
+    """
+    if m is None:
+        rows = math.prod(shape_of(group[0].linear.x)[:-1], start=1)
+        m = size_range(rows, program.signature.symbols)
     k = group[0].k
     bits, kind = _arithmetic(group[0])
     before = [linear_work(m, k, sibling.n, bits, kind) for sibling in group]
