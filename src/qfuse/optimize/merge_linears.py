@@ -12,8 +12,16 @@ from qfuse.cost import Bits, ComputeKind, linear_work, pointwise_work, size_rang
 from qfuse.ir import ops
 from qfuse.ir.alias import leaves_graph
 from qfuse.ir.events import Exactness, Fired, MissCode, Missed
-from qfuse.ir.program import constant_of, op_name, place_of
-from qfuse.ir.views import Dequantize, Linear, as_dequantize, as_linear, dtype_of, shape_of
+from qfuse.ir.program import ASSUMED_META, constant_of, op_name, place_of
+from qfuse.ir.views import (
+    Dequantize,
+    Linear,
+    as_dequantize,
+    as_linear,
+    dtype_of,
+    has_values,
+    shape_of,
+)
 from qfuse.optimize.concat import concat_bias, concat_params
 from qfuse.optimize.restride import restride, rigid_reader
 from qfuse.rewrite.driver import Context, PassResult
@@ -56,16 +64,29 @@ class Sibling:
     k: int
 
     @property
+    def parts(self) -> list[torch.Tensor]:
+        """The constants of the linear: weight, scale, zero point, bias."""
+        nodes = [self.weight, self.linear.bias]
+        if self.stored is not None:
+            nodes[1:1] = [self.stored.params.scale, self.stored.params.zero_point]
+        found = [None if node is None else constant_of(node) for node in nodes]
+        return [part for part in found if part is not None]
+
+    @property
     def kind(self) -> Hashable:
         """What siblings must have in common, besides the input."""
         bias = None if self.linear.bias is None else dtype_of(self.linear.bias)
         if bias == dtype_of(self.linear.weight):
             bias = None  # A missing bias is filled in that type.
         real = dtype_of(self.linear.weight)
+        # What has no values is not concatenated with what has some.
+        held = tuple(has_values(part) for part in self.parts)
+        held = (held[0],) if len(set(held)) == 1 else held
         if self.stored is None:
-            return real, bias
+            return real, bias, held
         spec = self.stored.params.spec
-        return real, bias, spec.dtype, spec.arithmetic.compute, spec.domain
+        stores = (spec.dtype, spec.element, spec.scale_format, spec.outer is None)
+        return real, bias, held, *stores, spec.arithmetic.compute, spec.domain
 
 
 class MergeLinears(Pass):
@@ -135,8 +156,9 @@ class MergeLinears(Pass):
         if not settle(rw, context, program.log, key, Exactness.ROUNDING, places[0]):
             return []
         note = " + ".join(str(sibling.n) for sibling in group)
+        exactness = Exactness.ASSUMED if any(map(_is_assumed, group)) else self.exactness
         program.log.add(
-            Fired(context.room, self.name, key, self.exactness, places, (made.name,), note, gain)
+            Fired(context.room, self.name, key, exactness, places, (made.name,), note, gain)
         )
         result.fired[self.name] += 1
         return []
@@ -193,7 +215,7 @@ def _sibling(node: Node) -> Sibling | Miss:
     weight = linear.weight if stored is None else stored.q
     parts = [weight, linear.bias]
     if stored is not None:
-        parts += [stored.params.scale, stored.params.zero_point]
+        parts += stored.params.tensors
     for part in parts:
         if part is not None and constant_of(part) is None:
             text = "its weight, bias or scale is computed at run time or given by the caller"
@@ -217,7 +239,7 @@ def _sibling(node: Node) -> Sibling | Miss:
 def _rewrite(group: Sequence[Sibling], rw: Rewriter) -> Node:
     """Add the wide linear and the split; let every reader read its part."""
     weight = _weight(group, rw)
-    bias = concat_bias([(s.linear.bias, s.n) for s in group], dtype_of(weight), rw)
+    bias = concat_bias([(s.linear.bias, s.n) for s in group], rw)
     wide = rw.call(_aten.linear.default, group[0].linear.x, weight, bias)
     axis = len(shape_of(wide)) - 1
     split = rw.call(_aten.split_with_sizes.default, wide, [s.n for s in group], axis)
@@ -230,12 +252,19 @@ def _weight(group: Sequence[Sibling], rw: Rewriter) -> Node:
     name = "_".join(str(sibling.weight.target) for sibling in group)
     values = [constant_of(sibling.weight) for sibling in group]
     known = [value for value in values if value is not None]
-    whole = rw.constant(torch.cat(known), name)
+    whole = rw.constant(_joined(known), name)
     stored = [sibling.stored for sibling in group if sibling.stored is not None]
     if not stored:
         return whole
     params = concat_params([(d.params, tuple(map(int, shape_of(d.q)))) for d in stored], name, rw)
-    return rw.call(ops.dequantize, whole, params.scale, params.zero_point, str(params.spec))
+    return rw.call(ops.dequantize, *params.call_args(whole))
+
+
+def _joined(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Put weights below each other, in the order of memory that they have."""
+    if all(w.t().is_contiguous() and not w.is_contiguous() for w in weights):
+        return torch.cat([w.t() for w in weights], 1).t()
+    return torch.cat(list(weights))
 
 
 def price(
@@ -272,11 +301,25 @@ def _arithmetic(sibling: Sibling) -> tuple[Bits, ComputeKind]:
     if stored is None:
         return Bits(wide, wide, wide), plain
     spec = stored.params.spec
-    narrow = max(1, (spec.quant_max - spec.quant_min).bit_length())
     activation = as_dequantize(sibling.linear.x)
     if activation is None:
-        return Bits(wide, narrow, wide), plain
-    return Bits(activation.params.spec.dtype.itemsize * 8, narrow, wide), ComputeKind.INT8
+        return Bits(wide, spec.bits, wide), plain
+    dtype = activation.params.spec.dtype
+    whole = not dtype.is_floating_point and not spec.dtype.is_floating_point
+    kind = ComputeKind.INT8 if whole else plain
+    return Bits(dtype.itemsize * 8, spec.bits, wide), kind
+
+
+def _is_assumed(sibling: Sibling) -> bool:
+    """Whether parameters without values had to be taken as equal to others, or as small."""
+    if ASSUMED_META in sibling.linear.x.meta:
+        return True
+    stored = as_dequantize(sibling.linear.x)
+    if stored is not None and ASSUMED_META in stored.q.meta:
+        return True
+    zero = None if sibling.stored is None else sibling.stored.params.zero_point
+    value = None if zero is None else constant_of(zero)
+    return value is not None and not has_values(value)
 
 
 def _missed(room: str, rule: str, node: Node, miss: Miss) -> Missed:

@@ -32,12 +32,20 @@ from qfuse.optimize.sink_dequantize import SinkDequantize
 from qfuse.rewrite.driver import Context, apply_rules
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from qfuse.ir.program import StageGraph
     from qfuse.rewrite.rule import Rule
 
-__all__ = ["FUSION_RULES", "MOVING_RULES", "RESULT_RULES", "move", "optimize"]
+__all__ = [
+    "FUSION_RULES",
+    "MOVING_RULES",
+    "RESULT_RULES",
+    "move",
+    "optimize",
+    "settle_rules",
+]
 
 MOVING_RULES: tuple[type[Rule[Any]], ...] = (
     LiftChoose,
@@ -70,17 +78,28 @@ def move(program: StageGraph, context: Context) -> Counter[str]:
 
     Only what a rule refuses in the last round is told: before, it was refused for the time being.
     """
+    return settle_rules(program, MOVING_RULES, context)
+
+
+def settle_rules(
+    program: StageGraph, rules: Sequence[type[Rule[Any]]], context: Context
+) -> Counter[str]:
+    """Apply rules and combine what has become equal, in turns, as :func:`move` does with all."""
     fired: Counter[str] = Counter()
+    apart: list[Missed] = []
     for _ in range(_ROUNDS):
         told = len(program.log)
-        moved = apply_rules(program, [rule() for rule in MOVING_RULES], context)
+        moved = apply_rules(program, [rule() for rule in rules], context)
         fired += moved.fired
         if not moved.modified:
             break
         # What has moved up to one value is quantized alike now, and may be one again.
         fired += Combine().run(program, context).fired
+        missed = [e for e in program.log.events[told:] if isinstance(e, Missed)]
         kept = [e for e in program.log.events[told:] if not isinstance(e, Missed)]
         program.log.events[told:] = kept
+        apart = [e for e in missed if e.rule == Combine.name]
+    program.log.events += apart
     return fired
 
 

@@ -19,7 +19,7 @@ from qfuse.ir.quant_spec import QuantSpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch.fx import Node
+    from torch.fx import GraphModule, Node
 
     from qfuse.ir.program import StageGraph
 
@@ -27,21 +27,31 @@ __all__ = ["run_fixed_order"]
 
 
 def run_fixed_order(
-    program: StageGraph, inputs: Sequence[torch.Tensor]
+    program: StageGraph, inputs: Sequence[torch.Tensor], *, dense: bool = False
 ) -> tuple[torch.Tensor, ...]:
     """Return the flat outputs; every linear, fused or not, adds its products one after the other.
 
     Args:
         program: A graph before it is lowered.
         inputs: One tensor per placeholder.
+        dense: Whether every value is made contiguous: a library rounds an exponential in another
+            way where it does not find its elements side by side.
     """
     with torch.no_grad():
-        outputs: tuple[torch.Tensor, ...] = _FixedOrder(program.module).run(*inputs)
+        outputs: tuple[torch.Tensor, ...] = _FixedOrder(program.module, dense).run(*inputs)
     return outputs
 
 
 class _FixedOrder(Interpreter):
+    def __init__(self, module: GraphModule, dense: bool) -> None:
+        super().__init__(module)
+        self._dense = dense
+
     def run_node(self, n: Node) -> Any:
+        made = self._value(n)
+        return made.contiguous() if self._dense and isinstance(made, torch.Tensor) else made
+
+    def _value(self, n: Node) -> Any:
         if n.target is torch.ops.aten.linear.default:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             return _linear(*args, **kwargs)
@@ -52,16 +62,24 @@ class _FixedOrder(Interpreter):
 
 def _fused(*args: Any) -> torch.Tensor:
     """The meaning of ``qfuse::linear``, with another sum; its arguments in the schema's order."""
-    x, weight = _edge(*args[0:4]), _edge(*args[4:8])
+    outer = [*args[14:], None, None, None]
+    x = _edge(args[0], args[1], args[2], args[3], outer[0])
+    weight = _edge(args[4], args[5], args[6], args[7], outer[1])
     y = Epilogue.parse(args[12]).apply(_linear(x, weight, args[8]), args[13])
     scale, zero_point, spec = args[9:12]
-    return quantize(y, scale, zero_point, QuantSpec.parse(spec)) if spec else y
+    return quantize(y, scale, zero_point, QuantSpec.parse(spec), outer[2]) if spec else y
 
 
 def _edge(
-    value: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: str
+    value: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    spec: str,
+    outer_scale: torch.Tensor | None,
 ) -> torch.Tensor:
-    return dequantize(value, scale, zero_point, QuantSpec.parse(spec)) if spec else value
+    if not spec:
+        return value
+    return dequantize(value, scale, zero_point, QuantSpec.parse(spec), outer_scale)
 
 
 def _linear(
