@@ -25,7 +25,7 @@ from qfuse.ir.errors import OptionsError
 from qfuse.ir.text import to_text
 from qfuse.ir.verify import verify
 from qfuse.kernels import KernelLibrary
-from qfuse.optimize.merge_linears import price, sibling_groups
+from qfuse.optimize.merge_linears import MergeLinears, price
 from qfuse.options import Backend
 from qfuse.targets import Target
 
@@ -63,16 +63,16 @@ UNSURE = replace(ROW, merged=series(1e-3, 4e-3))
 def test_a_site_has_one_group_of_the_widths_that_it_says(name: str) -> None:
     program = site_graph(SMALL, KINDS[name], "m")
     verify(program)
-    (group,) = sibling_groups(program)
+    (group,) = MergeLinears().groups(program)
 
     assert [sibling.n for sibling in group] == [6, 2, 2]
-    assert {sibling.k for sibling in group} == {8}
+    assert {sibling.shape[1] for sibling in group} == {8}
 
 
 def test_rows_are_priced_as_they_are_measured() -> None:
     program = site_graph(SMALL, KINDS["float f32"], "m")
     static = site_graph(SMALL, KINDS["float f32"], 32)
-    (group,), (same,) = sibling_groups(program), sibling_groups(static)
+    (group,), (same,) = MergeLinears().groups(program), MergeLinears().groups(static)
 
     assert price(group, program, COST, 32) == price(same, static, COST)
     assert price(group, program, COST, 32) != price(group, program, COST, 512)
@@ -209,7 +209,7 @@ return (%3)""",
 
 def test_scales_that_come_from_outside_are_positive() -> None:
     program = site_graph(SMALL, KINDS["dynamic int8 f32"], 4)
-    alone, scales = cut(sibling_groups(program)[0], program)
+    alone, scales = cut(MergeLinears().groups(program)[0], program)
 
     assert len(alone.signature.inputs) == 2
     assert scales == {alone.signature.inputs[1].name}

@@ -27,7 +27,7 @@ from qfuse.ir.text import to_text
 from qfuse.ir.views import as_dequantize, as_quantize, dtype_of, shape_of
 from qfuse.normalize import normalize
 from qfuse.optimize.combine import Combine
-from qfuse.optimize.merge_linears import price, sibling_groups
+from qfuse.optimize.merge_linears import MergeLinears, price
 from qfuse.optimize.schedule import move
 from qfuse.rewrite.driver import Context
 from qfuse.testing.build import GraphBuilder
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from qfuse.cost import Comparison, CostModel
     from qfuse.ir.program import NormalGraph
-    from qfuse.optimize.merge_linears import Sibling
+    from qfuse.optimize.siblings import Sibling
 
 __all__ = ["ModelSite", "cut", "sites_of"]
 
@@ -103,7 +103,7 @@ def sites_of(
     Combine().run(normal, context)
     move(normal, context)
     found: dict[str, ModelSite] = {}
-    for group in sibling_groups(normal):
+    for group in MergeLinears().groups(normal):
         site = _site(group, normal, cost)
         text = f"{site.kind} {to_text(site.program.graph)}"
         known = found.get(text)
@@ -114,27 +114,27 @@ def sites_of(
 def _site(group: Sequence[Sibling], program: NormalGraph, cost: CostModel) -> ModelSite:
     first = group[0]
     m = 1
-    for size in shape_of(first.linear.x)[:-1]:
+    for size in shape_of(first.op.x)[:-1]:
         m *= int(size)
     widths = tuple(sibling.n for sibling in group)
     priced = price(group, program, cost)
     alone, scales = cut(group, program)
-    return ModelSite(_name(group), _kind(first), m, first.k, widths, priced, alone, scales)
+    return ModelSite(_name(group), _kind(first), m, first.shape[1], widths, priced, alone, scales)
 
 
 def _name(group: Sequence[Sibling]) -> str:
-    places = [place_of(sibling.linear.node) for sibling in group]
+    places = [place_of(sibling.op.node) for sibling in group]
     paths = [(place.module or place.node).split(".") for place in places]
     return " + ".join([".".join(paths[0]), *(path[-1] for path in paths[1:])])
 
 
 def _kind(sibling: Sibling) -> str:
-    real = dtype_name(dtype_of(sibling.linear.node))
+    real = dtype_name(dtype_of(sibling.op.node))
     if sibling.stored is None:
         return f"float {real}"
     stored = sibling.stored.params.spec
     weight = f"{dtype_name(stored.dtype)}, {real}"
-    x = as_dequantize(sibling.linear.x)
+    x = as_dequantize(sibling.op.x)
     if x is None:
         return f"weight-only {weight}"
     return f"{'dynamic' if constant_of(x.params.scale) is None else 'static'} {weight}"
@@ -146,7 +146,7 @@ def cut(group: Sequence[Sibling], program: NormalGraph) -> tuple[NormalGraph, fr
     Returns:
         The graph, whose constants are shared, and the names of inputs that are scales.
     """
-    cutter = _Cutter(program, {sibling.linear.node: 0 for sibling in group})
+    cutter = _Cutter(program, {sibling.op.node: 0 for sibling in group})
     return cutter.run()
 
 

@@ -33,7 +33,7 @@ from qfuse.bench.site_model import sites_of
 from qfuse.bench.tables import ratio_text, setting_text
 from qfuse.cost import CostModel, load_or_measure
 from qfuse.ir.errors import OptionsError, QfuseError
-from qfuse.optimize.merge_linears import price, sibling_groups
+from qfuse.optimize.merge_linears import MergeLinears, price
 from qfuse.options import Backend, choice
 from qfuse.targets import Target
 
@@ -256,7 +256,7 @@ def _grid(
         for site in map(SITES.__getitem__, sites):
             watch.say(f"compiling {name}, {site.name}")
             program = site_graph(site, KINDS[name], "m")
-            (group,) = sibling_groups(program)
+            (group,) = MergeLinears().groups(program)
             pair = bench.pair(program)
             watch.say(f"timing {name}, {site.name}")
             for m in ROWS:

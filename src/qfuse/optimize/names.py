@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import isabstract
 from typing import TYPE_CHECKING, Any
 
 from qfuse.rewrite.rule import Rule
@@ -28,7 +29,7 @@ FUSING = frozenset(
 def rewrite_names() -> frozenset[str]:
     """Return the names of the rules and passes of this room."""
     room = __name__.rpartition(".")[0]
-    kinds = [kind for base in (Rule, Pass) for kind in _below(base)]
+    kinds = [kind for base in (Rule, Pass) for kind in _below(base) if not isabstract(kind)]
     return frozenset(kind.name for kind in kinds if kind.__module__.startswith(f"{room}."))
 
 

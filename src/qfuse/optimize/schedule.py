@@ -23,6 +23,7 @@ from qfuse.optimize.lift_above_join import LiftAboveJoin
 from qfuse.optimize.lift_above_pad import LiftAbovePad
 from qfuse.optimize.lift_choose import LiftChoose
 from qfuse.optimize.lift_quantize import LiftQuantize
+from qfuse.optimize.merge_convolutions import MergeConvolutions
 from qfuse.optimize.merge_linears import MergeLinears
 from qfuse.optimize.narrow_floats import NarrowFloats
 from qfuse.optimize.sink_below_join import SinkBelowJoin
@@ -125,6 +126,7 @@ def optimize(
     move(program, context)
     # Before fused ops exist, so that one pass serves linears of every kind.
     MergeLinears().run(program, context)
+    MergeConvolutions().run(program, context)
     # Then grow linears outward: operands, then what follows, in the order of the source.
     for _ in range(_ROUNDS):
         apply_rules(program, [rule() for rule in FUSION_RULES], context)
