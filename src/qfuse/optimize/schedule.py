@@ -25,6 +25,7 @@ from qfuse.optimize.lift_above_join import LiftAboveJoin
 from qfuse.optimize.lift_above_pad import LiftAbovePad
 from qfuse.optimize.lift_choose import LiftChoose
 from qfuse.optimize.lift_quantize import LiftQuantize
+from qfuse.optimize.merge_convolutions import MergeConvolutions
 from qfuse.optimize.merge_linears import MergeLinears
 from qfuse.optimize.merge_splits import MergeSplits
 from qfuse.optimize.narrow_floats import NarrowFloats
@@ -160,6 +161,7 @@ def optimize(
     move(program, context)
     # Before fused ops exist, so that one pass serves linears of every kind.
     MergeLinears().run(program, context)
+    MergeConvolutions().run(program, context)
     # What is done alike on the parts of a merged result is done on the whole. Before fusing, so
     # that a linear may take it into its epilogue.
     sink_splits(program, context)

@@ -180,7 +180,7 @@ class _Run:
         key = f"{self._context.room}/{rule.name}@{node.name}"
         if not self._context.gate.allows(key):
             if self._context.gate.bans(key):
-                reason = "this rewrite changed values and was rolled back"
+                reason = "it is switched off, or changed values here and was rolled back"
                 self._misses[rule.name, node] = Miss(MissCode.BANNED, node, reason)
             return False
         place = place_of(node)
