@@ -38,6 +38,7 @@ __all__ = [
     "bits_of",
     "dtype_of",
     "edge_args",
+    "has_values",
     "node_of",
     "optional_node",
     "params_of",
@@ -277,7 +278,7 @@ def dtype_of(node: Node) -> torch.dtype:
 def scalar_of(node: Node) -> int | float | None:
     """Return the value of a constant of one element, or ``None``."""
     value = constant_of(node)
-    if value is None or value.numel() != 1:
+    if value is None or value.numel() != 1 or not has_values(value):
         return None
     item: int | float = value.item()
     return item
@@ -332,9 +333,19 @@ def _same_tensor(a: Node | None, b: Node | None) -> bool:
     )
 
 
+def has_values(constant: torch.Tensor) -> bool:
+    """Whether a constant can be read: on the meta device there is nothing but a shape."""
+    return not constant.is_meta
+
+
 def bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of equal dtype and shape hold the same bits (so -0.0 is not 0.0)."""
-    return a is b or torch.equal(_bytes(a), _bytes(b))
+    """Whether two tensors of equal dtype and shape hold the same bits (so -0.0 is not 0.0).
+
+    What has no values is equal to itself alone.
+    """
+    if a is b:
+        return True
+    return has_values(a) and has_values(b) and torch.equal(_bytes(a), _bytes(b))
 
 
 def bits_of(value: torch.Tensor) -> bytes:

@@ -112,7 +112,7 @@ def _code(params: QuantParams, value: float, node: Node) -> int | Miss:
     scale = constant_of(params.scale)
     zero = None if params.zero_point is None else constant_of(params.zero_point)
     absent = params.zero_point is not None and zero is None
-    if scale is None or absent or scale.is_meta:
+    if scale is None or absent or scale.is_meta or (zero is not None and zero.is_meta):
         text = "the parameters are computed at run time, the padding is a number"
         return Miss(MissCode.NOT_CONSTANT, params.scale, text, progress=3)
     one_each = spec.with_block((1,) * spec.rank)
