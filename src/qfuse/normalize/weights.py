@@ -70,11 +70,9 @@ def transposed(rw: Rewriter, matrix: Node) -> Node:
     if dequantize is not None:
         params = dequantize.params
         outer = None if params.spec.outer is None else params.spec.outer[::-1]
-        turned = QuantParams(
-            params.spec.with_block(params.spec.block[::-1], outer),
-            transposed(rw, params.scale),
-            None if params.zero_point is None else transposed(rw, params.zero_point),
-            None if params.outer_scale is None else transposed(rw, params.outer_scale),
-        )
-        return rw.call(ops.dequantize, *turned.call_args(transposed(rw, dequantize.q)))
+        zero = None if params.zero_point is None else transposed(rw, params.zero_point)
+        q, scale = transposed(rw, dequantize.q), transposed(rw, params.scale)
+        second = None if params.outer_scale is None else transposed(rw, params.outer_scale)
+        spec = params.spec.with_block(params.spec.block[::-1], outer)
+        return rw.call(ops.dequantize, *QuantParams(spec, scale, zero, second).call_args(q))
     return rw.call(_aten.t.default, matrix)
