@@ -17,7 +17,7 @@ from qfuse.cost import CostModel, CostProfile
 from qfuse.ir import ops
 from qfuse.optimize.combine import Combine
 from qfuse.optimize.merge_linears import MergeLinears
-from qfuse.optimize.schedule import MOVING_RULES, move
+from qfuse.optimize.schedule import MOVING_RULES, SPLIT_RULES, move, sink_splits
 from qfuse.rewrite.driver import Context
 from qfuse.rewrite.rewriter import Rewriter
 from qfuse.testing.build import GraphBuilder
@@ -52,7 +52,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         del result
         return 1
 
-    for rule in MOVING_RULES:
+    for rule in (*MOVING_RULES, *SPLIT_RULES):
         monkeypatch.setattr(rule, "match", counted("match", rule.match, one))
     for made in ("call", "replay", "constant"):
         monkeypatch.setattr(Rewriter, made, counted("make", getattr(Rewriter, made), one))
@@ -69,6 +69,7 @@ def phase(program: NormalGraph, work: Counter[str]) -> dict[str, float]:
     Combine().run(program, context)
     move(program, context)
     MergeLinears().run(program, context)
+    sink_splits(program, context)
     return {what: count / calls for what, count in work.items()}
 
 

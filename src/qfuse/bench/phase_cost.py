@@ -26,8 +26,9 @@ from qfuse.bench.stats import median
 from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.optimize.combine import Combine
+from qfuse.optimize.merge_convolutions import MergeConvolutions
 from qfuse.optimize.merge_linears import MergeLinears
-from qfuse.optimize.schedule import move
+from qfuse.optimize.schedule import move, sink_splits
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import Context
 
@@ -72,7 +73,7 @@ class PhaseRow:
         fired: Rewrites in all.
         combine: CPU seconds of the first sweep of value numbering, per round.
         move: CPU seconds of moving, with the sweeps in between, per round.
-        merge: CPU seconds of merging, per round.
+        merge: CPU seconds of merging and of bringing splits down, per round.
     """
 
     graph: str
@@ -145,11 +146,17 @@ def _measure(kind: str, program: NormalGraph, rounds: int) -> PhaseRow:
         context = Context("optimize", CostModel(CostProfile.pinned()))
         combine = _cpu_seconds(lambda: Combine().run(copy, context))  # noqa: B023 - called at once
         moving = _cpu_seconds(lambda: move(copy, context))  # noqa: B023
-        merge = _cpu_seconds(lambda: MergeLinears().run(copy, context))  # noqa: B023
+        merge = _cpu_seconds(lambda: _merge(copy, context))  # noqa: B023
         parts.append((combine, moving, merge))
         fired = len(context.gate.allowed)
     combined, moved, merged = zip(*parts, strict=True)
     return PhaseRow(kind, calls_in(program), fired, combined, moved, merged)
+
+
+def _merge(program: NormalGraph, context: Context) -> None:
+    MergeLinears().run(program, context)
+    MergeConvolutions().run(program, context)
+    sink_splits(program, context)
 
 
 def _cpu_seconds(work: Callable[[], object]) -> float:
