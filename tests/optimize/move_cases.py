@@ -22,7 +22,7 @@ from qfuse.testing.run import random_inputs, run
 if TYPE_CHECKING:
     from torch.fx import Node
 
-    from qfuse.ir.program import NormalGraph
+    from qfuse.ir.program import NormalGraph, StageGraph
     from qfuse.ir.quant_spec import Block
     from qfuse.rewrite.driver import PassResult
     from qfuse.rewrite.rule import Miss, Rule
@@ -95,13 +95,13 @@ class Graph:
         if node.meta["val"].is_floating_point() and node.meta["val"].itemsize > 1:
             return self.call(aten.neg.default, node)
         if node.target is ops.quantize:
-            spec = QuantSpec.parse(str(node.args[3]))
-            return self.call(aten.neg.default, self.dequantize(node, spec, node.args[1:3]))  # type: ignore[arg-type]
+            real = self.call(ops.dequantize, node, *node.args[1:])
+            return self.call(aten.neg.default, real)
         return self.call(aten._to_copy.default, node, dtype=torch.float32)
 
 
 def applied(
-    program: NormalGraph, *rules: type[Rule[Any]], context: Context | None = None, **sizes: int
+    program: StageGraph, *rules: type[Rule[Any]], context: Context | None = None, **sizes: int
 ) -> PassResult:
     """Apply rules; bits, types and strides of all outputs must stay."""
     source = clone(program)
@@ -118,7 +118,7 @@ def applied(
 
 
 def only_miss(
-    program: NormalGraph, rule: type[Rule[Any]], context: Context | None = None, **sizes: int
+    program: StageGraph, rule: type[Rule[Any]], context: Context | None = None, **sizes: int
 ) -> Miss:
     """Apply a rule that must refuse once and change nothing; return the refusal."""
     before = to_text(program.graph)

@@ -181,6 +181,12 @@ class QuantSpec:
         return max(1, (self.quant_max - self.quant_min).bit_length())
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it has neither elements nor scales in a format of their own, and one level."""
+        whole = self.element is Element.WHOLE and self.scale_format is ScaleFormat.FLOAT
+        return whole and self.outer is None
+
+    @property
     def is_full_range(self) -> bool:
         """Whether the range is the whole storage type."""
         return (self.quant_min, self.quant_max) == stored_range(self.dtype, self.element)

@@ -19,6 +19,7 @@ __all__ = [
     "element_count",
     "exact_quotient",
     "is_positive",
+    "is_row_major",
     "same_shape",
     "same_size",
     "size_of",
@@ -41,6 +42,17 @@ def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
 def is_positive(size: Size) -> bool:
     """Whether a size is at least 1 whatever the symbols are."""
     return statically_known_true(size >= 1)
+
+
+def is_row_major(value: torch.Tensor) -> bool:
+    """Whether ``value`` lies in memory in the order of its axes, without gaps."""
+    step: Size = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if not same_size(size, 1):
+            if not same_size(stride, step):
+                return False
+            step = step * size
+    return True
 
 
 def exact_quotient(a: Size, b: Size) -> Size | None:

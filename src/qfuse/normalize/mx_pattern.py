@@ -141,7 +141,8 @@ def _all_codes() -> Iterator[tuple[Formula, torch.dtype, Call]]:
 
 
 def _wide(value: Pattern) -> Maybe:
-    return Maybe(Call(_aten._to_copy.default, {"self": value, "dtype": torch.float32}))
+    cast = Call(_aten._to_copy.default, {"self": value, "dtype": torch.float32})
+    return Maybe(cast, torch.float32)
 
 
 def _peak() -> Maybe:

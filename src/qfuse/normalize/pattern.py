@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from torch.fx import Node
 
 from qfuse.ir.schema import arguments, is_call
+from qfuse.ir.views import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import torch
     from torch._ops import OpOverload
 
 __all__ = ["ANY", "Call", "Found", "Maybe", "Pattern", "Var", "find"]
@@ -44,9 +46,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Maybe:
-    """A call, or its argument ``self`` where the call would do nothing and is not there."""
+    """A call, or its argument ``self`` where the call would do nothing and is not there.
+
+    Attributes:
+        call: The call.
+        dtype: What the argument then is, where the call is a cast to that.
+    """
 
     call: Call
+    dtype: torch.dtype | None = None
 
 
 ANY = Var("")
@@ -69,14 +77,22 @@ def _matches(pattern: Pattern, value: object, found: Found) -> bool:
         known = found.setdefault(pattern.name, value)
         return known is value or (not isinstance(value, Node) and known == value)
     if isinstance(pattern, Maybe):
-        tried = dict(found)
-        if _matches(pattern.call, value, tried):
-            found.update(tried)
-            return True
-        return _matches(pattern.call.args["self"], value, found)
+        return _may_be_call(pattern, value, found)
     if isinstance(pattern, Call):
         return _is_such_call(pattern, value, found)
     return _same(pattern, value)
+
+
+def _may_be_call(pattern: Maybe, value: object, found: Found) -> bool:
+    tried = dict(found)
+    if _matches(pattern.call, value, tried):
+        found.update(tried)
+        return True
+    if pattern.dtype is not None and not (
+        isinstance(value, Node) and dtype_of(value) is pattern.dtype
+    ):
+        return False
+    return _matches(pattern.call.args["self"], value, found)
 
 
 def _is_such_call(pattern: Call, value: object, found: Found) -> bool:

@@ -27,27 +27,30 @@ if TYPE_CHECKING:
 __all__ = ["concat_bias", "concat_params"]
 
 Part = tuple[QuantParams, tuple[int, ...]]
-"""The parameters of a weight, and its shape ``(n, k)``."""
+"""The parameters of a weight, and its shape: ``(n, k)``, or more axes behind the first."""
 
 MatrixBlock = tuple[int | None, int | None]
+
+_MATRIX = 2
 
 
 def concat_params(parts: Sequence[Part], name: str, rw: Rewriter) -> QuantParams:
     """Return the parameters of the weights one below the other.
 
     The parts agree in storage, formats, compute type, domain and float type, and whether there is
-    a second level of scales; dequantize reads nothing else of a spec. Ranges unite.
+    a second level of scales; dequantize reads nothing else of a spec. Weights of more than two axes
+    also agree in their blocks behind the first one. Ranges unite.
 
     Args:
         parts: The constant parameters of each weight.
         name: What the new constants are named after.
         rw: Adds them.
     """
-    sizes = [size for _, size in parts]
-    blocks = [_matrix_block(params.spec.block) for params, _ in parts]
+    shapes = [shape for _, shape in parts]
+    blocks = [params.spec.block for params, _ in parts]
     scales = [_tensor(params.scale) for params, _ in parts]
     zeros = _zero_points([params.zero_point for params, _ in parts], scales)
-    joined = _joined(blocks, sizes, [scales, *([] if zeros is None else [zeros])])
+    joined = _joined(blocks, shapes, [scales, *([] if zeros is None else [zeros])])
     low = min(params.spec.quant_min for params, _ in parts)
     high = max(params.spec.quant_max for params, _ in parts)
     spec = replace(parts[0][0].spec, quant_min=low, quant_max=high, block=joined.block, outer=None)
@@ -56,8 +59,8 @@ def concat_params(parts: Sequence[Part], name: str, rw: Rewriter) -> QuantParams
     seconds = [_tensor(p.outer_scale) for p, _ in parts if p.outer_scale is not None]
     if not seconds:
         return QuantParams(spec, scale, zero)
-    outers = [_matrix_block(params.spec.outer) for params, _ in parts]
-    level = _joined(outers, sizes, [seconds])
+    outers = [params.spec.outer for params, _ in parts if params.spec.outer is not None]
+    level = _joined(outers, shapes, [seconds])
     outer = rw.constant(level.values[0], f"{name}_outer_scale")
     return QuantParams(replace(spec, outer=level.block), scale, zero, outer)
 
@@ -66,32 +69,42 @@ def concat_params(parts: Sequence[Part], name: str, rw: Rewriter) -> QuantParams
 class _Level:
     """Joined parameters in blocks of one kind."""
 
-    block: MatrixBlock
+    block: Block
     values: tuple[torch.Tensor, ...]
 
 
 def _joined(
-    blocks: Sequence[MatrixBlock],
-    sizes: Sequence[tuple[int, ...]],
+    given: Sequence[Block],
+    shapes: Sequence[tuple[int, ...]],
     kinds: Sequence[Sequence[torch.Tensor]],
 ) -> _Level:
-    """Join parameters, of every part of every kind, in blocks that all parts can be given."""
+    """Join parameters, of every part of every kind, in blocks that all parts can be given.
+
+    Blocks behind the first axis of more than two are alike: the axes count as one, which is whole.
+    """
+    many = len(given[0]) > _MATRIX
+    blocks: list[MatrixBlock] = [(block[0], None if many else block[1]) for block in given]
+    sizes = [(shape[0], math.prod(shape[1:])) for shape in shapes]
     groups = [columns or k for (_, columns), (_, k) in zip(blocks, sizes, strict=True)]
     group = reduce(math.gcd, groups)
     whole = all(columns is None for _, columns in blocks)
     rows = _common_rows(blocks, sizes, kinds)
 
     def join(values: Sequence[torch.Tensor]) -> torch.Tensor:
+        flat = [value.flatten(1) for value in values]
         if rows is None:
-            return _spread_columns(values[0], groups[0], group, sizes[0][1])
-        spread = []
-        for value, (high, _), wide, (n, k) in zip(values, blocks, groups, sizes, strict=True):
-            tall = _spread_rows(value, high, rows, n)
-            spread.append(_spread_columns(tall, wide, group, k))
-        dtype = reduce(torch.promote_types, (v.dtype for v in spread))
-        return torch.cat([v.to(dtype) for v in spread])
+            made = _spread_columns(flat[0], groups[0], group, sizes[0][1])
+        else:
+            spread = []
+            for value, (high, _), wide, (n, k) in zip(flat, blocks, groups, sizes, strict=True):
+                tall = _spread_rows(value, high, rows, n)
+                spread.append(_spread_columns(tall, wide, group, k))
+            dtype = reduce(torch.promote_types, (v.dtype for v in spread))
+            made = torch.cat([v.to(dtype) for v in spread])
+        return made.reshape(made.shape[0], *values[0].shape[1:]) if many else made
 
-    return _Level((rows, None if whole else group), tuple(map(join, kinds)))
+    behind = given[0][1:] if many else (None if whole else group,)
+    return _Level((rows, *behind), tuple(map(join, kinds)))
 
 
 def concat_bias(parts: Sequence[tuple[Node | None, int]], rw: Rewriter) -> Node | None:
@@ -124,12 +137,6 @@ def _common_rows(
     if block is not None and set(high) == {block} and all(n % block == 0 for n, _ in sizes[:-1]):
         return block
     return 1
-
-
-def _matrix_block(block: Block | None) -> MatrixBlock:
-    assert block is not None, "all parts have a second level of scales, or none"
-    rows, columns = block
-    return rows, columns
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

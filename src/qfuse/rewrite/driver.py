@@ -180,7 +180,7 @@ class _Run:
         key = f"{self._context.room}/{rule.name}@{node.name}"
         if not self._context.gate.allows(key):
             if self._context.gate.bans(key):
-                reason = "this rewrite changed values and was rolled back"
+                reason = "it is switched off, or changed values here and was rolled back"
                 self._misses[rule.name, node] = Miss(MissCode.BANNED, node, reason)
             return False
         place = place_of(node)
@@ -218,7 +218,9 @@ class _Run:
         except RewriteError as error:
             return error.what
         checker = self._context.checker
-        return None if checker is None else checker.check(rw.journal, rule.exactness, key)
+        if checker is None:
+            return None
+        return checker.check(rw.journal, rule.proof or rule.exactness, key)
 
     def _roll_back(self, rule: Rule[Any], node: Node, key: str, wrong: str) -> None:
         """Say why a rewrite was undone, and never try it again: nothing else would come of it."""

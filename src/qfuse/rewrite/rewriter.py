@@ -120,6 +120,11 @@ class GraphEditor:
                 stack.append(source)
         return list(erased), [n for n in touched if n not in erased]
 
+    def sweep(self) -> None:
+        """Erase what nothing reads."""
+        dead = [n for n in self.module.graph.nodes if not n.users and not n.is_impure()]
+        self.erase_dead(reversed(dead))
+
 
 class Rewriter:
     """Edits the graph on behalf of one rule at one anchor.
@@ -258,9 +263,9 @@ class Rewriter:
             around[node] = None
             around.update(dict.fromkeys(node.users))
             around.update(dict.fromkeys(node.all_input_nodes))
-        for _, new in self.journal.replaced:
-            around[new] = None
-            around.update(dict.fromkeys(new.users))
+        around.update(dict.fromkeys(new for _, new in self.journal.replaced))
+        # Those that read it before gain nothing by another reader, and there may be very many.
+        around.update(dict.fromkeys(user for user, _, _ in self.journal.users))
         return erased, [n for n in around if n not in gone]
 
     def _note(self, node: Node) -> None:

@@ -1,7 +1,8 @@
-"""Run a graph with linears whose sums are in an order that depends on their length only.
+"""Run a graph with sums and functions whose bits do not depend on what is computed beside them.
 
-A library sums the products of a wider matrix in another order, so that its bits say nothing about
-a rewrite that only moves or merges linears. Here the bits of such a rewrite must be the same.
+A library sums the products of a wider matrix in another order, and computes a function of a vector
+by another formula than that of the numbers that are left at its end. Its bits say nothing about a
+rewrite that only moves, merges or splits. Here the bits of such a rewrite must be the same.
 """
 
 from __future__ import annotations
@@ -9,27 +10,51 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch.fx import Interpreter
 
 from qfuse.ir import ops
+from qfuse.ir.convolutions import as_convolution
 from qfuse.ir.epilogue import Epilogue
 from qfuse.ir.quant_math import dequantize, quantize
 from qfuse.ir.quant_spec import QuantSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.fx import GraphModule, Node
 
+    from qfuse.ir.convolutions import Convolution
     from qfuse.ir.program import StageGraph
 
 __all__ = ["run_fixed_order"]
 
 
+_aten = torch.ops.aten
+
+_FUNCTIONS = frozenset(
+    (
+        *(_aten.silu.default, _aten.sigmoid.default, _aten.tanh.default, _aten.gelu.default),
+        *(_aten.exp.default, _aten.erf.default, _aten.sin.default, _aten.cos.default),
+        *(_aten.pow.Tensor_Scalar, _aten.rsqrt.default, _aten.hardswish.default),
+    )
+)
+"""Functions that a library computes by several formulas."""
+
+# More than any vector has; far less than what is computed on several threads.
+_VECTOR = 64
+_CHUNK = 1 << 14
+
+
 def run_fixed_order(
     program: StageGraph, inputs: Sequence[torch.Tensor], *, dense: bool = False
 ) -> tuple[torch.Tensor, ...]:
-    """Return the flat outputs; every linear, fused or not, adds its products one after the other.
+    """Return the flat outputs.
+
+    Every linear, fused or not, adds its products one after the other, and every function of numbers
+    is computed in whole vectors.
+
+    So does every convolution in one group that is not transposed.
 
     Args:
         program: A graph before it is lowered.
@@ -55,9 +80,27 @@ class _FixedOrder(Interpreter):
         if n.target is torch.ops.aten.linear.default:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             return _linear(*args, **kwargs)
+        conv = as_convolution(n)
+        if conv is not None:
+            bias = None if conv.bias is None else self.env[conv.bias]
+            return _convolution(self.env[conv.x], self.env[conv.weight], bias, conv)
         if n.target is ops.linear:
             return _fused(*self.fetch_args_kwargs_from_env(n)[0])
+        if n.target in _FUNCTIONS:
+            (x, *rest), kwargs = self.fetch_args_kwargs_from_env(n)
+            # For its strides; its numbers are replaced.
+            op: Any = n.target
+            y = op(x, *rest, **kwargs)
+            return y.copy_(_in_vectors(lambda v: op(v, *rest, **kwargs), x))
         return super().run_node(n)
+
+
+def _in_vectors(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """Apply a function of one number to all, in vectors that none is left of."""
+    flat = x.reshape(-1)
+    padded = F.pad(flat, (0, -len(flat) % _VECTOR))
+    chunks = [function(chunk) for chunk in torch.split(padded, _CHUNK)]
+    return torch.cat(chunks)[: len(flat)].reshape(x.shape)
 
 
 def _fused(*args: Any) -> torch.Tensor:
@@ -89,3 +132,35 @@ def _linear(
     for index in range(x.shape[-1]):
         y += x[..., index, None] * weight[:, index]
     return y if bias is None else y + bias
+
+
+def _convolution(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, conv: Convolution
+) -> torch.Tensor:
+    """Multiply every window with the kernels, as a linear of all that a window holds."""
+    assert conv.groups == 1, "a sum over some of the channels is not written down here"
+    assert not conv.transposed, "a transposed one is not written down here"
+    rank = weight.dim() - 2
+    strides, dilations = conv.per_axis("stride"), conv.per_axis("dilation")
+    windows = torch.nn.functional.pad(x if conv.axis else x[None], _padding(conv, weight.shape[2:]))
+    for axis, (size, stride, dilation) in enumerate(
+        zip(weight.shape[2:], strides, dilations, strict=True), 2
+    ):
+        windows = windows.unfold(axis, dilation * (size - 1) + 1, stride)[..., ::dilation]
+    # From [batch, channels, *sizes, *kernel] to [batch, *sizes, channels * kernel].
+    columns = windows.movedim(1, rank + 1).flatten(rank + 1)
+    y = _linear(columns, weight.flatten(1), bias).movedim(-1, 1).contiguous()
+    return y if conv.axis else y[0]
+
+
+def _padding(conv: Convolution, kernel: Sequence[int]) -> list[int]:
+    """Return the padding before and behind every axis, from the last to the first."""
+    given = conv.settings["padding"]
+    if isinstance(given, str):
+        same = given == "same"
+        sizes = zip(kernel, conv.per_axis("dilation"), strict=True)
+        whole = [same * step * (size - 1) for size, step in sizes]
+        pairs = [(amount // 2, amount - amount // 2) for amount in whole]
+    else:
+        pairs = [(amount, amount) for amount in conv.per_axis("padding")]
+    return [amount for pair in reversed(pairs) for amount in pair]

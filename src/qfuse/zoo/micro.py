@@ -1,7 +1,7 @@
-"""Linear layers in microscaling formats, written by hand in qfuse's own ops.
+"""Linear layers in float formats, written by hand in qfuse's own ops.
 
-They compute what torchao's ``MXTensor`` (emulated) and ``NVFP4Tensor`` mean, in the order in which
-they do it, on any machine: the activation is viewed as rows, quantized in blocks along them with
+They compute what torchao's ``MXTensor`` (emulated), ``NVFP4Tensor`` and ``Float8Tensor`` mean, on
+any machine: the activation is viewed as rows, quantized in blocks along them with
 scales chosen at run time, dequantized, and multiplied by the dequantized weight.
 """
 
@@ -18,7 +18,7 @@ from qfuse.ir.choose_spec import ChooseSpec, Formula
 from qfuse.ir.elements import CONTAINER, Element, ScaleFormat
 from qfuse.ir.quant_spec import Arithmetic, QuantSpec, ZeroPointDomain, stored_range
 
-__all__ = ["MicroFormat", "MicroLinear", "mx", "nvfp4", "peak_scale"]
+__all__ = ["MicroFormat", "MicroLinear", "float8", "mx", "nvfp4", "peak_scale"]
 
 _E4M3_LEAST = torch.finfo(torch.float8_e4m3fn).tiny
 
@@ -38,11 +38,17 @@ class MicroFormat:
     outer: ChooseSpec | None = None
 
     @property
-    def block(self) -> int:
-        """Elements that share a scale."""
-        size = self.spec.block[-1]
-        assert size is not None, "blocks have a size"
-        return size
+    def block(self) -> int | None:
+        """Elements of a row that share a scale; ``None`` if all do."""
+        return self.spec.block[-1]
+
+    @property
+    def weight(self) -> MicroFormat:
+        """The format of weights: a scale per row where activations have one for all."""
+        if self.spec.block[0] is not None:
+            return self
+        block = (1, None)
+        return MicroFormat(self.spec.with_block(block), replace(self.choose, block=block))
 
 
 def mx(element: Element = Element.WHOLE, rounding: Formula = Formula.MX_RCEIL) -> MicroFormat:
@@ -71,6 +77,15 @@ def mx(element: Element = Element.WHOLE, rounding: Formula = Formula.MX_RCEIL) -
             element=element,
         ),
     )
+
+
+def float8(*, per_tensor: bool = False) -> MicroFormat:
+    """Rows of ``float8_e4m3fn`` with a scale each, or one for all rows of the activation."""
+    codes = stored_range(CONTAINER, Element.WHOLE)
+    block = (None if per_tensor else 1, None)
+    divide = Arithmetic(reciprocal=False)
+    spec = QuantSpec(CONTAINER, *codes, block, arithmetic=divide, domain=ZeroPointDomain.NONE)
+    return MicroFormat(spec, ChooseSpec(Formula.AO_FLOAT8, CONTAINER, *codes, block, 0.0))
 
 
 def nvfp4() -> MicroFormat:
@@ -134,9 +149,10 @@ class MicroLinear(nn.Module):
         super().__init__()
         self.form = replace(form, spec=replace(form.spec, real=linear.weight.dtype))
         self.weights_only = weights_only
+        form = self.form.weight
         with torch.no_grad():
-            scale, outer = _scales(linear.weight, self.form, None)
-            stored = ops.quantize(linear.weight, scale, None, str(self.form.spec), outer)
+            scale, outer = _scales(linear.weight, form, None)
+            stored = ops.quantize(linear.weight, scale, None, str(form.spec), outer)
         self.register_buffer("weight", stored)
         self.register_buffer("weight_scale", scale)
         self.register_buffer("weight_outer_scale", outer)
@@ -146,8 +162,10 @@ class MicroLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply."""
-        spec = str(self.form.spec)
-        weight = ops.dequantize(self.weight, self.weight_scale, None, spec, self.weight_outer_scale)
+        spec, stored_as = str(self.form.spec), str(self.form.weight.spec)
+        weight = ops.dequantize(
+            self.weight, self.weight_scale, None, stored_as, self.weight_outer_scale
+        )
         if self.weights_only:
             return F.linear(x, weight, self.bias)
         rows = x.reshape(-1, x.shape[-1])

@@ -15,7 +15,7 @@ from qfuse.ir.elements import Element
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.zoo import _torchao_api as ao
 from qfuse.zoo.linears import LinearScheme, quantize_with
-from qfuse.zoo.micro import MicroFormat, MicroLinear, mx, nvfp4, peak_scale
+from qfuse.zoo.micro import MicroFormat, MicroLinear, float8, mx, nvfp4, peak_scale
 from qfuse.zoo.pt2e import quantize_exported, under_autocast
 
 if TYPE_CHECKING:
@@ -164,6 +164,14 @@ _RECIPES: Mapping[str, _Recipe] = MappingProxyType(
             grouped=True,
         ),
         "fp8": _Recipe("torchao, float8 weights per channel, float activations", _linears(_float8)),
+        "fp8-dynamic": _Recipe(
+            "float8 weights per channel, float8 activations with a scale per token",
+            _linears(_micro(float8)),
+        ),
+        "fp8-dynamic-tensor": _Recipe(
+            "float8 weights per channel, float8 activations with one scale per tensor",
+            _linears(_micro(partial(float8, per_tensor=True))),
+        ),
         "mxfp8": _Recipe(
             "MX, float8 e4m3 weights and activations in blocks of 32, scales chosen at run time",
             _linears(_micro(mx)),
