@@ -100,7 +100,8 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
                 return True
             return is_free(first) and is_free(movement) and moves_stored(movement, stored)
 
-        found = climb(quantize.x, quantize.params.spec.block, crosses)
+        spec = quantize.params.spec
+        found = climb(quantize.x, spec.block, crosses, spec.outer)
         if not found.steps:
             return _refuse_block(quantize, found)
         moved = found.again(FakeMover(), _stored(found.source, quantize))
@@ -126,9 +127,7 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
         """Quantize the source and move that."""
         steps = [step.moved for step in site.climb.steps]
         params = moved_params(rw, site.quantize.params, steps)
-        q = rw.call(
-            ops.quantize, site.climb.source, params.scale, params.zero_point, str(params.spec)
-        )
+        q = rw.call(ops.quantize, *params.call_args(site.climb.source))
         rw.replace(site.quantize.node, site.climb.again(GraphMover(rw), q))
 
 
@@ -198,7 +197,9 @@ def _quantized_already(site: LiftQuantizeSite) -> bool:
         other = as_quantize(user)
         if other is None or other.x is not site.climb.source:
             continue
-        spec = params.spec.with_block(other.params.spec.block)
-        if other.params.spec == spec and other.params.scale is params.scale:
-            return other.params.zero_point is params.zero_point
+        if (other.params.spec.outer is None) != (params.spec.outer is None):
+            continue
+        spec = params.spec.with_block(other.params.spec.block, other.params.spec.outer)
+        if other.params.spec == spec and other.params.tensors == params.tensors:
+            return True
     return False

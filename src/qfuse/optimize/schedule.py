@@ -25,6 +25,7 @@ from qfuse.optimize.lift_above_join import LiftAboveJoin
 from qfuse.optimize.lift_above_pad import LiftAbovePad
 from qfuse.optimize.lift_choose import LiftChoose
 from qfuse.optimize.lift_quantize import LiftQuantize
+from qfuse.optimize.merge_convolutions import MergeConvolutions
 from qfuse.optimize.merge_linears import MergeLinears
 from qfuse.optimize.merge_splits import MergeSplits
 from qfuse.optimize.narrow_floats import NarrowFloats
@@ -34,8 +35,10 @@ from qfuse.optimize.sink_below_split import SinkBelowSplit
 from qfuse.optimize.sink_dequantize import SinkDequantize
 from qfuse.optimize.sink_split import SinkSplit
 from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.rewriter import GraphEditor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from qfuse.ir.program import StageGraph
@@ -48,6 +51,7 @@ __all__ = [
     "SPLIT_RULES",
     "move",
     "optimize",
+    "settle_rules",
     "sink_splits",
 ]
 
@@ -86,16 +90,27 @@ def move(program: StageGraph, context: Context) -> Counter[str]:
 
     Only what a rule refuses in the last round is told: before, it was refused for the time being.
     """
+    return settle_rules(program, MOVING_RULES, context)
+
+
+def settle_rules(
+    program: StageGraph, rules: Sequence[type[Rule[Any]]], context: Context
+) -> Counter[str]:
+    """Apply rules and combine what has become equal, in turns, as :func:`move` does with all."""
     fired: Counter[str] = Counter()
+    apart: list[Missed] = []
     for _ in range(_ROUNDS):
         told = len(program.log)
-        moved = apply_rules(program, [rule() for rule in MOVING_RULES], context)
+        moved = apply_rules(program, [rule() for rule in rules], context)
         fired += moved.fired
         if not moved.modified:
             break
         # What has moved up to one value is quantized alike now, and may be one again.
         fired += Combine().run(program, context).fired
+        missed = [e for e in program.log.events[told:] if isinstance(e, Missed)]
         _forget_misses(program, told)
+        apart = [e for e in missed if e.rule == Combine.name]
+    program.log.events += apart
     return fired
 
 
@@ -137,6 +152,8 @@ def optimize(
             keeps the source's types.
     """
     context = context or Context("optimize")
+    # What nothing reads would count as a reader.
+    GraphEditor(program.module).sweep()
     # First, so that the quantizes of siblings are one node and a shared dequantize is visible.
     Combine().run(program, context)
     # Quantize moves up, dequantize moves down, and where they meet they cancel. Before fusing, so
@@ -144,6 +161,7 @@ def optimize(
     move(program, context)
     # Before fused ops exist, so that one pass serves linears of every kind.
     MergeLinears().run(program, context)
+    MergeConvolutions().run(program, context)
     # What is done alike on the parts of a merged result is done on the whole. Before fusing, so
     # that a linear may take it into its epilogue.
     sink_splits(program, context)
