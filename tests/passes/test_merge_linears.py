@@ -119,9 +119,9 @@ def forward(self, x):
     split_with_sizes_default = torch.ops.aten.split_with_sizes.default(addmm_default, [6, 4, 2], 1);  addmm_default = None
     getitem = split_with_sizes_default[0]
     getitem_1 = split_with_sizes_default[1]
-    clone_default = torch.ops.aten.clone.default(getitem_1, memory_format = torch.contiguous_format);  getitem_1 = None
+    clone_default = torch.ops.aten.clone.default(getitem_1);  getitem_1 = None
     getitem_2 = split_with_sizes_default[2];  split_with_sizes_default = None
-    clone_default_1 = torch.ops.aten.clone.default(getitem_2, memory_format = torch.contiguous_format);  getitem_2 = None
+    clone_default_1 = torch.ops.aten.clone.default(getitem_2);  getitem_2 = None
     relu = torch.ops.aten.relu.default(getitem);  getitem = None
     reshape_default = torch.ops.aten.reshape.default(clone_default_1, [6]);  clone_default_1 = None
     return pytree.tree_unflatten((relu, clone_default, reshape_default, view_1), self._out_spec)""",
