@@ -174,6 +174,8 @@ def optimize(
         # A dequantize that a fused linear has taken in is free to move for its other readers.
         if not move(program, context):
             break
+    # What an op was moved in front of, it reads anew: the constants are one again.
+    Combine().run(program, context)
     # After fusion, so that only what no fused op took is narrowed.
     if float_dtype is torch.bfloat16:
         NarrowFloats().run(program, context)
