@@ -13,6 +13,7 @@ from qfuse.ir.choose_spec import Formula
 from qfuse.ir.constants import constant_value, number_of
 from qfuse.ir.dtypes import exact_integers
 from qfuse.ir.schema import arguments, is_call
+from qfuse.ir.view_ops import RESHAPES
 from qfuse.ir.views import as_choose, as_quantize, dtype_of, node_of
 
 if TYPE_CHECKING:
@@ -31,13 +32,7 @@ Bounds = tuple[int, int]
 _DEPTH = 12
 
 _SAME_VALUES = (
-    _aten.view.default,
-    _aten.reshape.default,
-    _aten._unsafe_view.default,
-    _aten.squeeze.default,
-    _aten.squeeze.dim,
-    _aten.squeeze.dims,
-    _aten.unsqueeze.default,
+    *RESHAPES,
     _aten.expand.default,
     _aten.clone.default,
     _aten._to_copy.default,

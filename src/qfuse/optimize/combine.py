@@ -13,6 +13,7 @@ from qfuse.ir.alias import leaves_graph
 from qfuse.ir.events import Exactness, Fired
 from qfuse.ir.program import constant_of, place_of
 from qfuse.ir.schema import arguments, overload_of
+from qfuse.ir.view_ops import RESHAPES, TURNS
 from qfuse.ir.views import bits_of
 from qfuse.rewrite.driver import Context, PassResult
 from qfuse.rewrite.rewriter import GraphEditor
@@ -33,15 +34,8 @@ _COMBINABLE = frozenset(
         *ops.CANONICAL,
         *ops.FUSED,
         _aten.linear.default,
-        _aten.view.default,
-        _aten.reshape.default,
-        _aten._unsafe_view.default,
-        _aten.t.default,
-        _aten.transpose.int,
-        _aten.permute.default,
-        _aten.unsqueeze.default,
-        _aten.squeeze.dim,
-        _aten.squeeze.dims,
+        *RESHAPES,
+        *TURNS,
         _aten.expand.default,
         _aten.slice.Tensor,
         _aten.select.int,

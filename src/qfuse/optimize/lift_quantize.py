@@ -11,8 +11,9 @@ import torch
 from qfuse.ir import ops
 from qfuse.ir.alias import leaves_graph
 from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.gathering import Gather, Index
 from qfuse.ir.movements import movement_of
-from qfuse.ir.picking import IndexSelect, Select, Slice
+from qfuse.ir.picking import Select, Slice
 from qfuse.ir.program import op_name
 from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.schema import is_call
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LiftQuantize", "LiftQuantizeSite", "refuse_layout"]
 
-_PICKS = (Slice, Select, IndexSelect)
+_PICKS = (Slice, Select, Index, Gather)
 # Parts of one tensor that are quantized alike are priced together; more of them do not tell more.
 _PARTS = 64
 

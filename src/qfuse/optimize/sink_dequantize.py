@@ -11,6 +11,7 @@ import torch
 from qfuse.ir import ops
 from qfuse.ir.alias import leaves_graph
 from qfuse.ir.blocks import Stuck
+from qfuse.ir.collectives import is_waited_for
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.movements import MOVEMENT_OPS, SPLITS, movement_of
 from qfuse.ir.picking import Select, Slice
@@ -119,7 +120,8 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
 def sink_step(dequantize: Dequantize, movement: Movement) -> Step | Miss:
     """Move the parameters of a dequantize below a movement of its result."""
     for user in islice(dequantize.node.users, _READERS):
-        if movement_of(user) is None and not is_call(user, *SPLITS) and not vanishes(movement.node):
+        moves = movement_of(user) is not None or is_call(user, *SPLITS) or is_waited_for(user)
+        if not moves and not vanishes(movement.node):
             text = "its dequantize is also read by {}"
             return Miss(MissCode.SHARED, dequantize.node, text, op_name(user), progress=2)
     spec = dequantize.params.spec
