@@ -19,6 +19,7 @@ __all__ = [
     "element_count",
     "exact_quotient",
     "is_positive",
+    "is_row_major",
     "same_shape",
     "same_size",
     "size_of",
@@ -49,6 +50,16 @@ def exact_quotient(a: Size, b: Size) -> Size | None:
         return None
     quotient: Size = a // b
     return quotient if same_size(quotient * b, a) else None
+
+
+def is_row_major(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in the order of its axes, without gaps, whatever the symbols are."""
+    step: Size = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if not same_size(size, 1) and not same_size(stride, step):
+            return False
+        step = step * size
+    return True
 
 
 def element_count(shape: Sequence[Size]) -> int | None:

@@ -133,9 +133,15 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
         rw.replace(site.quantize.node, site.climb.again(GraphMover(rw), q))
 
 
-def refuse_layout(node: Node, moved: torch.Tensor) -> Miss | None:
-    """Refuse to give the readers of ``node`` a value with the strides of ``moved`` instead."""
-    if leaves_graph(node):
+def refuse_layout(node: Node, moved: torch.Tensor, *, moves: bool = True) -> Miss | None:
+    """Refuse to give the readers of ``node`` a value with the strides of ``moved`` instead.
+
+    Args:
+        node: Stored numbers.
+        moved: What stands for them afterwards.
+        moves: Whether that may be a view of something else.
+    """
+    if leaves_graph(node) and (moves or not same_strides(moved, tensor_of(node))):
         text = "its stored numbers leave the graph, as a tensor of their own"
         return Miss(MissCode.SHARED, node, text, progress=3)
     old = tensor_of(node)

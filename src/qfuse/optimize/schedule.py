@@ -17,14 +17,21 @@ from qfuse.optimize.fuse_add import FuseAdd
 from qfuse.optimize.fuse_cast import FuseCast
 from qfuse.optimize.fuse_linear import FuseLinear
 from qfuse.optimize.fuse_output_quantize import FuseOutputQuantize
+from qfuse.optimize.fuse_range import FuseRange
 from qfuse.optimize.fuse_requantize import FuseRequantize
+from qfuse.optimize.lift_above_cast import LiftAboveCast
+from qfuse.optimize.lift_above_clamp import LiftAboveClamp
 from qfuse.optimize.lift_above_join import LiftAboveJoin
 from qfuse.optimize.lift_above_pad import LiftAbovePad
 from qfuse.optimize.lift_choose import LiftChoose
 from qfuse.optimize.lift_quantize import LiftQuantize
+from qfuse.optimize.lift_requantize import LiftRequantize
 from qfuse.optimize.merge_linears import MergeLinears
 from qfuse.optimize.narrow_floats import NarrowFloats
+from qfuse.optimize.sink_below_cast import SinkBelowCast
+from qfuse.optimize.sink_below_clamp import SinkBelowClamp
 from qfuse.optimize.sink_below_join import SinkBelowJoin
+from qfuse.optimize.sink_below_max import SinkBelowMax
 from qfuse.optimize.sink_below_pad import SinkBelowPad
 from qfuse.optimize.sink_below_split import SinkBelowSplit
 from qfuse.optimize.sink_dequantize import SinkDequantize
@@ -43,12 +50,19 @@ MOVING_RULES: tuple[type[Rule[Any]], ...] = (
     LiftQuantize,
     LiftAboveJoin,
     LiftAbovePad,
+    LiftAboveCast,
+    LiftAboveClamp,
     SinkDequantize,
     SinkBelowSplit,
     SinkBelowJoin,
     SinkBelowPad,
+    SinkBelowCast,
+    SinkBelowClamp,
+    SinkBelowMax,
     CancelQuantize,
+    FuseRange,
     FuseRequantize,
+    LiftRequantize,
 )
 # A second round finds what equal nodes have hidden, a third hardly ever anything.
 _ROUNDS = 4

@@ -41,7 +41,14 @@ if TYPE_CHECKING:
     from qfuse.ir.movement import Movement
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["SinkDequantize", "SinkDequantizeSite", "refuse_sunk", "sink_step", "vanishes"]
+__all__ = [
+    "SinkDequantize",
+    "SinkDequantizeSite",
+    "refuse_readers",
+    "refuse_sunk",
+    "sink_step",
+    "vanishes",
+]
 
 
 # One that is read by more than this is not worth the search.
@@ -142,6 +149,15 @@ def sink_step(dequantize: Dequantize, movement: Movement) -> Step | Miss:
         moved.reason,
         progress=2,
     )
+
+
+def refuse_readers(dequantize: Dequantize, node: Node) -> Miss | None:
+    """Refuse a dequantize that something besides ``node`` reads, if ``node`` stays one too."""
+    for user in islice(dequantize.node.users, _READERS):
+        if user is not node and not vanishes(node):
+            text = "its dequantize is also read by {}"
+            return Miss(MissCode.SHARED, dequantize.node, text, op_name(user), progress=2)
+    return None
 
 
 def refuse_sunk(node: Node, moved: torch.Tensor, *, parts: bool = False) -> Miss | None:
