@@ -22,7 +22,7 @@ from qfuse.testing.run import random_inputs, run
 if TYPE_CHECKING:
     from torch.fx import Node
 
-    from qfuse.ir.program import NormalGraph
+    from qfuse.ir.program import NormalGraph, StageGraph
     from qfuse.ir.quant_spec import Block
     from qfuse.rewrite.driver import PassResult
     from qfuse.rewrite.rule import Miss, Rule
@@ -101,7 +101,7 @@ class Graph:
 
 
 def applied(
-    program: NormalGraph, *rules: type[Rule[Any]], context: Context | None = None, **sizes: int
+    program: StageGraph, *rules: type[Rule[Any]], context: Context | None = None, **sizes: int
 ) -> PassResult:
     """Apply rules; bits, types and strides of all outputs must stay."""
     source = clone(program)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from qfuse.ir.schema import arguments, is_call, overload_of
-from qfuse.ir.views import node_of
+from qfuse.ir.views import dtype_of, node_of
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -59,7 +60,15 @@ def as_clamp(value: object) -> Clamp | None:
     node = node_of(value)  # type: ignore[arg-type]
     a = arguments(node)
     rest = tuple(v for name, v in a.items() if name != "self")
-    numbers = all(v is None or (isinstance(v, (int, float)) and v == v) for v in rest)  # noqa: PLR0124
     x = node_of(a["self"])
-    same = x.meta["val"].dtype == node.meta["val"].dtype
-    return Clamp(node, x, rest) if numbers and same else None
+    dtype = dtype_of(node)
+    if not dtype.is_floating_point or dtype_of(x) != dtype:
+        return None
+    return Clamp(node, x, rest) if all(_is_bound(v, torch.finfo(dtype).max) for v in rest) else None
+
+
+def _is_bound(value: Argument, most: float) -> bool:
+    """Whether a type, of which ``most`` is the greatest finite number, has a bound, or none is."""
+    if value is None:
+        return True
+    return isinstance(value, (int, float)) and (abs(value) <= most or math.isinf(value))
