@@ -44,13 +44,16 @@ def test_golden_the_range_is_what_both_have() -> None:
     program = g.done(read(g, g.call(clamp, q, 3, 100)))
 
     assert applied(program, FuseRange).fired == {"fuse-range": 1}
-    assert_expected_inline(to_text(program.graph), """\
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
 %x: float32[4, 6]
 const %scale1: float32[1, 1]
 %0 = qfuse.quantize(%x, %scale1, None, 'int8[3,100] *x* float32 float32:reciprocal:round-zp int'): int8[4, 6]
 %1 = aten._to_copy(%0, dtype=int32): int32[4, 6]
 %2 = aten._to_copy(%1, dtype=float32): float32[4, 6]
-return (%2)""")
+return (%2)""",
+    )
 
 
 @pytest.mark.numeric
