@@ -17,7 +17,8 @@ from torch.fx import Node
 from qfuse.ir.blocks import Stuck, covers
 from qfuse.ir.movement import Moved, Movement, Mover, with_axis
 from qfuse.ir.schema import arguments, overload_of
-from qfuse.ir.sizes import exact_quotient
+from qfuse.ir.sizes import exact_quotient, is_row_major
+from qfuse.ir.views import tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,8 +67,10 @@ class Collective(Movement):
     def _sent(self, mover: Mover, value: Any, *rest: Any) -> Any:
         """Send a value that is equal on no two ranks, even if it is a constant."""
         value = mover.at_run_time(value)
-        dense = mover.call(_aten.clone.default, value, memory_format=torch.contiguous_format)
-        started = mover.call(overload_of(self.start), dense, *rest)
+        shown = tensor_of(value) if isinstance(value, Node) else value
+        if not is_row_major(shown):
+            value = mover.call(_aten.clone.default, value, memory_format=torch.contiguous_format)
+        started = mover.call(overload_of(self.start), value, *rest)
         return mover.call(overload_of(self.node), started)
 
     def _rows(self, block: Block) -> int | Stuck:
@@ -131,7 +134,7 @@ class AllToAll(Collective):
         def apply(mover: Mover, value: Any) -> Any:
             if whole:
                 sizes = [len(self.went), *[-1] * (len(block) - 1)]
-                value = mover.call(_aten.expand.default, value, sizes)
+                value = mover.call(_aten.expand.default, mover.at_run_time(value), sizes)
             came, went = ([size // rows for size in sizes] for sizes in (self.came, self.went))
             return self._exchanged(mover, value, came, went)
 

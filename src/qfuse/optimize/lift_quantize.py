@@ -14,10 +14,11 @@ from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.gathering import Gather, Index
 from qfuse.ir.movements import movement_of
 from qfuse.ir.picking import Select, Slice
-from qfuse.ir.program import op_name
+from qfuse.ir.program import constant_of, op_name
 from qfuse.ir.quant_spec import dtype_name
-from qfuse.ir.schema import is_call
-from qfuse.ir.views import Quantize, as_quantize, shape_of, tensor_of
+from qfuse.ir.schema import arguments, is_call
+from qfuse.ir.view_ops import RESHAPES
+from qfuse.ir.views import Quantize, as_quantize, bits_equal, node_of, shape_of, tensor_of
 from qfuse.optimize.moving import (
     Climb,
     FakeMover,
@@ -201,11 +202,31 @@ def _readers(x: Node) -> Iterator[Node]:
 def _quantized_already(site: LiftQuantizeSite) -> bool:
     """Whether the source is quantized with these parameters for another part of it."""
     params = site.quantize.params
+    spec = params.spec.with_block(site.climb.block)
     for user in islice(site.climb.source.users, _PARTS):
         other = as_quantize(user)
-        if other is None or other.x is not site.climb.source:
+        if other is None or other.x is not site.climb.source or other.params.spec != spec:
             continue
-        spec = params.spec.with_block(other.params.spec.block)
-        if other.params.spec == spec and other.params.scale is params.scale:
-            return other.params.zero_point is params.zero_point
+        zeros = (other.params.zero_point, params.zero_point)
+        if _same_numbers(other.params.scale, params.scale) and _same_numbers(*zeros):
+            return True
     return False
+
+
+def _same_numbers(a: Node | None, b: Node | None) -> bool:
+    """Whether two scales or zero points are the same numbers, whatever shape they are seen in."""
+    if a is None or b is None:
+        return a is b
+    first, second = _unviewed(a), _unviewed(b)
+    if first is second:
+        return True
+    left, right = constant_of(first), constant_of(second)
+    if left is None or right is None or left.dtype != right.dtype:
+        return False
+    return left.numel() == right.numel() and bits_equal(left, right)
+
+
+def _unviewed(node: Node) -> Node:
+    while is_call(node, *RESHAPES):
+        node = node_of(arguments(node)["self"])
+    return node
