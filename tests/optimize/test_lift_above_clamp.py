@@ -63,8 +63,8 @@ CLAMPS: list[tuple[Any, tuple[Any, ...]]] = [
 
 @pytest.mark.numeric
 @pytest.mark.parametrize(("op", "args"), CLAMPS, ids=str)
-@pytest.mark.parametrize("zero", [-128, -3, 100, 300])
-@pytest.mark.parametrize("real", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("zero", [-128, -3, 300])
+@pytest.mark.parametrize("real", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(
     "arithmetic",
     [

@@ -30,6 +30,7 @@ from qfuse.optimize.moving import (
     movement_name,
     moves_stored,
     reads_any_strides,
+    refuse_uncovered,
     same_strides,
 )
 from qfuse.optimize.traffic import passed, saved
@@ -90,7 +91,9 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
         assert quantize is not None, "the anchor is a quantize"
         first = movement_of(quantize.x)
         if first is None:
-            return Miss(MissCode.PATTERN, node, "it does not quantize a movement", progress=0)
+            return refuse_uncovered(quantize.x) or Miss(
+                MissCode.PATTERN, node, "it does not quantize a movement", progress=0
+            )
         stored = quantize.params.spec.dtype
         if not moves_stored(first, stored):
             text = "{} does not move {}"

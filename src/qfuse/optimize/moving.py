@@ -13,15 +13,17 @@ from torch.fx.node import map_arg
 from qfuse.ir import ops
 from qfuse.ir.blocks import Stuck
 from qfuse.ir.collectives import WAITS, Collective
+from qfuse.ir.events import MissCode
 from qfuse.ir.gathering import Gather
-from qfuse.ir.movements import EDGE_PADS, movement_of
+from qfuse.ir.movements import EDGE_PADS, MOVEMENT_OPS, movement_of
 from qfuse.ir.picking import Flip
 from qfuse.ir.program import constant_of, op_name
 from qfuse.ir.reshaping import Expand, Permute, Squeeze, Unsqueeze, View
-from qfuse.ir.schema import is_call
+from qfuse.ir.schema import is_call, overload_of
 from qfuse.ir.sizes import same_shape, same_size
 from qfuse.ir.views import QuantParams, shape_of, tensor_of
 from qfuse.ir.windows import EdgePad
+from qfuse.rewrite.rule import Miss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -43,6 +45,7 @@ __all__ = [
     "movement_name",
     "moves_stored",
     "reads_any_strides",
+    "refuse_uncovered",
     "same_strides",
 ]
 
@@ -263,6 +266,15 @@ def movement_name(movement: Movement) -> str:
         if isinstance(movement.node.target, BuiltinFunctionType)
         else op_name(movement.node)
     )
+
+
+def refuse_uncovered(node: Node) -> Miss | None:
+    """Refuse an op that moves elements in a way that is not covered; ``None`` for other ops."""
+    op = overload_of(node)
+    if op is None or not (op.is_view or op in MOVEMENT_OPS):
+        return None
+    text = "how {} moves parameters is not covered, with these arguments"
+    return Miss(MissCode.ARGUMENT, node, text, op_name(node), progress=1)
 
 
 def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:

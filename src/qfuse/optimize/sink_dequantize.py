@@ -27,6 +27,7 @@ from qfuse.optimize.moving import (
     moved_params,
     movement_name,
     moves_stored,
+    refuse_uncovered,
     same_strides,
 )
 from qfuse.optimize.traffic import passed, saved
@@ -81,12 +82,16 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
     """
 
     name = "sink-dequantize"
-    anchors: ClassVar[tuple[OpOverload, ...]] = MOVEMENT_OPS
+    anchors: ClassVar[tuple[OpOverload, ...]] = (*MOVEMENT_OPS, torch.ops.aten.as_strided.default)
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> SinkDequantizeSite | Miss:
         """Match a movement of a dequantize whose parameters follow it."""
         movement = movement_of(node)
+        if movement is None and as_dequantize(node.all_input_nodes[0]) is not None:
+            wrong = refuse_uncovered(node)
+            assert wrong is not None, "the anchor is an op that moves elements"
+            return wrong
         dequantize = None if movement is None else as_dequantize(movement.source)
         if movement is None or dequantize is None:
             return Miss(MissCode.PATTERN, node, "it does not move a dequantize", progress=0)
