@@ -148,8 +148,8 @@ def test_a_kernel_that_is_wrong_everywhere_is_left_out(monkeypatch: pytest.Monke
 
 
 def test_what_no_gate_keeps_out_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(*args: Any) -> LoweredGraph:
-        done = lower(*args)
+    def wrong(*args: Any, **rows: Any) -> LoweredGraph:
+        done = lower(*args, **rows)
         output = done.graph.output_node()
         (y,) = output.all_input_nodes
         with done.graph.inserting_before(output):

@@ -12,6 +12,7 @@ from qfuse.ir.run import run_flat
 from qfuse.ir.text import to_text
 from qfuse.ir.verify import verify
 from qfuse.lower import lower
+from qfuse.lower.row_kernels import row_kernels
 from qfuse.lower.rows import kernel_rows
 from qfuse.model_check import ModelCheck, bisect
 from qfuse.normalize import normalize
@@ -107,7 +108,8 @@ class Planner:
 
         normal = normalize(program, context("normalize"))
         optimized = optimize(normal, context("optimize"), float_dtype=self.float_dtype)
-        return lower(optimized, self.target, self.cost, kernel_rows(self.kernels), context("lower"))
+        linears, rows = kernel_rows(self.kernels), row_kernels(self.kernels)
+        return lower(optimized, self.target, self.cost, linears, context("lower"), rows=rows)
 
     def plan(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> Plan:
         """Rewrite, check the values of the whole model, and roll back whatever breaks them.

@@ -9,7 +9,15 @@ from qfuse.cost.profile import CostProfile
 from qfuse.cost.sizes import AtPoints, Size, SizeRange, at_points
 from qfuse.cost.store import load_or_measure, profile_path
 from qfuse.cost.units import bytes_text, operations_text, rate_text, seconds_text
-from qfuse.cost.work import Bits, ComputeKind, Work, WorkRange, linear_work, pointwise_work
+from qfuse.cost.work import (
+    Bits,
+    ComputeKind,
+    Work,
+    WorkRange,
+    linear_work,
+    pointwise_work,
+    without_calls,
+)
 
 __all__ = [
     "AtPoints",
@@ -36,4 +44,5 @@ __all__ = [
     "rate_text",
     "seconds_text",
     "size_range",
+    "without_calls",
 ]

@@ -12,7 +12,15 @@ from qfuse.ir.errors import OptionsError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Bits", "ComputeKind", "Work", "WorkRange", "linear_work", "pointwise_work"]
+__all__ = [
+    "Bits",
+    "ComputeKind",
+    "Work",
+    "WorkRange",
+    "linear_work",
+    "pointwise_work",
+    "without_calls",
+]
 
 
 class ComputeKind(StrEnum):
@@ -141,3 +149,8 @@ def pointwise_work(elements: Size, reads: Sequence[int], writes: Sequence[int]) 
         )
 
     return at_points(build, elements)
+
+
+def without_calls(work: WorkRange) -> WorkRange:
+    """The same work as a part of somebody else's call, such as a loop that a compiler fuses."""
+    return AtPoints(*(one.with_calls(0) for one in work.values))

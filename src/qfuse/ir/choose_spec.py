@@ -17,7 +17,7 @@ from qfuse.ir.quant_spec import Block, block_text, dtype_name, parse_block, pars
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ChooseSpec", "Formula", "choose_qparams"]
+__all__ = ["ChooseSpec", "Formula", "choose_qparams", "fixed_zero_point"]
 
 
 class Formula(StrEnum):
@@ -107,6 +107,19 @@ def _parse(text: str) -> ChooseSpec:
         parse_dtype(found["scale"]),
         parse_dtype(found["zero"]),
     )
+
+
+def fixed_zero_point(spec: ChooseSpec) -> int | None:
+    """Return the zero point that a formula always chooses, ``None`` if it depends on the data."""
+    match spec.formula:
+        case Formula.AO_SYMMETRIC | Formula.AO_SYMMETRIC_NO_CLIPPING:
+            return int((spec.quant_max + spec.quant_min + 1) / 2)
+        case Formula.DECOMPOSED_SYMMETRIC:
+            return 128 if spec.dtype is torch.uint8 else 0
+        case Formula.TOKEN_SYMMETRIC | Formula.AO_FLOAT8:
+            return 0
+        case Formula.AO_ASYMMETRIC | Formula.DECOMPOSED_AFFINE | Formula.TOKEN_ASYMMETRIC:
+            return None
 
 
 def choose_qparams(x: torch.Tensor, spec: ChooseSpec) -> tuple[torch.Tensor, torch.Tensor]:

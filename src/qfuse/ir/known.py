@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from qfuse.ir.choose_spec import Formula
+from qfuse.ir.choose_spec import fixed_zero_point
 from qfuse.ir.constants import constant_value, number_of
 from qfuse.ir.dtypes import exact_integers
+from qfuse.ir.fused_views import output_of, result_of, stored_spec
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.view_ops import RESHAPES
-from qfuse.ir.views import as_choose, as_quantize, dtype_of, node_of
+from qfuse.ir.views import as_choose, dtype_of, node_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from qfuse.ir.choose_spec import ChooseSpec
 
-__all__ = ["Bounds", "bounds_of", "fixed_zero_point", "is_zero"]
+__all__ = ["Bounds", "bounds_of", "is_zero"]
 
 _aten = torch.ops.aten
 
@@ -58,19 +58,6 @@ def is_zero(node: Node) -> bool:
         return isinstance(fill, (int, float)) and fill == 0
     chosen = _choice_of_zero_point(node)
     return chosen is not None and fixed_zero_point(chosen) == 0
-
-
-def fixed_zero_point(spec: ChooseSpec) -> int | None:
-    """Return the zero point that a formula always chooses, ``None`` if it depends on the data."""
-    match spec.formula:
-        case Formula.AO_SYMMETRIC | Formula.AO_SYMMETRIC_NO_CLIPPING:
-            return int((spec.quant_max + spec.quant_min + 1) / 2)
-        case Formula.DECOMPOSED_SYMMETRIC:
-            return 128 if spec.dtype is torch.uint8 else 0
-        case Formula.TOKEN_SYMMETRIC | Formula.AO_FLOAT8:
-            return 0
-        case Formula.AO_ASYMMETRIC | Formula.DECOMPOSED_AFFINE | Formula.TOKEN_ASYMMETRIC:
-            return None
 
 
 def bounds_of(node: Node, *, look: bool = True) -> Bounds | None:
@@ -180,9 +167,8 @@ def _shifted(node: Node, depth: int) -> _Range | None:
 
 def _range_of_codes(node: Node) -> _Range | None:
     """Say where stored numbers lie, or a zero point that was chosen for them."""
-    made = as_quantize(node)
-    if made is not None:
-        codes = made.params.spec
+    codes = stored_spec(node)
+    if codes is not None:
         return _Range(codes.quant_min, codes.quant_max, whole=not codes.dtype.is_floating_point)
     spec = _choice_of_zero_point(node)
     if spec is None:
@@ -199,7 +185,11 @@ def _integer(rounded: Callable[[float], int], value: float) -> float:
 
 def _choice_of_zero_point(node: Node) -> ChooseSpec | None:
     """Return the spec of the choice that ``node`` is the zero point of."""
-    if node.op != "call_function" or node.target is not operator.getitem or node.args[1] != 1:
+    result = result_of(node)
+    if result is None:
         return None
-    choose = as_choose(node.args[0])
-    return None if choose is None else choose.spec
+    op, index = result
+    if (choose := as_choose(op)) is not None:
+        return choose.spec if index == 1 else None
+    output = output_of(op)
+    return None if output is None or index != 2 else output.choose  # noqa: PLR2004

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from qfuse.ir import fused
 from qfuse.ir.choose_spec import ChooseSpec
 from qfuse.ir.choose_spec import choose_qparams as choose_reference
 from qfuse.ir.epilogue import Epilogue
@@ -27,12 +28,15 @@ if TYPE_CHECKING:
 __all__ = [
     "CANONICAL",
     "FUSED",
+    "activation",
     "choose_qparams",
     "dequantize",
+    "layer_norm",
     "linear",
     "quantize",
     "reference_of",
     "requantize",
+    "rms_norm",
 ]
 
 _LIBRARY = torch.library.Library("qfuse", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -50,6 +54,15 @@ _SCHEMAS = (
         "Tensor weight, Tensor? weight_scale, Tensor? weight_zero_point, str weight_spec, "
         "Tensor? bias, Tensor? out_scale, Tensor? out_zero_point, str out_spec, "
         "str epilogue, Tensor[] extras) -> Tensor"
+    ),
+    f"rms_norm(Tensor x, Tensor? residual, Tensor? weight, str norm, {fused.OUTPUT_SCHEMA}",
+    (
+        "layer_norm(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, str norm, "
+        f"{fused.OUTPUT_SCHEMA}"
+    ),
+    (
+        "activation(Tensor x, Tensor? x_scale, Tensor? x_zero_point, str x_spec, "
+        f"str epilogue, Tensor[] extras, {fused.OUTPUT_SCHEMA}"
     ),
 )
 
@@ -157,8 +170,11 @@ _REFERENCES: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {
     "dequantize": (_dequantize, _fake_dequantize),
     "choose_qparams": (_choose_qparams, _fake_choose_qparams),
     "requantize": (_requantize, _fake_requantize),
-    # The reference of linear runs on fake tensors as it is, so shapes and promotion cannot differ.
+    # These references run on fake tensors as they are, so shapes and promotion cannot differ.
     "linear": (_linear, _linear),
+    "rms_norm": (fused.rms_norm, fused.rms_norm),
+    "layer_norm": (fused.layer_norm, fused.layer_norm),
+    "activation": (fused.activation, fused.activation),
 }
 
 for _schema in _SCHEMAS:
@@ -173,9 +189,12 @@ dequantize: OpOverload = torch.ops.qfuse.dequantize.default
 choose_qparams: OpOverload = torch.ops.qfuse.choose_qparams.default
 requantize: OpOverload = torch.ops.qfuse.requantize.default
 linear: OpOverload = torch.ops.qfuse.linear.default
+rms_norm: OpOverload = torch.ops.qfuse.rms_norm.default
+layer_norm: OpOverload = torch.ops.qfuse.layer_norm.default
+activation: OpOverload = torch.ops.qfuse.activation.default
 
 CANONICAL: tuple[OpOverload, ...] = (quantize, dequantize, choose_qparams, requantize)
-FUSED: tuple[OpOverload, ...] = (linear,)
+FUSED: tuple[OpOverload, ...] = (linear, rms_norm, layer_norm, activation)
 
 
 def reference_of(op: OpOverload) -> Callable[..., object]:

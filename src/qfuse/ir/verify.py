@@ -9,21 +9,28 @@ from torch._ops import OpOverload
 
 from qfuse.ir import ops
 from qfuse.ir.errors import BlockError, VerifyError
+from qfuse.ir.fused import Keep
+from qfuse.ir.fused_views import as_activation, as_fused_norm
 from qfuse.ir.program import constant_of, place_of
 from qfuse.ir.views import (
-    QuantParams,
     as_dequantize,
     as_fused_linear,
     as_quantize,
     as_requantize,
     dtype_of,
-    shape_of,
+    tensor_of,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
     from torch.fx import Node
 
+    from qfuse.ir.fused_views import Output
     from qfuse.ir.program import StageGraph
+    from qfuse.ir.quant_spec import QuantSpec
+    from qfuse.ir.views import QuantParams
 
 __all__ = ["STAGES", "StageSpec", "verify", "verify_node"]
 
@@ -107,34 +114,63 @@ def _verify_constant(node: Node) -> None:
 def _verify_params(node: Node) -> None:
     """Check storage, block and real type of every quantized edge of ``node``."""
     if (quantize := as_quantize(node)) is not None:
-        _verify_edge(node, node, quantize.params, real=quantize.x)
+        _verify_edge(node, tensor_of(node), quantize.params, real=quantize.x)
     elif (dequantize := as_dequantize(node)) is not None:
-        _verify_edge(node, dequantize.q, dequantize.params, real=node)
+        _verify_edge(node, tensor_of(dequantize.q), dequantize.params, real=node)
     elif (requantize := as_requantize(node)) is not None:
-        _verify_edge(node, requantize.q, requantize.params, real=None)
-        _verify_edge(node, node, requantize.out_params, real=None)
+        _verify_edge(node, tensor_of(requantize.q), requantize.params, real=None)
+        _verify_edge(node, tensor_of(node), requantize.out_params, real=None)
         if requantize.params.spec.real != requantize.out_params.spec.real:
             raise _broken(node, "its two sides have real edges of other types")
     elif (fused := as_fused_linear(node)) is not None:
-        for value, params in (
-            (fused.x, fused.x_params),
-            (fused.weight, fused.weight_params),
-            (node, fused.out_params),
-        ):
-            if params is not None:
-                _verify_edge(node, value, params, real=None)
+        _verify_edge(node, tensor_of(fused.x), fused.x_params, real=None)
+        _verify_edge(node, tensor_of(fused.weight), fused.weight_params, real=None)
+        _verify_edge(node, tensor_of(node), fused.out_params, real=None)
+    elif (norm := as_fused_norm(node)) is not None:
+        if Keep.SUM in norm.output.keep and norm.residual is None:
+            raise _broken(node, "without a residual there is no sum to keep")
+        _verify_results(node, norm.output)
+    elif (activation := as_activation(node)) is not None:
+        if not activation.epilogue.steps or Keep.SUM in activation.output.keep:
+            raise _broken(node, "it has no steps, or keeps a sum that it does not have")
+        _verify_edge(node, tensor_of(activation.x), activation.x_params, real=None)
+        _verify_results(node, activation.output)
 
 
-def _verify_edge(at: Node, stored: Node, params: QuantParams, real: Node | None) -> None:
+def _verify_results(node: Node, output: Output) -> None:
+    """Check the results of an op that gives several of them."""
+    results = node.meta["val"]
+    if not isinstance(results, (list, tuple)) or len(results) != output.count:
+        raise _broken(node, f"it gives {results}, its arguments say {output.count} results")
+    _verify_edge(node, results[0], output.params, real=None)
+    if output.chosen is None:
+        return
+    spec, choose = output.chosen
+    if spec.dtype != choose.dtype:
+        raise _broken(node, f"its parameters are chosen for {choose.dtype}, the spec says {spec}")
+    _verify_stored(node, results[0], spec, results[1:3])
+
+
+def _verify_edge(
+    at: Node, stored: torch.Tensor, params: QuantParams | None, real: Node | None
+) -> None:
+    if params is None:
+        return
     spec = params.spec
-    if dtype_of(stored) != spec.dtype:
-        raise _broken(at, f"stored numbers are {dtype_of(stored)}, the spec says {spec}")
     if real is not None and dtype_of(real) != spec.real:
         raise _broken(at, f"real numbers are {dtype_of(real)}, the spec says {spec}")
+    zero = [] if params.zero_point is None else [tensor_of(params.zero_point)]
+    _verify_stored(at, stored, spec, [tensor_of(params.scale), *zero])
+
+
+def _verify_stored(
+    at: Node, stored: torch.Tensor, spec: QuantSpec, params: Sequence[torch.Tensor]
+) -> None:
+    if stored.dtype != spec.dtype:
+        raise _broken(at, f"stored numbers are {stored.dtype}, the spec says {spec}")
     try:
-        spec.check(shape_of(stored), shape_of(params.scale))
-        if params.zero_point is not None:
-            spec.check(shape_of(stored), shape_of(params.zero_point))
+        for param in params:
+            spec.check(stored.shape, param.shape)
     except BlockError as error:
         raise _broken(at, error.what) from error
 

@@ -37,8 +37,10 @@ __all__ = [
     "bits_equal",
     "bits_of",
     "dtype_of",
+    "edge_args",
     "node_of",
     "optional_node",
+    "params_of",
     "scalar_of",
     "shape_of",
     "tensor_of",
@@ -100,7 +102,7 @@ class Requantize:
 
     def call_args(self) -> tuple[Argument, ...]:
         """Return the positional arguments of a ``qfuse::requantize`` call with these values."""
-        return (self.q, *_edge_args(self.params), *_edge_args(self.out_params))
+        return (self.q, *edge_args(self.params), *edge_args(self.out_params))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +142,11 @@ class FusedLinear:
         """Return the positional arguments of a ``qfuse::linear`` call with these values."""
         return (
             self.x,
-            *_edge_args(self.x_params),
+            *edge_args(self.x_params),
             self.weight,
-            *_edge_args(self.weight_params),
+            *edge_args(self.weight_params),
             self.bias,
-            *_edge_args(self.out_params),
+            *edge_args(self.out_params),
             str(self.epilogue),
             list(self.extras),
         )
@@ -155,7 +157,7 @@ def as_quantize(value: object) -> Quantize | None:
     if not isinstance(value, Node) or not is_call(value, ops.quantize):
         return None
     a = arguments(value)
-    params = _params(a["spec"], a["scale"], a["zero_point"])
+    params = params_of(a["spec"], a["scale"], a["zero_point"])
     assert params is not None, f"a quantize needs a spec: {value.format_node()}"
     return Quantize(value, node_of(a["x"]), params)
 
@@ -165,7 +167,7 @@ def as_dequantize(value: object) -> Dequantize | None:
     if not isinstance(value, Node) or not is_call(value, ops.dequantize):
         return None
     a = arguments(value)
-    params = _params(a["spec"], a["scale"], a["zero_point"])
+    params = params_of(a["spec"], a["scale"], a["zero_point"])
     assert params is not None, f"a dequantize needs a spec: {value.format_node()}"
     return Dequantize(value, node_of(a["q"]), params)
 
@@ -175,8 +177,8 @@ def as_requantize(value: object) -> Requantize | None:
     if not isinstance(value, Node) or not is_call(value, ops.requantize):
         return None
     a = arguments(value)
-    params = _params(a["spec"], a["scale"], a["zero_point"])
-    out = _params(a["out_spec"], a["out_scale"], a["out_zero_point"])
+    params = params_of(a["spec"], a["scale"], a["zero_point"])
+    out = params_of(a["out_spec"], a["out_scale"], a["out_zero_point"])
     assert params is not None, f"a requantize needs a spec: {value.format_node()}"
     assert out is not None, f"a requantize needs a spec of its result: {value.format_node()}"
     return Requantize(value, node_of(a["q"]), params, out)
@@ -208,11 +210,11 @@ def as_fused_linear(value: object) -> FusedLinear | None:
     return FusedLinear(
         value,
         node_of(a["x"]),
-        _params(a["x_spec"], a["x_scale"], a["x_zero_point"]),
+        params_of(a["x_spec"], a["x_scale"], a["x_zero_point"]),
         node_of(a["weight"]),
-        _params(a["weight_spec"], a["weight_scale"], a["weight_zero_point"]),
+        params_of(a["weight_spec"], a["weight_scale"], a["weight_zero_point"]),
         optional_node(a["bias"]),
-        _params(a["out_spec"], a["out_scale"], a["out_zero_point"]),
+        params_of(a["out_spec"], a["out_scale"], a["out_zero_point"]),
         Epilogue.parse(str(a["epilogue"])),
         tuple(node_of(e) for e in extras),
     )
@@ -255,13 +257,15 @@ def scalar_of(node: Node) -> int | float | None:
     return item
 
 
-def _params(spec: Argument, scale: Argument, zero_point: Argument) -> QuantParams | None:
+def params_of(spec: Argument, scale: Argument, zero_point: Argument) -> QuantParams | None:
+    """Return the parameters of an edge, which is float if the spec is empty."""
     if not spec:
         return None
     return QuantParams(QuantSpec.parse(str(spec)), node_of(scale), optional_node(zero_point))
 
 
-def _edge_args(params: QuantParams | None) -> tuple[Argument, ...]:
+def edge_args(params: QuantParams | None) -> tuple[Argument, ...]:
+    """Return scale, zero point and spec as arguments; those of a float edge for ``None``."""
     if params is None:
         return (None, None, "")
     return (params.scale, params.zero_point, str(params.spec))

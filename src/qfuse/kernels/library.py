@@ -14,6 +14,7 @@ import torch
 from qfuse.ir.errors import OptionsError
 from qfuse.kernels.build import KernelBuildError, build, find_compiler
 from qfuse.kernels.ops import register_fakes
+from qfuse.kernels.row_ops import register_row_fakes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,6 +131,7 @@ def _load() -> KernelLibrary:
 
 def _loaded(path: Path | None, *, compiled: bool) -> KernelLibrary:
     register_fakes()
+    register_row_fakes()
     library = KernelLibrary(
         available=True,
         path=path,

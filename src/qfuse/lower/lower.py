@@ -19,6 +19,7 @@ from qfuse.lower.fold import drop_unused_constants, fold_constants
 from qfuse.lower.int_product import lower_int_products
 from qfuse.lower.kernel import LinearProblem, problem_of, split_epilogue
 from qfuse.lower.leftovers import reason_to_stay
+from qfuse.lower.row_lowering import lower_rows
 from qfuse.lower.table import Choice, choose
 from qfuse.rewrite.driver import Context
 from qfuse.rewrite.rewriter import GraphEditor
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from qfuse.cost.model import CostModel
     from qfuse.ir.epilogue import Epilogue
     from qfuse.lower.kernel import LinearKernel
+    from qfuse.lower.row_problem import RowKernel
     from qfuse.rewrite.rewriter import Rewriter
     from qfuse.targets.target import Target
 
@@ -42,6 +44,8 @@ def lower(
     cost: CostModel,
     kernels: Sequence[LinearKernel],
     context: Context | None = None,
+    *,
+    rows: Sequence[RowKernel] = (),
 ) -> LoweredGraph:
     """Lower ``program``, which is consumed, for ``target``.
 
@@ -51,9 +55,10 @@ def lower(
         cost: Prices the kernels.
         kernels: The rows of the table, in the order that breaks ties.
         context: Permissions and proof; only its room's name differs from the default.
+        rows: The kernels of norms and activations that give codes.
     """
     context = context or Context("lower")
-    _Lowering(program, target, cost, kernels, context).run()
+    _Lowering(program, target, cost, kernels, rows, context).run()
     fold_constants(program, context)
     drop_unused_constants(program)
     # The module's generated code still is that of the captured graph.
@@ -72,12 +77,14 @@ class _Lowering:
         target: Target,
         cost: CostModel,
         kernels: Sequence[LinearKernel],
+        rows: Sequence[RowKernel],
         context: Context,
     ) -> None:
         self._program = program
         self._target = target
         self._cost = cost
         self._kernels = kernels
+        self._rows = rows
         self._context = context
         self._editor = GraphEditor(program.module)
         self._expander = Expander()
@@ -92,10 +99,11 @@ class _Lowering:
             fused = as_fused_linear(node)
             if fused is not None:
                 self._lower_linear(fused)
+        lower_rows(self._program, self._rows, self._target, self._cost, self._editor, self._context)
         lower_int_products(self._program, self._target, self._editor, self._context)
         # Last, since kernels read scales and zero points that are still canonical.
         for node in list(self._program.graph.nodes):
-            if is_call(node, *ops.CANONICAL):
+            if is_call(node, *ops.CANONICAL, *ops.FUSED):
                 self._expand(node)
 
     def _lower_linear(self, fused: FusedLinear) -> None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = [
+    "FLOATS",
+    "MOST_EXTRAS",
+    "MOST_STEPS",
     "bits_of",
     "channel_granularity",
     "check_bias",
@@ -33,6 +36,7 @@ __all__ = [
     "check_epilogue",
     "check_rows",
     "check_zero_point",
+    "fits_int32",
     "float_out",
     "is_whole",
     "rows_of",
@@ -42,9 +46,12 @@ __all__ = [
     "typed",
 ]
 
-_REALS = (torch.float32, torch.bfloat16, torch.float16)
-_MOST_STEPS = 8
-_MOST_EXTRAS = 4
+_INT32 = torch.iinfo(torch.int32)
+
+# What qfuse's own kernels take, see kernels/csrc/kernel_api.h.
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+MOST_STEPS = 8
+MOST_EXTRAS = 4
 
 
 def is_whole(block: Block, shape: Sequence[Size]) -> bool:
@@ -157,11 +164,11 @@ def typed(node: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
 
 
 def check_epilogue(problem: LinearProblem) -> Refusal | None:
-    """Refuse what is beyond the limits of qfuse's own kernels, see kernels/csrc/kernel_api.h."""
+    """Refuse what is beyond the limits of qfuse's own kernels."""
     fused = problem.fused
-    if len(fused.epilogue.steps) > _MOST_STEPS or len(fused.extras) > _MOST_EXTRAS:
+    if len(fused.epilogue.steps) > MOST_STEPS or len(fused.extras) > MOST_EXTRAS:
         return Refusal("the epilogue has too many steps")
-    strange = [dtype_of(e) for e in fused.extras if dtype_of(e) not in _REALS]
+    strange = [dtype_of(e) for e in fused.extras if dtype_of(e) not in FLOATS]
     return Refusal(f"an operand of the epilogue is {strange[0]}") if strange else None
 
 
@@ -173,6 +180,12 @@ def rows_of(x: Node, k: int, rw: Rewriter) -> Node:
     """
     flat = rw.call(torch.ops.aten.reshape.default, x, [-1, k])
     return rw.call(torch.ops.aten.contiguous.default, flat)
+
+
+def fits_int32(zero: Node) -> bool:
+    """Whether a zero point can be converted to what the kernels read."""
+    bounds = None if dtype_of(zero).is_floating_point else bounds_of(zero)
+    return bounds is not None and _INT32.min <= bounds[0] and bounds[1] <= _INT32.max
 
 
 def float_out(fused: FusedLinear) -> torch.dtype:

@@ -12,7 +12,7 @@ from qfuse.ir.constants import constant_value
 from qfuse.ir.known import bounds_of
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import ZeroPointDomain, dtype_range
-from qfuse.ir.views import dtype_of, shape_of
+from qfuse.ir.views import shape_of
 from qfuse.lower.kernel import Claim, LinearProblem, Refusal, split_epilogue
 from qfuse.lower.operands import (
     bits_of,
@@ -22,6 +22,7 @@ from qfuse.lower.operands import (
     check_epilogue,
     check_rows,
     check_zero_point,
+    fits_int32,
     float_out,
     is_whole,
     scale_node,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LinearW8A8"]
 
-_INT32 = torch.iinfo(torch.int32)
 _BYTES = (torch.int8, torch.uint8)
 _REALS = (torch.float32, torch.bfloat16, torch.float16)
 # Sums are 32 bits wide: these many products of two bytes cannot overflow them.
@@ -180,14 +180,8 @@ def _takes_output(fused: FusedLinear) -> bool:
         and spec.arithmetic.compute is torch.float32
         and spec.domain is not ZeroPointDomain.FLOAT_OFFSET
         and constant_of(params.scale) is not None
-        and (params.zero_point is None or _is_int32(params.zero_point))
+        and (params.zero_point is None or fits_int32(params.zero_point))
     )
-
-
-def _is_int32(zero: Node) -> bool:
-    """Whether a zero point can be converted to what the kernel reads."""
-    bounds = None if dtype_of(zero).is_floating_point else bounds_of(zero)
-    return bounds is not None and _INT32.min <= bounds[0] and bounds[1] <= _INT32.max
 
 
 def _output(params: QuantParams, rw: Rewriter) -> list[Argument]:

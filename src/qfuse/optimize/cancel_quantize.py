@@ -10,6 +10,7 @@ import torch
 from qfuse.ir import ops
 from qfuse.ir.blocks import covers
 from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.fused_views import stored_spec
 from qfuse.ir.movements import movement_of
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import ZeroPointDomain, dtype_name, dtype_range
@@ -18,9 +19,6 @@ from qfuse.ir.views import (
     Dequantize,
     Quantize,
     QuantParams,
-    as_fused_linear,
-    as_quantize,
-    as_requantize,
     node_of,
     shape_of,
     tensor_of,
@@ -173,13 +171,13 @@ def _bounds(q: Node) -> tuple[int, int]:
     """Return numbers between which all stored numbers lie: those of the quantize behind them."""
     widest = dtype_range(tensor_of(q).dtype)
     for _ in range(_STEPS):
-        spec = _made_with(q)
+        spec = stored_spec(q)
         if spec is not None:
             return spec.quant_min, spec.quant_max
         if is_call(q, _aten.cat.default):
             joined = arguments(q)["tensors"]
             assert isinstance(joined, (list, tuple)), f"not a list: {q.format_node()}"
-            parts = [_made_with(node_of(part)) for part in joined]
+            parts = [stored_spec(node_of(part)) for part in joined]
             known = [p for p in parts if p is not None]
             if len(known) < len(parts) or not known:
                 return widest
@@ -189,13 +187,3 @@ def _bounds(q: Node) -> tuple[int, int]:
             return widest
         q = movement.source
     return widest
-
-
-def _made_with(q: Node) -> QuantSpec | None:
-    """Return the spec of the op that gives ``q``, if it quantizes."""
-    if (quantize := as_quantize(q)) is not None:
-        return quantize.params.spec
-    if (requantize := as_requantize(q)) is not None:
-        return requantize.out_params.spec
-    fused = as_fused_linear(q)
-    return None if fused is None or fused.out_params is None else fused.out_params.spec

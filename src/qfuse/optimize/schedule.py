@@ -16,6 +16,7 @@ from qfuse.optimize.fuse_activation import FuseActivation
 from qfuse.optimize.fuse_add import FuseAdd
 from qfuse.optimize.fuse_cast import FuseCast
 from qfuse.optimize.fuse_linear import FuseLinear
+from qfuse.optimize.fuse_norm_quantize import FuseNormQuantize
 from qfuse.optimize.fuse_output_quantize import FuseOutputQuantize
 from qfuse.optimize.fuse_range import FuseRange
 from qfuse.optimize.fuse_requantize import FuseRequantize
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from qfuse.ir.program import StageGraph
     from qfuse.rewrite.rule import Rule
 
-__all__ = ["FUSION_RULES", "MOVING_RULES", "move", "optimize"]
+__all__ = ["FUSION_RULES", "MOVING_RULES", "RESULT_RULES", "move", "optimize"]
 
 MOVING_RULES: tuple[type[Rule[Any]], ...] = (
     LiftChoose,
@@ -74,6 +75,8 @@ FUSION_RULES: tuple[type[Rule[Any]], ...] = (
     FuseCast,
     FuseOutputQuantize,
 )
+
+RESULT_RULES: tuple[type[Rule[Any]], ...] = (FuseNormQuantize,)
 
 
 def move(program: StageGraph, context: Context) -> Counter[str]:
@@ -120,6 +123,8 @@ def optimize(
     # Then grow linears outward: operands, then what follows, in the order of the source.
     for _ in range(_ROUNDS):
         apply_rules(program, [rule() for rule in FUSION_RULES], context)
+        # After linears, which take the residual sum in front of a norm while they write it anyway.
+        apply_rules(program, [rule() for rule in RESULT_RULES], context)
         # A dequantize that a fused linear has taken in is free to move for its other readers.
         if not move(program, context):
             break

@@ -16,7 +16,7 @@ from qfuse.ir.sizes import same_shape
 from qfuse.ir.text import type_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from torch._ops import OpOverload
     from torch.fx import GraphModule, Node
@@ -196,8 +196,13 @@ class Rewriter:
         node.meta["val"] = self._editor.fake(self._editor.module.get_buffer(name))
         return node
 
-    def replace(self, old: Node, new: Node) -> None:
+    def replace(self, old: Node, new: Node, *, but: Collection[Node] = ()) -> None:
         """Let every user of ``old`` read ``new``; ``old`` dies at commit if nothing reads it.
+
+        Args:
+            old: What is replaced.
+            new: What is read instead.
+            but: Users that go on reading ``old``, such as those that will die.
 
         Raises:
             RewriteError: The two values differ in shape or dtype.
@@ -209,10 +214,13 @@ class Rewriter:
                 f"rule {self._rule} would change a value's type from {before} to {after}",
                 where=str(place_of(old)),
             )
-        for user in list(old.users):
-            if user is not new:
-                self.journal.users.append((user, user.args, dict(user.kwargs)))
-        old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)
+
+        def moves(user: Node) -> bool:
+            return user is not new and user not in but
+
+        for user in filter(moves, list(old.users)):
+            self.journal.users.append((user, user.args, dict(user.kwargs)))
+        old.replace_all_uses_with(new, delete_user_cb=moves)
         self.journal.replaced.append((old, new))
 
     def undo(self) -> None:

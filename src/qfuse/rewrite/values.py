@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 from qfuse.ir.choose_spec import ChooseSpec
 from qfuse.ir.epilogue import Cast, Epilogue
 from qfuse.ir.errors import NormalizeError
+from qfuse.ir.norm_spec import NormSpec
 from qfuse.ir.quant_spec import QuantSpec
 from qfuse.ir.schema import overload_of
 
@@ -180,8 +181,8 @@ def _widen(value: Any, *, texts: bool = False) -> Any:
 
 
 def _widen_text(text: str) -> str:
-    """Widen the text of an op of qfuse: a spec, a choose spec, or an epilogue."""
-    for widen in (_widen_spec, _widen_choose, _widen_epilogue):
+    """Widen the text of an op of qfuse: a spec, a choose spec, a norm, or an epilogue."""
+    for widen in (_widen_spec, _widen_choose, _widen_norm, _widen_epilogue):
         try:
             return widen(text)
         except NormalizeError:
@@ -197,6 +198,12 @@ def _widen_spec(text: str) -> str:
 
 def _widen_choose(text: str) -> str:
     return str(replace(ChooseSpec.parse(text), scale_dtype=torch.float64))
+
+
+def _widen_norm(text: str) -> str:
+    wide = torch.float64
+    spec = NormSpec.parse(text)
+    return str(replace(spec, compute=wide, product=wide, rounded=wide, out=wide))
 
 
 def _widen_epilogue(text: str) -> str:

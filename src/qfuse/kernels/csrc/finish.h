@@ -1,19 +1,17 @@
 // From integer sums to the output: scales, bias, the epilogue's steps, conversion. See Epilogue.
 #pragma once
 
-#include "activations.h"
+#include "steps.h"
 
 namespace {
 
-constexpr int64_t kVectors = qfuse::kBlock / kLanes;
-
-// The constants of one block of output features, of which `Whole` says that all 64 exist.
+// The constants of one block of output features.
 template <bool Whole>
-class Columns {
+class Columns : public Span<Whole> {
  public:
-  Columns(const qfuse::Epilogue& e, int64_t column, int64_t columns) : column(column) {
-    columns_ = columns;
-    each([&](int64_t v, int64_t count) {
+  Columns(const qfuse::Epilogue& e, int64_t column, int64_t columns)
+      : Span<Whole>{column, columns} {
+    this->each([&](int64_t v, int64_t count) {
       const int64_t at = column + v * kLanes;
       scale[v] = load<Floats>(e.w_scale + at, count);
       if (e.w_sums) sums[v] = load<Ints>(e.w_sums + at, count);
@@ -22,27 +20,10 @@ class Columns {
     });
   }
 
-  // Calls f(vector, features in it) for the vectors in which a feature exists.
-  template <class F>
-  QFUSE_INLINE void each(F f) const {
-    if constexpr (Whole) {
-      for (int64_t v = 0; v < kVectors; ++v) f(v, kLanes);
-    } else {
-      for (int64_t v = 0; v * kLanes < columns_; ++v) {
-        const int64_t left = columns_ - v * kLanes;
-        f(v, left < kLanes ? left : kLanes);
-      }
-    }
-  }
-
-  int64_t column;  // the first one
   Floats scale[kVectors];
   Floats bias[kVectors];
   Ints sums[kVectors];
   Ints zero[kVectors];
-
- private:
-  int64_t columns_;
 };
 
 template <bool Whole>
@@ -77,58 +58,6 @@ QFUSE_INLINE void real_row(const qfuse::Epilogue& e, const Columns<Whole>& c, co
 }
 
 template <bool Whole>
-inline void apply(const qfuse::Step& s, const qfuse::Epilogue& e, const Columns<Whole>& c,
-                  int64_t row, Floats* y) {
-  using Kind = qfuse::StepKind;
-  const auto map = [&](auto f) QFUSE_LAMBDA {
-    c.each([&](int64_t v, int64_t) QFUSE_LAMBDA { y[v] = rounded_to(s.type, f(y[v])); });
-  };
-  const auto zip = [&](auto f) QFUSE_LAMBDA {
-    const qfuse::RealRows& x = e.extra[s.extra];
-    const int64_t first = row * x.ld + c.column;
-    c.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
-      y[v] = rounded_to(s.type, f(y[v], load_real(x.data, x.type, first + v * kLanes, count)));
-    });
-  };
-  switch (s.kind) {
-    case Kind::relu:
-      return map([](Floats y) { return at_least(y, 0.0f); });
-    case Kind::gelu:
-      return map([](Floats y) { return gelu(y); });
-    case Kind::gelu_tanh:
-      return map([](Floats y) { return gelu_tanh(y); });
-    case Kind::silu:
-      return map([](Floats y) { return silu(y); });
-    case Kind::sigmoid:
-      return map([](Floats y) { return sigmoid(y); });
-    case Kind::tanh:
-      return map([](Floats y) { return hyperbolic_tangent(y); });
-    case Kind::hardtanh:
-      return map([&](Floats y) { return clamp(y, s.a, s.b); });
-    case Kind::hardswish:
-      return map([](Floats y) { return hardswish(y); });
-    case Kind::hardsigmoid:
-      return map([](Floats y) { return hardsigmoid(y); });
-    case Kind::leaky_relu:
-      return map([&](Floats y) { return y > 0.0f ? y : y * s.a; });
-    case Kind::add:
-      return zip([&](Floats y, Floats x) { return y + x * s.a; });
-    case Kind::mul:
-      return zip([](Floats y, Floats x) { return y * x; });
-    case Kind::cast:
-      return map([](Floats y) { return y; });
-  }
-}
-
-QFUSE_INLINE Ints quantized(const qfuse::Quantizer& q, Floats y) {
-  const Floats x = q.divide ? y / q.factor : y * q.factor;
-  const Floats code = q.zero_first ? round_even(x + q.zero) : round_even(x) + q.zero;
-  const Floats kept = clamp(code, q.low, q.high);
-  // NaN becomes 0, as it does in torch's own conversion.
-  return __builtin_convertvector(kept == kept ? kept : Floats{}, Ints);
-}
-
-template <bool Whole>
 inline void write_row(const qfuse::Epilogue& e, const Columns<Whole>& c, int64_t row,
                       const Floats* y) {
   const int64_t first = row * e.out_ld + c.column;
@@ -147,7 +76,7 @@ inline void write_row(const qfuse::Epilogue& e, const Columns<Whole>& c, int64_t
     case qfuse::OutType::u8:
       // The low byte of a code in range is right for both.
       return write(static_cast<int8_t*>(e.out), [&](Floats y) {
-        return __builtin_convertvector(quantized(e.quantizer, y), Bytes);
+        return __builtin_convertvector(quantized<false>(e.quantizer, y), Bytes);
       });
   }
 }
@@ -160,7 +89,7 @@ void finish_block(const qfuse::Epilogue& e, const void* sums, int64_t row, int64
   Floats y[kVectors] = {};
   for (int64_t i = 0; i < rows; ++i) {
     real_row(e, c, static_cast<const int32_t*>(sums) + i * qfuse::kBlock, row + i, y);
-    for (int64_t s = 0; s < e.steps; ++s) apply(e.step[s], e, c, row + i, y);
+    for (int64_t s = 0; s < e.steps; ++s) apply<Whole>(e.step[s], e.extra, c, row + i, y);
     write_row(e, c, row + i, y);
   }
 }

@@ -5,6 +5,7 @@
 
 #include "finish.h"
 #include "real.h"
+#include "rows.h"
 
 namespace {
 
@@ -82,6 +83,7 @@ const Path& avx2_path() {
       .finish = &finish,
       .release = &release,
       .real = &f32_kernels<6, 2>,
+      .rows = &row_kernels,
   };
   return path;
 }

@@ -5,6 +5,7 @@
 
 #include "finish.h"
 #include "real_avx512.h"
+#include "rows.h"
 
 namespace {
 
@@ -90,6 +91,7 @@ const Path& avx512_vnni_path() {
       .finish = &finish,
       .release = &release,
       .real = &real_avx512(),
+      .rows = &row_kernels,
   };
   return path;
 }

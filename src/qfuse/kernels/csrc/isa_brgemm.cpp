@@ -86,6 +86,7 @@ const Path& brgemm_path() {
       .finish = avx512_vnni_path().finish,
       .release = &release,
       .real = &real_kernels(),
+      .rows = avx512_vnni_path().rows,
   };
   return path;
 }

@@ -1,6 +1,7 @@
 // The path for any processor: the compiler's vector types, no instructions of anyone in particular.
 #include "finish.h"
 #include "real.h"
+#include "rows.h"
 
 namespace {
 
@@ -55,6 +56,7 @@ const Path& portable_path() {
       .finish = &finish,
       .release = &release,
       .real = &f32_kernels<4, 2>,
+      .rows = &row_kernels,
   };
   return path;
 }

@@ -60,6 +60,7 @@ struct Quantizer {
   float high;
   bool divide;
   bool zero_first;
+  Real type;  // that every operation rounds to; linears have float32 here
 };
 
 enum class OutType : int32_t { f32, bf16, f16, s8, u8 };
@@ -134,6 +135,44 @@ struct RealKernels {
                  int64_t columns, float* sums);
 };
 
+enum class RowKind : int32_t { plain, rms_norm, layer_norm };
+
+// Rows that become codes in one reading: (x + residual), a norm, the steps. Everything is float32
+// between the places that name a type; what is computed there is rounded to it.
+struct RowJob {
+  RowKind kind;
+  int64_t columns;
+  RealRows x;
+  RealRows residual;  // data is null if there is none
+  Real sum_type;      // of x + residual
+  float eps;
+  Real inner;           // of the normalized row before the weight
+  const float* weight;  // one per column, or null
+  const float* bias;    // one per column, or null
+  Real real;            // of the norm's result
+  int64_t steps;
+  Step step[kMaxSteps];
+  RealRows extra[kMaxExtras];
+  // What is kept besides the codes, contiguous, or null.
+  void* kept_sum;
+  void* kept;
+  Real kept_type;
+  int8_t* codes;  // contiguous
+};
+
+// The least and the greatest element of a row; NaN both if there is a NaN in it.
+struct Extremes {
+  float least;
+  float greatest;
+};
+
+struct RowKernels {
+  // Computes a row into `values`, which has room for columns + 64.
+  Extremes (*compute)(const RowJob& job, int64_t row, float* values);
+  void (*encode)(const RowJob& job, int64_t row, const float* values, const Extremes& extremes,
+                 const Quantizer& quantizer);
+};
+
 // One instruction-set path.
 struct Path {
   const char* name;
@@ -149,6 +188,7 @@ struct Path {
   // Gives back what `multiply` left in the processor; called on each thread when its share is done.
   void (*release)();
   const RealKernels* real;
+  const RowKernels* rows;
 };
 
 const Path& portable_path();

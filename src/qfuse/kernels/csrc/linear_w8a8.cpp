@@ -123,27 +123,6 @@ at::Tensor x_sums_of(const Rows& x, const Size& size) {
   return sums;
 }
 
-// The reciprocal is taken in the type of the scale, then rounded to float32.
-float reciprocal(const at::Tensor& scale, double value) {
-  if (scale.scalar_type() == at::kDouble) return static_cast<float>(1.0 / value);
-  if (scale.scalar_type() == at::kFloat) return 1.0f / static_cast<float>(value);
-  return scale.reciprocal().item<float>();
-}
-
-Quantizer quantizer_of(const Output& o, at::ScalarType type) {
-  TORCH_CHECK(type == at::kChar || type == at::kByte, "codes must be int8 or uint8, not ", type);
-  const int64_t least = type == at::kChar ? -128 : 0;
-  TORCH_CHECK(least <= o.quant_min && o.quant_min <= o.quant_max && o.quant_max <= least + 255,
-              "quant_min and quant_max must be a range of the codes' type");
-  TORCH_CHECK(at::isFloatingType(o.scale.scalar_type()), "out_scale must be a float");
-  const double scale = number_of(o.scale, "out_scale");
-  Quantizer q{static_cast<float>(scale),       0.0f,          static_cast<float>(o.quant_min),
-              static_cast<float>(o.quant_max), !o.reciprocal, o.zero_point_first};
-  if (o.reciprocal) q.factor = reciprocal(o.scale, scale);
-  if (o.zero_point) q.zero = static_cast<float>(number_of(*o.zero_point, "out_zero_point"));
-  return q;
-}
-
 OutType out_type_of(at::ScalarType type) {
   if (type == at::kChar) return OutType::s8;
   if (type == at::kByte) return OutType::u8;

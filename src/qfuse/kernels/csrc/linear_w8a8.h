@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "quantizer.h"
+
 namespace qfuse {
 
 // The arguments that all int8 linears have. Meanings and shapes: src/qfuse/kernels/ops.py.
@@ -22,15 +24,6 @@ struct Linear {
   const std::vector<at::Tensor> extras;
   std::string_view epilogue;
   at::ScalarType real;
-};
-
-struct Output {
-  const at::Tensor& scale;
-  const std::optional<at::Tensor>& zero_point;
-  int64_t quant_min;
-  int64_t quant_max;
-  bool reciprocal;
-  bool zero_point_first;
 };
 
 // Gives a float tensor, or codes if `output` is given.

@@ -4,6 +4,7 @@
 
 #include "linear_w8a16.h"
 #include "linear_w8a8.h"
+#include "row_quantize.h"
 #include "select.h"
 
 namespace {
@@ -50,6 +51,40 @@ Tensor linear_w8a16(const Tensor& x, const Tensor& w_packed, const Tensor& w_sca
   return qfuse::linear_w8a16(x, w_packed, w_scale, bias, list_of(extras), epilogue, out_dtype);
 }
 
+// The arguments that say how a row becomes codes, of all ops that do that.
+#define QFUSE_ROW_OUTPUT                                                                       \
+  const optional<Tensor>&out_scale, const optional<Tensor>&out_zero_point,                     \
+      std::string_view formula, double choose_eps, ScalarType scale_dtype,                     \
+      ScalarType zero_point_dtype, int64_t quant_min, int64_t quant_max, ScalarType out_dtype, \
+      ScalarType compute, bool reciprocal, bool zero_point_first, bool use_zero_point,         \
+      bool keep, bool keep_sum
+#define QFUSE_ROW_OUTPUT_GIVEN                                                                 \
+  {                                                                                            \
+    out_scale, out_zero_point, formula, choose_eps, scale_dtype, zero_point_dtype, quant_min,  \
+        quant_max, out_dtype, compute, reciprocal, zero_point_first, use_zero_point, keep,     \
+        keep_sum                                                                               \
+  }
+
+qfuse::RowResult rms_norm_quantized(const Tensor& x, const optional<Tensor>& residual,
+                                    const optional<Tensor>& weight, double eps, ScalarType inner,
+                                    ScalarType real, QFUSE_ROW_OUTPUT) {
+  return qfuse::rms_norm_quantized(x, residual, weight, eps, inner, real, QFUSE_ROW_OUTPUT_GIVEN);
+}
+
+qfuse::RowResult layer_norm_quantized(const Tensor& x, const optional<Tensor>& residual,
+                                      const optional<Tensor>& weight, const optional<Tensor>& bias,
+                                      double eps, ScalarType real, QFUSE_ROW_OUTPUT) {
+  return qfuse::layer_norm_quantized(x, residual, weight, bias, eps, real, QFUSE_ROW_OUTPUT_GIVEN);
+}
+
+qfuse::RowResult activation_quantized(const Tensor& x, Extras extras, std::string_view epilogue,
+                                      ScalarType real, QFUSE_ROW_OUTPUT) {
+  return qfuse::activation_quantized(x, list_of(extras), epilogue, real, QFUSE_ROW_OUTPUT_GIVEN);
+}
+
+#undef QFUSE_ROW_OUTPUT
+#undef QFUSE_ROW_OUTPUT_GIVEN
+
 void choose_kernels(std::string_view name) {
   TORCH_CHECK(qfuse::choose_path(name), "no kernel path '", name, "' on this processor");
 }
@@ -73,6 +108,23 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
       "linear_w8a16(Tensor x, Tensor w_packed, Tensor w_scale, Tensor? bias, Tensor[]? extras, "
       "str epilogue, ScalarType out_dtype) -> Tensor",
       tags);
+  const auto define_rows = [&](const std::string& start) {
+    const std::string schema =
+        start +
+        "Tensor? out_scale, Tensor? out_zero_point, str formula, float choose_eps, "
+        "ScalarType scale_dtype, ScalarType zero_point_dtype, int quant_min, int quant_max, "
+        "ScalarType out_dtype, ScalarType compute, bool reciprocal, bool zero_point_first, "
+        "bool use_zero_point, bool keep, bool keep_sum) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor)";
+    m.def(schema.c_str(), tags);
+  };
+  define_rows(
+      "rms_norm_quantized(Tensor x, Tensor? residual, Tensor? weight, float eps, "
+      "ScalarType inner, ScalarType real, ");
+  define_rows(
+      "layer_norm_quantized(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, "
+      "ScalarType real, ");
+  define_rows("activation_quantized(Tensor x, Tensor[]? extras, str epilogue, ScalarType real, ");
   m.def("list_kernels() -> str[]", &qfuse::path_names);
   m.def("chosen_kernels() -> str", &qfuse::chosen_path);
   m.def("choose_kernels(str name) -> ()", &choose_kernels);
@@ -82,4 +134,7 @@ TORCH_LIBRARY_IMPL(qfuse, CPU, m) {
   m.impl("linear_w8a8", &linear_w8a8);
   m.impl("linear_w8a8_quantized", &linear_w8a8_quantized);
   m.impl("linear_w8a16", &linear_w8a16);
+  m.impl("rms_norm_quantized", &rms_norm_quantized);
+  m.impl("layer_norm_quantized", &layer_norm_quantized);
+  m.impl("activation_quantized", &activation_quantized);
 }

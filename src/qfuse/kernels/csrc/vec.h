@@ -90,15 +90,28 @@ QFUSE_INLINE Ints broadcast(int32_t x) { return Ints{} + x; }
 // fused(a, b, c) is a * b + c, rounded once. In at_least and at_most a NaN in x stays: comparisons
 // with it are false, and the instructions give their second operand. Compilers do not see that the
 // one is the other.
+// lesser and greater give b where one of the two is NaN. nearest rounds half to even; x has to fit.
 #if defined(__AVX512F__)
+QFUSE_INLINE Floats lesser(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+QFUSE_INLINE Floats greater(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+QFUSE_INLINE Ints nearest(Floats x) { return bits<Ints>(_mm512_cvtps_epi32(x)); }
 QFUSE_INLINE Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 QFUSE_INLINE Floats at_least(Floats x, float low) { return _mm512_max_ps(broadcast(low), x); }
 QFUSE_INLINE Floats at_most(Floats x, float high) { return _mm512_min_ps(broadcast(high), x); }
 #elif defined(__AVX2__) && defined(__FMA__)
+QFUSE_INLINE Floats lesser(Floats a, Floats b) { return _mm256_min_ps(a, b); }
+QFUSE_INLINE Floats greater(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+QFUSE_INLINE Ints nearest(Floats x) { return bits<Ints>(_mm256_cvtps_epi32(x)); }
 QFUSE_INLINE Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 QFUSE_INLINE Floats at_least(Floats x, float low) { return _mm256_max_ps(broadcast(low), x); }
 QFUSE_INLINE Floats at_most(Floats x, float high) { return _mm256_min_ps(broadcast(high), x); }
 #else
+QFUSE_INLINE Floats lesser(Floats a, Floats b) { return a < b ? a : b; }
+QFUSE_INLINE Floats greater(Floats a, Floats b) { return a > b ? a : b; }
+QFUSE_INLINE Ints nearest(Floats x) {
+  const float push = 12582912.0f;  // 1.5 * 2^23: the fraction falls out of the mantissa
+  return bits<Ints>(x + push) - bits<Ints>(Floats{} + push);
+}
 QFUSE_INLINE Floats fused(Floats a, Floats b, Floats c) {
   for (int64_t i = 0; i < kLanes; ++i) a[i] = __builtin_fmaf(a[i], b[i], c[i]);
   return a;
@@ -129,10 +142,15 @@ QFUSE_INLINE Floats from_bf16(Halves h) {
   return bits<Floats>(__builtin_convertvector(h, Words) << 16);
 }
 
-QFUSE_INLINE Halves to_bf16(Floats x) {
+// Rounded to bfloat16, which is the high half of a float; what is left in the low half is noise.
+QFUSE_INLINE Words bf16_in_high_half(Floats x) {
   const Words w = bits<Words>(x);
-  const Words rounded = (w + 0x7fffu + ((w >> 16) & 1u)) >> 16;
-  return __builtin_convertvector(x == x ? rounded : Words{} + 0x7fc0u, Halves);
+  const Words rounded = w + 0x7fffu + ((w >> 16) & 1u);
+  return x == x ? rounded : Words{} + 0x7fc00000u;
+}
+
+QFUSE_INLINE Halves to_bf16(Floats x) {
+  return __builtin_convertvector(bf16_in_high_half(x) >> 16, Halves);
 }
 
 // The conversions of c10/util/Half.h (after M. Dukhan's FP16 library), a vector at a time.
@@ -161,7 +179,7 @@ QFUSE_INLINE Halves to_f16(Floats x) {
 QFUSE_INLINE Floats rounded_to(qfuse::Real type, Floats x) {
   switch (type) {
     case qfuse::Real::bf16:
-      return from_bf16(to_bf16(x));
+      return bits<Floats>(bf16_in_high_half(x) & 0xffff0000u);
     case qfuse::Real::f16:
       return from_f16(to_f16(x));
     default:

@@ -1,0 +1,27 @@
+// Quantization with given scale and zero point, one for the whole tensor.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "kernel_api.h"
+
+namespace qfuse {
+
+struct Output {
+  const at::Tensor& scale;
+  const std::optional<at::Tensor>& zero_point;
+  int64_t quant_min;
+  int64_t quant_max;
+  bool reciprocal;
+  bool zero_point_first;
+};
+
+// Throws where the range does not fit the codes' type.
+void check_codes(at::ScalarType type, int64_t quant_min, int64_t quant_max);
+
+// Computes in float32.
+Quantizer quantizer_of(const Output& output, at::ScalarType type);
+
+}  // namespace qfuse

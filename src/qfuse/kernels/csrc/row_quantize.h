@@ -1,0 +1,48 @@
+// Rows that become codes: norms and activations with quantization in the same pass over memory.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+namespace qfuse {
+
+// How rows become codes, and what else is given. Meanings: src/qfuse/kernels/row_ops.py.
+struct RowOutput {
+  const std::optional<at::Tensor>& scale;
+  const std::optional<at::Tensor>& zero_point;
+  std::string_view formula;
+  double eps;
+  at::ScalarType scale_dtype;
+  at::ScalarType zero_point_dtype;
+  int64_t quant_min;
+  int64_t quant_max;
+  at::ScalarType dtype;
+  at::ScalarType compute;
+  bool reciprocal;
+  bool zero_point_first;
+  bool use_zero_point;
+  bool keep;
+  bool keep_sum;
+};
+
+// Codes, scale, zero point, the float result, the sum; what there is not is empty.
+using RowResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+RowResult rms_norm_quantized(const at::Tensor& x, const std::optional<at::Tensor>& residual,
+                             const std::optional<at::Tensor>& weight, double eps,
+                             at::ScalarType inner, at::ScalarType real, const RowOutput& output);
+
+RowResult layer_norm_quantized(const at::Tensor& x, const std::optional<at::Tensor>& residual,
+                               const std::optional<at::Tensor>& weight,
+                               const std::optional<at::Tensor>& bias, double eps,
+                               at::ScalarType real, const RowOutput& output);
+
+RowResult activation_quantized(const at::Tensor& x, const std::vector<at::Tensor>& extras,
+                               std::string_view epilogue, at::ScalarType real,
+                               const RowOutput& output);
+
+}  // namespace qfuse

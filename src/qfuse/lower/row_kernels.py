@@ -1,0 +1,213 @@
+"""qfuse's own kernels of rows: norms and activations that give codes in one reading."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.ir.epilogue import Act, Add, Cast, Mul
+from qfuse.ir.fused_views import Activation, LayerNorm, RmsNorm
+from qfuse.ir.norm_spec import Statistic
+from qfuse.ir.quant_spec import dtype_name
+from qfuse.ir.sizes import same_size
+from qfuse.ir.views import dtype_of, shape_of
+from qfuse.lower.kernel import Refusal
+from qfuse.lower.operands import FLOATS, MOST_EXTRAS, MOST_STEPS, typed
+from qfuse.lower.row_problem import check_output, output_args, same_shape
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+    from torch.fx.node import Argument
+
+    from qfuse.ir.norm_spec import NormSpec
+    from qfuse.kernels import KernelLibrary
+    from qfuse.lower.row_problem import RowKernel, RowOp, RowProblem
+    from qfuse.rewrite.rewriter import Rewriter
+    from qfuse.targets.target import Target
+
+__all__ = ["ActivationQuantized", "LayerNormQuantized", "RmsNormQuantized", "row_kernels"]
+
+_STEPS = (Act, Add, Mul, Cast)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    library: KernelLibrary
+
+    def supported(self, target: Target) -> Refusal | None:
+        """Refuse where the kernels could not be built, or would run without vectors."""
+        if target.device != "cpu":
+            return Refusal(f"it is a CPU kernel, the target is {target.device}")
+        if not self.library.available:
+            return Refusal(self.library.reason)
+        if self.library.instruction_sets[-1] == "portable":
+            return Refusal("the processor has no vector instructions that it knows")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNormQuantized(_Row):
+    """The row of ``qfuse::rms_norm_quantized``."""
+
+    name: str = "qfuse.rms_norm_quantized"
+    op: type[RowOp] = RmsNorm
+
+    def accepts(self, problem: RowProblem) -> int | Refusal:
+        """Take an RMS norm over the last axis whose statistics are float32."""
+        op = problem.op
+        assert isinstance(op, RmsNorm), "it is asked for its op only"
+        refusal = (
+            check_output(problem)
+            or _check_residual(op)
+            or _check_types(op.norm)
+            or _check_vectors(problem, op.weight)
+            or _check_rounding(op)
+        )
+        # For the mean of squares, for the extremes if they are asked for, and for the codes.
+        return refusal or _passes(problem, 1)
+
+    def emit(self, problem: RowProblem, rw: Rewriter) -> Node:
+        """Add the call."""
+        op = problem.op
+        assert isinstance(op, RmsNorm), "it was accepted"
+        weight, norm = _vector(op.weight, rw), op.norm
+        args: list[Argument] = [op.x, op.residual, weight, norm.eps, norm.rounded, norm.out]
+        return rw.call(torch.ops.qfuse.rms_norm_quantized.default, *args, *output_args(problem))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNormQuantized(_Row):
+    """The row of ``qfuse::layer_norm_quantized``."""
+
+    name: str = "qfuse.layer_norm_quantized"
+    op: type[RowOp] = LayerNorm
+
+    def accepts(self, problem: RowProblem) -> int | Refusal:
+        """Take a layer norm over the last axis that rounds once, behind the bias."""
+        op = problem.op
+        assert isinstance(op, LayerNorm), "it is asked for its op only"
+        refusal = (
+            check_output(problem)
+            or _check_residual(op)
+            or _check_centred(op.norm)
+            or _check_vectors(problem, op.weight, op.bias)
+        )
+        # For the mean, for the variance, for the extremes if they are asked for, for the codes.
+        return refusal or _passes(problem, 2)
+
+    def emit(self, problem: RowProblem, rw: Rewriter) -> Node:
+        """Add the call."""
+        op = problem.op
+        assert isinstance(op, LayerNorm), "it was accepted"
+        weight, bias = _vector(op.weight, rw), _vector(op.bias, rw)
+        args: list[Argument] = [op.x, op.residual, weight, bias, op.norm.eps, op.norm.out]
+        return rw.call(torch.ops.qfuse.layer_norm_quantized.default, *args, *output_args(problem))
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationQuantized(_Row):
+    """The row of ``qfuse::activation_quantized``."""
+
+    name: str = "qfuse.activation_quantized"
+    op: type[RowOp] = Activation
+
+    def accepts(self, problem: RowProblem) -> int | Refusal:
+        """Take the steps that the linears' kernels take too, on a float input."""
+        op = problem.op
+        assert isinstance(op, Activation), "it is asked for its op only"
+        if op.x_params is not None:
+            return Refusal("its input is stored")
+        if not all(isinstance(step, _STEPS) for step in op.epilogue.steps):
+            return Refusal(f"it does not know all of {op.epilogue}")
+        if len(op.epilogue.steps) > MOST_STEPS or len(op.extras) > MOST_EXTRAS:
+            return Refusal("it has too many steps")
+        for extra in op.extras:
+            if dtype_of(extra) not in FLOATS:
+                return Refusal(f"an operand is {dtype_name(dtype_of(extra))}")
+            if not same_shape(extra, op.x):
+                return Refusal("an operand is spread over the input, or the input over it")
+        return check_output(problem) or _passes(problem, 0)
+
+    def emit(self, problem: RowProblem, rw: Rewriter) -> Node:
+        """Add the call."""
+        op = problem.op
+        assert isinstance(op, Activation), "it was accepted"
+        args: list[Argument] = [op.x, list(op.extras) or None, str(op.epilogue), problem.spec.real]
+        return rw.call(torch.ops.qfuse.activation_quantized.default, *args, *output_args(problem))
+
+
+def row_kernels(library: KernelLibrary) -> tuple[RowKernel, ...]:
+    """Return the rows; each takes another op."""
+    return (RmsNormQuantized(library), LayerNormQuantized(library), ActivationQuantized(library))
+
+
+def _passes(problem: RowProblem, statistics: int) -> int:
+    return statistics + 1 + (problem.output.choose is not None)
+
+
+def _check_residual(op: RmsNorm | LayerNorm) -> Refusal | None:
+    if op.residual is None:
+        return None
+    if dtype_of(op.residual) not in FLOATS:
+        return Refusal(f"the residual is {dtype_name(dtype_of(op.residual))}")
+    if not same_shape(op.residual, op.x):
+        return Refusal("the residual is spread over the input, or the input over it")
+    return None
+
+
+def _check_types(norm: NormSpec) -> Refusal | None:
+    """Refuse statistics or products that are not float32, and more axes than the last."""
+    if norm.axes != 1:
+        return Refusal(f"it is over {norm.axes} axes")
+    for dtype in (norm.compute, norm.product):
+        if dtype is not torch.float32:
+            return Refusal(f"it computes in {dtype_name(dtype)}")
+    return None
+
+
+def _check_rounding(op: RmsNorm) -> Refusal | None:
+    """Refuse a norm that rounds behind the weight to another type than its result's."""
+    norm = op.norm
+    scaled = norm.rounded
+    if op.weight is not None:
+        scaled = torch.promote_types(scaled, dtype_of(op.weight))
+    if norm.rounded not in FLOATS or norm.out not in FLOATS:
+        return Refusal(f"it rounds to {dtype_name(norm.rounded)}")
+    if scaled not in {norm.out, torch.float32}:
+        return Refusal(f"it rounds to {dtype_name(scaled)} and then to {dtype_name(norm.out)}")
+    return None
+
+
+def _check_centred(norm: NormSpec) -> Refusal | None:
+    if norm.axes != 1:
+        return Refusal(f"it is over {norm.axes} axes")
+    if norm.statistic is Statistic.WHOLE:
+        # Torch computes in float32 and rounds once, to the type that it is given.
+        if norm.compute not in {norm.out, torch.float32} or norm.out not in FLOATS:
+            types = f"{dtype_name(norm.compute)} and then to {dtype_name(norm.out)}"
+            return Refusal(f"it rounds to {types}")
+        return None
+    refusal = _check_types(norm)
+    if refusal is None and norm.rounded is not torch.float32:
+        return Refusal(f"it rounds to {dtype_name(norm.rounded)} before the weight")
+    return refusal
+
+
+def _check_vectors(problem: RowProblem, *vectors: Node | None) -> Refusal | None:
+    """Refuse weights and biases that are not one float per column."""
+    for vector in vectors:
+        if vector is None:
+            continue
+        if dtype_of(vector) not in FLOATS:
+            return Refusal(f"its weight or bias is {dtype_name(dtype_of(vector))}")
+        *lead, last = shape_of(vector) or (0,)
+        if not same_size(last, problem.columns) or any(not same_size(s, 1) for s in lead):
+            return Refusal("its weight or bias is not one number per column")
+    return None
+
+
+def _vector(node: Node | None, rw: Rewriter) -> Node | None:
+    """Return a vector in the type that the kernel reads, converted now if it is a constant."""
+    return None if node is None else typed(node, torch.float32, rw)

@@ -1,0 +1,135 @@
+"""Lower norms and activations that give codes: to a kernel, or to what a compiler makes of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qfuse.cost import seconds_text
+from qfuse.ir.events import Exactness, Lowered
+from qfuse.ir.fused_views import Activation, as_activation, as_fused_norm
+from qfuse.ir.program import place_of
+from qfuse.ir.quant_spec import dtype_name
+from qfuse.ir.views import dtype_of
+from qfuse.lower.expand import results_of
+from qfuse.lower.kernel import Refusal
+from qfuse.lower.row_problem import RowProblem, row_problem_of
+from qfuse.rewrite.settle import settle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.fx import Node
+
+    from qfuse.cost.model import CostModel
+    from qfuse.ir.program import StageGraph
+    from qfuse.lower.row_problem import RowKernel, RowOp
+    from qfuse.rewrite.driver import Context
+    from qfuse.rewrite.rewriter import GraphEditor
+    from qfuse.targets.target import Target
+
+__all__ = ["lower_rows"]
+
+Offer = tuple["RowKernel", RowProblem, float]
+
+
+def lower_rows(
+    program: StageGraph,
+    kernels: Sequence[RowKernel],
+    target: Target,
+    cost: CostModel,
+    editor: GraphEditor,
+    context: Context,
+) -> None:
+    """Replace the fused ops that a kernel takes and runs faster; say of the others why not.
+
+    What is left is expanded with everything else. A compiler makes loops of that, which read a row
+    once for every statistic, but are no call of their own: on few rows they are faster.
+    """
+    for node in list(program.graph.nodes):
+        op = as_fused_norm(node) or as_activation(node)
+        if op is None:
+            continue
+        answer = _offer(op, program, kernels, target, cost)
+        key = f"{context.room}/lower-rows@{node.name}"
+        if isinstance(answer, Refusal) or not context.gate.allows(key):
+            losers, why = _refused(op, answer)
+        else:
+            event = _emit(answer, key, program, editor, context)
+            if event is not None:
+                program.log.add(event)
+                continue
+            losers, why = ((answer[0].name, "it was rolled back here"),), "no kernel takes it"
+        what = _describe(op)
+        program.log.add(
+            Lowered(context.room, place_of(node), "expand", what, losers=losers, why=why)
+        )
+
+
+def _offer(
+    op: RowOp,
+    program: StageGraph,
+    kernels: Sequence[RowKernel],
+    target: Target,
+    cost: CostModel,
+) -> Offer | Refusal:
+    """Return the kernel of this op, if it takes it and pays."""
+    problem = row_problem_of(op, program.signature.symbols)
+    if isinstance(problem, Refusal):
+        return problem
+    refusal = Refusal("there is no kernel of this op")
+    for kernel in kernels:
+        if kernel.op is not type(op):
+            continue
+        answer = kernel.supported(target) or kernel.accepts(problem)
+        if isinstance(answer, Refusal):
+            refusal = answer
+            continue
+        mine, theirs = cost.seconds(problem.once()), cost.seconds(problem.passes(answer))
+        if mine < theirs:
+            return kernel, problem, mine
+        told = f"predicted {seconds_text(mine)}, compiled loops {seconds_text(theirs)}"
+        refusal = Refusal(told)
+    return refusal
+
+
+def _refused(op: RowOp, answer: Offer | Refusal) -> tuple[tuple[tuple[str, str], ...], str]:
+    """Return the losers, and why the op is expanded."""
+    if not isinstance(answer, Refusal):
+        return ((answer[0].name, "it is not permitted"),), "its kernel is not permitted"
+    why = "it compiles to loops with what is around it"
+    return ((f"qfuse.{_name(op)}_quantized", answer.reason),), why
+
+
+def _emit(
+    offer: Offer, key: str, program: StageGraph, editor: GraphEditor, context: Context
+) -> Lowered | None:
+    """Replace the op by the kernel; return the event, or ``None`` if that did not hold."""
+    kernel, problem, seconds = offer
+    node = problem.op.node
+    place, what = place_of(node), _describe(problem.op)
+    rw = editor.rewriter("lower-rows", node)
+    call = kernel.emit(problem, rw)
+    for index, result in results_of(node).items():
+        rw.replace(result, rw.item(call, problem.kernel_result(index)))
+    if not settle(rw, context, program.log, key, Exactness.ROUNDING, place):
+        return None
+    return Lowered(context.room, place, kernel.name, what, seconds)
+
+
+def _describe(op: RowOp) -> str:
+    """Say what becomes what: ``rms_norm bfloat16 -> int8 per row``."""
+    spec = op.output.spec
+    text = f"{_name(op)} {dtype_name(dtype_of(op.x))}"
+    if isinstance(op, Activation):
+        text += f" | {op.epilogue}"
+    elif op.residual is not None:
+        text += " + residual"
+    if spec is None:
+        return text
+    how = "" if op.output.choose is None else " dynamic"
+    return f"{text} -> {dtype_name(spec.dtype)} in blocks of {spec.block_text()}{how}"
+
+
+def _name(op: RowOp) -> str:
+    node: Node = op.node
+    return str(node.target).split(".")[1]
