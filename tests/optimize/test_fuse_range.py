@@ -166,6 +166,16 @@ def test_refuses_bounds_that_are_no_integers(bound: float) -> None:
     ).code is (MissCode.ARGUMENT)
 
 
+def test_refuses_a_bound_that_the_type_does_not_have() -> None:
+    g = Graph(4, 6)
+    spec = spec_of(None, None, dtype=torch.uint8)
+    # Torch takes -1 for 255 here.
+    y = g.call(clamp, g.quantize(g.x, spec, g.params(g.x, spec)), -1, 100)
+
+    miss = only_miss(g.done(g.call(aten._to_copy.default, y, dtype=torch.float32)), FuseRange)
+    assert miss.code is MissCode.ARGUMENT
+
+
 def test_refuses_a_clamp_of_anything_else() -> None:
     g = Graph(4, 6)
     block = QuantizedLinear(g.b, 6, 6)

@@ -147,6 +147,12 @@ def _clamped(node: Node, depth: int) -> _Range | None:
         if bound is not None and (not isinstance(bound, (int, float)) or bound != bound):  # noqa: PLR0124
             return None
         bounds.append(default if bound is None else bound)
+    least_kept, most_kept = exact_integers(dtype_of(node))
+    if not dtype_of(node).is_floating_point and not all(
+        math.isinf(b) or least_kept <= b <= most_kept for b in bounds
+    ):
+        # A bound that the type does not have is converted to it, and comes out as another number.
+        return None
     low, high = bounds
     whole = inner.whole and all(math.isinf(b) or b == int(b) for b in bounds)
     least = min(max(inner.low, low), high)
