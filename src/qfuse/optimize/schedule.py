@@ -31,6 +31,7 @@ from qfuse.optimize.merge_linears import MergeLinears
 from qfuse.optimize.narrow_floats import NarrowFloats
 from qfuse.optimize.sink_below_cast import SinkBelowCast
 from qfuse.optimize.sink_below_clamp import SinkBelowClamp
+from qfuse.optimize.sink_below_collective import SinkBelowCollective
 from qfuse.optimize.sink_below_join import SinkBelowJoin
 from qfuse.optimize.sink_below_max import SinkBelowMax
 from qfuse.optimize.sink_below_pad import SinkBelowPad
@@ -79,15 +80,24 @@ FUSION_RULES: tuple[type[Rule[Any]], ...] = (
 RESULT_RULES: tuple[type[Rule[Any]], ...] = (FuseNormQuantize,)
 
 
-def move(program: StageGraph, context: Context) -> Counter[str]:
+def move(program: StageGraph, context: Context, *, across_ranks: bool = False) -> Counter[str]:
     """Move quantization through movements until nothing changes; count what fired.
 
     Only what a rule refuses in the last round is told: before, it was refused for the time being.
+
+    Args:
+        program: The graph.
+        context: Prices, permissions and proof.
+        across_ranks: Send stored numbers and their parameters between ranks. Every rank has to
+            make the same rewrites then, or they wait for each other forever.
     """
     fired: Counter[str] = Counter()
+    rules: list[type[Rule[Any]]] = list(MOVING_RULES)
+    if across_ranks:
+        rules.append(SinkBelowCollective)
     for _ in range(_ROUNDS):
         told = len(program.log)
-        moved = apply_rules(program, [rule() for rule in MOVING_RULES], context)
+        moved = apply_rules(program, [rule() for rule in rules], context)
         fired += moved.fired
         if not moved.modified:
             break

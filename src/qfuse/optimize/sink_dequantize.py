@@ -11,7 +11,7 @@ import torch
 from qfuse.ir import ops
 from qfuse.ir.alias import leaves_graph
 from qfuse.ir.blocks import Stuck
-from qfuse.ir.collectives import is_waited_for
+from qfuse.ir.collectives import Collective, is_waited_for
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.movements import MOVEMENT_OPS, SPLITS, movement_of
 from qfuse.ir.picking import Select, Slice
@@ -77,13 +77,15 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
 
     Refuses: parameters that are not constant on blocks below the movement; a dequantize that
     something else reads, since it would be done twice, unless all readers of the moved one would
-    read stored numbers; strides that would change where the caller or a view sees them. Does not
-    pay where copies of one element would each be dequantized.
+    read stored numbers; strides that would change where the caller or a view sees them;
+    collectives, see ``sink-below-collective``. Does not pay where copies of one element would each
+    be dequantized.
     """
 
     name = "sink-dequantize"
     anchors: ClassVar[tuple[OpOverload, ...]] = (*MOVEMENT_OPS, torch.ops.aten.as_strided.default)
     exactness = Exactness.EXACT
+    crosses_ranks: ClassVar[bool] = False
 
     def match(self, node: Node) -> SinkDequantizeSite | Miss:
         """Match a movement of a dequantize whose parameters follow it."""
@@ -95,6 +97,9 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
         dequantize = None if movement is None else as_dequantize(movement.source)
         if movement is None or dequantize is None:
             return Miss(MissCode.PATTERN, node, "it does not move a dequantize", progress=0)
+        if isinstance(movement, Collective) and not self.crosses_ranks:
+            text = "below {} the scales would be sent too, and all ranks would have to do the same"
+            return Miss(MissCode.ORDER, node, text, op_name(movement.start), progress=2)
         step = sink_step(dequantize, movement)
         if isinstance(step, Miss):
             return step

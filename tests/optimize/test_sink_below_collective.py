@@ -17,6 +17,7 @@ from qfuse.ir.verify import verify
 from qfuse.optimize.lift_choose import LiftChoose
 from qfuse.optimize.lift_quantize import LiftQuantize
 from qfuse.optimize.schedule import move
+from qfuse.optimize.sink_below_collective import SinkBelowCollective
 from qfuse.optimize.sink_dequantize import SinkDequantize
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import apply_rules
@@ -46,7 +47,9 @@ def sunk(g: Graph, y: Any, *, dynamic: bool) -> Any:
     """Sink the dequantize, and compare all ranks; each has constants of its own."""
     program = g.done(y)
     source = clone(program)
-    assert apply_rules(program, [SinkDequantize()], priced()).fired == {"sink-dequantize": 1}
+    assert apply_rules(program, [SinkBelowCollective()], priced()).fired == {
+        "sink-below-collective": 1
+    }
     verify(program)
     shapes = [[int(s) for s in spec.shape] for spec in program.signature.inputs]
     inputs = [[torch.randn(shape) for shape in shapes] for _ in range(RANKS)]
@@ -153,7 +156,7 @@ def test_refuses_blocks_that_would_be_cut_between_ranks(block: int) -> None:
     x = g.dequantize(g.quantize(g.x, spec, params), spec, params)
     y = gathered(g, x)
     program = g.done(y)
-    result = apply_rules(program, [SinkDequantize()])
+    result = apply_rules(program, [SinkBelowCollective()])
 
     ((_, miss),) = result.misses
     assert (miss.code, miss.at) == (MissCode.GRANULARITY, y)
@@ -182,6 +185,20 @@ def test_the_phase_leaves_a_gather_of_constants_to_run_time() -> None:
     table = g.constant(torch.randint(-128, 128, (6, 8)).to(torch.int8), "table")
     y = gathered(g, g.dequantize(table, spec, g.params(g.x, spec)))
     program = g.done(y)
-    move(program, priced())
+    move(program, priced(), across_ranks=True)
 
     assert any("all_gather" in str(n.target) for n in program.graph.nodes)
+
+
+def test_refuses_to_add_collectives_unless_all_ranks_do() -> None:
+    g = Graph(6, 8)
+    spec = spec_of(None, None)
+    params = g.params(g.x, spec)
+    y = gathered(g, g.dequantize(g.quantize(g.x, spec, params), spec, params))
+    program = g.done(y)
+    result = apply_rules(program, [SinkDequantize()])
+
+    ((_, miss),) = result.misses
+    assert (miss.code, miss.at) == (MissCode.ORDER, y)
+    assert "all_gather_into_tensor" in miss.reason
+    assert "sink-below-collective" not in move(program, priced())
