@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from tests.normalize.sources import equal_but_for_nan
-from tests.optimize.move_cases import priced, steps
+from tests.optimize.move_cases import Graph, applied, priced, spec_of, steps
 from torch.export import Dim
 
 import qfuse
@@ -16,6 +16,8 @@ from qfuse.capture import capture
 from qfuse.ir.verify import verify
 from qfuse.normalize import normalize
 from qfuse.optimize.combine import Combine
+from qfuse.optimize.lift_choose import LiftChoose
+from qfuse.optimize.lift_quantize import LiftQuantize
 from qfuse.optimize.schedule import move
 from qfuse.rewrite.clone import clone
 from qfuse.testing.run import run
@@ -191,3 +193,16 @@ def test_explain_sees_movement_of_a_free_batch() -> None:
 
     assert report.fired["cancel-quantize"] == 1
     assert not report.rolled_back
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_groups_of_a_free_number_of_rows(m: int) -> None:
+    g = Graph("m", 6, 8)
+    flat = g.call(torch.ops.aten.view.default, g.x, [-1, 8])
+    params = g.choose(flat, (1, 4))
+    spec = spec_of(1, 4)
+    q = g.quantize(flat, spec, params)
+    program = g.done(g.dequantize(q, spec, params))
+
+    fired = applied(program, LiftChoose, LiftQuantize, m=m).fired
+    assert fired == {"lift-choose": 1, "lift-quantize": 1}

@@ -53,6 +53,9 @@ MOVEMENTS: dict[str, tuple[Any, tuple[Any, ...], Block, str]] = {
     "windows": (aten.unfold.default, (2, 3, 1), (1, None, None, None), "1x*x*"),
     "diagonal": (aten.diagonal.default, (1, 0, 2), (1, None), "*x1x*"),
     "mirror": (aten.pad.default, ([1, 2], "reflect"), (None, 1, None), "*x1x*"),
+    "mirror 1d": (aten.reflection_pad1d.default, ([1, 2],), (1, None, None), "1x*x*"),
+    "edge 1d": (aten.replication_pad1d.default, ([1, 2],), (1, 1, None), "1x1x*"),
+    "mirror 2d": (aten.reflection_pad2d.default, ([1, 2, 0, 1],), (1, None, None), "1x*x*"),
     "around": (aten.pad.default, ([1, 2], "circular"), (1, None, None), "1x*x*"),
 }
 
