@@ -213,3 +213,24 @@ def test_a_chain_that_ends_in_an_input_and_in_an_output() -> None:
     assert torch.equal(new, old)
     assert new.stride() == old.stride()
     assert steps(program) == ["view[12, 8]", "quantize[12, 8]"]
+
+
+@pytest.mark.parametrize("op", ["gather", "windows", "pad", "each"])
+def test_rebuilt_movements_of_every_kind_are_shared(op: str) -> None:
+    g = Graph(6, 8)
+    calls: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "gather": (
+            aten.index_select.default,
+            (0, g.constant(torch.tensor([2, 0, 1, 1, 3, 5, 4, 2]), "index")),
+        ),
+        "windows": (aten.unfold.default, (1, 2, 2)),
+        "pad": (aten.pad.default, ([1, 1], "circular")),
+        "each": (aten.repeat_interleave.self_int, (2, 0)),
+    }
+    target, args = calls[op]
+    ends = [g.call(target, g.x, *args) for _ in range(3)]
+    program = g.done(*(through(g, end) for end in ends))
+
+    made = moved(program)
+    assert made["quantize"] == made["dequantize"] == 1
+    assert sum(n.target is target for n in program.graph.nodes) == 1
