@@ -47,3 +47,19 @@ def test_a_requantize_stands_between_two_edges() -> None:
     program = optimize(b.done(b.call(ops.dequantize, again, second, None, spec)))
 
     assert reasons(program, ops.requantize) == ["it changes parameters between two quantized edges"]
+
+
+def test_of_two_quantizes_of_one_norm_the_second_stays() -> None:
+    b = GraphBuilder()
+    block = QuantizedLinear(b, 4, 8)
+    x = b.arg("x", torch.float32, 6, 8)
+    y = b.call(aten.layer_norm.default, x, [8], None, None, 1e-5, False)
+    first, _, _ = block.stored(y, per_tensor(2))
+    second, _, _ = block.stored(y, per_tensor(2, torch.uint8), "other")
+    program = optimize(b.done(first, second))
+
+    (told,) = reasons(program, ops.quantize)
+    assert told == (
+        "qfuse.layer_norm gives its result quantized already, with other parameters; "
+        "nothing fused reads it"
+    )

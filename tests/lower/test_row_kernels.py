@@ -63,8 +63,8 @@ class Case:
         x = b.arg("x", self.x, *self.lead, 70)
         operands: list[Any] = [x]
         if self.kind == "activation":
-            gate = b.arg("gate", self.x, *self.gate)
-            operands += [None, None, "", self.epilogue, [gate] if self.epilogue else []]
+            gate = [b.arg("gate", self.x, *self.gate)] if self.epilogue and self.gate else []
+            operands += [None, None, "", self.epilogue, gate]
         else:
             kind = self.residual
             operands.append(None if kind is None else b.arg("residual", kind, *self.lead, 70))
@@ -134,6 +134,8 @@ TAKEN = {
     ),
     "swiglu": Case("activation"),
     "swiglu in bf16": Case("activation", x=BF16, spec=replace(SPEC, real=BF16), keep="float"),
+    "swiglu of halves": Case("activation", epilogue="glu(silu,gate-first)", gate=()),
+    "geglu of halves": Case("activation", epilogue="glu(gelu,up-first)", gate=(), keep="float"),
     "only codes": Case("activation", epilogue=""),
     "asymmetric bytes": Case(
         spec=replace(SPEC, dtype=torch.uint8, quant_min=0, quant_max=255),
@@ -176,6 +178,11 @@ REFUSED = {
         "layer_norm", replace(WHOLE, compute=BF16), vectors=(BF16, BF16)
     ),
     "spread over the input": Case("activation", gate=(1, 1, 70)),
+    "it does not know all of glu": Case("activation", epilogue="glu(silu,gate-first)|mul(0)",
+                                        gate=("b", 512, 35)),
+    "it does not know all of act": Case(
+        "activation", epilogue=f"act(silu)|mul(0,0,-,{SPEC})", **static()
+    ),
     "compiled loops": Case(lead=(1, 1)),
 }  # fmt: skip
 
@@ -222,3 +229,21 @@ def test_a_machine_without_kernels_or_vectors_says_so() -> None:
     assert "no vector instructions" in event_of(lowered(program, plain)).losers[0][1]
     cuda = replace(Target.for_testing(), device="cuda")
     assert "the target is cuda" in event_of(lowered(program, target=cuda)).losers[0][1]
+
+
+def test_results_keep_their_order_of_memory() -> None:
+    b = GraphBuilder()
+    x = b.call(torch.ops.aten.permute.default, b.arg("x", F32, 70, 8, 512), [1, 2, 0])
+    spec = replace(SPEC, block=(None, None, None))
+    scale = b.const("scale", torch.tensor([[[0.031]]]))
+    args = (x, None, None, str(NORM), scale, None, str(spec), "", "float")
+    node = b.call(ops.rms_norm, *args)
+    y = b.call(torch.ops.aten.permute.default, b.item(node, 1), [2, 0, 1])
+    flat = b.call(torch.ops.aten.view.default, y, [-1])
+    program = b.done(b.item(node, 0), flat, stage=OptimizedGraph)
+    low = lowered(program)
+    assert "another order" in event_of(low).losers[0][1]
+    inputs = random_inputs(program)
+    for mine, want in zip(run(low, inputs), run(program, inputs), strict=True):
+        assert torch.equal(mine, want)
+        assert mine.stride() == want.stride()

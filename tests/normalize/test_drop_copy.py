@@ -41,6 +41,17 @@ return (%0)""",
 
 
 @pytest.mark.numeric
+def test_a_cast_to_the_type_of_another_tensor_goes_if_it_is_the_same() -> None:
+    source = Source()
+    x, other = source.arg(torch.randn(3, 8)), source.arg(torch.randn(2))
+    narrow = source.b.call(aten.type_as.default, x, source.arg(torch.randn(2).bfloat16()))
+    y = source.b.call(aten.neg.default, source.b.call(aten.type_as.default, x, other))
+    program = same_bits(source, y, narrow, dialects=(COPIES_GO,))
+
+    assert ops_of(program, "aten") == ["type_as", "neg"]
+
+
+@pytest.mark.numeric
 @pytest.mark.parametrize(("op", "kwargs"), COPIES)
 def test_values_stay(op: torch._ops.OpOverload, kwargs: dict[str, object]) -> None:
     source = Source()

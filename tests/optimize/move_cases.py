@@ -118,7 +118,7 @@ def applied(
 
 
 def only_miss(
-    program: NormalGraph, rule: type[Rule[Any]], context: Context | None = None, **sizes: int
+    program: StageGraph, rule: type[Rule[Any]], context: Context | None = None, **sizes: int
 ) -> Miss:
     """Apply a rule that must refuse once and change nothing; return the refusal."""
     before = to_text(program.graph)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 
 from qfuse.ir.choose_spec import ChooseSpec, Formula
-from qfuse.ir.epilogue import ACTIVATIONS, Act, Add, Cast, Epilogue, Mul
+from qfuse.ir.epilogue import ACTIVATIONS, Act, Add, Cast, Epilogue, Glu, Halves, Mul, Round
 from qfuse.ir.quant_spec import (
     STORAGE_DTYPES,
     Arithmetic,
@@ -95,13 +95,17 @@ def choose_specs(draw: st.DrawFn) -> ChooseSpec:
 
 def epilogues() -> st.SearchStrategy[Epilogue]:
     """Any epilogue that can be written down."""
-    number = st.floats(allow_nan=False)
+    number, index = st.floats(allow_nan=False), st.integers(0, 99)
+    act = st.builds(
+        Act, st.sampled_from(sorted(ACTIVATIONS)), st.lists(number, max_size=2).map(tuple)
+    )
+    rounded = st.builds(Round, index, st.none() | index, quant_specs())
     step = st.one_of(
-        st.builds(
-            Act, st.sampled_from(sorted(ACTIVATIONS)), st.lists(number, max_size=2).map(tuple)
-        ),
-        st.builds(Add, st.integers(0, 99), number),
-        st.builds(Mul, st.integers(0, 99)),
+        act,
+        st.builds(Add, index, number),
+        st.builds(Mul, index, st.none() | rounded),
         st.builds(Cast, st.sampled_from(FLOATS)),
+        st.builds(Glu, act, st.sampled_from(Halves)),
+        rounded,
     )
     return st.builds(Epilogue, st.lists(step, max_size=6).map(tuple))

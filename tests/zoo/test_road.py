@@ -12,6 +12,14 @@ from torch.utils import _pytree as pytree
 
 import qfuse
 from qfuse import kernels, zoo
+from qfuse.capture import capture
+from qfuse.cost import CostModel, CostProfile
+from qfuse.ir.fused_views import as_fused_norm
+from qfuse.ir.views import as_quantize
+from qfuse.normalize import normalize
+from qfuse.optimize import optimize
+from qfuse.optimize.norm_match import Norm, norm_of
+from qfuse.rewrite.driver import Context
 from qfuse.zoo import recipes
 
 pytestmark = [
@@ -28,6 +36,10 @@ SMALL: dict[str, dict[str, object]] = {
 # Linears per layer, what reads one input being merged, and besides the layers: the head of llama, the
 # pooler of bert and vit.
 LINEARS = {"llama": (4, 1), "bert": (4, 1), "vit": (4, 1)}
+# Norms that feed a quantize: two per layer, and the last one of llama. Of the last one of bert and of
+# vit a row is picked first, and only that is quantized.
+NORMS = {"llama": (2, 1), "bert": (2, 0), "vit": (2, 0)}
+NORM_OPS = {"llama": "qfuse.rms_norm", "bert": "qfuse.layer_norm", "vit": "qfuse.layer_norm"}
 
 
 def compiled(name: str, recipe: str, layers: int, check: str = "site") -> tuple[Any, Any, Any]:
@@ -88,6 +100,53 @@ def test_what_fires_is_a_function_of_depth(name: str, recipe: str) -> None:
 def test_siblings_share_one_quantize() -> None:
     _, _, fast = compiled("llama", "w8a8-dynamic", 1, check="off")
     # One for q, k and v, one for the output, one for gate and up, one for down, one for the head.
-    # Three of them are made by their norm.
+    # Three of them are made by their norm, and one by SwiGLU.
     left = [e for e in fast.report.left if e.place.op == "qfuse.quantize"]
-    assert (len(left), kernels_of(fast.report, "qfuse.rms_norm").total()) == (2, 3)
+    assert (len(left), kernels_of(fast.report, "qfuse.rms_norm").total()) == (1, 3)
+
+
+@pytest.mark.parametrize("recipe", ["w8a8-static", "w8a8-dynamic", "w8a8-dynamic-asym"])
+def test_swiglu_quantizes_what_it_gives_in_every_layer(recipe: str) -> None:
+    for layers in (1, 2):
+        _, _, fast = compiled("llama", recipe, layers, check="off")
+        report = fast.report
+        fused = [e for e in (*report.fused, *report.expanded) if e.place.op == "qfuse.activation"]
+        assert len(fused) == layers
+        assert all("silu" in e.what for e in fused)
+        assert not [e for e in report.left if "mlp" in e.place.module]
+
+
+@pytest.mark.parametrize("recipe", ["w8a8-static", "w8a8-dynamic"])
+def test_a_linear_gives_its_gelu_in_every_layer(recipe: str) -> None:
+    for layers in (1, 2):
+        _, _, fast = compiled("bert", recipe, layers, check="off")
+        report = fast.report
+        linears = [e for e in report.fused if e.place.op == "qfuse.linear"]
+        assert sum("act(gelu)" in e.what for e in linears) == layers
+        # With given parameters it gives stored numbers; others are chosen in one more reading.
+        chosen = [e for e in (*report.fused, *report.expanded) if e.place.op == "qfuse.activation"]
+        assert len(chosen) == (0 if recipe == "w8a8-static" else layers)
+        left = [e for e in report.left if e.place.op == "qfuse.quantize"]
+        behind = [e for e in left if "output.dense" in e.place.module]
+        assert not [e for e in behind if "attention" not in e.place.module]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("recipe", ["w8a8-static", "w8a8-dynamic", "w8a8-dynamic-asym"])
+@pytest.mark.parametrize("name", list(SMALL))
+def test_every_norm_that_feeds_a_quantize_gives_it(
+    name: str, recipe: str, dtype: torch.dtype
+) -> None:
+    counts = []
+    for layers in (1, 2):
+        model = zoo.build(name, layers=layers, dtype=dtype, **SMALL[name])
+        quantized = recipes.quantize(model.module, recipe, model.args, model.kwargs)
+        normal = normalize(capture(quantized.model, model.args, model.kwargs))
+        done = optimize(normal, Context("optimize", CostModel(CostProfile.pinned())))
+        norms = [n for n in done.graph.nodes if as_fused_norm(n) is not None]
+        assert {str(n.target) for n in norms} == {NORM_OPS[name] + ".default"}
+        counts.append(len(norms))
+        fed = [q.x for n in done.graph.nodes if (q := as_quantize(n)) is not None]
+        assert [x for x in fed if isinstance(norm_of(x), Norm)] == []
+    each, rest = NORMS[name]
+    assert counts == [each + rest, 2 * each + rest]

@@ -25,6 +25,7 @@ _MAYBE_VIEWS = (
     _aten.to.dtype,
     _aten.to.dtype_layout,
     _aten.to.device,
+    _aten.type_as.default,
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,24 @@ import torch
 import torch.nn.functional as F
 
 from qfuse.ir.errors import NormalizeError
-from qfuse.ir.quant_spec import dtype_name, parse_dtype
+from qfuse.ir.quant_math import dequantize, quantize
+from qfuse.ir.quant_spec import QuantSpec, dtype_name, parse_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["ACTIVATIONS", "Act", "Add", "Cast", "Epilogue", "Mul", "Step"]
+__all__ = [
+    "ACTIVATIONS",
+    "Act",
+    "Add",
+    "Cast",
+    "Epilogue",
+    "Glu",
+    "Halves",
+    "Mul",
+    "Round",
+    "Step",
+]
 
 ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "relu": torch.relu,
@@ -56,13 +69,44 @@ class Add:
 
 
 @dataclass(frozen=True, slots=True)
-class Mul:
-    """Multiply by ``extras[index]``."""
+class Round:
+    """Quantize and dequantize again: what a source rounds to stored numbers on the way.
 
-    index: int
+    Attributes:
+        scale: Which of the extras is the scale.
+        zero_point: Which of them is the zero point, if there is one.
+        spec: Everything else.
+    """
+
+    scale: int
+    zero_point: int | None
+    spec: QuantSpec
 
     def __str__(self) -> str:
-        return f"mul({self.index})"
+        return f"round({self.text})"
+
+    @property
+    def text(self) -> str:
+        """The arguments."""
+        zero = "-" if self.zero_point is None else self.zero_point
+        return f"{self.scale},{zero},{self.spec}"
+
+    def apply(self, y: torch.Tensor, extras: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the stored numbers' real values."""
+        scale = extras[self.scale]
+        zero = None if self.zero_point is None else extras[self.zero_point]
+        return dequantize(quantize(y, scale, zero, self.spec), scale, zero, self.spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Mul:
+    """Multiply by ``extras[index]``, which may be rounded first."""
+
+    index: int
+    rounded: Round | None = None
+
+    def __str__(self) -> str:
+        return f"mul({self.index}{'' if self.rounded is None else f',{self.rounded.text}'})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +119,37 @@ class Cast:
         return f"cast({dtype_name(self.dtype)})"
 
 
-Step = Act | Add | Mul | Cast
+class Halves(StrEnum):
+    """Which half of the last axis is the gate."""
+
+    GATE_FIRST = "gate-first"
+    UP_FIRST = "up-first"
+
+
+@dataclass(frozen=True, slots=True)
+class Glu:
+    """Multiply the activation of one half of the last axis by the other half, which halves it."""
+
+    act: Act
+    halves: Halves
+
+    def __str__(self) -> str:
+        return f"glu({','.join((self.act.name, *map(repr, self.act.args), self.halves))})"
+
+    def apply(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the product.
+
+        Args:
+            y: Tensor with an even last axis.
+        """
+        half = y.shape[-1] // 2
+        # Slices, and not a split, which lists parts: their number could depend on a size.
+        parts = y[..., :half], y[..., half:]
+        gate, up = parts if self.halves is Halves.GATE_FIRST else parts[::-1]
+        return ACTIVATIONS[self.act.name](gate, *self.act.args) * up
+
+
+Step = Act | Add | Mul | Cast | Glu | Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +189,19 @@ class Epilogue:
                         if alpha != 1
                         else y + extras[index]
                     )
-                case Mul(index):
-                    y = y * extras[index]
+                case Mul(index, rounded):
+                    other = extras[index]
+                    y = y * (other if rounded is None else rounded.apply(other, extras))
+                case Round():
+                    y = step.apply(y, extras)
                 case Cast(dtype):
                     y = y.to(dtype)
+                case Glu():
+                    y = step.apply(y)
         return y
 
 
-_STEP = re.compile(r"(?P<kind>act|add|mul|cast)\((?P<args>[^()]*)\)")
+_STEP = re.compile(r"(?P<kind>act|add|mul|cast|glu|round)\((?P<args>[^()]*)\)")
 
 
 @cache
@@ -138,13 +217,23 @@ def _parse_step(text: str) -> Step:
     if kind == "cast":
         return Cast(parse_dtype(found["args"]))
     try:
-        if kind == "act" and args[0] in ACTIVATIONS:
-            return Act(args[0], tuple(map(float, args[1:])))
+        if kind in {"act", "glu"} and args[0] in ACTIVATIONS:
+            if kind == "act":
+                return Act(args[0], tuple(map(float, args[1:])))
+            return Glu(Act(args[0], tuple(map(float, args[1:-1]))), Halves(args[-1]))
         if kind == "add":
             index, alpha = args
             return Add(int(index), float(alpha))
         if kind == "mul":
-            return Mul(int(found["args"]))
+            index, _, rounded = found["args"].partition(",")
+            return Mul(int(index), _parse_round(rounded) if rounded else None)
+        if kind == "round":
+            return _parse_round(found["args"])
     except ValueError as error:
         raise NormalizeError(f"not the arguments of an epilogue step: {text!r}") from error
     raise NormalizeError(f"unknown activation {args[0]!r}")
+
+
+def _parse_round(text: str) -> Round:
+    scale, zero, spec = text.split(",", 2)
+    return Round(int(scale), None if zero == "-" else int(zero), QuantSpec.parse(spec))

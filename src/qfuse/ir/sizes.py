@@ -44,6 +44,17 @@ def is_positive(size: Size) -> bool:
     return statically_known_true(size >= 1)
 
 
+def is_row_major(value: torch.Tensor) -> bool:
+    """Whether ``value`` lies in memory in the order of its axes, without gaps."""
+    step: Size = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if not same_size(size, 1):
+            if not same_size(stride, step):
+                return False
+            step = step * size
+    return True
+
+
 def exact_quotient(a: Size, b: Size) -> Size | None:
     """Return ``a / b`` if it is an integer whatever the symbols are, else ``None``."""
     if same_size(b, 0):

@@ -126,13 +126,21 @@ def _verify_params(node: Node) -> None:
         _verify_edge(node, tensor_of(fused.x), fused.x_params, real=None)
         _verify_edge(node, tensor_of(fused.weight), fused.weight_params, real=None)
         _verify_edge(node, tensor_of(node), fused.out_params, real=None)
-    elif (norm := as_fused_norm(node)) is not None:
+    else:
+        _verify_kept(node)
+
+
+def _verify_kept(node: Node) -> None:
+    """Check an op that gives several results: that it has what it gives."""
+    if (norm := as_fused_norm(node)) is not None:
         if Keep.SUM in norm.output.keep and norm.residual is None:
             raise _broken(node, "without a residual there is no sum to keep")
         _verify_results(node, norm.output)
     elif (activation := as_activation(node)) is not None:
-        if not activation.epilogue.steps or Keep.SUM in activation.output.keep:
-            raise _broken(node, "it has no steps, or keeps a sum that it does not have")
+        if Keep.SUM in activation.output.keep:
+            raise _broken(node, "an activation has no sum to keep")
+        if Keep.FLOAT in activation.output.keep and not activation.epilogue.steps:
+            raise _broken(node, "without steps its float result is its input")
         _verify_edge(node, tensor_of(activation.x), activation.x_params, real=None)
         _verify_results(node, activation.output)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from qfuse.ir import ops
+from qfuse.ir.fused_views import output_of, result_of
 from qfuse.ir.movements import SPLITS, movement_of
 from qfuse.ir.program import constant_of, op_name
 from qfuse.ir.schema import is_call
@@ -47,7 +48,10 @@ def _quantize_reason(node: Node, x: Node, dynamic: bool) -> str:
     )
     if x.op == "placeholder":
         return f"it quantizes an input of the model; {feeds}"
-    source = op_name(x)
+    result = result_of(x)
+    source = op_name(x if result is None else result[0])
+    if result is not None and output_of(result[0]) is not None:
+        return f"{source} gives its result quantized already, with other parameters; {feeds}"
     if dynamic:
         return f"its parameters are computed from {source} at run time; {feeds}"
     if is_call(x, *ops.FUSED):

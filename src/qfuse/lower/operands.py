@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from qfuse.ir.constants import constant_value
+from qfuse.ir.epilogue import Act, Add, Cast, Mul
 from qfuse.ir.known import bounds_of
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import Granularity, ZeroPointDomain, dtype_name, dtype_range
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from torch.fx import Node
 
+    from qfuse.ir.epilogue import Step
     from qfuse.ir.quant_spec import Block
     from qfuse.ir.sizes import Size
     from qfuse.ir.views import FusedLinear, QuantParams
@@ -38,6 +40,7 @@ __all__ = [
     "check_zero_point",
     "fits_int32",
     "float_out",
+    "is_plain",
     "is_whole",
     "rows_of",
     "rows_share_scale",
@@ -168,8 +171,15 @@ def check_epilogue(problem: LinearProblem) -> Refusal | None:
     fused = problem.fused
     if len(fused.epilogue.steps) > MOST_STEPS or len(fused.extras) > MOST_EXTRAS:
         return Refusal("the epilogue has too many steps")
+    if not all(map(is_plain, fused.epilogue.steps)):
+        return Refusal("the epilogue multiplies the halves of a row, or rounds on the way")
     strange = [dtype_of(e) for e in fused.extras if dtype_of(e) not in FLOATS]
     return Refusal(f"an operand of the epilogue is {strange[0]}") if strange else None
+
+
+def is_plain(step: Step) -> bool:
+    """Whether a step of an epilogue is one of those that kernels know."""
+    return isinstance(step, (Act, Add, Cast)) or (isinstance(step, Mul) and step.rounded is None)
 
 
 def rows_of(x: Node, k: int, rw: Rewriter) -> Node:

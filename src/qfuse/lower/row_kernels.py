@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from qfuse.ir.epilogue import Act, Add, Cast, Mul
+from qfuse.ir.epilogue import Epilogue, Glu, Halves, Mul
 from qfuse.ir.fused_views import Activation, LayerNorm, RmsNorm
 from qfuse.ir.norm_spec import Statistic
 from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.sizes import same_size
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.kernel import Refusal
-from qfuse.lower.operands import FLOATS, MOST_EXTRAS, MOST_STEPS, typed
+from qfuse.lower.operands import FLOATS, MOST_EXTRAS, MOST_STEPS, is_plain, typed
 from qfuse.lower.row_problem import check_output, output_args, same_shape
 
 if TYPE_CHECKING:
     from torch.fx import Node
     from torch.fx.node import Argument
 
+    from qfuse.ir.epilogue import Step
     from qfuse.ir.norm_spec import NormSpec
     from qfuse.kernels import KernelLibrary
     from qfuse.lower.row_problem import RowKernel, RowOp, RowProblem
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from qfuse.targets.target import Target
 
 __all__ = ["ActivationQuantized", "LayerNormQuantized", "RmsNormQuantized", "row_kernels"]
-
-_STEPS = (Act, Add, Mul, Cast)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,25 +116,40 @@ class ActivationQuantized(_Row):
         """Take the steps that the linears' kernels take too, on a float input."""
         op = problem.op
         assert isinstance(op, Activation), "it is asked for its op only"
-        if op.x_params is not None:
-            return Refusal("its input is stored")
-        if not all(isinstance(step, _STEPS) for step in op.epilogue.steps):
-            return Refusal(f"it does not know all of {op.epilogue}")
-        if len(op.epilogue.steps) > MOST_STEPS or len(op.extras) > MOST_EXTRAS:
-            return Refusal("it has too many steps")
-        for extra in op.extras:
-            if dtype_of(extra) not in FLOATS:
-                return Refusal(f"an operand is {dtype_name(dtype_of(extra))}")
-            if not same_shape(extra, op.x):
-                return Refusal("an operand is spread over the input, or the input over it")
-        return check_output(problem) or _passes(problem, 0)
+        return _check_steps(op) or check_output(problem) or _passes(problem, 0)
 
     def emit(self, problem: RowProblem, rw: Rewriter) -> Node:
         """Add the call."""
         op = problem.op
         assert isinstance(op, Activation), "it was accepted"
-        args: list[Argument] = [op.x, list(op.extras) or None, str(op.epilogue), problem.spec.real]
+        x, extras, glu = op.x, list(op.extras), _glu(op)
+        if glu is not None:
+            x, up = _halves(op.x, glu, rw)
+            extras = [up]
+        steps = str(Epilogue(_steps(op)))
+        args: list[Argument] = [x, extras or None, steps, problem.spec.real]
         return rw.call(torch.ops.qfuse.activation_quantized.default, *args, *output_args(problem))
+
+
+def _glu(op: Activation) -> Glu | None:
+    """Return the step that multiplies the halves of the input, if that comes first."""
+    first = next(iter(op.epilogue.steps), None)
+    return first if isinstance(first, Glu) else None
+
+
+def _steps(op: Activation) -> tuple[Step, ...]:
+    """Return the steps on one half of the input, the other half being the first operand."""
+    glu, steps = _glu(op), op.epilogue.steps
+    return steps if glu is None else (glu.act, Mul(0), *steps[1:])
+
+
+def _halves(x: Node, glu: Glu, rw: Rewriter) -> tuple[Node, Node]:
+    """Return the gate and the other half, which are rows with a stride."""
+    *_, size = shape_of(x)
+    assert isinstance(size, int), "only an axis of known size is halved"
+    cut = torch.ops.aten.slice.Tensor
+    low, high = rw.call(cut, x, -1, 0, size // 2), rw.call(cut, x, -1, size // 2, size)
+    return (low, high) if glu.halves is Halves.GATE_FIRST else (high, low)
 
 
 def row_kernels(library: KernelLibrary) -> tuple[RowKernel, ...]:
@@ -205,6 +219,24 @@ def _check_vectors(problem: RowProblem, *vectors: Node | None) -> Refusal | None
         *lead, last = shape_of(vector) or (0,)
         if not same_size(last, problem.columns) or any(not same_size(s, 1) for s in lead):
             return Refusal("its weight or bias is not one number per column")
+    return None
+
+
+def _check_steps(op: Activation) -> Refusal | None:
+    """Refuse stored inputs, steps that the kernel does not know, and operands of other shapes."""
+    if op.x_params is not None:
+        return Refusal("its input is stored")
+    steps, glu = _steps(op), _glu(op)
+    halved = glu is None or (not op.extras and isinstance(shape_of(op.x)[-1], int))
+    if not all(map(is_plain, steps)) or not halved:
+        return Refusal(f"it does not know all of {op.epilogue}")
+    if len(steps) > MOST_STEPS or len(op.extras) > MOST_EXTRAS:
+        return Refusal("it has too many steps")
+    for extra in op.extras:
+        if dtype_of(extra) not in FLOATS:
+            return Refusal(f"an operand is {dtype_name(dtype_of(extra))}")
+        if not same_shape(extra, op.x):
+            return Refusal("an operand is spread over the input, or the input over it")
     return None
 
 

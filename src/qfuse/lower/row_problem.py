@@ -12,7 +12,7 @@ from qfuse.ir.choose_spec import Formula
 from qfuse.ir.fused import Keep
 from qfuse.ir.fused_views import Activation, LayerNorm, RmsNorm
 from qfuse.ir.quant_spec import ZeroPointDomain, dtype_name
-from qfuse.ir.sizes import same_size
+from qfuse.ir.sizes import is_row_major, same_size
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.kernel import Refusal
 from qfuse.lower.operands import FLOATS, bits_of, fits_int32, is_whole, rows_share_scale
@@ -133,6 +133,8 @@ def row_problem_of(op: RowOp, symbols: Mapping[str, SymbolRange]) -> RowProblem 
         return Refusal(f"its input is {dtype_name(dtype_of(op.x))}")
     if not shape:
         return Refusal("its input has no axis")
+    if not all(map(is_row_major, op.node.meta["val"])):
+        return Refusal("its results lie in memory in another order than rows")
     elements: int | torch.SymInt = 1
     for size in shape:
         elements = elements * size

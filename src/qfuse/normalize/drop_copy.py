@@ -57,6 +57,7 @@ class DropCopy(Rule[IdleCopy]):
         _aten.lift_fresh_copy.default,
         _aten.to.dtype,
         _aten.to.dtype_layout,
+        _aten.type_as.default,
     )
     exactness = Exactness.EXACT
 

@@ -10,6 +10,7 @@ import torch
 from qfuse.ir.epilogue import Cast
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.schema import arguments
+from qfuse.optimize.casts import besides_dtype
 from qfuse.optimize.extend import append_step, open_linear
 from qfuse.rewrite.rule import Miss, Rule
 
@@ -54,23 +55,12 @@ class FuseCast(Rule[CastSite]):
         dtype = a["dtype"]
         if dtype not in _FLOATS or not isinstance(dtype, torch.dtype):
             return Miss(MissCode.DTYPE, node, "a cast to {} is not an epilogue", dtype, progress=3)
-        moved = [k for k in ("layout", "device", "memory_format") if _changes(a.get(k), node, k)]
-        if moved or a.get("pin_memory"):
+        moved = besides_dtype(node)
+        if moved:
             text = "the copy also changes {}"
-            return Miss(MissCode.ARGUMENT, node, text, ", ".join(moved) or "pinning", progress=3)
+            return Miss(MissCode.ARGUMENT, node, text, ", ".join(moved), progress=3)
         return CastSite(fused, node, dtype)
 
     def rewrite(self, site: CastSite, rw: Rewriter) -> None:
         """Replace the cast by the grown linear."""
         append_step(site.fused, site.node, Cast(site.dtype), rw)
-
-
-def _changes(value: object, node: Node, name: str) -> bool:
-    """Whether an argument of ``_to_copy`` asks for anything but what the tensor has."""
-    if value is None:
-        return False
-    if name == "device":
-        return bool(value != node.all_input_nodes[0].meta["val"].device)
-    if name == "layout":
-        return value is not torch.strided
-    return value is not torch.preserve_format

@@ -116,7 +116,7 @@ def _site(
     norm: Norm, result: QuantizedResult, added: tuple[Node, Node] | None
 ) -> FuseNormQuantizeSite | Miss:
     kept = _kept(norm, result, added)
-    output = result.output(frozenset(k.what for k in kept))
+    output = result.block(frozenset(k.what for k in kept))
     fused = _fused(norm, result, added, output)
     args = fused.call_args()
     point = insertion_point(result, kept, args)

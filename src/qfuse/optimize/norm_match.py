@@ -199,6 +199,11 @@ def _refuse_operand(norm: Norm, node: Node, operand: Node) -> Miss | None:
         text = "an operand of shape {} does not broadcast over a norm of shape {}"
         told = tuple(shape_of(operand)), tuple(shape_of(norm.x))
         return Miss(MissCode.SHAPE, operand, text, *told, progress=3)
+    if not shape_of(operand) and dtype_of(operand) != dtype_of(node):
+        # Whether torch rounds a scalar to the type of the product depends on which side it is on.
+        text = "a scalar of {} for numbers of {}"
+        types = dtype_name(dtype_of(operand)), dtype_name(dtype_of(node))
+        return Miss(MissCode.DTYPE, operand, text, *types, progress=3)
     return None
 
 

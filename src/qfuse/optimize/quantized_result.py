@@ -13,7 +13,7 @@ from qfuse.ir.events import MissCode
 from qfuse.ir.fused_views import Output, result_of
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import ZeroPointDomain, block_text
-from qfuse.ir.sizes import Size, same_size
+from qfuse.ir.sizes import is_row_major
 from qfuse.ir.views import Choose, Quantize, as_choose, shape_of, tensor_of
 from qfuse.optimize.moving import same_strides
 from qfuse.rewrite.rule import Miss
@@ -34,7 +34,6 @@ __all__ = [
     "QuantizedResult",
     "available",
     "insertion_point",
-    "is_row_major",
     "quantized_result",
     "replace_results",
     "results_like",
@@ -59,7 +58,7 @@ class QuantizedResult:
         choice = () if self.choose is None else (self.choose.node,)
         return (*choice, self.quantize.node)
 
-    def output(self, keep: frozenset[Keep]) -> Output:
+    def block(self, keep: frozenset[Keep]) -> Output:
         """Return the output block of an op that gives this result."""
         params = self.quantize.params
         if self.choose is None:
@@ -194,14 +193,3 @@ def _nodes(args: Sequence[Argument]) -> list[Node]:
     found: list[Node] = []
     map_arg(tuple(args), found.append)
     return found
-
-
-def is_row_major(value: torch.Tensor) -> bool:
-    """Whether ``value`` lies in memory in the order of its axes, without gaps."""
-    step: Size = 1
-    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
-        if not same_size(size, 1):
-            if not same_size(stride, step):
-                return False
-            step = step * size
-    return True

@@ -11,8 +11,10 @@ from qfuse.ir.events import Missed
 from qfuse.ir.program import NormalGraph, OptimizedGraph
 from qfuse.ir.verify import verify
 from qfuse.optimize.cancel_quantize import CancelQuantize
+from qfuse.optimize.cancel_split import CancelSplit
 from qfuse.optimize.combine import Combine
 from qfuse.optimize.fuse_activation import FuseActivation
+from qfuse.optimize.fuse_activation_quantize import FuseActivationQuantize
 from qfuse.optimize.fuse_add import FuseAdd
 from qfuse.optimize.fuse_cast import FuseCast
 from qfuse.optimize.fuse_linear import FuseLinear
@@ -28,6 +30,7 @@ from qfuse.optimize.lift_choose import LiftChoose
 from qfuse.optimize.lift_quantize import LiftQuantize
 from qfuse.optimize.lift_requantize import LiftRequantize
 from qfuse.optimize.merge_linears import MergeLinears
+from qfuse.optimize.merge_splits import MergeSplits
 from qfuse.optimize.narrow_floats import NarrowFloats
 from qfuse.optimize.sink_below_cast import SinkBelowCast
 from qfuse.optimize.sink_below_clamp import SinkBelowClamp
@@ -37,6 +40,7 @@ from qfuse.optimize.sink_below_max import SinkBelowMax
 from qfuse.optimize.sink_below_pad import SinkBelowPad
 from qfuse.optimize.sink_below_split import SinkBelowSplit
 from qfuse.optimize.sink_dequantize import SinkDequantize
+from qfuse.optimize.sink_split import SinkSplit
 from qfuse.rewrite.driver import Context, apply_rules
 
 if TYPE_CHECKING:
@@ -45,7 +49,15 @@ if TYPE_CHECKING:
     from qfuse.ir.program import StageGraph
     from qfuse.rewrite.rule import Rule
 
-__all__ = ["FUSION_RULES", "MOVING_RULES", "RESULT_RULES", "move", "optimize"]
+__all__ = [
+    "FUSION_RULES",
+    "MOVING_RULES",
+    "RESULT_RULES",
+    "SPLIT_RULES",
+    "move",
+    "optimize",
+    "sink_splits",
+]
 
 MOVING_RULES: tuple[type[Rule[Any]], ...] = (
     LiftChoose,
@@ -68,6 +80,10 @@ MOVING_RULES: tuple[type[Rule[Any]], ...] = (
 )
 # A second round finds what equal nodes have hidden, a third hardly ever anything.
 _ROUNDS = 4
+# A round in which nothing fires is the last; most programs need one or two.
+_SPLIT_ROUNDS = 16
+
+SPLIT_RULES: tuple[type[Rule[Any]], ...] = (CancelSplit, MergeSplits, SinkSplit)
 
 FUSION_RULES: tuple[type[Rule[Any]], ...] = (
     FuseLinear,
@@ -77,7 +93,7 @@ FUSION_RULES: tuple[type[Rule[Any]], ...] = (
     FuseOutputQuantize,
 )
 
-RESULT_RULES: tuple[type[Rule[Any]], ...] = (FuseNormQuantize,)
+RESULT_RULES: tuple[type[Rule[Any]], ...] = (FuseNormQuantize, FuseActivationQuantize)
 
 
 def move(program: StageGraph, context: Context, *, across_ranks: bool = False) -> Counter[str]:
@@ -103,9 +119,31 @@ def move(program: StageGraph, context: Context, *, across_ranks: bool = False) -
             break
         # What has moved up to one value is quantized alike now, and may be one again.
         fired += Combine().run(program, context).fired
-        kept = [e for e in program.log.events[told:] if not isinstance(e, Missed)]
-        program.log.events[told:] = kept
+        _forget_misses(program, told)
     return fired
+
+
+def sink_splits(program: StageGraph, context: Context) -> Counter[str]:
+    """Bring splits down until nothing changes; count what fired.
+
+    What is done alike is looked for far below a split, so a change there does not by itself bring
+    the split back to mind.
+    """
+    fired: Counter[str] = Counter()
+    for _ in range(_SPLIT_ROUNDS):
+        told = len(program.log)
+        sunk = apply_rules(program, [rule() for rule in SPLIT_RULES], context)
+        fired += sunk.fired
+        if not sunk.modified:
+            break
+        _forget_misses(program, told)
+    return fired
+
+
+def _forget_misses(program: StageGraph, told: int) -> None:
+    """Drop what was refused for the time being since ``told`` events were in the log."""
+    kept = [e for e in program.log.events[told:] if not isinstance(e, Missed)]
+    program.log.events[told:] = kept
 
 
 def optimize(
@@ -130,10 +168,14 @@ def optimize(
     move(program, context)
     # Before fused ops exist, so that one pass serves linears of every kind.
     MergeLinears().run(program, context)
+    # What is done alike on the parts of a merged result is done on the whole. Before fusing, so
+    # that a linear may take it into its epilogue.
+    sink_splits(program, context)
     # Then grow linears outward: operands, then what follows, in the order of the source.
     for _ in range(_ROUNDS):
         apply_rules(program, [rule() for rule in FUSION_RULES], context)
-        # After linears, which take the residual sum in front of a norm while they write it anyway.
+        # After linears, which take the residual sum in front of a norm, and the activation behind
+        # them, while they write anyway. What is left makes a pass of its own over memory.
         apply_rules(program, [rule() for rule in RESULT_RULES], context)
         # A dequantize that a fused linear has taken in is free to move for its other readers.
         if not move(program, context):

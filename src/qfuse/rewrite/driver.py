@@ -210,7 +210,9 @@ class _Run:
         except RewriteError as error:
             return error.what
         checker = self._context.checker
-        return None if checker is None else checker.check(rw.journal, rule.exactness, key)
+        if checker is None:
+            return None
+        return checker.check(rw.journal, rule.proof or rule.exactness, key)
 
     def _roll_back(self, rule: Rule[Any], node: Node, key: str, wrong: str) -> None:
         """Say why a rewrite was undone, and never try it again: nothing else would come of it."""

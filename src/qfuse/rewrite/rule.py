@@ -57,11 +57,14 @@ class Rule(ABC, Generic[S]):
         name: Hyphenated verb phrase, unique.
         anchors: The ops that ``match`` is called for.
         exactness: What the rewrite may do to values, at most.
+        proof: What a check by values can show of that; the same, unless a library computes the same
+            expression by another formula in another shape.
     """
 
     name: ClassVar[str]
     anchors: ClassVar[tuple[OpOverload, ...]]
     exactness: ClassVar[Exactness]
+    proof: ClassVar[Exactness | None] = None
 
     @abstractmethod
     def match(self, node: Node) -> S | Miss:

@@ -1,7 +1,8 @@
-"""Run a graph with linears whose sums are in an order that depends on their length only.
+"""Run a graph with sums and functions whose bits do not depend on what is computed beside them.
 
-A library sums the products of a wider matrix in another order, so that its bits say nothing about
-a rewrite that only moves or merges linears. Here the bits of such a rewrite must be the same.
+A library sums the products of a wider matrix in another order, and computes a function of a vector
+by another formula than that of the numbers that are left at its end. Its bits say nothing about a
+rewrite that only moves, merges or splits. Here the bits of such a rewrite must be the same.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch.fx import Interpreter
 
 from qfuse.ir import ops
@@ -17,7 +19,7 @@ from qfuse.ir.quant_math import dequantize, quantize
 from qfuse.ir.quant_spec import QuantSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.fx import Node
 
@@ -26,10 +28,29 @@ if TYPE_CHECKING:
 __all__ = ["run_fixed_order"]
 
 
+_aten = torch.ops.aten
+
+_FUNCTIONS = frozenset(
+    (
+        *(_aten.silu.default, _aten.sigmoid.default, _aten.tanh.default, _aten.gelu.default),
+        *(_aten.exp.default, _aten.erf.default, _aten.sin.default, _aten.cos.default),
+        *(_aten.pow.Tensor_Scalar, _aten.rsqrt.default, _aten.hardswish.default),
+    )
+)
+"""Functions that a library computes by several formulas."""
+
+# More than any vector has; far less than what is computed on several threads.
+_VECTOR = 64
+_CHUNK = 1 << 14
+
+
 def run_fixed_order(
     program: StageGraph, inputs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """Return the flat outputs; every linear, fused or not, adds its products one after the other.
+    """Return the flat outputs.
+
+    Every linear, fused or not, adds its products one after the other, and every function of numbers
+    is computed in whole vectors.
 
     Args:
         program: A graph before it is lowered.
@@ -47,7 +68,21 @@ class _FixedOrder(Interpreter):
             return _linear(*args, **kwargs)
         if n.target is ops.linear:
             return _fused(*self.fetch_args_kwargs_from_env(n)[0])
+        if n.target in _FUNCTIONS:
+            (x, *rest), kwargs = self.fetch_args_kwargs_from_env(n)
+            # For its strides; its numbers are replaced.
+            op: Any = n.target
+            y = op(x, *rest, **kwargs)
+            return y.copy_(_in_vectors(lambda v: op(v, *rest, **kwargs), x))
         return super().run_node(n)
+
+
+def _in_vectors(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """Apply a function of one number to all, in vectors that none is left of."""
+    flat = x.reshape(-1)
+    padded = F.pad(flat, (0, -len(flat) % _VECTOR))
+    chunks = [function(chunk) for chunk in torch.split(padded, _CHUNK)]
+    return torch.cat(chunks)[: len(flat)].reshape(x.shape)
 
 
 def _fused(*args: Any) -> torch.Tensor:
