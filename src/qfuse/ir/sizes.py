@@ -63,16 +63,6 @@ def exact_quotient(a: Size, b: Size) -> Size | None:
     return quotient if same_size(quotient * b, a) else None
 
 
-def is_row_major(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies in the order of its axes, without gaps, whatever the symbols are."""
-    step: Size = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if not same_size(size, 1) and not same_size(stride, step):
-            return False
-        step = step * size
-    return True
-
-
 def element_count(shape: Sequence[Size]) -> int | None:
     """Return the number of elements, or ``None`` if it depends on a symbol."""
     known = [s for s in shape if isinstance(s, int)]
