@@ -58,6 +58,7 @@ format: $(STAMP) ## format the code and fix what the linter can
 	$(BIN)/ruff format .
 
 bench: $(STAMP) ## measure against the peers that are installed
+	$(BIN)/python -m qfuse.bench.phase_gain
 	$(BIN)/python -m qfuse.bench
 
 fuzz: $(STAMP) ## run the property tests with many more examples

@@ -91,3 +91,20 @@ def test_a_report_that_cannot_be_written_is_refused_first(tmp_path: Path) -> Non
     result = CliRunner().invoke(main, ["explain", "llama", "--json", str(target)])
     assert result.exit_code == 1
     assert "folder that does not exist" in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["llama"], "add --sites"),
+        (["--quantize", "w8a16"], "add --sites"),
+        (["--sites", "--models", "bert"], "are not for --sites"),
+        (["--sites", "nothing"], "is not a model"),
+        (["--sites", "--rounds", "3"], "too few"),
+    ],
+)
+def test_bench_says_what_belongs_together(args: list[str], message: str) -> None:
+    result = CliRunner().invoke(main, ["bench", *args])
+
+    assert result.exit_code == 1
+    assert message in result.output.replace("\n", " ")

@@ -1,14 +1,19 @@
 """qfuse: a quantization graph compiler for PyTorch.
 
 ``qfuse.compile(model, args)`` takes a quantized model and gives a faster one, whose ``report`` says
-what was done, what was not, and why. ``qfuse.explain`` gives the report alone.
+what was done, what was not, and why. ``qfuse.explain`` gives the report alone. ``qfuse.passes`` has
+single passes for graphs of your own; it is imported when it is asked for.
 """
+
+import importlib as _importlib
+import typing as _typing
 
 from qfuse._version import __version__
 from qfuse.api import CompiledModel, compile, explain  # noqa: A004 - the field's word
 from qfuse.ir.errors import (
     BackendError,
     CaptureError,
+    GraphError,
     InputError,
     NormalizeError,
     OptionsError,
@@ -22,6 +27,7 @@ __all__ = [
     "BackendError",
     "CaptureError",
     "CompiledModel",
+    "GraphError",
     "InputError",
     "NormalizeError",
     "Options",
@@ -32,4 +38,14 @@ __all__ = [
     "__version__",
     "compile",
     "explain",
+    "passes",
 ]
+
+if _typing.TYPE_CHECKING:
+    from qfuse import passes
+
+
+def __getattr__(name: str) -> object:
+    if name == "passes":
+        return _importlib.import_module("qfuse.passes")
+    raise AttributeError(f"module 'qfuse' has no attribute {name!r}")

@@ -221,7 +221,15 @@ class _Session:
     def planner(self) -> Planner:
         """Return what takes the captured graph to a lowered one."""
         cost = CostModel(load_or_measure(self.target))
-        return Planner(self.target, cost, self.library, self.check, self.float_dtype, self.progress)
+        return Planner(
+            self.target,
+            cost,
+            self.library,
+            self.check,
+            self.float_dtype,
+            self.progress,
+            self.options.without,
+        )
 
     def backend_options(self) -> BackendOptions:
         """Return how the lowered graph is compiled."""

@@ -20,6 +20,7 @@ import qfuse
 from qfuse import kernels
 from qfuse.bench.command import options_of
 from qfuse.bench.run import BenchOptions, run_bench
+from qfuse.bench.sites import ModelSites, SiteOptions, run_sites
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.ir.quant_spec import parse_dtype
 from qfuse.options import Check, Options, choice
@@ -28,7 +29,7 @@ from qfuse.zoo import recipes
 from qfuse.zoo.resolve import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from qfuse.report import Report
     from qfuse.zoo.resolve import Loaded
@@ -177,10 +178,60 @@ def explain_command(**given: Any) -> None:
 
 
 @main.command("bench")
+@click.argument("model", required=False)
+@click.option("--sites", "sites", is_flag=True, help="where linears are merged: gain and measured")
+@click.option(
+    "--quantize", type=click.Choice(recipes.names()), help="quantize MODEL first (--sites)"
+)
+@click.option(
+    "--size", "sizes", multiple=True, metavar="NAME=VALUE", help="a size of MODEL (--sites)"
+)
 @options_of(BenchOptions)
-def bench_command(**given: Any) -> None:
-    """Measure qfuse against Inductor and torchao on the same quantized models."""
-    run_bench(BenchOptions(**given))
+def bench_command(
+    model: str | None, sites: bool, quantize: str | None, sizes: tuple[str, ...], **given: Any
+) -> None:
+    """Measure qfuse against Inductor and torchao on the same quantized models.
+
+    With --sites: the linears that may be merged, in built-in sizes or in MODEL (a zoo name,
+    module:factory, or a .pt2 file), apart and merged, and whether the cost model decides right.
+    """
+    options = BenchOptions(**given)
+    if sites:
+        _bench_sites(model, quantize, sizes, options)
+    elif model is not None or quantize is not None or sizes:
+        raise OptionsError(
+            "a model of your own is measured by its merge sites only",
+            fix="add --sites; the built-in models are chosen by --models and --recipes",
+        )
+    else:
+        run_bench(options)
+
+
+def _bench_sites(
+    spec: str | None, quantize: str | None, sizes: tuple[str, ...], options: BenchOptions
+) -> None:
+    """Measure the merge sites of a model, or the built-in ones."""
+    if options.models or options.recipes or options.tuned:
+        raise OptionsError(
+            "--models, --recipes and --tuned are not for --sites",
+            fix="name one model before --sites, and quantize it by --quantize",
+        )
+    asked = SiteOptions(
+        rounds=options.rounds,
+        threads=options.threads,
+        patience=options.patience,
+        quick=options.quick,
+        json=options.json,
+        page=options.page,
+    )
+    if spec is None:
+        run_sites(asked)
+        return
+    loaded = load(spec, _sizes(sizes))
+    model, args, kwargs = loaded.model, loaded.args, dict(loaded.kwargs or {})
+    if quantize is not None:
+        model, args, kwargs = _quantized(loaded, quantize, None)
+    run_sites(asked, model=ModelSites(spec, model, args, kwargs))
 
 
 @main.command("doctor")
@@ -222,16 +273,10 @@ def _request(given: dict[str, Any], check: str) -> Request:
     """Check everything that can be checked before anything slow begins."""
     options = Options.of({f.name: given[f.name] for f in fields(Options)})
     _check_writable(given["report_json"])
-    sizes: dict[str, str] = {}
-    for text in given["sizes"]:
-        name, equals, value = text.partition("=")
-        if not equals or not name or not value:
-            raise OptionsError(f"--size {text!r} is not NAME=VALUE", fix="as in --size layers=2")
-        sizes[name] = value
     return Request(
         given["model"],
         given["quantize"],
-        sizes,
+        _sizes(given["sizes"]),
         given["dynamic"],
         choice(Check, check, "check"),
         _FLOATS[given["float_dtype"]],
@@ -239,6 +284,16 @@ def _request(given: dict[str, Any], check: str) -> Request:
         given.get("show_plan", False),
         options,
     )
+
+
+def _sizes(texts: Sequence[str]) -> dict[str, str]:
+    sizes: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise OptionsError(f"--size {text!r} is not NAME=VALUE", fix="as in --size layers=2")
+        sizes[name] = value
+    return sizes
 
 
 def _check_writable(target: str | None) -> None:
@@ -264,19 +319,25 @@ def _prepare(
         )
     if request.quantize is None:
         return loaded.model, args, kwargs, shapes
+    say(f"quantizing with {request.quantize}")
+    return *_quantized(loaded, request.quantize, shapes), shapes
+
+
+def _quantized(
+    loaded: Loaded, recipe: str, shapes: Any
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Quantize a model, and say what was not; return it with its inputs."""
     if isinstance(loaded.model, torch.export.ExportedProgram):
         raise OptionsError(
             "an exported program cannot be quantized any more",
             where=loaded.spec,
             fix="leave out --quantize, or quantize the module before exporting it",
         )
-    say(f"quantizing with {request.quantize}")
-    quantized = recipes.quantize(
-        loaded.model, request.quantize, args, kwargs, dynamic_shapes=shapes
-    )
+    args, kwargs = loaded.args, dict(loaded.kwargs or {})
+    quantized = recipes.quantize(loaded.model, recipe, args, kwargs, dynamic_shapes=shapes)
     for note in quantized.notes:
         _ERR.print(f"not quantized: {note}", style="yellow", markup=False)
-    return quantized.model, args, kwargs, shapes
+    return quantized.model, args, kwargs
 
 
 def _show(report: Report, request: Request) -> None:

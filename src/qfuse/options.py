@@ -44,6 +44,8 @@ class Options:
         backend: What runs the lowered graph.
         cache: Reuse and store compiled packages on disk.
         own_kernels: Use qfuse's own C++ kernels where they win.
+        without: Names of rewrites of the optimize room that may not happen, such as
+            ``merge-linears``: to see what one is worth, or to live without it.
     """
 
     backend: Backend = field(default=Backend.AUTO, metadata={"help": "what runs the lowered graph"})
@@ -52,6 +54,9 @@ class Options:
     )
     own_kernels: bool = field(
         default=True, metadata={"help": "use qfuse's own C++ kernels where they win"}
+    )
+    without: tuple[str, ...] = field(
+        default=(), metadata={"help": "a rewrite that may not happen, such as merge-linears"}
     )
 
     @classmethod
@@ -82,7 +87,18 @@ class Options:
         for name in ("cache", "own_kernels"):
             if not isinstance(given.get(name, True), bool):
                 raise OptionsError(f"option {name!r} must be a bool, not {given[name]!r}")
+        if "without" in given:
+            given["without"] = _names(given["without"])
         return cls(**given)
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
+        raise OptionsError(
+            f"option 'without' must be a list of names, not {value!r}",
+            fix='as in options={"without": ["merge-linears"]}',
+        )
+    return tuple(value)
 
 
 def choice(kind: type[StrEnum], value: object, name: str) -> Any:

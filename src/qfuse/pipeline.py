@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qfuse.backends import compile_graph
-from qfuse.ir.errors import CaptureError, CheckError
+from qfuse.ir.errors import CaptureError, CheckError, OptionsError
 from qfuse.ir.events import Checked, Exactness, Noted, RolledBack
 from qfuse.ir.run import run_flat
 from qfuse.ir.text import to_text
@@ -16,7 +16,7 @@ from qfuse.lower.row_kernels import row_kernels
 from qfuse.lower.rows import kernel_rows
 from qfuse.model_check import ModelCheck, bisect
 from qfuse.normalize import normalize
-from qfuse.optimize import optimize
+from qfuse.optimize import optimize, rewrite_names
 from qfuse.options import Check
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import Context
@@ -85,6 +85,7 @@ class Planner:
         check: How values are checked.
         float_dtype: Type for what is not quantized; ``None`` keeps the source's types.
         progress: Told what begins.
+        without: Names of rewrites of the optimize room that may not happen.
     """
 
     target: Target
@@ -93,6 +94,20 @@ class Planner:
     check: Check = Check.OFF
     float_dtype: torch.dtype | None = None
     progress: Callable[[str], None] | None = None
+    without: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        known = rewrite_names()
+        for name in self.without:
+            if name not in known:
+                raise OptionsError(
+                    f"there is no rewrite {name!r} to do without",
+                    fix=f"there are {', '.join(sorted(known))}",
+                )
+
+    @property
+    def _banned(self) -> frozenset[str]:
+        return frozenset(f"optimize/{name}" for name in self.without)
 
     def rewrite(
         self, captured: CapturedGraph, inputs: Sequence[torch.Tensor] = (), gate: Gate | None = None
@@ -101,7 +116,7 @@ class Planner:
         program = clone(captured)
         verify(program)
         checker = SiteChecker(program, inputs) if self.check is Check.SITE else None
-        gate = gate or Gate()
+        gate = gate or Gate(banned=self._banned)
 
         def context(room: str) -> Context:
             return Context(room, self.cost, gate, checker, strict=False)
@@ -118,7 +133,7 @@ class Planner:
             CaptureError: The model does not run on its example inputs.
             CheckError: Values are wrong although nothing was rewritten.
         """
-        gate = Gate()
+        gate = Gate(banned=self._banned)
         self._say("rewriting the graph")
         lowered = self.rewrite(captured, inputs, gate)
         if self.check is Check.OFF:

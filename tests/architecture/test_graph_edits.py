@@ -17,6 +17,7 @@ MAY_EDIT = {
     "rewrite/rewriter.py": "the only editor: keeps meta, provenance and the event list",
     "capture/_export_api.py": "copies what torch.export made into a fresh plain graph",
     "backends/*.py": "builds the graph that it hands to its compiler; nobody reads it afterwards",
+    "passes/raw.py": "copies a caller's graph into a plain one, and the rewritten one back",
     "testing/build.py": "builds the small graphs of the tests by hand",
     "zoo/_torchao_api.py": "clears dead nodes before quantizing: torchao's quantizer fails on them",
 }

@@ -17,6 +17,7 @@ PUBLIC = {
     "BackendError",
     "CaptureError",
     "CompiledModel",
+    "GraphError",
     "InputError",
     "NormalizeError",
     "Options",
@@ -27,6 +28,7 @@ PUBLIC = {
     "__version__",
     "compile",
     "explain",
+    "passes",
 }
 
 

@@ -159,19 +159,32 @@ def test_linears_have_the_bits_of_the_source(
 
 
 @pytest.mark.numeric
-def test_what_has_no_canonical_form_stays_and_is_named(dialect: Dialect) -> None:
+@pytest.mark.parametrize("group", [4, 8, 16])
+def test_mxfp4_has_the_bits_of_the_source(dialect: Dialect, group: int) -> None:
     source = Source()
-    x = source.arg(torch.randn(3, 16))
-    pair = source.b.call(sim.dynamic_quantize_mxfp4.default, x, 8)
-    w, e = source.b.const("w", codes((8, 16), torch.uint8) % 16), source.b.item(pair, 1)
-    exponents = source.b.const("e", torch.zeros(8, 2, dtype=torch.int8))
-    y = source.b.call(sim.mxfp4_linear.default, x, w, exponents, None)
-    program = same_bits(source, source.b.item(pair, 0), e, y, dialects=(dialect,))
+    scale = torch.exp2(torch.randint(-140, 100, (5, 16 // group)).float())
+    hard = torch.randint(-28, 29, (5, 16)) / 4 * scale.repeat_interleave(group, -1)
+    hard[0] = 0
+    hard[1, ::3] = -0.0
+    x, quiet = source.arg(hard), source.arg(torch.randn(3, 16))
+    pair = source.b.call(sim.dynamic_quantize_mxfp4.default, x, group)
+    w = source.b.const("w", codes((8, 16), torch.uint8) % 16)
+    e = source.b.const("e", torch.randint(-8, 8, (8, 16 // group)).to(torch.int8))
+    y = source.b.call(sim.mxfp4_linear.default, quiet, w, e, None)
+    outs = [source.b.item(pair, 0), source.b.item(pair, 1), y]
+    program = same_bits(source, *outs, dialects=(dialect,))
 
-    assert [note.text for note in program.log.of(Noted)] == [
-        "simulator.dynamic_quantize_mxfp4 stays as it is: the language has no MX formats yet",
-        "simulator.mxfp4_linear stays as it is: the language has no MX formats yet",
-    ]
+    assert ops_of(program, "simulator") == []
+    assert ops_of(program) == ["choose_qparams", "quantize", "dequantize"]
+
+
+def test_refuses_groups_that_do_not_fill_the_axis(dialect: Dialect) -> None:
+    source = Source()
+    x = source.arg(torch.randn(3, 16), (3, "K"))
+    pair = source.b.call(sim.dynamic_quantize_mxfp4.default, x, 8)
+    program = normalize(source.done(source.b.item(pair, 0)), dialects=(dialect,))
+
+    assert only_miss(program).code is MissCode.SHAPE
 
 
 def test_refuses_a_weight_of_run_time(dialect: Dialect) -> None:

@@ -21,6 +21,7 @@ from qfuse.kernels.row_ops import (
     layer_norm_quantized,
     rms_norm_quantized,
 )
+from qfuse.lower.row_problem import ROW_FORMULAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.numeric
 
-FORMULAS = [formula for formula in Formula if formula is not Formula.AO_FLOAT8]
 WIDTHS = (1, 3, 15, 16, 17, 63, 64, 65, 130, 1000)
 
 
@@ -51,7 +51,7 @@ def arithmetics(real: torch.dtype) -> Iterator[dict[str, Any]]:
     ("formula", "span"),
     [
         (formula, span)
-        for formula in FORMULAS
+        for formula in ROW_FORMULAS
         for span in [(-128, 127), (-127, 127), (0, 255), (0, 127)]
         # It divides by the least code.
         if formula is not Formula.AO_SYMMETRIC_NO_CLIPPING or span[0]

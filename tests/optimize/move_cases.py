@@ -95,8 +95,8 @@ class Graph:
         if node.meta["val"].is_floating_point() and node.meta["val"].itemsize > 1:
             return self.call(aten.neg.default, node)
         if node.target is ops.quantize:
-            spec = QuantSpec.parse(str(node.args[3]))
-            return self.call(aten.neg.default, self.dequantize(node, spec, node.args[1:3]))  # type: ignore[arg-type]
+            real = self.call(ops.dequantize, node, *node.args[1:])
+            return self.call(aten.neg.default, real)
         return self.call(aten._to_copy.default, node, dtype=torch.float32)
 
 

@@ -230,6 +230,35 @@ def test_a_scale_that_others_read_is_that_of_the_op() -> None:
 
 
 @pytest.mark.numeric
+def test_a_cast_that_others_read_stays_for_them() -> None:
+    w = Writer("m", 8, dtype=BF16)
+    total = w.call(aten.add.Tensor, w.x, w.arg("r"))
+    wide = w.cast(total, F32)
+    y = rms_of(w, wide)
+    norm = fused(w.done(w.static(y), w.call(aten.neg.default, wide)), m=3)
+    assert norm.residual is not None
+    assert norm.output.keep == {Keep.SUM}
+
+
+def rms_of(w: Writer, x: Node) -> Node:
+    v = w.call(aten.mean.dim, w.mul(x, x), [-1], True)
+    v = w.call(aten.add.Tensor, v, 1e-6)
+    return w.mul(x, w.call(aten.rsqrt.default, v))
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_normalized_axis_may_vary(whole: bool) -> None:
+    w = Writer(3, "n")
+    size = w.call(aten.sym_size.int, w.x, 1)
+    y = rms_of(w, w.x)
+    if whole:
+        y = w.call(aten.layer_norm.default, w.x, [size], None, None, 1e-5, False)
+    norm = fused(w.done(w.static(y)), n=7)
+    assert norm.norm.axes == 1
+
+
+@pytest.mark.numeric
 def test_a_constant_that_comes_late_is_read_anew() -> None:
     w = Writer("m", 8)
     y = w.spelled(Spelling())

@@ -200,6 +200,20 @@ def test_values_are_within_rounding_of_the_library() -> None:
     torch.testing.assert_close(run(program, inputs), run(source, inputs))
 
 
+@pytest.mark.numeric
+def test_what_leaves_keeps_its_strides_whatever_the_sizes_are() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, "b", "s", 8)
+    q, k, v = (Weight(n, INT8).linear(b, x, 8, f"w{n}") for n in (6, 4, 2))
+    turned = b.call(aten.transpose.int, k, 0, 1)
+    program = b.done(q, turned, b.call(aten.neg.default, v))
+    inputs = random_inputs(program, b=2, s=3)
+    before = [value.stride() for value in run(program, inputs)]
+
+    assert merge(program, b=2, s=3).fired == {"merge-linears": 1}
+    assert [value.stride() for value in run(program, inputs)] == before
+
+
 def refused(program: NormalGraph, result: PassResult) -> list[tuple[MissCode, str]]:
     """The reasons that were given; one linear per sibling must be left."""
     del program

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from hypothesis import strategies as st
+from tests.property.micro import micro_tensors
 from tests.property.specs import FLOATS, SEEDS
 
 from qfuse.ir import ops
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch.fx import Node
+    from torch.fx.node import Argument
 
 __all__ = ["Grower", "Params", "Size", "Value", "text_of"]
 
@@ -65,6 +67,13 @@ class Params:
     spec: QuantSpec
     scale: Node
     zero: Node | None
+    outer: Node | None = None
+
+    @property
+    def args(self) -> tuple[Argument, ...]:
+        """The arguments of quantize and dequantize besides what they read."""
+        plain = (self.scale, self.zero, str(self.spec))
+        return plain if self.outer is None else (*plain, self.outer)
 
 
 def text_of(sizes: Sequence[Size]) -> tuple[str, ...]:
@@ -242,15 +251,20 @@ class Grower:
         zero = None if without else self.b.item(pair, 1)
         return Params(QuantSpec(dtype, low, high, block, real), self.b.item(pair, 0), zero)
 
+    def micro_params(self, x: Node, sizes: Sequence[Size], real: torch.dtype) -> Params:
+        """Choose parameters with scales in a format of their own, perhaps of two levels."""
+        spec, scale, outer = micro_tensors(self, x, sizes, real)
+        return Params(spec, scale, None, outer)
+
     def quantize(self, x: Node, params: Params) -> Node:
         """Add a quantize."""
-        q = self.b.call(ops.quantize, x, params.scale, params.zero, str(params.spec))
+        q = self.b.call(ops.quantize, x, *params.args)
         self.stored.append((q, params))
         return q
 
     def dequantize(self, q: Node, params: Params) -> Value:
         """Add a dequantize."""
-        node = self.b.call(ops.dequantize, q, params.scale, params.zero, str(params.spec))
+        node = self.b.call(ops.dequantize, q, *params.args)
         integer = not params.spec.dtype.is_floating_point
         whole = params.spec.domain is not ZeroPointDomain.FLOAT_OFFSET
         return self.add(node, coarse=integer and whole)

@@ -13,6 +13,7 @@ from tests.property.specs import SEEDS
 from tests.property.steps import Case
 
 from qfuse.ir import ops
+from qfuse.ir.blocks import block_grid
 from qfuse.ir.views import dtype_of, shape_of
 
 if TYPE_CHECKING:
@@ -247,6 +248,8 @@ def _params(g: Grower, x: Node) -> Params:
     known = [p for _, p in g.stored if p.spec.real == real and _fits(p, sizes)]
     if known and g.chance(2):
         return g.pick(known[::-1])
+    if g.chance(3):
+        return g.micro_params(x, sizes, real)
     if g.chance(2):
         return g.dynamic_params(x, sizes, real)
     return g.static_params(sizes, real)
@@ -255,11 +258,18 @@ def _params(g: Grower, x: Node) -> Params:
 def _fits(params: Params, sizes: Sequence[Size]) -> bool:
     if len(params.spec.block) != len(sizes):
         return False
-    return text_of(params.spec.grid(sizes)) == text_of(shape_of(params.scale))
+    if text_of(params.spec.grid(sizes)) != text_of(shape_of(params.scale)):
+        return False
+    outer = params.spec.outer
+    if outer is None or params.outer is None:
+        return True
+    return text_of(block_grid(outer, sizes)) == text_of(shape_of(params.outer))
 
 
 def _moved_stored(g: Grower, q: Node, params: Params) -> tuple[Node, Params] | None:
     """Move stored numbers that have one scale."""
+    if params.outer is not None:
+        return None
     if any(b is not None for b in params.spec.block) or q.meta["val"].dtype.is_floating_point:
         return None
     there = _moved(g, q)
@@ -335,7 +345,9 @@ def _choose_greatest(g: Grower) -> None:
 
 def _requantize(g: Grower) -> None:
     """Stored numbers of other parameters, without real ones between."""
-    fitting = [(q, p) for q, p in g.stored[-3:] if not p.spec.dtype.is_floating_point]
+    fitting = [
+        (q, p) for q, p in g.stored[-3:] if not p.spec.dtype.is_floating_point and p.spec.is_plain
+    ]
     if not fitting:
         return
     q, params = g.pick(fitting[::-1])

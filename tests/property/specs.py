@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 from hypothesis import strategies as st
+from tests.property.micro import KINDS, micro_specs
 
 from qfuse.ir.choose_spec import ChooseSpec, Formula
+from qfuse.ir.elements import Element
 from qfuse.ir.epilogue import ACTIVATIONS, Act, Add, Cast, Epilogue, Glu, Halves, Mul, Round
 from qfuse.ir.quant_spec import (
     STORAGE_DTYPES,
@@ -14,11 +16,13 @@ from qfuse.ir.quant_spec import (
     QuantSpec,
     ZeroPointDomain,
     dtype_range,
+    stored_range,
 )
 
 __all__ = [
     "FLOATS",
     "SEEDS",
+    "any_specs",
     "arithmetics",
     "blocks",
     "choose_specs",
@@ -77,12 +81,28 @@ def quant_specs(draw: st.DrawFn, rank: int | None = None) -> QuantSpec:
 
 
 @st.composite
+def any_specs(draw: st.DrawFn) -> QuantSpec:
+    """Any spec, also with scales in a format of their own and of two levels."""
+    if draw(st.booleans()):
+        return draw(quant_specs())
+    rank = draw(st.integers(0, 4))
+    outer = draw(st.none() | blocks(rank))
+    return draw(micro_specs(draw(blocks(rank)), draw(st.sampled_from(FLOATS)), outer))
+
+
+@st.composite
 def choose_specs(draw: st.DrawFn) -> ChooseSpec:
     """Any choose spec that can be written down."""
-    dtype = draw(st.sampled_from((torch.int8, torch.uint8, torch.int16, torch.int32)))
-    low, high = draw(ranges(dtype))
+    formula = draw(st.sampled_from(Formula))
+    if draw(st.integers(0, 3)) == 3:
+        dtype, element = draw(st.sampled_from(KINDS))
+        low, high = stored_range(dtype, element)
+    else:
+        dtype = draw(st.sampled_from((torch.int8, torch.uint8, torch.int16, torch.int32)))
+        element = Element.WHOLE
+        low, high = draw(ranges(dtype))
     return ChooseSpec(
-        draw(st.sampled_from(Formula)),
+        formula,
         dtype,
         low,
         high,
@@ -90,6 +110,8 @@ def choose_specs(draw: st.DrawFn) -> ChooseSpec:
         draw(st.floats(0, 1, allow_nan=False)),
         draw(st.sampled_from((torch.float32, torch.float64, torch.bfloat16))),
         draw(st.sampled_from((torch.int8, torch.uint8, torch.int32, torch.int64))),
+        element,
+        formula is Formula.NVFP4 and draw(st.booleans()),
     )
 
 

@@ -138,9 +138,13 @@ def _quantize(g: Grower) -> None:
 
 def _params(g: Grower, x: Value) -> Params:
     sizes, real = g.sizes(x), dtype_of(x.node)
-    known = [p for _, p in g.stored if p.spec.block == (None,) * len(sizes) and p.spec.real == real]
+    whole: Block = (None,) * len(sizes)
+    plain = [p for _, p in g.stored if p.outer is None]
+    known = [p for p in plain if p.spec.block == whole and p.spec.real == real]
     if known and g.chance(3):
         return g.pick(known[::-1])
+    if not g.exact and real in FLOATS and g.chance(4):
+        return g.micro_params(x.node, sizes, real)
     if g.exact or real not in FLOATS or g.draw(st.booleans()):
         return g.static_params(sizes, real)
     return g.dynamic_params(x.node, sizes, real)
@@ -154,9 +158,9 @@ def _twin(g: Grower) -> None:
     if q.target is not torch.ops.qfuse.quantize.default:
         return
     x = q.all_input_nodes[0]
-    copies = [_copy(g, part) for part in (params.scale, params.zero)]
+    copies = [_copy(g, part) for part in (params.scale, params.zero, params.outer)]
     assert copies[0] is not None, "a scale is a node"
-    twin = Params(params.spec, copies[0], copies[1])
+    twin = Params(params.spec, copies[0], copies[1], copies[2])
     g.dequantize(g.quantize(x, twin), twin)
 
 
@@ -170,7 +174,8 @@ def _copy(g: Grower, node: Node | None) -> Node | None:
 def _move_stored(g: Grower, q: Node, params: Params) -> None:
     """Move stored numbers that have one scale, then dequantize them."""
     there = moved(g, q)
-    if any(b is not None for b in params.spec.block) or there is None:
+    fine = any(b is not None for b in params.spec.block) or params.outer is not None
+    if fine or there is None:
         g.dequantize(q, params)
         return
     rank = len(shape_of(there))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.specs import choose_specs, epilogues, quant_specs
+from tests.property.specs import any_specs, choose_specs, epilogues
 
 from qfuse.ir.choose_spec import ChooseSpec
 from qfuse.ir.epilogue import Epilogue
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.property
 
-TEXTS = st.one_of(quant_specs(), choose_specs(), epilogues()).map(str)
+TEXTS = st.one_of(any_specs(), choose_specs(), epilogues()).map(str)
 PARSERS = [QuantSpec.parse, ChooseSpec.parse, Epilogue.parse]
 
 
-@given(quant_specs())
+@given(any_specs())
 def test_a_quantization_spec_reads_back(spec: QuantSpec) -> None:
     assert QuantSpec.parse(str(spec)) == spec
 
 
-@given(quant_specs(), quant_specs())
+@given(any_specs(), any_specs())
 def test_specs_are_equal_exactly_when_their_texts_are(a: QuantSpec, b: QuantSpec) -> None:
     assert (a == b) == (str(a) == str(b))
 

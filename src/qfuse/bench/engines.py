@@ -12,6 +12,7 @@ from qfuse.api import compile as qfuse_compile
 from qfuse.bench import _torch_api
 from qfuse.bench.peers import Contender, Engine
 from qfuse.bench.worker import Subject
+from qfuse.options import Options
 from qfuse.zoo import recipes
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def _qfuse(contender: Contender, example: Inputs) -> Subject:
     model, facts, dynamic_shapes = _model(contender)
     prepare = _prepare(contender)
     args, kwargs = prepare(example)
-    fast = qfuse_compile(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+    options = Options(without=contender.without)
+    fast = qfuse_compile(model, args, kwargs, dynamic_shapes=dynamic_shapes, options=options)
     return Subject(fast, prepare, facts, fast.report)
 
 

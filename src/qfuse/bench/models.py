@@ -26,12 +26,15 @@ class Case:
         model: Name in the zoo.
         what: The size in words.
         sizes: Where it differs from the zoo's default.
+        seeds: Of the inputs on which answers are compared. A model that writes a cache where its
+            inputs say answers alike again only if they say one place.
     """
 
     name: str
     model: str
     what: str
     sizes: Mapping[str, int] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (0, 1)
 
 
 CASES: Mapping[str, Case] = MappingProxyType(

@@ -72,6 +72,7 @@ class Contender:
         sizes: Sizes of the model and its inputs.
         recipe: How it is quantized; ``None`` for the float model.
         dynamic: Quantize and compile for all sizes of the inputs that the model allows.
+        without: What qfuse has to do without: see :class:`qfuse.Options`.
     """
 
     engine: Engine
@@ -80,11 +81,13 @@ class Contender:
     sizes: Mapping[str, int] = field(default_factory=dict)
     recipe: str | None = None
     dynamic: bool = False
+    without: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         """How tables call it: ``inductor bf16 w8a8-dynamic``."""
-        return " ".join(filter(None, (self.engine, self.float_type, self.recipe)))
+        less = f"without {len(self.without)}" if self.without else None
+        return " ".join(filter(None, (self.engine, self.float_type, self.recipe, less)))
 
     @property
     def zoo_recipe(self) -> str | None:
@@ -115,7 +118,8 @@ class Contender:
         """Read what :meth:`to_dict` gave."""
         given = dict(values)
         engine, float_type = Engine(given.pop("engine")), FloatType(given.pop("float_type"))
-        return cls(engine=engine, float_type=float_type, **given)
+        without = tuple(given.pop("without", ()))
+        return cls(engine=engine, float_type=float_type, without=without, **given)
 
 
 def float_peers(model: str, sizes: Mapping[str, int]) -> list[Contender]:

@@ -164,7 +164,7 @@ def _measure_case(case: Case, plan: _Plan, watch: Watch) -> Iterator[Match]:
     Raises:
         WorkerError: The float model does not run.
     """
-    inputs = example_inputs(case, seeds=(0, 1))
+    inputs = example_inputs(case, case.seeds)
     floats = plan.floats(case)
     with Contest(inputs, floats[0].name, plan.threads, watch) as contest:
         contest.enter([peer.entrant() for peer in floats])

@@ -1,10 +1,12 @@
-"""How a block grid looks after its tensor was viewed in another shape."""
+"""Block grids: their shape, their text, and how they look after their tensor was viewed."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from qfuse.ir.errors import BlockError, NormalizeError
 from qfuse.ir.sizes import exact_quotient, same_shape, same_size
 
 if TYPE_CHECKING:
@@ -13,7 +15,18 @@ if TYPE_CHECKING:
     from qfuse.ir.quant_spec import Block
     from qfuse.ir.sizes import Size
 
-__all__ = ["Stuck", "covers", "fill_ones", "view_block"]
+__all__ = [
+    "Stuck",
+    "block_grid",
+    "block_text",
+    "check_grid",
+    "covers",
+    "fill_ones",
+    "parse_block",
+    "view_block",
+]
+
+_BLOCK = re.compile(r"(\d+|\*)(x(\d+|\*))*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +173,49 @@ def _tile(chunk: Size, sizes: Sequence[Size]) -> list[int | None] | Stuck:
         else:
             return Stuck("blocks would not line up with the new axes")
     return done[::-1] if same_size(rest, 1) else Stuck("a block is larger than the tensor")
+
+
+def block_grid(block: Block, shape: Sequence[Size]) -> tuple[Size, ...]:
+    """Return how many blocks there are along every axis of a tensor of ``shape``.
+
+    Raises:
+        BlockError: The rank of ``shape`` is not the rank of the block.
+    """
+    if len(shape) != len(block):
+        raise BlockError(f"block {block} has another rank than the tensor {tuple(shape)}")
+    return tuple(
+        1 if b is None else (size + b - 1) // b for size, b in zip(shape, block, strict=True)
+    )
+
+
+def check_grid(block: Block, shape: Sequence[Size], scale_shape: Sequence[Size]) -> None:
+    """Check that a scale of ``scale_shape`` tiles a tensor of ``shape``.
+
+    Raises:
+        BlockError: It does not.
+    """
+    want = block_grid(block, shape)
+    if len(want) != len(scale_shape) or any(w != s for w, s in zip(want, scale_shape, strict=True)):
+        raise BlockError(
+            f"a scale of shape {tuple(scale_shape)} does not fit a tensor of shape "
+            f"{tuple(shape)} in blocks of {block_text(block)}: it must be {want}",
+            fix="give one scale per block, in the rank of the tensor",
+        )
+
+
+def block_text(block: Block) -> str:
+    """Write a block as ``1x*``; a scalar's block is ``scalar``."""
+    return "x".join("*" if b is None else str(b) for b in block) or "scalar"
+
+
+def parse_block(text: str) -> Block:
+    """Read the text of a block back.
+
+    Raises:
+        NormalizeError: The text is not a block.
+    """
+    if text == "scalar":
+        return ()
+    if _BLOCK.fullmatch(text) is None:
+        raise NormalizeError(f"not the text of a block: {text!r}")
+    return tuple(None if b == "*" else int(b) for b in text.split("x"))

@@ -10,9 +10,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from qfuse.ir.elements import Element
+from qfuse.ir.elements import greatest as greatest_of
 from qfuse.ir.errors import NormalizeError
-from qfuse.ir.quant_math import reduce_blocks
-from qfuse.ir.quant_spec import Block, block_text, dtype_name, parse_block, parse_dtype
+from qfuse.ir.micro_choose import block_scale, power_scale, tensor_scale
+from qfuse.ir.quant_math import peaks, reduce_blocks
+from qfuse.ir.quant_spec import (
+    Block,
+    block_grid,
+    block_text,
+    dtype_name,
+    parse_block,
+    parse_dtype,
+    parse_stored,
+    stored_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +38,11 @@ class Formula(StrEnum):
     The ``AO`` formulas are torchao's ``choose_qparams_affine``, and its ``choose_scale_float8``,
     which has no least scale and no zero point; the ``DECOMPOSED`` ones are
     ``quantized_decomposed.choose_qparams*``; they differ in eps, dtypes and rounding.
+
+    The ``MX`` formulas give a power of two, named by how its exponent is rounded, as torchao's
+    ``to_mx`` does. ``NVFP4`` gives a scale in ``float8_e4m3fn``, relative to a second level of
+    scales if there is one, for which ``NVFP4_OUTER`` is, as torchao's ``nvfp4_quantize`` and
+    ``per_tensor_amax_to_scale`` do.
     """
 
     AO_SYMMETRIC = "ao-symmetric"
@@ -36,6 +53,16 @@ class Formula(StrEnum):
     DECOMPOSED_SYMMETRIC = "decomposed-symmetric"
     TOKEN_SYMMETRIC = "token-symmetric"
     TOKEN_ASYMMETRIC = "token-asymmetric"
+    MX_FLOOR = "mx-floor"
+    MX_CEIL = "mx-ceil"
+    MX_EVEN = "mx-even"
+    MX_RCEIL = "mx-rceil"
+    NVFP4 = "nvfp4"
+    NVFP4_OUTER = "nvfp4-outer"
+
+
+_POWERS = (Formula.MX_FLOOR, Formula.MX_CEIL, Formula.MX_EVEN, Formula.MX_RCEIL)
+_MICRO = (*_POWERS, Formula.NVFP4, Formula.NVFP4_OUTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +78,8 @@ class ChooseSpec:
         eps: Least scale.
         scale_dtype: Type of the scale that is returned.
         zero_point_dtype: Type of the zero point that is returned.
+        element: Which numbers of the storage type there are.
+        outer: Whether the scale is relative to a second one, of the whole tensor, which is given.
     """
 
     formula: Formula
@@ -61,12 +90,20 @@ class ChooseSpec:
     eps: float
     scale_dtype: torch.dtype = torch.float32
     zero_point_dtype: torch.dtype = torch.int32
+    element: Element = Element.WHOLE
+    outer: bool = False
+
+    def __post_init__(self) -> None:
+        if self.outer and self.formula is not Formula.NVFP4:
+            raise NormalizeError(f"{self.formula} takes no second scale", fix="leave it out")
 
     def __str__(self) -> str:
+        stored = stored_name(self.dtype, self.element)
         return (
-            f"{self.formula} {dtype_name(self.dtype)}[{self.quant_min},{self.quant_max}] "
+            f"{self.formula} {stored}[{self.quant_min},{self.quant_max}] "
             f"{block_text(self.block)} eps={self.eps!r} "
             f"{dtype_name(self.scale_dtype)} {dtype_name(self.zero_point_dtype)}"
+            f"{' outer' if self.outer else ''}"
         )
 
     @classmethod
@@ -80,15 +117,13 @@ class ChooseSpec:
 
     def grid(self, shape: Sequence[int | torch.SymInt]) -> tuple[int | torch.SymInt, ...]:
         """Return the shape of scale and zero point for a tensor of ``shape``."""
-        return tuple(
-            1 if b is None else (size + b - 1) // b
-            for size, b in zip(shape, self.block, strict=True)
-        )
+        return block_grid(self.block, shape)
 
 
 _TEXT = re.compile(
     rf"(?P<formula>{'|'.join(Formula)}) (?P<dtype>\w+)\[(?P<low>-?\d+),(?P<high>-?\d+)\] "
     r"(?P<block>\S+) eps=(?P<eps>\d+(\.\d+)?(e[+-]?\d+)?) (?P<scale>\w+) (?P<zero>\w+)"
+    r"(?P<outer> outer)?"
 )
 
 
@@ -97,15 +132,18 @@ def _parse(text: str) -> ChooseSpec:
     found = _TEXT.fullmatch(text)
     if found is None:
         raise NormalizeError(f"not the text of a choose spec: {text!r}")
+    dtype, element = parse_stored(found["dtype"])
     return ChooseSpec(
         Formula(found["formula"]),
-        parse_dtype(found["dtype"]),
+        dtype,
         int(found["low"]),
         int(found["high"]),
         parse_block(found["block"]),
         float(found["eps"]),
         parse_dtype(found["scale"]),
         parse_dtype(found["zero"]),
+        element,
+        found["outer"] is not None,
     )
 
 
@@ -116,18 +154,21 @@ def fixed_zero_point(spec: ChooseSpec) -> int | None:
             return int((spec.quant_max + spec.quant_min + 1) / 2)
         case Formula.DECOMPOSED_SYMMETRIC:
             return 128 if spec.dtype is torch.uint8 else 0
-        case Formula.TOKEN_SYMMETRIC | Formula.AO_FLOAT8:
-            return 0
         case Formula.AO_ASYMMETRIC | Formula.DECOMPOSED_AFFINE | Formula.TOKEN_ASYMMETRIC:
             return None
+        case _:
+            return 0
 
 
-def choose_qparams(x: torch.Tensor, spec: ChooseSpec) -> tuple[torch.Tensor, torch.Tensor]:
+def choose_qparams(
+    x: torch.Tensor, spec: ChooseSpec, outer_scale: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose scale and zero point for every block of ``x``.
 
     Args:
         x: Real tensor; the formula is computed in its dtype, as the sources do.
         spec: Which formula, for which storage.
+        outer_scale: The scale of the whole tensor, in its rank, if the spec takes one.
 
     Returns:
         Scale and zero point, both of shape ``spec.grid(x.shape)``.
@@ -135,6 +176,9 @@ def choose_qparams(x: torch.Tensor, spec: ChooseSpec) -> tuple[torch.Tensor, tor
     count: int | torch.SymInt = x.numel()
     if isinstance(count, int) and count == 0:
         return _empty(x, spec)
+    if spec.formula in _MICRO:
+        scale = _micro(peaks(x, spec.block).float(), spec, outer_scale)
+        return scale, torch.zeros_like(scale, dtype=spec.zero_point_dtype)
     least, greatest = reduce_blocks(x, spec.block)
     match spec.formula:
         case Formula.TOKEN_SYMMETRIC:
@@ -151,6 +195,17 @@ def choose_qparams(x: torch.Tensor, spec: ChooseSpec) -> tuple[torch.Tensor, tor
         case _:
             scale, zero = _affine(least, greatest, spec)
     return scale.to(spec.scale_dtype), zero.to(spec.zero_point_dtype)
+
+
+def _micro(peak: torch.Tensor, spec: ChooseSpec, outer_scale: torch.Tensor | None) -> torch.Tensor:
+    """Return the scale of blocks with the greatest magnitude ``peak``, which may be NaN."""
+    if spec.formula in _POWERS:
+        rounding = spec.formula.removeprefix("mx-")
+        return power_scale(peak, rounding, spec.dtype, spec.element)
+    top = greatest_of(spec.dtype, spec.element)
+    if spec.formula is Formula.NVFP4_OUTER:
+        return tensor_scale(peak, top)
+    return block_scale(peak, top, spec.eps, outer_scale)
 
 
 def _empty(x: torch.Tensor, spec: ChooseSpec) -> tuple[torch.Tensor, torch.Tensor]:

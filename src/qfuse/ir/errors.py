@@ -9,6 +9,7 @@ __all__ = [
     "CacheError",
     "CaptureError",
     "CheckError",
+    "GraphError",
     "InputError",
     "NormalizeError",
     "OptionsError",
@@ -57,6 +58,10 @@ class QfuseError(Exception):
 
 class CaptureError(QfuseError):
     """The model cannot be turned into a graph."""
+
+
+class GraphError(QfuseError):
+    """A graph that was given to a pass of :mod:`qfuse.passes` cannot be read."""
 
 
 class NormalizeError(QfuseError):

@@ -26,11 +26,16 @@ __all__ = [
 
 
 class Exactness(StrEnum):
-    """How far a rewrite may change values (see ``rewrite/tolerance.py``)."""
+    """How far a rewrite may change values (see ``rewrite/tolerance.py``).
+
+    ``ASSUMED`` is exact if parameters that have no values are the same wherever they look alike.
+    It exists on graphs of meta tensors alone, and only where somebody asked for it.
+    """
 
     EXACT = "exact"
     ROUNDING = "rounding"
     LOSSY = "lossy"
+    ASSUMED = "assumed"
 
 
 class MissCode(StrEnum):
@@ -45,6 +50,7 @@ class MissCode(StrEnum):
     ARITHMETIC = "arithmetic"
     ARGUMENT = "argument"
     NOT_CONSTANT = "not-constant"
+    NO_VALUES = "no-values"
     SHAPE = "shape"
     SHARED = "shared"
     ORDER = "order"

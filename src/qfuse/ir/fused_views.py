@@ -62,6 +62,7 @@ class Output:
     def __post_init__(self) -> None:
         assert self.params is None or self.chosen is None, "its parameters are given or chosen"
         is_float = self.params is None and self.chosen is None
+        assert self.chosen is None or not self.chosen[1].outer, "one level of scales is chosen"
         assert not (is_float and Keep.FLOAT in self.keep), "a float result is not kept besides"
 
     @property

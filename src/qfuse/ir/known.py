@@ -12,6 +12,7 @@ from qfuse.ir.choose_spec import fixed_zero_point
 from qfuse.ir.constants import constant_value, number_of
 from qfuse.ir.dtypes import exact_integers
 from qfuse.ir.fused_views import output_of, result_of, stored_spec
+from qfuse.ir.program import ASSUMED_META
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.view_ops import RESHAPES
 from qfuse.ir.views import as_choose, dtype_of, node_of
@@ -94,6 +95,8 @@ class _Range:
     whole: bool
 
 
+# What has no values and is assumed to be a zero point lies where one may lie.
+_ASSUMED = _Range(-(1 << 15), (1 << 15) - 1, whole=True)
 _ANYWHERE = _Range(-math.inf, math.inf, whole=False)
 
 
@@ -114,8 +117,9 @@ def _range_of(node: Node, depth: int) -> _Range:
 
 def _found_range(node: Node, depth: int) -> _Range | None:
     """Say where the elements lie before they are converted to the type of ``node``."""
-    if is_zero(node):
-        return _Range(0, 0, whole=True)
+    assumed = node.op == "get_attr" and ASSUMED_META in node.meta
+    if assumed or is_zero(node):
+        return _ASSUMED if assumed else _Range(0, 0, whole=True)
     value = constant_value(node)
     if value is not None:
         return _range_of_constant(value)

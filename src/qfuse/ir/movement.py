@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
+from qfuse.ir.blocks import Stuck
+from qfuse.ir.quant_spec import block_text
 from qfuse.ir.views import shape_of
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
-    from qfuse.ir.blocks import Stuck
     from qfuse.ir.quant_spec import Block
     from qfuse.ir.sizes import Size
 
@@ -31,6 +32,7 @@ __all__ = [
     "Mover",
     "TensorMover",
     "keep",
+    "move_levels",
     "squeezed",
     "unsqueeze",
     "with_axis",
@@ -78,10 +80,12 @@ class Moved:
     Attributes:
         block: The new block.
         apply: Moves a scale or a zero point.
+        outer: The same for the second level of scales, if there is one.
     """
 
     block: Block
     apply: Apply
+    outer: Moved | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,27 @@ class Movement(ABC):
     @abstractmethod
     def again(self, mover: Mover, value: Any) -> Any:
         """Apply the same movement to another value of the source's shape."""
+
+
+def move_levels(
+    move: Callable[[Block], Moved | Stuck], block: Block, outer: Block | None
+) -> Moved | Stuck:
+    """Move parameters that may have a second level of scales; both levels move, or none.
+
+    Args:
+        move: :meth:`Movement.forward` or :meth:`Movement.backward`.
+        block: The block of the parameters.
+        outer: The block of their second level of scales.
+    """
+    moved = move(block)
+    if outer is None or isinstance(moved, Stuck):
+        return moved
+    second = move(outer)
+    if isinstance(second, Stuck):
+        return Stuck(
+            f"their second level of scales, in blocks of {block_text(outer)}: {second.reason}"
+        )
+    return replace(moved, outer=second)
 
 
 def keep(mover: Mover, value: Any) -> Any:

@@ -1,8 +1,9 @@
 """The canonical and the fused ops: schemas, meaning, shapes.
 
 All are functional. Quantization parameters travel as ``(scale, zero_point, spec text)``; an empty
-text is a float edge without quantization. The Python reference registered here *is* the meaning
-of each op: it is what an unclaimed op is expanded to, and what every kernel is tested against.
+text is a float edge without quantization. A second level of scales comes last, since few have one.
+The Python reference registered here *is* the meaning of each op: it is what an unclaimed op is
+expanded to, and what every kernel is tested against.
 """
 
 from __future__ import annotations
@@ -42,18 +43,26 @@ __all__ = [
 _LIBRARY = torch.library.Library("qfuse", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 _SCHEMAS = (
-    "quantize(Tensor x, Tensor scale, Tensor? zero_point, str spec) -> Tensor",
-    "dequantize(Tensor q, Tensor scale, Tensor? zero_point, str spec) -> Tensor",
-    "choose_qparams(Tensor x, str choose) -> (Tensor, Tensor)",
+    (
+        "quantize(Tensor x, Tensor scale, Tensor? zero_point, str spec, "
+        "Tensor? outer_scale=None) -> Tensor"
+    ),
+    (
+        "dequantize(Tensor q, Tensor scale, Tensor? zero_point, str spec, "
+        "Tensor? outer_scale=None) -> Tensor"
+    ),
+    "choose_qparams(Tensor x, str choose, Tensor? outer_scale=None) -> (Tensor, Tensor)",
     (
         "requantize(Tensor q, Tensor scale, Tensor? zero_point, str spec, "
-        "Tensor out_scale, Tensor? out_zero_point, str out_spec) -> Tensor"
+        "Tensor out_scale, Tensor? out_zero_point, str out_spec, "
+        "Tensor? outer_scale=None, Tensor? out_outer_scale=None) -> Tensor"
     ),
     (
         "linear(Tensor x, Tensor? x_scale, Tensor? x_zero_point, str x_spec, "
         "Tensor weight, Tensor? weight_scale, Tensor? weight_zero_point, str weight_spec, "
         "Tensor? bias, Tensor? out_scale, Tensor? out_zero_point, str out_spec, "
-        "str epilogue, Tensor[] extras) -> Tensor"
+        "str epilogue, Tensor[] extras, Tensor? x_outer_scale=None, "
+        "Tensor? weight_outer_scale=None, Tensor? out_outer_scale=None) -> Tensor"
     ),
     f"rms_norm(Tensor x, Tensor? residual, Tensor? weight, str norm, {fused.OUTPUT_SCHEMA}",
     (
@@ -68,19 +77,29 @@ _SCHEMAS = (
 
 
 def _quantize(
-    x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: str
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    spec: str,
+    outer_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    return quantize_reference(x, scale, zero_point, QuantSpec.parse(spec))
+    return quantize_reference(x, scale, zero_point, QuantSpec.parse(spec), outer_scale)
 
 
 def _dequantize(
-    q: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: str
+    q: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    spec: str,
+    outer_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    return dequantize_reference(q, scale, zero_point, QuantSpec.parse(spec))
+    return dequantize_reference(q, scale, zero_point, QuantSpec.parse(spec), outer_scale)
 
 
-def _choose_qparams(x: torch.Tensor, choose: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return choose_reference(x, ChooseSpec.parse(choose))
+def _choose_qparams(
+    x: torch.Tensor, choose: str, outer_scale: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return choose_reference(x, ChooseSpec.parse(choose), outer_scale)
 
 
 def _requantize(  # noqa: PLR0913, PLR0917 - the schema's arguments
@@ -91,19 +110,25 @@ def _requantize(  # noqa: PLR0913, PLR0917 - the schema's arguments
     out_scale: torch.Tensor,
     out_zero_point: torch.Tensor | None,
     out_spec: str,
+    outer_scale: torch.Tensor | None = None,
+    out_outer_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    x = _dequantize(q, scale, zero_point, spec)
-    return _quantize(x, out_scale, out_zero_point, out_spec)
+    x = _dequantize(q, scale, zero_point, spec, outer_scale)
+    return _quantize(x, out_scale, out_zero_point, out_spec, out_outer_scale)
 
 
 def _edge(
-    value: torch.Tensor, scale: torch.Tensor | None, zero_point: torch.Tensor | None, spec: str
+    value: torch.Tensor,
+    scale: torch.Tensor | None,
+    zero_point: torch.Tensor | None,
+    spec: str,
+    outer_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Give the real tensor of an operand."""
     if not spec:
         return value
     assert scale is not None, f"a quantized edge needs a scale: {spec}"
-    return _dequantize(value, scale, zero_point, spec)
+    return _dequantize(value, scale, zero_point, spec, outer_scale)
 
 
 def _linear(  # noqa: PLR0913, PLR0917 - the schema's arguments
@@ -121,31 +146,45 @@ def _linear(  # noqa: PLR0913, PLR0917 - the schema's arguments
     out_spec: str,
     epilogue: str,
     extras: Sequence[torch.Tensor],
+    x_outer_scale: torch.Tensor | None = None,
+    weight_outer_scale: torch.Tensor | None = None,
+    out_outer_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    real_x = _edge(x, x_scale, x_zero_point, x_spec)
-    real_w = _edge(weight, weight_scale, weight_zero_point, weight_spec)
+    real_x = _edge(x, x_scale, x_zero_point, x_spec, x_outer_scale)
+    real_w = _edge(weight, weight_scale, weight_zero_point, weight_spec, weight_outer_scale)
     y = Epilogue.parse(epilogue).apply(F.linear(real_x, real_w, bias), extras)
     if not out_spec:
         return y
     assert out_scale is not None, f"a quantized output needs a scale: {out_spec}"
-    return _quantize(y, out_scale, out_zero_point, out_spec)
+    return _quantize(y, out_scale, out_zero_point, out_spec, out_outer_scale)
 
 
 def _fake_quantize(
-    x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: str
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    spec: str,
+    outer_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    del scale, zero_point
+    del scale, zero_point, outer_scale
     return torch.empty_like(x, dtype=QuantSpec.parse(spec).dtype)
 
 
 def _fake_dequantize(
-    q: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: str
+    q: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    spec: str,
+    outer_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    del scale, zero_point
+    del scale, zero_point, outer_scale
     return torch.empty_like(q, dtype=QuantSpec.parse(spec).real)
 
 
-def _fake_choose_qparams(x: torch.Tensor, choose: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _fake_choose_qparams(
+    x: torch.Tensor, choose: str, outer_scale: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    del outer_scale
     spec = ChooseSpec.parse(choose)
     grid = spec.grid(x.shape)
     scale = x.new_empty(grid, dtype=spec.scale_dtype)
@@ -160,8 +199,10 @@ def _fake_requantize(  # noqa: PLR0913, PLR0917 - the schema's arguments
     out_scale: torch.Tensor,
     out_zero_point: torch.Tensor | None,
     out_spec: str,
+    outer_scale: torch.Tensor | None = None,
+    out_outer_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    del scale, zero_point, spec, out_scale, out_zero_point
+    del scale, zero_point, spec, out_scale, out_zero_point, outer_scale, out_outer_scale
     return torch.empty_like(q, dtype=QuantSpec.parse(out_spec).dtype)
 
 

@@ -37,6 +37,8 @@ __all__ = [
 SOURCE_META = "qfuse_source"
 MODULE_META = "qfuse_module"
 MUTABLE_META = "qfuse_mutable"
+ASSUMED_META = "qfuse_assumed"
+"""Meta key: the node is read as if parameters without values were what they usually are."""
 
 
 @dataclass(frozen=True, slots=True)

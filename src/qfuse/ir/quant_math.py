@@ -1,7 +1,8 @@
 """The meaning of the canonical quantization ops, in plain torch: the one copy of this arithmetic.
 
 Every formula follows the source that it stands for bit for bit; the sources are the Python
-references of ``torch.ops.quantized_decomposed`` and torchao's ``quant_primitives``.
+references of ``torch.ops.quantized_decomposed`` and torchao's ``quant_primitives``, and for
+microscaling torchao's ``prototype.mx_formats``.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from qfuse.ir.elements import Element, ScaleFormat, round_to_element, scale_divisor
 from qfuse.ir.quant_spec import ZeroPointDomain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from qfuse.ir.quant_spec import Block, QuantSpec
 
-__all__ = ["dequantize", "expand_blocks", "quantize", "reduce_blocks"]
+__all__ = ["dequantize", "expand_blocks", "peaks", "quantize", "reduce_blocks"]
 
 
 def expand_blocks(values: torch.Tensor, block: Block, shape: Sequence[int]) -> torch.Tensor:
@@ -37,15 +39,20 @@ def expand_blocks(values: torch.Tensor, block: Block, shape: Sequence[int]) -> t
 
 
 def quantize(
-    x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: QuantSpec
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    spec: QuantSpec,
+    outer_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Quantize ``x``: ``clamp(round(x * (1 / scale)) + zero_point, quant_min, quant_max)``.
 
     Args:
         x: Real tensor of dtype ``spec.real``.
-        scale: Shape ``spec.grid(x.shape)``, any float dtype.
+        scale: Shape ``spec.grid(x.shape)``, any float dtype, or that of ``spec.scale``.
         zero_point: The same shape, or ``None``.
         spec: Everything else. Rounding is half to even.
+        outer_scale: The second level of scales, if the spec has one: one per block ``spec.outer``.
 
     Returns:
         A tensor of ``x``'s shape and dtype ``spec.dtype``.
@@ -53,12 +60,14 @@ def quantize(
     math = spec.arithmetic
     if spec.domain is ZeroPointDomain.FLOAT_OFFSET:
         return _quantize_offset(x, scale, zero_point, spec)
-    factor = scale.reciprocal() if math.reciprocal else scale
-    factor = expand_blocks(factor.to(math.compute), spec.block, x.shape)
+    factor = _divisor(scale, outer_scale, spec, x.shape)
     y = x.to(math.compute)
     y = y * factor if math.reciprocal else y / factor
     if spec.dtype.is_floating_point:
-        return y.clamp(spec.quant_min, spec.quant_max).to(spec.dtype)
+        y = y.clamp(spec.quant_min, spec.quant_max)
+        if spec.element is not Element.WHOLE:
+            y = round_to_element(y, spec.element)
+        return y.to(spec.dtype)
     if zero_point is not None:
         zero = expand_blocks(zero_point.to(math.compute), spec.block, x.shape)
         y = (y + zero).round() if math.zero_point_first else y.round() + zero
@@ -67,8 +76,30 @@ def quantize(
     return y.clamp(spec.quant_min, spec.quant_max).to(spec.dtype)
 
 
+def _divisor(
+    scale: torch.Tensor, outer_scale: torch.Tensor | None, spec: QuantSpec, shape: Sequence[int]
+) -> torch.Tensor:
+    """Return what quantize divides by, or its reciprocal, to be broadcast to ``shape``."""
+    compute, reciprocal = spec.arithmetic.compute, spec.arithmetic.reciprocal
+    if outer_scale is not None:
+        assert spec.outer is not None, f"a second level of scales: {spec}"
+        outer = expand_blocks(outer_scale.to(compute), spec.outer, shape)
+        inner = expand_blocks(scale.to(compute), spec.block, shape)
+        return outer.reciprocal() / inner if reciprocal else outer * inner
+    if spec.scale_format is ScaleFormat.E8M0:
+        factor = scale_divisor(scale, reciprocal=reciprocal)
+    else:
+        factor = scale if spec.scale_format is ScaleFormat.FLOAT else scale.to(compute)
+        factor = factor.reciprocal() if reciprocal else factor
+    return expand_blocks(factor.to(compute), spec.block, shape)
+
+
 def dequantize(
-    q: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: QuantSpec
+    q: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    spec: QuantSpec,
+    outer_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Dequantize ``q``: ``((q - zero_point) * scale)`` in ``spec.arithmetic.compute``.
 
@@ -79,12 +110,16 @@ def dequantize(
         scale: Shape ``spec.grid(q.shape)``.
         zero_point: The same shape, or ``None``.
         spec: Everything else.
+        outer_scale: The second level of scales, if the spec has one.
 
     Returns:
         A tensor of ``q``'s shape and dtype ``spec.real``.
     """
     compute = spec.arithmetic.compute
     factor = expand_blocks(scale.to(compute), spec.block, q.shape)
+    if outer_scale is not None:
+        assert spec.outer is not None, f"a second level of scales: {spec}"
+        factor = expand_blocks(outer_scale.to(compute), spec.outer, q.shape) * factor
     x = q.to(compute)
     if zero_point is None:
         return (x * factor).to(spec.real)
@@ -113,15 +148,19 @@ def reduce_blocks(x: torch.Tensor, block: Block) -> tuple[torch.Tensor, torch.Te
 
     A partial last block is reduced over the elements that it has.
     """
-    least = greatest = x
+    return _reduce(x, block, torch.amin), _reduce(x, block, torch.amax)
+
+
+def peaks(x: torch.Tensor, block: Block) -> torch.Tensor:
+    """Return the greatest magnitude in every block, in the rank of ``x``; NaN if there is one."""
+    return _reduce(x.abs(), block, torch.amax)
+
+
+def _reduce(x: torch.Tensor, block: Block, op: Callable[..., torch.Tensor]) -> torch.Tensor:
     for axis, b in enumerate(block):
-        if b == 1:
-            continue
         if b is None:
-            least = least.amin(axis, keepdim=True)
-            greatest = greatest.amax(axis, keepdim=True)
-        else:
-            low, high = torch.split(least, b, axis), torch.split(greatest, b, axis)
-            least = torch.cat([p.amin(axis, keepdim=True) for p in low], axis)
-            greatest = torch.cat([p.amax(axis, keepdim=True) for p in high], axis)
-    return least, greatest
+            x = op(x, axis, keepdim=True)
+        elif b != 1:
+            parts = torch.split(x, b, axis)
+            x = torch.cat([op(part, axis, keepdim=True) for part in parts], axis)
+    return x

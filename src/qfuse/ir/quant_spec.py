@@ -7,6 +7,7 @@ graph's text says all of it, and two specs are equal exactly when their strings 
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from qfuse.ir.blocks import block_grid, block_text, check_grid, parse_block
+from qfuse.ir.elements import CONTAINER, Element, ScaleFormat, greatest
 from qfuse.ir.errors import BlockError, NormalizeError
 
 if TYPE_CHECKING:
@@ -30,11 +33,15 @@ __all__ = [
     "Granularity",
     "QuantSpec",
     "ZeroPointDomain",
+    "block_grid",
     "block_text",
     "dtype_name",
     "dtype_range",
     "parse_block",
     "parse_dtype",
+    "parse_stored",
+    "stored_name",
+    "stored_range",
 ]
 
 WHOLE_AXIS = None
@@ -96,10 +103,14 @@ class Arithmetic:
 
 @dataclass(frozen=True, slots=True)
 class QuantSpec:
-    """Affine quantization of one tensor, without its scale and zero point tensors.
+    """Quantization of one tensor, without its scale and zero point tensors.
+
+    A second level of scales, if there is one, has blocks of its own; the scale of an element is
+    the product of its two.
 
     Attributes:
-        dtype: Storage type. Sub-byte integers live in ``int8``/``uint8`` with their range.
+        dtype: Storage type. Sub-byte integers live in ``int8``/``uint8`` with their range, elements
+            of 4 and 6 bits as values in ``float8_e4m3fn``.
         quant_min: Least stored number; semantics, since quantize clamps to it.
         quant_max: Greatest stored number.
         block: Elements that share one scale, per axis; ``None`` is the whole axis. The last block
@@ -107,6 +118,10 @@ class QuantSpec:
         real: Float type of the real side: what quantize reads and dequantize gives.
         arithmetic: How the source computes.
         domain: Where the zero point lives.
+        element: Which numbers of the storage type there are; quantize rounds to them after it
+            clamped to the range, whose bounds are those of the element, rounded outward.
+        scale_format: Format of the scale.
+        outer: Block of the second level of scales, ``None`` if there is one level.
     """
 
     dtype: torch.dtype
@@ -116,6 +131,9 @@ class QuantSpec:
     real: torch.dtype = torch.float32
     arithmetic: Arithmetic = Arithmetic()
     domain: ZeroPointDomain = ZeroPointDomain.INT
+    element: Element = Element.WHOLE
+    scale_format: ScaleFormat = ScaleFormat.FLOAT
+    outer: Block | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in STORAGE_DTYPES:
@@ -123,14 +141,30 @@ class QuantSpec:
                 f"{dtype_name(self.dtype)} is not a storage type of quantized tensors",
                 fix=f"use one of {', '.join(map(dtype_name, STORAGE_DTYPES))}",
             )
-        low, high = dtype_range(self.dtype)
+        low, high = stored_range(self.dtype, self.element)
         if not low <= self.quant_min <= self.quant_max <= high:
             raise NormalizeError(
                 f"range [{self.quant_min}, {self.quant_max}] does not fit in "
-                f"{dtype_name(self.dtype)} [{low}, {high}]"
+                f"{stored_name(self.dtype, self.element)} [{low}, {high}]"
             )
-        if any(b is not None and b < 1 for b in self.block):
-            raise BlockError(f"block sizes must be positive, got {self.block}")
+        if any(b is not None and b < 1 for b in (*self.block, *(self.outer or ()))):
+            raise BlockError(f"block sizes must be positive, got {self.block}, {self.outer}")
+        self._check_formats()
+
+    def _check_formats(self) -> None:
+        """Check what microscaling adds."""
+        if self.outer is not None and len(self.outer) != len(self.block):
+            raise BlockError(f"the two levels of scales have blocks {self.block} and {self.outer}")
+        if self.outer is not None and self.scale_format is ScaleFormat.E8M0:
+            raise NormalizeError(f"{self}: powers of two have no second level of scales")
+        narrow = self.element is not Element.WHOLE or self.scale_format is not ScaleFormat.FLOAT
+        if (narrow or self.outer is not None) and (
+            self.domain is not ZeroPointDomain.NONE or self.arithmetic.compute is not torch.float32
+        ):
+            raise NormalizeError(
+                f"{self} has a zero point, or is not computed in float32",
+                fix="scales in narrow formats and scales of two levels are without and in float32",
+            )
 
     @property
     def rank(self) -> int:
@@ -138,13 +172,31 @@ class QuantSpec:
         return len(self.block)
 
     @property
+    def bits(self) -> int:
+        """How many bits a stored number takes when it is packed."""
+        if self.element is not Element.WHOLE:
+            return 1 + self.element.exponent_bits + self.element.mantissa_bits
+        if self.dtype.is_floating_point:
+            return self.dtype.itemsize * 8
+        return max(1, (self.quant_max - self.quant_min).bit_length())
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has neither elements nor scales in a format of their own, and one level."""
+        whole = self.element is Element.WHOLE and self.scale_format is ScaleFormat.FLOAT
+        return whole and self.outer is None
+
+    @property
     def is_full_range(self) -> bool:
         """Whether the range is the whole storage type."""
-        return (self.quant_min, self.quant_max) == dtype_range(self.dtype)
+        return (self.quant_min, self.quant_max) == stored_range(self.dtype, self.element)
 
-    def with_block(self, block: Sequence[int | None]) -> QuantSpec:
-        """Return the same spec with another block."""
-        return replace(self, block=tuple(block))
+    def with_block(
+        self, block: Sequence[int | None], outer: Sequence[int | None] | None = None
+    ) -> QuantSpec:
+        """Return the same spec with other blocks, one for each level of scales that it has."""
+        assert (outer is None) == (self.outer is None), f"a block for every level: {self}"
+        return replace(self, block=tuple(block), outer=None if outer is None else tuple(outer))
 
     def grid(self, shape: Sequence[Size]) -> tuple[Size, ...]:
         """Return the shape that scale and zero point must have for a tensor of ``shape``.
@@ -152,12 +204,7 @@ class QuantSpec:
         Raises:
             BlockError: The rank of ``shape`` is not the rank of the block.
         """
-        if len(shape) != len(self.block):
-            raise BlockError(f"block {self.block} has another rank than the tensor {tuple(shape)}")
-        return tuple(
-            1 if b is None else (size + b - 1) // b
-            for size, b in zip(shape, self.block, strict=True)
-        )
+        return block_grid(self.block, shape)
 
     def check(self, shape: Sequence[Size], scale_shape: Sequence[Size]) -> None:
         """Check that a scale of ``scale_shape`` tiles a tensor of ``shape``.
@@ -165,15 +212,20 @@ class QuantSpec:
         Raises:
             BlockError: It does not.
         """
-        want = self.grid(shape)
-        if len(want) != len(scale_shape) or any(
-            w != s for w, s in zip(want, scale_shape, strict=True)
-        ):
+        check_grid(self.block, shape, scale_shape)
+
+    def check_outer(self, shape: Sequence[Size], scale_shape: Sequence[Size] | None) -> None:
+        """Check that the second level of scales is there if it should be, and tiles the tensor.
+
+        Raises:
+            BlockError: It is not, or does not.
+        """
+        if (scale_shape is None) != (self.outer is None):
             raise BlockError(
-                f"a scale of shape {tuple(scale_shape)} does not fit a tensor of shape "
-                f"{tuple(shape)} in blocks of {self.block_text()}: it must be {want}",
-                fix="give one scale per block, in the rank of the tensor",
+                f"a second level of scales is given or said to be given, not both: {self}"
             )
+        if scale_shape is not None and self.outer is not None:
+            check_grid(self.outer, shape, scale_shape)
 
     def granularity(self, shape: Sequence[Size]) -> Granularity:
         """Name the block relative to a tensor of ``shape``.
@@ -205,10 +257,13 @@ class QuantSpec:
         return block_text(self.block)
 
     def __str__(self) -> str:
-        return (
-            f"{dtype_name(self.dtype)}[{self.quant_min},{self.quant_max}] "
+        text = (
+            f"{stored_name(self.dtype, self.element)}[{self.quant_min},{self.quant_max}] "
             f"{self.block_text()} {dtype_name(self.real)} {self.arithmetic} {self.domain}"
         )
+        if self.scale_format is not ScaleFormat.FLOAT:
+            text += f" {self.scale_format}"
+        return text if self.outer is None else f"{text} outer={block_text(self.outer)}"
 
     @classmethod
     def parse(cls, text: str) -> QuantSpec:
@@ -229,9 +284,8 @@ class QuantSpec:
 _TEXT = re.compile(
     r"(?P<dtype>\w+)\[(?P<low>-?\d+),(?P<high>-?\d+)\] (?P<block>\S+) (?P<real>\w+) "
     r"(?P<compute>\w+):(?P<how>reciprocal|divide):(?P<order>zp-round|round-zp) "
-    rf"(?P<domain>{'|'.join(ZeroPointDomain)})"
+    rf"(?P<domain>{'|'.join(ZeroPointDomain)})( (?P<scale>e8m0|e4m3))?( outer=(?P<outer>\S+))?"
 )
-_BLOCK = re.compile(r"(\d+|\*)(x(\d+|\*))*")
 
 
 @cache
@@ -239,8 +293,9 @@ def _parse(text: str) -> QuantSpec:
     found = _TEXT.fullmatch(text)
     if found is None:
         raise NormalizeError(f"not the text of a quantization spec: {text!r}")
+    dtype, element = parse_stored(found["dtype"])
     return QuantSpec(
-        parse_dtype(found["dtype"]),
+        dtype,
         int(found["low"]),
         int(found["high"]),
         parse_block(found["block"]),
@@ -251,25 +306,10 @@ def _parse(text: str) -> QuantSpec:
             found["order"] == "zp-round",
         ),
         ZeroPointDomain(found["domain"]),
+        element,
+        ScaleFormat(found["scale"] or ScaleFormat.FLOAT),
+        None if found["outer"] is None else parse_block(found["outer"]),
     )
-
-
-def block_text(block: Block) -> str:
-    """Write a block as ``1x*``; a scalar's block is ``scalar``."""
-    return "x".join("*" if b is None else str(b) for b in block) or "scalar"
-
-
-def parse_block(text: str) -> Block:
-    """Read the text of a block back.
-
-    Raises:
-        NormalizeError: The text is not a block.
-    """
-    if text == "scalar":
-        return ()
-    if _BLOCK.fullmatch(text) is None:
-        raise NormalizeError(f"not the text of a block: {text!r}")
-    return tuple(None if b == "*" else int(b) for b in text.split("x"))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -287,6 +327,36 @@ def parse_dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise NormalizeError(f"there is no dtype {name!r}")
     return dtype
+
+
+def stored_name(dtype: torch.dtype, element: Element) -> str:
+    """Return ``"float4_e2m1"``, or the name of the storage type if all of its numbers are meant."""
+    return element.value or dtype_name(dtype)
+
+
+def parse_stored(name: str) -> tuple[torch.dtype, Element]:
+    """Return storage type and element format of what :func:`stored_name` gave.
+
+    Raises:
+        NormalizeError: There is no such type.
+    """
+    if name in set(Element) - {Element.WHOLE}:
+        return CONTAINER, Element(name)
+    return parse_dtype(name), Element.WHOLE
+
+
+def stored_range(dtype: torch.dtype, element: Element) -> tuple[int, int]:
+    """Return the least range of integers that holds all finite numbers that can be stored.
+
+    Raises:
+        NormalizeError: The element is not stored in this type.
+    """
+    if element is Element.WHOLE:
+        return dtype_range(dtype)
+    if dtype is not CONTAINER:
+        raise NormalizeError(f"{element} is stored in {dtype_name(CONTAINER)}, not {dtype}")
+    bound = math.ceil(greatest(dtype, element))
+    return -bound, bound
 
 
 def dtype_range(dtype: torch.dtype) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from qfuse.ir.fused import Keep
 from qfuse.ir.fused_views import as_activation, as_fused_norm
 from qfuse.ir.program import constant_of, place_of
 from qfuse.ir.views import (
+    as_choose,
     as_dequantize,
     as_fused_linear,
     as_quantize,
@@ -49,7 +50,8 @@ class StageSpec:
 
 
 STAGES: dict[str, StageSpec] = {
-    "captured": StageSpec(own=()),
+    # A model may be written in canonical ops, or come with them from another compiler.
+    "captured": StageSpec(own=ops.CANONICAL),
     "normal": StageSpec(own=ops.CANONICAL),
     "optimized": StageSpec(own=(*ops.CANONICAL, *ops.FUSED)),
     "lowered": StageSpec(own=(), kernels=True),
@@ -85,6 +87,7 @@ def verify_node(node: Node, spec: StageSpec) -> None:
         raise _broken(node, f"{node.op} nodes do not pass doorways")
     _verify_call(node, spec)
     _verify_params(node)
+    _verify_choice(node)
 
 
 def _verify_call(node: Node, spec: StageSpec) -> None:
@@ -145,6 +148,12 @@ def _verify_kept(node: Node) -> None:
         _verify_results(node, activation.output)
 
 
+def _verify_choice(node: Node) -> None:
+    choose = as_choose(node)
+    if choose is not None and (choose.outer_scale is None) == choose.spec.outer:
+        raise _broken(node, f"a second scale is given or asked for, not both: {choose.spec}")
+
+
 def _verify_results(node: Node, output: Output) -> None:
     """Check the results of an op that gives several of them."""
     results = node.meta["val"]
@@ -169,6 +178,11 @@ def _verify_edge(
         raise _broken(at, f"real numbers are {dtype_of(real)}, the spec says {spec}")
     zero = [] if params.zero_point is None else [tensor_of(params.zero_point)]
     _verify_stored(at, stored, spec, [tensor_of(params.scale), *zero])
+    outer = params.outer_scale
+    try:
+        spec.check_outer(stored.shape, None if outer is None else tensor_of(outer).shape)
+    except BlockError as error:
+        raise _broken(at, error.what) from error
 
 
 def _verify_stored(
@@ -176,6 +190,8 @@ def _verify_stored(
 ) -> None:
     if stored.dtype != spec.dtype:
         raise _broken(at, f"stored numbers are {stored.dtype}, the spec says {spec}")
+    if spec.scale_format.dtype not in {None, params[0].dtype}:
+        raise _broken(at, f"the scale is {params[0].dtype}, the spec says {spec}")
     try:
         for param in params:
             spec.check(stored.shape, param.shape)

@@ -38,6 +38,7 @@ __all__ = [
     "bits_of",
     "dtype_of",
     "edge_args",
+    "has_values",
     "node_of",
     "optional_node",
     "params_of",
@@ -55,11 +56,23 @@ class QuantParams:
         spec: Storage, range, block, arithmetic.
         scale: Node of the scale, in the rank of the tensor.
         zero_point: Node of the zero point, of the same shape, or ``None``.
+        outer_scale: Node of the second level of scales, one per block ``spec.outer``, or ``None``.
     """
 
     spec: QuantSpec
     scale: Node
     zero_point: Node | None
+    outer_scale: Node | None = None
+
+    @property
+    def tensors(self) -> tuple[Node, ...]:
+        """Return the nodes of all that there is: scale, zero point, second level of scales."""
+        found = (self.scale, self.zero_point, self.outer_scale)
+        return tuple(node for node in found if node is not None)
+
+    def call_args(self, value: Node) -> tuple[Argument, ...]:
+        """Return the positional arguments of a quantize or dequantize of ``value``."""
+        return (value, *_edge_args(self), *_outer_args(self))
 
     def same_as(self, other: QuantParams) -> bool:
         """Structural equality: equal specs, and tensors equal by node or by bits.
@@ -70,6 +83,7 @@ class QuantParams:
             self.spec == other.spec
             and _same_tensor(self.scale, other.scale)
             and _same_tensor(self.zero_point, other.zero_point)
+            and _same_tensor(self.outer_scale, other.outer_scale)
         )
 
 
@@ -102,16 +116,25 @@ class Requantize:
 
     def call_args(self) -> tuple[Argument, ...]:
         """Return the positional arguments of a ``qfuse::requantize`` call with these values."""
-        return (self.q, *edge_args(self.params), *edge_args(self.out_params))
+        return (
+            self.q,
+            *_edge_args(self.params),
+            *_edge_args(self.out_params),
+            *_outer_args(self.params, self.out_params),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """A ``qfuse::choose_qparams`` call; its results are the ``getitem`` users 0 and 1."""
+    """A ``qfuse::choose_qparams`` call; its results are the ``getitem`` users 0 and 1.
+
+    ``outer_scale`` is what the chosen scale is relative to, or ``None``.
+    """
 
     node: Node
     x: Node
     spec: ChooseSpec
+    outer_scale: Node | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +165,14 @@ class FusedLinear:
         """Return the positional arguments of a ``qfuse::linear`` call with these values."""
         return (
             self.x,
-            *edge_args(self.x_params),
+            *_edge_args(self.x_params),
             self.weight,
-            *edge_args(self.weight_params),
+            *_edge_args(self.weight_params),
             self.bias,
-            *edge_args(self.out_params),
+            *_edge_args(self.out_params),
             str(self.epilogue),
             list(self.extras),
+            *_outer_args(self.x_params, self.weight_params, self.out_params),
         )
 
 
@@ -157,7 +181,7 @@ def as_quantize(value: object) -> Quantize | None:
     if not isinstance(value, Node) or not is_call(value, ops.quantize):
         return None
     a = arguments(value)
-    params = params_of(a["spec"], a["scale"], a["zero_point"])
+    params = params_of(a["spec"], a["scale"], a["zero_point"], a["outer_scale"])
     assert params is not None, f"a quantize needs a spec: {value.format_node()}"
     return Quantize(value, node_of(a["x"]), params)
 
@@ -167,7 +191,7 @@ def as_dequantize(value: object) -> Dequantize | None:
     if not isinstance(value, Node) or not is_call(value, ops.dequantize):
         return None
     a = arguments(value)
-    params = params_of(a["spec"], a["scale"], a["zero_point"])
+    params = params_of(a["spec"], a["scale"], a["zero_point"], a["outer_scale"])
     assert params is not None, f"a dequantize needs a spec: {value.format_node()}"
     return Dequantize(value, node_of(a["q"]), params)
 
@@ -177,8 +201,8 @@ def as_requantize(value: object) -> Requantize | None:
     if not isinstance(value, Node) or not is_call(value, ops.requantize):
         return None
     a = arguments(value)
-    params = params_of(a["spec"], a["scale"], a["zero_point"])
-    out = params_of(a["out_spec"], a["out_scale"], a["out_zero_point"])
+    params = params_of(a["spec"], a["scale"], a["zero_point"], a["outer_scale"])
+    out = params_of(a["out_spec"], a["out_scale"], a["out_zero_point"], a["out_outer_scale"])
     assert params is not None, f"a requantize needs a spec: {value.format_node()}"
     assert out is not None, f"a requantize needs a spec of its result: {value.format_node()}"
     return Requantize(value, node_of(a["q"]), params, out)
@@ -189,7 +213,8 @@ def as_choose(value: object) -> Choose | None:
     if not isinstance(value, Node) or not is_call(value, ops.choose_qparams):
         return None
     a = arguments(value)
-    return Choose(value, node_of(a["x"]), ChooseSpec.parse(str(a["choose"])))
+    spec, outer = ChooseSpec.parse(str(a["choose"])), optional_node(a["outer_scale"])
+    return Choose(value, node_of(a["x"]), spec, outer)
 
 
 def as_linear(value: object) -> Linear | None:
@@ -210,11 +235,13 @@ def as_fused_linear(value: object) -> FusedLinear | None:
     return FusedLinear(
         value,
         node_of(a["x"]),
-        params_of(a["x_spec"], a["x_scale"], a["x_zero_point"]),
+        params_of(a["x_spec"], a["x_scale"], a["x_zero_point"], a["x_outer_scale"]),
         node_of(a["weight"]),
-        params_of(a["weight_spec"], a["weight_scale"], a["weight_zero_point"]),
+        params_of(
+            a["weight_spec"], a["weight_scale"], a["weight_zero_point"], a["weight_outer_scale"]
+        ),
         optional_node(a["bias"]),
-        params_of(a["out_spec"], a["out_scale"], a["out_zero_point"]),
+        params_of(a["out_spec"], a["out_scale"], a["out_zero_point"], a["out_outer_scale"]),
         Epilogue.parse(str(a["epilogue"])),
         tuple(node_of(e) for e in extras),
     )
@@ -251,24 +278,43 @@ def dtype_of(node: Node) -> torch.dtype:
 def scalar_of(node: Node) -> int | float | None:
     """Return the value of a constant of one element, or ``None``."""
     value = constant_of(node)
-    if value is None or value.numel() != 1:
+    if value is None or value.numel() != 1 or not has_values(value):
         return None
     item: int | float = value.item()
     return item
 
 
-def params_of(spec: Argument, scale: Argument, zero_point: Argument) -> QuantParams | None:
+def params_of(
+    spec: Argument, scale: Argument, zero_point: Argument, outer: Argument = None
+) -> QuantParams | None:
     """Return the parameters of an edge, which is float if the spec is empty."""
     if not spec:
         return None
-    return QuantParams(QuantSpec.parse(str(spec)), node_of(scale), optional_node(zero_point))
+    found = QuantSpec.parse(str(spec))
+    return QuantParams(found, node_of(scale), optional_node(zero_point), optional_node(outer))
 
 
 def edge_args(params: QuantParams | None) -> tuple[Argument, ...]:
-    """Return scale, zero point and spec as arguments; those of a float edge for ``None``."""
+    """Return scale, zero point and spec as arguments; those of a float edge for ``None``.
+
+    For ops whose edges have no second level of scales.
+    """
+    assert params is None or params.outer_scale is None, f"one level of scales: {params}"
+    return _edge_args(params)
+
+
+def _edge_args(params: QuantParams | None) -> tuple[Argument, ...]:
     if params is None:
         return (None, None, "")
     return (params.scale, params.zero_point, str(params.spec))
+
+
+def _outer_args(*edges: QuantParams | None) -> tuple[Argument, ...]:
+    """Return the second levels of scales of all edges; nothing if there are none at the end."""
+    found: list[Argument] = [None if edge is None else edge.outer_scale for edge in edges]
+    while found and found[-1] is None:
+        found.pop()
+    return tuple(found)
 
 
 def _same_tensor(a: Node | None, b: Node | None) -> bool:
@@ -287,9 +333,19 @@ def _same_tensor(a: Node | None, b: Node | None) -> bool:
     )
 
 
+def has_values(constant: torch.Tensor) -> bool:
+    """Whether a constant can be read: on the meta device there is nothing but a shape."""
+    return not constant.is_meta
+
+
 def bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of equal dtype and shape hold the same bits (so -0.0 is not 0.0)."""
-    return a is b or torch.equal(_bytes(a), _bytes(b))
+    """Whether two tensors of equal dtype and shape hold the same bits (so -0.0 is not 0.0).
+
+    What has no values is equal to itself alone.
+    """
+    if a is b:
+        return True
+    return has_values(a) and has_values(b) and torch.equal(_bytes(a), _bytes(b))
 
 
 def bits_of(value: torch.Tensor) -> bytes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from qfuse.ir.elements import ScaleFormat
 from qfuse.ir.program import constant_of
-from qfuse.ir.quant_spec import Granularity, dtype_name
+from qfuse.ir.quant_spec import Granularity, dtype_name, stored_name
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.operands import rows_share_scale
 
@@ -34,7 +35,7 @@ def _edge(value: Node, params: QuantParams | None, rows: Granularity) -> str:
     if params is None:
         return dtype_name(dtype_of(value))
     spec = params.spec
-    name = dtype_name(spec.dtype)
+    name = stored_name(spec.dtype, spec.element)
     if not spec.is_full_range:
         name += f"[{spec.quant_min},{spec.quant_max}]"
     when = "" if constant_of(params.scale) is not None else " dynamic"
@@ -43,4 +44,6 @@ def _edge(value: Node, params: QuantParams | None, rows: Granularity) -> str:
     # One scale per row is a token's in an activation and a channel's in a weight.
     if rows_share_scale(spec.block, shape_of(value)) and granularity is not Granularity.PER_TENSOR:
         granularity = rows
-    return f"{name} {granularity}{when}{zero}"
+    scales = "" if spec.scale_format is ScaleFormat.FLOAT else f" {spec.scale_format}"
+    levels = "" if spec.outer is None else " two-level"
+    return f"{name} {granularity}{scales}{levels}{when}{zero}"

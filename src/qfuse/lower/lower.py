@@ -146,7 +146,7 @@ class _Lowering:
         if fused.out_params is None or output:
             return y
         params = fused.out_params
-        left = rw.call(ops.quantize, y, params.scale, params.zero_point, str(params.spec))
+        left = rw.call(ops.quantize, *params.call_args(y))
         expanded = self._expander.expand(left, rw)
         assert isinstance(expanded, Node), "quantize has one result"
         return expanded

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from qfuse.ir.constants import constant_value
+from qfuse.ir.elements import ScaleFormat
 from qfuse.ir.epilogue import Act, Add, Cast, Mul
 from qfuse.ir.known import bounds_of
 from qfuse.ir.program import constant_of
@@ -94,6 +95,10 @@ def check_edge(params: QuantParams, name: str) -> Refusal | None:
     nearer to what both mean. In float16 what rounds may also overflow.
     """
     spec = params.spec
+    if spec.scale_format is not ScaleFormat.FLOAT:
+        return Refusal(f"the {name}'s scales are stored as {spec.scale_format}")
+    if spec.outer is not None:
+        return Refusal(f"the {name}'s scales have a second level")
     if spec.arithmetic.compute not in {torch.float32, torch.bfloat16}:
         compute = dtype_name(spec.arithmetic.compute)
         return Refusal(f"the {name} is dequantized in {compute}, kernels compute in float32")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from qfuse.targets import Target
 
 __all__ = [
+    "ROW_FORMULAS",
     "RowKernel",
     "RowOp",
     "RowProblem",
@@ -42,6 +43,17 @@ __all__ = [
 ]
 
 RowOp = RmsNorm | LayerNorm | Activation
+
+ROW_FORMULAS = (
+    Formula.AO_SYMMETRIC,
+    Formula.AO_SYMMETRIC_NO_CLIPPING,
+    Formula.AO_ASYMMETRIC,
+    Formula.DECOMPOSED_AFFINE,
+    Formula.DECOMPOSED_SYMMETRIC,
+    Formula.TOKEN_SYMMETRIC,
+    Formula.TOKEN_ASYMMETRIC,
+)
+"""What the kernels choose by, see kernels/csrc/choose.h."""
 
 _BYTES = (torch.int8, torch.uint8)
 _SCALES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -148,6 +160,8 @@ def check_output(problem: RowProblem) -> Refusal | None:
         return Refusal(f"its result is stored as {dtype_name(spec.dtype)}")
     if spec.domain is ZeroPointDomain.FLOAT_OFFSET:
         return Refusal("its zero point is a real offset")
+    if not spec.is_plain:
+        return Refusal("its scale has a format of its own, or two levels")
     for dtype in (spec.real, spec.arithmetic.compute):
         if dtype not in FLOATS:
             return Refusal(f"it is quantized from {dtype_name(spec.real)} in {dtype_name(dtype)}")
@@ -171,7 +185,7 @@ def _check_chosen(problem: RowProblem) -> Refusal | None:
     assert choose is not None, "its parameters are chosen"
     if not rows_share_scale(choose.block, shape_of(problem.op.x)) or choose.block != spec.block:
         return Refusal(f"its scale is chosen for blocks of {spec.block_text()}, not for rows")
-    if choose.formula is Formula.AO_FLOAT8:
+    if choose.formula in {Formula.AO_FLOAT8, Formula.NVFP4_OUTER}:
         return Refusal("its scale is chosen for float8")
     span = choose.dtype, choose.quant_min, choose.quant_max
     if span != (spec.dtype, spec.quant_min, spec.quant_max):

@@ -176,6 +176,7 @@ def _takes_output(fused: FusedLinear) -> bool:
     spec = params.spec
     return (
         spec.dtype in _BYTES
+        and check_edge(params, "output") is None
         and is_whole(spec.block, shape_of(fused.node))
         and spec.arithmetic.compute is torch.float32
         and spec.domain is not ZeroPointDomain.FLOAT_OFFSET

@@ -64,7 +64,7 @@ class WeightInt8Pack:
         assert params is not None, "a granularity needs params"
         if params.spec.dtype is not torch.int8:
             return Refusal(f"the weight is stored as {params.spec.dtype}")
-        refusal = _check_values(problem) or check_edge(params, "weight") or check_bias(problem)
+        refusal = check_edge(params, "weight") or _check_values(problem) or check_bias(problem)
         if refusal is not None:
             return refusal
         return Claim(0, False, _work(problem))

@@ -9,7 +9,7 @@ from torch.fx.node import map_arg
 
 from qfuse.ir.program import constant_of
 from qfuse.ir.schema import is_call, overload_of
-from qfuse.ir.views import bits_equal
+from qfuse.ir.views import bits_equal, has_values
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -114,7 +114,17 @@ def derived(rw: Rewriter, home: Node, value: torch.Tensor, what: str) -> Node:
     if own is not None and _same(own, value):
         return rw.constant(own, str(home.target))
     owner = home.target if home.op == "get_attr" else home.name
+    if not has_values(value):
+        # What is made of one tensor in one way is one, although there are no bits to compare.
+        return _derived_without_values(rw, home, value, f"{owner}_{what}")
     return shared_constant(rw, home, value, f"{owner}_{what}")
+
+
+def _derived_without_values(rw: Rewriter, home: Node, value: torch.Tensor, name: str) -> Node:
+    parts = (name, str(value.dtype), *map(str, value.shape), *map(str, value.stride()))
+    name = "".join(c if c.isalnum() else "_" for c in "_".join(parts).replace("torch.", ""))
+    known = getattr(home.graph.owning_module, name, None)
+    return rw.constant(known if isinstance(known, torch.Tensor) else value, name)
 
 
 def shared_constant(rw: Rewriter, near: Node, value: torch.Tensor, name: str) -> Node:

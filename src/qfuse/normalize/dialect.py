@@ -21,6 +21,8 @@ from qfuse.rewrite.rule import Rule
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from torch._ops import OpOverload
+
 __all__ = ["ENTRY_POINT_GROUP", "Dialect", "discover", "rules_of"]
 
 ENTRY_POINT_GROUP = "qfuse.dialects"
@@ -36,12 +38,16 @@ class Dialect:
         namespaces: Namespaces of the ops that it owns. What is left of them in a graph is named
             in the report.
         limits: Why an op, by the name ``namespace::op``, has no canonical form: for the report.
+        spell: Gives rules that write canonical ops as ops of the dialect, the other way round; it
+            is told which op each node of the source called, by the node's name. For
+            :mod:`qfuse.passes`; ``None`` if nobody has written them.
     """
 
     name: str
     rules: Callable[[], Sequence[Rule[Any]]]
     namespaces: frozenset[str] = frozenset()
     limits: Mapping[str, str] = field(default_factory=dict)
+    spell: Callable[[Mapping[str, OpOverload]], Sequence[Rule[Any]]] | None = None
 
 
 def discover(group: str = ENTRY_POINT_GROUP) -> tuple[Dialect, ...]:

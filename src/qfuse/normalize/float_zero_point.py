@@ -84,6 +84,7 @@ class FloatZeroPoint(Rule[FloatZeroPointSite]):
             path is None
             or linear is None
             or act is None
+            or not act.params.spec.is_plain
             or weight is None
             or not is_call(other, _aten.mul.Tensor)
         ):

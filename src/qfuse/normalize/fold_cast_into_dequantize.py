@@ -72,5 +72,5 @@ class FoldCastIntoDequantize(Rule[CastOfDequantize]):
         """Dequantize once more, to the other type."""
         params = site.dequantize.params
         spec = replace(params.spec, real=dtype_of(site.node))
-        args = (site.dequantize.q, params.scale, params.zero_point, str(spec))
+        args = replace(params, spec=spec).call_args(site.dequantize.q)
         rw.replace(site.node, rw.call(ops.dequantize, *args))

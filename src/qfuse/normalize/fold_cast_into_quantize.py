@@ -72,5 +72,5 @@ class FoldCastIntoQuantize(Rule[QuantizeOfCast]):
         """Quantize what was cast; the arithmetic stays in the wide type."""
         params = site.quantize.params
         spec = replace(params.spec, real=dtype_of(site.source))
-        args = (site.source, params.scale, params.zero_point, str(spec))
+        args = replace(params, spec=spec).call_args(site.source)
         rw.replace(site.quantize.node, rw.call(ops.quantize, *args))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from qfuse.ir import ops
@@ -78,7 +78,8 @@ class FoldStored(Rule[FoldStoredSite]):
             scale = derived(rw, *site.scale, "scale")
         if site.zero_point is not None:
             zero = derived(rw, *site.zero_point, "zero_point")
-        new = rw.call(ops.dequantize, q, scale, zero, str(params.spec))
+        folded = replace(params, scale=scale, zero_point=zero)
+        new = rw.call(ops.dequantize, *folded.call_args(q))
         rw.replace(site.dequantize.node, new)
 
 

@@ -45,14 +45,9 @@ def normalize(
     known = (*BUILTIN, *discover()) if dialects is None else tuple(dialects)
     context = context or Context("normalize")
     apply_rules(captured, rules_of(known), context)
-    _sweep(captured)
+    # Such as the float weights that a quantizer left behind.
+    GraphEditor(captured.module).sweep()
     normal = NormalGraph(captured.module, captured.signature, captured.log)
     note_leftovers(normal, known, context.room)
     verify(normal)
     return normal
-
-
-def _sweep(program: CapturedGraph) -> None:
-    """Erase what nothing reads, such as the float weights that a quantizer left behind."""
-    dead = [n for n in program.graph.nodes if not n.users and not n.is_impure()]
-    GraphEditor(program.module).erase_dead(reversed(dead))

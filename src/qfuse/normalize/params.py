@@ -16,6 +16,7 @@ from qfuse.ir.constants import constant_value
 from qfuse.ir.errors import BlockError
 from qfuse.ir.events import MissCode
 from qfuse.ir.known import is_zero
+from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.sizes import element_count, same_shape
@@ -60,6 +61,8 @@ class Param:
         if same_shape(shape_of(self.source), self.shape) and dtype_of(self.source) == self.dtype:
             return self.source
         value = constant_value(self.source)
+        if value is None:
+            value = constant_of(self.source)  # Without values, it still has a shape to change.
         if value is not None:
             shape = [int(s) for s in self.shape]
             return derived(rw, self.source, value.reshape(shape).to(self.dtype), "grid")

@@ -58,8 +58,8 @@ class RegroupDequantize(Rule[RegroupSite]):
 
         q [N, K] -> dequantize(scale [N, K/g], block 1xg)
 
-    Refuses: a view that does anything but join the last two axes; a scale that differs within a
-    group, or is shared by groups but not by all.
+    Refuses: scales of two levels; a view that does anything but join the last two axes; a scale
+    that differs within a group, or is shared by groups but not by all.
     """
 
     name = "regroup-dequantize"
@@ -71,6 +71,9 @@ class RegroupDequantize(Rule[RegroupSite]):
         dequantize = as_dequantize(arguments(node)["self"])
         if dequantize is None:
             return Miss(MissCode.PATTERN, node, "it is no view of a dequantize", progress=0)
+        if dequantize.params.outer_scale is not None:
+            text = "its scales have a second level"
+            return Miss(MissCode.GRANULARITY, dequantize.params.outer_scale, text, progress=1)
         split, joined = shape_of(dequantize.node), shape_of(node)
         last = split[-_PAIR:]
         if (

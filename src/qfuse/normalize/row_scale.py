@@ -103,7 +103,8 @@ def _unscaled(linear: Linear) -> Stored | None:
     """Return the stored numbers of an activation whose scale is 1, if the weight is stored too."""
     act = as_dequantize(linear.x)
     if act is not None:
-        return Stored(act.q, (), act.params.zero_point) if is_unit(act.params.scale) else None
+        plain = act.params.spec.is_plain and is_unit(act.params.scale)
+        return Stored(act.q, (), act.params.zero_point) if plain else None
     stored = stored_numbers(linear.x)
     if stored is None or stored.views or dtype_of(stored.q) not in EIGHT_BITS:
         return None

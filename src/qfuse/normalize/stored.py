@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from qfuse.ir.casts import cast_source
 from qfuse.ir.dtypes import REALS, exact_integers
+from qfuse.ir.elements import Element, ScaleFormat
 from qfuse.ir.known import bounds_of
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import Arithmetic, QuantSpec, dtype_range
@@ -163,6 +164,10 @@ def stored_spec(
     if spec.rank == len(shape) and same_shape(spec.grid(shape), grid):
         block = spec.block
     arithmetic = replace(spec.arithmetic, compute=compute)
+    if not spec.is_plain:
+        # What multiplies them here is one float per block, whatever they were rounded to.
+        whole, plain = Element.WHOLE, ScaleFormat.FLOAT
+        spec = replace(spec, element=whole, scale_format=plain, outer=None)
     return replace(spec, block=block, real=real, arithmetic=arithmetic)
 
 

@@ -128,7 +128,8 @@ class WeightOnlyScale(Rule[WeightScaleSite]):
 def _is_unscaled(weight: Node) -> bool:
     dequantize = as_dequantize(weight)
     if dequantize is not None:
-        return constant_of(dequantize.q) is not None and is_unit(dequantize.params.scale)
+        plain = dequantize.params.spec.is_plain and is_unit(dequantize.params.scale)
+        return plain and constant_of(dequantize.q) is not None
     stored = stored_numbers(weight)
     return stored is not None and not stored.views and moved_constant(stored.q) is not None
 

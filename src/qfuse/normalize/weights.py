@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from qfuse.ir import ops
 from qfuse.ir.casts import cast_source
 from qfuse.ir.program import constant_of
-from qfuse.ir.views import as_dequantize, dtype_of, shape_of, tensor_of
+from qfuse.ir.views import QuantParams, as_dequantize, dtype_of, shape_of, tensor_of
 from qfuse.normalize.constants import derived, is_constant_expression
 from qfuse.normalize.movement import transpose_source
 
@@ -71,8 +70,12 @@ def transposed(rw: Rewriter, matrix: Node) -> Node:
     dequantize = as_dequantize(matrix)
     if dequantize is not None:
         params = dequantize.params
-        spec = replace(params.spec, block=params.spec.block[::-1])
-        zero = None if params.zero_point is None else transposed(rw, params.zero_point)
-        q, scale = transposed(rw, dequantize.q), transposed(rw, params.scale)
-        return rw.call(ops.dequantize, q, scale, zero, str(spec))
+        outer = None if params.spec.outer is None else params.spec.outer[::-1]
+        turned = QuantParams(
+            params.spec.with_block(params.spec.block[::-1], outer),
+            transposed(rw, params.scale),
+            None if params.zero_point is None else transposed(rw, params.zero_point),
+            None if params.outer_scale is None else transposed(rw, params.outer_scale),
+        )
+        return rw.call(ops.dequantize, *turned.call_args(transposed(rw, dequantize.q)))
     return rw.call(_aten.t.default, matrix)

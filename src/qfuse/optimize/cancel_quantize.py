@@ -9,6 +9,7 @@ import torch
 
 from qfuse.ir import ops
 from qfuse.ir.blocks import covers
+from qfuse.ir.elements import ScaleFormat
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.fused_views import stored_spec
 from qfuse.ir.movements import movement_of
@@ -114,6 +115,9 @@ def _refuse_spec(node: Node, new: QuantSpec, old: QuantSpec) -> Miss | None:
         return Miss(
             MissCode.DTYPE, node, text, dtype_name(old.dtype), dtype_name(new.dtype), progress=2
         )
+    if {new.scale_format, old.scale_format} != {ScaleFormat.FLOAT} or new.outer or old.outer:
+        text = "the scales have a format of their own, or a second level"
+        return Miss(MissCode.DTYPE, node, text, progress=2)
     if ZeroPointDomain.FLOAT_OFFSET in {new.domain, old.domain}:
         return Miss(MissCode.ZERO_POINT, node, "the zero point is a real number", progress=2)
     if new.real is not torch.float32 or old.real is not torch.float32:

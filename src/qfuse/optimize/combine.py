@@ -11,11 +11,11 @@ from torch.fx import Node
 from qfuse.ir import ops
 from qfuse.ir.alias import leaves_graph
 from qfuse.ir.collectives import WAITS
-from qfuse.ir.events import Exactness, Fired
+from qfuse.ir.events import Exactness, Fired, MissCode, Missed
 from qfuse.ir.movements import MOVEMENT_OPS, SPLITS
-from qfuse.ir.program import constant_of, place_of
+from qfuse.ir.program import ASSUMED_META, constant_of, place_of
 from qfuse.ir.schema import arguments, overload_of
-from qfuse.ir.views import bits_of
+from qfuse.ir.views import bits_of, has_values, tensor_of
 from qfuse.optimize.joining import JOINS
 from qfuse.rewrite.driver import Context, PassResult
 from qfuse.rewrite.rewriter import GraphEditor
@@ -48,6 +48,8 @@ _COMBINABLE = frozenset(
         _aten._to_copy.default,
     )
 )
+_EDGES = frozenset((ops.quantize, ops.dequantize, ops.requantize))
+_PARAMETERS = frozenset(("scale", "zero_point", "out_scale", "out_zero_point"))
 # Comparing bits costs reading them; parameters are small, weights are compared by identity.
 _BITS_LIMIT = 1 << 16
 
@@ -58,6 +60,9 @@ class Combine(Pass):
     Two nodes are equal when they call the same op with equal arguments: nodes by value number,
     numbers by type and value, constants by identity or, when they are small, by bits. A node that
     leaves the graph is kept apart, so that outputs do not begin to alias.
+
+    Parameters on the meta device have no values. Those of one type and shape, in one role for the
+    same data, are taken as equal if ``Context.assume_equal`` says so; otherwise that is a miss.
     """
 
     name = "combine"
@@ -67,11 +72,16 @@ class Combine(Pass):
         """Combine in one sweep, in topological order."""
         result = PassResult()
         editor = GraphEditor(program.module)
-        numbers: dict[Hashable, Node] = {}
-        constants: dict[Hashable, Node] = {}
+        known = _Known()
         for node in list(program.graph.nodes):
-            first = self._find(node, numbers, constants)
-            if first is None or first is node:
+            first = known.equal(node)
+            assumed = first is None
+            if first is None:
+                first = known.alike(node)
+            if first is None or first is node or not context.covers(node):
+                continue
+            if assumed and not context.assume_equal:
+                program.log.add(_no_values(context.room, node))
                 continue
             if leaves_graph(node) and leaves_graph(first):
                 continue
@@ -84,38 +94,69 @@ class Combine(Pass):
             rw.replace(node, first)
             if not settle(rw, context, program.log, key, self.exactness, place) or is_constant:
                 continue
+            if assumed:
+                first.meta[ASSUMED_META] = True
+            exactness = Exactness.ASSUMED if assumed else self.exactness
             note = f"the same as %{first.name}"
             program.log.add(
-                Fired(context.room, self.name, key, self.exactness, (place,), (first.name,), note)
+                Fired(context.room, self.name, key, exactness, (place,), (first.name,), note)
             )
             result.fired[self.name] += 1
         return result
 
-    def _find(
-        self,
-        node: Node,
-        numbers: dict[Hashable, Node],
-        constants: dict[Hashable, Node],
-    ) -> Node | None:
-        """Return the first node equal to ``node``, which may be itself; ``None`` is not asked."""
+
+class _Known:
+    """The nodes seen so far, by what they compute."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, Node] = {}
+        self._constants: dict[Hashable, Node] = {}
+        self._alike: dict[Hashable, Node] = {}
+
+    def equal(self, node: Node) -> Node | None:
+        """Return the first node equal to ``node``, itself if it is not one to be combined.
+
+        ``None`` is a new one.
+        """
         if node.op == "get_attr":
-            return _find_constant(node, constants)
+            return _find_constant(node, self._constants)
         if node.target is operator.getitem:
-            return numbers.setdefault((operator.getitem, node.args[0], node.args[1]), node)
+            return _first(self._numbers, (operator.getitem, node.args[0], node.args[1]), node)
         op = overload_of(node)
         if op not in _COMBINABLE:
-            return None
+            return node
         key = (op, tuple((k, _freeze(v)) for k, v in sorted(arguments(node).items())))
-        return numbers.setdefault(key, node)
+        first = _first(self._numbers, key, node)
+        return None if first is node else first
+
+    def alike(self, node: Node) -> Node | None:
+        """Return the first node that differs from ``node`` in parameters without values alone."""
+        if overload_of(node) not in _EDGES:
+            return None
+        given = sorted(arguments(node).items())
+        data = node.all_input_nodes[0]
+        if data.op == "get_attr" or not any(_valueless(v) for k, v in given if k in _PARAMETERS):
+            return None
+        frozen = (_freeze_role(k, v) for k, v in given)
+        return _first(self._alike, (node.target, *frozen), node)
 
 
-def _find_constant(node: Node, constants: dict[Hashable, Node]) -> Node | None:
+def _find_constant(node: Node, constants: dict[Hashable, Node]) -> Node:
     value = constant_of(node)
     if value is None:
-        return None
+        return node
     kind = (value.dtype, value.device, tuple(value.shape), value.stride())
-    small = value.numel() * value.element_size() <= _BITS_LIMIT
-    return constants.setdefault((*kind, bits_of(value) if small else id(value)), node)
+    small = has_values(value) and value.numel() * value.element_size() <= _BITS_LIMIT
+    return _first(constants, (*kind, bits_of(value) if small else id(value)), node)
+
+
+def _first(known: dict[Hashable, Node], key: Hashable, node: Node) -> Node:
+    """Return the first node with ``key`` that is still read, which may be ``node``."""
+    first = known.get(key)
+    if first is None or not first.users:
+        # It went away together with what was taken as equal to another.
+        known[key] = first = node
+    return first
 
 
 def _freeze(value: object) -> Hashable:
@@ -125,3 +166,23 @@ def _freeze(value: object) -> Hashable:
     if isinstance(value, Node):
         return value
     return (type(value), repr(value))
+
+
+def _freeze_role(name: str, value: object) -> Hashable:
+    """Make an argument hashable such that parameters without values are equal to their like."""
+    if name in _PARAMETERS and _valueless(value):
+        assert isinstance(value, Node), "only a node may have no values"
+        fake = tensor_of(value)
+        return name, fake.dtype, fake.device, tuple(fake.shape)
+    return name, _freeze(value)
+
+
+def _valueless(value: object) -> bool:
+    constant = constant_of(value) if isinstance(value, Node) else None
+    return constant is not None and not has_values(constant)
+
+
+def _no_values(room: str, node: Node) -> Missed:
+    text = "its parameters have no values that could be compared with those of an equal one"
+    place = place_of(node)
+    return Missed(room, Combine.name, MissCode.NO_VALUES, text, place, place, progress=4)

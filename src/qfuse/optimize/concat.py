@@ -7,7 +7,7 @@ all of them have in common.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -21,88 +21,121 @@ if TYPE_CHECKING:
 
     from torch.fx import Node
 
+    from qfuse.ir.quant_spec import Block
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["concat_bias", "concat_params"]
 
 Part = tuple[QuantParams, tuple[int, ...]]
-"""The parameters of a weight, and its shape ``(n, k)``."""
+"""The parameters of a weight, and its shape: ``(n, k)``, or more axes behind the first."""
+
+MatrixBlock = tuple[int | None, int | None]
+
+_MATRIX = 2
 
 
 def concat_params(parts: Sequence[Part], name: str, rw: Rewriter) -> QuantParams:
     """Return the parameters of the weights one below the other.
 
-    The parts agree in storage, compute type, domain and float type; dequantize reads nothing else
-    of a spec. Ranges unite.
+    The parts agree in storage, formats, compute type, domain and float type, and whether there is
+    a second level of scales; dequantize reads nothing else of a spec. Weights of more than two axes
+    also agree in their blocks behind the first one. Ranges unite.
 
     Args:
         parts: The constant parameters of each weight.
         name: What the new constants are named after.
         rw: Adds them.
     """
+    shapes = [shape for _, shape in parts]
+    blocks = [params.spec.block for params, _ in parts]
     scales = [_tensor(params.scale) for params, _ in parts]
     zeros = _zero_points([params.zero_point for params, _ in parts], scales)
-    groups = [params.spec.block[1] or k for params, (_, k) in parts]
+    joined = _joined(blocks, shapes, [scales, *([] if zeros is None else [zeros])])
+    low = min(params.spec.quant_min for params, _ in parts)
+    high = max(params.spec.quant_max for params, _ in parts)
+    spec = replace(parts[0][0].spec, quant_min=low, quant_max=high, block=joined.block, outer=None)
+    scale = rw.constant(joined.values[0], f"{name}_scale")
+    zero = None if zeros is None else rw.constant(joined.values[1], f"{name}_zero_point")
+    seconds = [_tensor(p.outer_scale) for p, _ in parts if p.outer_scale is not None]
+    if not seconds:
+        return QuantParams(spec, scale, zero)
+    outers = [params.spec.outer for params, _ in parts if params.spec.outer is not None]
+    level = _joined(outers, shapes, [seconds])
+    outer = rw.constant(level.values[0], f"{name}_outer_scale")
+    return QuantParams(replace(spec, outer=level.block), scale, zero, outer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Joined parameters in blocks of one kind."""
+
+    block: Block
+    values: tuple[torch.Tensor, ...]
+
+
+def _joined(
+    given: Sequence[Block],
+    shapes: Sequence[tuple[int, ...]],
+    kinds: Sequence[Sequence[torch.Tensor]],
+) -> _Level:
+    """Join parameters, of every part of every kind, in blocks that all parts can be given.
+
+    Blocks behind the first axis of more than two are alike: the axes count as one, which is whole.
+    """
+    many = len(given[0]) > _MATRIX
+    blocks: list[MatrixBlock] = [(block[0], None if many else block[1]) for block in given]
+    sizes = [(shape[0], math.prod(shape[1:])) for shape in shapes]
+    groups = [columns or k for (_, columns), (_, k) in zip(blocks, sizes, strict=True)]
     group = reduce(math.gcd, groups)
-    whole = all(params.spec.block[1] is None for params, _ in parts)
-    rows = _common_rows(parts, scales, zeros)
-    spec = replace(
-        parts[0][0].spec,
-        quant_min=min(params.spec.quant_min for params, _ in parts),
-        quant_max=max(params.spec.quant_max for params, _ in parts),
-        block=(rows, None if whole else group),
-    )
+    whole = all(columns is None for _, columns in blocks)
+    rows = _common_rows(blocks, sizes, kinds)
 
     def join(values: Sequence[torch.Tensor]) -> torch.Tensor:
+        flat = [value.flatten(1) for value in values]
         if rows is None:
-            return _spread_columns(values[0], groups[0], group, parts[0][1][1])
-        spread = []
-        for value, (params, (n, k)) in zip(values, parts, strict=True):
-            tall = _spread_rows(value, params.spec.block[0], rows, n)
-            spread.append(_spread_columns(tall, params.spec.block[1] or k, group, k))
-        dtype = reduce(torch.promote_types, (v.dtype for v in spread))
-        return torch.cat([v.to(dtype) for v in spread])
+            made = _spread_columns(flat[0], groups[0], group, sizes[0][1])
+        else:
+            spread = []
+            for value, (high, _), wide, (n, k) in zip(flat, blocks, groups, sizes, strict=True):
+                tall = _spread_rows(value, high, rows, n)
+                spread.append(_spread_columns(tall, wide, group, k))
+            dtype = reduce(torch.promote_types, (v.dtype for v in spread))
+            made = torch.cat([v.to(dtype) for v in spread])
+        return made.reshape(made.shape[0], *values[0].shape[1:]) if many else made
 
-    scale = rw.constant(join(scales), f"{name}_scale")
-    zero = None if zeros is None else rw.constant(join(zeros), f"{name}_zero_point")
-    return QuantParams(spec, scale, zero)
+    behind = given[0][1:] if many else (None if whole else group,)
+    return _Level((rows, *behind), tuple(map(join, kinds)))
 
 
-def concat_bias(
-    parts: Sequence[tuple[Node | None, int]], dtype: torch.dtype, rw: Rewriter
-) -> Node | None:
+def concat_bias(parts: Sequence[tuple[Node | None, int]], rw: Rewriter) -> Node | None:
     """Return the biases one after the other; a missing one is -0.0, which changes no sum.
 
     Args:
         parts: The constant bias of each linear, if it has one, and its output features.
-        dtype: Type of a bias that is missing.
         rw: Adds the constant.
     """
     given = [bias for bias, _ in parts if bias is not None]
     if not given:
         return None
-    dtype = next((_tensor(bias).dtype for bias in given), dtype)
-    values = [
-        torch.full((n,), -0.0, dtype=dtype) if bias is None else _tensor(bias) for bias, n in parts
-    ]
+    like = _tensor(given[0])
+    values = [like.new_full((n,), -0.0) if bias is None else _tensor(bias) for bias, n in parts]
     return rw.constant(torch.cat(values), "_".join(str(bias.target) for bias in given))
 
 
 def _common_rows(
-    parts: Sequence[Part], scales: Sequence[torch.Tensor], zeros: Sequence[torch.Tensor] | None
+    blocks: Sequence[MatrixBlock],
+    sizes: Sequence[tuple[int, ...]],
+    kinds: Sequence[Sequence[torch.Tensor]],
 ) -> int | None:
     """Return the block along the output axis that all parts can be given."""
-    blocks = [params.spec.block[0] for params, _ in parts]
-    same = all(_same(scales[0], v) for v in scales)
-    same = same and (zeros is None or all(_same(zeros[0], v) for v in zeros))
-    columns = {params.spec.block[1] for params, _ in parts}
-    if same and len(columns) == 1 and all(b is None for b in blocks):
+    high = [rows for rows, _ in blocks]
+    same = all(_same(values[0], value) for values in kinds for value in values)
+    columns = {columns for _, columns in blocks}
+    if same and len(columns) == 1 and all(b is None for b in high):
         return None
-    block = blocks[0]
-    if block is not None and set(blocks) == {block}:
-        inner = parts[:-1]
-        if all(n % block == 0 for _, (n, _) in inner):
-            return block
+    block = high[0]
+    if block is not None and set(high) == {block} and all(n % block == 0 for n, _ in sizes[:-1]):
+        return block
     return 1
 
 
@@ -131,7 +164,7 @@ def _zero_points(
         return None
     dtype = reduce(torch.promote_types, (value.dtype for value in given))
     return [
-        torch.zeros(scale.shape, dtype=dtype) if node is None else _tensor(node).to(dtype)
+        scale.new_zeros(scale.shape, dtype=dtype) if node is None else _tensor(node).to(dtype)
         for node, scale in zip(nodes, scales, strict=True)
     ]
 

@@ -50,8 +50,8 @@ class FuseOutputQuantize(Rule[OutputSite]):
         fused = open_linear(quantize.x, node)
         if isinstance(fused, Miss):
             return fused
-        for part in (params.scale, params.zero_point):
-            if part is not None and constant_of(part) is None:
+        for part in params.tensors:
+            if constant_of(part) is None:
                 text = "its scale or zero point is computed at run time"
                 return Miss(MissCode.NOT_CONSTANT, part, text, progress=3)
         return OutputSite(fused, quantize)

@@ -103,8 +103,7 @@ class FuseRange(Rule[FuseRangeSite]):
         made: Node
         match stores:
             case Quantize():
-                args = (stores.x, params.scale, params.zero_point, str(params.spec))
-                made = rw.replay(ops.quantize, args, {}, kept)
+                made = rw.replay(ops.quantize, params.call_args(stores.x), {}, kept)
             case Requantize():
                 grown = replace(stores, out_params=params)
                 made = rw.replay(ops.requantize, grown.call_args(), {}, kept)

@@ -80,5 +80,5 @@ class LiftAboveCast(Rule[LiftAboveCastSite]):
         """Quantize what was cast."""
         params = site.quantize.params
         spec = replace(params.spec, real=dtype_of(site.source))
-        q = rw.call(ops.quantize, site.source, params.scale, params.zero_point, str(spec))
-        rw.replace(site.quantize.node, q)
+        made = replace(params, spec=spec)
+        rw.replace(site.quantize.node, rw.call(ops.quantize, *made.call_args(site.source)))

@@ -11,7 +11,7 @@ from qfuse.ir import ops
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.program import op_name
 from qfuse.ir.quant_math import quantize as quantize_reference
-from qfuse.ir.quant_spec import ZeroPointDomain, dtype_name
+from qfuse.ir.quant_spec import ZeroPointDomain
 from qfuse.ir.schema import is_call
 from qfuse.ir.views import Quantize, as_quantize, tensor_of
 from qfuse.optimize.clamping import Clamp, as_clamp
@@ -85,17 +85,17 @@ class LiftAboveClamp(Rule[LiftAboveClampSite]):
     def rewrite(self, site: LiftAboveClampSite, rw: Rewriter) -> None:
         """Quantize what was cut off, to the smaller range."""
         params = site.quantize.params
-        q = rw.call(ops.quantize, site.clamp.x, params.scale, params.zero_point, str(site.spec))
-        rw.replace(site.quantize.node, q)
+        made = replace(params, spec=site.spec)
+        rw.replace(site.quantize.node, rw.call(ops.quantize, *made.call_args(site.clamp.x)))
 
 
 def _codes(params: QuantParams, clamp: Clamp) -> tuple[int, int] | Miss:
     """Return what all blocks store the least and the greatest number as that the clamp gives."""
     spec = params.spec
-    if spec.dtype.is_floating_point or spec.domain is ZeroPointDomain.FLOAT_OFFSET:
-        text = "a clamp is no range of {} {}"
-        told = dtype_name(spec.dtype), spec.domain
-        return Miss(MissCode.DTYPE, clamp.node, text, *told, progress=2)
+    offset = spec.domain is ZeroPointDomain.FLOAT_OFFSET
+    if spec.dtype.is_floating_point or offset or not spec.is_plain:
+        text = "a clamp is no range of {}"
+        return Miss(MissCode.DTYPE, clamp.node, text, spec, progress=2)
     known = known_params(params)
     if isinstance(known, Miss):
         return known

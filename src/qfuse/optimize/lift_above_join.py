@@ -10,6 +10,7 @@ import torch
 from qfuse.ir import ops
 from qfuse.ir.blocks import Stuck, covers
 from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.movement import move_levels
 from qfuse.ir.picking import Slice
 from qfuse.ir.program import op_name
 from qfuse.ir.schema import is_call
@@ -21,6 +22,8 @@ from qfuse.optimize.traffic import passed, saved
 from qfuse.rewrite.rule import Miss, Rule
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from torch._ops import OpOverload
     from torch.fx import Node
 
@@ -95,11 +98,11 @@ class LiftAboveJoin(Rule[LiftAboveJoinSite]):
 
     def rewrite(self, site: LiftAboveJoinSite, rw: Rewriter) -> None:
         """Quantize every part, the same one with the same parameters once, and join that."""
-        made: dict[tuple[Node, Node, Node | None, str], Node] = {}
+        made: dict[Hashable, Node] = {}
         parts = []
         for part, moved in zip(site.join.parts, site.moved, strict=True):
             params = moved_params(rw, site.quantize.params, [moved])
-            key = part, params.scale, params.zero_point, str(params.spec)
+            key = params.call_args(part)
             if key not in made:
                 made[key] = rw.call(ops.quantize, *key)
             parts.append(made[key])
@@ -111,10 +114,12 @@ def _moved(quantize: Quantize, join: Join) -> tuple[Moved, ...] | Miss:
     found: list[Moved] = []
     for piece in join.pieces():
         unknown = isinstance(piece, Slice) and None in piece.bounds
-        if unknown and not covers(spec.block[join.axis], shape_of(join.node)[join.axis]):
+        size = shape_of(join.node)[join.axis]
+        levels = (spec.block, *(() if spec.outer is None else (spec.outer,)))
+        if unknown and not all(covers(block[join.axis], size) for block in levels):
             moved: Moved | Stuck = Stuck(f"the sizes along axis {join.axis} are not known")
         else:
-            moved = piece.forward(spec.block)
+            moved = move_levels(piece.forward, spec.block, spec.outer)
         if isinstance(moved, Stuck):
             return Miss(
                 MissCode.GRANULARITY,

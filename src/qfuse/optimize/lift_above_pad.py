@@ -106,10 +106,13 @@ def _code(params: QuantParams, value: float, node: Node) -> int | Miss:
     spec = params.spec
     if spec.dtype.is_floating_point:
         return Miss(MissCode.DTYPE, node, "{} cannot be padded", dtype_name(spec.dtype), progress=2)
+    if params.outer_scale is not None:
+        text = "its scales have a second level"
+        return Miss(MissCode.GRANULARITY, params.outer_scale, text, progress=2)
     scale = constant_of(params.scale)
     zero = None if params.zero_point is None else constant_of(params.zero_point)
     absent = params.zero_point is not None and zero is None
-    if scale is None or absent or scale.is_meta:
+    if scale is None or absent or scale.is_meta or (zero is not None and zero.is_meta):
         text = "the parameters are computed at run time, the padding is a number"
         return Miss(MissCode.NOT_CONSTANT, params.scale, text, progress=3)
     one_each = spec.with_block((1,) * spec.rank)

@@ -21,6 +21,7 @@ from qfuse.optimize.moving import (
     ParamMover,
     climb,
     movement_name,
+    outer_steps,
     reads_any_strides,
     same_strides,
 )
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import torch
     from torch._ops import OpOverload
     from torch.fx import Node
+    from torch.fx.node import Argument
 
     from qfuse.ir.movement import Moved, Movement
     from qfuse.ir.quant_spec import Block
@@ -79,7 +81,9 @@ class LiftChoose(Rule[LiftChooseSite]):
         first = movement_of(choose.x)
         if first is None:
             return Miss(MissCode.PATTERN, node, "it is not of a movement", progress=0)
-        found = climb(choose.x, choose.spec.block, _keeps_blocks)
+        rank = len(choose.spec.block)
+        outer = (None,) * rank if choose.spec.outer else None
+        found = climb(choose.x, choose.spec.block, _keeps_blocks, outer)
         if not found.steps:
             return _refuse_movement(choose, first, found)
         down = _down(choose, found)
@@ -90,8 +94,12 @@ class LiftChoose(Rule[LiftChooseSite]):
     def rewrite(self, site: LiftChooseSite, rw: Rewriter) -> None:
         """Choose for the source, and move the results."""
         spec = replace(site.choose.spec, block=site.climb.block)
-        pair = rw.call(ops.choose_qparams, site.climb.source, str(spec))
         mover = ParamMover(rw)
+        args: list[Argument] = [site.climb.source, str(spec)]
+        if site.choose.outer_scale is not None:
+            seconds = outer_steps([step.moved for step in site.climb.steps])
+            args.append(mover.params(site.choose.outer_scale, seconds))
+        pair = rw.call(ops.choose_qparams, *args)
         for index in (0, 1):
             users = _results(site.choose.node, index)
             if users:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from qfuse.cost.model import CostModel
     from qfuse.cost.work import WorkRange
     from qfuse.ir.movement import Movement
+    from qfuse.ir.views import QuantParams
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["LiftQuantize", "LiftQuantizeSite", "refuse_layout"]
@@ -105,7 +106,8 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
                 return True
             return is_free(first) and is_free(movement) and moves_stored(movement, stored)
 
-        found = climb(quantize.x, quantize.params.spec.block, crosses)
+        spec = quantize.params.spec
+        found = climb(quantize.x, spec.block, crosses, spec.outer)
         if not found.steps:
             return _refuse_block(quantize, found)
         moved = found.again(FakeMover(), _stored(found.source, quantize))
@@ -131,9 +133,7 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
         """Quantize the source and move that."""
         steps = [step.moved for step in site.climb.steps]
         params = moved_params(rw, site.quantize.params, steps)
-        q = rw.call(
-            ops.quantize, site.climb.source, params.scale, params.zero_point, str(params.spec)
-        )
+        q = rw.call(ops.quantize, *params.call_args(site.climb.source))
         rw.replace(site.quantize.node, site.climb.again(GraphMover(rw), q))
 
 
@@ -205,15 +205,20 @@ def _readers(x: Node) -> Iterator[Node]:
 def _quantized_already(site: LiftQuantizeSite) -> bool:
     """Whether the source is quantized with these parameters for another part of it."""
     params = site.quantize.params
-    spec = params.spec.with_block(site.climb.block)
+    last = site.climb.steps[-1].moved
+    spec = params.spec.with_block(last.block, None if last.outer is None else last.outer.block)
     for user in islice(site.climb.source.users, _PARTS):
         other = as_quantize(user)
         if other is None or other.x is not site.climb.source or other.params.spec != spec:
             continue
-        zeros = (other.params.zero_point, params.zero_point)
-        if _same_numbers(other.params.scale, params.scale) and _same_numbers(*zeros):
+        pairs = zip(_parameters(other.params), _parameters(params), strict=True)
+        if all(_same_numbers(a, b) for a, b in pairs):
             return True
     return False
+
+
+def _parameters(params: QuantParams) -> tuple[Node | None, ...]:
+    return params.scale, params.zero_point, params.outer_scale
 
 
 def _same_numbers(a: Node | None, b: Node | None) -> bool:

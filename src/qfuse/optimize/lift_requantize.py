@@ -10,6 +10,7 @@ import torch
 from qfuse.ir import ops
 from qfuse.ir.blocks import Stuck
 from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.movement import move_levels
 from qfuse.ir.movements import movement_of
 from qfuse.ir.views import Requantize, as_requantize, tensor_of
 from qfuse.optimize.lift_quantize import refuse_layout
@@ -79,7 +80,8 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
         if not crosses(first):
             text = "requantizing before {} would requantize more, or copy twice"
             return Miss(MissCode.ORDER, first.node, text, movement_name(first), progress=2)
-        found = climb(requantize.q, requantize.out_params.spec.block, crosses)
+        out = requantize.out_params.spec
+        found = climb(requantize.q, out.block, crosses, out.outer)
         read = _read(requantize, found)
         if isinstance(read, Miss):
             return read
@@ -104,15 +106,16 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
 def _read(requantize: Requantize, found: Climb) -> tuple[Moved, ...] | Miss:
     """Move the block of what is read up the same movements, all of them."""
     stuck = found.stuck
-    block = requantize.params.spec.block
+    block, outer = requantize.params.spec.block, requantize.params.spec.outer
     read: list[Moved] = []
     for step in found.steps:
-        moved = step.movement.backward(block)
+        moved = move_levels(step.movement.backward, block, outer)
         if isinstance(moved, Stuck):
             stuck = (step.movement, moved)
             break
         read.append(moved)
         block = moved.block
+        outer = None if moved.outer is None else moved.outer.block
     if len(read) == len(found.steps) and read:
         return tuple(read)
     assert stuck is not None, "the first movement was not crossed"

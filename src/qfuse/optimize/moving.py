@@ -15,6 +15,7 @@ from qfuse.ir.blocks import Stuck
 from qfuse.ir.collectives import WAITS, Collective
 from qfuse.ir.events import MissCode
 from qfuse.ir.gathering import Gather
+from qfuse.ir.movement import move_levels
 from qfuse.ir.movements import EDGE_PADS, MOVEMENT_OPS, movement_of
 from qfuse.ir.picking import Flip
 from qfuse.ir.program import constant_of, op_name
@@ -44,6 +45,7 @@ __all__ = [
     "moved_params",
     "movement_name",
     "moves_stored",
+    "outer_steps",
     "reads_any_strides",
     "refuse_uncovered",
     "same_strides",
@@ -211,18 +213,28 @@ class Climb:
         return value
 
 
-def climb(x: Node, block: Block, crosses: Callable[[Movement], bool]) -> Climb:
-    """Move parameters of ``x`` up as far as they move and ``crosses`` allows."""
+def climb(
+    x: Node, block: Block, crosses: Callable[[Movement], bool], outer: Block | None = None
+) -> Climb:
+    """Move parameters of ``x`` up as far as they move and ``crosses`` allows.
+
+    Args:
+        x: What has the parameters.
+        block: Their block.
+        crosses: Whether a movement may be crossed.
+        outer: The block of their second level of scales, if there is one.
+    """
     steps: list[Step] = []
     while len(steps) < _STEPS:
         movement = movement_of(x)
         if movement is None or not crosses(movement):
             break
-        moved = movement.backward(block)
+        moved = move_levels(movement.backward, block, outer)
         if isinstance(moved, Stuck):
             return Climb(tuple(steps), x, block, (movement, moved))
         steps.append(Step(movement, moved))
         x, block = movement.source, moved.block
+        outer = None if moved.outer is None else moved.outer.block
     return Climb(tuple(steps), x, block)
 
 
@@ -233,7 +245,19 @@ def moved_params(rw: Rewriter, params: QuantParams, steps: Sequence[Moved]) -> Q
     mover = ParamMover(rw)
     scale = mover.params(params.scale, steps)
     zero = None if params.zero_point is None else mover.params(params.zero_point, steps)
-    return QuantParams(params.spec.with_block(steps[-1].block), scale, zero)
+    spec = params.spec
+    if params.outer_scale is None:
+        return QuantParams(spec.with_block(steps[-1].block), scale, zero)
+    seconds = outer_steps(steps)
+    outer = mover.params(params.outer_scale, seconds)
+    return QuantParams(spec.with_block(steps[-1].block, seconds[-1].block), scale, zero, outer)
+
+
+def outer_steps(steps: Sequence[Moved]) -> list[Moved]:
+    """Return what every step does to the second level of scales, which there is."""
+    seconds = [step.outer for step in steps if step.outer is not None]
+    assert len(seconds) == len(steps), "both levels of scales move, or none"
+    return seconds
 
 
 def copies(movement: Movement) -> bool:

@@ -12,7 +12,7 @@ from qfuse.ir.choose_spec import fixed_zero_point
 from qfuse.ir.events import MissCode
 from qfuse.ir.fused_views import Output, result_of
 from qfuse.ir.program import constant_of
-from qfuse.ir.quant_spec import ZeroPointDomain, block_text
+from qfuse.ir.quant_spec import ZeroPointDomain, block_text, stored_name
 from qfuse.ir.sizes import is_row_major
 from qfuse.ir.views import Choose, Quantize, as_choose, shape_of, tensor_of
 from qfuse.optimize.moving import same_strides
@@ -89,10 +89,13 @@ class Kept:
 def quantized_result(quantize: Quantize) -> QuantizedResult | Miss:
     """Tell whether the parameters of a quantize are chosen for its own input.
 
-    Refuses: a choice for other blocks, for another storage, or whose zero point is left out
-    although it may be another than zero.
+    Refuses: scales of two levels; a choice for other blocks, for another storage, or whose zero
+    point is left out although it may be another than zero.
     """
     params = quantize.params
+    if params.outer_scale is not None:
+        text = "its scales have a second level, and a fused op gives one"
+        return Miss(MissCode.GRANULARITY, quantize.node, text, progress=4)
     scale = result_of(params.scale)
     choose = None if scale is None or scale[1] != 0 else as_choose(scale[0])
     if choose is None or choose.x is not quantize.x:
@@ -103,9 +106,10 @@ def quantized_result(quantize: Quantize) -> QuantizedResult | Miss:
         text = "parameters are chosen in blocks of {} and used in blocks of {}"
         told = block_text(chosen.block), spec.block_text()
         return Miss(MissCode.GRANULARITY, node, text, *told, progress=4)
-    if spec.dtype != chosen.dtype:
+    if (spec.dtype, spec.element) != (chosen.dtype, chosen.element):
         text = "parameters that are chosen for {} are used for {}"
-        return Miss(MissCode.DTYPE, node, text, chosen.dtype, spec.dtype, progress=4)
+        kinds = (chosen.dtype, chosen.element), (spec.dtype, spec.element)
+        return Miss(MissCode.DTYPE, node, text, *(stored_name(*k) for k in kinds), progress=4)
     zero = params.zero_point
     own = zero is not None and result_of(zero) == (choose.node, 1)
     always_zero = fixed_zero_point(chosen) == 0

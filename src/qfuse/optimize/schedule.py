@@ -29,6 +29,7 @@ from qfuse.optimize.lift_above_pad import LiftAbovePad
 from qfuse.optimize.lift_choose import LiftChoose
 from qfuse.optimize.lift_quantize import LiftQuantize
 from qfuse.optimize.lift_requantize import LiftRequantize
+from qfuse.optimize.merge_convolutions import MergeConvolutions
 from qfuse.optimize.merge_linears import MergeLinears
 from qfuse.optimize.merge_splits import MergeSplits
 from qfuse.optimize.narrow_floats import NarrowFloats
@@ -42,8 +43,10 @@ from qfuse.optimize.sink_below_split import SinkBelowSplit
 from qfuse.optimize.sink_dequantize import SinkDequantize
 from qfuse.optimize.sink_split import SinkSplit
 from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.rewriter import GraphEditor
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from qfuse.ir.program import StageGraph
@@ -56,6 +59,7 @@ __all__ = [
     "SPLIT_RULES",
     "move",
     "optimize",
+    "settle_rules",
     "sink_splits",
 ]
 
@@ -107,10 +111,18 @@ def move(program: StageGraph, context: Context, *, across_ranks: bool = False) -
         across_ranks: Send stored numbers and their parameters between ranks. Every rank has to
             make the same rewrites then, or they wait for each other forever.
     """
-    fired: Counter[str] = Counter()
     rules: list[type[Rule[Any]]] = list(MOVING_RULES)
     if across_ranks:
         rules.append(SinkBelowCollective)
+    return settle_rules(program, rules, context)
+
+
+def settle_rules(
+    program: StageGraph, rules: Sequence[type[Rule[Any]]], context: Context
+) -> Counter[str]:
+    """Apply rules and combine what has become equal, in turns, as :func:`move` does with all."""
+    fired: Counter[str] = Counter()
+    apart: list[Missed] = []
     for _ in range(_ROUNDS):
         told = len(program.log)
         moved = apply_rules(program, [rule() for rule in rules], context)
@@ -119,7 +131,10 @@ def move(program: StageGraph, context: Context, *, across_ranks: bool = False) -
             break
         # What has moved up to one value is quantized alike now, and may be one again.
         fired += Combine().run(program, context).fired
+        missed = [e for e in program.log.events[told:] if isinstance(e, Missed)]
         _forget_misses(program, told)
+        apart = [e for e in missed if e.rule == Combine.name]
+    program.log.events += apart
     return fired
 
 
@@ -161,6 +176,8 @@ def optimize(
             keeps the source's types.
     """
     context = context or Context("optimize")
+    # What nothing reads would count as a reader.
+    GraphEditor(program.module).sweep()
     # First, so that the quantizes of siblings are one node and a shared dequantize is visible.
     Combine().run(program, context)
     # Quantize moves up, dequantize moves down, and where they meet they cancel. Before fusing, so
@@ -168,6 +185,7 @@ def optimize(
     move(program, context)
     # Before fused ops exist, so that one pass serves linears of every kind.
     MergeLinears().run(program, context)
+    MergeConvolutions().run(program, context)
     # What is done alike on the parts of a merged result is done on the whole. Before fusing, so
     # that a linear may take it into its epilogue.
     sink_splits(program, context)

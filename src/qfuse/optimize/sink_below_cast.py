@@ -76,5 +76,5 @@ class SinkBelowCast(Rule[SinkBelowCastSite]):
         """Dequantize to the type of the cast."""
         params = site.dequantize.params
         spec = replace(params.spec, real=dtype_of(site.node))
-        args = (site.dequantize.q, params.scale, params.zero_point, str(spec))
-        rw.replace(site.node, rw.call(ops.dequantize, *args))
+        made = replace(params, spec=spec)
+        rw.replace(site.node, rw.call(ops.dequantize, *made.call_args(site.dequantize.q)))

@@ -84,7 +84,7 @@ class SinkBelowClamp(Rule[SinkBelowClampSite]):
         q, params = site.dequantize.q, site.dequantize.params
         if (site.low, site.high) != (None, None):
             q = rw.call(_aten.clamp.default, q, site.low, site.high)
-        real = rw.call(ops.dequantize, q, params.scale, params.zero_point, str(params.spec))
+        real = rw.call(ops.dequantize, *params.call_args(q))
         rw.replace(site.clamp.node, real)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
     from torch.fx import Node
 
-    from qfuse.ir.quant_spec import QuantSpec
+    from qfuse.ir.quant_spec import Block, QuantSpec
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["SinkBelowJoin", "SinkBelowJoinSite"]
@@ -96,7 +96,7 @@ class SinkBelowJoin(Rule[SinkBelowJoinSite]):
         """Join the stored numbers and, if they differ, the parameters."""
         q = site.join.again(GraphMover(rw), [part.q for part in site.parts])
         params = _params(site, rw)
-        real = rw.call(ops.dequantize, q, params.scale, params.zero_point, str(params.spec))
+        real = rw.call(ops.dequantize, *params.call_args(q))
         rw.replace(site.join.node, real)
 
 
@@ -133,7 +133,7 @@ def _joined(join: Join, parts: tuple[Dequantize, ...]) -> SinkBelowJoinSite | Mi
         return site
     site = replace(site, same=False)
     if block == 1:
-        return _refuse_zero_points(site) or site
+        return _refuse_zero_points(site) or _refuse_outer(site) or site
     text = "the parts have different scales, and not one per index of axis {}"
     return Miss(MissCode.GRANULARITY, join.node, text, join.axis, progress=3)
 
@@ -142,7 +142,11 @@ def _refuse_zero_points(site: SinkBelowJoinSite) -> Miss | None:
     """Refuse parameters that cannot be joined, because dtypes differ or some are not there."""
     for part in site.parts:
         first, own = site.parts[0].params, part.params
-        pairs = ((first.scale, own.scale), (first.zero_point, own.zero_point))
+        pairs = (
+            (first.scale, own.scale),
+            (first.zero_point, own.zero_point),
+            (first.outer_scale, own.outer_scale),
+        )
         for a, b in pairs:
             if (a is None) != (b is None):
                 text = "one part has zero points, another has none"
@@ -153,20 +157,58 @@ def _refuse_zero_points(site: SinkBelowJoinSite) -> Miss | None:
     return None
 
 
+def _refuse_outer(site: SinkBelowJoinSite) -> Miss | None:
+    """Refuse a second level of scales that is neither the same for all parts nor per index."""
+    outer, axis = site.spec.outer, site.join.axis
+    if outer is None or outer[axis] == 1 or _same_outer(site):
+        return None
+    text = "the parts have different second levels of scales, and not one per index of axis {}"
+    return Miss(MissCode.GRANULARITY, site.join.node, text, axis, progress=3)
+
+
+def _same_outer(site: SinkBelowJoinSite) -> bool:
+    """Whether one second level of scales, which does not depend on the axis, serves all parts."""
+    outer, axis = site.spec.outer, site.join.axis
+    first = site.parts[0].params
+    alone = [replace(p.params, scale=first.scale, zero_point=first.zero_point) for p in site.parts]
+    return outer is not None and all(
+        covers(outer[axis], shape_of(part.node)[axis])
+        and replace(own, spec=first.spec).same_as(first)
+        for part, own in zip(site.parts, alone, strict=True)
+    )
+
+
 def _params(site: SinkBelowJoinSite, rw: Rewriter) -> QuantParams:
-    first, axis = site.parts[0].params, site.join.axis
-    block = list(site.spec.block)
-    if site.join.is_stack:
-        block.insert(axis, None if site.same else 1)
-    elif site.same:
-        block[axis] = None
-    spec = site.spec.with_block(block)
-    if site.same and not site.join.is_stack:
-        return QuantParams(spec, first.scale, first.zero_point)
+    join = site.join
+    keeps = not join.is_stack and site.same
+    keeps_outer = not join.is_stack and (site.same or _same_outer(site))
+    block = _joined_block(site.spec.block, join, same=site.same)
+    outer = site.spec.outer
+    if outer is not None:
+        outer = _joined_block(outer, join, same=site.same or keeps_outer)
     used = site.parts[:1] if site.same else site.parts
-    scale = _join_nodes(site.join, [part.params.scale for part in used], rw)
-    zeros = [part.params.zero_point for part in used if part.params.zero_point is not None]
-    return QuantParams(spec, scale, _join_nodes(site.join, zeros, rw) if zeros else None)
+
+    def joined(nodes: Sequence[Node | None], *, keep: bool) -> Node | None:
+        known = [node for node in nodes if node is not None]
+        if not known:
+            return None
+        return known[0] if keep else _join_nodes(join, known, rw)
+
+    scale = joined([part.params.scale for part in used], keep=keeps)
+    assert scale is not None, "every part has a scale"
+    zero = joined([part.params.zero_point for part in used], keep=keeps)
+    second = joined([part.params.outer_scale for part in used], keep=keeps_outer)
+    return QuantParams(site.spec.with_block(block, outer), scale, zero, second)
+
+
+def _joined_block(block: Block, join: Join, *, same: bool) -> Block:
+    """Return the block of the joined numbers."""
+    made = list(block)
+    if join.is_stack:
+        made.insert(join.axis, None if same else 1)
+    elif same:
+        made[join.axis] = None
+    return tuple(made)
 
 
 def _join_nodes(join: Join, nodes: list[Node], rw: Rewriter) -> Node:

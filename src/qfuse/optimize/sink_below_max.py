@@ -87,7 +87,7 @@ class SinkBelowMax(Rule[SinkBelowMaxSite]):
         mover = GraphMover(rw)
         q = mover.node(site.pool.again(mover, mover.open(site.dequantize.q)), "chosen")
         params = moved_params(rw, site.dequantize.params, [site.moved])
-        real = rw.call(ops.dequantize, q, params.scale, params.zero_point, str(params.spec))
+        real = rw.call(ops.dequantize, *params.call_args(q))
         rw.replace(site.result, real)
 
 

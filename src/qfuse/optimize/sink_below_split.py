@@ -96,5 +96,4 @@ class SinkBelowSplit(Rule[SinkBelowSplitSite]):
             assert part.target is operator.getitem, "a part of a split is an item of it"
             q = rw.item(pieces, int(str(part.args[1])))
             params = moved_params(rw, site.dequantize.params, [step.moved])
-            spec = str(params.spec)
-            rw.replace(part, rw.call(ops.dequantize, q, params.scale, params.zero_point, spec))
+            rw.replace(part, rw.call(ops.dequantize, *params.call_args(q)))

@@ -13,6 +13,7 @@ from qfuse.ir.alias import leaves_graph
 from qfuse.ir.blocks import Stuck
 from qfuse.ir.collectives import Collective, is_waited_for
 from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.movement import move_levels
 from qfuse.ir.movements import MOVEMENT_OPS, SPLITS, movement_of
 from qfuse.ir.picking import Select, Slice
 from qfuse.ir.program import op_name
@@ -130,7 +131,7 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
         mover = GraphMover(rw)
         q = mover.node(movement.again(mover, mover.open(site.dequantize.q)), "moved")
         params = moved_params(rw, site.dequantize.params, [site.step.moved])
-        sunk = rw.call(ops.dequantize, q, params.scale, params.zero_point, str(params.spec))
+        sunk = rw.call(ops.dequantize, *params.call_args(q))
         rw.replace(movement.node, sunk)
 
 
@@ -146,7 +147,7 @@ def sink_step(dequantize: Dequantize, movement: Movement) -> Step | Miss:
         text = "{} does not move {}"
         told = movement_name(movement), dtype_name(spec.dtype)
         return Miss(MissCode.DTYPE, movement.node, text, *told, progress=2)
-    moved = movement.forward(spec.block)
+    moved = move_levels(movement.forward, spec.block, spec.outer)
     if not isinstance(moved, Stuck):
         return Step(movement, moved)
     return Miss(

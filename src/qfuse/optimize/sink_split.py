@@ -22,6 +22,7 @@ from qfuse.ir.movements import SPLITS, movement_of
 from qfuse.ir.picking import Slice
 from qfuse.ir.program import op_name
 from qfuse.ir.schema import is_call
+from qfuse.ir.sizes import same_size
 from qfuse.ir.views import as_dequantize, as_fused_linear, as_linear, dtype_of, tensor_of
 from qfuse.optimize.activations import ACTIVATION_OPS
 from qfuse.optimize.lanes import Lanes, widen
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from qfuse.cost.model import CostModel
     from qfuse.cost.work import WorkRange
+    from qfuse.ir.sizes import Size
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["SinkSplit", "SinkSplitSite"]
@@ -296,7 +298,6 @@ def _equal(a: Any, b: Any, index: int, of: Mapping[Node, Lanes]) -> bool:
 def _refuse(lanes: Lanes) -> Miss | None:
     """Refuse to let others read parts of one wide value instead of values of their own."""
     for index, node in enumerate(lanes.nodes):
-        part, old = lanes.part(index), tensor_of(node)
         if leaves_graph(node):
             text = "{} leaves the graph, and would share its memory with others"
             return Miss(MissCode.SHARED, node, text, op_name(node), progress=3)
@@ -304,12 +305,32 @@ def _refuse(lanes: Lanes) -> Miss | None:
         if rigid is not None:
             text = "{} depends on its strides, which a part of a wider result has not"
             return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)
-        with torch.no_grad():
-            ordered = same_strides(torch.empty_like(part), torch.empty_like(old))
-        if not ordered:
+        if not _lies_alike(lanes, index):
             text = "its axes would lie in another order in memory"
             return Miss(MissCode.SHAPE, node, text, progress=3)
     return None
+
+
+def _lies_alike(lanes: Lanes, index: int) -> bool:
+    """Whether what is computed of a part gets the strides that it had.
+
+    An elementwise op orders the axes of its result by the strides of what it reads.
+    """
+    old = tensor_of(lanes.nodes[index])
+    order = _order(old.shape, old.stride())
+    if order is not None and order == _order(old.shape, lanes.value.stride()):
+        return True
+    with torch.no_grad():
+        return same_strides(torch.empty_like(lanes.part(index)), torch.empty_like(old))
+
+
+def _order(shape: Sequence[Size], strides: Sequence[Size]) -> list[int] | None:
+    """Return the axes from the longest step to the shortest, if that is clear."""
+    long = [axis for axis, size in enumerate(shape) if not same_size(size, 1)]
+    steps = [step for axis in long if isinstance(step := strides[axis], int) and step]
+    if len(set(steps)) < len(long):
+        return None
+    return sorted(long, key=lambda axis: -int(strides[axis]))
 
 
 def _is_epilogue(source: Node, lanes: Sequence[Lanes]) -> bool:

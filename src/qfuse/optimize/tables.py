@@ -62,6 +62,9 @@ def table_of(params: QuantParams) -> Table | Miss:
     if spec.dtype not in _TABULATED:
         text = "{} has too many numbers to look at all of them, or no order that ops keep"
         return Miss(MissCode.DTYPE, params.scale, text, dtype_name(spec.dtype), progress=3)
+    if not spec.is_plain:
+        text = "scales in a format of their own, or of two levels, are not tabulated"
+        return Miss(MissCode.GRANULARITY, params.scale, text, progress=3)
     known = known_params(params)
     if isinstance(known, Miss):
         return known

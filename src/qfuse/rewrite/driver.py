@@ -12,7 +12,7 @@ from qfuse.ir.events import Fired, MissCode, Missed, Noted, RolledBack
 from qfuse.ir.program import place_of
 from qfuse.ir.schema import overload_of
 from qfuse.rewrite.gate import Gate
-from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.rewriter import GraphEditor, origins
 from qfuse.rewrite.rule import Miss, Rule
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class Context:
         checker: Proves rewrites; ``None`` trusts them.
         strict: Whether a rule whose match raises ends the run, as in tests. Otherwise it costs one
             rewrite, and a warning: somebody's model is worth more than our bug.
+        scope: Names of the captured nodes that may be rewritten; ``None`` is all of them.
+        assume_equal: Whether parameters without values are taken as equal where they look alike.
     """
 
     room: str
@@ -72,6 +74,12 @@ class Context:
     gate: Gate = field(default_factory=Gate)
     checker: Checker | None = None
     strict: bool = True
+    scope: frozenset[str] | None = None
+    assume_equal: bool = False
+
+    def covers(self, node: Node) -> bool:
+        """Whether ``node`` stands for a captured node that may be rewritten."""
+        return self.scope is None or not self.scope.isdisjoint(origins(node))
 
 
 @dataclass(slots=True)
@@ -132,9 +140,9 @@ class _Run:
 
     def _visit(self, node: Node) -> None:
         op = overload_of(node)
-        if op is None:
+        if op is None or op not in self._by_anchor or not self._context.covers(node):
             return
-        for rule in self._by_anchor.get(op, ()):
+        for rule in self._by_anchor[op]:
             found = self._decide(rule, node)
             if isinstance(found, Miss):
                 self._misses[rule.name, node] = found
@@ -172,7 +180,7 @@ class _Run:
         key = f"{self._context.room}/{rule.name}@{node.name}"
         if not self._context.gate.allows(key):
             if self._context.gate.bans(key):
-                reason = "this rewrite changed values and was rolled back"
+                reason = "it is switched off, or changed values here and was rolled back"
                 self._misses[rule.name, node] = Miss(MissCode.BANNED, node, reason)
             return False
         place = place_of(node)

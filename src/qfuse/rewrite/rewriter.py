@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
     from torch.fx.node import Argument
 
-__all__ = ["ORIGIN_META", "GraphEditor", "Journal", "Rewriter", "origins"]
+__all__ = ["ORIGIN_META", "RULE_META", "GraphEditor", "Journal", "Rewriter", "origins"]
 
 ORIGIN_META = "qfuse_origin"
 """Meta key: names of the captured nodes that a node stands for."""
@@ -48,6 +48,7 @@ class GraphEditor:
     def __init__(self, module: GraphModule) -> None:
         self.module = module
         self._fake_mode: Any = _fake_mode_of(module)
+        self._valueless_on = _device_of_valueless(module)
         self._names = {id(t): name for name, t in module.named_buffers(remove_duplicate=False)}
         self._kept: list[torch.Tensor] = []
         self._counts: dict[str, int] = {}
@@ -80,6 +81,10 @@ class GraphEditor:
         """Return the fake tensor of a constant."""
         if self._fake_mode is None:
             return tensor
+        if tensor.is_meta and self._valueless_on is not None:
+            shape, strides, on = tensor.shape, tensor.stride(), self._valueless_on
+            with self._fake_mode:
+                return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=on)
         fake: torch.Tensor = self._fake_mode.from_tensor(tensor, static_shapes=True)
         return fake
 
@@ -114,6 +119,11 @@ class GraphEditor:
                 touched[source] = None
                 stack.append(source)
         return list(erased), [n for n in touched if n not in erased]
+
+    def sweep(self) -> None:
+        """Erase what nothing reads."""
+        dead = [n for n in self.module.graph.nodes if not n.users and not n.is_impure()]
+        self.erase_dead(reversed(dead))
 
 
 class Rewriter:
@@ -253,9 +263,9 @@ class Rewriter:
             around[node] = None
             around.update(dict.fromkeys(node.users))
             around.update(dict.fromkeys(node.all_input_nodes))
-        for _, new in self.journal.replaced:
-            around[new] = None
-            around.update(dict.fromkeys(new.users))
+        around.update(dict.fromkeys(new for _, new in self.journal.replaced))
+        # Those that read it before gain nothing by another reader, and there may be very many.
+        around.update(dict.fromkeys(user for user, _, _ in self.journal.users))
         return erased, [n for n in around if n not in gone]
 
     def _note(self, node: Node) -> None:
@@ -291,4 +301,14 @@ def _fake_mode_of(module: GraphModule) -> Any:
         mode = getattr(value, "fake_mode", None)
         if mode is not None:
             return mode
+    return None
+
+
+def _device_of_valueless(module: GraphModule) -> torch.device | None:
+    """Return the device that constants without values stand for, where they are not on it."""
+    for node in module.graph.find_nodes(op="get_attr"):
+        fake = node.meta.get("val")
+        held = getattr(module, str(node.target), None)
+        if isinstance(held, torch.Tensor) and held.is_meta and isinstance(fake, torch.Tensor):
+            return fake.device
     return None

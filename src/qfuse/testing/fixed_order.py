@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch.fx import Interpreter
 
 from qfuse.ir import ops
+from qfuse.ir.convolutions import as_convolution
 from qfuse.ir.epilogue import Epilogue
 from qfuse.ir.quant_math import dequantize, quantize
 from qfuse.ir.quant_spec import QuantSpec
@@ -21,8 +22,9 @@ from qfuse.ir.quant_spec import QuantSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch.fx import Node
+    from torch.fx import GraphModule, Node
 
+    from qfuse.ir.convolutions import Convolution
     from qfuse.ir.program import StageGraph
 
 __all__ = ["run_fixed_order"]
@@ -45,27 +47,43 @@ _CHUNK = 1 << 14
 
 
 def run_fixed_order(
-    program: StageGraph, inputs: Sequence[torch.Tensor]
+    program: StageGraph, inputs: Sequence[torch.Tensor], *, dense: bool = False
 ) -> tuple[torch.Tensor, ...]:
     """Return the flat outputs.
 
     Every linear, fused or not, adds its products one after the other, and every function of numbers
     is computed in whole vectors.
 
+    So does every convolution in one group that is not transposed.
+
     Args:
         program: A graph before it is lowered.
         inputs: One tensor per placeholder.
+        dense: Whether every value is made contiguous: a library rounds an exponential in another
+            way where it does not find its elements side by side.
     """
     with torch.no_grad():
-        outputs: tuple[torch.Tensor, ...] = _FixedOrder(program.module).run(*inputs)
+        outputs: tuple[torch.Tensor, ...] = _FixedOrder(program.module, dense).run(*inputs)
     return outputs
 
 
 class _FixedOrder(Interpreter):
+    def __init__(self, module: GraphModule, dense: bool) -> None:
+        super().__init__(module)
+        self._dense = dense
+
     def run_node(self, n: Node) -> Any:
+        made = self._value(n)
+        return made.contiguous() if self._dense and isinstance(made, torch.Tensor) else made
+
+    def _value(self, n: Node) -> Any:
         if n.target is torch.ops.aten.linear.default:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             return _linear(*args, **kwargs)
+        conv = as_convolution(n)
+        if conv is not None:
+            bias = None if conv.bias is None else self.env[conv.bias]
+            return _convolution(self.env[conv.x], self.env[conv.weight], bias, conv)
         if n.target is ops.linear:
             return _fused(*self.fetch_args_kwargs_from_env(n)[0])
         if n.target in _FUNCTIONS:
@@ -87,16 +105,24 @@ def _in_vectors(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tenso
 
 def _fused(*args: Any) -> torch.Tensor:
     """The meaning of ``qfuse::linear``, with another sum; its arguments in the schema's order."""
-    x, weight = _edge(*args[0:4]), _edge(*args[4:8])
+    outer = [*args[14:], None, None, None]
+    x = _edge(args[0], args[1], args[2], args[3], outer[0])
+    weight = _edge(args[4], args[5], args[6], args[7], outer[1])
     y = Epilogue.parse(args[12]).apply(_linear(x, weight, args[8]), args[13])
     scale, zero_point, spec = args[9:12]
-    return quantize(y, scale, zero_point, QuantSpec.parse(spec)) if spec else y
+    return quantize(y, scale, zero_point, QuantSpec.parse(spec), outer[2]) if spec else y
 
 
 def _edge(
-    value: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: str
+    value: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    spec: str,
+    outer_scale: torch.Tensor | None,
 ) -> torch.Tensor:
-    return dequantize(value, scale, zero_point, QuantSpec.parse(spec)) if spec else value
+    if not spec:
+        return value
+    return dequantize(value, scale, zero_point, QuantSpec.parse(spec), outer_scale)
 
 
 def _linear(
@@ -106,3 +132,35 @@ def _linear(
     for index in range(x.shape[-1]):
         y += x[..., index, None] * weight[:, index]
     return y if bias is None else y + bias
+
+
+def _convolution(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, conv: Convolution
+) -> torch.Tensor:
+    """Multiply every window with the kernels, as a linear of all that a window holds."""
+    assert conv.groups == 1, "a sum over some of the channels is not written down here"
+    assert not conv.transposed, "a transposed one is not written down here"
+    rank = weight.dim() - 2
+    strides, dilations = conv.per_axis("stride"), conv.per_axis("dilation")
+    windows = torch.nn.functional.pad(x if conv.axis else x[None], _padding(conv, weight.shape[2:]))
+    for axis, (size, stride, dilation) in enumerate(
+        zip(weight.shape[2:], strides, dilations, strict=True), 2
+    ):
+        windows = windows.unfold(axis, dilation * (size - 1) + 1, stride)[..., ::dilation]
+    # From [batch, channels, *sizes, *kernel] to [batch, *sizes, channels * kernel].
+    columns = windows.movedim(1, rank + 1).flatten(rank + 1)
+    y = _linear(columns, weight.flatten(1), bias).movedim(-1, 1).contiguous()
+    return y if conv.axis else y[0]
+
+
+def _padding(conv: Convolution, kernel: Sequence[int]) -> list[int]:
+    """Return the padding before and behind every axis, from the last to the first."""
+    given = conv.settings["padding"]
+    if isinstance(given, str):
+        same = given == "same"
+        sizes = zip(kernel, conv.per_axis("dilation"), strict=True)
+        whole = [same * step * (size - 1) for size, step in sizes]
+        pairs = [(amount // 2, amount - amount // 2) for amount in whole]
+    else:
+        pairs = [(amount, amount) for amount in conv.per_axis("padding")]
+    return [amount for pair in reversed(pairs) for amount in pair]

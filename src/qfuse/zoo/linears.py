@@ -1,4 +1,4 @@
-"""Quantizing linear layers with torchao's `quantize_`: which ones, and why not the others."""
+"""Quantizing linear layers, mostly with torchao's `quantize_`: which ones, and why not others."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ _OUTSIDE = {
 }
 
 
+def _symmetric(peak: torch.Tensor) -> torch.Tensor:
+    """Return a scale as torchao chooses it for int8: of the middle of the range [-128, 127]."""
+    return (peak / 127.5).clamp(min=torch.finfo(torch.float32).eps)
+
+
 @dataclass(frozen=True)
 class LinearScheme:
     """A way to quantize linear layers.
@@ -36,11 +41,15 @@ class LinearScheme:
         config: Gives torchao's config; takes the activation scale if `static`.
         group_size: Weights per scale along in_features, or None for whole channels.
         static: Whether the activation scale is measured beforehand.
+        swap: Makes the quantized layer of a layer and its activation scale, if torchao does not.
+        scale_of: Gives the activation scale from the greatest magnitude that was measured.
     """
 
-    config: Callable[..., Any]
+    config: Callable[..., Any] | None = None
     group_size: int | None = None
     static: bool = False
+    swap: Callable[[nn.Linear, torch.Tensor | None], nn.Module] | None = None
+    scale_of: Callable[[torch.Tensor], torch.Tensor] = _symmetric
 
 
 def quantize_with(scheme: LinearScheme, model: nn.Module, examples: Iterable[Example]) -> Outcome:
@@ -53,18 +62,58 @@ def quantize_with(scheme: LinearScheme, model: nn.Module, examples: Iterable[Exa
         left = {name: reason for name, part in linears.items() if (reason := _misfit(scheme, part))}
         scales: Mapping[str, torch.Tensor] = {}
         if scheme.static:
-            scales, unmeasured = _measure(model, linears.keys() - left.keys(), examples)
+            names = linears.keys() - left.keys()
+            scales, unmeasured = _measure(scheme, model, names, examples)
             left |= unmeasured
         chosen = {name: part for name, part in linears.items() if name not in left}
         twins = _twins(quantized, chosen)
-        if scheme.static:
-            for name in chosen:
-                ao.quantize_linears(quantized, frozenset({name}), scheme.config(scales[name]))
+        if scheme.swap is not None:
+            _swap(scheme.swap, quantized, chosen, scales)
         else:
-            ao.quantize_linears(quantized, frozenset(chosen), scheme.config())
-            _tie(chosen, twins)
+            assert scheme.config is not None, "a scheme has a config, or makes layers itself"
+            _configure(scheme.config, quantized, chosen, scales if scheme.static else None)
+            if not scheme.static:
+                _tie(chosen, twins)
         notes = group_notes(left.items()) + _tied_notes(chosen, twins) + _other_weights(quantized)
     return Outcome(quantized, len(chosen), notes)
+
+
+def _configure(
+    config: Callable[..., Any],
+    model: nn.Module,
+    chosen: Mapping[str, nn.Linear],
+    scales: Mapping[str, torch.Tensor] | None,
+) -> None:
+    """Quantize the chosen layers of `model` with torchao, each with its scale if there are any."""
+    if scales is None:
+        ao.quantize_linears(model, frozenset(chosen), config())
+        return
+    for name in chosen:
+        ao.quantize_linears(model, frozenset({name}), config(scales[name]))
+
+
+def _swap(
+    make: Callable[[nn.Linear, torch.Tensor | None], nn.Module],
+    model: nn.Module,
+    chosen: Mapping[str, nn.Linear],
+    scales: Mapping[str, torch.Tensor],
+) -> None:
+    """Put a layer that `make` made in the place of each chosen one.
+
+    A layer that is in several places stays one, and so does a weight that several layers have.
+    """
+    made: dict[int, nn.Module] = {}
+    weights: dict[int, nn.Module] = {}
+    for name, linear in chosen.items():
+        if id(linear) not in made:
+            layer = made[id(linear)] = make(linear, scales.get(name))
+            first = weights.setdefault(id(linear.weight), layer)
+            for part in ("weight", "weight_scale", "weight_outer_scale"):
+                setattr(layer, part, getattr(first, part))
+    for name, part in list(model.named_modules(remove_duplicate=False)):
+        if id(part) in made:
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, made[id(part)])
 
 
 def _misfit(scheme: LinearScheme, linear: nn.Linear) -> str | None:
@@ -92,7 +141,7 @@ def _misshape(scheme: LinearScheme, linear: nn.Linear) -> str | None:
 
 
 def _measure(
-    model: nn.Module, names: Iterable[str], examples: Iterable[Example]
+    scheme: LinearScheme, model: nn.Module, names: Iterable[str], examples: Iterable[Example]
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return the activation scale of each layer, and why the rest have none.
 
@@ -123,10 +172,8 @@ def _measure(
         for name, seen in ranks.items()
         if len(seen) > 1
     }
-    # As torchao chooses symmetric scales: the middle of the range [-128, 127].
-    least = torch.finfo(torch.float32).eps
     scales = {
-        name: (greatest[name] / 127.5).clamp(min=least).reshape([1] * min(ranks[name]))
+        name: scheme.scale_of(greatest[name]).reshape([1] * min(ranks[name]))
         for name in names
         if name not in left
     }

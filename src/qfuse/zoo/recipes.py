@@ -8,11 +8,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
+from qfuse.ir.elements import Element
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.zoo import _torchao_api as ao
 from qfuse.zoo.linears import LinearScheme, quantize_with
+from qfuse.zoo.micro import MicroFormat, MicroLinear, float8, mx, nvfp4, peak_scale
 from qfuse.zoo.pt2e import quantize_exported, under_autocast
 
 if TYPE_CHECKING:
@@ -100,6 +103,21 @@ def _int4_weights_int8(group_size: int | None) -> LinearScheme:
     return LinearScheme(partial(ao.int8_dynamic_int4_weights, size), size)
 
 
+def _micro(
+    make: Callable[[], MicroFormat], *, static: bool = False, weights_only: bool = False
+) -> Callable[[int | None], LinearScheme]:
+    def scheme(_: int | None) -> LinearScheme:
+        form = make()
+
+        def swap(linear: nn.Linear, outer: torch.Tensor | None) -> nn.Module:
+            scale = None if outer is None else outer.reshape(1, 1)
+            return MicroLinear(linear, form, scale, weights_only=weights_only)
+
+        return LinearScheme(group_size=form.block, static=static, swap=swap, scale_of=peak_scale)
+
+    return scheme
+
+
 def _float8(_: int | None) -> LinearScheme:
     return LinearScheme(ao.float8_weights)
 
@@ -146,6 +164,42 @@ _RECIPES: Mapping[str, _Recipe] = MappingProxyType(
             grouped=True,
         ),
         "fp8": _Recipe("torchao, float8 weights per channel, float activations", _linears(_float8)),
+        "fp8-dynamic": _Recipe(
+            "float8 weights per channel, float8 activations with a scale per token",
+            _linears(_micro(float8)),
+        ),
+        "fp8-dynamic-tensor": _Recipe(
+            "float8 weights per channel, float8 activations with one scale per tensor",
+            _linears(_micro(partial(float8, per_tensor=True))),
+        ),
+        "mxfp8": _Recipe(
+            "MX, float8 e4m3 weights and activations in blocks of 32, scales chosen at run time",
+            _linears(_micro(mx)),
+        ),
+        "mxfp6": _Recipe(
+            "MX, float6 e2m3 weights and activations in blocks of 32, scales chosen at run time",
+            _linears(_micro(partial(mx, Element.E2M3))),
+        ),
+        "mxfp4": _Recipe(
+            "MX, float4 e2m1 weights and activations in blocks of 32, scales chosen at run time",
+            _linears(_micro(partial(mx, Element.E2M1))),
+        ),
+        "mxfp4-a16": _Recipe(
+            "MX, float4 e2m1 weights in blocks of 32, float activations",
+            _linears(_micro(partial(mx, Element.E2M1), weights_only=True)),
+        ),
+        "nvfp4": _Recipe(
+            "NVFP4, weights and activations in blocks of 16, scales of both levels at run time",
+            _linears(_micro(nvfp4)),
+        ),
+        "nvfp4-static": _Recipe(
+            "NVFP4, the same with calibrated second-level scales of activations",
+            _linears(_micro(nvfp4, static=True)),
+        ),
+        "nvfp4-a16": _Recipe(
+            "NVFP4, weights in blocks of 16, float activations",
+            _linears(_micro(nvfp4, weights_only=True)),
+        ),
     }
 )
 

@@ -6,24 +6,46 @@ from typing import TYPE_CHECKING, Any
 
 from qfuse.normalize.dialect import Dialect
 from simulator_dialect import ops
-from simulator_dialect.linears import Fp8Linear, Int4Linear, StaticQuantLinear
-from simulator_dialect.quantizes import DynamicQuantize, StaticQuantize
+from simulator_dialect.linears import Fp8Linear, Int4Linear, Mxfp4Linear, StaticQuantLinear
+from simulator_dialect.quantizes import DynamicQuantize, DynamicQuantizeMxfp4, StaticQuantize
+from simulator_dialect.spell_linears import SpellStaticLinear, SpellWeightOnlyLinear
+from simulator_dialect.spell_quantizes import SpellDynamicQuantize, SpellStaticQuantize
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch._ops import OpOverload
+
     from qfuse.rewrite.rule import Rule
 
 __all__ = ["dialect", "ops"]
 
-_NO_MX = "the language has no MX formats yet"
-
 
 def _rules() -> list[Rule[Any]]:
-    return [StaticQuantize(), DynamicQuantize(), StaticQuantLinear(), Int4Linear(), Fp8Linear()]
+    return [
+        StaticQuantize(),
+        DynamicQuantize(),
+        DynamicQuantizeMxfp4(),
+        StaticQuantLinear(),
+        Int4Linear(),
+        Fp8Linear(),
+        Mxfp4Linear(),
+    ]
+
+
+def _spell(source: Mapping[str, OpOverload]) -> list[Rule[Any]]:
+    del source  # What an op looks like in the canonical language tells which it was.
+    return [
+        SpellStaticLinear(),
+        SpellWeightOnlyLinear(),
+        SpellDynamicQuantize(),
+        SpellStaticQuantize(),
+    ]
 
 
 dialect = Dialect(
     "simulator",
     _rules,
     frozenset({"simulator"}),
-    {"simulator::dynamic_quantize_mxfp4": _NO_MX, "simulator::mxfp4_linear": _NO_MX},
+    spell=_spell,
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from qfuse.ir import ops
+from qfuse.ir.elements import Element, decode
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import QuantSpec, dtype_range
@@ -16,7 +17,7 @@ from qfuse.ir.views import dtype_of, node_of, optional_node, shape_of, tensor_of
 from qfuse.normalize.params import Param
 from qfuse.rewrite.rule import Miss, Rule
 from simulator_dialect.ops import unpack_int4
-from simulator_dialect.quantizes import DIVIDE
+from simulator_dialect.quantizes import DIVIDE, mxfp4
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["Fp8Linear", "Int4Linear", "StaticQuantLinear", "WeightSite"]
+__all__ = ["Fp8Linear", "Int4Linear", "Mxfp4Linear", "StaticQuantLinear", "WeightSite"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,42 @@ class Fp8Linear(Rule[WeightSite]):
         """Give the scale the rank of the weight."""
         scale = _row_scale(rw, site.scale)
         real = rw.call(ops.dequantize, site.weight, scale, None, str(site.spec))
+        rw.replace(site.node, _linear(rw, site.x, real, site.bias))
+
+
+class Mxfp4Linear(Rule[WeightSite]):
+    """``mxfp4_linear`` becomes a float linear on a dequantized float8 weight, unpacked ahead.
+
+    Canonically an fp4 number is stored as a float8, zeros with their signs too. Every exponent of
+    eight bits gives a float32 scale, so nothing is rounded.
+
+    Refuses: anything but float32; a weight or exponents that are not constant.
+    """
+
+    name = "simulator-mxfp4-linear"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (torch.ops.simulator.mxfp4_linear.default,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> WeightSite | Miss:
+        """Match a call with a constant weight."""
+        a = arguments(node)
+        x, weight, exponent = node_of(a["x"]), node_of(a["weight"]), node_of(a["exponent"])
+        for part in (weight, exponent):
+            if constant_of(part) is None:
+                return Miss(MissCode.NOT_CONSTANT, part, "the weight is computed at run time")
+        if dtype_of(x) is not torch.float32:
+            return Miss(MissCode.DTYPE, x, "it computes in {}", dtype_of(x))
+        group = int(shape_of(weight)[1]) // int(shape_of(exponent)[1])
+        return WeightSite(node, x, weight, exponent, optional_node(a["bias"]), mxfp4((1, group)))
+
+    def rewrite(self, site: WeightSite, rw: Rewriter) -> None:
+        """Unpack the weight into new constants."""
+        codes, exponent = constant_of(site.weight), constant_of(site.scale)
+        assert codes is not None, "the match has seen to it"
+        assert exponent is not None, "the match has seen to it"
+        q = rw.constant(decode(codes, Element.E2M1), f"{site.weight.target}_unpacked")
+        scale = rw.constant(exponent.float().exp2(), f"{site.scale.target}_scale")
+        real = rw.call(ops.dequantize, q, scale, None, str(site.spec))
         rw.replace(site.node, _linear(rw, site.x, real, site.bias))
 
 

@@ -18,6 +18,7 @@ __all__ = [
 
 EPS = 1e-6
 MXFP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+MXFP4_CODES = (*MXFP4_VALUES, *(-value for value in MXFP4_VALUES))
 
 
 @torch.library.custom_op("simulator::quantize", mutates_args=())
@@ -70,20 +71,27 @@ def _(x: torch.Tensor, dims: list[int]) -> tuple[torch.Tensor, torch.Tensor, tor
 
 @torch.library.custom_op("simulator::dynamic_quantize_mxfp4", mutates_args=())
 def dynamic_quantize_mxfp4(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize groups of the last axis to fp4 codes, one a byte, with exponents as int8."""
+    """Quantize groups of the last axis to fp4 numbers, one a byte, and powers of two as scales.
+
+    A number is held as a float8 of its value. The greatest of a group has the exponent of 4.
+    """
     groups = torch.unflatten(x, -1, (-1, group))
-    exponent = groups.abs().amax(-1, keepdim=True).clamp(min=2.0**-126).log2().floor() - 2
-    scaled = (groups / exponent.exp2()).flatten(-2)
-    values = torch.tensor(MXFP4_VALUES, device=x.device)
-    nearest = (scaled.abs().unsqueeze(-1) - values).abs().argmin(-1)
-    codes = (nearest + 8 * (scaled < 0)).to(torch.uint8)
-    return codes, exponent.squeeze(-1).to(torch.int8)
+    peak = groups.abs().amax(-1, keepdim=True)
+    exponent = torch.where(peak == 0, -127, torch.frexp(peak).exponent - 3).clamp(-127, 127)
+    scaled = groups / torch.ldexp(torch.ones_like(peak), exponent)
+    size = scaled.abs()
+    # Two bits of precision: steps of a half below 2, of one below 4, then of two.
+    step = torch.ldexp(torch.ones_like(size), (torch.frexp(size).exponent - 2).clamp(min=-1))
+    rounded = torch.copysign(((size / step).round() * step).clamp(max=MXFP4_VALUES[-1]), scaled)
+    scale = (exponent + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
+    return rounded.flatten(-2).to(torch.float8_e4m3fn), scale.squeeze(-1)
 
 
 @dynamic_quantize_mxfp4.register_fake
 def _(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    exponents = x.new_empty((*x.shape[:-1], x.shape[-1] // group), dtype=torch.int8)
-    return torch.empty_like(x, dtype=torch.uint8), exponents
+    shape = (*x.shape[:-1], x.shape[-1] // group)
+    scale = x.new_empty(shape, dtype=torch.float8_e8m0fnu)
+    return torch.empty_like(x, dtype=torch.float8_e4m3fn), scale
 
 
 @torch.library.custom_op("simulator::static_quant_linear", mutates_args=())
@@ -123,6 +131,12 @@ def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
     """Return the int4 numbers of ``packed`` as int8: two a byte, the low half first, plus 8."""
     both = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
     return both.to(torch.int8) - 8
+
+
+def pack_int4(numbers: torch.Tensor) -> torch.Tensor:
+    """Return what :func:`unpack_int4` unpacks to ``numbers``."""
+    low, high = (numbers + 8).to(torch.uint8).unflatten(-1, (-1, 2)).unbind(-1)
+    return low | (high << 4)
 
 
 @torch.library.custom_op("simulator::int4_linear", mutates_args=())
@@ -171,7 +185,7 @@ def mxfp4_linear(
     x: torch.Tensor, weight: torch.Tensor, exponent: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """Multiply float by fp4 codes, one a byte, with int8 exponents per group."""
-    values = torch.tensor((*MXFP4_VALUES, *(-v for v in MXFP4_VALUES)), device=x.device)
+    values = torch.tensor(MXFP4_CODES, device=x.device)
     scale = exponent.float().exp2().repeat_interleave(weight.shape[-1] // exponent.shape[-1], -1)
     return F.linear(x, (values[weight.int()] * scale).to(x.dtype), bias)
 

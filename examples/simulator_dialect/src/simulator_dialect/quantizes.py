@@ -9,11 +9,13 @@ import torch
 
 from qfuse.ir import ops
 from qfuse.ir.choose_spec import ChooseSpec, Formula
+from qfuse.ir.elements import CONTAINER, Element, ScaleFormat
 from qfuse.ir.events import Exactness, MissCode
-from qfuse.ir.quant_spec import Arithmetic, QuantSpec
+from qfuse.ir.quant_spec import Arithmetic, QuantSpec, ZeroPointDomain, stored_range
 from qfuse.ir.schema import arguments
 from qfuse.ir.views import dtype_of, node_of, shape_of
 from qfuse.normalize.choose import results_of
+from qfuse.normalize.params import Param
 from qfuse.normalize.source_rule import RefusedError, SourceRule
 from qfuse.rewrite.rule import Miss, Rule
 from simulator_dialect.ops import EPS
@@ -22,13 +24,47 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
     from torch.fx import Node
 
+    from qfuse.ir.quant_spec import Block
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["DynamicQuantize", "DynamicSite", "StaticQuantize", "StaticSite"]
+__all__ = [
+    "DIVIDE",
+    "MAX_BITS",
+    "DynamicQuantize",
+    "DynamicQuantizeMxfp4",
+    "DynamicSite",
+    "StaticQuantize",
+    "StaticSite",
+    "mxfp4",
+    "mxfp4_choice",
+]
 
 # The simulator divides by the scale, in the type of the data.
 DIVIDE = Arithmetic(torch.float32, reciprocal=False)
 MAX_BITS = 8
+
+
+def mxfp4(block: Block, scale: ScaleFormat = ScaleFormat.FLOAT) -> QuantSpec:
+    """Return the spec of fp4 numbers in blocks."""
+    codes = stored_range(CONTAINER, Element.E2M1)
+    return QuantSpec(
+        CONTAINER,
+        *codes,
+        block,
+        arithmetic=DIVIDE,
+        domain=ZeroPointDomain.NONE,
+        element=Element.E2M1,
+        scale_format=scale,
+    )
+
+
+def mxfp4_choice(block: Block) -> ChooseSpec:
+    """Return how the simulator chooses powers of two."""
+    codes = stored_range(CONTAINER, Element.E2M1)
+    dtype = ScaleFormat.E8M0.dtype
+    assert dtype is not None, "it is the type of such scales"
+    formula, element = Formula.MX_FLOOR, Element.E2M1
+    return ChooseSpec(formula, CONTAINER, *codes, block, 0.0, dtype, element=element)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +110,9 @@ class StaticQuantize(Rule[StaticSite]):
 
     def rewrite(self, site: StaticSite, rw: Rewriter) -> None:
         """Give the parameters the rank of the data."""
-        shape = [1] * site.spec.rank
-        view = torch.ops.aten.view.default
-        scale, zero = rw.call(view, site.scale, shape), rw.call(view, site.zero_point, shape)
+        shape = (1,) * site.spec.rank
+        given = (site.scale, site.zero_point)
+        scale, zero = (Param(node, shape, dtype_of(node)).build(rw, node.name) for node in given)
         rw.replace(site.node, rw.call(ops.quantize, site.x, scale, zero, str(site.spec)))
 
 
@@ -88,6 +124,36 @@ class DynamicSite:
     choose: ChooseSpec
     spec: QuantSpec
     results: tuple[tuple[int, Node], ...]
+
+
+class DynamicQuantizeMxfp4(SourceRule[DynamicSite]):
+    """``dynamic_quantize_mxfp4(x, group)`` becomes a choice and a quantize.
+
+    Refuses: data that is not float32; a last axis that is no whole number of groups, or varies.
+    """
+
+    name = "simulator-dynamic-quantize-mxfp4"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (
+        torch.ops.simulator.dynamic_quantize_mxfp4.default,
+    )
+
+    def read(self, node: Node) -> DynamicSite:
+        """Read a call."""
+        a = arguments(node)
+        x, group = node_of(a["x"]), a["group"]
+        if dtype_of(x) is not torch.float32:
+            raise RefusedError(MissCode.DTYPE, x, "it computes in {}", dtype_of(x))
+        size = shape_of(x)[-1]
+        if not isinstance(group, int) or not isinstance(size, int) or size % group:
+            text = "an axis of {} is not known to be groups of {}"
+            raise RefusedError(MissCode.SHAPE, node, text, size, group)
+        block = (*(1,) * (len(shape_of(x)) - 1), group)
+        spec = mxfp4(block, ScaleFormat.E8M0)
+        return DynamicSite(x, mxfp4_choice(block), spec, results_of(node, 2))
+
+    def rewrite(self, site: DynamicSite, rw: Rewriter) -> None:
+        """Choose, quantize, and hand out the results."""
+        _hand_out(site, rw, zero_point=False)
 
 
 class DynamicQuantize(SourceRule[DynamicSite]):
@@ -121,13 +187,16 @@ class DynamicQuantize(SourceRule[DynamicSite]):
 
     def rewrite(self, site: DynamicSite, rw: Rewriter) -> None:
         """Choose, quantize, and hand out the results."""
-        chosen = rw.call(ops.choose_qparams, site.x, str(site.choose))
-        scale = rw.item(chosen, 0)
-        symmetric = site.choose.formula is Formula.AO_SYMMETRIC
-        zero = None if symmetric else rw.item(chosen, 1)
-        q = rw.call(ops.quantize, site.x, scale, zero, str(site.spec))
-        made = (q, scale, zero)
-        for index, old in site.results:
-            new = made[index]
-            assert new is not None, "a symmetric quantize has two results"
-            rw.replace(old, new)
+        _hand_out(site, rw, zero_point=site.choose.formula is not Formula.AO_SYMMETRIC)
+
+
+def _hand_out(site: DynamicSite, rw: Rewriter, *, zero_point: bool) -> None:
+    """Choose, quantize, and give every result to its readers."""
+    chosen = rw.call(ops.choose_qparams, site.x, str(site.choose))
+    scale = rw.item(chosen, 0)
+    zero = rw.item(chosen, 1) if zero_point else None
+    made = (rw.call(ops.quantize, site.x, scale, zero, str(site.spec)), scale, zero)
+    for index, old in site.results:
+        new = made[index]
+        assert new is not None, "a symmetric quantize has two results"
+        rw.replace(old, new)

@@ -1,0 +1,39 @@
+"""The names of everything that this room rewrites."""
+
+from __future__ import annotations
+
+from inspect import isabstract
+from typing import TYPE_CHECKING, Any
+
+from qfuse.rewrite.rule import Rule
+from qfuse.rewrite.whole import Pass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["FUSING", "rewrite_names"]
+
+FUSING = frozenset(
+    (
+        "fuse-linear",
+        "fuse-activation",
+        "fuse-add",
+        "fuse-cast",
+        "fuse-output-quantize",
+        "narrow-floats",
+    )
+)
+"""What grows one linear by what stands around it. Everything else moves, combines and merges."""
+
+
+def rewrite_names() -> frozenset[str]:
+    """Return the names of the rules and passes of this room."""
+    room = __name__.rpartition(".")[0]
+    kinds = [kind for base in (Rule, Pass) for kind in _below(base) if not isabstract(kind)]
+    return frozenset(kind.name for kind in kinds if kind.__module__.startswith(f"{room}."))
+
+
+def _below(base: type[Any]) -> Iterator[type[Any]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _below(kind)

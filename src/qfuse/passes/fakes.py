@@ -1,0 +1,165 @@
+"""One world of fake tensors for a graph, whatever its own are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx.node import map_arg
+
+from qfuse.ir.errors import GraphError
+from qfuse.ir.schema import overload_of
+from qfuse.passes._torch_api import is_fake, is_symbolic, mode_of, new_mode
+from qfuse.passes.refuse import refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.fx import Graph, GraphModule, Node
+
+__all__ = ["Fakes", "fill", "is_valueless", "without_values"]
+
+_GIVE = "pass example inputs as the pass's second argument, or trace the graph with fake values"
+
+
+@dataclass(frozen=True, slots=True)
+class Fakes:
+    """The mode that all values of the copy live in.
+
+    The meta device is told apart from values that are missing: on it, constants that are written
+    in the graph as numbers would lose them. So the copy is on the CPU, and goes back at the end.
+
+    Attributes:
+        mode: Made by torch.
+        on_meta: Whether the caller's graph is on the meta device.
+    """
+
+    mode: Any
+    on_meta: bool
+
+    @classmethod
+    def of(cls, graph: Graph) -> Fakes:
+        """Take the mode of the caller's values if they have one in common.
+
+        Raises:
+            GraphError: They have several, and sizes that vary, which means something in one only.
+        """
+        values = [t for node in graph.nodes for t in _tensors(node.meta.get("val"))]
+        modes = {id(mode): mode for mode in map(mode_of, values) if mode is not None}
+        roots = graph.find_nodes(op="placeholder")
+        inputs = [t for node in roots for t in _tensors(node.meta.get("val"))]
+        on_meta = any(t.is_meta for t in inputs or values)
+        if len(modes) == 1:
+            return cls(next(iter(modes.values())), on_meta)
+        if any(is_symbolic(t) for t in values):
+            raise GraphError(
+                "the fake values of the graph live in several modes, and some of their sizes vary",
+                fix="trace the graph in one FakeTensorMode",
+            )
+        return cls(new_mode(), on_meta)
+
+    def value(self, value: Any) -> Any:
+        """Return a value of the caller's graph as one of the copy."""
+        return _each(value, self._inside)
+
+    def outside(self, value: Any) -> Any:
+        """Return a value of the copy as one of the caller's graph."""
+        if not self.on_meta:
+            return value
+        return _each(value, lambda t: self.empty(t, torch.device("meta")))
+
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the value of a constant."""
+        if is_valueless(tensor):
+            return self.empty(tensor, _off_meta(tensor.device))
+        fake: torch.Tensor = self.mode.from_tensor(tensor, static_shapes=True)
+        return fake
+
+    def empty(self, like: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Return a fake tensor of the shape, strides and type of another."""
+        with self.mode:
+            return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+
+    def _inside(self, tensor: torch.Tensor) -> torch.Tensor:
+        same = mode_of(tensor) is self.mode and not tensor.is_meta
+        if same or tensor.layout is not torch.strided:
+            return tensor
+        return self.empty(tensor, _off_meta(tensor.device))
+
+
+def is_valueless(tensor: torch.Tensor) -> bool:
+    """Whether a constant has a shape and no numbers: it is fake, or on the meta device."""
+    return tensor.is_meta or is_fake(tensor)
+
+
+def without_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a plain tensor on the meta device that stands for a constant without values."""
+    shape, strides = tensor.shape, tensor.stride()
+    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
+
+
+def fill(module: GraphModule, fakes: Fakes, examples: Sequence[Any] | None) -> None:
+    """Give every node of ``module`` a value, from example inputs and what the others have.
+
+    Raises:
+        GraphError: An input has none, or an op rejects its arguments.
+    """
+    inputs = module.graph.find_nodes(op="placeholder")
+    if examples is not None and len(examples) != len(inputs):
+        raise GraphError(
+            f"{len(examples)} example inputs were given to a graph of {len(inputs)} inputs",
+            fix="give one for each placeholder, in their order",
+        )
+    for index, node in enumerate(inputs):
+        if "val" in node.meta:
+            continue
+        if not node.users:
+            node.meta["val"] = None  # A tracer that took it for a constant leaves it like this.
+            continue
+        if examples is None:
+            raise refused(node, 'the input has no meta["val"], which tells its type', _GIVE)
+        node.meta["val"] = _example(examples[index], fakes)
+    for node in module.graph.nodes:
+        if node.op == "call_function" and "val" not in node.meta:
+            node.meta["val"] = _computed(node, fakes)
+
+
+def _example(value: Any, fakes: Fakes) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return fakes.value(value) if is_valueless(value) else fakes.constant(value)
+
+
+def _computed(node: Node, fakes: Fakes) -> Any:
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: fakes.outside(n.meta["val"]))
+    op = overload_of(node)
+    if op is not None and not op._schema.returns:  # noqa: SLF001 - the way to ask
+        return None
+    assert callable(node.target), "it was found to be a call of an op"
+    try:
+        with fakes.mode, torch.no_grad():
+            return fakes.value(node.target(*args, **kwargs))
+    except (RuntimeError, TypeError, ValueError, LookupError, AssertionError) as error:
+        what = f'it has no meta["val"], and cannot be called with fake tensors: {error}'
+        raise refused(node, what, _GIVE) from error
+
+
+def _off_meta(device: torch.device) -> torch.device:
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_each(item, change) for item in value)
+    return value

@@ -1,0 +1,326 @@
+"""The caller's graph: a plain copy of it to be rewritten, and the way back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from qfuse.capture.provenance import annotate
+from qfuse.ir._tree_api import structure
+from qfuse.ir.events import EventLog
+from qfuse.ir.program import ASSUMED_META, MUTABLE_META, CapturedGraph, Signature
+from qfuse.ir.schema import is_call
+from qfuse.passes._torch_api import empty_like, is_fake
+from qfuse.passes.fakes import Fakes, fill, is_valueless, without_values
+from qfuse.passes.refuse import attribute_of, is_aside
+from qfuse.rewrite.rewriter import ORIGIN_META, RULE_META, origins
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["RawGraph", "take"]
+
+_COPY = torch.ops.aten.copy_.default
+_CHECK = torch.ops.aten._assert_tensor_metadata.default  # noqa: SLF001 - an op of ATen
+# What a new node says of itself is what the node said that it stands for.
+_PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "custom")
+
+
+@dataclass(slots=True)
+class RawGraph:
+    """A caller's module, and the plain functional copy of its graph.
+
+    The copy has the nodes of the caller's graph under their names, but for those that write: what
+    they write is in the copy's output, and they are put behind everything else on the way back.
+
+    Attributes:
+        module: The caller's module.
+        program: The copy.
+        fakes: The world of the copy's fake values.
+        nodes: The caller's node of each node of the copy, by name.
+        targets: The caller's name of each constant of the copy.
+        writes: The caller's nodes that write, in order.
+        aside: The caller's nodes that check inputs.
+        checks: The caller's nodes that check the type of a value, by the node of that value. They
+            would keep alive whatever they check; they stay with it if it stays.
+    """
+
+    module: GraphModule
+    program: CapturedGraph
+    fakes: Fakes
+    nodes: dict[str, Node] = field(default_factory=dict)
+    targets: dict[str, str] = field(default_factory=dict)
+    writes: list[Node] = field(default_factory=list)
+    aside: list[Node] = field(default_factory=list)
+    checks: dict[Node, list[Node]] = field(default_factory=dict)
+
+    def put_back(self, program: CapturedGraph) -> tuple[str, ...]:
+        """Replace the graph of the caller's module by a rewritten copy, wholly or not at all.
+
+        Returns:
+            Names of the parameters and buffers that the graph read before and does not any more.
+        """
+        before = self.module.graph
+        made: list[str] = []
+        try:
+            after = _Writer(self, program, made).graph()
+            self.module.graph = after
+            after.lint()
+        except BaseException:
+            self.module.graph = before
+            for name in made:
+                delattr(self.module, name)
+            raise
+        return tuple(sorted(_reads(before) - _reads(after)))
+
+
+def take(
+    module: GraphModule, examples: Sequence[Any] | None = None, *, assume: bool = False
+) -> RawGraph:
+    """Copy the graph of ``module``, which :func:`check_graph` has let pass.
+
+    Constants are shared with the module, not copied; those without values become plain tensors on
+    the meta device.
+
+    Args:
+        module: The caller's module.
+        examples: Example inputs.
+        assume: Whether integers without values are taken for zero points of a usual size.
+
+    Raises:
+        GraphError: A value is missing, and there is no example input to make it from.
+    """
+    return _Reader(module, assume=assume).read(examples)
+
+
+def _reads(graph: Graph) -> set[str]:
+    return {str(node.target) for node in graph.find_nodes(op="get_attr")}
+
+
+class _Reader:
+    """Copies a graph."""
+
+    def __init__(self, module: GraphModule, *, assume: bool) -> None:
+        self._module = module
+        self._assume = assume
+        self._root = torch.nn.Module()
+        self._graph = Graph()
+        self._copies: dict[Node, Node] = {}
+        self._held: dict[int, str] = {}
+        self._written: set[int] = set()
+        fakes = Fakes.of(module.graph)
+        program = CapturedGraph(module, _signature(), EventLog())
+        self._raw = RawGraph(module, program, fakes)
+
+    def read(self, examples: Sequence[Any] | None) -> RawGraph:
+        for node in self._module.graph.nodes:
+            if node.target is _COPY and isinstance(node.args[0], Node):
+                self._raw.writes.append(node)
+                if node.args[0].op == "get_attr":
+                    self._written.add(_memory(attribute_of(self._module, node.args[0])))
+        for node in self._module.graph.nodes:
+            self._copy(node)
+        copy = GraphModule(self._root, self._graph)
+        fill(copy, self._raw.fakes, examples)
+        self._raw.program = CapturedGraph(copy, _signature(), EventLog())
+        annotate(copy)
+        for node in copy.graph.find_nodes(op="get_attr"):
+            constant = attribute_of(self._module, self._raw.nodes[node.name])
+            if _memory(constant) in self._written:
+                node.meta[MUTABLE_META] = True
+            elif self._assume and is_valueless(constant) and not constant.is_floating_point():
+                node.meta[ASSUMED_META] = True
+        return self._raw
+
+    def _copy(self, node: Node) -> None:
+        if node in self._raw.writes:
+            # It gives back what it writes to.
+            self._copies[node] = self._copies[node.args[0]]  # type: ignore[index]
+        elif is_aside(self._module, node):
+            self._raw.aside.append(node)
+        elif is_call(node, _CHECK) and len(node.all_input_nodes) == 1:
+            self._raw.checks.setdefault(node.all_input_nodes[0], []).append(node)
+        elif node.op == "output":
+            written = tuple(self._copies[write.args[1]] for write in self._raw.writes)  # type: ignore[index]
+            self._graph.output((map_arg(node.args[0], self._copies.__getitem__), written))
+        else:
+            self._copies[node] = self._node(node)
+
+    def _node(self, node: Node) -> Node:
+        target = self._constant(node) if node.op == "get_attr" else node.target
+        args, kwargs = map_arg((node.args, node.kwargs), self._copies.__getitem__)
+        new = self._graph.create_node(node.op, target, args, kwargs, node.name, node.type)
+        self._raw.nodes[new.name] = node
+        new.meta = dict(node.meta)
+        if node.op == "get_attr":
+            constant = attribute_of(self._module, node)
+            new.meta["val"] = self._raw.fakes.constant(constant)
+        elif "val" in node.meta:
+            new.meta["val"] = self._raw.fakes.value(node.meta["val"])
+        return new
+
+    def _constant(self, node: Node) -> str:
+        """Hold the constant that a node names, once, and return its name in the copy."""
+        value = attribute_of(self._module, node)
+        name = self._held.get(id(value))
+        if name is None:
+            name = str(node.target).replace(".", "_")
+            while hasattr(self._root, name):
+                name += "_"
+            plain = without_values(value) if is_valueless(value) else value.detach()
+            self._root.register_buffer(name, plain)
+            self._held[id(value)] = name
+            self._raw.targets[name] = str(node.target)
+        return name
+
+
+class _Writer:
+    """Writes a rewritten copy as a graph of the caller's module.
+
+    Args:
+        raw: Where the copy comes from.
+        program: The rewritten copy.
+        made: Told the name of every buffer that is added to the caller's module.
+    """
+
+    def __init__(self, raw: RawGraph, program: CapturedGraph, made: list[str]) -> None:
+        self._raw = raw
+        self._program = program
+        self._made = made
+        self._graph = empty_like(raw.module.graph)
+        self._copies: dict[Node, Node] = {}
+        self._roots: dict[str, Node] = {}
+        self._names: dict[str, str] = dict(raw.targets)
+        self._kind = _Kind.of(raw)
+
+    def graph(self) -> Graph:
+        nodes = list(self._program.graph.nodes)
+        waiting = sum(node.op == "placeholder" for node in nodes)
+        if not waiting:
+            self._check_inputs()
+        for node in nodes:
+            if node.op == "output":
+                self._finish(node)
+                break
+            self._copies[node] = self._node(node)
+            if node.op in {"placeholder", "get_attr"}:
+                self._roots[str(self._copies[node].target)] = self._copies[node]
+            if node.op == "placeholder":
+                waiting -= 1
+                if not waiting:
+                    self._check_inputs()
+        return self._graph
+
+    def _check_inputs(self) -> None:
+        for node in self._raw.aside:
+            args, kwargs = map_arg((node.args, node.kwargs), self._caller)
+            new = self._graph.create_node(node.op, node.target, args, kwargs, node.name)
+            new.meta = dict(node.meta)
+
+    def _caller(self, node: Node) -> Node:
+        """Return the new node of one of the caller's inputs or constants."""
+        if str(node.target) not in self._roots:
+            new = self._graph.create_node(node.op, node.target, name=node.name)
+            new.meta = dict(node.meta)
+            self._roots[str(node.target)] = new
+        return self._roots[str(node.target)]
+
+    def _node(self, node: Node) -> Node:
+        own = None if RULE_META in node.meta else self._raw.nodes.get(node.name)
+        target: Any = node.target if own is None else own.target
+        if own is None and node.op == "get_attr":
+            target = self._name(str(target))
+        args, kwargs = map_arg((node.args, node.kwargs), self._copies.__getitem__)
+        new = self._graph.create_node(node.op, target, args, kwargs, node.name)
+        if own is not None:
+            new.type = own.type
+            new.meta = dict(own.meta)
+            new.meta.setdefault("val", self._raw.fakes.outside(node.meta["val"]))
+            self._check(own, new)
+            return new
+        source = next((self._raw.nodes[n] for n in origins(node) if n in self._raw.nodes), None)
+        if source is not None:
+            new.meta = {k: source.meta[k] for k in _PROVENANCE if k in source.meta}
+        for key in (RULE_META, ORIGIN_META):
+            if key in node.meta:
+                new.meta[key] = node.meta[key]
+        new.meta["val"] = self._raw.fakes.outside(node.meta["val"])
+        return new
+
+    def _check(self, own: Node, new: Node) -> None:
+        """Put back the checks of one of the caller's values."""
+        for check in self._raw.checks.get(own, ()):
+            args, kwargs = map_arg((check.args, check.kwargs), lambda _: new)
+            made = self._graph.create_node(check.op, check.target, args, kwargs, check.name)
+            made.meta = dict(check.meta)
+
+    def _name(self, name: str) -> str:
+        """Return the caller's name of a constant; a new one is given to the caller's module."""
+        if name not in self._names:
+            new, count = name, 0
+            while hasattr(self._raw.module, new):
+                count += 1
+                new = f"{name}_{count}"
+            constant = self._program.module.get_buffer(name)
+            self._raw.module.register_buffer(new, self._kind.make(constant))
+            self._made.append(new)
+            self._names[name] = new
+        return self._names[name]
+
+    def _finish(self, node: Node) -> None:
+        output: Any = node.args[0]
+        returned, written = output
+        for write, value in zip(self._raw.writes, written, strict=True):
+            into, *rest = write.args
+            assert isinstance(into, Node), "it was found to write to a node"
+            args = (self._caller(into), self._copies[value], *rest[1:])
+            new = self._graph.create_node(write.op, write.target, args, write.kwargs, write.name)
+            new.meta = dict(write.meta)
+        out = self._graph.output(map_arg(returned, self._copies.__getitem__))
+        out.meta = dict(self._raw.module.graph.output_node().meta)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What the caller's constants are, so that new ones are like them.
+
+    Attributes:
+        make: Gives a constant of the copy the caller's kind.
+    """
+
+    make: Callable[[torch.Tensor], torch.Tensor]
+
+    @classmethod
+    def of(cls, raw: RawGraph) -> _Kind:
+        nodes = raw.module.graph.find_nodes(op="get_attr")
+        constants = [attribute_of(raw.module, node) for node in nodes]
+        missing = [c for c in constants if is_valueless(c)]
+        if not missing:
+            return cls(lambda tensor: tensor)
+        all_missing = len(missing) == len(constants)
+        like = missing[0]
+
+        def make(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.is_meta and not all_missing:
+                return tensor
+            if is_fake(like):
+                return Fakes(like.fake_mode, on_meta=False).empty(tensor, like.device)
+            return without_values(tensor)
+
+        return cls(make)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Return what tells the memory of one constant from that of another."""
+    if is_valueless(tensor) or tensor.untyped_storage().nbytes() == 0:
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr()
+
+
+def _signature() -> Signature:
+    """Nobody calls the copy, so nothing is said about how."""
+    return Signature(structure(()), (), structure(()), ())

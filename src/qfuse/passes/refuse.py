@@ -1,0 +1,141 @@
+"""What a graph has to be like so that a pass can read it: everything else is refused by name."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from qfuse.capture.provenance import UserFiles, source_line
+from qfuse.ir._tree_api import is_subclass
+from qfuse.ir.errors import GraphError
+from qfuse.ir.schema import is_call
+from qfuse.passes._torch_api import called_kind, is_fake, is_guards
+
+__all__ = ["attribute_of", "check_graph", "is_aside", "refused"]
+
+_FUNCTIONAL = (
+    "make it functional: torch.export's program.run_decompositions({}).module(), or make_fx"
+)
+_TO_ATEN = "trace it to calls of torch.ops: torch.export.export(...).module(), or make_fx"
+_SCALARS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+_COPY = torch.ops.aten.copy_.default
+
+
+def check_graph(module: object) -> GraphModule:
+    """Return ``module``, if a pass can read all of it.
+
+    Raises:
+        GraphError: It cannot; the message names the node and the line of the user's source.
+    """
+    if isinstance(module, ExportedProgram):
+        raise GraphError("a pass was given an ExportedProgram", fix="give it program.module()")
+    if not isinstance(module, GraphModule):
+        raise GraphError(
+            f"a pass was given a {type(module).__name__}, not a torch.fx.GraphModule", fix=_TO_ATEN
+        )
+    writes: list[Node] = []
+    for node in module.graph.nodes:
+        if writes and node.op != "output" and not is_call(node, _COPY):
+            raise _reads_late(writes[0], node)
+        if _check_node(module, node):
+            writes.append(node)
+    return module
+
+
+def refused(node: Node, what: str, fix: str) -> GraphError:
+    """Return the error for a node that a pass cannot read."""
+    line = source_line(node.meta.get("stack_trace"), UserFiles())
+    where = f"%{node.name} = {node.op} {node.target}" + (f" in {line}" if line else "")
+    return GraphError(what, where=where, fix=fix)
+
+
+def is_aside(module: GraphModule, node: Node) -> bool:
+    """Whether a node checks inputs and gives nothing: the guards that torch.export puts in."""
+    if node.op != "call_module" or node.users:
+        return False
+    return is_guards(module.get_submodule(str(node.target)))
+
+
+def attribute_of(module: GraphModule, node: Node) -> Any:
+    """Return what a ``get_attr`` node names.
+
+    Raises:
+        GraphError: There is no such attribute.
+    """
+    value: Any = module
+    for name in str(node.target).split("."):
+        if not hasattr(value, name):
+            fix = "give the module the attribute, or erase the node"
+            raise refused(node, f"the module has no attribute {node.target}", fix)
+        value = getattr(value, name)
+    return value
+
+
+def _check_node(module: GraphModule, node: Node) -> bool:
+    """Check a node; return whether it writes to what outlives the call."""
+    match node.op:
+        case "get_attr":
+            _check_constant(module, node)
+        case "call_function":
+            return _check_call(node)
+        case "call_module" if not is_aside(module, node):
+            called = type(module.get_submodule(str(node.target))).__name__
+            raise refused(node, f"the graph calls a module ({called})", _TO_ATEN)
+        case "call_method":
+            raise refused(node, f"the graph calls a method ({node.target})", _TO_ATEN)
+        case _:
+            pass
+    return False
+
+
+def _check_constant(module: GraphModule, node: Node) -> None:
+    value = attribute_of(module, node)
+    if isinstance(value, torch.nn.Module):
+        fix = "run the pass on the inner graph, or decide with torch.where instead"
+        raise refused(node, "the graph holds another graph", fix)
+    if not isinstance(value, torch.Tensor):
+        fix = "make it an argument of the call that reads it"
+        raise refused(node, f"the graph reads a {type(value).__name__}, not a tensor", fix)
+    if is_subclass(value) and not is_fake(value):
+        fix = "take its tensors apart: program.run_decompositions({}).module()"
+        raise refused(node, f"the graph reads a {type(value).__name__}", fix)
+
+
+def _check_call(node: Node) -> bool:
+    if isinstance(node.target, OpOverload):
+        if not _writes(node):
+            return False
+        target = node.args[0] if is_call(node, _COPY) else None
+        if not isinstance(target, Node) or target.op not in {"get_attr", "placeholder"}:
+            raise refused(node, f"{node.target} writes to its argument", _FUNCTIONAL)
+        if any(user.op != "output" for user in node.users):
+            raise refused(node, "what copy_ returns is read again", _FUNCTIONAL)
+        return True
+    kind = called_kind(node.target)
+    if kind:
+        raise refused(node, f"the graph calls {node.target}, which {kind}", _TO_ATEN)
+    if node.target is not operator.getitem and not _is_scalar(node):
+        name = getattr(node.target, "__name__", str(node.target))
+        raise refused(node, f"the graph calls {name}, which is no op of torch.ops", _TO_ATEN)
+    return False
+
+
+def _writes(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable  # noqa: SLF001
+
+
+def _is_scalar(node: Node) -> bool:
+    """Whether a call computes with sizes alone."""
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    return all(isinstance(value, _SCALARS) for value in values)
+
+
+def _reads_late(write: Node, node: Node) -> GraphError:
+    return refused(
+        node, f"it comes after %{write.name}, which writes to an input or a buffer", _FUNCTIONAL
+    )

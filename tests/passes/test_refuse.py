@@ -1,0 +1,235 @@
+"""Graphs that a pass cannot read: refused by name, and untouched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tests.passes.graphs import K, Siblings, exported, untouched
+from torch import nn
+from torch.fx import Graph, GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from qfuse.ir.errors import GraphError, OptionsError
+from qfuse.normalize.dialect import Dialect
+from qfuse.passes import (
+    CancelQuantize,
+    FuseLinears,
+    FuseResults,
+    LiftCombineQuantize,
+    MergeLinears,
+    SinkDequantize,
+)
+from qfuse.rewrite.rewriter import GraphEditor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+aten = torch.ops.aten
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+PASSES = (
+    CancelQuantize,
+    FuseLinears,
+    FuseResults,
+    LiftCombineQuantize,
+    MergeLinears,
+    SinkDequantize,
+)
+
+
+class InPlace(nn.Module):
+    """Writes to a value on the way."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Relu."""
+        return (x + 1).relu_()  # in place
+
+
+def in_place() -> GraphModule:
+    return torch.export.export(InPlace(), (torch.randn(3),)).module()
+
+
+def writes_before_it_reads() -> GraphModule:
+    return _traced(lambda x, y: x.copy_(y).sum())
+
+
+def reads_after_it_wrote() -> GraphModule:
+    def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.copy_(y)
+        return x.view(-1) + 1
+
+    return _traced(call)
+
+
+def _traced(call: Callable[..., Any]) -> GraphModule:
+    return make_fx(call)(torch.randn(3), torch.randn(3))
+
+
+def of_modules() -> GraphModule:
+    return torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
+
+
+def of_methods() -> GraphModule:
+    return torch.fx.symbolic_trace(lambda x: x.view(-1))
+
+
+def of_functions() -> GraphModule:
+    return torch.fx.symbolic_trace(lambda x, y: torch.nn.functional.linear(x, y, None))
+
+
+def of_packets() -> GraphModule:
+    return torch.fx.symbolic_trace(lambda x: (torch.ops.aten.relu(x),))
+
+
+class Deciding(nn.Module):
+    """Decides at run time."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Decide."""
+        return torch.cond(x.sum() > 0, lambda v: v + 1, lambda v: v - 1, (x,))
+
+
+def nested() -> GraphModule:
+    return torch.export.export(Deciding(), (torch.randn(3),)).module()
+
+
+def without_an_attribute() -> GraphModule:
+    graph = Graph()
+    graph.output(graph.get_attr("gone"))
+    root = nn.Module()
+    root.register_buffer("gone", torch.zeros(3))
+    module = GraphModule(root, graph)
+    del module.gone
+    return module
+
+
+def without_values() -> GraphModule:
+    module = make_fx(torch.relu)(torch.randn(3))
+    for node in module.graph.nodes:
+        node.meta.pop("val", None)
+    return module
+
+
+def of_other_things() -> GraphModule:
+    ones = torch.ones(3)
+    module = make_fx(lambda x: x + ones)(torch.randn(3))
+    (name,) = (str(node.target) for node in module.graph.find_nodes(op="get_attr"))
+    delattr(module, name)
+    setattr(module, name, 3)
+    return module
+
+
+REFUSED = [
+    (
+        in_place,
+        r"aten\.relu_\.default writes .* in .*test_refuse.py:\d+: return .*relu_.*run_decomp",
+    ),
+    (writes_before_it_reads, r"what copy_ returns is read again.*%copy_"),
+    (reads_after_it_wrote, r"what copy_ returns is read again|comes after %copy_"),
+    (of_modules, r"calls a module \(Linear\).*call_module 0.*make_fx"),
+    (of_methods, r"calls a method \(view\)"),
+    (of_functions, r"calls linear, which is no op of torch.ops"),
+    (of_packets, r"aten\.relu, which names no overload"),
+    (nested, r"holds another graph|keeps a graph of its own"),
+    (without_an_attribute, r"no attribute gone"),
+    (without_values, r"has no meta.*example inputs"),
+    (of_other_things, r"reads a int, not a tensor"),
+]
+
+
+@pytest.mark.parametrize(("make", "text"), REFUSED, ids=[make.__name__ for make, _ in REFUSED])
+@pytest.mark.parametrize("kind", PASSES)
+@torch.no_grad()
+def test_refuses(make: Callable[[], GraphModule], text: str, kind: type[MergeLinears]) -> None:
+    module = make()
+    error = untouched(module, lambda: kind()(module))
+
+    assert isinstance(error, GraphError)
+    with pytest.raises(GraphError, match=f"(?s){text}"):
+        raise error
+
+
+def test_refuses_what_is_no_graph() -> None:
+    program = torch.export.export(Siblings().eval(), (torch.randn(3, K),))
+
+    with pytest.raises(GraphError, match=r"program\.module\(\)"):
+        MergeLinears()(program)  # type: ignore[arg-type]
+    with pytest.raises(GraphError, match="a Siblings, not"):
+        MergeLinears()(Siblings())  # type: ignore[arg-type]
+
+
+def test_refuses_other_than_one_example_per_input() -> None:
+    module = without_values()
+
+    assert "2 example inputs" in str(untouched(module, lambda: MergeLinears()(module, [1, 2])))
+
+
+def test_refuses_example_inputs_that_do_not_run() -> None:
+    module = make_fx(lambda x, y: x @ y)(torch.randn(3, 4), torch.randn(4, 2))
+    for node in module.graph.nodes:
+        node.meta.pop("val", None)
+    wrong = [torch.randn(3, 4), torch.randn(3, 2)]
+
+    assert "%mm" in str(untouched(module, lambda: MergeLinears()(module, wrong)))
+
+
+def test_an_error_in_the_middle_leaves_the_module_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = exported(Siblings(), torch.randn(3, K))
+
+    def fail(_: object) -> None:
+        raise GraphError("out of ideas")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Graph, "lint", fail)
+        untouched(module, lambda: MergeLinears()(module))
+    # Late: the graph has been replaced by then.
+    lint, calls = Graph.lint, []
+
+    def fail_last(graph: Graph) -> None:
+        calls.append(graph)
+        if graph.owning_module is module:
+            fail(graph)
+        lint(graph)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Graph, "lint", fail_last)
+        untouched(module, lambda: MergeLinears()(module))
+    assert len(calls) > 1
+    assert MergeLinears()(module).modified
+
+
+def test_an_error_of_a_rule_leaves_the_module_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = exported(Siblings(), torch.randn(3, K))
+    graph = module.graph
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(GraphEditor, "add_constant", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        MergeLinears()(module)
+    assert module.graph is graph
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"equality": "close"}, "equality='close' is not one of 'exact', 'assumed'"),
+        ({"spelling": "loud"}, "spelling='loud'"),
+        ({"cost": 3}, "cost must be a CostModel"),
+        ({"dialects": [3]}, "dialects holds a int"),
+    ],
+)
+def test_refuses_options_that_there_are_not(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionsError, match=text):
+        MergeLinears(**options)
+
+
+def test_a_dialect_may_be_given() -> None:
+    module = exported(Siblings(), torch.randn(3, K))
+
+    # Without the dialect that knows addmm there are no linears.
+    assert not MergeLinears(dialects=[Dialect("none", list)])(module).modified
