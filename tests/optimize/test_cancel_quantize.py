@@ -84,10 +84,20 @@ def test_blocks_and_ranges_behind_movements(block: tuple[int | None, ...]) -> No
     assert applied(program, CancelQuantize).fired == {"cancel-quantize": 1}
 
 
+@pytest.mark.numeric
+def test_a_range_that_may_cut_off_stays_as_a_clamp() -> None:
+    g, q = pair(SPEC, replace(SPEC, quant_min=-3, quant_max=50))
+    program = g.done(q)
+
+    assert applied(program, CancelQuantize).fired == {"cancel-quantize": 1}
+    assert steps(program) == ["clamp[4, 6]", "dequantize[4, 6]", "neg[4, 6]"]
+    (cut,) = [n for n in program.graph.nodes if n.target is aten.clamp.default]
+    assert cut.args[1:] == (-3, 50)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "code"),
     [
-        (SPEC, replace(SPEC, quant_min=0), MissCode.RANGE),
         (replace(SPEC, real=torch.bfloat16), replace(SPEC, real=torch.bfloat16), MissCode.DTYPE),
         (
             SPEC,
@@ -106,7 +116,7 @@ def test_blocks_and_ranges_behind_movements(block: tuple[int | None, ...]) -> No
         ),
         (SPEC, spec_of(None, None, dtype=torch.uint8), MissCode.DTYPE),
     ],
-    ids=["clamps", "bf16-edge", "fp16-arithmetic", "offset", "int32", "another-storage"],
+    ids=["bf16-edge", "fp16-arithmetic", "offset", "int32", "another-storage"],
 )
 def test_refuses_specs_that_do_not_give_all_back(
     old: QuantSpec, new: QuantSpec, code: MissCode

@@ -65,6 +65,18 @@ def test_lower_expands_it_and_says_why_it_is_there() -> None:
     assert left.reason == "it changes parameters between two quantized edges"
 
 
+@pytest.mark.numeric
+def test_several_quantizes_share_what_they_read() -> None:
+    g = Graph(1)
+    q = g.stored(4, 6)
+    x = g.dequantize(q, SPEC, g.params(q, SPEC))
+    made = [g.quantize(x, SPEC, g.params(q, SPEC)) for _ in range(3)]
+    program = g.done(*(g.call(aten._to_copy.default, m, dtype=torch.int32) for m in made))
+
+    assert applied(program, FuseRequantize).fired == {"fuse-requantize": 3}
+    assert "dequantize[4, 6]" not in steps(program)
+
+
 def test_refuses_real_numbers_that_something_else_reads() -> None:
     g, (x, q) = graph()
     program = g.done(q, x)

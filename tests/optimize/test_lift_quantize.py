@@ -49,6 +49,14 @@ MOVEMENTS: dict[str, tuple[Any, tuple[Any, ...], Block, str]] = {
     "slice": (aten.slice.Tensor, (1, 1, 4), (None, None, 1), "*x*x1"),
     "select": (aten.select.int, (1, 2), (1, None), "1x*x*"),
     "repeat": (aten.repeat.default, ([1, 2, 1],), (1, None, None), "1x*x*"),
+    "each": (aten.repeat_interleave.self_int, (2, 1), (1, 4, None), "1x2x*"),
+    "windows": (aten.unfold.default, (2, 3, 1), (1, None, None, None), "1x*x*"),
+    "diagonal": (aten.diagonal.default, (1, 0, 2), (1, None), "*x1x*"),
+    "mirror": (aten.pad.default, ([1, 2], "reflect"), (None, 1, None), "*x1x*"),
+    "mirror 1d": (aten.reflection_pad1d.default, ([1, 2],), (1, None, None), "1x*x*"),
+    "edge 1d": (aten.replication_pad1d.default, ([1, 2],), (1, 1, None), "1x1x*"),
+    "mirror 2d": (aten.reflection_pad2d.default, ([1, 2, 0, 1],), (1, None, None), "1x*x*"),
+    "around": (aten.pad.default, ([1, 2], "circular"), (1, None, None), "1x*x*"),
 }
 
 
@@ -199,3 +207,54 @@ def test_refuses_to_flip_8_bit_floats() -> None:
     program = g.done(g.call(ops.quantize, turned, scale, None, spec))
 
     assert only_miss(program, LiftQuantize).code is MissCode.DTYPE
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_indices_of_any_rank(rank: int) -> None:
+    g = Graph(3, 8)
+    index = g.constant(torch.randint(0, 3, (2, 3)[:rank]), "index")
+    x = g.call(aten.index.Tensor, g.x, [index])
+    program = g.done(quantized(g, x, *(None,) * rank, 1))
+
+    assert applied(program, LiftQuantize).fired == {"lift-quantize": 1}
+
+
+@pytest.mark.numeric
+def test_gathered_elements() -> None:
+    g = Graph(2, 6)
+    x = g.call(aten.gather.default, g.x, 1, g.constant(torch.randint(0, 6, (2, 9)), "index"))
+    program = g.done(quantized(g, x, 1, None))
+
+    assert applied(program, LiftQuantize).fired == {"lift-quantize": 1}
+
+
+def test_refuses_windows_with_scales_of_their_own() -> None:
+    g = Graph(2, 6)
+    x = g.call(aten.unfold.default, g.x, 1, 3, 1)
+    miss = only_miss(g.done(quantized(g, x, None, 1, None)), LiftQuantize)
+
+    assert (miss.code, miss.at) == (MissCode.GRANULARITY, x)
+    assert "two windows" in miss.reason
+
+
+def test_refuses_scales_along_the_axis_that_is_gathered() -> None:
+    g = Graph(2, 6)
+    x = g.call(aten.gather.default, g.x, 1, g.constant(torch.randint(0, 6, (2, 9)), "index"))
+    miss = only_miss(g.done(quantized(g, x, None, 1)), LiftQuantize)
+
+    assert (miss.code, miss.at) == (MissCode.GRANULARITY, x)
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [(aten.as_strided.default, ([2, 3], [1, 2])), (aten.roll.default, ([1],))],
+    ids=str,
+)
+def test_refuses_what_is_not_covered_by_name(op: Any, args: tuple[Any, ...]) -> None:
+    g = Graph(2, 6)
+    x = g.call(op, g.x, *args)
+    miss = only_miss(g.done(quantized(g, x, None, None)), LiftQuantize)
+
+    assert (miss.code, miss.at) == (MissCode.ARGUMENT, x)
+    assert op.overloadpacket.__name__ in miss.reason

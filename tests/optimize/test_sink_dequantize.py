@@ -49,6 +49,9 @@ MOVEMENTS: dict[str, tuple[Any, tuple[Any, ...], Block, str]] = {
     "rows of a slice": (aten.slice.Tensor, (1, 1, 4), (None, 1, None), "*x1x*"),
     "select": (aten.select.int, (1, 2), (1, 1, None), "1x*"),
     "repeat": (aten.repeat.default, ([1, 2, 1],), (1, None, None), "1x*x*"),
+    "each": (aten.repeat_interleave.self_int, (2, 1), (1, 2, None), "1x4x*"),
+    "mirror": (aten.pad.default, ([1, 2], "reflect"), (None, 1, None), "*x1x*"),
+    "edge": (aten.pad.default, ([1, 2], "replicate"), (1, None, None), "1x*x*"),
 }
 
 
@@ -151,3 +154,40 @@ def test_refuses_strides_that_the_caller_would_see() -> None:
     program = g.b.done(g.call(aten.slice.Tensor, x, 1, 0, 3))
 
     assert only_miss(program, SinkDequantize).code is MissCode.SHAPE
+
+
+@pytest.mark.numeric
+def test_rows_of_a_quantized_table() -> None:
+    g = Graph(1)
+    spec = spec_of(1, 4)
+    table = g.constant(torch.randint(-128, 128, (9, 8)).to(torch.int8), "table")
+    index = g.constant(torch.randint(0, 9, (2, 3)), "index")
+    x = g.dequantize(table, spec, g.params(table, spec))
+    program = g.done(g.call(aten.embedding.default, x, index))
+
+    assert applied(program, SinkDequantize, context=priced()).fired == {"sink-dequantize": 1}
+    assert "dequantize[2, 3, 8]" in steps(program)
+
+
+@pytest.mark.numeric
+def test_gathered_elements_of_rows() -> None:
+    g = Graph(1)
+    x = dequantized(g, g.stored(4, 6), 1, None)
+    index = g.constant(torch.randint(0, 6, (3, 9)), "index")
+    program = g.done(g.call(aten.gather.default, x, 1, index))
+
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [(aten.as_strided.default, ([2, 3], [1, 2])), (aten.roll.default, ([1],))],
+    ids=str,
+)
+def test_refuses_what_is_not_covered_by_name(op: Any, args: tuple[Any, ...]) -> None:
+    g = Graph(1)
+    y = g.call(op, dequantized(g, g.stored(2, 6), None, None), *args)
+    miss = only_miss(g.done(y), SinkDequantize)
+
+    assert (miss.code, miss.at) == (MissCode.ARGUMENT, y)
+    assert op.overloadpacket.__name__ in miss.reason

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.specs import blocks, shapes
 from torch.fx import Graph, Node
+from torch.fx.node import map_aggregate
 
 from qfuse.ir.blocks import Stuck
 from qfuse.ir.movement import Movement, TensorMover
@@ -36,14 +37,19 @@ def call(op: Any, x: torch.Tensor, *args: Any) -> Node:
     graph = Graph()
     source = graph.placeholder("x")
     source.meta["val"] = x
-    args = tuple(constant(graph, a) if isinstance(a, torch.Tensor) else a for a in args)
+    args = map_aggregate(args, lambda a: constant(graph, a) if isinstance(a, torch.Tensor) else a)
     node = graph.call_function(op, (source, *args))
-    node.meta["val"] = op(x, *(a.meta["val"] if isinstance(a, Node) else a for a in args))
+    node.meta["val"] = op(x, *known(args))
     if isinstance(node.meta["val"], (list, tuple)):
         part = graph.call_function(operator.getitem, (node, len(node.meta["val"]) - 1))
         part.meta["val"] = node.meta["val"][-1]
         return part
     return node
+
+
+def known(args: Any) -> Any:
+    """Arguments, nodes among them as their values."""
+    return map_aggregate(args, lambda a: a.meta["val"] if isinstance(a, Node) else a)
 
 
 def constant(graph: Graph, value: torch.Tensor) -> Node:
@@ -57,7 +63,7 @@ class Values(TensorMover):
     """Applies ops to tensors; nodes among the arguments stand for their values."""
 
     def call(self, op: Any, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return op(value, *(a.meta["val"] if isinstance(a, Node) else a for a in args), **kwargs)
+        return op(value, *known(args), **kwargs)
 
 
 def factorizations(count: int, rank: int) -> Iterator[tuple[int, ...]]:
@@ -129,6 +135,81 @@ def ones(draw: st.DrawFn, x: torch.Tensor) -> Node:
     return call(aten.unsqueeze.default, x, draw(st.integers(-x.ndim - 1, x.ndim)))
 
 
+def windows(draw: st.DrawFn, x: torch.Tensor) -> Node:
+    """Windows that overlap, touch or lie apart."""
+    axis = draw(st.integers(-x.ndim, x.ndim - 1))
+    if not x.shape[axis]:
+        return call(aten.alias.default, x)
+    size = draw(st.integers(1, x.shape[axis]))
+    return call(aten.unfold.default, x, axis, size, draw(st.integers(1, 5)))
+
+
+def diagonals(draw: st.DrawFn, x: torch.Tensor) -> Node:
+    """A diagonal of two axes."""
+    if x.ndim < 2:
+        return call(aten.alias.default, x)
+    first, second, *_ = draw(st.permutations(range(x.ndim)))
+    return call(aten.diagonal.default, x, draw(st.integers(-2, 2)), first, second - x.ndim)
+
+
+def gathers(draw: st.DrawFn, x: torch.Tensor) -> Node:
+    """Elements by index, of the beginning of the other axes."""
+    axis = draw(st.integers(-x.ndim, x.ndim - 1))
+    if not x.numel():
+        return call(aten.alias.default, x)
+    cut = draw(st.booleans())
+    sizes = [draw(st.integers(1, s)) if cut else s for s in x.shape]
+    sizes[axis] = draw(st.integers(1, 4))
+    return call(aten.gather.default, x, axis, indices(draw, sizes, x.shape[axis]))
+
+
+def takes(draw: st.DrawFn, x: torch.Tensor) -> Node:
+    """Indices of any rank along one axis, or rows of a table."""
+    axis = draw(st.integers(0, x.ndim - 1))
+    sizes = draw(st.lists(st.integers(1, 3), max_size=2))
+    if not x.shape[axis]:
+        return call(aten.alias.default, x)
+    if axis == 0 and x.ndim == 2 and draw(st.booleans()):
+        return call(aten.embedding.default, x, indices(draw, sizes, x.shape[0]))
+    low = draw(st.sampled_from((0, -x.shape[axis])))
+    return call(aten.index.Tensor, x, [*[None] * axis, indices(draw, sizes, x.shape[axis]) + low])
+
+
+def indices(draw: st.DrawFn, sizes: list[int], below: int) -> torch.Tensor:
+    """Random indices."""
+    count = math.prod(sizes)
+    drawn = draw(st.lists(st.integers(0, below - 1), min_size=count, max_size=count))
+    return torch.tensor(drawn, dtype=torch.int64).reshape(sizes)
+
+
+def repeats_of_each(draw: st.DrawFn, x: torch.Tensor) -> Node:
+    """Every element several times in a row."""
+    axis = draw(st.integers(-x.ndim, x.ndim - 1))
+    return call(aten.repeat_interleave.self_int, x, draw(st.integers(1, 4)), axis)
+
+
+def edges(draw: st.DrawFn, x: torch.Tensor) -> Node:
+    """A padding of the last axes with elements that are there."""
+    most = min(x.ndim, 2) if x.ndim > 2 else 1
+    if x.ndim < 2 or not all(x.shape):
+        return call(aten.alias.default, x)
+    # A tensor of as many axes as are padded and one more has no batch: torch pads it all the same.
+    count = x.ndim - 1 if x.ndim > 2 else most
+    pads = [draw(st.integers(0, s - 1)) for s in reversed(x.shape[-count:]) for _ in range(2)]
+    mode = draw(st.sampled_from(("reflect", "replicate", "circular")))
+    return call(aten.pad.default, x, pads, mode)
+
+
+def parts_of_all(draw: st.DrawFn, x: torch.Tensor) -> Node:
+    """One of the results of taking an axis apart."""
+    axis = draw(st.integers(-x.ndim, x.ndim - 1))
+    if not x.shape[axis]:
+        return call(aten.alias.default, x)
+    if draw(st.booleans()):
+        return call(aten.unbind.int, x, axis)
+    return call(aten.unsafe_split.Tensor, x, draw(st.integers(1, x.shape[axis])), axis)
+
+
 def copies(draw: st.DrawFn, x: torch.Tensor) -> Node:
     """The same elements."""
     return call(draw(st.sampled_from((aten.clone.default, aten.alias.default))), x)
@@ -138,7 +219,8 @@ def copies(draw: st.DrawFn, x: torch.Tensor) -> Node:
 def movements(draw: st.DrawFn, shape: tuple[int, ...]) -> Node:
     """A movement of a tensor of ``shape`` whose elements count up."""
     x = torch.arange(math.prod(shape)).reshape(shape)
-    of_axes = (slices, picks, turns) if shape else ()
+    fixed = (windows, diagonals, gathers, takes, repeats_of_each, edges, parts_of_all)
+    of_axes = (slices, picks, turns, *fixed) if shape else ()
     make = draw(st.sampled_from((views, expands, repeats, ones, copies, *of_axes)))
     node: Node = make(draw, x)
     return node
@@ -221,7 +303,7 @@ def test_again_is_the_movement(data: st.DataObject, shape: tuple[int, ...]) -> N
     movement = moved_of(data.draw(movements(shape)))
     x = torch.randn(shape)
     node = movement.node
-    args = [a.meta["val"] if isinstance(a, Node) else a for a in node.args[1:]]
+    args = known(node.args[1:])
     op: Any = node.target
     want = op(x, *args) if op is not operator.getitem else None
     got = movement.again(Values(), x)

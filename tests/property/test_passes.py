@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.normalize.sources import difference, equal_but_for_nan, strides
 from tests.passes.graphs import bits_of
+from tests.property.move_steps import move_cases as movement_cases
 from tests.property.steps import cases as linear_cases
-from tests.property.test_move import cases as movement_cases
 
 from qfuse.passes import CancelQuantize, LiftCombineQuantize, MergeLinears, SinkDequantize
 from qfuse.rewrite.clone import clone

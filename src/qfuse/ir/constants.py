@@ -8,6 +8,7 @@ from torch.fx.node import map_arg
 
 from qfuse.ir.program import constant_of
 from qfuse.ir.schema import overload_of
+from qfuse.ir.view_ops import RESHAPES, TURNS
 
 __all__ = ["constant_value", "number_of"]
 
@@ -16,10 +17,15 @@ _aten = torch.ops.aten
 # What importers and people do to scales and zero points between the parameter and its use.
 _FOLDABLE = frozenset(
     (
-        *(_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default),
-        *(_aten.unsqueeze.default, _aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims),
-        *(_aten.t.default, _aten.transpose.int, _aten.permute.default, _aten.expand.default),
-        *(_aten.slice.Tensor, _aten.select.int, _aten.alias.default, _aten.clone.default),
+        *RESHAPES,
+        *TURNS,
+        *(
+            _aten.expand.default,
+            _aten.slice.Tensor,
+            _aten.select.int,
+            _aten.alias.default,
+            _aten.clone.default,
+        ),
         *(_aten.detach.default, _aten.lift_fresh_copy.default, _aten._to_copy.default),
         *(_aten.zeros_like.default, _aten.ones_like.default, _aten.full_like.default),
         *(_aten.full.default, _aten.zeros.default, _aten.ones.default),

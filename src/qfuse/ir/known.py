@@ -14,6 +14,7 @@ from qfuse.ir.dtypes import exact_integers
 from qfuse.ir.fused_views import output_of, result_of, stored_spec
 from qfuse.ir.program import ASSUMED_META
 from qfuse.ir.schema import arguments, is_call
+from qfuse.ir.view_ops import RESHAPES
 from qfuse.ir.views import as_choose, dtype_of, node_of
 
 if TYPE_CHECKING:
@@ -32,13 +33,7 @@ Bounds = tuple[int, int]
 _DEPTH = 12
 
 _SAME_VALUES = (
-    _aten.view.default,
-    _aten.reshape.default,
-    _aten._unsafe_view.default,
-    _aten.squeeze.default,
-    _aten.squeeze.dim,
-    _aten.squeeze.dims,
-    _aten.unsqueeze.default,
+    *RESHAPES,
     _aten.expand.default,
     _aten.clone.default,
     _aten._to_copy.default,
@@ -156,6 +151,12 @@ def _clamped(node: Node, depth: int) -> _Range | None:
         if bound is not None and (not isinstance(bound, (int, float)) or bound != bound):  # noqa: PLR0124
             return None
         bounds.append(default if bound is None else bound)
+    least_kept, most_kept = exact_integers(dtype_of(node))
+    if not dtype_of(node).is_floating_point and not all(
+        math.isinf(b) or least_kept <= b <= most_kept for b in bounds
+    ):
+        # A bound that the type does not have is converted to it, and comes out as another number.
+        return None
     low, high = bounds
     whole = inner.whole and all(math.isinf(b) or b == int(b) for b in bounds)
     least = min(max(inner.low, low), high)

@@ -35,6 +35,7 @@ __all__ = [
     "move_levels",
     "squeezed",
     "unsqueeze",
+    "with_axis",
 ]
 
 _aten = torch.ops.aten
@@ -49,6 +50,9 @@ class Mover(Protocol):
     def sizes(self, node: Node) -> list[Any]:
         """Return the sizes of a node's value, in a form that an op takes."""
 
+    def at_run_time(self, value: Any) -> Any:
+        """Return a value such that what is applied to it is not computed before run time."""
+
 
 class TensorMover:
     """Applies ops to tensors at once."""
@@ -60,6 +64,10 @@ class TensorMover:
     def sizes(self, node: Node) -> list[Any]:
         """Return the sizes."""
         return list(shape_of(node))
+
+    def at_run_time(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the value: to tensors, ops are applied at once."""
+        return value
 
 
 Apply: TypeAlias = Callable[[Mover, Any], Any]
@@ -160,3 +168,8 @@ def squeezed(block: Block, axes: Sequence[int]) -> Moved:
         return mover.call(_aten.squeeze.dims, value, list(axes)) if axes else value
 
     return Moved(left, apply)
+
+
+def with_axis(block: Block, axis: int, b: int | None) -> Block:
+    """Return the block with another size along one axis."""
+    return (*block[:axis], b, *block[axis + 1 :])

@@ -9,22 +9,43 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.fx import Node
 
+from qfuse.ir.collectives import WAITS, collective_of
+from qfuse.ir.gathering import Gather, Index
 from qfuse.ir.movement import Movement
-from qfuse.ir.picking import Flip, IndexSelect, Repeat, Roll, Select, Slice
+from qfuse.ir.picking import Flip, Repeat, Roll, Select, Slice
 from qfuse.ir.reshaping import Copy, Expand, Permute, Squeeze, Unsqueeze, View
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.sizes import Size, same_size
-from qfuse.ir.views import node_of, shape_of
+from qfuse.ir.view_ops import SIZED_VIEWS, SQUEEZES, TURNS
+from qfuse.ir.views import dtype_of, node_of, shape_of
+from qfuse.ir.windows import Diagonal, EdgePad, RepeatInterleave, Unfold
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-__all__ = ["MOVEMENT_OPS", "SPLITS", "movement_of"]
+__all__ = ["EDGE_PADS", "MOVEMENT_OPS", "SPLITS", "movement_of"]
 
 _aten = torch.ops.aten
 
-SPLITS: tuple[OpOverload, ...] = (_aten.split.Tensor, _aten.split_with_sizes.default)
-"""Ops of several results, each of which is a slice."""
+SPLITS: tuple[OpOverload, ...] = (
+    _aten.split.Tensor,
+    _aten.split_with_sizes.default,
+    _aten.unsafe_split.Tensor,
+    _aten.unsafe_split_with_sizes.default,
+    _aten.unbind.int,
+)
+"""Ops of several results, each of which is a slice, or one index."""
+
+EDGE_PADS: tuple[OpOverload, ...] = (
+    _aten.pad.default,
+    _aten.reflection_pad1d.default,
+    _aten.reflection_pad2d.default,
+    _aten.reflection_pad3d.default,
+    _aten.replication_pad1d.default,
+    _aten.replication_pad2d.default,
+    _aten.replication_pad3d.default,
+)
+"""Paddings with copies of elements; one with a number is another op after normalizing."""
 
 
 def movement_of(node: object) -> Movement | None:
@@ -35,10 +56,11 @@ def movement_of(node: object) -> Movement | None:
         return None
     if node.target is operator.getitem:
         return _part(node)
-    for ops, make in _MAKERS:
-        if is_call(node, *ops):
-            return make(node, node_of(_args(node)["self"]))
-    return None
+    make = _BY_OP.get(node.target)
+    if make is None:
+        return None
+    moved = next(iter(_args(node).values()))
+    return make(node, node_of(moved))
 
 
 def _copy(node: Node, source: Node) -> Movement:
@@ -122,7 +144,68 @@ def _index_select_of(node: Node, source: Node) -> Movement | None:
     a = _args(node)
     if not shape_of(source) or not _is_int(a["dim"]):
         return None
-    return IndexSelect(node, source, a["dim"] % len(shape_of(source)), node_of(a["index"]))
+    return Index(node, source, a["dim"] % len(shape_of(source)), node_of(a["index"]))
+
+
+def _index_of(node: Node, source: Node) -> Movement | None:
+    """One tensor of integers; a mask or several tensors are something else."""
+    indices = _args(node)["indices"]
+    named = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    if len(named) != 1 or dtype_of(named[0][1]) not in {torch.int32, torch.int64}:
+        return None
+    return Index(node, source, *named[0])
+
+
+def _embedding_of(node: Node, source: Node) -> Movement:
+    return Index(node, source, 0, node_of(_args(node)["indices"]))
+
+
+def _gather_of(node: Node, source: Node) -> Movement | None:
+    a = _args(node)
+    rank = len(shape_of(source))
+    index = node_of(a["index"])
+    if not rank or len(shape_of(index)) != rank or not _is_int(a["dim"]):
+        return None
+    return Gather(node, source, a["dim"] % rank, index)
+
+
+def _unfold_of(node: Node, source: Node) -> Movement | None:
+    a = _args(node)
+    axis, size, step = a["dimension"], a["size"], a["step"]
+    rank = len(shape_of(source))
+    if not rank or not all(map(_is_int, (axis, size, step))) or size < 1:
+        return None
+    return Unfold(node, source, axis % rank, size, step)
+
+
+def _diagonal_of(node: Node, source: Node) -> Movement | None:
+    a = _args(node)
+    rank = len(shape_of(source))
+    return Diagonal(node, source, a["offset"], a["dim1"] % rank, a["dim2"] % rank)
+
+
+def _repeat_interleave_of(node: Node, source: Node) -> Movement | None:
+    a = _args(node)
+    count, axis = a["repeats"], a["dim"]
+    rank = len(shape_of(source))
+    if not rank or not _is_int(count) or count < 1 or not _is_int(axis):
+        return None
+    return RepeatInterleave(node, source, axis % rank, count)
+
+
+def _awaited(node: Node, source: Node) -> Movement | None:
+    """What is waited for; the movement's own source is what the collective sends."""
+    return collective_of(node, source)
+
+
+def _edge_pad_of(node: Node, source: Node) -> Movement | None:
+    a = _args(node)
+    if a.get("mode") == "constant":
+        return None
+    pads = a["pad"] if "pad" in a else a["padding"]
+    last = len(shape_of(source)) - 1
+    axes = sorted({last - i // 2 for i, count in enumerate(pads) if count != 0})
+    return EdgePad(node, source, tuple(axes))
 
 
 def _flip_of(node: Node, source: Node) -> Movement:
@@ -154,6 +237,8 @@ def _part(node: Node) -> Movement | None:
     a = _args(split)
     source, axis = node_of(a["self"]), a["dim"]
     parts = split.meta["val"]
+    if is_call(split, _aten.unbind.int):
+        return Select(node, source, axis % len(shape_of(source)), index)
     sizes = [part.shape[axis] for part in parts]
     if not all(map(_is_int, sizes)):
         return None
@@ -175,10 +260,10 @@ def _is_int(value: object) -> bool:
 _Maker: TypeAlias = Callable[[Node, Node], Movement | None]
 
 _MAKERS: tuple[tuple[tuple[Any, ...], _Maker], ...] = (
-    ((_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default), _view),
-    ((_aten.permute.default, _aten.transpose.int, _aten.t.default), _permute_of),
+    (SIZED_VIEWS, _view),
+    (TURNS, _permute_of),
     ((_aten.unsqueeze.default,), _unsqueeze_of),
-    ((_aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims), _squeeze_of),
+    (SQUEEZES, _squeeze_of),
     ((_aten.expand.default,), _expand),
     ((_aten.slice.Tensor,), _slice_of),
     ((_aten.select.int,), _select_of),
@@ -187,7 +272,17 @@ _MAKERS: tuple[tuple[tuple[Any, ...], _Maker], ...] = (
     ((_aten.flip.default,), _flip_of),
     ((_aten.roll.default,), _roll_of),
     ((_aten.repeat.default,), _repeat_of),
+    ((_aten.index.Tensor,), _index_of),
+    ((_aten.embedding.default,), _embedding_of),
+    ((_aten.gather.default,), _gather_of),
+    ((_aten.unfold.default,), _unfold_of),
+    ((_aten.diagonal.default,), _diagonal_of),
+    ((_aten.repeat_interleave.self_int,), _repeat_interleave_of),
+    (EDGE_PADS, _edge_pad_of),
+    (WAITS, _awaited),
 )
+
+_BY_OP: dict[object, _Maker] = {op: make for ops, make in _MAKERS for op in ops}
 
 MOVEMENT_OPS: tuple[OpOverload, ...] = tuple(op for ops, _ in _MAKERS for op in ops)
 """The ops of one result that :func:`movement_of` may know."""

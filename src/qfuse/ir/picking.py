@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from qfuse.ir.blocks import Stuck, covers
-from qfuse.ir.movement import Apply, Moved, Movement, Mover, keep, squeezed, unsqueeze
+from qfuse.ir.movement import Apply, Moved, Movement, Mover, keep, squeezed, unsqueeze, with_axis
 from qfuse.ir.sizes import exact_quotient
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch.fx import Node
-
     from qfuse.ir.quant_spec import Block
 
-__all__ = ["Flip", "IndexSelect", "Repeat", "Roll", "Select", "Slice"]
+__all__ = ["Flip", "Repeat", "Roll", "Select", "Slice"]
 
 _aten = torch.ops.aten
 
@@ -45,7 +43,7 @@ class Slice(Movement):
         """Slice the grid where blocks begin with the slice."""
         b, size = block[self.axis], self.before[self.axis]
         if covers(b, size):
-            return Moved(_with(block, self.axis, None), keep)
+            return Moved(with_axis(block, self.axis, None), keep)
         assert b is not None, "no block is the whole axis"
         if b == 1:
             return Moved(block, self._slice(*self.bounds, self.step))
@@ -54,7 +52,7 @@ class Slice(Movement):
         first, last = self.start // b, -(-self.end // b)
         cut = self._slice(first, last, 1)
         if last - first == 1:
-            return Moved(_with(block, self.axis, None), cut)
+            return Moved(with_axis(block, self.axis, None), cut)
         if self.start % b:
             return Stuck(f"the slice begins at {self.start}, inside a block of {b}")
         return Moved(block, cut)
@@ -63,7 +61,7 @@ class Slice(Movement):
         """Take parameters that do not depend on the axis."""
         if not covers(block[self.axis], self.after[self.axis]):
             return Stuck("the elements outside of the slice have no scale")
-        return Moved(_with(block, self.axis, None), keep)
+        return Moved(with_axis(block, self.axis, None), keep)
 
     def again(self, mover: Mover, value: Any) -> Any:
         """Slice."""
@@ -113,38 +111,6 @@ class Select(Movement):
     def again(self, mover: Mover, value: Any) -> Any:
         """Select."""
         return mover.call(_aten.select.int, value, self.axis, self.index)
-
-
-@dataclass(frozen=True, slots=True)
-class IndexSelect(Movement):
-    """``index_select``.
-
-    Attributes:
-        axis: Where.
-        index: Node of the indices.
-    """
-
-    axis: int
-    index: Node
-
-    def forward(self, block: Block) -> Moved | Stuck:
-        """Select from the grid if every index has an entry of its own, or all have one."""
-        b = block[self.axis]
-        if covers(b, self.before[self.axis]):
-            return Moved(_with(block, self.axis, None), keep)
-        if b != 1:
-            return Stuck(f"indices are taken out of blocks of {b}")
-        return Moved(block, self.again)
-
-    def backward(self, block: Block) -> Moved | Stuck:
-        """Take parameters that do not depend on the axis."""
-        if not covers(block[self.axis], self.after[self.axis]):
-            return Stuck("an index may be taken twice, with two scales")
-        return Moved(_with(block, self.axis, None), keep)
-
-    def again(self, mover: Mover, value: Any) -> Any:
-        """Select."""
-        return mover.call(_aten.index_select.default, value, self.axis, self.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +239,3 @@ class Repeat(Movement):
     def again(self, mover: Mover, value: Any) -> Any:
         """Repeat."""
         return mover.call(_aten.repeat.default, value, list(self.counts))
-
-
-def _with(block: Block, axis: int, b: int | None) -> Block:
-    return (*block[:axis], b, *block[axis + 1 :])

@@ -8,6 +8,7 @@ from qfuse.normalize.cancel_transpose import CancelTranspose
 from qfuse.normalize.dequantize_chain import DequantizeChain
 from qfuse.normalize.drop_copy import DropCopy
 from qfuse.normalize.drop_view import DropView
+from qfuse.normalize.expand_movement import ExpandMovement
 from qfuse.normalize.float_zero_point import FloatZeroPoint
 from qfuse.normalize.fold_stored import FoldStored
 from qfuse.normalize.fuse_bias import FuseBias
@@ -59,7 +60,8 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     QuantizeChain,
     DequantizeChain,
     RegroupDequantize,
-    # Movement: whatever undoes itself goes, and weights end in constants.
+    # Movement: one spelling, whatever undoes itself goes, and weights end in constants.
+    ExpandMovement,
     DropCopy,
     DropView,
     MergeViews,

@@ -23,6 +23,7 @@ from qfuse.ir.events import MissCode
 from qfuse.ir.quant_spec import Arithmetic, dtype_name
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.sizes import element_count, same_size
+from qfuse.ir.view_ops import RESHAPES
 from qfuse.ir.views import dtype_of, node_of, shape_of
 from qfuse.normalize.complain import cannot_run
 from qfuse.normalize.edge import (
@@ -36,7 +37,7 @@ from qfuse.normalize.edge import (
     code_range,
     make_spec,
 )
-from qfuse.normalize.params import RESHAPES, check_float, fit, fit_zero_point
+from qfuse.normalize.params import check_float, fit, fit_zero_point
 from qfuse.normalize.registered import Registered, registered
 from qfuse.normalize.source_rule import RefusedError, dtype_argument, known_arguments, promoted
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Node
 
+from qfuse.ir.casts import cast_source
 from qfuse.ir.constants import constant_value
 from qfuse.ir.events import MissCode
 from qfuse.ir.quant_spec import Block, QuantSpec, dtype_name, dtype_range
@@ -17,7 +18,7 @@ from qfuse.ir.schema import overload_of
 from qfuse.ir.sizes import same_shape
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.normalize.constants import derived
-from qfuse.normalize.movement import cast_source, transpose_source, view_source, with_shape
+from qfuse.normalize.movement import transpose_source, view_source, with_shape
 from qfuse.normalize.source_rule import RefusedError
 from qfuse.normalize.spread import block_of, padded
 from qfuse.normalize.stored import integers_of

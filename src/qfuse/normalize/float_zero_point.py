@@ -9,13 +9,14 @@ import torch
 from torch.fx import Node
 
 from qfuse.ir import ops
+from qfuse.ir.casts import cast_source
 from qfuse.ir.dtypes import widens
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.views import Dequantize, Linear, as_dequantize, as_linear, dtype_of, shape_of
 from qfuse.normalize.constants import is_unit
 from qfuse.normalize.int_product import EIGHT_BITS, IntProduct, column_sum
-from qfuse.normalize.movement import Path, cast_source, peel, view_source, with_shape
+from qfuse.normalize.movement import Path, peel, view_source, with_shape
 from qfuse.normalize.source_rule import RefusedError
 from qfuse.normalize.spread import Spread, is_per_feature, spread_of
 from qfuse.normalize.stored import keeps_integers

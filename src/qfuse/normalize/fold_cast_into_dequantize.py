@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from qfuse.ir import ops
+from qfuse.ir.casts import cast_source
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.views import Dequantize, as_dequantize, dtype_of
-from qfuse.normalize.movement import cast_source
 from qfuse.rewrite.rule import Miss, Rule
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from qfuse.ir import ops
+from qfuse.ir.casts import cast_source
 from qfuse.ir.dtypes import widens
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.schema import is_call
 from qfuse.ir.views import Quantize, as_quantize, dtype_of
-from qfuse.normalize.movement import cast_source
 from qfuse.rewrite.rule import Miss, Rule
 
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from qfuse.ir.casts import cast_source
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.program import constant_of
 from qfuse.ir.views import as_dequantize, as_linear
 from qfuse.normalize.constants import is_constant_expression
-from qfuse.normalize.movement import cast_source, transpose_source
+from qfuse.normalize.movement import transpose_source
 from qfuse.normalize.weights import transposed
 from qfuse.rewrite.rule import Miss, Rule
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.schema import arguments
+from qfuse.ir.view_ops import SIZED_VIEWS
 from qfuse.ir.views import Linear, as_linear, shape_of
-from qfuse.normalize.movement import SIZED_VIEWS, put_back, rows_source, view_source
+from qfuse.normalize.movement import put_back, rows_source, view_source
 from qfuse.normalize.weights import call_linear
 from qfuse.rewrite.rule import Miss, Rule
 

@@ -12,9 +12,9 @@ from qfuse.ir.events import MissCode
 from qfuse.ir.program import constant_of
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.sizes import same_shape, same_size
+from qfuse.ir.view_ops import SIZED_VIEWS
 from qfuse.ir.views import dtype_of, node_of, shape_of
 from qfuse.normalize.constants import derived
-from qfuse.normalize.movement import SIZED_VIEWS
 from qfuse.normalize.weights import call_linear, is_weight, transposed
 from qfuse.rewrite.rule import Miss, Rule
 

@@ -9,8 +9,9 @@ import torch
 
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.schema import arguments, is_call
+from qfuse.ir.view_ops import SIZED_VIEWS
 from qfuse.ir.views import node_of
-from qfuse.normalize.movement import SIZED_VIEWS, sizes_argument, view_source
+from qfuse.normalize.movement import sizes_argument, view_source
 from qfuse.rewrite.rule import Miss, Rule
 
 if TYPE_CHECKING:

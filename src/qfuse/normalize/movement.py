@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Node
 
+from qfuse.ir.casts import cast_source
 from qfuse.ir.dtypes import REALS
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.sizes import same_shape, same_size
+from qfuse.ir.view_ops import RESHAPES, SIZED_VIEWS
 from qfuse.ir.views import dtype_of, node_of, shape_of, tensor_of
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = [
     "VIEWS",
     "Path",
-    "cast_source",
     "peel",
     "put_back",
     "rows_source",
@@ -36,17 +37,7 @@ __all__ = [
 
 _aten = torch.ops.aten
 
-SIZED_VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default)
-"""Views that name their whole shape."""
-
-VIEWS = (
-    *SIZED_VIEWS,
-    _aten.unsqueeze.default,
-    _aten.squeeze.default,
-    _aten.squeeze.dim,
-    _aten.squeeze.dims,
-    _aten.alias.default,
-)
+VIEWS = (*RESHAPES, _aten.alias.default)
 """Ops that keep all elements in row-major order and at most change the shape."""
 
 _STEPS = 12
@@ -123,23 +114,6 @@ def with_shape(node: Node, shape: Sequence[Size]) -> Node | None:
             return found
         found = view_source(found)
     return None
-
-
-def cast_source(value: object) -> Node | None:
-    """Return what a pure cast reads: a copy that changes the dtype and nothing else."""
-    if not isinstance(value, Node) or not is_call(value, _aten._to_copy.default):
-        return None
-    a = arguments(value)
-    source = node_of(a["self"])
-    here = tensor_of(source).device
-    plain = (
-        isinstance(a["dtype"], torch.dtype)
-        and a.get("layout") in {None, torch.strided}
-        and (a.get("device") is None or a.get("device") == here)
-        and not a.get("pin_memory")
-        and a.get("memory_format") in {None, torch.preserve_format}
-    )
-    return source if plain else None
 
 
 def transpose_source(value: object) -> Node | None:

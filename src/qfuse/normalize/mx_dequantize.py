@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from qfuse.ir import ops
+from qfuse.ir.casts import cast_source
 from qfuse.ir.constants import constant_value
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.schema import arguments
 from qfuse.ir.sizes import same_shape, same_size
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.normalize.constants import derived
-from qfuse.normalize.movement import cast_source, sized_view, sizes_argument, view_source
+from qfuse.normalize.movement import sized_view, sizes_argument, view_source
 from qfuse.normalize.mx_pattern import mx_spec, read_scale
 from qfuse.rewrite.rule import Miss, Rule
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from qfuse.ir import ops
+from qfuse.ir.casts import cast_source
 from qfuse.ir.choose_spec import Formula
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.views import dtype_of
-from qfuse.normalize.movement import cast_source, sized_view, sizes_argument
+from qfuse.normalize.movement import sized_view, sizes_argument
 from qfuse.normalize.mx_pattern import MxBlocks, choose_spec, mx_spec, read_factor
 from qfuse.rewrite.rule import Miss, Rule
 

@@ -20,6 +20,7 @@ from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.sizes import element_count, same_shape
+from qfuse.ir.view_ops import RESHAPES
 from qfuse.ir.views import dtype_of, node_of, shape_of, tensor_of
 from qfuse.normalize.complain import cannot_run
 from qfuse.normalize.constants import derived
@@ -34,20 +35,9 @@ if TYPE_CHECKING:
     from qfuse.ir.sizes import Size
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["RESHAPES", "Param", "check_float", "fit", "fit_zero_point", "literal", "reshaped"]
+__all__ = ["Param", "check_float", "fit", "fit_zero_point", "literal", "reshaped"]
 
 _aten = torch.ops.aten
-
-RESHAPES = (
-    _aten.view.default,
-    _aten.reshape.default,
-    _aten._unsafe_view.default,
-    _aten.squeeze.default,
-    _aten.squeeze.dim,
-    _aten.squeeze.dims,
-    _aten.unsqueeze.default,
-)
-"""Ops that keep the elements and their order, and change the shape."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node
 
 from qfuse.ir import ops
+from qfuse.ir.casts import cast_source
 from qfuse.ir.constants import constant_value
 from qfuse.ir.dtypes import REALS
 from qfuse.ir.events import Exactness, MissCode
@@ -17,7 +18,6 @@ from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.sizes import same_shape
 from qfuse.ir.views import dtype_of, node_of, shape_of
 from qfuse.normalize.factor import Factor, scale_factor, zero_factor
-from qfuse.normalize.movement import cast_source
 from qfuse.normalize.source_rule import RefusedError
 from qfuse.rewrite.rule import Miss, Rule
 

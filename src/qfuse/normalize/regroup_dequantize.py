@@ -12,9 +12,10 @@ from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.program import constant_of
 from qfuse.ir.schema import arguments
 from qfuse.ir.sizes import same_shape
+from qfuse.ir.view_ops import SIZED_VIEWS
 from qfuse.ir.views import Dequantize, as_dequantize, shape_of
 from qfuse.normalize.constants import derived
-from qfuse.normalize.movement import SIZED_VIEWS, sized_view, sizes_argument, with_shape
+from qfuse.normalize.movement import sized_view, sizes_argument, with_shape
 from qfuse.rewrite.rule import Miss, Rule
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from qfuse.ir.casts import cast_source
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.sizes import same_shape
 from qfuse.ir.views import as_linear, dtype_of, shape_of
-from qfuse.normalize.movement import cast_source, put_back, rows_source, view_source
+from qfuse.normalize.movement import put_back, rows_source, view_source
 from qfuse.normalize.weights import call_linear
 from qfuse.rewrite.rule import Miss, Rule
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Node
 
+from qfuse.ir.casts import cast_source
 from qfuse.ir.dtypes import REALS, exact_integers
 from qfuse.ir.elements import Element, ScaleFormat
 from qfuse.ir.known import bounds_of
@@ -16,7 +17,7 @@ from qfuse.ir.quant_spec import Arithmetic, QuantSpec, dtype_range
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.sizes import same_shape
 from qfuse.ir.views import as_quantize, dtype_of, node_of
-from qfuse.normalize.movement import cast_source, view_source
+from qfuse.normalize.movement import view_source
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from qfuse.ir import ops
+from qfuse.ir.casts import cast_source
 from qfuse.ir.program import constant_of
 from qfuse.ir.views import QuantParams, as_dequantize, dtype_of, shape_of, tensor_of
 from qfuse.normalize.constants import derived, is_constant_expression
-from qfuse.normalize.movement import cast_source, transpose_source
+from qfuse.normalize.movement import transpose_source
 
 if TYPE_CHECKING:
     from torch.fx import Node

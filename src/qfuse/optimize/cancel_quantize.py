@@ -48,14 +48,21 @@ _STEPS = 32
 
 @dataclass(frozen=True, slots=True)
 class CancelQuantizeSite:
-    """A quantize and the dequantize that it undoes."""
+    """A quantize and the dequantize that it undoes.
+
+    Attributes:
+        quantize: The quantize.
+        dequantize: What it reads.
+        cut: The range, if it may cut some of the stored numbers off.
+    """
 
     quantize: Quantize
     dequantize: Dequantize
+    cut: tuple[int, int] | None
 
 
 class CancelQuantize(Rule[CancelQuantizeSite]):
-    """``quantize(dequantize(q, s), s)`` is ``q``.
+    """``quantize(dequantize(q, s), s)`` is ``q``, or ``q`` cut off to the range.
 
     Before::
 
@@ -67,10 +74,11 @@ class CancelQuantize(Rule[CancelQuantizeSite]):
 
     With ``d`` the stored number less the zero point, ``d * s * (1 / s)`` is within four roundings
     of ``d``. For ``|d| < 2^17`` in float32 that is less than 1/32, so rounding gives ``d`` back.
+    A range that not all stored numbers are known to lie in stays, as a clamp of them.
 
     Refuses: parameters that differ; a scale that is computed at run time, which may be infinite;
     scales with which a factor or a product leaves the normal range of float32; an edge or
-    arithmetic narrower than float32; stored numbers that the range of the quantize may clamp.
+    arithmetic narrower than float32.
     """
 
     name = "cancel-quantize"
@@ -88,14 +96,17 @@ class CancelQuantize(Rule[CancelQuantizeSite]):
             _refuse_spec(node, new.spec, old.spec)
             or _refuse_difference(quantize, new, old)
             or _refuse_numbers(new)
-            or _refuse_range(node, dequantize.q, new.spec)
-            or refuse_layout(node, tensor_of(dequantize.q))
         )
-        return wrong or CancelQuantizeSite(quantize, dequantize)
+        cut = None if wrong else _cut(dequantize.q, new.spec)
+        wrong = wrong or refuse_layout(node, tensor_of(dequantize.q), moves=cut is None)
+        return wrong or CancelQuantizeSite(quantize, dequantize, cut)
 
     def rewrite(self, site: CancelQuantizeSite, rw: Rewriter) -> None:
         """Let every reader read the stored numbers from before."""
-        rw.replace(site.quantize.node, site.dequantize.q)
+        q = site.dequantize.q
+        if site.cut is not None:
+            q = rw.call(_aten.clamp.default, q, *site.cut)
+        rw.replace(site.quantize.node, q)
 
 
 def _refuse_spec(node: Node, new: QuantSpec, old: QuantSpec) -> Miss | None:
@@ -153,12 +164,11 @@ def _refuse_numbers(params: QuantParams) -> Miss | None:
     return None
 
 
-def _refuse_range(node: Node, q: Node, spec: QuantSpec) -> Miss | None:
+def _cut(q: Node, spec: QuantSpec) -> tuple[int, int] | None:
+    """Return the range of a spec, unless all stored numbers lie in it."""
     low, high = _bounds(q)
-    if spec.quant_min <= low and high <= spec.quant_max:
-        return None
-    text = "stored numbers from {} to {} are clamped to {}..{}"
-    return Miss(MissCode.RANGE, node, text, low, high, spec.quant_min, spec.quant_max, progress=3)
+    inside = spec.quant_min <= low and high <= spec.quant_max
+    return None if inside else (spec.quant_min, spec.quant_max)
 
 
 def _bounds(q: Node) -> tuple[int, int]:

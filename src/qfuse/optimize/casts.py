@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from qfuse.ir import casts
 from qfuse.ir.dtypes import REALS, widens
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.views import dtype_of, node_of
@@ -33,23 +34,20 @@ def besides_dtype(node: Node) -> list[str]:
 
 def cast_source(node: Node) -> Node | None:
     """Return what ``node`` casts from one float type to another, or to the same; else ``None``."""
-    if is_call(node, _aten._to_copy.default):
-        if besides_dtype(node):
-            return None
+    source = casts.cast_source(node)
+    if is_call(node, _aten.type_as.default):
         source = node_of(arguments(node)["self"])
-    elif is_call(node, _aten.type_as.default):
-        source = node_of(arguments(node)["self"])
-    else:
+    if source is None:
         return None
     return source if {dtype_of(source), dtype_of(node)} <= set(REALS) else None
 
 
 def exact_source(node: Node) -> tuple[Node, list[Node]]:
     """Look through casts that keep every number; return what is behind them, and them."""
-    casts: list[Node] = []
+    crossed: list[Node] = []
     while (source := cast_source(node)) is not None:
         if not widens(dtype_of(source), dtype_of(node)):
             break
-        casts.append(node)
+        crossed.append(node)
         node = source
-    return node, casts
+    return node, crossed

@@ -10,10 +10,13 @@ from torch.fx import Node
 
 from qfuse.ir import ops
 from qfuse.ir.alias import leaves_graph
+from qfuse.ir.collectives import WAITS
 from qfuse.ir.events import Exactness, Fired, MissCode, Missed
+from qfuse.ir.movements import MOVEMENT_OPS, SPLITS
 from qfuse.ir.program import ASSUMED_META, constant_of, place_of
 from qfuse.ir.schema import arguments, overload_of
 from qfuse.ir.views import bits_of, has_values, tensor_of
+from qfuse.optimize.joining import JOINS
 from qfuse.rewrite.driver import Context, PassResult
 from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.rewrite.settle import settle
@@ -28,23 +31,19 @@ __all__ = ["Combine"]
 
 _aten = torch.ops.aten
 
+# A clone is there to be a tensor of its own, and ranks wait as often as they were told to.
+_KEPT_APART = (_aten.clone.default, _aten.alias.default, *WAITS)
+
 _COMBINABLE = frozenset(
     (
         *ops.CANONICAL,
         *ops.FUSED,
         _aten.linear.default,
-        _aten.view.default,
-        _aten.reshape.default,
-        _aten._unsafe_view.default,
-        _aten.t.default,
-        _aten.transpose.int,
-        _aten.permute.default,
-        _aten.unsqueeze.default,
-        _aten.squeeze.dim,
-        _aten.squeeze.dims,
-        _aten.expand.default,
-        _aten.slice.Tensor,
-        _aten.select.int,
+        *(op for op in MOVEMENT_OPS if op not in _KEPT_APART),
+        *SPLITS,
+        *JOINS,
+        _aten.constant_pad_nd.default,
+        _aten.clamp.default,
         _aten.sym_size.int,
         _aten._to_copy.default,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from qfuse.ir import ops
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.program import op_name
+from qfuse.ir.schema import is_call
 from qfuse.ir.views import Requantize, tensor_of
 from qfuse.optimize.pairs import quantize_pair
 from qfuse.rewrite.rule import Miss, Rule
@@ -41,7 +42,10 @@ class FuseRequantize(Rule[FuseRequantizeSite]):
 
     It rounds to the real edge between the two as they did: the specs of both are in it.
 
-    Refuses: a dequantize whose real numbers something else reads too.
+    Several quantizes may share the dequantize: each becomes an op of its own, and nobody reads
+    real numbers any more.
+
+    Refuses: a dequantize whose real numbers something else than a quantize reads too.
     """
 
     name = "fuse-requantize"
@@ -49,12 +53,13 @@ class FuseRequantize(Rule[FuseRequantizeSite]):
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> FuseRequantizeSite | Miss:
-        """Match a quantize that alone reads a dequantize."""
+        """Match a quantize of a dequantize that only quantizes read."""
         pair = quantize_pair(node)
         if isinstance(pair, Miss):
             return pair
         quantize, dequantize = pair
-        others = sorted({op_name(user) for user in dequantize.node.users if user is not node})
+        readers = dequantize.node.users
+        others = sorted({op_name(user) for user in readers if not is_call(user, ops.quantize)})
         if others:
             text = "the real numbers are also read by {}"
             return Miss(MissCode.SHARED, dequantize.node, text, ", ".join(others), progress=2)

@@ -15,7 +15,6 @@ from qfuse.ir.quant_math import quantize as quantize_reference
 from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.views import Quantize, as_quantize, shape_of, tensor_of
 from qfuse.optimize.lift_quantize import refuse_layout
-from qfuse.optimize.moving import FakeMover, GraphMover
 from qfuse.optimize.padding import Pad, as_pad
 from qfuse.optimize.traffic import passed, saved
 from qfuse.rewrite.rule import Miss, Rule
@@ -77,7 +76,8 @@ class LiftAbovePad(Rule[LiftAbovePadSite]):
             return code
         with torch.no_grad():
             q = torch.empty_like(tensor_of(pad.x), dtype=params.spec.dtype)
-        wrong = refuse_layout(node, pad.again(FakeMover(), q, code))
+        made = pad.result(q)
+        wrong = made if isinstance(made, Miss) else refuse_layout(node, made)
         return wrong or LiftAbovePadSite(quantize, pad, code)
 
     def gain(self, site: LiftAbovePadSite, cost: CostModel) -> float | None:
@@ -98,7 +98,7 @@ class LiftAbovePad(Rule[LiftAbovePadSite]):
         )
         spec = str(params.spec.with_block(block))
         q = rw.call(ops.quantize, site.pad.x, params.scale, params.zero_point, spec)
-        rw.replace(site.quantize.node, site.pad.again(GraphMover(rw), q, site.code))
+        rw.replace(site.quantize.node, site.pad.again(rw, q, site.code))
 
 
 def _code(params: QuantParams, value: float, node: Node) -> int | Miss:

@@ -11,12 +11,14 @@ import torch
 from qfuse.ir import ops
 from qfuse.ir.alias import leaves_graph
 from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.gathering import Gather, Index
 from qfuse.ir.movements import movement_of
-from qfuse.ir.picking import IndexSelect, Select, Slice
-from qfuse.ir.program import op_name
+from qfuse.ir.picking import Select, Slice
+from qfuse.ir.program import constant_of, op_name
 from qfuse.ir.quant_spec import dtype_name
-from qfuse.ir.schema import is_call
-from qfuse.ir.views import Quantize, as_quantize, shape_of, tensor_of
+from qfuse.ir.schema import arguments, is_call
+from qfuse.ir.view_ops import RESHAPES
+from qfuse.ir.views import Quantize, as_quantize, bits_equal, node_of, shape_of, tensor_of
 from qfuse.optimize.moving import (
     Climb,
     FakeMover,
@@ -28,6 +30,7 @@ from qfuse.optimize.moving import (
     movement_name,
     moves_stored,
     reads_any_strides,
+    refuse_uncovered,
     same_strides,
 )
 from qfuse.optimize.traffic import passed, saved
@@ -42,11 +45,12 @@ if TYPE_CHECKING:
     from qfuse.cost.model import CostModel
     from qfuse.cost.work import WorkRange
     from qfuse.ir.movement import Movement
+    from qfuse.ir.views import QuantParams
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["LiftQuantize", "LiftQuantizeSite", "refuse_layout"]
 
-_PICKS = (Slice, Select, IndexSelect)
+_PICKS = (Slice, Select, Index, Gather)
 # Parts of one tensor that are quantized alike are priced together; more of them do not tell more.
 _PARTS = 64
 
@@ -88,7 +92,9 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
         assert quantize is not None, "the anchor is a quantize"
         first = movement_of(quantize.x)
         if first is None:
-            return Miss(MissCode.PATTERN, node, "it does not quantize a movement", progress=0)
+            return refuse_uncovered(quantize.x) or Miss(
+                MissCode.PATTERN, node, "it does not quantize a movement", progress=0
+            )
         stored = quantize.params.spec.dtype
         if not moves_stored(first, stored):
             text = "{} does not move {}"
@@ -131,9 +137,15 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
         rw.replace(site.quantize.node, site.climb.again(GraphMover(rw), q))
 
 
-def refuse_layout(node: Node, moved: torch.Tensor) -> Miss | None:
-    """Refuse to give the readers of ``node`` a value with the strides of ``moved`` instead."""
-    if leaves_graph(node):
+def refuse_layout(node: Node, moved: torch.Tensor, *, moves: bool = True) -> Miss | None:
+    """Refuse to give the readers of ``node`` a value with the strides of ``moved`` instead.
+
+    Args:
+        node: Stored numbers.
+        moved: What stands for them afterwards.
+        moves: Whether that may be a view of something else.
+    """
+    if leaves_graph(node) and (moves or not same_strides(moved, tensor_of(node))):
         text = "its stored numbers leave the graph, as a tensor of their own"
         return Miss(MissCode.SHARED, node, text, progress=3)
     old = tensor_of(node)
@@ -193,13 +205,36 @@ def _readers(x: Node) -> Iterator[Node]:
 def _quantized_already(site: LiftQuantizeSite) -> bool:
     """Whether the source is quantized with these parameters for another part of it."""
     params = site.quantize.params
+    last = site.climb.steps[-1].moved
+    spec = params.spec.with_block(last.block, None if last.outer is None else last.outer.block)
     for user in islice(site.climb.source.users, _PARTS):
         other = as_quantize(user)
-        if other is None or other.x is not site.climb.source:
+        if other is None or other.x is not site.climb.source or other.params.spec != spec:
             continue
-        if (other.params.spec.outer is None) != (params.spec.outer is None):
-            continue
-        spec = params.spec.with_block(other.params.spec.block, other.params.spec.outer)
-        if other.params.spec == spec and other.params.tensors == params.tensors:
+        pairs = zip(_parameters(other.params), _parameters(params), strict=True)
+        if all(_same_numbers(a, b) for a, b in pairs):
             return True
     return False
+
+
+def _parameters(params: QuantParams) -> tuple[Node | None, ...]:
+    return params.scale, params.zero_point, params.outer_scale
+
+
+def _same_numbers(a: Node | None, b: Node | None) -> bool:
+    """Whether two scales or zero points are the same numbers, whatever shape they are seen in."""
+    if a is None or b is None:
+        return a is b
+    first, second = _unviewed(a), _unviewed(b)
+    if first is second:
+        return True
+    left, right = constant_of(first), constant_of(second)
+    if left is None or right is None or left.dtype != right.dtype:
+        return False
+    return left.numel() == right.numel() and bits_equal(left, right)
+
+
+def _unviewed(node: Node) -> Node:
+    while is_call(node, *RESHAPES):
+        node = node_of(arguments(node)["self"])
+    return node

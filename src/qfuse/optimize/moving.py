@@ -12,14 +12,19 @@ from torch.fx.node import map_arg
 
 from qfuse.ir import ops
 from qfuse.ir.blocks import Stuck
+from qfuse.ir.collectives import WAITS, Collective
+from qfuse.ir.events import MissCode
+from qfuse.ir.gathering import Gather
 from qfuse.ir.movement import move_levels
-from qfuse.ir.movements import movement_of
+from qfuse.ir.movements import EDGE_PADS, MOVEMENT_OPS, movement_of
 from qfuse.ir.picking import Flip
 from qfuse.ir.program import constant_of, op_name
 from qfuse.ir.reshaping import Expand, Permute, Squeeze, Unsqueeze, View
-from qfuse.ir.schema import is_call
+from qfuse.ir.schema import is_call, overload_of
 from qfuse.ir.sizes import same_shape, same_size
 from qfuse.ir.views import QuantParams, shape_of, tensor_of
+from qfuse.ir.windows import EdgePad
+from qfuse.rewrite.rule import Miss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -42,6 +47,7 @@ __all__ = [
     "moves_stored",
     "outer_steps",
     "reads_any_strides",
+    "refuse_uncovered",
     "same_strides",
 ]
 
@@ -52,7 +58,13 @@ _REPEATING = (
     _aten.flip.default,
     _aten.roll.default,
     _aten.repeat.default,
+    _aten.repeat_interleave.self_int,
     _aten.index_select.default,
+    _aten.index.Tensor,
+    _aten.embedding.default,
+    _aten.gather.default,
+    *EDGE_PADS,
+    *WAITS,
 )
 """Movements that write a new tensor; the others are views."""
 
@@ -83,6 +95,10 @@ class GraphMover:
     def sizes(self, node: Node) -> list[Any]:
         """Return the sizes of a node's value: numbers, or nodes where they vary."""
         return self._rw.sizes(node, len(shape_of(node)))
+
+    def at_run_time(self, value: Any) -> Node:
+        """Return the node of a value."""
+        return self.node(value, "moved")
 
     def open(self, node: Node) -> Any:
         """Return what to apply ops to for ``node``: its value, if that is a constant."""
@@ -160,6 +176,10 @@ class FakeMover:
     def sizes(self, node: Node) -> list[Any]:
         """Return the sizes."""
         return list(shape_of(node))
+
+    def at_run_time(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the value, of which only the type is known in any case."""
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +266,8 @@ def copies(movement: Movement) -> bool:
 
 
 def moves_stored(movement: Movement, dtype: torch.dtype) -> bool:
-    """Whether an op moves numbers of a storage type: flip has no form for the 8-bit floats."""
-    return not (isinstance(movement, Flip) and dtype.is_floating_point)
+    """Whether an op moves numbers of a storage type: some have no form for the 8-bit floats."""
+    return not (isinstance(movement, (Flip, Gather, EdgePad)) and dtype.is_floating_point)
 
 
 def is_free(movement: Movement) -> bool:
@@ -263,11 +283,22 @@ def is_free(movement: Movement) -> bool:
 
 def movement_name(movement: Movement) -> str:
     """Return what people call a movement."""
+    if isinstance(movement, Collective):
+        return op_name(movement.start)
     return (
         "a split"
         if isinstance(movement.node.target, BuiltinFunctionType)
         else op_name(movement.node)
     )
+
+
+def refuse_uncovered(node: Node) -> Miss | None:
+    """Refuse an op that moves elements in a way that is not covered; ``None`` for other ops."""
+    op = overload_of(node)
+    if op is None or not (op.is_view or op in MOVEMENT_OPS):
+        return None
+    text = "how {} moves parameters is not covered, with these arguments"
+    return Miss(MissCode.ARGUMENT, node, text, op_name(node), progress=1)
 
 
 def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from qfuse.ir.blocks import covers
+from qfuse.ir.events import MissCode
+from qfuse.ir.program import op_name
 from qfuse.ir.schema import arguments, is_call
-from qfuse.ir.views import node_of, shape_of
+from qfuse.ir.sizes import is_row_major
+from qfuse.ir.views import node_of, shape_of, tensor_of
+from qfuse.rewrite.rule import Miss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +22,8 @@ if TYPE_CHECKING:
     from torch.fx import Node
     from torch.fx.node import Argument
 
-    from qfuse.ir.movement import Mover
     from qfuse.ir.quant_spec import Block
+    from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["Pad", "as_pad"]
 
@@ -42,9 +46,28 @@ class Pad:
     pads: Sequence[Argument]
     value: float
 
-    def again(self, mover: Mover, x: Any, value: int) -> Any:
-        """Pad another value of the same shape with another number."""
-        return mover.call(_aten.constant_pad_nd.default, x, list(self.pads), value)
+    def result(self, x: torch.Tensor) -> torch.Tensor | Miss:
+        """Return the type of the padding of another tensor of the same shape.
+
+        Padding a fake tensor takes its symbolic sizes for numbers, so where there are any the type
+        is put together from what is there already.
+        """
+        if all(isinstance(size, int) for size in x.shape):
+            with torch.no_grad():
+                made: torch.Tensor = _aten.constant_pad_nd.default(x, list(self.pads), 0)
+            return made
+        old = tensor_of(self.node)
+        if all(map(is_row_major, (x, tensor_of(self.x), old))):
+            return torch.empty_like(old, dtype=x.dtype)
+        text = "{} pads a tensor of unknown size that does not lie in row-major order"
+        return Miss(MissCode.SHAPE, self.node, text, op_name(self.node), progress=2)
+
+    def again(self, rw: Rewriter, x: Node, value: int) -> Node:
+        """Pad another value, for which :meth:`result` has an answer, with another number."""
+        made = self.result(tensor_of(x))
+        assert isinstance(made, torch.Tensor), "a padding of unknown type is refused"
+        args = (x, list(self.pads), value)
+        return rw.replay(_aten.constant_pad_nd.default, args, {}, made)
 
     def split_axis(self, block: Block) -> int | None:
         """Return an axis that is padded and has several blocks, before or after."""

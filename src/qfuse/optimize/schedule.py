@@ -20,16 +20,24 @@ from qfuse.optimize.fuse_cast import FuseCast
 from qfuse.optimize.fuse_linear import FuseLinear
 from qfuse.optimize.fuse_norm_quantize import FuseNormQuantize
 from qfuse.optimize.fuse_output_quantize import FuseOutputQuantize
+from qfuse.optimize.fuse_range import FuseRange
 from qfuse.optimize.fuse_requantize import FuseRequantize
+from qfuse.optimize.lift_above_cast import LiftAboveCast
+from qfuse.optimize.lift_above_clamp import LiftAboveClamp
 from qfuse.optimize.lift_above_join import LiftAboveJoin
 from qfuse.optimize.lift_above_pad import LiftAbovePad
 from qfuse.optimize.lift_choose import LiftChoose
 from qfuse.optimize.lift_quantize import LiftQuantize
+from qfuse.optimize.lift_requantize import LiftRequantize
 from qfuse.optimize.merge_convolutions import MergeConvolutions
 from qfuse.optimize.merge_linears import MergeLinears
 from qfuse.optimize.merge_splits import MergeSplits
 from qfuse.optimize.narrow_floats import NarrowFloats
+from qfuse.optimize.sink_below_cast import SinkBelowCast
+from qfuse.optimize.sink_below_clamp import SinkBelowClamp
+from qfuse.optimize.sink_below_collective import SinkBelowCollective
 from qfuse.optimize.sink_below_join import SinkBelowJoin
+from qfuse.optimize.sink_below_max import SinkBelowMax
 from qfuse.optimize.sink_below_pad import SinkBelowPad
 from qfuse.optimize.sink_below_split import SinkBelowSplit
 from qfuse.optimize.sink_dequantize import SinkDequantize
@@ -60,12 +68,19 @@ MOVING_RULES: tuple[type[Rule[Any]], ...] = (
     LiftQuantize,
     LiftAboveJoin,
     LiftAbovePad,
+    LiftAboveCast,
+    LiftAboveClamp,
     SinkDequantize,
     SinkBelowSplit,
     SinkBelowJoin,
     SinkBelowPad,
+    SinkBelowCast,
+    SinkBelowClamp,
+    SinkBelowMax,
     CancelQuantize,
+    FuseRange,
     FuseRequantize,
+    LiftRequantize,
 )
 # A second round finds what equal nodes have hidden, a third hardly ever anything.
 _ROUNDS = 4
@@ -85,12 +100,21 @@ FUSION_RULES: tuple[type[Rule[Any]], ...] = (
 RESULT_RULES: tuple[type[Rule[Any]], ...] = (FuseNormQuantize, FuseActivationQuantize)
 
 
-def move(program: StageGraph, context: Context) -> Counter[str]:
+def move(program: StageGraph, context: Context, *, across_ranks: bool = False) -> Counter[str]:
     """Move quantization through movements until nothing changes; count what fired.
 
     Only what a rule refuses in the last round is told: before, it was refused for the time being.
+
+    Args:
+        program: The graph.
+        context: Prices, permissions and proof.
+        across_ranks: Send stored numbers and their parameters between ranks. Every rank has to
+            make the same rewrites then, or they wait for each other forever.
     """
-    return settle_rules(program, MOVING_RULES, context)
+    rules: list[type[Rule[Any]]] = list(MOVING_RULES)
+    if across_ranks:
+        rules.append(SinkBelowCollective)
+    return settle_rules(program, rules, context)
 
 
 def settle_rules(

@@ -13,7 +13,6 @@ from qfuse.ir.program import constant_of, op_name
 from qfuse.ir.quant_math import dequantize as dequantize_reference
 from qfuse.ir.quant_spec import ZeroPointDomain
 from qfuse.ir.views import Dequantize, QuantParams, as_dequantize, bits_equal, tensor_of
-from qfuse.optimize.moving import FakeMover, GraphMover
 from qfuse.optimize.padding import Pad, as_pad
 from qfuse.optimize.sink_dequantize import refuse_sunk
 from qfuse.rewrite.rule import Miss, Rule
@@ -70,13 +69,14 @@ class SinkBelowPad(Rule[SinkBelowPadSite]):
         code = _code(dequantize.params, pad.value, node)
         if isinstance(code, Miss):
             return code
-        moved = pad.again(FakeMover(), tensor_of(dequantize.q), code)
-        return refuse_sunk(node, moved) or SinkBelowPadSite(dequantize, pad, code)
+        made = pad.result(tensor_of(dequantize.q))
+        wrong = made if isinstance(made, Miss) else refuse_sunk(node, made)
+        return wrong or SinkBelowPadSite(dequantize, pad, code)
 
     def rewrite(self, site: SinkBelowPadSite, rw: Rewriter) -> None:
         """Pad the stored numbers, and dequantize that."""
         params = site.dequantize.params
-        q = site.pad.again(GraphMover(rw), site.dequantize.q, site.code)
+        q = site.pad.again(rw, site.dequantize.q, site.code)
         spec = str(params.spec.with_block((None,) * params.spec.rank))
         real = rw.call(ops.dequantize, q, params.scale, params.zero_point, spec)
         rw.replace(site.pad.node, real)

@@ -11,6 +11,7 @@ import torch
 from qfuse.ir import ops
 from qfuse.ir.alias import leaves_graph
 from qfuse.ir.blocks import Stuck
+from qfuse.ir.collectives import Collective, is_waited_for
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.movement import move_levels
 from qfuse.ir.movements import MOVEMENT_OPS, SPLITS, movement_of
@@ -27,6 +28,7 @@ from qfuse.optimize.moving import (
     moved_params,
     movement_name,
     moves_stored,
+    refuse_uncovered,
     same_strides,
 )
 from qfuse.optimize.traffic import passed, saved
@@ -41,7 +43,14 @@ if TYPE_CHECKING:
     from qfuse.ir.movement import Movement
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["SinkDequantize", "SinkDequantizeSite", "refuse_sunk", "sink_step", "vanishes"]
+__all__ = [
+    "SinkDequantize",
+    "SinkDequantizeSite",
+    "refuse_readers",
+    "refuse_sunk",
+    "sink_step",
+    "vanishes",
+]
 
 
 # One that is read by more than this is not worth the search.
@@ -69,20 +78,29 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
 
     Refuses: parameters that are not constant on blocks below the movement; a dequantize that
     something else reads, since it would be done twice, unless all readers of the moved one would
-    read stored numbers; strides that would change where the caller or a view sees them. Does not
-    pay where copies of one element would each be dequantized.
+    read stored numbers; strides that would change where the caller or a view sees them;
+    collectives, see ``sink-below-collective``. Does not pay where copies of one element would each
+    be dequantized.
     """
 
     name = "sink-dequantize"
-    anchors: ClassVar[tuple[OpOverload, ...]] = MOVEMENT_OPS
+    anchors: ClassVar[tuple[OpOverload, ...]] = (*MOVEMENT_OPS, torch.ops.aten.as_strided.default)
     exactness = Exactness.EXACT
+    crosses_ranks: ClassVar[bool] = False
 
     def match(self, node: Node) -> SinkDequantizeSite | Miss:
         """Match a movement of a dequantize whose parameters follow it."""
         movement = movement_of(node)
+        if movement is None and as_dequantize(node.all_input_nodes[0]) is not None:
+            wrong = refuse_uncovered(node)
+            assert wrong is not None, "the anchor is an op that moves elements"
+            return wrong
         dequantize = None if movement is None else as_dequantize(movement.source)
         if movement is None or dequantize is None:
             return Miss(MissCode.PATTERN, node, "it does not move a dequantize", progress=0)
+        if isinstance(movement, Collective) and not self.crosses_ranks:
+            text = "below {} the scales would be sent too, and all ranks would have to do the same"
+            return Miss(MissCode.ORDER, node, text, op_name(movement.start), progress=2)
         step = sink_step(dequantize, movement)
         if isinstance(step, Miss):
             return step
@@ -120,7 +138,8 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
 def sink_step(dequantize: Dequantize, movement: Movement) -> Step | Miss:
     """Move the parameters of a dequantize below a movement of its result."""
     for user in islice(dequantize.node.users, _READERS):
-        if movement_of(user) is None and not is_call(user, *SPLITS) and not vanishes(movement.node):
+        moves = movement_of(user) is not None or is_call(user, *SPLITS) or is_waited_for(user)
+        if not moves and not vanishes(movement.node):
             text = "its dequantize is also read by {}"
             return Miss(MissCode.SHARED, dequantize.node, text, op_name(user), progress=2)
     spec = dequantize.params.spec
@@ -141,6 +160,15 @@ def sink_step(dequantize: Dequantize, movement: Movement) -> Step | Miss:
         moved.reason,
         progress=2,
     )
+
+
+def refuse_readers(dequantize: Dequantize, node: Node) -> Miss | None:
+    """Refuse a dequantize that something besides ``node`` reads, if ``node`` stays one too."""
+    for user in islice(dequantize.node.users, _READERS):
+        if user is not node and not vanishes(node):
+            text = "its dequantize is also read by {}"
+            return Miss(MissCode.SHARED, dequantize.node, text, op_name(user), progress=2)
+    return None
 
 
 def refuse_sunk(node: Node, moved: torch.Tensor, *, parts: bool = False) -> Miss | None:
