@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 from qfuse.cost import seconds_text
 from qfuse.ir.events import Exactness, Lowered
 from qfuse.ir.fused_views import Activation, as_activation, as_fused_norm
-from qfuse.ir.program import place_of
-from qfuse.ir.quant_spec import dtype_name
-from qfuse.ir.views import dtype_of
+from qfuse.ir.program import op_name, place_of
+from qfuse.ir.quant_spec import Granularity, dtype_name, stored_name
+from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.expand import results_of
 from qfuse.lower.kernel import Refusal
+from qfuse.lower.operands import rows_share_scale
 from qfuse.lower.row_problem import RowProblem, row_problem_of
 from qfuse.rewrite.settle import settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from torch.fx import Node
 
     from qfuse.cost.model import CostModel
     from qfuse.ir.program import StageGraph
@@ -117,19 +116,20 @@ def _emit(
 
 
 def _describe(op: RowOp) -> str:
-    """Say what becomes what: ``rms_norm bfloat16 -> int8 per row``."""
-    spec = op.output.spec
-    text = f"{_name(op)} {dtype_name(dtype_of(op.x))}"
+    """Say what becomes what: ``add + rms_norm: bfloat16 -> int8 per-token dynamic``."""
     if isinstance(op, Activation):
-        text += f" | {op.epilogue}"
-    elif op.residual is not None:
-        text += " + residual"
+        name = str(op.epilogue) or "quantize"
+    else:
+        name = _name(op) if op.residual is None else f"add + {_name(op)}"
+    text, spec = f"{name}: {dtype_name(dtype_of(op.x))}", op.output.spec
     if spec is None:
         return text
+    granularity = spec.granularity(shape_of(op.x))
+    if rows_share_scale(spec.block, shape_of(op.x)) and granularity is not Granularity.PER_TENSOR:
+        granularity = Granularity.PER_TOKEN
     how = "" if op.output.choose is None else " dynamic"
-    return f"{text} -> {dtype_name(spec.dtype)} in blocks of {spec.block_text()}{how}"
+    return f"{text} -> {stored_name(spec.dtype, spec.element)} {granularity}{how}"
 
 
 def _name(op: RowOp) -> str:
-    node: Node = op.node
-    return str(node.target).split(".")[1]
+    return op_name(op.node).removeprefix("qfuse.")
