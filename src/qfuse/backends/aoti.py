@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ class AotiRunner:
         constants: dict[str, torch.Tensor],
         conditions: Sequence[SizeFunction],
         otherwise: EagerRunner,
+        turn: threading.Lock | None = None,
     ) -> None:
         """Make a runner.
 
@@ -41,12 +43,16 @@ class AotiRunner:
             constants: What the code reads through bare pointers; kept alive here.
             conditions: What must hold of the sizes of a call for the code to be right.
             otherwise: Runs the calls for which it does not.
+            turn: Held while the code runs; runners that share code share it.
         """
         self._program = program
         self._entry = entry
         self._constants = constants
         self._conditions = conditions
         self._otherwise = otherwise
+        # The package runs one call at a time, and lets others wait with Python's lock in their hands,
+        # for which an op that is written in Python then waits forever.
+        self._turn = turn or threading.Lock()
         self._layouts = program.layouts
         self._state = list(program.state)
         self._memory = {address_of(t): i for i, t in enumerate(program.state)}
@@ -61,17 +67,20 @@ class AotiRunner:
         if self._state:
             self._refuse_state(inputs)
             tensors += self._state
-        if torch.is_autocast_enabled("cpu"):
-            # The casts of the source are in the graph; its ops must not be cast once more.
-            with torch.autocast("cpu", enabled=False):
-                results = self._entry(tensors)
-        else:
-            results = self._entry(tensors)
+        with self._turn:
+            results = self._call(tensors)
         if self._writes:
             self._write_back(inputs, tensors, results)
         for output, position in self._program.returned:
             results[output] = inputs[position]
         return results[: self._results]
+
+    def _call(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if not torch.is_autocast_enabled("cpu"):
+            return self._entry(tensors)
+        # The casts of the source are in the graph; its ops must not be cast once more.
+        with torch.autocast("cpu", enabled=False):
+            return self._entry(tensors)
 
     def written(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What a run writes; see :meth:`qfuse.backends.Runner.written`."""
@@ -83,7 +92,9 @@ class AotiRunner:
         names = self._program.names[len(self._layouts) :]
         state = tuple(otherwise.module.get_buffer(name) for name in names)
         program = replace(self._program, state=state)
-        return AotiRunner(program, self._entry, self._constants, self._conditions, otherwise)
+        return AotiRunner(
+            program, self._entry, self._constants, self._conditions, otherwise, self._turn
+        )
 
     def _fits(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether the sizes of a call are among those that the code is right for."""
