@@ -50,7 +50,7 @@ class AotiRunner:
         self._constants = constants
         self._conditions = conditions
         self._otherwise = otherwise
-        # The package runs one call at a time, and lets others wait with Python's lock in their hands,
+        # The package runs one call at a time and lets others wait, who hold Python's own lock meanwhile,
         # for which an op that is written in Python then waits forever.
         self._turn = turn or threading.Lock()
         self._layouts = program.layouts
