@@ -50,8 +50,8 @@ class AotiRunner:
         self._constants = constants
         self._conditions = conditions
         self._otherwise = otherwise
-        # The package runs one call at a time and lets others wait, who hold Python's own lock meanwhile,
-        # for which an op that is written in Python then waits forever.
+        # The package runs one call at a time. Whoever waits for it holds Python's own lock, which
+        # an op that is written in Python needs to come to its end.
         self._turn = turn or threading.Lock()
         self._layouts = program.layouts
         self._state = list(program.state)
