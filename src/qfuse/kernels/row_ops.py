@@ -9,8 +9,8 @@ With ``x`` of shape ``[..., K]``:
    * weight + bias`` with the biased variance, rounded to ``real``. ``activation_quantized``: the
    steps of an epilogue, each rounded as :mod:`qfuse.kernels.ops` says.
 3. With a formula, scale and zero point are chosen for each row from its extremes, as
-   :func:`qfuse.ir.choose_spec.choose_qparams` does it in the row's dtype, bit for bit; else there
-   is one scale for all.
+   :func:`qfuse.ir.choose_spec.choose_qparams` does it in the row's dtype, bit for bit if the row
+   is finite; a zero point that is computed from NaN is 0. Else there is one scale for all.
 4. Codes, as :func:`qfuse.ir.quant_math.quantize` makes them with these numbers, bit for bit. NaN
    becomes 0.
 
@@ -48,6 +48,12 @@ __all__ = [
 
 _REAL = (torch.float32, torch.bfloat16, torch.float16)
 _STORED = (torch.int8, torch.uint8)
+# How the schemas end.
+_OUTPUT = (
+    "out_scale", "out_zero_point", "formula", "choose_eps", "scale_dtype", "zero_point_dtype",
+    "quant_min", "quant_max", "out_dtype", "compute", "reciprocal", "zero_point_first", "keep",
+    "keep_sum",
+)  # fmt: skip
 _Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -69,7 +75,6 @@ class RowOutput:
         compute: Float dtype that encoding computes in.
         reciprocal: Multiply by the reciprocal, taken in the scale's dtype; otherwise divide.
         zero_point_first: Add the zero point before rounding instead of after.
-        use_zero_point: Whether a zero point that is chosen is added at all.
         keep: Whether the float result is given too.
         keep_sum: Whether ``x + residual`` is given too.
     """
@@ -86,7 +91,6 @@ class RowOutput:
     compute: torch.dtype = torch.float32
     reciprocal: bool = True
     zero_point_first: bool = False
-    use_zero_point: bool = True
     keep: bool = False
     keep_sum: bool = False
 
@@ -95,7 +99,7 @@ class RowOutput:
         return (
             self.scale, self.zero_point, self.formula, self.eps, self.scale_dtype,
             self.zero_point_dtype, self.quant_min, self.quant_max, self.dtype, self.compute,
-            self.reciprocal, self.zero_point_first, self.use_zero_point, self.keep, self.keep_sum,
+            self.reciprocal, self.zero_point_first, self.keep, self.keep_sum,
         )  # fmt: skip
 
 
@@ -245,7 +249,9 @@ def _fake_result(
     real: torch.dtype,
     output: Sequence[Any],
 ) -> _Result:
-    _, _, formula, _, scale_dtype, zero_dtype, _, _, dtype, *_, keep, keep_sum = output
+    given = dict(zip(_OUTPUT, output, strict=True))
+    formula, keep, keep_sum = given["formula"], given["keep"], given["keep_sum"]
+    dtype = given["out_dtype"]
     if x.dtype not in _REAL or real not in _REAL:
         raise InputError(f"x and real must be floats, not {x.dtype} and {real}")
     if dtype not in _STORED:
@@ -256,8 +262,8 @@ def _fake_result(
     row = (*x.shape[:-1], 1) if formula else (0,)
     return (
         x.new_empty(x.shape, dtype=dtype),
-        x.new_empty(row, dtype=scale_dtype),
-        x.new_empty(row, dtype=zero_dtype),
+        x.new_empty(row, dtype=given["scale_dtype"]),
+        x.new_empty(row, dtype=given["zero_point_dtype"]),
         x.new_empty(x.shape if keep else (0,), dtype=real),
         x.new_empty(x.shape if keep_sum else (0,), dtype=sum_dtype),
     )

@@ -11,11 +11,11 @@ from qfuse.ir.epilogue import Epilogue, Glu, Halves, Mul
 from qfuse.ir.fused_views import Activation, LayerNorm, RmsNorm
 from qfuse.ir.norm_spec import Statistic
 from qfuse.ir.quant_spec import dtype_name
-from qfuse.ir.sizes import same_size
+from qfuse.ir.sizes import same_shape, same_size
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.kernel import Refusal
 from qfuse.lower.operands import FLOATS, MOST_EXTRAS, MOST_STEPS, is_plain, typed
-from qfuse.lower.row_problem import check_output, output_args, same_shape
+from qfuse.lower.row_problem import check_output, output_args
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -166,7 +166,7 @@ def _check_residual(op: RmsNorm | LayerNorm) -> Refusal | None:
         return None
     if dtype_of(op.residual) not in FLOATS:
         return Refusal(f"the residual is {dtype_name(dtype_of(op.residual))}")
-    if not same_shape(op.residual, op.x):
+    if not same_shape(shape_of(op.residual), shape_of(op.x)):
         return Refusal("the residual is spread over the input, or the input over it")
     return None
 
@@ -217,7 +217,7 @@ def _check_vectors(problem: RowProblem, *vectors: Node | None) -> Refusal | None
         if dtype_of(vector) not in FLOATS:
             return Refusal(f"its weight or bias is {dtype_name(dtype_of(vector))}")
         *lead, last = shape_of(vector) or (0,)
-        if not same_size(last, problem.columns) or any(not same_size(s, 1) for s in lead):
+        if not same_size(last, problem.shape[-1]) or any(not same_size(s, 1) for s in lead):
             return Refusal("its weight or bias is not one number per column")
     return None
 
@@ -235,7 +235,7 @@ def _check_steps(op: Activation) -> Refusal | None:
     for extra in op.extras:
         if dtype_of(extra) not in FLOATS:
             return Refusal(f"an operand is {dtype_name(dtype_of(extra))}")
-        if not same_shape(extra, op.x):
+        if not same_shape(shape_of(extra), shape_of(op.x)):
             return Refusal("an operand is spread over the input, or the input over it")
     return None
 

@@ -44,59 +44,51 @@ def lower_rows(
     What is left is expanded with everything else. A compiler makes loops of that, which read a row
     once for every statistic, but are no call of their own: on few rows they are faster.
     """
+    by_op = {kernel.op: kernel for kernel in kernels}
     for node in list(program.graph.nodes):
         op = as_fused_norm(node) or as_activation(node)
         if op is None:
             continue
-        answer = _offer(op, program, kernels, target, cost)
+        kernel = by_op.get(type(op))
+        answer = _offer(op, kernel, program, target, cost)
         key = f"{context.room}/lower-rows@{node.name}"
-        if isinstance(answer, Refusal) or not context.gate.allows(key):
-            losers, why = _refused(op, answer)
-        else:
-            event = _emit(answer, key, program, editor, context)
-            if event is not None:
-                program.log.add(event)
-                continue
-            losers, why = ((answer[0].name, "it was rolled back here"),), "no kernel takes it"
-        what = _describe(op)
-        program.log.add(
-            Lowered(context.room, place_of(node), "expand", what, losers=losers, why=why)
+        if not isinstance(answer, Refusal):
+            if not context.gate.allows(key):
+                answer = Refusal("it is not permitted")
+            else:
+                event = _emit(answer, key, program, editor, context)
+                if event is not None:
+                    program.log.add(event)
+                    continue
+                answer = Refusal("it was rolled back here")
+        losers = () if kernel is None else ((kernel.name, answer.reason),)
+        why = "it compiles to loops with what is around it"
+        event = Lowered(
+            context.room, place_of(node), "expand", _describe(op), losers=losers, why=why
         )
+        program.log.add(event)
 
 
 def _offer(
     op: RowOp,
+    kernel: RowKernel | None,
     program: StageGraph,
-    kernels: Sequence[RowKernel],
     target: Target,
     cost: CostModel,
 ) -> Offer | Refusal:
-    """Return the kernel of this op, if it takes it and pays."""
+    """Return the kernel with its price, if it takes the op and pays."""
+    if kernel is None:
+        return Refusal("there is no kernel of this op")
     problem = row_problem_of(op, program.signature.symbols)
     if isinstance(problem, Refusal):
         return problem
-    refusal = Refusal("there is no kernel of this op")
-    for kernel in kernels:
-        if kernel.op is not type(op):
-            continue
-        answer = kernel.supported(target) or kernel.accepts(problem)
-        if isinstance(answer, Refusal):
-            refusal = answer
-            continue
-        mine, theirs = cost.seconds(problem.once()), cost.seconds(problem.passes(answer))
-        if mine < theirs:
-            return kernel, problem, mine
-        told = f"predicted {seconds_text(mine)}, compiled loops {seconds_text(theirs)}"
-        refusal = Refusal(told)
-    return refusal
-
-
-def _refused(op: RowOp, answer: Offer | Refusal) -> tuple[tuple[tuple[str, str], ...], str]:
-    """Return the losers, and why the op is expanded."""
-    if not isinstance(answer, Refusal):
-        return ((answer[0].name, "it is not permitted"),), "its kernel is not permitted"
-    why = "it compiles to loops with what is around it"
-    return ((f"qfuse.{_name(op)}_quantized", answer.reason),), why
+    answer = kernel.supported(target) or kernel.accepts(problem)
+    if isinstance(answer, Refusal):
+        return answer
+    mine, theirs = cost.seconds(problem.once()), cost.seconds(problem.passes(answer))
+    if mine < theirs:
+        return kernel, problem, mine
+    return Refusal(f"predicted {seconds_text(mine)}, compiled loops {seconds_text(theirs)}")
 
 
 def _emit(

@@ -12,22 +12,24 @@ from qfuse.ir.choose_spec import Formula
 from qfuse.ir.fused import Keep
 from qfuse.ir.fused_views import Activation, LayerNorm, RmsNorm
 from qfuse.ir.quant_spec import ZeroPointDomain, dtype_name
-from qfuse.ir.sizes import is_row_major, same_size
+from qfuse.ir.sizes import is_row_major
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.kernel import Refusal
 from qfuse.lower.operands import FLOATS, bits_of, fits_int32, is_whole, rows_share_scale
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch.fx import Node
     from torch.fx.node import Argument
 
     from qfuse.cost.model import Plan
     from qfuse.cost.sizes import SizeRange
+    from qfuse.cost.work import WorkRange
     from qfuse.ir.fused_views import Output
     from qfuse.ir.program import SymbolRange
     from qfuse.ir.quant_spec import QuantSpec
+    from qfuse.ir.sizes import Size
     from qfuse.rewrite.rewriter import Rewriter
     from qfuse.targets import Target
 
@@ -39,7 +41,6 @@ __all__ = [
     "check_output",
     "output_args",
     "row_problem_of",
-    "same_shape",
 ]
 
 RowOp = RmsNorm | LayerNorm | Activation
@@ -70,13 +71,15 @@ class RowProblem:
         op: The op, viewed.
         spec: What its result is quantized as.
         elements: Elements of the input.
-        columns: Elements of a row.
+        made: Elements of the result: half of them if it multiplies the halves of a row.
+        shape: Shape of the result.
     """
 
     op: RowOp
     spec: QuantSpec
     elements: SizeRange
-    columns: int | torch.SymInt
+    made: SizeRange
+    shape: tuple[Size, ...]
 
     @property
     def output(self) -> Output:
@@ -99,20 +102,24 @@ class RowProblem:
 
     def once(self) -> Plan:
         """What it costs to read everything once, in one call."""
-        return pointwise_work(self.elements, self._reads(), self._writes())
+        return [*self._reads(), without_calls(self._written())]
 
     def passes(self, count: int) -> Plan:
         """What loops of a compiler cost that read everything ``count`` times, in no call."""
-        again = pointwise_work(self.elements, self._reads(), [])
-        last = pointwise_work(self.elements, self._reads(), self._writes())
-        return [without_calls(work) for work in (*(again,) * (count - 1), last)]
+        loops = [*self._reads() * count, self._written()]
+        return [without_calls(work) for work in loops]
 
-    def _reads(self) -> list[int]:
-        return [bits_of(dtype_of(node)) for node in (self.op.x, *self.operands)]
+    def _reads(self) -> list[WorkRange]:
+        bits = [bits_of(dtype_of(node)) for node in (self.op.x, *self.operands)]
+        return [pointwise_work(self.elements, bits, [])]
 
-    def _writes(self) -> list[int]:
+    def _written(self) -> WorkRange:
         kept = {Keep.FLOAT: self.spec.real, Keep.SUM: dtype_of(self.op.x)}
-        return [bits_of(self.spec.dtype), *(bits_of(kept[k]) for k in self.output.keep)]
+        if not isinstance(self.op, Activation) and self.op.residual is not None:
+            both = dtype_of(self.op.x), dtype_of(self.op.residual)
+            kept[Keep.SUM] = torch.promote_types(*both)
+        bits = [bits_of(self.spec.dtype), *(bits_of(kept[k]) for k in self.output.keep)]
+        return pointwise_work(self.made, [], bits)
 
 
 class RowKernel(Protocol):
@@ -147,10 +154,16 @@ def row_problem_of(op: RowOp, symbols: Mapping[str, SymbolRange]) -> RowProblem 
         return Refusal("its input has no axis")
     if not all(map(is_row_major, op.node.meta["val"])):
         return Refusal("its results lie in memory in another order than rows")
-    elements: int | torch.SymInt = 1
-    for size in shape:
-        elements = elements * size
-    return RowProblem(op, op.output.spec, size_range(elements, symbols), shape[-1])
+    made = tuple(op.node.meta["val"][0].shape)
+    read, written = (size_range(_product(sizes), symbols) for sizes in (shape, made))
+    return RowProblem(op, op.output.spec, read, written, made)
+
+
+def _product(sizes: Sequence[Size]) -> Size:
+    count: Size = 1
+    for size in sizes:
+        count = count * size
+    return count
 
 
 def check_output(problem: RowProblem) -> Refusal | None:
@@ -171,7 +184,7 @@ def check_output(problem: RowProblem) -> Refusal | None:
 def _check_given(problem: RowProblem) -> Refusal | None:
     params = problem.output.params
     assert params is not None, "a quantized output has parameters, given or chosen"
-    if not is_whole(params.spec.block, shape_of(problem.op.x)):
+    if not is_whole(params.spec.block, problem.shape):
         return Refusal(f"its result is scaled in blocks of {params.spec.block_text()}")
     if dtype_of(params.scale) not in _SCALES:
         return Refusal(f"its scale is {dtype_name(dtype_of(params.scale))}")
@@ -183,10 +196,10 @@ def _check_given(problem: RowProblem) -> Refusal | None:
 def _check_chosen(problem: RowProblem) -> Refusal | None:
     choose, spec = problem.output.choose, problem.spec
     assert choose is not None, "its parameters are chosen"
-    if not rows_share_scale(choose.block, shape_of(problem.op.x)) or choose.block != spec.block:
+    if not rows_share_scale(choose.block, problem.shape) or choose.block != spec.block:
         return Refusal(f"its scale is chosen for blocks of {spec.block_text()}, not for rows")
-    if choose.formula in {Formula.AO_FLOAT8, Formula.NVFP4_OUTER}:
-        return Refusal("its scale is chosen for float8")
+    if choose.formula not in ROW_FORMULAS:
+        return Refusal(f"its scale is chosen as {choose.formula}")
     span = choose.dtype, choose.quant_min, choose.quant_max
     if span != (spec.dtype, spec.quant_min, spec.quant_max):
         return Refusal("its parameters are chosen for another range than it is stored in")
@@ -213,13 +226,6 @@ def output_args(problem: RowProblem) -> list[Argument]:
         math.compute,
         math.reciprocal,
         math.zero_point_first,
-        True,
         Keep.FLOAT in keep,
         Keep.SUM in keep,
     ]
-
-
-def same_shape(one: Node, other: Node) -> bool:
-    """Whether two tensors provably have one shape."""
-    first, second = shape_of(one), shape_of(other)
-    return len(first) == len(second) and all(map(same_size, first, second))

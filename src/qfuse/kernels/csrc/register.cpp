@@ -56,13 +56,11 @@ Tensor linear_w8a16(const Tensor& x, const Tensor& w_packed, const Tensor& w_sca
   const optional<Tensor>&out_scale, const optional<Tensor>&out_zero_point,                     \
       std::string_view formula, double choose_eps, ScalarType scale_dtype,                     \
       ScalarType zero_point_dtype, int64_t quant_min, int64_t quant_max, ScalarType out_dtype, \
-      ScalarType compute, bool reciprocal, bool zero_point_first, bool use_zero_point,         \
-      bool keep, bool keep_sum
+      ScalarType compute, bool reciprocal, bool zero_point_first, bool keep, bool keep_sum
 #define QFUSE_ROW_OUTPUT_GIVEN                                                                 \
   {                                                                                            \
     out_scale, out_zero_point, formula, choose_eps, scale_dtype, zero_point_dtype, quant_min,  \
-        quant_max, out_dtype, compute, reciprocal, zero_point_first, use_zero_point, keep,     \
-        keep_sum                                                                               \
+        quant_max, out_dtype, compute, reciprocal, zero_point_first, keep, keep_sum            \
   }
 
 qfuse::RowResult rms_norm_quantized(const Tensor& x, const optional<Tensor>& residual,
@@ -114,7 +112,7 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
         "Tensor? out_scale, Tensor? out_zero_point, str formula, float choose_eps, "
         "ScalarType scale_dtype, ScalarType zero_point_dtype, int quant_min, int quant_max, "
         "ScalarType out_dtype, ScalarType compute, bool reciprocal, bool zero_point_first, "
-        "bool use_zero_point, bool keep, bool keep_sum) "
+        "bool keep, bool keep_sum) "
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor)";
     m.def(schema.c_str(), tags);
   };

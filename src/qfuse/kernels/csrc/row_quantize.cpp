@@ -75,8 +75,7 @@ class RowQuantizer {
         chooser_{formula_of(o.formula), real, static_cast<float>(o.quant_min),
                  static_cast<float>(o.quant_max), static_cast<float>(o.eps), o.dtype == at::kByte},
         base_{1.0f, 0.0f, chooser_.low, chooser_.high, !o.reciprocal, o.zero_point_first,
-              real_of(o.compute, "compute")},
-        use_zero_point_(o.use_zero_point) {}
+              real_of(o.compute, "compute")} {}
 
   Chosen choose(Extremes row) const {
     Chosen chosen = qfuse::choose(chooser_, row);
@@ -88,7 +87,7 @@ class RowQuantizer {
   Quantizer quantizer(const Chosen& chosen) const {
     Quantizer q = base_;
     q.factor = rounded(q.type, q.divide ? chosen.scale : reciprocal(chosen.scale));
-    if (use_zero_point_) q.zero = chosen.zero_point;
+    q.zero = chosen.zero_point;
     return q;
   }
 
@@ -103,7 +102,6 @@ class RowQuantizer {
   at::ScalarType scale_type_;
   Chooser chooser_;
   Quantizer base_;
-  bool use_zero_point_;
 };
 
 // Everything that a call needs, with what its job points into.

@@ -24,7 +24,6 @@ struct RowOutput {
   at::ScalarType compute;
   bool reciprocal;
   bool zero_point_first;
-  bool use_zero_point;
   bool keep;
   bool keep_sum;
 };

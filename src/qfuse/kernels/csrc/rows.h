@@ -73,6 +73,22 @@ float read_row(const qfuse::RowJob& job, int64_t row, float* values) {
   return sum_of(parts);
 }
 
+// Takes `middle` off all values, zeros behind them again, and returns the sum of what is left: the
+// differences are exact where they are small, so it says what rounding took from the middle.
+float centre(float* values, int64_t columns, float middle) {
+  Floats parts[kVectors] = {};
+  each_span(columns, [&](auto span) QFUSE_LAMBDA {
+    span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
+      float* at = values + span.column + v * kLanes;
+      Floats y = load<Floats>(at, kLanes) - middle;
+      for (int64_t lane = count; lane < kLanes; ++lane) y[lane] = 0.0f;
+      parts[v] = parts[v] + y;
+      store(at, y, kLanes);
+    });
+  });
+  return sum_of(parts);
+}
+
 // The sum of squares of (values - middle).
 float squares(const float* values, int64_t columns, float middle) {
   Floats parts[kVectors] = {};
@@ -89,6 +105,7 @@ float squares(const float* values, int64_t columns, float middle) {
   return sum_of(parts);
 }
 
+// A row is normalized as (values - middle) * factor.
 struct Normal {
   float middle;
   float factor;
@@ -102,7 +119,8 @@ Normal read_normal(const qfuse::RowJob& job, int64_t row, float* values) {
     const float variance = read_row<Type, true>(job, row, values) / n;
     return {0.0f, 1.0f / __builtin_sqrtf(variance + job.eps)};
   }
-  const float middle = read_row<Type, false>(job, row, values) / n;
+  const float nearly = read_row<Type, false>(job, row, values) / n;
+  const float middle = centre(values, job.columns, nearly) / n;
   const float variance = squares(values, job.columns, middle) / n;
   return {middle, 1.0f / __builtin_sqrtf(variance + job.eps)};
 }
@@ -121,6 +139,9 @@ struct Bounds {
     odd = fused(y, Floats{}, odd);
   }
 };
+
+// Well below where floats have no halves any more, which `nearest` needs.
+constexpr float kLeastUnrounded = 0x1p20f;
 
 QFUSE_INLINE bool is_finite(float x) { return x - x == 0.0f; }
 
@@ -268,7 +289,8 @@ void encode_row(const qfuse::RowJob& job, int64_t row, const float* values,
                 const qfuse::Extremes& found, const qfuse::Quantizer& q) {
   if (q.type != qfuse::Real::f32) return encode_any<true>(job, row, values, q);
   const bool finite = is_finite(found.least) && is_finite(found.greatest) && is_finite(q.factor);
-  const bool whole = q.zero == static_cast<float>(static_cast<int32_t>(q.zero));
+  const bool small = __builtin_fabsf(q.zero) < kLeastUnrounded;
+  const bool whole = small && q.zero == static_cast<float>(static_cast<int32_t>(q.zero));
   const bool plain = !q.divide && !q.zero_first && whole;
   if (finite && plain) return encode_finite(job, row, values, q);
   encode_any<false>(job, row, values, q);
