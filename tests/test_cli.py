@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,7 +44,9 @@ def test_explain_writes_json() -> None:
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     kernel = "qfuse.linear_w8a8" if kernels.load().available else "expand"
-    assert report["kernels"] == {kernel: 5}
+    # Two layer norms and the gelu quantize what they give; on four tokens loops are as fast.
+    expected = Counter({kernel: 5}) + Counter({"expand": 3})
+    assert Counter(report["kernels"]) == expected
     assert {event["kind"] for event in report["events"]} >= {"fired", "lowered", "left"}
 
 

@@ -26,18 +26,18 @@ with quiet_imports():
 
 pytestmark = [pytest.mark.zoo, pytest.mark.numeric]
 
-# How activations are quantized: not at all; by their norm, where one stands before; or always apart,
+# How activations are quantized: not at all; by the norm or the gate that makes them; or always apart,
 # since a fused op gives no scales of two levels.
-FLOAT, BY_NORM, APART = "float", "by norm", "apart"
+FLOAT, FUSED, APART = "float", "fused", "apart"
 RECIPES = {
-    "w4a8": BY_NORM,
+    "w4a8": FUSED,
     "w4a16": FLOAT,
     "fp8": FLOAT,
-    "fp8-dynamic": BY_NORM,
-    "fp8-dynamic-tensor": BY_NORM,
-    "mxfp8": BY_NORM,
-    "mxfp6": BY_NORM,
-    "mxfp4": BY_NORM,
+    "fp8-dynamic": FUSED,
+    "fp8-dynamic-tensor": FUSED,
+    "mxfp8": FUSED,
+    "mxfp6": FUSED,
+    "mxfp4": FUSED,
     "mxfp4-a16": FLOAT,
     "nvfp4": APART,
     "nvfp4-static": APART,
@@ -47,10 +47,11 @@ RECIPES = {
 LINEARS, HEAD = 4, 1
 
 
-def quantizes(report: Any) -> tuple[int, int]:
-    """How many quantizes are ops of their own, and how many norms quantize."""
+def quantizes(report: Any) -> tuple[int, int, int]:
+    """How many quantizes are ops of their own, and how many norms and gates quantize."""
     left = sum(e.place.op == "qfuse.quantize" for e in report.left)
-    return left, kernels_of(report, "qfuse.rms_norm").total()
+    made = (kernels_of(report, f"qfuse.{op}").total() for op in ("rms_norm", "activation"))
+    return (left, *made)
 
 
 def same_bits(model: Any, source: Any, fast: Any) -> bool:
@@ -77,7 +78,8 @@ def test_every_layer_has_four_linears_and_keeps_every_bit(recipe: str, how: str)
     fired = [e for e in report.events if isinstance(e, Fired)]
     merged = [e.note for e in fired if e.rule == MergeLinears.name]
     assert Counter(merged) == {"64 + 32 + 32": 1, "160 + 160": 1}
-    expected = {FLOAT: (0, 0), BY_NORM: (2, 3), APART: (LINEARS + HEAD, 0)}
+    # What attention gives is quantized by itself.
+    expected = {FLOAT: (0, 0, 0), FUSED: (1, 3, 1), APART: (LINEARS + HEAD, 0, 0)}
     assert quantizes(report) == expected[how]
     assert all(left.reason for left in report.left)
     assert {left.place.op for left in report.left} <= {"qfuse.quantize"}
@@ -90,8 +92,8 @@ def test_what_is_left_is_a_function_of_depth(recipe: str) -> None:
         _, _, fast = compiled("llama", recipe, layers, check="off")
         counts.append((kernels_of(fast.report, "qfuse.linear").total(), *quantizes(fast.report)))
     steps = {tuple(b - a for a, b in zip(x, y, strict=True)) for x, y in itertools.pairwise(counts)}
-    by_norm = RECIPES[recipe] == BY_NORM
-    assert steps == {(LINEARS, 2, 2) if by_norm else (LINEARS, LINEARS, 0)}
+    fused = RECIPES[recipe] == FUSED
+    assert steps == {(LINEARS, 1, 2, 1) if fused else (LINEARS, LINEARS, 0, 0)}
     assert counts[0][0] == LINEARS + HEAD
 
 
@@ -129,7 +131,7 @@ def test_llama_in_torchaos_own_mx_tensors(mode: str) -> None:
 
     assert same_bits(model, model.module, fast)
     assert kernels_of(fast.report, "qfuse.linear") == {"expand": LINEARS + HEAD}
-    assert quantizes(fast.report) == (2, 3)
+    assert quantizes(fast.report) == (1, 3, 1)
 
 
 def test_dynamic_sizes() -> None:

@@ -53,6 +53,7 @@ MOST_PROPAGATIONS = 3.0
 _FULL_ROUNDS = 500
 _MODELS = ("minilm", "llama", "bert", "vit")
 _SECTION = "compile-cost"
+_LINEAR = "qfuse.linear"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +216,7 @@ def _measure(
 def _linears(log: EventLog) -> int:
     """Count the quantized linears of the source: siblings that were merged are several."""
     merged = sum(len(e.places) - 1 for e in log.of(Fired) if e.rule == MergeLinears.name)
-    return len(log.of(Lowered)) + merged
+    return sum(e.place.op == _LINEAR for e in log.of(Lowered)) + merged
 
 
 def _cpu_seconds(work: Callable[[], object]) -> float:
