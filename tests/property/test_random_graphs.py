@@ -18,6 +18,7 @@ from qfuse.ir.program import NormalGraph
 from qfuse.ir.text import to_text
 from qfuse.ir.verify import verify
 from qfuse.lower import lower
+from qfuse.lower.row_kernels import row_kernels
 from qfuse.lower.rows import kernel_rows
 from qfuse.optimize import optimize
 from qfuse.optimize.schedule import FUSION_RULES
@@ -62,7 +63,8 @@ def lowered(
 ) -> LoweredGraph:
     """Lower a copy on the pinned machine."""
     cost = CostModel(CostProfile.pinned())
-    return lower(clone(program), Target.for_testing(), cost, kernel_rows(library), context)
+    target, linears, rows = Target.for_testing(), kernel_rows(library), row_kernels(library)
+    return lower(clone(program), target, cost, linears, context, rows=rows)
 
 
 def run_code(program: StageGraph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
