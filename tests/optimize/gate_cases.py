@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from tests.normalize.sources import difference, equal_but_for_nan, results, strides
+from tests.optimize import micro_cases
 from tests.optimize.move_cases import Graph, spec_of
 
 from qfuse.ir import ops
@@ -28,7 +29,17 @@ if TYPE_CHECKING:
     from qfuse.rewrite.driver import PassResult
     from qfuse.rewrite.rule import Miss
 
-__all__ = ["ACTS", "activated", "cast", "epilogues", "fused", "refused", "stored", "times"]
+__all__ = [
+    "ACTS",
+    "activated",
+    "cast",
+    "epilogues",
+    "fused",
+    "refused",
+    "stored",
+    "times",
+    "two_levels",
+]
 
 aten = torch.ops.aten
 
@@ -88,6 +99,12 @@ def stored(
         zero = None if fixed_zero_point(choose) == 0 else g.b.item(pair, 1)
         params = g.b.item(pair, 0), zero
     return g.dequantize(g.quantize(y, spec, params), spec, params)
+
+
+def two_levels(g: Graph, y: Node) -> Node:
+    """Quantize ``y`` with constant scales of two levels, and dequantize it again."""
+    shape = [int(size) for size in shape_of(y)]
+    return micro_cases.dequantized(g, micro_cases.nv(1, 16), *shape, real=y)
 
 
 def fused(program: NormalGraph, **sizes: int) -> PassResult:

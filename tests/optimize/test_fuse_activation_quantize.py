@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from expecttest import assert_expected_inline
@@ -12,16 +14,22 @@ from tests.optimize.gate_cases import (
     refused,
     stored,
     times,
+    two_levels,
 )
+from tests.optimize.micro_cases import E4M3, mx, nv
 from tests.optimize.move_cases import Graph, spec_of
 
 from qfuse.ir import ops
+from qfuse.ir.choose_spec import ChooseSpec, Formula
+from qfuse.ir.elements import CONTAINER, Element, ScaleFormat
 from qfuse.ir.events import MissCode
 from qfuse.ir.fused_views import as_activation
 from qfuse.ir.text import to_text
-from qfuse.ir.views import shape_of
+from qfuse.ir.views import as_quantize, shape_of
+from qfuse.optimize.quantized_result import quantized_result
 from qfuse.optimize.schedule import optimize
 from qfuse.rewrite.clone import clone
+from qfuse.rewrite.rule import Miss
 from qfuse.testing.quant import QuantizedLinear, per_tensor
 from qfuse.testing.run import random_inputs, run
 
@@ -131,6 +139,17 @@ def test_a_dequantize_in_front_is_taken_along() -> None:
 
 
 @pytest.mark.numeric
+def test_a_dequantize_of_two_levels_in_front_stays_outside() -> None:
+    g = Graph(4, 32)
+    x = two_levels(g, g.x)
+    program = g.done(stored(g, activated(g, x), "token"))
+
+    assert fused(program).fired == {"fuse-activation-quantize": 1}
+    (view,) = [v for v in map(as_activation, program.graph.nodes) if v is not None]
+    assert (view.x, view.x_params) == (x, None)
+
+
+@pytest.mark.numeric
 @pytest.mark.parametrize("how", ["static", "token"])
 def test_the_float_result_is_kept_with_its_strides(how: str) -> None:
     g = Graph(4, 6)
@@ -223,6 +242,68 @@ def test_refuses_a_chosen_zero_point_that_is_left_out() -> None:
     program = g.done(g.dequantize(g.quantize(y, spec, (scale, None)), spec, (scale, None)))
 
     assert refused(program, m=2).code is MissCode.ZERO_POINT
+
+
+def test_refuses_scales_of_two_levels() -> None:
+    g = Graph(4, 32)
+    program = g.done(two_levels(g, activated(g, g.x)))
+
+    assert refused(program).code is MissCode.GRANULARITY
+
+
+def test_refuses_a_choice_relative_to_a_second_level_that_is_not_used() -> None:
+    g = Graph(4, 32)
+    y = activated(g, g.x)
+    outer = g.constant(torch.full((1, 1), 0.25), "outer")
+    choose = ChooseSpec(
+        Formula.NVFP4, CONTAINER, -6, 6, (1, 16), 0.015625, E4M3, element=Element.E2M1, outer=True
+    )
+    scale = g.b.item(g.call(ops.choose_qparams, y, str(choose), outer), 0)
+    spec = replace(nv(1, 16), outer=None)
+    program = g.done(g.dequantize(g.quantize(y, spec, (scale, None)), spec, (scale, None)))
+
+    assert refused(program).code is MissCode.GRANULARITY
+
+
+def test_refuses_scales_chosen_in_another_format() -> None:
+    g = Graph(4, 32)
+    y = activated(g, g.x)
+    choose = ChooseSpec(
+        Formula.MX_RCEIL, CONTAINER, -6, 6, (1, 16), 0.0, torch.float8_e8m0fnu, element=Element.E2M1
+    )
+    scale = g.b.item(g.call(ops.choose_qparams, y, str(choose)), 0)
+    spec = replace(mx(1, 16), scale_format=ScaleFormat.FLOAT)
+    quantize = as_quantize(g.quantize(y, spec, (scale, None)))
+    assert quantize is not None
+
+    found = quantized_result(quantize)
+    assert isinstance(found, Miss)
+    assert found.code is MissCode.DTYPE
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("left", [False, True])
+def test_what_a_product_does_not_take_along_is_quantized_by_itself(left: bool) -> None:
+    g = Graph("m", 8)
+    mine = stored(g, activated(g, g.x, "act(relu)"))
+    other = activated(g, g.b.arg("u", torch.float32, "m", 8), "act(sigmoid)")
+    # The product takes the other activation, and reads this one as a factor of a half.
+    half = g.call(aten.mul.Tensor, mine, g.b.arg("h", torch.float32, "m", 8))
+    program = g.done(stored(g, times(g, *([half, other] if left else [other, half]))))
+
+    assert fused(program, m=3).fired == {"fuse-activation-quantize": 2}
+    assert sorted(epilogues(program)) == ["act(relu)", "act(sigmoid)|mul(0)"]
+
+
+@pytest.mark.numeric
+def test_what_a_product_rounds_is_quantized_by_itself_if_the_product_cannot_fuse() -> None:
+    g = Graph(4, 32)
+    up = g.b.arg("u", torch.float32, 4, 32)
+    product = times(g, stored(g, activated(g, g.x)), up)
+    program = g.done(two_levels(g, product))
+
+    assert fused(program).fired == {"fuse-activation-quantize": 1}
+    assert epilogues(program) == ["act(silu)"]
 
 
 def test_refuses_parameters_chosen_for_another_type() -> None:

@@ -10,6 +10,7 @@ from tests.optimize.gate_cases import (
     refused,
     stored,
     times,
+    two_levels,
 )
 from tests.optimize.move_cases import Graph
 
@@ -164,6 +165,30 @@ def test_a_hand_written_silu_reads_one_tensor() -> None:
 
     fused(program := g.done(stored(g, y)), m=3)
     assert epilogues(program) == ["act(sigmoid)|mul(0)"]
+
+
+@pytest.mark.numeric
+def test_a_factor_with_scales_of_two_levels_is_rounded_before() -> None:
+    g = Graph(4, 32)
+    up = two_levels(g, g.b.arg("u", torch.float32, 4, 32))
+    program = g.done(stored(g, times(g, activated(g, g.x), up)))
+
+    assert fused(program).fired == {"fuse-activation-quantize": 1}
+    assert epilogues(program) == ["act(silu)|mul(0)"]
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_refuses_an_activation_that_is_rounded_with_scales_of_two_levels(gate: bool) -> None:
+    g = Graph(4, 32)
+    act = two_levels(g, activated(g, g.x))
+    y = times(g, act, g.b.arg("u", torch.float32, 4, 32)) if gate else act
+    program = g.done(stored(g, y))
+    result = fused(program)
+
+    assert not result.modified
+    # The quantize of two levels refuses for itself, too.
+    assert {m.code for _, m in result.misses} == {MissCode.GRANULARITY}
+    assert act in {m.at for _, m in result.misses}
 
 
 def test_refuses_what_is_no_activation() -> None:

@@ -14,8 +14,9 @@ from tests.property.specs import SEEDS
 
 from qfuse.ir import ops
 from qfuse.ir.choose_spec import ChooseSpec, Formula, fixed_zero_point
+from qfuse.ir.elements import CONTAINER, Element, ScaleFormat
 from qfuse.ir.program import OptimizedGraph
-from qfuse.ir.quant_spec import QuantSpec
+from qfuse.ir.quant_spec import Arithmetic, QuantSpec, ZeroPointDomain
 from qfuse.ir.text import to_text
 from qfuse.ir.verify import verify
 from qfuse.ir.views import dtype_of, shape_of
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
     from qfuse.ir.program import NormalGraph
+    from qfuse.ir.quant_spec import Block
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
 
@@ -120,6 +122,8 @@ class Gate:
     def stored(self, x: Node) -> Node:
         """Quantize and dequantize."""
         draw, rank = self.draw, len(shape_of(x))
+        if self.chance(4):
+            return self.micro(x)
         blocks = [(None,) * rank, (*[1] * (rank - 1), None), (*[1] * (rank - 1), 2)]
         block = draw(st.sampled_from(blocks))
         dtype, low, high = draw(
@@ -144,6 +148,22 @@ class Gate:
             zero = None if fixed == 0 else self.b.item(pair, 1)
         q = self.b.call(ops.quantize, x, scale, zero, str(spec))
         return self.keep(self.b.call(ops.dequantize, q, scale, zero, str(spec)))
+
+    def micro(self, x: Node) -> Node:
+        """Quantize and dequantize with scales in a format of their own, of one level or two."""
+        self.count += 1
+        whole: Block = (None,) * len(shape_of(x))
+        grid, levels = [1] * len(whole), self.draw(st.integers(1, 2))
+        spec = QuantSpec(
+            *(CONTAINER, -6, 6, whole, dtype_of(x), Arithmetic(), ZeroPointDomain.NONE),
+            *(Element.E2M1, ScaleFormat.E4M3, whole if levels > 1 else None),
+        )
+        scale = torch.full(grid, 0.25 * self.count).to(torch.float8_e4m3fn)
+        args: list[Node | str | None] = [self.b.const(f"scale{self.count}", scale), None, str(spec)]
+        if levels > 1:
+            args.append(self.b.const(f"outer{self.count}", torch.full(grid, 0.3)))
+        q = self.b.call(ops.quantize, x, *args)
+        return self.keep(self.b.call(ops.dequantize, q, *args))
 
 
 @st.composite

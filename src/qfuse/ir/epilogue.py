@@ -75,12 +75,16 @@ class Round:
     Attributes:
         scale: Which of the extras is the scale.
         zero_point: Which of them is the zero point, if there is one.
-        spec: Everything else.
+        spec: Everything else; its scales have one level.
     """
 
     scale: int
     zero_point: int | None
     spec: QuantSpec
+
+    def __post_init__(self) -> None:
+        if self.spec.outer is not None:
+            raise NormalizeError(f"a step rounds with one level of scales: {self.spec}")
 
     def __str__(self) -> str:
         return f"round({self.text})"

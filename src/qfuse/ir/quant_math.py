@@ -57,6 +57,7 @@ def quantize(
     Returns:
         A tensor of ``x``'s shape and dtype ``spec.dtype``.
     """
+    _check_levels(spec, outer_scale)
     math = spec.arithmetic
     if spec.domain is ZeroPointDomain.FLOAT_OFFSET:
         return _quantize_offset(x, scale, zero_point, spec)
@@ -76,13 +77,17 @@ def quantize(
     return y.clamp(spec.quant_min, spec.quant_max).to(spec.dtype)
 
 
+def _check_levels(spec: QuantSpec, outer_scale: torch.Tensor | None) -> None:
+    """A level of scales that is dropped, or made up, would give other numbers without a word."""
+    assert (spec.outer is None) == (outer_scale is None), f"as many levels of scales as in {spec}"
+
+
 def _divisor(
     scale: torch.Tensor, outer_scale: torch.Tensor | None, spec: QuantSpec, shape: Sequence[int]
 ) -> torch.Tensor:
     """Return what quantize divides by, or its reciprocal, to be broadcast to ``shape``."""
     compute, reciprocal = spec.arithmetic.compute, spec.arithmetic.reciprocal
-    if outer_scale is not None:
-        assert spec.outer is not None, f"a second level of scales: {spec}"
+    if outer_scale is not None and spec.outer is not None:
         outer = expand_blocks(outer_scale.to(compute), spec.outer, shape)
         inner = expand_blocks(scale.to(compute), spec.block, shape)
         return outer.reciprocal() / inner if reciprocal else outer * inner
@@ -115,10 +120,10 @@ def dequantize(
     Returns:
         A tensor of ``q``'s shape and dtype ``spec.real``.
     """
+    _check_levels(spec, outer_scale)
     compute = spec.arithmetic.compute
     factor = expand_blocks(scale.to(compute), spec.block, q.shape)
-    if outer_scale is not None:
-        assert spec.outer is not None, f"a second level of scales: {spec}"
+    if outer_scale is not None and spec.outer is not None:
         factor = expand_blocks(outer_scale.to(compute), spec.outer, q.shape) * factor
     x = q.to(compute)
     if zero_point is None:

@@ -14,7 +14,7 @@ from qfuse.ir.fused_views import Activation, Output
 from qfuse.ir.program import op_name
 from qfuse.ir.schema import is_call
 from qfuse.ir.views import as_dequantize, as_quantize
-from qfuse.optimize.gating import Gated, gated
+from qfuse.optimize.gating import gated
 from qfuse.optimize.quantized_result import (
     Kept,
     QuantizedResult,
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
     from torch.fx import Node
 
+    from qfuse.ir.views import Quantize, QuantParams
+    from qfuse.optimize.gating import Gated
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["FuseActivationQuantize", "FuseActivationQuantizeSite"]
@@ -77,9 +79,10 @@ class FuseActivationQuantize(Rule[FuseActivationQuantizeSite]):
 
     Refuses: a clamp that is no activation; parameters that are computed from the result otherwise
     than by a choice for it; operands that broadcast, or are no floats; a value on the way that
-    others read; strides that would change. An activation that only rounds on the way to a product
-    is left to the quantize of the product. One that a linear has in its epilogue stays there, and
-    the op chooses parameters for what the linear gives in the pass that uses them.
+    others read; strides that would change. Scales of two levels stay outside. An activation that
+    only rounds on the way to a product is left to the quantize of the product. One that a linear
+    has in its epilogue stays there, and the op chooses parameters for what the linear gives in the
+    pass that uses them.
     """
 
     name = "fuse-activation-quantize"
@@ -117,11 +120,9 @@ def _site(found: Gated, result: QuantizedResult) -> FuseActivationQuantizeSite |
     kept = (own,) if own.readers and found.steps else ()
     keep = frozenset(k.what for k in kept)
     chosen = None if result.choose is None else (params.spec, result.choose.spec)
-    dequantize = as_dequantize(found.x)
     fused = Activation(
         result.quantize.node,
-        found.x if dequantize is None else dequantize.q,
-        None if dequantize is None else dequantize.params,
+        *_edge(found.x),
         found.epilogue,
         found.extras,
         Output(params if chosen is None else None, chosen, keep),
@@ -136,18 +137,46 @@ def _site(found: Gated, result: QuantizedResult) -> FuseActivationQuantizeSite |
     return FuseActivationQuantizeSite(fused, result, kept, point, values)
 
 
+def _edge(x: Node) -> tuple[Node, QuantParams | None]:
+    """Return what the op reads instead of ``x``; an edge has scales of one level."""
+    dequantize = as_dequantize(x)
+    if dequantize is None or dequantize.params.outer_scale is not None:
+        return x, None
+    return dequantize.q, dequantize.params
+
+
 def _product_of(node: Node) -> Node | None:
-    """Return the quantize of a product that rounds this result on the way, as one of its steps."""
+    """Return the quantize of a product that takes this one along, as one of its steps."""
     between = (ops.dequantize, _MUL, _CAST)
+    last = node
     for _ in range(_STEPS):
-        readers = [user for user in node.users if not is_call(user, ops.choose_qparams)]
+        readers = [user for user in last.users if not is_call(user, ops.choose_qparams)]
         if len(readers) != 1:
             return None
         (reader,) = readers
         quantize = as_quantize(reader)
         if quantize is not None:
-            return reader if isinstance(gated(quantize.x, reader), Gated) else None
+            return reader if _takes(quantize, node) else None
         if not is_call(reader, *between):
             return None
-        node = reader
+        last = reader
     return None
+
+
+def _takes(quantize: Quantize, node: Node) -> bool:
+    """Whether the op of which ``quantize`` becomes a part computes ``node`` on the way."""
+    found, result = gated(quantize.x, quantize.node), quantized_result(quantize)
+    if isinstance(found, Miss) or isinstance(result, Miss):
+        return False
+    if isinstance(_site(found, result), Miss):
+        return False
+    ends, stack, seen = {found.x, *found.extras}, [quantize.x], {quantize.x}
+    while stack:
+        value = stack.pop()
+        if value is node:
+            return True
+        if value not in ends:
+            new = [source for source in value.all_input_nodes if source not in seen]
+            seen.update(new)
+            stack += new
+    return False

@@ -101,7 +101,8 @@ def gated(y: Node, reader: Node) -> Gated | Miss:
     elif _is_activated(y):
         return Gated(y)
     else:
-        return Miss(MissCode.PATTERN, reader, "it quantizes no activation", progress=0)
+        none = Miss(MissCode.PATTERN, reader, "it quantizes no activation", progress=0)
+        return _second_level(source) or none
     if isinstance(found, Miss):
         return found
     return _shared(y, found) or found.rounded(roundings)
@@ -133,12 +134,17 @@ def _casts(y: Node) -> tuple[list[_Rounding], Node]:
 
 
 def _trip(y: Node) -> QuantParams | None:
-    """Return the given parameters with which ``y`` was quantized and dequantized, if it was."""
+    """Return the given parameters with which ``y`` was quantized and dequantized, if it was.
+
+    A step has scales of one level: with two, ``y`` is a value like any other.
+    """
     dequantize = as_dequantize(y)
     quantize = None if dequantize is None else as_quantize(dequantize.q)
     if dequantize is None or quantize is None or not quantize.params.same_as(dequantize.params):
         return None
     params = quantize.params
+    if params.outer_scale is not None:
+        return None
     known = [p is None or constant_of(p) is not None for p in (params.scale, params.zero_point)]
     return params if all(known) else None
 
@@ -148,6 +154,18 @@ def _round(params: QuantParams, at: int) -> tuple[Round, tuple[Node, ...]]:
     if params.zero_point is None:
         return Round(at, None, params.spec), (params.scale,)
     return Round(at, at + 1, params.spec), (params.scale, params.zero_point)
+
+
+def _second_level(y: Node) -> Miss | None:
+    """Refuse an activation that is rounded with scales of two levels on the way."""
+    dequantize = as_dequantize(y)
+    quantize = None if dequantize is None else as_quantize(dequantize.q)
+    if quantize is None or quantize.params.outer_scale is None:
+        return None
+    if not is_call(_roundings(quantize.x)[1], *ACTIVATION_OPS):
+        return None
+    text = "the activation is rounded with scales of a second level, which a step has not"
+    return Miss(MissCode.GRANULARITY, y, text, progress=3)
 
 
 def _is_read(up: Node) -> bool:
@@ -191,7 +209,7 @@ def _gate(node: Node) -> Gated | Miss | None:
     if is_call(source, *ACTIVATION_OPS):
         found = _activation(source)
         return found if isinstance(found, Miss) else found.rounded(roundings)
-    return Gated(node) if _is_activated(node) else None
+    return Gated(node) if _is_activated(node) else _second_level(source)
 
 
 def _is_activated(node: Node) -> bool:

@@ -12,7 +12,7 @@ from qfuse.ir.choose_spec import fixed_zero_point
 from qfuse.ir.events import MissCode
 from qfuse.ir.fused_views import Output, result_of
 from qfuse.ir.program import constant_of
-from qfuse.ir.quant_spec import ZeroPointDomain, block_text, stored_name
+from qfuse.ir.quant_spec import ZeroPointDomain, block_text, dtype_name, stored_name
 from qfuse.ir.sizes import is_row_major
 from qfuse.ir.views import Choose, Quantize, as_choose, shape_of, tensor_of
 from qfuse.optimize.moving import same_strides
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
     from torch.fx.node import Argument
 
+    from qfuse.ir.elements import ScaleFormat
     from qfuse.ir.fused import Keep
     from qfuse.rewrite.rewriter import Rewriter
 
@@ -89,8 +90,8 @@ class Kept:
 def quantized_result(quantize: Quantize) -> QuantizedResult | Miss:
     """Tell whether the parameters of a quantize are chosen for its own input.
 
-    Refuses: scales of two levels; a choice for other blocks, for another storage, or whose zero
-    point is left out although it may be another than zero.
+    Refuses: scales of two levels, used or chosen; a choice for other blocks, for another storage or
+    format of scales, or whose zero point is left out although it may be another than zero.
     """
     params = quantize.params
     if params.outer_scale is not None:
@@ -100,7 +101,16 @@ def quantized_result(quantize: Quantize) -> QuantizedResult | Miss:
     choose = None if scale is None or scale[1] != 0 else as_choose(scale[0])
     if choose is None or choose.x is not quantize.x:
         return QuantizedResult(quantize, None)
+    return _refuse_choice(quantize, choose) or QuantizedResult(quantize, choose)
+
+
+def _refuse_choice(quantize: Quantize, choose: Choose) -> Miss | None:
+    """Refuse a choice for the input of a quantize that is not what the quantize uses."""
+    params = quantize.params
     node, spec, chosen = quantize.node, params.spec, choose.spec
+    if chosen.outer or choose.outer_scale is not None:
+        text = "its scales are chosen relative to a second level, and a fused op chooses one"
+        return Miss(MissCode.GRANULARITY, node, text, progress=4)
     pairs = zip(spec.block, chosen.block, shape_of(quantize.x), strict=True)
     if not all(a == b or (covers(a, size) and covers(b, size)) for a, b, size in pairs):
         text = "parameters are chosen in blocks of {} and used in blocks of {}"
@@ -110,13 +120,24 @@ def quantized_result(quantize: Quantize) -> QuantizedResult | Miss:
         text = "parameters that are chosen for {} are used for {}"
         kinds = (chosen.dtype, chosen.element), (spec.dtype, spec.element)
         return Miss(MissCode.DTYPE, node, text, *(stored_name(*k) for k in kinds), progress=4)
+    if not _is_format_of(chosen.scale_dtype, spec.scale_format):
+        text = "scales that are chosen in {} are read as {}"
+        told = dtype_name(chosen.scale_dtype), spec.scale_format
+        return Miss(MissCode.DTYPE, node, text, *told, progress=4)
     zero = params.zero_point
     own = zero is not None and result_of(zero) == (choose.node, 1)
     always_zero = fixed_zero_point(chosen) == 0
     if spec.domain is ZeroPointDomain.FLOAT_OFFSET or not (own or (zero is None and always_zero)):
         text = "it does not use the zero point that is chosen with its scale"
         return Miss(MissCode.ZERO_POINT, node, text, progress=4)
-    return QuantizedResult(quantize, choose)
+    return None
+
+
+def _is_format_of(dtype: torch.dtype, scale_format: ScaleFormat) -> bool:
+    """Whether scales of a type are in a format; those of one byte have formats of their own."""
+    if scale_format.dtype is not None:
+        return dtype is scale_format.dtype
+    return dtype.itemsize > 1
 
 
 def insertion_point(

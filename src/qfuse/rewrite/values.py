@@ -10,7 +10,7 @@ import torch
 from torch.fx.node import map_arg
 
 from qfuse.ir.choose_spec import ChooseSpec
-from qfuse.ir.epilogue import Cast, Epilogue
+from qfuse.ir.epilogue import Cast, Epilogue, Mul, Round
 from qfuse.ir.errors import NormalizeError
 from qfuse.ir.norm_spec import NormSpec
 from qfuse.ir.quant_spec import QuantSpec
@@ -191,9 +191,15 @@ def _widen_text(text: str) -> str:
 
 
 def _widen_spec(text: str) -> str:
-    spec = QuantSpec.parse(text)
+    return str(_wide_spec(QuantSpec.parse(text)))
+
+
+def _wide_spec(spec: QuantSpec) -> QuantSpec:
+    """Return a spec that computes in float64; scales in narrow formats are for float32 alone."""
+    if not spec.is_plain:
+        return spec
     arithmetic = replace(spec.arithmetic, compute=torch.float64)
-    return str(replace(spec, real=torch.float64, arithmetic=arithmetic))
+    return replace(spec, real=torch.float64, arithmetic=arithmetic)
 
 
 def _widen_choose(text: str) -> str:
@@ -212,4 +218,12 @@ def _widen_epilogue(text: str) -> str:
 
 
 def _widen_step(step: Step) -> Step:
-    return Cast(torch.float64) if isinstance(step, Cast) and step.dtype in _NARROW else step
+    match step:
+        case Cast(dtype) if dtype in _NARROW:
+            return Cast(torch.float64)
+        case Round():
+            return replace(step, spec=_wide_spec(step.spec))
+        case Mul(rounded=Round() as rounded):
+            return replace(step, rounded=replace(rounded, spec=_wide_spec(rounded.spec)))
+        case _:
+            return step
