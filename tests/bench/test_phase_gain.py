@@ -25,6 +25,8 @@ from qfuse.ir.errors import OptionsError
 from qfuse.ir.events import Fired
 from qfuse.kernels import KernelLibrary
 from qfuse.optimize import FUSING, rewrite_names
+from qfuse.optimize.narrow_floats import NarrowFloats
+from qfuse.optimize.schedule import FUSION_RULES, MOVING_RULES, RESULT_RULES, SPLIT_RULES
 from qfuse.pipeline import Planner
 from qfuse.targets import Target
 
@@ -49,6 +51,12 @@ def test_the_phase_is_all_but_what_grows_one_linear() -> None:
     assert {"combine", "lift-quantize", "sink-dequantize", "merge-linears"} <= set(phase())
     assert set(phase()) | FUSING == rewrite_names()
     assert not FUSING & set(phase())
+
+
+def test_what_grows_linears_is_what_the_fusion_rules_do_and_narrowing() -> None:
+    assert {rule.name for rule in FUSION_RULES} | {NarrowFloats.name} == FUSING
+    others = {rule.name for rule in (*MOVING_RULES, *SPLIT_RULES, *RESULT_RULES)}
+    assert others <= set(phase())
 
 
 def test_without_the_phase_none_of_it_fires_and_the_rest_does() -> None:

@@ -13,8 +13,10 @@ from qfuse.ir import ops
 from qfuse.ir.blocks import Stuck
 from qfuse.ir.choose_spec import ChooseSpec, Formula
 from qfuse.ir.elements import CONTAINER, Element, ScaleFormat, encode
+from qfuse.ir.epilogue import Epilogue
 from qfuse.ir.errors import BlockError, NormalizeError, VerifyError
 from qfuse.ir.movement import Moved, move_levels
+from qfuse.ir.quant_math import dequantize, quantize
 from qfuse.ir.quant_spec import Arithmetic, QuantSpec, ZeroPointDomain, stored_range
 from qfuse.ir.verify import verify
 from qfuse.testing.build import GraphBuilder
@@ -222,6 +224,32 @@ def test_specs_that_mean_nothing_are_refused(text: str, reason: str) -> None:
 def test_only_nvfp4_takes_a_second_scale() -> None:
     with pytest.raises(NormalizeError, match="takes no second scale"):
         ChooseSpec.parse("mx-floor float4_e2m1[-6,6] 1x32 eps=0.0 float8_e8m0fnu int32 outer")
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_no_level_of_scales_is_dropped_or_made_up(two: bool) -> None:
+    levels: Block | None = (None, None) if two else None
+    arithmetic, none, form = Arithmetic(), ZeroPointDomain.NONE, ScaleFormat.E4M3
+    spec = QuantSpec(
+        *(CONTAINER, -6, 6, (None, None), torch.float32, arithmetic, none, Element.E2M1, form),
+        levels,
+    )
+    x, scale = torch.randn(2, 4), torch.ones(1, 1).to(E4M3)
+    outer = None if two else torch.ones(1, 1)
+
+    with pytest.raises(AssertionError, match="levels of scales"):
+        quantize(x, scale, None, spec, outer)
+    with pytest.raises(AssertionError, match="levels of scales"):
+        dequantize(x.to(CONTAINER), scale, None, spec, outer)
+
+
+@pytest.mark.parametrize("text", ["round(0,-,{})", "mul(2,0,-,{})"])
+def test_a_step_rounds_with_one_level_of_scales(text: str) -> None:
+    spec = "float4_e2m1[-6,6] 1x16 float32 float32:divide:round-zp none e4m3"
+
+    assert str(Epilogue.parse(text.format(spec))) == text.format(spec)
+    with pytest.raises(NormalizeError, match="one level"):
+        Epilogue.parse(text.format(f"{spec} outer=*x*"))
 
 
 def test_both_levels_move_or_none() -> None:

@@ -265,6 +265,21 @@ def test_refuses_a_weight_that_is_held_anyway() -> None:
     assert not result.fired
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_what_nothing_reads_holds_no_weight(stored: bool) -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 4, 8)
+    ys = [Weight(3, INT8 if stored else None).linear(b, x, 8, f"w{i}") for i in range(2)]
+    linear = as_linear(ys[0])
+    assert linear is not None
+    b.call(aten.abs.default, b.call(aten.neg.default, linear.weight))
+    b.call(aten.as_strided.default, ys[1], [3], [1])
+    program = b.done(*(b.call(aten.neg.default, y) for y in ys))
+
+    assert merge(program).fired == {"merge-linears": 1}
+    assert calls(program).count("aten.linear") == 1
+
+
 def test_refuses_one_weight_with_two_biases() -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.float32, 4, 8)

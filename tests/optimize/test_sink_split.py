@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.normalize.sources import equal_but_for_nan, strides
 from tests.optimize.move_cases import Graph, only_miss, priced, spec_of, steps
+from tests.optimize.split_cases import matmuls, parts, sunk
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.text import to_text
-from qfuse.ir.verify import verify
 from qfuse.optimize.fuse_activation import FuseActivation
 from qfuse.optimize.fuse_linear import FuseLinear
 from qfuse.optimize.merge_linears import MergeLinears
@@ -20,23 +19,15 @@ from qfuse.rewrite.driver import Context, apply_rules
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.quant import QuantizedLinear, per_tensor
-from qfuse.testing.run import bits_same, random_inputs, run
+from qfuse.testing.run import bits_same, random_inputs
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
-    from qfuse.ir.program import NormalGraph
-    from qfuse.rewrite.driver import PassResult
     from qfuse.rewrite.rule import Rule
 
 aten = torch.ops.aten
 LAST = 9223372036854775807
-
-
-def parts(g: Graph, *sizes: int, axis: int = -1) -> list[Node]:
-    """The parts of the input along an axis."""
-    split = g.call(aten.split_with_sizes.default, g.x, list(sizes), axis)
-    return [g.b.item(split, index) for index in range(len(sizes))]
 
 
 def heads(g: Graph, x: Node, count: int, width: int) -> Node:
@@ -58,34 +49,9 @@ def rotary(g: Graph, x: Node, cos: Node, sin: Node) -> Node:
     return g.call(aten.add.Tensor, straight, g.call(aten.mul.Tensor, turned, sin))
 
 
-def sunk(program: NormalGraph, *, context: Context | None = None, **sizes: int) -> PassResult:
-    """Sink splits; bits, types and strides of all outputs must stay."""
-    source = clone(program)
-    result = apply_rules(program, [SinkSplit()], context)
-    verify(program)
-    inputs = random_inputs(program, **sizes)
-    both = run_fixed_order(source, inputs), run_fixed_order(program, inputs)
-    for old, new in zip(*both, strict=True):
-        assert old.dtype == new.dtype
-        assert old.shape == new.shape
-        assert equal_but_for_nan(old, new), to_text(program.graph)
-    both = run(source, inputs), run(program, inputs)
-    assert [strides(old) for old in both[0]] == [strides(new) for new in both[1]]
-    return result
-
-
 def attention(g: Graph, q: Node, k: Node, v: Node) -> Node:
     """Attention, which reads its operands from memory."""
     return g.call(aten.scaled_dot_product_attention.default, q, k, v)
-
-
-def matmuls(g: Graph, *xs: Node) -> list[Node]:
-    """A product of each, which reads it from memory."""
-    made = []
-    for x in xs:
-        weight = g.constant(torch.randn(3, int(x.meta["val"].shape[-1])), "w")
-        made.append(g.call(aten.linear.default, x, weight))
-    return made
 
 
 @pytest.mark.numeric

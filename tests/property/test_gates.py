@@ -117,13 +117,13 @@ class Gate:
             return self.keep(
                 self.b.call(aten._to_copy.default, x, dtype=self.draw(st.sampled_from(FLOATS)))
             )
-        return self.stored(x) if kind == 1 else x
+        if kind == 1:
+            return self.stored(x)
+        return self.micro(x) if kind == 2 else x
 
     def stored(self, x: Node) -> Node:
         """Quantize and dequantize."""
         draw, rank = self.draw, len(shape_of(x))
-        if self.chance(4):
-            return self.micro(x)
         blocks = [(None,) * rank, (*[1] * (rank - 1), None), (*[1] * (rank - 1), 2)]
         block = draw(st.sampled_from(blocks))
         dtype, low, high = draw(

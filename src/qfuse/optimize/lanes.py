@@ -179,14 +179,20 @@ def _pointwise(
         if not same_size(value.shape[value.ndim - back], 1):
             return None
     axis = len(shape_of(node)) - back
-    return (axis, _as_is(node)) if _is_plain(node, axis) else None
+    return (axis, _as_is(node)) if _is_plain(node, axis, of) else None
 
 
-def _is_plain(node: Node, axis: int) -> bool:
-    """Whether a cast only casts, and a quantize has no blocks along the parts."""
+def _is_plain(node: Node, axis: int, of: Mapping[Node, Lanes]) -> bool:
+    """Whether a cast only casts, and a quantize has the same parameters along the parts.
+
+    Neither blocks, of either level, nor parameters of each part's own: next to each other they
+    would be one for every part, and not one for the axis.
+    """
     quantize = as_quantize(node)
     if quantize is not None:
-        return quantize.params.spec.block[axis] is None
+        spec, own = quantize.params.spec, any(part in of for part in quantize.params.tensors)
+        blocks = (spec.block, spec.outer or spec.block)
+        return not own and all(block[axis] is None for block in blocks)
     return not is_call(node, _aten._to_copy.default) or not besides_dtype(node)
 
 

@@ -23,7 +23,11 @@ FUSING = frozenset(
         "narrow-floats",
     )
 )
-"""What grows one linear by what stands around it. Everything else moves, combines and merges."""
+"""What grows one linear by what stands around it, and what narrows those that are left.
+
+Everything else moves, combines and merges, or lets what has come to stand next to each other that
+way become one: a norm or an activation and its quantize, two quantizations.
+"""
 
 
 def rewrite_names() -> frozenset[str]:

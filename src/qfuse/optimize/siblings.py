@@ -142,6 +142,8 @@ class MergeSiblings(Pass):
         """Merge every group."""
         result = PassResult()
         editor = GraphEditor(program.module)
+        # What nothing reads would count as a reader of a weight, or of strides.
+        editor.sweep()
         for found in self._by_input(program):
             groups, misses = _groups(found)
             for group in groups:

@@ -347,10 +347,14 @@ def _is_epilogue(source: Node, lanes: Sequence[Lanes]) -> bool:
 
 
 def _from_memory(node: Node, inside: frozenset[Node]) -> bool:
-    """Whether somebody reads a value, or what it shows, from memory."""
+    """Whether somebody reads a value, or what it shows, from memory.
+
+    All readers are asked: one that is overlooked would turn what pays into what does not, and the
+    other way round.
+    """
     stack = [node]
     while stack:
-        for user in islice(stack.pop().users, _MOST_READERS):
+        for user in stack.pop().users:
             if user in inside:
                 continue
             if user.op == "output" or is_call(user, *_LIBRARY):
