@@ -199,7 +199,7 @@ def refused(result: PassResult) -> set[tuple[MissCode, str]]:
         (Conv(3, settings=([2, 1],)), MissCode.SHAPE),
         (Conv(3, settings=([1, 1], [1, 0])), MissCode.SHAPE),
         (Conv(3, settings=([1, 1], [0, 0], [2, 1])), MissCode.SHAPE),
-        (Conv(3, padding="valid"), MissCode.SHAPE),
+        (Conv(3, padding="same"), MissCode.SHAPE),  # The kernel is even along one axis.
         (Conv(3, INT8), MissCode.SHAPE),
     ],
 )
@@ -210,6 +210,34 @@ def test_refuses_siblings_of_another_geometry(other: Conv, code: MissCode) -> No
 
     assert {miss.code for _, miss in result.misses} == {code}
     assert to_text(program.graph) == before
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(
+    ("named", "numbers"),
+    [
+        (Conv(3, padding="valid"), Conv(2, settings=([1, 1], [0, 0]))),
+        (Conv(3, kernel=(3, 5), padding="same"), Conv(2, kernel=(3, 5), settings=([1], [1, 2]))),
+        (Conv(3, kernel=(3, 1), padding="same"), Conv(2, kernel=(3, 1), settings=([1], [1, 0]))),
+    ],
+    ids=["valid", "same", "same-along-one"],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_padding_by_name_is_one_in_numbers(named: Conv, numbers: Conv, turned: bool) -> None:
+    pair = (numbers, named) if turned else (named, numbers)
+
+    assert merge(siblings(*pair), b=2).fired == {"merge-convolutions": 1}
+
+
+def test_the_reason_names_the_sibling_and_what_differs() -> None:
+    program = siblings(Conv(3, INT8), Conv(2, INT8, settings=([1, 1], [1, 0])))
+    first, second = [n.name for n in program.graph.nodes if n.target is aten.conv2d.default]
+    reasons = [miss.reason for _, miss in merge(program, b=2).misses]
+
+    assert reasons == [
+        f"of its siblings %{second} is nearest, and differs in padding ((1, 0), not (0, 0))",
+        f"of its siblings %{first} is nearest, and differs in padding ((0, 0), not (1, 0))",
+    ]
 
 
 @pytest.mark.parametrize(
