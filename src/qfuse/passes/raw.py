@@ -20,7 +20,9 @@ from qfuse.passes.refuse import attribute_of, is_aside
 from qfuse.rewrite.rewriter import ORIGIN_META, RULE_META, origins
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    from qfuse.passes.examples import Examples
 
 __all__ = ["RawGraph", "take"]
 
@@ -79,7 +81,7 @@ class RawGraph:
 
 
 def take(
-    module: GraphModule, examples: Sequence[Any] | None = None, *, assume: bool = False
+    module: GraphModule, examples: Examples | None = None, *, assume: bool = False
 ) -> RawGraph:
     """Copy the graph of ``module``, which :func:`check_graph` has let pass.
 
@@ -116,7 +118,7 @@ class _Reader:
         program = CapturedGraph(module, _signature(), EventLog())
         self._raw = RawGraph(module, program, fakes)
 
-    def read(self, examples: Sequence[Any] | None) -> RawGraph:
+    def read(self, examples: Examples | None) -> RawGraph:
         for node in self._module.graph.nodes:
             if node.target is _COPY and isinstance(node.args[0], Node):
                 self._raw.writes.append(node)
