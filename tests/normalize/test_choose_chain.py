@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 K = 9
 
 
-def source(
+def source(  # noqa: PLR0913 - whatever may differ
     b: GraphBuilder,
     x: Node,
     *,

@@ -39,11 +39,11 @@ PASSES = (
 
 
 class InPlace(nn.Module):
-    """Writes to a value on the way."""
+    """Writes to what the caller gave."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Relu."""
-        return (x + 1).relu_()  # in place
+        return x.relu_()
 
 
 def in_place() -> GraphModule:

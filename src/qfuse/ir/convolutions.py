@@ -69,7 +69,7 @@ class Convolution:
     def geometry(self) -> tuple[tuple[str, object], ...]:
         """The settings, equal for convolutions that treat elements alike."""
         alone = {"groups", "transposed"}
-        known = {
+        known: dict[str, object] = {
             name: value if name in alone or isinstance(value, str) else self.per_axis(name)
             for name, value in sorted(self.settings.items())
         }

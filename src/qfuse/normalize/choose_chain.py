@@ -1,4 +1,4 @@
-"""A choice of scales written as arithmetic: the greatest magnitude of a row, clamped and divided."""
+"""A choice of scales written as arithmetic: the greatest magnitude, clamped and divided."""
 
 from __future__ import annotations
 

@@ -190,9 +190,7 @@ def _computing_parameters(program: StageGraph) -> frozenset[Node]:
             waiting += (param for param in params if isinstance(param, Node))
     while waiting:
         node = waiting.pop()
-        if node not in found and (
-            overload_of(node) in passed or node.target is operator.getitem
-        ):
+        if node not in found and (overload_of(node) in passed or node.target is operator.getitem):
             found.add(node)
             waiting += node.all_input_nodes
     return frozenset(node for node in found if overload_of(node) in _COMPUTING)

@@ -113,9 +113,7 @@ class GraphPass(ABC):
             if not isinstance(dialect, Dialect):
                 raise OptionsError(f"dialects holds a {type(dialect).__name__}, not a Dialect")
 
-    def __call__(
-        self, module: GraphModule, example_inputs: Examples | None = None
-    ) -> PassOutcome:
+    def __call__(self, module: GraphModule, example_inputs: Examples | None = None) -> PassOutcome:
         """Rewrite the graph of ``module`` in place, wholly or not at all.
 
         Args:

@@ -29,9 +29,7 @@ _GROWTHS = 3
 _WITHDRAWALS = 16
 
 
-def run_pass(
-    name: str, work: Work, module: GraphModule, examples: Examples | None
-) -> PassOutcome:
+def run_pass(name: str, work: Work, module: GraphModule, examples: Examples | None) -> PassOutcome:
     """Do ``work`` to the graph of ``module``, in place, wholly or not at all.
 
     First all of a copy is spelled canonically, to see what there is to do. Then only the nodes that

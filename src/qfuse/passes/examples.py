@@ -80,10 +80,8 @@ def check_example(node: Node, example: Any) -> None:
 def _fits(known: torch.Tensor, example: torch.Tensor) -> bool:
     if known.dtype != example.dtype or known.ndim != example.ndim:
         return False
-    sizes = zip(known.shape, example.shape, strict=True)
-    return all(
-        old == new for old, new in sizes if isinstance(old, int) and isinstance(new, int)
-    )
+    sizes: Sequence[tuple[object, object]] = list(zip(known.shape, example.shape, strict=True))
+    return all(old == new for old, new in sizes if isinstance(old, int) and isinstance(new, int))
 
 
 def _told(tensor: torch.Tensor) -> str:
