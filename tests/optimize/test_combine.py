@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,8 @@ from qfuse.testing.run import bits_same, random_inputs, run
 aten = torch.ops.aten
 
 if TYPE_CHECKING:
+    from torch.fx import Node
+
     from qfuse.ir.program import NormalGraph
 
 
@@ -113,5 +116,58 @@ def test_views_of_equal_size_and_other_meaning_stay_apart() -> None:
     one = b.call(aten.permute.default, x, [1, 0])
     two = b.call(aten.permute.default, x, [0, 1])
     program = b.done(b.call(aten.neg.default, one), b.call(aten.neg.default, two))
+
+    assert not combine(program).modified
+
+
+def by_hand(b: GraphBuilder, x: Node, top: float = 127) -> Node:
+    """Quantize per token, as code without a quantization op does; return what it becomes."""
+    peak = b.call(aten.amax.default, b.call(aten.abs.default, x), [-1], True)
+    scale = b.call(aten.div.Tensor, b.call(aten.clamp.default, peak, 1e-5), top)
+    q = b.call(ops.quantize, x, scale, None, str(per_token(2)))
+    return b.call(ops.dequantize, q, scale, None, str(per_token(2)))
+
+
+@pytest.mark.numeric
+def test_golden_scales_computed_by_hand_are_combined() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, "m", 8)
+    reals = [by_hand(b, x) for _ in range(3)]
+    outs = [QuantizedLinear(b, 4, 8).linear(real, f"w{i}") for i, real in enumerate(reals)]
+    program = b.done(*outs)
+
+    combine(program, m=6)
+    counts = Counter(calls(program))
+    for name in ("aten.abs", "aten.amax", "aten.clamp", "aten.div.Tensor", "qfuse.quantize"):
+        assert counts[name] == 1, name
+    assert not Combine().run(program, Context("optimize")).modified
+
+
+def test_refuses_scales_computed_by_hand_from_other_numbers() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 3, 8)
+    reals = [by_hand(b, x, top) for top in (127, 127.5)]
+    program = b.done(*(b.call(aten.neg.default, real) for real in reals))
+
+    combine(program)
+    counts = Counter(calls(program))
+    assert (counts["aten.clamp"], counts["aten.div.Tensor"], counts["qfuse.quantize"]) == (1, 2, 2)
+
+
+def test_arithmetic_that_computes_no_parameter_is_left_alone() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 3, 8)
+    sums = [b.call(aten.amax.default, b.call(aten.abs.default, x), [-1], True) for _ in range(2)]
+    program = b.done(*(b.call(aten.neg.default, y) for y in sums))
+
+    assert not combine(program).modified
+
+
+def test_scales_that_leave_the_graph_stay_apart() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 3, 8)
+    scales = [b.call(aten.amax.default, x, [-1], True) for _ in range(2)]
+    qs = [b.call(ops.quantize, x, s, None, str(per_token(2))) for s in scales]
+    program = b.done(*scales, *(b.call(aten.neg.default, q) for q in qs))
 
     assert not combine(program).modified

@@ -199,7 +199,7 @@ def refused(result: PassResult) -> set[tuple[MissCode, str]]:
         (Conv(3, settings=([2, 1],)), MissCode.SHAPE),
         (Conv(3, settings=([1, 1], [1, 0])), MissCode.SHAPE),
         (Conv(3, settings=([1, 1], [0, 0], [2, 1])), MissCode.SHAPE),
-        (Conv(3, padding="valid"), MissCode.SHAPE),
+        (Conv(3, padding="same"), MissCode.SHAPE),  # The kernel is even along one axis.
         (Conv(3, INT8), MissCode.SHAPE),
     ],
 )
@@ -210,6 +210,23 @@ def test_refuses_siblings_of_another_geometry(other: Conv, code: MissCode) -> No
 
     assert {miss.code for _, miss in result.misses} == {code}
     assert to_text(program.graph) == before
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(
+    ("named", "numbers"),
+    [
+        (Conv(3, padding="valid"), Conv(2, settings=([1, 1], [0, 0]))),
+        (Conv(3, kernel=(3, 5), padding="same"), Conv(2, kernel=(3, 5), settings=([1], [1, 2]))),
+        (Conv(3, kernel=(3, 1), padding="same"), Conv(2, kernel=(3, 1), settings=([1], [1, 0]))),
+    ],
+    ids=["valid", "same", "same-along-one"],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_padding_by_name_is_one_in_numbers(named: Conv, numbers: Conv, turned: bool) -> None:
+    pair = (numbers, named) if turned else (named, numbers)
+
+    assert merge(siblings(*pair), b=2).fired == {"merge-convolutions": 1}
 
 
 @pytest.mark.parametrize(

@@ -39,11 +39,11 @@ PASSES = (
 
 
 class InPlace(nn.Module):
-    """Writes to a value on the way."""
+    """Writes to what the caller gave."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Relu."""
-        return (x + 1).relu_()  # in place
+        return x.relu_()
 
 
 def in_place() -> GraphModule:
@@ -165,13 +165,60 @@ def test_refuses_other_than_one_example_per_input() -> None:
     assert "2 example inputs" in str(untouched(module, lambda: MergeLinears()(module, [1, 2])))
 
 
+def strip(module: GraphModule) -> GraphModule:
+    for node in module.graph.nodes:
+        node.meta.pop("val", None)
+    return module
+
+
+@pytest.mark.parametrize("stripped", [False, True])
+@pytest.mark.parametrize(
+    ("examples", "text"),
+    [
+        ({"y": torch.ones(3)}, r"given for \['y'\].*placeholders are \['arg0_1'\].*by their names"),
+        (torch.ones(1), "the example inputs are a Tensor"),
+        ("a", "the example inputs are a str"),
+        (["a"], "its example input is a str"),
+        ([torch.ones(3), 1], "2 example inputs"),
+    ],
+)
+def test_refuses_example_inputs_that_are_none(examples: Any, text: str, stripped: bool) -> None:
+    module = make_fx(torch.relu)(torch.randn(3))
+    module = strip(module) if stripped else module
+    error = untouched(module, lambda: MergeLinears()(module, examples))
+
+    with pytest.raises(GraphError, match=f"(?s){text}"):
+        raise error
+
+
+@pytest.mark.parametrize(
+    "example", [torch.ones(4), torch.ones(1, 3), torch.ones(3, dtype=torch.float64), 3]
+)
+def test_refuses_example_inputs_that_contradict_the_graph(example: Any) -> None:
+    module = make_fx(torch.relu)(torch.randn(3))
+    error = untouched(module, lambda: MergeLinears()(module, [example]))
+
+    assert "takes float32[3]" in str(error)
+    assert not MergeLinears()(module, [torch.ones(3)]).modified
+
+
+def test_example_inputs_may_be_given_by_name() -> None:
+    module = strip(make_fx(lambda x, y: x @ y)(torch.randn(3, 4), torch.randn(4, 2)))
+    names = [node.name for node in module.graph.find_nodes(op="placeholder")]
+    given = dict(zip(names, (torch.randn(3, 4), torch.randn(4, 2)), strict=True))
+
+    assert not MergeLinears()(module, dict(reversed(given.items()))).modified
+
+
 def test_refuses_example_inputs_that_do_not_run() -> None:
     module = make_fx(lambda x, y: x @ y)(torch.randn(3, 4), torch.randn(4, 2))
     for node in module.graph.nodes:
         node.meta.pop("val", None)
     wrong = [torch.randn(3, 4), torch.randn(3, 2)]
 
-    assert "%mm" in str(untouched(module, lambda: MergeLinears()(module, wrong)))
+    error = str(untouched(module, lambda: MergeLinears()(module, wrong)))
+    assert "%mm" in error
+    assert "shapes and types that the graph was traced with" in error
 
 
 def test_an_error_in_the_middle_leaves_the_module_as_it_was(

@@ -69,10 +69,26 @@ class Convolution:
     def geometry(self) -> tuple[tuple[str, object], ...]:
         """The settings, equal for convolutions that treat elements alike."""
         alone = {"groups", "transposed"}
-        return tuple(
-            (name, value if name in alone or isinstance(value, str) else self.per_axis(name))
+        known: dict[str, object] = {
+            name: value if name in alone or isinstance(value, str) else self.per_axis(name)
             for name, value in sorted(self.settings.items())
-        )
+        }
+        known["padding"] = self._padding()
+        return tuple(known.items())
+
+    def _padding(self) -> object:
+        """Return the padding in numbers, or its name where the two sides of an axis differ."""
+        named = self.settings["padding"]
+        if named == "valid":
+            return (0,) * (len(shape_of(self.weight)) - 2)
+        if named != "same":
+            return self.per_axis("padding")
+        kernel = shape_of(self.weight)[2:]
+        if not all(isinstance(size, int) for size in kernel):
+            return named
+        whole = [d * (int(k) - 1) for d, k in zip(self.per_axis("dilation"), kernel, strict=True)]
+        # torch takes it with strides of one only.
+        return named if any(size % 2 for size in whole) else tuple(size // 2 for size in whole)
 
     def per_axis(self, name: str) -> tuple[int, ...]:
         """Return a setting written out for every axis: one number stands for all.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from qfuse.normalize.cancel_transpose import CancelTranspose
+from qfuse.normalize.choose_chain import ChooseChain
 from qfuse.normalize.dequantize_chain import DequantizeChain
 from qfuse.normalize.drop_copy import DropCopy
 from qfuse.normalize.drop_view import DropView
@@ -58,6 +59,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     FuseBias,
     # Quantization written as arithmetic.
     QuantizeChain,
+    ChooseChain,
     DequantizeChain,
     RegroupDequantize,
     # Movement: one spelling, whatever undoes itself goes, and weights end in constants.

@@ -200,7 +200,10 @@ def _run_time_zero(
     """Look through the cast of an integer zero point."""
     node = integers_of(zero)
     if node is None or not is_zero_point(node):
-        text = "the zero point is no constant, and not known to be one that quantization chose"
+        text = (
+            "the zero point is no constant, and no op that chooses zero points gave it: "
+            "quantize symmetrically, or call such an op"
+        )
         raise RefusedError(MissCode.NOT_CONSTANT, zero, text)
     found = with_shape(node, grid)
     if found is None or not same_shape(padded(shape_of(zero), len(grid)), grid):

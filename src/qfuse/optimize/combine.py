@@ -1,4 +1,4 @@
-"""Combine equal quantizes, dequantizes, choices of parameters and the views between them."""
+"""Combine equal quantizes, dequantizes, parameters of theirs and the views between them."""
 
 from __future__ import annotations
 
@@ -48,6 +48,33 @@ _COMBINABLE = frozenset(
         _aten._to_copy.default,
     )
 )
+# What scales and zero points are computed with where no op that chooses them is called. All give
+# a tensor of its own, and the same bits for the same operands.
+_COMPUTING = frozenset(
+    (
+        _aten.abs.default,
+        _aten.add.Tensor,
+        _aten.amax.default,
+        _aten.amin.default,
+        _aten.clamp.Tensor,
+        _aten.clamp_max.default,
+        _aten.clamp_max.Tensor,
+        _aten.clamp_min.default,
+        _aten.clamp_min.Tensor,
+        _aten.div.Tensor,
+        _aten.full_like.default,
+        _aten.max.dim,
+        _aten.maximum.default,
+        _aten.min.dim,
+        _aten.minimum.default,
+        _aten.mul.Tensor,
+        _aten.neg.default,
+        _aten.reciprocal.default,
+        _aten.round.default,
+        _aten.sub.Tensor,
+        _aten.zeros_like.default,
+    )
+)
 _EDGES = frozenset((ops.quantize, ops.dequantize, ops.requantize))
 _PARAMETERS = frozenset(("scale", "zero_point", "out_scale", "out_zero_point"))
 # Comparing bits costs reading them; parameters are small, weights are compared by identity.
@@ -55,11 +82,14 @@ _BITS_LIMIT = 1 << 16
 
 
 class Combine(Pass):
-    """Value numbering over quantization ops and the movement between them.
+    """Value numbering over quantization ops, their parameters and the movement between them.
 
     Two nodes are equal when they call the same op with equal arguments: nodes by value number,
     numbers by type and value, constants by identity or, when they are small, by bits. A node that
     leaves the graph is kept apart, so that outputs do not begin to alias.
+
+    Arithmetic is combined where a scale or a zero point is computed with it, as code does that
+    quantizes by hand; elsewhere it is left to the compiler.
 
     Parameters on the meta device have no values. Those of one type and shape, in one role for the
     same data, are taken as equal if ``Context.assume_equal`` says so; otherwise that is a miss.
@@ -72,7 +102,7 @@ class Combine(Pass):
         """Combine in one sweep, in topological order."""
         result = PassResult()
         editor = GraphEditor(program.module)
-        known = _Known()
+        known = _Known(_computing_parameters(program))
         for node in list(program.graph.nodes):
             first = known.equal(node)
             assumed = first is None
@@ -106,9 +136,14 @@ class Combine(Pass):
 
 
 class _Known:
-    """The nodes seen so far, by what they compute."""
+    """The nodes seen so far, by what they compute.
 
-    def __init__(self) -> None:
+    Args:
+        computing: The arithmetic that is to be combined.
+    """
+
+    def __init__(self, computing: frozenset[Node]) -> None:
+        self._computing = computing
         self._numbers: dict[Hashable, Node] = {}
         self._constants: dict[Hashable, Node] = {}
         self._alike: dict[Hashable, Node] = {}
@@ -123,7 +158,7 @@ class _Known:
         if node.target is operator.getitem:
             return _first(self._numbers, (operator.getitem, node.args[0], node.args[1]), node)
         op = overload_of(node)
-        if op not in _COMBINABLE:
+        if op not in _COMBINABLE and node not in self._computing:
             return node
         key = (op, tuple((k, _freeze(v)) for k, v in sorted(arguments(node).items())))
         first = _first(self._numbers, key, node)
@@ -139,6 +174,26 @@ class _Known:
             return None
         frozen = (_freeze_role(k, v) for k, v in given)
         return _first(self._alike, (node.target, *frozen), node)
+
+
+def _computing_parameters(program: StageGraph) -> frozenset[Node]:
+    """Return the arithmetic that parameters of quantized ops are computed with, back to the data.
+
+    Views, casts and picked results on the way are passed; they are combined anyway.
+    """
+    passed = _COMPUTING | _COMBINABLE
+    found: set[Node] = set()
+    waiting: list[Node] = []
+    for node in program.graph.nodes:
+        if overload_of(node) in _EDGES:
+            params = (v for k, v in arguments(node).items() if k in _PARAMETERS)
+            waiting += (param for param in params if isinstance(param, Node))
+    while waiting:
+        node = waiting.pop()
+        if node not in found and (overload_of(node) in passed or node.target is operator.getitem):
+            found.add(node)
+            waiting += node.all_input_nodes
+    return frozenset(node for node in found if overload_of(node) in _COMPUTING)
 
 
 def _find_constant(node: Node, constants: dict[Hashable, Node]) -> Node:

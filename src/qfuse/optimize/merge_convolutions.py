@@ -17,6 +17,7 @@ from qfuse.ir.schema import is_call, overload_of
 from qfuse.ir.views import as_dequantize, dtype_of, shape_of
 from qfuse.optimize.concat import concat_bias
 from qfuse.optimize.siblings import (
+    Facets,
     MergeSiblings,
     Sibling,
     concat_weight,
@@ -26,7 +27,7 @@ from qfuse.optimize.siblings import (
 from qfuse.rewrite.rule import Miss
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Sequence
 
     from torch.fx import Node
 
@@ -129,14 +130,17 @@ def _refuse_settings(conv: Convolution) -> Miss | None:
     return None
 
 
-def _alike(conv: Convolution, stored: Dequantize | None, shape: tuple[int, ...]) -> Hashable:
+def _alike(conv: Convolution, stored: Dequantize | None, shape: tuple[int, ...]) -> Facets:
     """Return what siblings must have in common: how they go over the input, and finer blocks."""
     op = overload_of(conv.node)
+    assert op is not None, "a convolution is a call"
+    # Overloads spell the padding, which the geometry has in numbers.
+    common = (("op", op.overloadpacket), *conv.geometry, ("kernel", shape[1:]))
     if stored is None:
-        return op, conv.geometry, shape[1:]
+        return common
     spec = stored.params.spec
     outer = None if spec.outer is None else spec.outer[1:]
-    return op, conv.geometry, shape[1:], spec.block[1:], outer
+    return *common, ("blocks", spec.block[1:]), ("blocks of the second level", outer)
 
 
 def _work(sibling: Sibling, x: Size, outs: Sequence[Size], n: int) -> AtPoints[Work]:

@@ -12,6 +12,7 @@ from qfuse.ir import ops
 from qfuse.ir.alias import leaves_graph
 from qfuse.ir.events import Exactness, Fired, MissCode, Missed
 from qfuse.ir.program import ASSUMED_META, constant_of, op_name, place_of
+from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.views import Dequantize, as_dequantize, dtype_of, has_values, shape_of
 from qfuse.optimize.concat import concat_params
 from qfuse.optimize.restride import restride, rigid_reader
@@ -30,10 +31,20 @@ if TYPE_CHECKING:
     from qfuse.ir.program import StageGraph
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["MergeSiblings", "Sibling", "Weighted", "concat_weight", "refuse_parts", "split_into"]
+__all__ = [
+    "Facets",
+    "MergeSiblings",
+    "Sibling",
+    "Weighted",
+    "concat_weight",
+    "refuse_parts",
+    "split_into",
+]
 
 _aten = torch.ops.aten
 _MATRIX = 2
+
+Facets = tuple[tuple[str, "Hashable"], ...]
 
 
 class Weighted(Protocol):
@@ -65,14 +76,14 @@ class Sibling:
         stored: The dequantize of its weight; ``None`` for a float weight.
         weight: The constant that is concatenated: the stored numbers, or the float weight.
         shape: The weight's.
-        alike: What else siblings must have in common, besides the input.
+        alike: What else siblings must have in common, besides the input: values by their names.
     """
 
     op: Weighted
     stored: Dequantize | None
     weight: Node
     shape: tuple[int, ...]
-    alike: Hashable = None
+    alike: Facets = ()
 
     @property
     def n(self) -> int:
@@ -89,20 +100,32 @@ class Sibling:
         return [part for part in found if part is not None]
 
     @property
-    def kind(self) -> Hashable:
-        """What siblings must have in common, besides the input."""
+    def kind(self) -> Facets:
+        """What siblings must have in common, besides the input: values by their names."""
         bias = None if self.op.bias is None else dtype_of(self.op.bias)
         if bias == dtype_of(self.op.weight):
             bias = None  # A missing bias is filled in that type.
-        real = dtype_of(self.op.weight)
         # What has no values is not concatenated with what has some.
         held = tuple(has_values(part) for part in self.parts)
         held = (held[0],) if len(set(held)) == 1 else held
+        common = (
+            *self.alike,
+            ("float type", dtype_of(self.op.weight)),
+            ("float type of the bias", bias),
+            ("parts with values", held),
+        )
         if self.stored is None:
-            return self.alike, real, bias, held
+            return *common, ("storage", None)
         spec = self.stored.params.spec
-        stores = (spec.dtype, spec.element, spec.scale_format, spec.outer is None)
-        return self.alike, real, bias, held, *stores, spec.arithmetic.compute, spec.domain
+        return (
+            *common,
+            ("storage", spec.dtype),
+            ("numbers in the storage", spec.element),
+            ("format of the scale", spec.scale_format),
+            ("second level of scales", spec.outer is not None),
+            ("arithmetic", spec.arithmetic.compute),
+            ("domain of the zero point", spec.domain),
+        )
 
     @property
     def is_assumed(self) -> bool:
@@ -282,13 +305,39 @@ def _lonely(groups: Sequence[Sequence[Sibling]]) -> list[tuple[Node, Miss]]:
     """Say why one is left alone among siblings of other kinds."""
     if len(groups) == 1:
         return []
-    alike = {group[0].alike for group in groups}
-    text = "its siblings differ in storage, arithmetic, or float type"
-    code = MissCode.DTYPE
-    if len(alike) > 1:
-        text, code = "its siblings differ in geometry, storage, or float type", MissCode.SHAPE
-    alone = [group[0].op.node for group in groups if len(group) == 1]
-    return [(node, Miss(code, node, text, progress=3)) for node in alone]
+    alone = [group[0] for group in groups if len(group) == 1]
+    return [(one.op.node, _difference(one, [g[0] for g in groups])) for one in alone]
+
+
+def _difference(one: Sibling, others: Sequence[Sibling]) -> Miss:
+    """Name the nearest sibling of another kind, and in what it differs."""
+    differ = {id(o): _differing(one, o) for o in others if o is not one}
+    near = min((o for o in others if o is not one), key=lambda o: len(differ[id(o)]))
+    names = differ[id(near)]
+    text = "of its siblings %{} is nearest, and differs in {}"
+    own, its = dict(one.kind), dict(near.kind)
+    told = [
+        f"{name} ({_word(its[name])}, not {_word(own[name])})"
+        if name in own and name in its
+        else name
+        for name in names
+    ]
+    code = MissCode.SHAPE if one.alike != near.alike else MissCode.DTYPE
+    told_names = near.op.node.name, ", ".join(told)
+    return Miss(code, one.op.node, text, *told_names, progress=3)
+
+
+def _differing(one: Sibling, other: Sibling) -> list[str]:
+    """Return the names of what differs; what only one of them has goes without saying."""
+    own, its = dict(one.kind), dict(other.kind)
+    both = [name for name in own if name in its and own[name] != its[name]]
+    return both or sorted(set(own) ^ set(its))
+
+
+def _word(value: Hashable) -> str:
+    if value is None:
+        return "none"
+    return dtype_name(value) if isinstance(value, torch.dtype) else str(value)
 
 
 def _missed(room: str, rule: str, node: Node, miss: Miss) -> Missed:

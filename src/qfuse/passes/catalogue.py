@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from qfuse.ir.program import StageGraph
+    from qfuse.passes.examples import Examples
     from qfuse.passes.outcome import PassOutcome
     from qfuse.rewrite.driver import Context
     from qfuse.rewrite.rule import Rule
@@ -112,15 +113,14 @@ class GraphPass(ABC):
             if not isinstance(dialect, Dialect):
                 raise OptionsError(f"dialects holds a {type(dialect).__name__}, not a Dialect")
 
-    def __call__(
-        self, module: GraphModule, example_inputs: Sequence[Any] | None = None
-    ) -> PassOutcome:
+    def __call__(self, module: GraphModule, example_inputs: Examples | None = None) -> PassOutcome:
         """Rewrite the graph of ``module`` in place, wholly or not at all.
 
         Args:
             module: Its graph calls ATen and quantization ops, and writes to nothing but, at its
                 end, inputs and buffers. Node objects are new afterwards; names stay.
-            example_inputs: One for each placeholder, where these have no ``meta["val"]``.
+            example_inputs: One for each placeholder, where these have no ``meta["val"]``: in their
+                order, or by their names. Where they have it, examples are checked against it.
 
         Raises:
             GraphError: The graph cannot be read; the message names the node and what to do.

@@ -16,12 +16,12 @@ from qfuse.rewrite.clone import clone
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Iterable, Sequence
-    from typing import Any
 
     from torch.fx import GraphModule, Node
 
     from qfuse.ir.events import Event
     from qfuse.ir.program import CapturedGraph
+    from qfuse.passes.examples import Examples
 
 __all__ = ["run_pass"]
 
@@ -29,9 +29,7 @@ _GROWTHS = 3
 _WITHDRAWALS = 16
 
 
-def run_pass(
-    name: str, work: Work, module: GraphModule, examples: Sequence[Any] | None
-) -> PassOutcome:
+def run_pass(name: str, work: Work, module: GraphModule, examples: Examples | None) -> PassOutcome:
     """Do ``work`` to the graph of ``module``, in place, wholly or not at all.
 
     First all of a copy is spelled canonically, to see what there is to do. Then only the nodes that

@@ -11,16 +11,20 @@ from torch.fx.node import map_arg
 from qfuse.ir.errors import GraphError
 from qfuse.ir.schema import overload_of
 from qfuse.passes._torch_api import is_fake, is_symbolic, mode_of, new_mode
+from qfuse.passes.examples import check_example, in_order, known_kind
 from qfuse.passes.refuse import refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from torch.fx import Graph, GraphModule, Node
+
+    from qfuse.passes.examples import Examples
 
 __all__ = ["Fakes", "fill", "is_valueless", "without_values"]
 
 _GIVE = "pass example inputs as the pass's second argument, or trace the graph with fake values"
+_OTHERS = "give example inputs of the shapes and types that the graph was traced with"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,30 +103,28 @@ def without_values(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
 
 
-def fill(module: GraphModule, fakes: Fakes, examples: Sequence[Any] | None) -> None:
+def fill(module: GraphModule, fakes: Fakes, examples: Examples | None) -> None:
     """Give every node of ``module`` a value, from example inputs and what the others have.
 
     Raises:
-        GraphError: An input has none, or an op rejects its arguments.
+        GraphError: An input has none, an example does not fit, or an op rejects its arguments.
     """
     inputs = module.graph.find_nodes(op="placeholder")
-    if examples is not None and len(examples) != len(inputs):
-        raise GraphError(
-            f"{len(examples)} example inputs were given to a graph of {len(inputs)} inputs",
-            fix="give one for each placeholder, in their order",
-        )
+    given = None if examples is None else in_order(examples, inputs)
     for index, node in enumerate(inputs):
         if "val" in node.meta:
+            if given is not None:
+                check_example(node, given[index])
             continue
         if not node.users:
             node.meta["val"] = None  # A tracer that took it for a constant leaves it like this.
             continue
-        if examples is None:
+        if given is None:
             raise refused(node, 'the input has no meta["val"], which tells its type', _GIVE)
-        node.meta["val"] = _example(examples[index], fakes)
+        node.meta["val"] = _example(known_kind(node, given[index]), fakes)
     for node in module.graph.nodes:
         if node.op == "call_function" and "val" not in node.meta:
-            node.meta["val"] = _computed(node, fakes)
+            node.meta["val"] = _computed(node, fakes, _GIVE if given is None else _OTHERS)
 
 
 def _example(value: Any, fakes: Fakes) -> Any:
@@ -131,7 +133,7 @@ def _example(value: Any, fakes: Fakes) -> Any:
     return fakes.value(value) if is_valueless(value) else fakes.constant(value)
 
 
-def _computed(node: Node, fakes: Fakes) -> Any:
+def _computed(node: Node, fakes: Fakes, fix: str) -> Any:
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: fakes.outside(n.meta["val"]))
     op = overload_of(node)
     if op is not None and not op._schema.returns:  # noqa: SLF001 - the way to ask
@@ -142,7 +144,7 @@ def _computed(node: Node, fakes: Fakes) -> Any:
             return fakes.value(node.target(*args, **kwargs))
     except (RuntimeError, TypeError, ValueError, LookupError, AssertionError) as error:
         what = f'it has no meta["val"], and cannot be called with fake tensors: {error}'
-        raise refused(node, what, _GIVE) from error
+        raise refused(node, what, fix) from error
 
 
 def _off_meta(device: torch.device) -> torch.device:

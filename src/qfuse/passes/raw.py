@@ -16,11 +16,14 @@ from qfuse.ir.program import ASSUMED_META, MUTABLE_META, CapturedGraph, Signatur
 from qfuse.ir.schema import is_call
 from qfuse.passes._torch_api import empty_like, is_fake
 from qfuse.passes.fakes import Fakes, fill, is_valueless, without_values
+from qfuse.passes.in_place import functional_of
 from qfuse.passes.refuse import attribute_of, is_aside
 from qfuse.rewrite.rewriter import ORIGIN_META, RULE_META, origins
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+    from qfuse.passes.examples import Examples
 
 __all__ = ["RawGraph", "take"]
 
@@ -79,7 +82,7 @@ class RawGraph:
 
 
 def take(
-    module: GraphModule, examples: Sequence[Any] | None = None, *, assume: bool = False
+    module: GraphModule, examples: Examples | None = None, *, assume: bool = False
 ) -> RawGraph:
     """Copy the graph of ``module``, which :func:`check_graph` has let pass.
 
@@ -116,7 +119,7 @@ class _Reader:
         program = CapturedGraph(module, _signature(), EventLog())
         self._raw = RawGraph(module, program, fakes)
 
-    def read(self, examples: Sequence[Any] | None) -> RawGraph:
+    def read(self, examples: Examples | None) -> RawGraph:
         for node in self._module.graph.nodes:
             if node.target is _COPY and isinstance(node.args[0], Node):
                 self._raw.writes.append(node)
@@ -151,7 +154,7 @@ class _Reader:
             self._copies[node] = self._node(node)
 
     def _node(self, node: Node) -> Node:
-        target = self._constant(node) if node.op == "get_attr" else node.target
+        target = self._constant(node) if node.op == "get_attr" else _functional(node)
         args, kwargs = map_arg((node.args, node.kwargs), self._copies.__getitem__)
         new = self._graph.create_node(node.op, target, args, kwargs, node.name, node.type)
         self._raw.nodes[new.name] = node
@@ -231,7 +234,7 @@ class _Writer:
 
     def _node(self, node: Node) -> Node:
         own = None if RULE_META in node.meta else self._raw.nodes.get(node.name)
-        target: Any = node.target if own is None else own.target
+        target: Any = node.target if own is None else _functional(own)
         if own is None and node.op == "get_attr":
             target = self._name(str(target))
         args, kwargs = map_arg((node.args, node.kwargs), self._copies.__getitem__)
@@ -312,6 +315,11 @@ class _Kind:
             return without_values(tensor)
 
         return cls(make)
+
+
+def _functional(node: Node) -> Any:
+    """Return what a node calls; for what writes to a value that is its own, the functional op."""
+    return functional_of(node) or node.target
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -15,11 +15,13 @@ from qfuse.ir._tree_api import is_subclass
 from qfuse.ir.errors import GraphError
 from qfuse.ir.schema import is_call
 from qfuse.passes._torch_api import called_kind, is_fake, is_guards
+from qfuse.passes.in_place import functional_of
 
 __all__ = ["attribute_of", "check_graph", "is_aside", "refused"]
 
 _FUNCTIONAL = (
-    "make it functional: torch.export's program.run_decompositions({}).module(), or make_fx"
+    "make it functional: torch.export.export(...).run_decompositions({}).module(), "
+    "or make_fx of torch.func.functionalize(f)"
 )
 _TO_ATEN = "trace it to calls of torch.ops: torch.export.export(...).module(), or make_fx"
 _SCALARS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -108,7 +110,7 @@ def _check_constant(module: GraphModule, node: Node) -> None:
 
 def _check_call(node: Node) -> bool:
     if isinstance(node.target, OpOverload):
-        if not _writes(node):
+        if not _writes(node) or functional_of(node) is not None:
             return False
         target = node.args[0] if is_call(node, _COPY) else None
         if not isinstance(target, Node) or target.op not in {"get_attr", "placeholder"}:

@@ -1,0 +1,88 @@
+"""Example inputs of a graph: in the order of its placeholders, and such as it was traced with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from qfuse.ir.errors import GraphError
+from qfuse.ir.quant_spec import dtype_name
+from qfuse.passes.refuse import refused
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+__all__ = ["Examples", "check_example", "in_order", "known_kind"]
+
+Examples = Sequence[Any] | Mapping[str, Any]
+
+_KINDS = (torch.Tensor, int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+_ORDER = "give one for each placeholder: a list in their order, or a dict by their names"
+
+
+def in_order(examples: Examples, inputs: Sequence[Node]) -> list[Any]:
+    """Return one example for each placeholder.
+
+    Raises:
+        GraphError: There are others than that, or they are no collection.
+    """
+    names = [node.name for node in inputs]
+    if isinstance(examples, Mapping):
+        if set(examples) != set(names):
+            raise GraphError(
+                f"example inputs were given for {sorted(map(str, examples))}, "
+                f"and the placeholders are {names}",
+                fix=_ORDER,
+            )
+        return [examples[name] for name in names]
+    if isinstance(examples, (str, bytes)) or not isinstance(examples, Sequence):
+        raise GraphError(f"the example inputs are a {type(examples).__name__}", fix=_ORDER)
+    if len(examples) != len(inputs):
+        raise GraphError(
+            f"{len(examples)} example inputs were given to a graph of {len(inputs)} inputs",
+            fix=_ORDER,
+        )
+    return list(examples)
+
+
+def known_kind(node: Node, example: Any) -> Any:
+    """Return ``example``, if a placeholder can take it.
+
+    Raises:
+        GraphError: It is no tensor and no number.
+    """
+    if not isinstance(example, _KINDS):
+        raise refused(node, f"its example input is a {type(example).__name__}", _ORDER)
+    return example
+
+
+def check_example(node: Node, example: Any) -> None:
+    """Check an example against what a placeholder is known to take; sizes that vary take any.
+
+    Raises:
+        GraphError: It is something else.
+    """
+    known = node.meta["val"]
+    if not isinstance(known, torch.Tensor):
+        return
+    expected = _told(known)
+    if not isinstance(example, torch.Tensor):
+        what = f"its example input is a {type(example).__name__}, and it takes {expected}"
+    elif _fits(known, example):
+        return
+    else:
+        what = f"its example input is {_told(example)}, and it takes {expected}"
+    raise refused(node, what, 'leave example inputs out: meta["val"] tells what there is to know')
+
+
+def _fits(known: torch.Tensor, example: torch.Tensor) -> bool:
+    if known.dtype != example.dtype or known.ndim != example.ndim:
+        return False
+    sizes: Sequence[tuple[object, object]] = list(zip(known.shape, example.shape, strict=True))
+    return all(old == new for old, new in sizes if isinstance(old, int) and isinstance(new, int))
+
+
+def _told(tensor: torch.Tensor) -> str:
+    return f"{dtype_name(tensor.dtype)}[{', '.join(map(str, tensor.shape))}]"

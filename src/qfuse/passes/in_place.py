@@ -1,0 +1,117 @@
+"""Ops in place whose target nobody else has seen: they mean what their functional forms mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from qfuse.ir.schema import overload_of
+from qfuse.ir.sizes import same_shape
+from qfuse.passes._torch_api import is_symbolic
+
+__all__ = ["functional_of"]
+
+_aten = torch.ops.aten
+
+# Besides elementwise ops, they give memory that is new.
+_FRESH = (
+    _aten.addmm.default,
+    _aten.amax.default,
+    _aten.amin.default,
+    _aten.bmm.default,
+    _aten.clone.default,
+    _aten.mean.dim,
+    _aten.mm.default,
+    _aten.sum.dim_IntList,
+    _aten._to_copy.default,
+)
+
+
+def functional_of(node: Node) -> OpOverload | None:
+    """Return the functional op that does what an op in place does to a fresh value.
+
+    ``None`` for every other node: what is written to may have been seen by others, or to write to
+    it is not the same as to compute a new value, as where the type or the strides are kept.
+    """
+    op = overload_of(node)
+    if op is None or op.namespace != "aten" or not op._schema.is_mutable:  # noqa: SLF001
+        return None
+    target = node.args[0] if node.args else None
+    functional = _counterpart(op)
+    if functional is None or not isinstance(target, Node) or not _is_fresh(target):
+        return None
+    if set(target.users) != {node} or sum(n is target for n in _operands(node)) != 1:
+        return None
+    return functional if _gives_the_same(functional, node, target) else None
+
+
+def _operands(node: Node) -> list[Node]:
+    found: list[Node] = []
+    map_arg((node.args, node.kwargs), found.append)
+    return found
+
+
+def _counterpart(op: OpOverload) -> OpOverload | None:
+    """Return the elementwise op whose form in place is ``op``."""
+    base = op._schema.name.removeprefix("aten::")  # noqa: SLF001
+    if not base.endswith("_"):
+        return None
+    packet = getattr(_aten, base[:-1], None)
+    found = getattr(packet, op._overloadname, None)  # noqa: SLF001
+    if not isinstance(found, OpOverload) or torch.Tag.pointwise not in found.tags:
+        return None
+    if torch.Tag.nondeterministic_seeded in found.tags or _formals(found) != _formals(op):
+        return None
+    return found
+
+
+def _formals(op: OpOverload) -> list[tuple[str, str, bool]]:
+    formals = op._schema.arguments  # noqa: SLF001
+    return [(f.name, str(f.real_type), f.kwarg_only) for f in formals]
+
+
+def _is_fresh(node: Node) -> bool:
+    """Whether a node gives memory that nobody had before."""
+    op = overload_of(node)
+    if op is None or op.namespace != "aten":
+        return False
+    if op._schema.is_mutable:  # noqa: SLF001
+        return functional_of(node) is not None
+    if any(result.alias_info is not None for result in op._schema.returns):  # noqa: SLF001
+        return False
+    # What torch composes of other ops may give its argument back, as a dropout does.
+    composed = op._can_decompose() if hasattr(op, "_can_decompose") else True  # noqa: SLF001
+    return op in _FRESH or (torch.Tag.pointwise in op.tags and not composed)
+
+
+def _gives_the_same(functional: OpOverload, node: Node, target: Node) -> bool:
+    """Whether the functional op keeps type, shape and strides, as writing does."""
+    if any("val" not in operand.meta for operand in (*_operands(node), target)):
+        return False
+    values = [operand.meta["val"] for operand in _operands(node)]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    old = target.meta["val"]
+    if not isinstance(old, torch.Tensor) or any(t.device != old.device for t in tensors):
+        return False
+    # Sizes that vary live in one fake mode; without any, a graph may have several.
+    whole = not any(map(is_symbolic, tensors))
+    args, kwargs = map_arg(
+        (node.args, node.kwargs), lambda n: _on_meta(n.meta["val"]) if whole else n.meta["val"]
+    )
+    try:
+        with torch.no_grad():
+            new = functional(*args, **kwargs)
+    except (RuntimeError, TypeError, ValueError, AssertionError):
+        return False
+    same = same_shape(new.shape, old.shape) and same_shape(new.stride(), old.stride())
+    return same and new.dtype == old.dtype
+
+
+def _on_meta(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
