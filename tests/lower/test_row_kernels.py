@@ -111,7 +111,6 @@ def _library() -> None:
 
 TAKEN = {
     "rms norm": Case(),
-    "rms norm, given scale": Case(**static()),
     "rms norm, everything kept": Case(residual=F32, keep="float|sum"),
     "rms norm, sum kept": Case(residual=F32, keep="sum"),
     "rms norm, float kept": Case(keep="float"),
@@ -128,7 +127,6 @@ TAKEN = {
     "weight of all ranks": Case(vector_shape=(1, 1, 70)),
     "layer norm": Case("layer_norm", WHOLE, vectors=(F32, F32)),
     "layer norm without vectors": Case("layer_norm", WHOLE, vectors=(None, None), keep="float"),
-    "layer norm, given scale": Case("layer_norm", WHOLE, vectors=(F32, F32), **static()),
     "layer norm by hand": Case(
         "layer_norm", replace(NORM, statistic=Statistic.VARIANCE), vectors=(F32, F32)
     ),
@@ -184,6 +182,7 @@ REFUSED = {
         "activation", epilogue=f"act(silu)|mul(0,0,-,{SPEC})", **static()
     ),
     "compiled loops": Case(lead=(1, 1)),
+    "predicted": Case(**static()),
 }  # fmt: skip
 
 
