@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.normalize.sources import difference, equal_but_for_nan, strides
+from tests.property.row_case import Case
 from tests.property.specs import SEEDS
 
 from qfuse.ir import ops
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from torch.fx import Node
 
-    from qfuse.ir.program import NormalGraph
     from qfuse.ir.quant_spec import Block
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
@@ -49,18 +48,6 @@ ACTS = [
     (aten.clamp.default, (None, 1.0)),
     (aten.neg.default, ()),
 ]
-
-
-@dataclass
-class Case:
-    """A graph, the sizes of its symbols, and a seed."""
-
-    program: NormalGraph
-    rows: int
-    seed: int
-
-    def __repr__(self) -> str:
-        return f"m={self.rows} seed={self.seed}\n{to_text(self.program.graph)}"
 
 
 class Gate:

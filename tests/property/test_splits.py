@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.normalize.sources import equal_but_for_nan, strides
+from tests.property.row_case import Case
 from tests.property.specs import SEEDS
 
 from qfuse.ir.sizes import same_shape
@@ -26,24 +26,11 @@ from qfuse.testing.run import random_inputs, run
 if TYPE_CHECKING:
     from torch.fx import Node
 
-    from qfuse.ir.program import NormalGraph
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
 
 aten = torch.ops.aten
 LAST = 9223372036854775807
-
-
-@dataclass
-class Case:
-    """A graph, the sizes of its symbols, and a seed."""
-
-    program: NormalGraph
-    rows: int
-    seed: int
-
-    def __repr__(self) -> str:
-        return f"m={self.rows} seed={self.seed}\n{to_text(self.program.graph)}"
 
 
 class Forest:

@@ -144,15 +144,16 @@ def _results(
     if not choose:
         assert scale is not None, f"a quantized output needs a scale: {spec}"
         return [quantize(y, scale, zero_point, QuantSpec.parse(spec))]
-    chosen, zero = choose_qparams(y, ChooseSpec.parse(choose))
+    how = ChooseSpec.parse(choose)
+    chosen, zero = choose_qparams(y, how)
     # Adding zeros changes nothing, whether the source did it or not.
-    added = None if fixed_zero_point(ChooseSpec.parse(choose)) == 0 else zero
+    added = None if fixed_zero_point(how) == 0 else zero
     return [quantize(y, chosen, added, QuantSpec.parse(spec)), chosen, zero]
 
 
 def _kept(keep: str, y: torch.Tensor, total: torch.Tensor | None) -> list[torch.Tensor]:
-    values = {Keep.FLOAT: y, Keep.SUM: total}
-    asked = [values[k] for k in Keep if k in parse_keep(keep)]
+    values, wanted = {Keep.FLOAT: y, Keep.SUM: total}, parse_keep(keep)
+    asked = [values[k] for k in Keep if k in wanted]
     kept = [value for value in asked if value is not None]
     assert len(kept) == len(asked), "without a residual there is no sum to keep"
     return kept

@@ -11,11 +11,15 @@ from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.operands import rows_share_scale
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.fx import Node
 
+    from qfuse.ir.quant_spec import QuantSpec
+    from qfuse.ir.sizes import Size
     from qfuse.ir.views import FusedLinear, QuantParams
 
-__all__ = ["describe"]
+__all__ = ["describe", "granularity_of"]
 
 
 def describe(fused: FusedLinear) -> str:
@@ -40,10 +44,15 @@ def _edge(value: Node, params: QuantParams | None, rows: Granularity) -> str:
         name += f"[{spec.quant_min},{spec.quant_max}]"
     when = "" if constant_of(params.scale) is not None else " dynamic"
     zero = "" if params.zero_point is None else " asymmetric"
-    granularity = spec.granularity(shape_of(value))
-    # One scale per row is a token's in an activation and a channel's in a weight.
-    if rows_share_scale(spec.block, shape_of(value)) and granularity is not Granularity.PER_TENSOR:
-        granularity = rows
+    granularity = granularity_of(spec, shape_of(value), rows)
     scales = "" if spec.scale_format is ScaleFormat.FLOAT else f" {spec.scale_format}"
     levels = "" if spec.outer is None else " two-level"
     return f"{name} {granularity}{scales}{levels}{when}{zero}"
+
+
+def granularity_of(spec: QuantSpec, shape: Sequence[Size], rows: Granularity) -> Granularity:
+    """Name the granularity; one scale per row is ``rows``: a token's, or a weight's channel's."""
+    granularity = spec.granularity(shape)
+    if rows_share_scale(spec.block, shape) and granularity is not Granularity.PER_TENSOR:
+        return rows
+    return granularity

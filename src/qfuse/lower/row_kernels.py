@@ -64,7 +64,7 @@ class RmsNormQuantized(_Row):
             or _check_vectors(problem, op.weight)
             or _check_rounding(op)
         )
-        # For the mean of squares, for the extremes if they are asked for, and for the codes.
+        # The mean of squares.
         return refusal or _passes(problem, 1)
 
     def emit(self, problem: RowProblem, rw: Rewriter) -> Node:
@@ -93,7 +93,7 @@ class LayerNormQuantized(_Row):
             or _check_centred(op.norm)
             or _check_vectors(problem, op.weight, op.bias)
         )
-        # For the mean, for the variance, for the extremes if they are asked for, for the codes.
+        # The mean and the variance.
         return refusal or _passes(problem, 2)
 
     def emit(self, problem: RowProblem, rw: Rewriter) -> Node:
@@ -160,8 +160,9 @@ def row_kernels(library: KernelLibrary) -> tuple[RowKernel, ...]:
 def _passes(problem: RowProblem, statistics: int) -> int:
     """Return how many readings of a compiler's loops one reading is worth.
 
-    With given parameters it is one: loops that vectorize alike were measured to be as fast or
-    faster, although they read a row again. Extremes are what they are slow at.
+    Loops read a row once for each statistic, once for its extremes, and once for the codes. With
+    given parameters it is one all the same: loops that vectorize alike were measured to be as fast
+    or faster, although they read a row again. Extremes are what they are slow at.
     """
     return 1 if problem.output.choose is None else statistics + 2
 

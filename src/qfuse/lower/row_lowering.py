@@ -10,9 +10,9 @@ from qfuse.ir.fused_views import Activation, as_activation, as_fused_norm
 from qfuse.ir.program import op_name, place_of
 from qfuse.ir.quant_spec import Granularity, dtype_name, stored_name
 from qfuse.ir.views import dtype_of, shape_of
+from qfuse.lower.describe import granularity_of
 from qfuse.lower.expand import results_of
 from qfuse.lower.kernel import Refusal
-from qfuse.lower.operands import rows_share_scale
 from qfuse.lower.row_problem import RowProblem, row_problem_of
 from qfuse.rewrite.settle import settle
 
@@ -116,9 +116,7 @@ def _describe(op: RowOp) -> str:
     text, spec = f"{name}: {dtype_name(dtype_of(op.x))}", op.output.spec
     if spec is None:
         return text
-    granularity = spec.granularity(shape_of(op.x))
-    if rows_share_scale(spec.block, shape_of(op.x)) and granularity is not Granularity.PER_TENSOR:
-        granularity = Granularity.PER_TOKEN
+    granularity = granularity_of(spec, shape_of(op.x), Granularity.PER_TOKEN)
     how = "" if op.output.choose is None else " dynamic"
     return f"{text} -> {stored_name(spec.dtype, spec.element)} {granularity}{how}"
 

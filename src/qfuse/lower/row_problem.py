@@ -137,7 +137,7 @@ class RowKernel(Protocol):
         """Return why this platform cannot run it, or ``None``."""
 
     def accepts(self, problem: RowProblem) -> int | Refusal:
-        """Return how often compiled loops would read what this reads once, or why it refuses."""
+        """Return how many readings of compiled loops this is worth, or why it refuses."""
 
     def emit(self, problem: RowProblem, rw: Rewriter) -> Node:
         """Add the call, whose results :meth:`RowProblem.kernel_result` tells apart."""

@@ -1,0 +1,25 @@
+"""A drawn graph with one symbolic number of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qfuse.ir.text import to_text
+
+if TYPE_CHECKING:
+    from qfuse.ir.program import NormalGraph
+
+__all__ = ["Case"]
+
+
+@dataclass
+class Case:
+    """A graph, the sizes of its symbols, and a seed."""
+
+    program: NormalGraph
+    rows: int
+    seed: int
+
+    def __repr__(self) -> str:
+        return f"m={self.rows} seed={self.seed}\n{to_text(self.program.graph)}"
