@@ -1,0 +1,70 @@
+"""The layout of 4-bit weights that the kernels read, and the way back.
+
+Codes 0 to 15 of ``[N, K]`` become bytes ``[ceil(N / 64), ceil(K / 8), 64, 4]``, padded with zeros: in
+a block of 64 output features, the byte ``[g, c, j]`` holds the code of feature ``c`` at ``k = 8 g + j``
+in its low half, and the one at ``k = 8 g + 4 + j`` in its high half. Taken apart, the low and the high
+halves are two neighbouring groups of :mod:`qfuse.kernels.pack`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from qfuse.ir.errors import InputError
+from qfuse.kernels.pack import BLOCK, GROUP
+
+__all__ = ["pack_weight4", "unpack_weight4"]
+
+_PAIR = 2 * GROUP
+_CODES = 16
+
+
+def pack_weight4(codes: torch.Tensor) -> torch.Tensor:
+    """Pack codes of four bits, two to a byte.
+
+    Args:
+        codes: uint8 ``[N, K]``, 0 to 15.
+
+    Returns:
+        uint8 ``[ceil(N / 64), ceil(K / 8), 64, 4]``, contiguous.
+
+    Raises:
+        InputError: The codes are not uint8 of two axes, or one does not fit four bits.
+    """
+    if codes.dtype != torch.uint8 or codes.dim() != 2:  # noqa: PLR2004
+        raise InputError(
+            f"codes to pack must be uint8 [N, K], not {codes.dtype} {tuple(codes.shape)}"
+        )
+    if codes.numel() and int(codes.max()) >= _CODES:
+        raise InputError(f"a code is {int(codes.max())}, four bits hold at most {_CODES - 1}")
+    n, k = codes.shape
+    padded = F.pad(codes, (0, -k % _PAIR, 0, -n % BLOCK))
+    blocks = padded.reshape(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // _PAIR, 2, GROUP)
+    low, high = blocks.permute(0, 2, 3, 1, 4).unbind(2)
+    return (low | high << 4).contiguous()
+
+
+def unpack_weight4(packed: torch.Tensor, n: int, k: int) -> torch.Tensor:
+    """Undo :func:`pack_weight4`, bit for bit.
+
+    Args:
+        packed: uint8 ``[ceil(n / 64), ceil(k / 8), 64, 4]``.
+        n: Output features.
+        k: Input features.
+
+    Returns:
+        uint8 ``[n, k]``, contiguous.
+
+    Raises:
+        InputError: The packed weight is not of that size.
+    """
+    expected = (-(-n // BLOCK), -(-k // _PAIR), BLOCK, GROUP)
+    if packed.dtype != torch.uint8 or tuple(packed.shape) != expected:
+        raise InputError(
+            f"a packed weight of n={n}, k={k} is uint8 {expected}, "
+            f"not {packed.dtype} {tuple(packed.shape)}"
+        )
+    both = torch.stack([packed & (_CODES - 1), packed >> 4], 2)
+    rows = both.permute(0, 3, 1, 2, 4).reshape(expected[0] * BLOCK, expected[1] * _PAIR)
+    return rows[:n, :k].contiguous()
