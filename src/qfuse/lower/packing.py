@@ -9,6 +9,8 @@ import torch
 
 from qfuse.ir.program import constant_of
 from qfuse.kernels import pack_weight
+from qfuse.kernels.pack4 import pack_weight4
+from qfuse.lower.groups import first_code, group_scales, group_zero_points
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from qfuse.ir.views import QuantParams
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["Packed", "Packer"]
+__all__ = ["Packed", "Packed4", "Packer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,27 @@ class Packed:
     zero_point: torch.Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class Packed4:
+    """A packed weight of 4-bit codes.
+
+    Attributes:
+        weight: Codes 0 to 15, in the kernels' layout.
+        scales: float32 ``[groups, N]``, rounded as the source does if it computes in less.
+        zero_points: int32 ``[groups, N]``, of the codes; they may lie outside of 0 to 15.
+    """
+
+    weight: torch.Tensor
+    scales: torch.Tensor
+    zero_points: torch.Tensor
+
+
 @dataclass(slots=True)
 class Packer:
     """Packs constants and remembers them by identity."""
 
     _known: dict[Hashable, Packed] = field(default_factory=dict)
+    _known4: dict[Hashable, Packed4] = field(default_factory=dict)
     _laid_out: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def pack(self, node: Node, params: QuantParams) -> Packed:
@@ -58,6 +76,23 @@ class Packer:
             full = None if zero is None else zero.expand(stored.shape[0]).contiguous()
             self._known[key] = Packed(*pack_weight(signed, full), full)
         return self._known[key]
+
+    def pack4(self, node: Node, params: QuantParams) -> Packed4:
+        """Pack the constant that ``node`` names, which fits four bits: see ``fits_four_bits``.
+
+        The least code becomes 0, which moves the zero points as far.
+        """
+        stored, scale = constant_of(node), constant_of(params.scale)
+        assert stored is not None, f"not a constant: {node.format_node()}"
+        zero = None if params.zero_point is None else constant_of(params.zero_point)
+        key = (id(stored), id(scale), id(zero), str(params.spec))
+        if key not in self._known4:
+            least = first_code(stored, params.spec)
+            codes = (stored.to(torch.int32) - least).to(torch.uint8)
+            scales = group_scales(params, stored.shape)
+            zeros = group_zero_points(params, stored.shape) - least
+            self._known4[key] = Packed4(pack_weight4(codes), scales, zeros)
+        return self._known4[key]
 
     def contiguous(self, node: Node, rw: Rewriter) -> Node:
         """Return a weight with its elements in order; a constant is laid out now."""
