@@ -73,12 +73,12 @@ class LinearW8A8:
 
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
         """Take 8-bit activations per tensor or per row, 8-bit weights per tensor or channel."""
-        for check in (_check_activation, _check_weight, check_bias, check_epilogue):
+        for check in (check_activation, _check_weight, check_bias, check_epilogue):
             refusal = check(problem)
             if refusal is not None:
                 return refusal
         fused = problem.fused
-        output = fused.out_params is not None and _takes_output(fused)
+        output = fused.out_params is not None and takes_output(fused)
         return Claim(len(fused.epilogue.steps), output, _work(problem, output))
 
     def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
@@ -90,7 +90,7 @@ class LinearW8A8:
             return rw.call(torch.ops.qfuse.linear_w8a8.default, *args, float_out(fused))
         assert fused.out_params is not None, "the claim covers the output"
         return rw.call(
-            torch.ops.qfuse.linear_w8a8_quantized.default, *args, *_output(fused.out_params, rw)
+            torch.ops.qfuse.linear_w8a8_quantized.default, *args, *output_args(fused.out_params, rw)
         )
 
     def _operands(self, problem: LinearProblem, rw: Rewriter) -> list[Argument]:
@@ -103,7 +103,7 @@ class LinearW8A8:
         return [
             fused.x,
             scale_node(x, rw),
-            None if x.zero_point is None else _stored_zero(x.zero_point, x.spec.dtype, rw),
+            None if x.zero_point is None else stored_zero(x.zero_point, x.spec.dtype, rw),
             rw.constant(packed.weight, f"{name}_packed"),
             rw.constant(packed.sums, f"{name}_sums"),
             scale_vector(w, torch.float32, problem.n, rw),
@@ -112,7 +112,7 @@ class LinearW8A8:
         ]
 
 
-def _stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
+def stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     """Return a zero point as the kernel reads it, which raises for what is no stored number.
 
     A zero point that was chosen from NaN is an arbitrary integer. Its scale is NaN, and so is the
@@ -127,7 +127,7 @@ def _stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     return rw.call(torch.ops.aten.clamp.default, wide, low, high)
 
 
-def _check_activation(problem: LinearProblem) -> Refusal | None:
+def check_activation(problem: LinearProblem) -> Refusal | None:
     params = problem.fused.x_params
     if params is None:
         return Refusal("the activation is not quantized")
@@ -169,7 +169,7 @@ def _check_depth(problem: LinearProblem) -> Refusal | None:
     return None
 
 
-def _takes_output(fused: FusedLinear) -> bool:
+def takes_output(fused: FusedLinear) -> bool:
     """Whether the kernel quantizes its output; if not, ATen does behind it."""
     params = fused.out_params
     assert params is not None, "the output is quantized"
@@ -185,7 +185,7 @@ def _takes_output(fused: FusedLinear) -> bool:
     )
 
 
-def _output(params: QuantParams, rw: Rewriter) -> list[Argument]:
+def output_args(params: QuantParams, rw: Rewriter) -> list[Argument]:
     spec = params.spec
     zero = None if params.zero_point is None else typed(params.zero_point, torch.int32, rw)
     math = spec.arithmetic

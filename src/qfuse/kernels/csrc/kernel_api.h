@@ -69,8 +69,8 @@ enum class OutType : int32_t { f32, bf16, f16, s8, u8 };
 //   y = total * x_scale * w_scale (+ bias), rounded to `real`;
 //   the steps; the quantizer or the conversion to the output type.
 // Integer sums: total = float(sum - x_zero * w_sum - w_zero * x_sum). The bracket is int32 and
-// wraps: only its final value has to fit, see linear_w8a8.cpp. Real sums: total = sum, and no
-// x_scale.
+// wraps: only its final value has to fit, see linear_w8a8.cpp. Real sums: total = sum; a scale that
+// is null is one.
 struct Epilogue {
   bool real_sums;
   const float* x_scale;   // one, or one per row
@@ -78,7 +78,7 @@ struct Epilogue {
   const int32_t* x_sums;  // one per row; null if w_zero is null
   bool scale_per_row;
   bool zero_per_row;
-  const float* w_scale;   // one per output feature
+  const float* w_scale;   // one per output feature, or null with real sums
   const int32_t* w_sums;  // one per output feature
   const int32_t* w_zero;  // one per output feature, or null
   const float* bias;      // one per output feature, or null
@@ -173,6 +173,45 @@ struct RowKernels {
                  const Quantizer& quantizer);
 };
 
+// Groups along K of one block of weights, each with scales of its own. The total of a feature is
+// the sum over groups, in their order and from zero, of float(sum) * scale, where
+//   sum = sum over k of (x - x_zero) * (w - w_zero)
+//       = (sum over k of x * w) - x_zero * w_sums + w_zero * x_terms
+// in int32, wrapping, with x and x_zero as the bytes that the kernel multiplied, w_sums the sum of
+// w, and x_terms minus the sum of x - x_zero. With one zero point for all weights there is no
+// w_zero, and x_terms are its products with it.
+struct Groups {
+  int64_t count;
+  const float* scale;      // [count][64]
+  const int32_t* w_sums;   // [count][64]
+  const int8_t* w_zero;    // [count][64], or null
+  const int32_t* x_zero;   // one per row, or null
+  const int32_t* x_terms;  // [rows][count], or null
+};
+
+// A tile with weights in groups, each of `depth` groups of four k.
+struct GroupTile {
+  const uint8_t* a;
+  int64_t lda;
+  int64_t rows;
+  const uint8_t* b;  // of one block: bytes as in Tile, or codes of four bits, two to a byte
+  int64_t columns;
+  int64_t depth;
+  Groups groups;
+};
+
+struct GroupKernels {
+  // Makes bytes of codes of four bits: `pairs` of groups of four k.
+  void (*unpack)(const uint8_t* codes, int64_t pairs, uint8_t* panel);
+  // Adds to `totals` the shares of a group whose products are in `sums`.
+  void (*add)(const Groups& groups, int64_t group, const int32_t* sums, int64_t rows,
+              float* totals);
+  // Add all groups of a tile to `totals`, or null where that is done with the above and
+  // Path::multiply. Codes of four bits are multiplied with signed bytes, bytes with unsigned ones.
+  void (*codes)(const GroupTile& tile, float* totals);
+  void (*bytes)(const GroupTile& tile, float* totals);
+};
+
 // One instruction-set path.
 struct Path {
   const char* name;
@@ -189,6 +228,7 @@ struct Path {
   void (*release)();
   const RealKernels* real;
   const RowKernels* rows;
+  const GroupKernels* groups;
 };
 
 const Path& portable_path();

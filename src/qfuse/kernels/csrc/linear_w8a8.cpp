@@ -12,6 +12,7 @@
 #include "kernel_api.h"
 #include "operands.h"
 #include "select.h"
+#include "stored.h"
 
 namespace qfuse {
 namespace {
@@ -83,29 +84,6 @@ Activation activation_of(const Rows& x, const Size& size, const Path& path) {
   return {x.tensor, static_cast<const uint8_t*>(x.tensor.const_data_ptr()), x.ld, flip};
 }
 
-// Zero points of the bytes as multiplied, one per row.
-at::Tensor row_zeros(const at::Tensor& zero_point, int64_t rows, int32_t least) {
-  const at::Tensor given = vector_of(zero_point, at::kInt, rows, "x_zero_point");
-  const auto* from = given.const_data_ptr<int32_t>();
-  at::Tensor zeros = at::empty({rows}, at::kInt);
-  auto* to = zeros.mutable_data_ptr<int32_t>();
-  for (int64_t i = 0; i < rows; ++i) {
-    TORCH_CHECK(from[i] >= least && from[i] <= least + 255, "x_zero_point ", from[i],
-                " is outside of the range of x");
-    to[i] = from[i] - least;
-  }
-  return zeros;
-}
-
-int32_t only_zero(const std::optional<at::Tensor>& zero_point, int32_t least) {
-  if (!zero_point) return -least;
-  TORCH_CHECK(!at::isFloatingType(zero_point->scalar_type()), "x_zero_point must be whole numbers");
-  const double zero = number_of(*zero_point, "x_zero_point");
-  TORCH_CHECK(zero >= least && zero <= least + 255, "x_zero_point ", zero,
-              " is outside of the range of x");
-  return static_cast<int32_t>(zero) - least;
-}
-
 at::Tensor x_sums_of(const Rows& x, const Size& size) {
   at::Tensor sums = at::empty({size.rows}, at::kInt);
   const auto* from = static_cast<const uint8_t*>(x.tensor.const_data_ptr());
@@ -121,12 +99,6 @@ at::Tensor x_sums_of(const Rows& x, const Size& size) {
                      }
                    });
   return sums;
-}
-
-OutType out_type_of(at::ScalarType type) {
-  if (type == at::kChar) return OutType::s8;
-  if (type == at::kByte) return OutType::u8;
-  return static_cast<OutType>(real_of(type, "out_dtype"));
 }
 
 // Multiplies and finishes all tiles. The order of tiles decides which operand stays in the cache;
@@ -188,7 +160,7 @@ at::Tensor linear_w8a8(const Linear& l, const Output* output, at::ScalarType out
   epilogue.scale_per_row = l.x_scale.numel() != 1;
   epilogue.x_scale = real(l.x_scale, epilogue.scale_per_row ? size.rows : 1, "x_scale");
   epilogue.zero_per_row = l.x_zero_point && l.x_zero_point->numel() != 1;
-  const int32_t least = l.x.scalar_type() == at::kChar ? -128 : 0;
+  const int32_t least = least_of(l.x.scalar_type());
   const int32_t zero = epilogue.zero_per_row ? 0 : only_zero(l.x_zero_point, least);
   epilogue.x_zero =
       epilogue.zero_per_row
