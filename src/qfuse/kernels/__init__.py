@@ -14,8 +14,8 @@ explained in :mod:`qfuse.kernels.ops`.
 
 from qfuse.kernels.build import Compiler, KernelBuildError, find_compiler, kernel_cache
 from qfuse.kernels.library import KernelLibrary, instruction_set, load
-from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a16
-from qfuse.kernels.pack import pack_weight, unpack_weight
+from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows, linear_w8a16
+from qfuse.kernels.pack import pack_halves, pack_weight, unpack_weight
 
 __all__ = [
     "Compiler",
@@ -26,8 +26,10 @@ __all__ = [
     "kernel_cache",
     "linear_w8a8",
     "linear_w8a8_quantized",
+    "linear_w8a8_rows",
     "linear_w8a16",
     "load",
+    "pack_halves",
     "pack_weight",
     "unpack_weight",
 ]
