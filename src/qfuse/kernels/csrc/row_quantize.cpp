@@ -20,8 +20,10 @@ namespace {
 // A thread gets at least this much to do; starting a team costs about as much.
 constexpr int64_t kLeastElements = 8192;
 
-// Rows that are computed before they are encoded.
-constexpr int64_t kScratchBytes = int64_t{1} << 21;
+// Rows that are computed before they are encoded take about half of a core's second level cache;
+// but weights are read once for each strip, so it has some rows.
+constexpr int64_t kScratchBytes = int64_t{1} << 19;
+constexpr int64_t kLeastRows = 32;
 // From so many rows per thread on, threads that read all weights each wait less than threads that
 // wait for each other.
 constexpr int64_t kLeastRowsApart = 64;
@@ -243,7 +245,8 @@ struct Strips {
 Strips strips_of(int64_t rows, int64_t row_bytes, int64_t multiple) {
   const auto whole = [&](int64_t some) { return (some + multiple - 1) / multiple * multiple; };
   const int64_t threads = at::get_num_threads();
-  const int64_t most = std::max(kScratchBytes / row_bytes / multiple * multiple, multiple);
+  const int64_t fitting = std::max(kScratchBytes / row_bytes, kLeastRows);
+  const int64_t most = std::max(fitting / multiple * multiple, multiple);
   int64_t count = (rows + most - 1) / most;
   const bool apart = rows >= threads * kLeastRowsApart;
   if (apart) count = (count + threads - 1) / threads * threads;
