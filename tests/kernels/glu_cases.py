@@ -51,11 +51,11 @@ class Halves:
 
     def run_quantized(self, **output: Any) -> torch.Tensor:
         args, options = self.arguments()
-        return linear_w8a8_quantized(*args, **options, **output)
+        return linear_w8a8_quantized(*args, **{**options, **output})
 
     def run_rows(self, output: RowOutput) -> tuple[torch.Tensor, ...]:
         args, options = self.arguments()
-        return linear_w8a8_rows(*args, output, **options, float_dtype=self.dtype())
+        return linear_w8a8_rows(*args, **{**options, "output": output, "float_dtype": self.dtype()})
 
     def in_parts(self) -> torch.Tensor:
         """The same by kernels that know no halves: the steps of each half, then their product.

@@ -82,7 +82,7 @@ def test_without_a_glu(isa: str) -> None:
         real = torch.bfloat16 if "cast" in epilogue else torch.float32
         y = linear_w8a8(*args, bias=case.bias, epilogue=epilogue, extras=extras, out_dtype=real)
         got = linear_w8a8_rows(
-            *args, dynamic(keep=True), bias=case.bias, epilogue=epilogue, extras=extras,
+            *args, output=dynamic(keep=True), bias=case.bias, epilogue=epilogue, extras=extras,
             float_dtype=real,
         )  # fmt: skip
         assert torch.equal(got[3], y)
@@ -166,7 +166,7 @@ def test_refuses(library: KernelLibrary) -> None:
     with pytest.raises(RuntimeError, match="no sum to keep"):
         case.run_rows(dynamic(keep_sum=True))
     with pytest.raises(RuntimeError, match="the epilogue gives Float"):
-        linear_w8a8_rows(*args, dynamic(), **options, float_dtype=torch.bfloat16)
+        linear_w8a8_rows(*args, **{**options, "output": dynamic(), "float_dtype": torch.bfloat16})
     with pytest.raises(RuntimeError, match="codes must be"):
         case.run_rows(dynamic(dtype=torch.int16))
     with pytest.raises(RuntimeError, match="either out_scale or a formula"):

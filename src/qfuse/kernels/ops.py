@@ -1,7 +1,7 @@
 """The kernels as Python functions, and their fake versions for tracing.
 
-``linear_w8a8``, ``linear_w8a8_quantized`` and ``linear_w8a8_rows`` compute on stored numbers. With ``x`` of shape
-``[..., K]`` and the weight ``[N, K]``:
+``linear_w8a8``, ``linear_w8a8_quantized`` and ``linear_w8a8_rows`` compute on stored numbers. With
+``x`` of shape ``[..., K]`` and the weight ``[N, K]``:
 
 1. ``total = sum over k of (x - x_zero_point) * (w - w_zero_point)``, exact in int32. That holds for
    K up to 65536, and up to 32768 with a weight zero point; larger K raises.
@@ -24,8 +24,8 @@ time.
 
 ``linear_w8a16`` takes a real ``x``: 1 is ``total = sum over k of x * w`` with the weights as they
 are stored, which bfloat16 holds exactly, summed in float32; 2 has no ``x_scale``, and ``real`` is
-the dtype of ``x``, and no ``glu``. float32 is multiplied in float32; bfloat16 in bfloat16 where the processor has
-instructions for it, else in float32; float16 in float32. Any K.
+the dtype of ``x``, and no ``glu``. float32 is multiplied in float32; bfloat16 in bfloat16 where the
+processor has instructions for it, else in float32; float16 in float32. Any K.
 
 No value depends on the number of threads. The results of all but the last do not depend on the
 instruction set either: every path does the same operations in the same order. Nothing but the
@@ -47,9 +47,9 @@ Shapes and dtypes that every op takes:
 ``extras``         at most 4 float tensors (float32, bfloat16, float16) that broadcast to
                    ``[..., N]``, or to the features of the steps that read them
 ``epilogue``       at most 8 steps in the canonical text: ``act(name,args)``, ``add(i,alpha)``,
-                   ``mul(i)``, ``cast(dtype)``, one ``glu``, joined by ``|``. Activations: relu, gelu, gelu_tanh,
-                   silu, sigmoid, tanh, hardtanh (low, high), hardswish, hardsigmoid, leaky_relu
-                   (slope)
+                   ``mul(i)``, ``cast(dtype)``, one ``glu``, joined by ``|``. Activations: relu,
+                   gelu, gelu_tanh, silu, sigmoid, tanh, hardtanh (low, high), hardswish,
+                   hardsigmoid, leaky_relu (slope)
 =================  ==============================================================================
 
 Scales may have any float dtype and are rounded to float32; zero points any integer dtype.
@@ -194,8 +194,8 @@ def linear_w8a8_rows(  # noqa: PLR0913 - the schema's arguments
     w_packed: torch.Tensor,
     w_sums: torch.Tensor,
     w_scale: torch.Tensor,
-    output: RowOutput,
     *,
+    output: RowOutput,
     w_zero_point: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     extras: Sequence[torch.Tensor] = (),
