@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from torch.fx import Node
 
-    from qfuse.ir.casts import cast_source
-from qfuse.ir.epilogue import Step
+    from qfuse.ir.epilogue import Step
     from qfuse.ir.fused_views import Activation
     from qfuse.ir.quant_spec import QuantSpec
     from qfuse.ir.views import FusedLinear
