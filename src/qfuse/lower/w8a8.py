@@ -33,7 +33,6 @@ from qfuse.lower.operands import (
     typed,
 )
 from qfuse.lower.packing import signed_zero_point
-from qfuse.lower.pairs import glu_of
 from qfuse.lower.row_problem import check_output, output_args
 
 if TYPE_CHECKING:
@@ -112,15 +111,14 @@ class LinearW8A8:
             refusal = check_output(pair.rows)
             if refusal is not None:
                 return refusal
-        steps = len(problem.fused.epilogue.steps)
-        return Claim(steps, pair.rows is not None, _pair_work(pair))
+        return Claim(0, pair.rows is not None, _pair_work(pair))
 
     def emit_pair(self, pair: Pair, rw: Rewriter) -> dict[int, Node]:
         """Add the call with packed constants."""
         problem = pair.problem
         fused = problem.fused
-        steps = str(fused.epilogue)
-        args = [*self._operands(problem, rw), list(fused.extras) or None, steps, problem.real]
+        operands = self._operands(problem, rw, halves=pair.halved)
+        args = [*operands, list(fused.extras) or None, pair.steps, problem.real]
         kernels = torch.ops.qfuse
         if pair.rows is None:
             return {0: rw.call(kernels.linear_w8a8.default, *args, float_out(fused))}
@@ -133,12 +131,14 @@ class LinearW8A8:
         results = results_of(pair.op.node)
         return {index: rw.item(call, rows.kernel_result(index)) for index in results}
 
-    def _operands(self, problem: LinearProblem, rw: Rewriter) -> list[Argument]:
+    def _operands(
+        self, problem: LinearProblem, rw: Rewriter, *, halves: bool = False
+    ) -> list[Argument]:
         fused = problem.fused
         x, w = fused.x_params, fused.weight_params
         assert x is not None, "accepted without activation params"
         assert w is not None, "accepted without weight params"
-        packed = self.packer.pack(fused.weight, w, halves=glu_of(fused) is not None)
+        packed = self.packer.pack(fused.weight, w, halves=halves)
         name, zero = fused.weight.target, packed.zero_point
         return [
             fused.x,
