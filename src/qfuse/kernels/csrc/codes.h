@@ -91,7 +91,7 @@ constexpr float kRaise = Bits == 8 ? 1.0f / qfuse::kStreamScale : 1.0f;
 // Zero points as the codes above are: less the middle code.
 template <int Bits>
 QFUSE_INLINE Floats zeros_at(const int8_t* from) {
-  return __builtin_convertvector(load<Bytes>(from, kLanes), Floats) - kMiddle<Bits>;
+  return __builtin_convertvector(widened(load<Bytes>(from, kLanes)), Floats) - kMiddle<Bits>;
 }
 
 // What becomes of codes in a panel.

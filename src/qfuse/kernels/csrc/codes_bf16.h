@@ -78,8 +78,7 @@ QFUSE_INLINE void stream_bf16_group(const qfuse::RealBlock& b, const uint16_t* a
   const int64_t at = group * qfuse::kBlock;
   if constexpr (Zero) {
     Unrolled<kVectors4>::run([&]<int I>() QFUSE_LAMBDA {
-      const Bytes z = load<Bytes>(b.zero + at + I * kLanes, kLanes);
-      zero[I] = __builtin_convertvector(z, Ints) * 0x10001;
+      zero[I] = widened(load<Bytes>(b.zero + at + I * kLanes, kLanes)) * 0x10001;
     });
   }
   const __m512i table =
