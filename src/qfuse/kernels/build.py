@@ -41,7 +41,11 @@ _BUILD_SECONDS = 600
 # library runs on every machine of this architecture and chooses at run time.
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fopenmp", "-ffp-contract=off", "-Wno-psabi")
 # What runs over memory in plain loops; elsewhere -O3 only takes longer.
-_PLAIN_LOOPS = {"linear_w8a8": ("-O3",), "linear_a16": ("-O3",)}
+_PLAIN_LOOPS = {
+    "linear_w8a8": ("-O3",),
+    "linear_a16": ("-O3",),
+    "group_operands": ("-O3",),
+}
 _AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 _X86_FLAGS = {
     "isa_avx2": ("-mavx2", "-mfma"),

@@ -13,6 +13,7 @@ import torch
 
 from qfuse.ir.errors import OptionsError
 from qfuse.kernels.build import KernelBuildError, build, find_compiler
+from qfuse.kernels.grouped_ops import register_grouped_fakes
 from qfuse.kernels.ops import register_fakes
 from qfuse.kernels.row_ops import register_row_fakes
 from qfuse.kernels.weight_only import register_weight_only_fakes
@@ -132,6 +133,7 @@ def _load() -> KernelLibrary:
 
 def _loaded(path: Path | None, *, compiled: bool) -> KernelLibrary:
     register_fakes()
+    register_grouped_fakes()
     register_row_fakes()
     register_weight_only_fakes()
     library = KernelLibrary(

@@ -30,8 +30,8 @@ result is written to. The result is contiguous.
                    included. Rows at a fixed distance are read in place, others are copied.
 ``w_packed``       the packed weight
 ``w_scale``        any float dtype, taken as float32: ``[N]``, or in groups ``[ceil(N / 64), groups,
-                   64]`` from :func:`pack_groups`. More than one group, and offsets, need groups of a
-                   multiple of 8 input features.
+                   64]`` from :func:`qfuse.kernels.pack_groups.pack_groups`. More than one group, and
+                   offsets, need groups of a multiple of 8 input features.
 ``w_zero_point``   ``None``, or of the same shape: uint8 0 to 15 (``None`` is 8) for
                    ``linear_w4a16``, int8 (``None`` is 0) for ``linear_w8a16``
 ``w_offset``       ``None``, or float of the same shape
@@ -47,7 +47,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels.pack import BLOCK, GROUP
@@ -55,28 +54,9 @@ from qfuse.kernels.pack import BLOCK, GROUP
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["linear_w4a16", "linear_w8a16", "pack_groups", "register_weight_only_fakes"]
+__all__ = ["linear_w4a16", "linear_w8a16", "register_weight_only_fakes"]
 
 _REAL = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def pack_groups(values: torch.Tensor) -> torch.Tensor:
-    """Lay parameters out as kernels read them.
-
-    Args:
-        values: ``[groups, N]``, any dtype.
-
-    Returns:
-        ``[ceil(N / 64), groups, 64]``, contiguous, padded with zeros.
-
-    Raises:
-        InputError: There are not two axes.
-    """
-    if values.dim() != 2:  # noqa: PLR2004
-        raise InputError(f"parameters to pack are [groups, N], not {tuple(values.shape)}")
-    groups, n = values.shape
-    padded = F.pad(values, (0, -n % BLOCK))
-    return padded.reshape(groups, padded.shape[1] // BLOCK, BLOCK).transpose(0, 1).contiguous()
 
 
 def linear_w4a16(  # noqa: PLR0913 - the schema's arguments

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from qfuse.lower.grouped import LinearW4A8, LinearW8A8Grouped
 from qfuse.lower.int_mm import IntMM
 from qfuse.lower.packing import Packer
 from qfuse.lower.w8a8 import LinearW8A8
@@ -22,6 +23,8 @@ def kernel_rows(library: KernelLibrary) -> tuple[LinearKernel, ...]:
     packer = Packer()
     return (
         LinearW8A8(library, packer),
+        LinearW4A8(library, packer),
+        LinearW8A8Grouped(library, packer),
         LinearW8A16(library, packer),
         IntMM(packer),
         WeightInt8Pack(packer),

@@ -73,6 +73,12 @@ const RealKernels& real_kernels() {
   return kernels;
 }
 
+const GroupKernels& group_kernels() {
+  const GroupKernels& own = *avx512_vnni_path().groups;
+  static const GroupKernels kernels{own.unpack, own.add, nullptr, nullptr};
+  return kernels;
+}
+
 void release() { at::native::cpublas::brgemm_release(); }
 
 }  // namespace
@@ -84,9 +90,11 @@ const Path& brgemm_path() {
       .dense = true,
       .multiply = &multiply,
       .finish = avx512_vnni_path().finish,
+      .finish_halves = avx512_vnni_path().finish_halves,
       .release = &release,
       .real = &real_kernels(),
       .rows = avx512_vnni_path().rows,
+      .groups = &group_kernels(),
   };
   return path;
 }

@@ -68,6 +68,8 @@ enum class OutType : int32_t { f32, bf16, f16, s8, u8 };
 // What happens to the sums of a product. In this order, all in float32:
 //   y = total * x_scale * w_scale (+ bias), rounded to `real`;
 //   the steps; the quantizer or the conversion to the output type.
+// With a glu, step number `glu` is an activation of one half of the features, by which the other
+// half is multiplied: the steps in front of it are done on both halves, those behind on the product.
 // Integer sums: total = float(sum - x_zero * w_sum - w_zero * x_sum). The bracket is int32 and
 // wraps: only its final value has to fit, see linear_w8a8.cpp. Real sums: total = sum; a scale that
 // is null is one.
@@ -86,9 +88,13 @@ struct Epilogue {
   int64_t steps;
   Step step[kMaxSteps];
   RealRows extra[kMaxExtras];
+  int64_t half;  // features of a half, which are those of the result; 0 if there is no glu
+  int64_t glu;
+  bool up_first;  // whether the activation is that of the second half
   OutType out_type;
   void* out;
   int64_t out_ld;
+  int64_t out_row;  // with which `out` begins
   Quantizer quantizer;
 };
 
@@ -198,6 +204,45 @@ struct RowKernels {
                  const Quantizer& quantizer);
 };
 
+// Groups along K of one block of weights, each with scales of its own. The total of a feature is
+// the sum over groups, in their order and from zero, of float(sum) * scale, where
+//   sum = sum over k of (x - x_zero) * (w - w_zero)
+//       = (sum over k of x * w) - x_zero * w_sums + w_zero * x_terms
+// in int32, wrapping, with x and x_zero as the bytes that the kernel multiplied, w_sums the sum of
+// w, and x_terms minus the sum of x - x_zero. With one zero point for all weights there is no
+// w_zero, and x_terms are its products with it.
+struct Groups {
+  int64_t count;
+  const float* scale;      // [count][64]
+  const int32_t* w_sums;   // [count][64]
+  const int8_t* w_zero;    // [count][64], or null
+  const int32_t* x_zero;   // one per row, or null
+  const int32_t* x_terms;  // [rows][count], or null
+};
+
+// A tile with weights in groups, each of `depth` groups of four k.
+struct GroupTile {
+  const uint8_t* a;
+  int64_t lda;
+  int64_t rows;
+  const uint8_t* b;  // of one block: bytes as in Tile, or codes of four bits, two to a byte
+  int64_t columns;
+  int64_t depth;
+  Groups groups;
+};
+
+struct GroupKernels {
+  // Makes bytes of codes of four bits: `pairs` of groups of four k.
+  void (*unpack)(const uint8_t* codes, int64_t pairs, uint8_t* panel);
+  // Adds to `totals` the shares of a group whose products are in `sums`.
+  void (*add)(const Groups& groups, int64_t group, const int32_t* sums, int64_t rows,
+              float* totals);
+  // Add all groups of a tile to `totals`, or null where that is done with the above and
+  // Path::multiply. Codes of four bits are multiplied with signed bytes, bytes with unsigned ones.
+  void (*codes)(const GroupTile& tile, float* totals);
+  void (*bytes)(const GroupTile& tile, float* totals);
+};
+
 // One instruction-set path.
 struct Path {
   const char* name;
@@ -210,10 +255,14 @@ struct Path {
   // Writes `rows` rows from `row` on, features [column, column + columns).
   void (*finish)(const Epilogue& epilogue, const void* sums, int64_t row, int64_t rows,
                  int64_t column, int64_t columns);
+  // The same with a glu: columns of the result, from the sums of both halves.
+  void (*finish_halves)(const Epilogue& epilogue, const void* first, const void* second,
+                        int64_t row, int64_t rows, int64_t column, int64_t columns);
   // Gives back what `multiply` left in the processor; called on each thread when its share is done.
   void (*release)();
   const RealKernels* real;
   const RowKernels* rows;
+  const GroupKernels* groups;
 };
 
 const Path& portable_path();
