@@ -7,9 +7,9 @@ size that have parameters of their own:
 
 1. ``w = (code - zero_point) * scale + offset``, rounded to ``compute`` after the product and after
    the sum, and then to the dtype of ``x``, as a dequantize in the source graph does it.
-2. ``y = sum over k of x * w + bias``, summed in float32, then rounded to the dtype of ``x``. float32
-   is multiplied in float32, bfloat16 in bfloat16 where the processor has instructions for it, else
-   in float32; float16 in float32.
+2. ``y = sum over k of x * w + bias``, summed in float32, then rounded to the dtype of ``x``.
+   float32 is multiplied in float32, bfloat16 in bfloat16 where the processor has instructions for
+   it, else in float32; float16 in float32.
 3. The epilogue's steps in order, as :mod:`qfuse.kernels.ops` says.
 
 In two cases a scale is multiplied with sums and not with weights, which are then whole numbers and
@@ -30,8 +30,8 @@ result is written to. The result is contiguous.
                    included. Rows at a fixed distance are read in place, others are copied.
 ``w_packed``       the packed weight
 ``w_scale``        any float dtype, taken as float32: ``[N]``, or in groups ``[ceil(N / 64), groups,
-                   64]`` from :func:`qfuse.kernels.pack_groups.pack_groups`. More than one group, and
-                   offsets, need groups of a multiple of 8 input features.
+                   64]`` from :func:`qfuse.kernels.pack_groups.pack_groups`. More than one group,
+                   and offsets, need groups of a multiple of 8 input features.
 ``w_zero_point``   ``None``, or of the same shape: uint8 0 to 15 (``None`` is 8) for
                    ``linear_w4a16``, int8 (``None`` is 0) for ``linear_w8a16``
 ``w_offset``       ``None``, or float of the same shape
