@@ -133,19 +133,44 @@ struct RealTile {
 };
 
 constexpr int64_t kStreamRows = 4;
-constexpr float kStreamScale = 0x1p-24f;  // the kernels read weights times its inverse
 
-// Products of real activations with packed int8 weights.
+// One block of a packed weight, and the parameters of its groups along K. A weight is
+//   (code - zero) * scale + offset
+// rounded to `compute` after the product and after the sum, and to `real` at the end.
+struct RealBlock {
+  const uint8_t* codes;  // 32-bit words [depth / (32 / bits)][64]
+  int64_t depth;         // input features, padded to whole words
+  int64_t group;         // input features that share parameters: a multiple of 8, or all
+  const float* scale;    // [groups][64]; null if weights are `code - zero`: the epilogue scales
+  const int8_t* zero;    // [groups][64]; null if all are the middle code, or 0 of eight bits
+  const float* offset;   // [groups][64], or null
+  Real compute;
+  Real real;
+};
+
+// Products of real activations with codes of a number of bits.
+struct CodeKernels {
+  // Writes a panel of `depth` weights per feature, from input feature `k` on.
+  void (*widen)(const RealBlock& block, int64_t k, int64_t depth, Real type, void* panel);
+  // The type that `stream` wants rows in. bfloat16 has the order of `kStreamOrder` in every eight
+  // input features; float32 of eight bits is multiplied by `kStreamScale`.
+  Real (*stream_type)(Real x);
+  // For at most kStreamRows rows, where weights are read once: sums without a panel. Weights are
+  // not rounded; a group's sum is multiplied by its scale.
+  void (*stream)(const RealBlock& block, const void* a, int64_t lda, int64_t rows, int64_t columns,
+                 float* sums);
+};
+
+constexpr float kStreamScale = 0x1p-24f;  // the kernels read weights times its inverse
+constexpr int64_t kStreamOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+
+// Products of real activations with packed weights.
 struct RealKernels {
   // The type to multiply in: bfloat16 only if `x` is, and where there are instructions for it.
   Real (*type_for)(Real x);
-  // Writes a panel from `groups` groups of a block.
-  void (*widen)(const int8_t* block, int64_t groups, Real type, void* panel);
   void (*multiply)(const RealTile& tile, Real type, float* sums);
-  // For at most kStreamRows rows, where weights are read once: sums without a panel, `a` in
-  // float32.
-  void (*stream)(const float* a, int64_t lda, int64_t rows, const int8_t* block, int64_t groups,
-                 int64_t columns, float* sums);
+  CodeKernels four;
+  CodeKernels eight;
 };
 
 enum class RowKind : int32_t { plain, rms_norm, layer_norm };
