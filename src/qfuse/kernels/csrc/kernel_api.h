@@ -277,6 +277,8 @@ const Path& portable_path();
 const Path& avx2_path();
 const Path& avx512_vnni_path();
 const Path& brgemm_path();
+// Whether oneDNN computes here, now: it may be switched off, or told to use fewer instructions.
+bool brgemm_runs();
 #endif
 
 }  // namespace qfuse

@@ -5,7 +5,6 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "buffer.h"
@@ -76,7 +75,7 @@ Activation dense(const Rows& x, uint32_t flip, const Size& size) {
                      for (int64_t i = begin; i < end; ++i) {
                        for (int64_t k = 0; k < size.k; ++k)
                          to[i * ld + k] = from[i * x.ld + k] ^ byte;
-                       std::memset(to + i * ld + size.k, 0, ld - size.k);
+                       std::fill(to + i * ld + size.k, to + (i + 1) * ld, uint8_t{0});
                      }
                    });
   return {copy, to, ld, 0};
