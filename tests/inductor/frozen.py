@@ -65,7 +65,7 @@ def _run(
     config: Any = importlib.import_module("torch._inductor.config")
     dynamo: Any = importlib.import_module("torch._dynamo")
 
-    def inner(gm: GraphModule, example_inputs: object, **_: object) -> Callable[..., Any]:
+    def inner(gm: GraphModule, _: object, **__: object) -> Callable[..., Any]:
         compile_fx._recursive_post_grad_passes(gm, is_inference=True)
         graphs.append(gm)
 

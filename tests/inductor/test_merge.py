@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.inductor.frozen import freeze
 from torch import nn
 
 from qfuse.ir.events import MissCode
-from tests.inductor.frozen import freeze
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,15 +14,15 @@ from qfuse.backends.key import package_digest
 from qfuse.capture.provenance import UserFiles, source_line
 from qfuse.inductor import _inductor_api as inductor
 from qfuse.inductor.constants import Constants
+from qfuse.inductor.journal import GraphRecord
 from qfuse.inductor.merge import merge_products
-from qfuse.inductor.reports import GraphRecord
 from qfuse.ir.events import EventLog
 from qfuse.ir.program import MODULE_META, SOURCE_META
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule
 
-    from qfuse.inductor.reports import Journal
+    from qfuse.inductor.journal import Journal
 
 __all__ = ["SLOTS", "Hooks"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from qfuse.inductor import _inductor_api as inductor
 from qfuse.inductor.hooks import SLOTS, Hooks
-from qfuse.inductor.reports import Journal
+from qfuse.inductor.journal import Journal
 from qfuse.inductor.slots import Slots, composed
 from qfuse.ir.errors import OptionsError
 

@@ -12,7 +12,7 @@ from qfuse.inductor.hooks import SLOTS
 
 if TYPE_CHECKING:
     from qfuse.inductor.hooks import Hooks
-    from qfuse.inductor.reports import Journal
+    from qfuse.inductor.journal import Journal
 
 __all__ = ["Slots", "composed"]
 
