@@ -47,7 +47,7 @@ _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fopenmp", "-ffp-contract=off", "-Wno-p
 # What runs over memory in plain loops; elsewhere -O3 only takes longer.
 _PLAIN_LOOPS = {
     "linear_w8a8": ("-O3",),
-    "linear_w8a16": ("-O3",),
+    "linear_a16": ("-O3",),
     "group_operands": ("-O3",),
 }
 _AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")

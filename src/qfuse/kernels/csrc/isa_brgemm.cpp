@@ -95,8 +95,8 @@ void multiply_real(const RealTile& t, Real type, float* sums) {
 }
 
 const RealKernels& real_kernels() {
-  static const RealKernels kernels{real_avx512().type_for, real_avx512().widen, &multiply_real,
-                                   real_avx512().stream};
+  const RealKernels& own = real_avx512();
+  static const RealKernels kernels{own.type_for, &multiply_real, own.four, own.eight};
   return kernels;
 }
 
