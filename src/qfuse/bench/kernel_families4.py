@@ -19,7 +19,7 @@ from qfuse.bench.kernel_contenders import (
     replicas,
     scales,
 )
-from qfuse.kernels import linear_w4a8, pack_grouped
+from qfuse.kernels import linear_w4a8, linear_w4a16, pack_grouped, pack_groups, pack_weight4
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -72,21 +72,59 @@ def _w4a8(group: int) -> Callable[[int, int, Copies], Prepared]:
     return prepare
 
 
+def _w4a16(group: int, dtype: torch.dtype) -> Callable[[int, int, Copies], Prepared]:
+    """Real activations, against the GEMM of their type, whose weight is 4 or 8 times as large."""
+
+    def prepare(k: int, n: int, copies: Copies) -> Prepared:
+        weight, scale, real = _weight(k, n, group)
+        bias = torch.randn(n).to(dtype)
+        ours = replicas([pack_weight4(weight), pack_groups(scale)], copies)
+        wide = replicas([real.to(dtype), bias], copies)
+
+        def contenders(m: int) -> Contenders:
+            x = torch.randn(m, k).to(dtype)
+
+            def run(i: int) -> torch.Tensor:
+                w, w_scale = ours[i]
+                return linear_w4a16(x, w, w_scale, out_features=n, bias=bias, compute=dtype)
+
+            return {OURS: Contender(run, len(ours)), "linear": real_linear(x, wide)}
+
+        return contenders
+
+    return prepare
+
+
 def _grouped_bits(group: int, per_group: int) -> float:
     return 4 + per_group * 8 / group
 
 
+def _stored(group: int) -> Family:
+    # A scale and a sum of the codes per group.
+    kinds = {
+        OURS: Kind(Arithmetic.INT8, _grouped_bits(group, 8), 1),
+        "qlinear": Kind(Arithmetic.INT8, 8, 1),
+        "linear bf16": Kind(Arithmetic.BF16, 16, 2),
+    }
+    title = f"weights of 4 bits in groups of {group}, int8 activations per token"
+    return Family(title, kinds, _w4a8(group))
+
+
+def _real(group: int, dtype: torch.dtype) -> Family:
+    arithmetic, bits = _REAL[dtype]
+    kinds = {
+        OURS: Kind(arithmetic, _grouped_bits(group, 4), bits // 8),
+        "linear": Kind(arithmetic, bits, bits // 8),
+    }
+    title = f"weights of 4 bits in groups of {group}, {arithmetic} activations"
+    return Family(title, kinds, _w4a16(group, dtype))
+
+
+_REAL = {torch.bfloat16: (Arithmetic.BF16, 16), torch.float32: (Arithmetic.F32, 32)}
+
 FAMILIES: Mapping[str, Family] = {
-    f"w4a8-g{group}": Family(
-        f"weights of 4 bits in groups of {group}, int8 activations per token",
-        {
-            # A scale and a sum of the codes per group.
-            OURS: Kind(Arithmetic.INT8, _grouped_bits(group, 8), 1),
-            "qlinear": Kind(Arithmetic.INT8, 8, 1),
-            "linear bf16": Kind(Arithmetic.BF16, 16, 2),
-        },
-        _w4a8(group),
-    )
-    for group in (128, 64, 32)
+    **{f"w4a8-g{group}": _stored(group) for group in (128, 64, 32)},
+    **{f"w4a16-g{group}": _real(group, torch.bfloat16) for group in (128, 32)},
+    **{f"w4a32-g{group}": _real(group, torch.float32) for group in (128, 32)},
 }
 """By name."""
