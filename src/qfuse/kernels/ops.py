@@ -11,11 +11,16 @@
    promotion gives it, so a bfloat16 chain rounds where the same chain of torch ops does.
 4. The dtype behind the last step is ``out_dtype``; or the result is quantized to int8 or uint8.
 
-A step ``glu(name,args,halves)`` multiplies the activation of one half of the features by the other
-half; ``halves`` is ``gate-first`` or ``up-first``. The weight is packed by
-:func:`qfuse.kernels.pack.pack_halves` then, steps in front of it work on all ``N`` features, steps
-behind it on ``N / 2``, which is what the result has. The activation and the product are rounded
-each.
+A step ``glu(name,args,order)`` multiplies the activation of one half of the features, the gate, by
+the other half; ``order`` is ``gate-first`` or ``up-first``. The activation and the product are
+rounded each. It is short for ``halves(order)|act(name,args)|times()``: what stands between
+``halves`` and ``up()`` is done on the gate, what stands between ``up()`` and ``times()`` on the
+other half; without ``up()`` that is nothing. Steps in front work on all ``N`` features, steps
+behind on the ``N / 2`` products, which the result is made of. The weight is packed by
+:func:`qfuse.kernels.pack.pack_halves` then.
+
+A step ``round(factor,zero,low,high,scale)`` is a trip to stored numbers and back:
+``(clamp(round(y * factor) + zero, low, high) - zero) * scale``. NaN goes by the code 0.
 
 ``linear_w8a8_rows`` gives codes of the float result as :mod:`qfuse.kernels.row_ops` explains: with
 a scale that is chosen for each row, for one. Its results are those of ``linear_w8a8`` with
@@ -40,9 +45,9 @@ Shapes and dtypes that every op takes:
 ``extras``         at most 4 float tensors (float32, bfloat16, float16) that broadcast to
                    ``[..., N]``, or to the features of the steps that read them
 ``epilogue``       at most 8 steps in the canonical text: ``act(name,args)``, ``add(i,alpha)``,
-                   ``mul(i)``, ``cast(dtype)``, one ``glu``, joined by ``|``. Activations: relu,
-                   gelu, gelu_tanh, silu, sigmoid, tanh, hardtanh (low, high), hardswish,
-                   hardsigmoid, leaky_relu (slope)
+                   ``mul(i)``, ``cast(dtype)``, ``round``, one product of halves,
+                   joined by ``|``. Activations: relu, gelu, gelu_tanh, silu, sigmoid, tanh,
+                   hardtanh (low, high), hardswish, hardsigmoid, leaky_relu (slope)
 =================  ==============================================================================
 
 Scales may have any float dtype and are rounded to float32; zero points any integer dtype.
@@ -313,7 +318,7 @@ def _fake_result(
     x: torch.Tensor, w_packed: torch.Tensor, n: int, dtype: torch.dtype, epilogue: str = ""
 ) -> torch.Tensor:
     k = x.shape[-1]
-    halves = 2 if "glu(" in epilogue else 1
+    halves = 2 if "glu(" in epilogue or "halves(" in epilogue else 1
     columns = n // halves
     blocks = (halves * ((columns + BLOCK - 1) // BLOCK), (k + GROUP - 1) // GROUP)
     if n % halves or w_packed.dtype != torch.int8 or w_packed.shape != (*blocks, BLOCK, GROUP):
