@@ -20,8 +20,8 @@ from qfuse.kernels.grouped_ops import (
     linear_w8a8_grouped_quantized,
 )
 from qfuse.kernels.library import KernelLibrary, instruction_set, load
-from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a16
-from qfuse.kernels.pack import pack_weight, unpack_weight
+from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows, linear_w8a16
+from qfuse.kernels.pack import pack_halves, pack_weight, unpack_weight
 from qfuse.kernels.pack_groups import PackedGroups, pack_grouped
 
 __all__ = [
@@ -38,9 +38,11 @@ __all__ = [
     "linear_w8a8_grouped",
     "linear_w8a8_grouped_quantized",
     "linear_w8a8_quantized",
+    "linear_w8a8_rows",
     "linear_w8a16",
     "load",
     "pack_grouped",
+    "pack_halves",
     "pack_weight",
     "unpack_weight",
 ]

@@ -37,6 +37,7 @@ __all__ = [
     "check_bias",
     "check_edge",
     "check_epilogue",
+    "check_extras",
     "check_rows",
     "check_zero_point",
     "fits_int32",
@@ -178,8 +179,13 @@ def check_epilogue(problem: LinearProblem) -> Refusal | None:
         return Refusal("the epilogue has too many steps")
     if not all(map(is_plain, fused.epilogue.steps)):
         return Refusal("the epilogue multiplies the halves of a row, or rounds on the way")
-    strange = [dtype_of(e) for e in fused.extras if dtype_of(e) not in FLOATS]
-    return Refusal(f"an operand of the epilogue is {strange[0]}") if strange else None
+    return check_extras(problem)
+
+
+def check_extras(problem: LinearProblem) -> Refusal | None:
+    """Refuse operands of the epilogue that are no floats of at most 32 bits."""
+    strange = [dtype_of(e) for e in problem.fused.extras if dtype_of(e) not in FLOATS]
+    return Refusal(f"an operand of the epilogue is {dtype_name(strange[0])}") if strange else None
 
 
 def is_plain(step: Step) -> bool:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from qfuse.ir.program import constant_of
-from qfuse.kernels import PackedGroups, pack_grouped, pack_weight
+from qfuse.kernels import PackedGroups, pack_grouped, pack_halves, pack_weight
+from qfuse.kernels.pack import BLOCK
 from qfuse.kernels.pack4 import pack_weight4
 from qfuse.lower.groups import first_code, group_scales, group_zero_points
 
@@ -62,20 +63,23 @@ class Packer:
     _known_grouped: dict[Hashable, PackedGroups] = field(default_factory=dict)
     _laid_out: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def pack(self, node: Node, params: QuantParams) -> Packed:
-        """Pack the constant that ``node`` names.
+    def pack(self, node: Node, params: QuantParams, *, halves: bool = False) -> Packed:
+        """Pack the constant that ``node`` names, its halves each for itself if that is asked for.
 
         Unsigned weights are packed as signed ones, which moves their zero point by 128.
         """
         stored = constant_of(node)
         assert stored is not None, f"not a constant: {node.format_node()}"
         zero = signed_zero_point(stored, params)
-        key = (id(stored), None if zero is None else tuple(zero.tolist()))
+        # Halves of whole blocks are packed as without halves, so one copy serves both.
+        apart = halves and stored.shape[0] % (2 * BLOCK) != 0
+        key = (id(stored), None if zero is None else tuple(zero.tolist()), apart)
         if key not in self._known:
             unsigned = stored.dtype is torch.uint8
             signed = (stored.to(torch.int16) - 128).to(torch.int8) if unsigned else stored
             full = None if zero is None else zero.expand(stored.shape[0]).contiguous()
-            self._known[key] = Packed(*pack_weight(signed, full), full)
+            pack = pack_halves if apart else pack_weight
+            self._known[key] = Packed(*pack(signed, full), full)
         return self._known[key]
 
     def pack4(self, node: Node, params: QuantParams) -> Packed4:

@@ -39,6 +39,7 @@ __all__ = [
     "RowOp",
     "RowProblem",
     "check_output",
+    "loops_of",
     "output_args",
     "row_problem_of",
 ]
@@ -157,6 +158,19 @@ def row_problem_of(op: RowOp, symbols: Mapping[str, SymbolRange]) -> RowProblem 
     made = tuple(op.node.meta["val"][0].shape)
     read, written = (size_range(_product(sizes), symbols) for sizes in (shape, made))
     return RowProblem(op, op.output.spec, read, written, made)
+
+
+def loops_of(op: RowOp, symbols: Mapping[str, SymbolRange]) -> Plan:
+    """Return what loops of a compiler cost that give a float result, in no call."""
+    value = op.node.meta["val"][0]
+    read, written = (
+        size_range(_product(sizes), symbols) for sizes in (shape_of(op.x), value.shape)
+    )
+    works = [
+        pointwise_work(read, [bits_of(dtype_of(op.x))], []),
+        pointwise_work(written, [], [bits_of(value.dtype)]),
+    ]
+    return [without_calls(work) for work in works]
 
 
 def _product(sizes: Sequence[Size]) -> Size:

@@ -61,7 +61,7 @@ QFUSE_INLINE void real_row(const qfuse::Epilogue& e, const Columns<Whole>& c, co
 template <bool Whole>
 inline void write_row(const qfuse::Epilogue& e, const Columns<Whole>& c, int64_t row,
                       const Floats* y) {
-  const int64_t first = row * e.out_ld + c.column;
+  const int64_t first = (row - e.out_row) * e.out_ld + c.column;
   const auto write = [&](auto* out, auto f) QFUSE_LAMBDA {
     c.each([&](int64_t v, int64_t count)
                QFUSE_LAMBDA { store(out + first + v * kLanes, f(y[v]), count); });
@@ -82,6 +82,13 @@ inline void write_row(const qfuse::Epilogue& e, const Columns<Whole>& c, int64_t
   }
 }
 
+// Steps [first, last) on the vectors of a span.
+template <bool Whole>
+QFUSE_INLINE void apply_steps(const qfuse::Epilogue& e, int64_t first, int64_t last,
+                              const Span<Whole>& c, int64_t row, Floats* y) {
+  for (int64_t s = first; s < last; ++s) apply<Whole>(e.step[s], e.extra, c, row, y);
+}
+
 template <bool Whole>
 void finish_block(const qfuse::Epilogue& e, const void* sums, int64_t row, int64_t rows,
                   int64_t column, int64_t columns) {
@@ -90,7 +97,7 @@ void finish_block(const qfuse::Epilogue& e, const void* sums, int64_t row, int64
   Floats y[kVectors] = {};
   for (int64_t i = 0; i < rows; ++i) {
     real_row(e, c, static_cast<const int32_t*>(sums) + i * qfuse::kBlock, row + i, y);
-    for (int64_t s = 0; s < e.steps; ++s) apply<Whole>(e.step[s], e.extra, c, row + i, y);
+    apply_steps(e, 0, e.steps, c, row + i, y);
     write_row(e, c, row + i, y);
   }
 }
@@ -99,6 +106,38 @@ void finish(const qfuse::Epilogue& e, const void* sums, int64_t row, int64_t row
             int64_t columns) {
   if (columns == qfuse::kBlock) return finish_block<true>(e, sums, row, rows, column, columns);
   finish_block<false>(e, sums, row, rows, column, columns);
+}
+
+template <bool Whole>
+void finish_pair(const qfuse::Epilogue& e, const int32_t* first, const int32_t* second,
+                 int64_t row, int64_t rows, int64_t column, int64_t columns) {
+  const Columns<Whole> low(e, column, columns);
+  const Columns<Whole> high(e, e.half + column, columns);
+  const qfuse::Step& act = e.step[e.glu];
+  Floats y[kVectors] = {};
+  Floats other[kVectors] = {};
+  Floats* gate = e.up_first ? other : y;
+  for (int64_t i = 0; i < rows; ++i) {
+    real_row(e, low, first + i * qfuse::kBlock, row + i, y);
+    real_row(e, high, second + i * qfuse::kBlock, row + i, other);
+    apply_steps(e, 0, e.glu, low, row + i, y);
+    apply_steps(e, 0, e.glu, high, row + i, other);
+    apply<Whole>(act, e.extra, low, row + i, gate);
+    low.each([&](int64_t v, int64_t)
+                 QFUSE_LAMBDA { y[v] = rounded_to(act.type, y[v] * other[v]); });
+    apply_steps(e, e.glu + 1, e.steps, low, row + i, y);
+    write_row(e, low, row + i, y);
+  }
+}
+
+void finish_halves(const qfuse::Epilogue& e, const void* first, const void* second, int64_t row,
+                   int64_t rows, int64_t column, int64_t columns) {
+  const auto* low = static_cast<const int32_t*>(first);
+  const auto* high = static_cast<const int32_t*>(second);
+  if (columns == qfuse::kBlock) {
+    return finish_pair<true>(e, low, high, row, rows, column, columns);
+  }
+  finish_pair<false>(e, low, high, row, rows, column, columns);
 }
 
 }  // namespace

@@ -84,6 +84,7 @@ const Path& avx2_path() {
       .dense = false,
       .multiply = &multiply,
       .finish = &finish,
+      .finish_halves = &finish_halves,
       .release = &release,
       .real = &f32_kernels<6, 2>,
       .rows = &row_kernels,

@@ -93,6 +93,7 @@ const Path& avx512_vnni_path() {
       .dense = false,
       .multiply = &multiply,
       .finish = &finish,
+      .finish_halves = &finish_halves,
       .release = &release,
       .real = &real_avx512(),
       .rows = &row_kernels,

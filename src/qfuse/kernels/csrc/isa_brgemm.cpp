@@ -90,6 +90,7 @@ const Path& brgemm_path() {
       .dense = true,
       .multiply = &multiply,
       .finish = avx512_vnni_path().finish,
+      .finish_halves = avx512_vnni_path().finish_halves,
       .release = &release,
       .real = &real_kernels(),
       .rows = avx512_vnni_path().rows,

@@ -57,6 +57,7 @@ const Path& portable_path() {
       .dense = false,
       .multiply = &multiply,
       .finish = &finish,
+      .finish_halves = &finish_halves,
       .release = &release,
       .real = &f32_kernels<4, 2>,
       .rows = &row_kernels,

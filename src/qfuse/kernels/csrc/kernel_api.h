@@ -68,6 +68,8 @@ enum class OutType : int32_t { f32, bf16, f16, s8, u8 };
 // What happens to the sums of a product. In this order, all in float32:
 //   y = total * x_scale * w_scale (+ bias), rounded to `real`;
 //   the steps; the quantizer or the conversion to the output type.
+// With a glu, step number `glu` is an activation of one half of the features, by which the other
+// half is multiplied: the steps in front of it are done on both halves, those behind on the product.
 // Integer sums: total = float(sum - x_zero * w_sum - w_zero * x_sum). The bracket is int32 and
 // wraps: only its final value has to fit, see linear_w8a8.cpp. Real sums: total = sum; a scale that
 // is null is one.
@@ -86,9 +88,13 @@ struct Epilogue {
   int64_t steps;
   Step step[kMaxSteps];
   RealRows extra[kMaxExtras];
+  int64_t half;  // features of a half, which are those of the result; 0 if there is no glu
+  int64_t glu;
+  bool up_first;  // whether the activation is that of the second half
   OutType out_type;
   void* out;
   int64_t out_ld;
+  int64_t out_row;  // with which `out` begins
   Quantizer quantizer;
 };
 
@@ -223,6 +229,9 @@ struct Path {
   // Writes `rows` rows from `row` on, features [column, column + columns).
   void (*finish)(const Epilogue& epilogue, const void* sums, int64_t row, int64_t rows,
                  int64_t column, int64_t columns);
+  // The same with a glu: columns of the result, from the sums of both halves.
+  void (*finish_halves)(const Epilogue& epilogue, const void* first, const void* second,
+                        int64_t row, int64_t rows, int64_t column, int64_t columns);
   // Gives back what `multiply` left in the processor; called on each thread when its share is done.
   void (*release)();
   const RealKernels* real;

@@ -72,14 +72,29 @@ void expect_args(const Call& call, size_t count) {
               " arguments, expected ", count);
 }
 
-Step activation_of(const Call& call) {
+// The activation that arguments name, the last `others` of which mean something else.
+Step activation_of(const Call& call, size_t others = 0) {
   const auto* found = std::find_if(kActivations.begin(), kActivations.end(),
                                    [&](const Named& a) { return a.name == call.args[0]; });
   TORCH_CHECK(found != kActivations.end(), "unknown activation in epilogue step '", call.text, "'");
-  expect_args(call, 1 + found->args);
+  expect_args(call, 1 + found->args + others);
   Step step{found->kind, 0, 0.0f, 0.0f, Real::f32};
   if (found->args > 0) step.a = static_cast<float>(parse<double>(call.args[1], call.text));
   if (found->args > 1) step.b = static_cast<float>(parse<double>(call.args[2], call.text));
+  return step;
+}
+
+// Notes that the next step multiplies the halves of `columns` features, and returns it.
+Step glu_of(const Call& call, int64_t columns, Epilogue& epilogue) {
+  TORCH_CHECK(epilogue.half == 0, "more than one glu in an epilogue");
+  TORCH_CHECK(columns % 2 == 0, "epilogue step '", call.text, "' halves ", columns,
+              " features");
+  const Step step = activation_of(call, 1);
+  epilogue.up_first = call.args.back() == "up-first";
+  TORCH_CHECK(epilogue.up_first || call.args.back() == "gate-first", "epilogue step '", call.text,
+              "' does not say which half is the gate");
+  epilogue.half = columns / 2;
+  epilogue.glu = epilogue.steps;
   return step;
 }
 
@@ -91,6 +106,30 @@ Step binary_of(const Call& call, size_t extras) {
               "' wants an extra that is not there: ", extras, " given");
   const double alpha = add ? parse<double>(call.args[1], call.text) : 1.0;
   return {add ? StepKind::add : StepKind::mul, extra, static_cast<float>(alpha), 0.0f, Real::f32};
+}
+
+// Where the steps read an extra, relative to a glu; nowhere counts as behind.
+struct Place {
+  bool before;
+  bool behind;
+};
+
+// What the steps read of an extra that is broadcast to the rows that they work on.
+RealRows extra_of(const at::Tensor& extra, const Place& place, at::IntArrayRef shape,
+                  const Epilogue& epilogue, std::vector<at::Tensor>& kept) {
+  TORCH_CHECK(extra.dim() >= 1, "an extra must have at least one axis");
+  std::vector<int64_t> sizes = shape.vec();
+  at::Tensor spread;
+  if (epilogue.half > 0 && (place.behind || !place.before)) {
+    sizes.back() = epilogue.half;
+    spread = extra.expand(sizes);
+  }
+  // What is read on both sides fits both, so it has one column: any number of them is as good.
+  if (epilogue.half == 0 || place.before) spread = extra.expand(shape);
+  const Rows rows = rows_of(spread);
+  kept.push_back(rows.tensor);
+  return {rows.tensor.const_data_ptr(), rows.ld,
+          real_of(rows.tensor.scalar_type(), "an extra")};
 }
 
 }  // namespace
@@ -155,19 +194,15 @@ double number_of(const at::Tensor& tensor, const char* what) {
 
 at::ScalarType read_steps(std::string_view text, const std::vector<at::Tensor>& extras,
                           at::IntArrayRef shape, at::ScalarType real, Epilogue& epilogue,
-                          std::vector<at::Tensor>& kept) {
+                          std::vector<at::Tensor>& kept, bool takes_glu) {
   TORCH_CHECK(extras.size() <= kMaxExtras, "at most ", kMaxExtras, " extras, not ", extras.size());
-  for (size_t i = 0; i < extras.size(); ++i) {
-    TORCH_CHECK(extras[i].dim() >= 1, "an extra must have at least one axis");
-    const Rows rows = rows_of(extras[i].expand(shape));
-    epilogue.extra[i] = {rows.tensor.const_data_ptr(), rows.ld,
-                         real_of(rows.tensor.scalar_type(), "an extra")};
-    kept.push_back(rows.tensor);
-  }
+  std::array<Place, kMaxExtras> places{};
   at::ScalarType type = real;
   epilogue.steps = 0;
-  if (text.empty()) return type;
-  for (const std::string_view part : split(text, '|')) {
+  epilogue.half = 0;
+  std::vector<std::string_view> parts;
+  if (!text.empty()) parts = split(text, '|');
+  for (const std::string_view part : parts) {
     TORCH_CHECK(epilogue.steps < kMaxSteps, "at most ", kMaxSteps, " epilogue steps");
     const Call call = call_of(part);
     Step step{StepKind::cast, 0, 0.0f, 0.0f, Real::f32};
@@ -176,6 +211,10 @@ at::ScalarType read_steps(std::string_view text, const std::vector<at::Tensor>& 
     } else if (call.name == "add" || call.name == "mul") {
       step = binary_of(call, extras.size());
       type = at::promoteTypes(type, extras[step.extra].scalar_type());
+      (epilogue.half > 0 ? places[step.extra].behind : places[step.extra].before) = true;
+    } else if (call.name == "glu") {
+      TORCH_CHECK(takes_glu, "this kernel multiplies no halves: epilogue step '", part, "'");
+      step = glu_of(call, shape.back(), epilogue);
     } else {
       TORCH_CHECK(call.name == "cast", "unknown epilogue step '", part, "'");
       expect_args(call, 1);
@@ -183,6 +222,9 @@ at::ScalarType read_steps(std::string_view text, const std::vector<at::Tensor>& 
     }
     step.type = real_of(type, "an epilogue step");
     epilogue.step[epilogue.steps++] = step;
+  }
+  for (size_t i = 0; i < extras.size(); ++i) {
+    epilogue.extra[i] = extra_of(extras[i], places[i], shape, epilogue, kept);
   }
   return type;
 }

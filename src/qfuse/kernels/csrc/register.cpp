@@ -21,6 +21,18 @@ std::vector<Tensor> list_of(const Extras& extras) {
   return extras ? *extras : std::vector<Tensor>{};
 }
 
+// The arguments that say how a row becomes codes, of all ops that do that.
+#define QFUSE_ROW_OUTPUT                                                                       \
+  const optional<Tensor>&out_scale, const optional<Tensor>&out_zero_point,                     \
+      std::string_view formula, double choose_eps, ScalarType scale_dtype,                     \
+      ScalarType zero_point_dtype, int64_t quant_min, int64_t quant_max, ScalarType out_dtype, \
+      ScalarType compute, bool reciprocal, bool zero_point_first, bool keep, bool keep_sum
+#define QFUSE_ROW_OUTPUT_GIVEN                                                                 \
+  {                                                                                            \
+    out_scale, out_zero_point, formula, choose_eps, scale_dtype, zero_point_dtype, quant_min,  \
+        quant_max, out_dtype, compute, reciprocal, zero_point_first, keep, keep_sum            \
+  }
+
 Tensor linear_w8a8(const Tensor& x, const Tensor& x_scale, const optional<Tensor>& x_zero_point,
                    const Tensor& w_packed, const Tensor& w_sums, const Tensor& w_scale,
                    const optional<Tensor>& w_zero_point, const optional<Tensor>& bias,
@@ -75,23 +87,23 @@ Tensor linear_grouped_quantized(const Tensor& x, const Tensor& x_scale,
                                Bits, &output, out_dtype);
 }
 
+qfuse::RowResult linear_w8a8_rows(const Tensor& x, const Tensor& x_scale,
+                                  const optional<Tensor>& x_zero_point, const Tensor& w_packed,
+                                  const Tensor& w_sums, const Tensor& w_scale,
+                                  const optional<Tensor>& w_zero_point,
+                                  const optional<Tensor>& bias, Extras extras,
+                                  std::string_view epilogue, ScalarType real,
+                                  ScalarType float_dtype, QFUSE_ROW_OUTPUT) {
+  return qfuse::linear_w8a8_rows({x, x_scale, x_zero_point, w_packed, w_sums, w_scale,
+                                  w_zero_point, bias, list_of(extras), epilogue, real},
+                                 float_dtype, QFUSE_ROW_OUTPUT_GIVEN);
+}
+
 Tensor linear_w8a16(const Tensor& x, const Tensor& w_packed, const Tensor& w_scale,
                     const optional<Tensor>& bias, Extras extras, std::string_view epilogue,
                     ScalarType out_dtype) {
   return qfuse::linear_w8a16(x, w_packed, w_scale, bias, list_of(extras), epilogue, out_dtype);
 }
-
-// The arguments that say how a row becomes codes, of all ops that do that.
-#define QFUSE_ROW_OUTPUT                                                                       \
-  const optional<Tensor>&out_scale, const optional<Tensor>&out_zero_point,                     \
-      std::string_view formula, double choose_eps, ScalarType scale_dtype,                     \
-      ScalarType zero_point_dtype, int64_t quant_min, int64_t quant_max, ScalarType out_dtype, \
-      ScalarType compute, bool reciprocal, bool zero_point_first, bool keep, bool keep_sum
-#define QFUSE_ROW_OUTPUT_GIVEN                                                                 \
-  {                                                                                            \
-    out_scale, out_zero_point, formula, choose_eps, scale_dtype, zero_point_dtype, quant_min,  \
-        quant_max, out_dtype, compute, reciprocal, zero_point_first, keep, keep_sum            \
-  }
 
 qfuse::RowResult rms_norm_quantized(const Tensor& x, const optional<Tensor>& residual,
                                     const optional<Tensor>& weight, double eps, ScalarType inner,
@@ -161,6 +173,10 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
     m.def(schema.c_str(), tags);
   };
   define_rows(
+      "linear_w8a8_rows(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, "
+      "Tensor w_sums, Tensor w_scale, Tensor? w_zero_point, Tensor? bias, Tensor[]? extras, "
+      "str epilogue, ScalarType real, ScalarType float_dtype, ");
+  define_rows(
       "rms_norm_quantized(Tensor x, Tensor? residual, Tensor? weight, float eps, "
       "ScalarType inner, ScalarType real, ");
   define_rows(
@@ -180,6 +196,7 @@ TORCH_LIBRARY_IMPL(qfuse, CPU, m) {
   m.impl("linear_w4a8_quantized", &linear_grouped_quantized<WeightBits::four>);
   m.impl("linear_w8a8_grouped", &linear_grouped<WeightBits::eight>);
   m.impl("linear_w8a8_grouped_quantized", &linear_grouped_quantized<WeightBits::eight>);
+  m.impl("linear_w8a8_rows", &linear_w8a8_rows);
   m.impl("linear_w8a16", &linear_w8a16);
   m.impl("rms_norm_quantized", &rms_norm_quantized);
   m.impl("layer_norm_quantized", &layer_norm_quantized);
