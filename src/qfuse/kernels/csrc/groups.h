@@ -22,6 +22,15 @@ QFUSE_INLINE void with_zeros(const qfuse::Groups& g, const F& f) {
   return g.x_zero ? f(Zeros<true, false>{}) : f(Zeros<false, false>{});
 }
 
+// Calls f<Rows, Has>() with the rows of a tile, at most Most, as a constant, and its Zeros.
+template <int Most, class F>
+QFUSE_INLINE void with_tile(const qfuse::GroupTile& t, const F& f) {
+  if constexpr (Most > 1) {
+    if (t.rows < Most) return with_tile<Most - 1>(t, f);
+  }
+  with_zeros(t.groups, [&]<class Has>(Has) { f.template operator()<Most, Has>(); });
+}
+
 // What one vector of features has in one group.
 template <class Has>
 struct GroupColumn {
@@ -46,6 +55,20 @@ struct GroupColumn {
   Words sums;
   Words zero;
 };
+
+// Adds the shares of a group, whose sums are those of the vectors from `first` on, to all rows.
+template <int Rows, int Vectors, class Has>
+QFUSE_INLINE void add_shares(const qfuse::Groups& g, int64_t group, int64_t first,
+                             const Words* sums, float* totals) {
+  Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA {
+    const GroupColumn<Has> column(g, group, first + V);
+    Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
+      float* to = totals + R * qfuse::kBlock + (first + V) * kLanes;
+      const Floats share = column.share(g, sums[R * Vectors + V], group, R);
+      store(to, load<Floats>(to, kLanes) + share, kLanes);
+    });
+  });
+}
 
 // What the sums of a row start from: all that one zero point of all weights asks for.
 template <class Has>

@@ -84,24 +84,18 @@ void multiply_groups(const qfuse::GroupTile& t, float* totals) {
       a += kStep * qfuse::kGroup;
       b += qfuse::kBlock * qfuse::kGroup;
     }
-    Unrolled<kColumnVectors>::run([&]<int V>() QFUSE_LAMBDA {
-      const GroupColumn<Has> column(g, group, V);
-      Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
-        float* to = totals + R * qfuse::kBlock + V * kLanes;
-        const Floats share = column.share(g, total[R * kColumnVectors + V], group, R);
-        store(to, load<Floats>(to, kLanes) + share, kLanes);
-      });
-    });
+    add_shares<Rows, kColumnVectors, Has>(g, group, 0, total, totals);
   }
 }
 
 // Whole blocks, although fewer columns may be wanted: what lies behind is zero.
-template <bool Codes, int Rows>
-void multiply_group_rows(const qfuse::GroupTile& t, float* totals) {
-  if constexpr (Rows > 1) {
-    if (t.rows < Rows) return multiply_group_rows<Codes, Rows - 1>(t, totals);
-  }
-  with_zeros(t.groups, [&]<class Has>(Has) { multiply_groups<Codes, Rows, Has>(t, totals); });
+template <bool Codes>
+void multiply_group_tile(const qfuse::GroupTile& t, float* totals) {
+  with_tile<kGroupRows>(
+      t, [&]<int Rows, class Has>() { multiply_groups<Codes, Rows, Has>(t, totals); });
 }
+
+constexpr qfuse::GroupKernels group_kernels{&unpack, &add_group, &multiply_group_tile<true>,
+                                            &multiply_group_tile<false>};
 
 }  // namespace
