@@ -60,6 +60,8 @@ struct GroupColumn {
 template <int Rows, int Vectors, class Has>
 QFUSE_INLINE void add_shares(const qfuse::Groups& g, int64_t group, int64_t first,
                              const Words* sums, float* totals) {
+  // Compilers would keep totals for the next group, in registers that there are not.
+  asm volatile("" : : : "memory");
   Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA {
     const GroupColumn<Has> column(g, group, first + V);
     Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {

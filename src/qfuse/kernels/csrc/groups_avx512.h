@@ -24,7 +24,8 @@ QFUSE_INLINE __m512i broadcast_word(const uint8_t* from) {
 // Eight k of four-bit codes, which are unsigned, with signed bytes.
 template <int Rows>
 QFUSE_INLINE void multiply_codes(const uint8_t* a, int64_t lda, const uint8_t* b, Words* total) {
-  const __m512i mask = _mm512_set1_epi8(15);
+  __m512i mask = _mm512_set1_epi8(15);
+  asm("" : "+v"(mask));  // one register, not one for each use
   __m512i w[kColumnVectors];
   const auto multiply = [&](const uint8_t* from) QFUSE_LAMBDA {
     Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
