@@ -73,7 +73,7 @@ void multiply_groups(const qfuse::GroupTile& t, float* totals) {
       total[I] = start_of<Has>(g, group, I / kColumnVectors);
     });
     for (int64_t k = 0; k < t.depth; k += kStep) {
-      if constexpr (Rows <= 2) {
+      if constexpr (Rows <= qfuse::kStreamRows) {
         Unrolled<kColumnVectors>::run(
             [&]<int V>() QFUSE_LAMBDA { _mm_prefetch(b + kAhead + 64 * V, _MM_HINT_T0); });
       }
