@@ -14,9 +14,10 @@ from qfuse.kernels import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from qfuse.ir.epilogue import Step
     from qfuse.kernels.row_ops import RowOutput
 
-__all__ = ["Halves", "halves"]
+__all__ = ["Halves", "activated", "halves"]
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,14 @@ class Halves:
         glu = steps[at]
         assert isinstance(glu, Glu)
         half = self.linear.weight.shape[0] // 2
-        parts = [self._part(steps[:at], slice(i * half, (i + 1) * half)) for i in (0, 1)]
+        parts = [self.part(slice(i * half, (i + 1) * half), steps[:at]) for i in (0, 1)]
         gate, up = parts if glu.halves == "gate-first" else parts[::-1]
         if gate.numel() == 0:
             return Epilogue(steps[at + 1 :]).apply(gate * up, self.extras)
-        y = _activated(gate, glu) * up
+        y = activated(gate, str(glu.act)) * up
         return Epilogue(steps[at + 1 :]).apply(y, self.extras)
 
-    def _part(self, steps: Any, columns: slice) -> torch.Tensor:
+    def part(self, columns: slice, steps: tuple[Step, ...] = ()) -> torch.Tensor:
         """One half of the linear, with the steps in front of the glu."""
         case = self.linear
         zero = case.w_zero_point
@@ -94,7 +95,7 @@ def _columns(extra: torch.Tensor, columns: slice, n: int) -> torch.Tensor:
     return extra[..., columns] if extra.shape[-1] == n else extra
 
 
-def _activated(gate: torch.Tensor, glu: Glu) -> torch.Tensor:
+def activated(gate: torch.Tensor, act: str) -> torch.Tensor:
     """The kernel's own activation of any numbers: a linear with the weight one."""
     rows = gate.reshape(-1, 1).float()
     count = rows.shape[0]
@@ -106,7 +107,7 @@ def _activated(gate: torch.Tensor, glu: Glu) -> torch.Tensor:
     )
     # The sum 1 plus the number less 1 would round; 0 plus the number is the number.
     zero = replace(one, x=torch.zeros(count, 1, dtype=torch.int8))
-    text = f"add(0,1.0)|{glu.act}"
+    text = f"add(0,1.0)|{act}"
     y = zero.with_options(epilogue=text, extras=[rows]).run()
     return y.reshape(gate.shape).to(gate.dtype)
 

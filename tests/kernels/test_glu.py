@@ -9,13 +9,19 @@ from typing import Any
 import pytest
 import torch
 from tests.kernels.cases import REAL, STORED, Linear
-from tests.kernels.glu_cases import halves
+from tests.kernels.glu_cases import activated, halves
+from tests.kernels.row_cases import dynamic
 
 from qfuse.ir.epilogue import ACTIVATIONS, Epilogue
-from qfuse.kernels import KernelLibrary, instruction_set, linear_w8a16, pack_halves, pack_weight
+from qfuse.kernels import (
+    KernelLibrary,
+    instruction_set,
+    linear_w8a8,
+    linear_w8a16,
+    pack_halves,
+    pack_weight,
+)
 from qfuse.kernels.row_ops import activation_quantized
-
-from tests.kernels.row_cases import dynamic  # isort: skip
 
 pytestmark = pytest.mark.numeric
 
@@ -172,10 +178,14 @@ def test_whole_blocks_are_packed_as_without_halves() -> None:
     ("change", "message"),
     [
         ({"epilogue": "glu(silu,first)"}, "which half is the gate"),
-        ({"epilogue": "glu(silu)"}, "has 1 arguments, expected 2"),
+        ({"epilogue": "glu(silu)"}, "which half is the gate"),
         ({"epilogue": "glu(elu,gate-first)"}, "unknown activation"),
         ({"epilogue": "glu(leaky_relu,gate-first)"}, "has 2 arguments, expected 3"),
-        ({"epilogue": "glu(silu,gate-first)|glu(silu,gate-first)"}, "more than one glu"),
+        ({"epilogue": "glu(silu,gate-first)|glu(silu,gate-first)"}, "halves of halves"),
+        ({"epilogue": "halves(gate-first)|act(silu)"}, "are not multiplied"),
+        ({"epilogue": "act(silu)|up()"}, "without a gate"),
+        ({"epilogue": "times()"}, "without halves"),
+        ({"epilogue": "round(1.0,0.0,0.0)"}, "has 3 arguments, expected 5"),
         ({"extras": [torch.ones(3, 12)], "epilogue": "glu(silu,gate-first)|mul(0)"}, "expand"),
         ({"extras": [torch.ones(3, 6)], "epilogue": "mul(0)|glu(silu,gate-first)"}, "expand"),
         ({"extras": [torch.ones(3, 12)]}, "expand"),
@@ -212,3 +222,42 @@ def test_other_kernels_refuse_a_glu(library: KernelLibrary) -> None:
         linear_w8a16(torch.ones(3, 8), packed, torch.ones(4), epilogue="glu(silu,gate-first)")
     with pytest.raises(RuntimeError, match="multiplies no halves"):
         activation_quantized(torch.ones(3, 8), "glu(silu,gate-first)", dynamic())
+
+
+@pytest.mark.parametrize("order", ["gate-first", "up-first"])
+def test_each_half_is_rounded_by_itself(isa: str, order: str) -> None:
+    """The trips to stored numbers that a source makes between the activation and the product."""
+    del isa
+    trips = [(1 / 0.013, 17.0, 0, 255, 0.013), (1 / 0.02, -3.0, -128, 120, 0.02)]
+    text = ["round(" + ",".join(map(repr, trip)) + ")" for trip in trips]
+    act = f"halves({order})|act(silu)|{text[0]}|up()|{text[1]}|times()|{text[0]}"
+    glu = replace(halves((9, 20), 70, bias=False), epilogue=f"glu(silu,{order})")
+    args, options = glu.arguments()
+    got = linear_w8a8(*args, **{**options, "epilogue": act})
+
+    parts = [glu.part(slice(0, 70)), glu.part(slice(70, 140))]
+    gate, up = parts if order == "gate-first" else parts[::-1]
+    want = trip(trip(activated(gate, "act(silu)"), *trips[0]) * trip(up, *trips[1]), *trips[0])
+    assert torch.equal(got, want)
+
+
+def trip(y: torch.Tensor, *numbers: float) -> torch.Tensor:
+    """Quantize and dequantize as torch does it in float32."""
+    factor, zero, low, high, scale = (torch.tensor(n, dtype=torch.float32) for n in numbers)
+    return (((y * factor).round() + zero).clamp(low, high) - zero) * scale
+
+
+def test_steps_of_one_half_read_columns_of_the_result(isa: str) -> None:
+    del isa
+    plain = replace(halves((5, 20), 33), real=torch.bfloat16)
+    args, options = plain.arguments()
+    gate_extra, up_extra = torch.randn(5, 33), torch.randn(33).bfloat16()
+    text = "halves(up-first)|act(relu)|add(0,1.0)|up()|mul(1)|times()|cast(bfloat16)"
+    got = linear_w8a8(
+        *args,
+        **{**options, "epilogue": text, "extras": [gate_extra, up_extra]},
+        out_dtype=torch.bfloat16,
+    )
+    up, gate = (plain.part(slice(i * 33, (i + 1) * 33)) for i in (0, 1))
+    want = ((gate.relu() + gate_extra) * (up * up_extra)).bfloat16()
+    assert torch.equal(got, want)

@@ -152,7 +152,7 @@ class Judgement:
 def judge(cells: Iterable[Cell], targets: Sequence[Target] = TARGETS) -> list[Judgement]:
     """Judge every target by the cells, by cold and by warm ones apart."""
     listed = list(cells)
-    judgements = []
+    judgements: list[Judgement] = []
     for target in targets:
         about = [cell for cell in listed if target.about(cell)]
         judgements.extend(

@@ -11,45 +11,43 @@
    promotion gives it, so a bfloat16 chain rounds where the same chain of torch ops does.
 4. The dtype behind the last step is ``out_dtype``; or the result is quantized to int8 or uint8.
 
-A step ``glu(name,args,halves)`` multiplies the activation of one half of the features by the other
-half; ``halves`` is ``gate-first`` or ``up-first``. The weight is packed by
-:func:`qfuse.kernels.pack.pack_halves` then, steps in front of it work on all ``N`` features, steps
-behind it on ``N / 2``, which is what the result has. The activation and the product are rounded
-each.
+A step ``glu(name,args,order)`` multiplies the activation of one half of the features, the gate, by
+the other half; ``order`` is ``gate-first`` or ``up-first``. The activation and the product are
+rounded each. It is short for ``halves(order)|act(name,args)|times()``: what stands between
+``halves`` and ``up()`` is done on the gate, what stands between ``up()`` and ``times()`` on the
+other half; without ``up()`` that is nothing. Steps in front work on all ``N`` features, steps
+behind on the ``N / 2`` products, which the result is made of. The weight is packed by
+:func:`qfuse.kernels.pack.pack_halves` then.
+
+A step ``round(factor,zero,low,high,scale)`` is a trip to stored numbers and back:
+``(clamp(round(y * factor) + zero, low, high) - zero) * scale``. NaN goes by the code 0.
 
 ``linear_w8a8_rows`` gives codes of the float result as :mod:`qfuse.kernels.row_ops` explains: with
 a scale that is chosen for each row, for one. Its results are those of ``linear_w8a8`` with
 ``activation_quantized`` behind it, bit for bit, but only some rows of the float result exist at a
 time.
 
-``linear_w8a16`` takes a real ``x``: 1 is ``total = sum over k of x * w`` with the weights as they
-are stored, which bfloat16 holds exactly, summed in float32; 2 has no ``x_scale``, and ``real`` is
-the dtype of ``x``, and no ``glu``. float32 is multiplied in float32; bfloat16 in bfloat16 where the
-processor has instructions for it, else in float32; float16 in float32. Any K.
-
-No value depends on the number of threads. The results of all but the last do not depend on the
-instruction set either: every path does the same operations in the same order. Nothing but the
-result is written to. The result is contiguous.
+No value depends on the number of threads, nor on the instruction set: every path does the same
+operations in the same order. Nothing but the result is written to. The result is contiguous.
 
 Shapes and dtypes that every op takes:
 
 =================  ==============================================================================
-``x``              int8 or uint8, for ``linear_w8a16`` float32, bfloat16 or float16; ``[..., K]``,
-                   one axis or more; any strides, zero included. Rows at a fixed distance (slices,
-                   say) are read in place, others are copied.
+``x``              int8 or uint8, ``[..., K]``, one axis or more; any strides, zero included. Rows
+                   at a fixed distance (slices, say) are read in place, others are copied.
 ``x_scale``        one float, or one per row of ``x`` in the order of its leading axes
 ``x_zero_point``   ``None``, one integer, or one per row; in the range of ``x``'s dtype
 ``w_packed``       from :func:`qfuse.kernels.pack.pack_weight`, or ``pack_halves``
 ``w_sums``         from the same call
-``w_scale``        one float, or ``[N]``; for ``linear_w8a16`` ``[N]``
+``w_scale``        one float, or ``[N]``
 ``w_zero_point``   ``None``, one integer, or ``[N]``: what the sums were made with
 ``bias``           ``None`` or float ``[N]``
 ``extras``         at most 4 float tensors (float32, bfloat16, float16) that broadcast to
                    ``[..., N]``, or to the features of the steps that read them
 ``epilogue``       at most 8 steps in the canonical text: ``act(name,args)``, ``add(i,alpha)``,
-                   ``mul(i)``, ``cast(dtype)``, one ``glu``, joined by ``|``. Activations: relu,
-                   gelu, gelu_tanh, silu, sigmoid, tanh, hardtanh (low, high), hardswish,
-                   hardsigmoid, leaky_relu (slope)
+                   ``mul(i)``, ``cast(dtype)``, ``round``, one product of halves,
+                   joined by ``|``. Activations: relu, gelu, gelu_tanh, silu, sigmoid, tanh,
+                   hardtanh (low, high), hardswish, hardsigmoid, leaky_relu (slope)
 =================  ==============================================================================
 
 Scales may have any float dtype and are rounded to float32; zero points any integer dtype.
@@ -72,7 +70,6 @@ __all__ = [
     "linear_w8a8",
     "linear_w8a8_quantized",
     "linear_w8a8_rows",
-    "linear_w8a16",
     "register_fakes",
 ]
 
@@ -234,46 +231,11 @@ def linear_w8a8_rows(  # noqa: PLR0913 - the schema's arguments
     return result
 
 
-def linear_w8a16(  # noqa: PLR0913 - the schema's arguments
-    x: torch.Tensor,
-    w_packed: torch.Tensor,
-    w_scale: torch.Tensor,
-    *,
-    bias: torch.Tensor | None = None,
-    extras: Sequence[torch.Tensor] = (),
-    epilogue: str = "",
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """Linear of a real activation with an int8 weight; arguments as the module explains them.
-
-    Args:
-        x: Activation.
-        w_packed: Packed weight.
-        w_scale: Its scale.
-        bias: Added before the epilogue.
-        extras: Tensors that the epilogue names by index.
-        epilogue: Canonical text of the steps.
-        out_dtype: dtype behind the last step; ``None`` is that of ``x``.
-
-    Returns:
-        ``[..., N]`` of ``out_dtype``.
-
-    Raises:
-        RuntimeError: An argument does not fit; the message names it. While tracing, what can be
-            seen of that is an InputError.
-    """
-    result: torch.Tensor = torch.ops.qfuse.linear_w8a16.default(
-        x, w_packed, w_scale, bias, list(extras), epilogue, out_dtype or x.dtype
-    )
-    return result
-
-
 def register_fakes() -> None:
     """Tell torch the shapes and dtypes of the results; the library must have been loaded."""
     torch.library.register_fake("qfuse::linear_w8a8", _fake_linear_w8a8)
     torch.library.register_fake("qfuse::linear_w8a8_quantized", _fake_linear_w8a8_quantized)
     torch.library.register_fake("qfuse::linear_w8a8_rows", _fake_linear_w8a8_rows)
-    torch.library.register_fake("qfuse::linear_w8a16", _fake_linear_w8a16)
 
 
 def _fake_linear_w8a8(  # noqa: PLR0913, PLR0917 - the schema's arguments
@@ -347,21 +309,6 @@ def _fake_linear_w8a8_rows(  # noqa: PLR0913, PLR0917 - the schema's arguments
     return fake_row_results(rows, None, float_dtype, output)
 
 
-def _fake_linear_w8a16(  # noqa: PLR0913, PLR0917 - the schema's arguments
-    x: torch.Tensor,
-    w_packed: torch.Tensor,
-    w_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    extras: Sequence[torch.Tensor] | None,
-    epilogue: str,
-    out_dtype: torch.dtype,
-) -> torch.Tensor:
-    del bias, extras, epilogue
-    if x.dtype not in _REAL or out_dtype not in _REAL:
-        raise InputError(f"x and out_dtype must be floats, not {x.dtype} and {out_dtype}")
-    return _fake_result(x, w_packed, w_scale.shape[0], out_dtype)
-
-
 def _check_stored(x: torch.Tensor) -> None:
     if x.dtype not in _STORED:
         raise InputError(f"x must be int8 or uint8, not {x.dtype}")
@@ -371,7 +318,7 @@ def _fake_result(
     x: torch.Tensor, w_packed: torch.Tensor, n: int, dtype: torch.dtype, epilogue: str = ""
 ) -> torch.Tensor:
     k = x.shape[-1]
-    halves = 2 if "glu(" in epilogue else 1
+    halves = 2 if "glu(" in epilogue or "halves(" in epilogue else 1
     columns = n // halves
     blocks = (halves * ((columns + BLOCK - 1) // BLOCK), (k + GROUP - 1) // GROUP)
     if n % halves or w_packed.dtype != torch.int8 or w_packed.shape != (*blocks, BLOCK, GROUP):

@@ -8,6 +8,7 @@ import torch
 
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_math import expand_blocks
+from qfuse.ir.quant_spec import ZeroPointDomain
 from qfuse.lower.kernel import Refusal
 
 if TYPE_CHECKING:
@@ -20,8 +21,10 @@ __all__ = [
     "first_code",
     "fits_four_bits",
     "group_count",
+    "group_offsets",
     "group_scales",
     "group_zero_points",
+    "middle_of",
     "per_group",
 ]
 
@@ -53,7 +56,7 @@ def fits_four_bits(stored: torch.Tensor) -> bool:
 
 
 def group_count(spec: QuantSpec, k: int) -> int | Refusal:
-    """Return how many groups ``k`` input features fall into, or refuse groups kernels cannot take."""
+    """Return how many groups ``k`` input features fall into, or refuse what kernels cannot take."""
     size = spec.block[1]
     if size is None or (size >= k > 0):
         return 1
@@ -73,14 +76,34 @@ def group_scales(params: QuantParams, shape: Sequence[int]) -> torch.Tensor:
 
 
 def group_zero_points(params: QuantParams, shape: Sequence[int]) -> torch.Tensor:
-    """Return the constant integer zero points as int32 ``[groups, N]``; zeros if there are none."""
+    """Return the constant integer zero points as int32 ``[groups, N]``; zeros if there are none.
+
+    With real offsets that is the middle of the range, which must be whole: see ``middle_of``.
+    """
+    grid = tuple(map(int, params.spec.grid(shape)))
     if params.zero_point is None:
-        value = torch.zeros(tuple(map(int, params.spec.grid(shape))), dtype=torch.int32)
+        value = torch.zeros(grid, dtype=torch.int32)
+    elif params.spec.domain is ZeroPointDomain.FLOAT_OFFSET:
+        value = torch.full(grid, int(middle_of(params.spec)), dtype=torch.int32)
     else:
         found = constant_of(params.zero_point)
         assert found is not None, f"not a constant: {params.zero_point.format_node()}"
         value = found.to(torch.int32)
     return per_group(value, params.spec, shape)
+
+
+def middle_of(spec: QuantSpec) -> float:
+    """Return what stored numbers are taken relative to where zero points are real offsets."""
+    return (spec.quant_max + spec.quant_min + 1) / 2
+
+
+def group_offsets(params: QuantParams, shape: Sequence[int]) -> torch.Tensor | None:
+    """Return constant real offsets as float32 ``[groups, N]``, rounded as in the source."""
+    if params.zero_point is None or params.spec.domain is not ZeroPointDomain.FLOAT_OFFSET:
+        return None
+    value = constant_of(params.zero_point)
+    assert value is not None, f"not a constant: {params.zero_point.format_node()}"
+    return per_group(value.to(params.spec.arithmetic.compute).to(torch.float32), params.spec, shape)
 
 
 def per_group(values: torch.Tensor, spec: QuantSpec, shape: Sequence[int]) -> torch.Tensor:

@@ -149,7 +149,7 @@ def _one(kernel: PairKernel) -> str:
 
 def _describe(pair: Pair) -> str:
     """Say what is multiplied, and what its rows become."""
-    text, chosen = describe(pair.problem.fused), pair.op.output.chosen
+    text, chosen = describe(pair.problem.fused, pair.steps), pair.op.output.chosen
     if chosen is None:
         return text
     spec = chosen[0]

@@ -12,7 +12,7 @@ from qfuse.ir.choose_spec import Formula
 from qfuse.ir.fused import Keep
 from qfuse.ir.fused_views import Activation, LayerNorm, RmsNorm
 from qfuse.ir.quant_spec import ZeroPointDomain, dtype_name
-from qfuse.ir.sizes import is_row_major
+from qfuse.ir.sizes import is_row_major, same_shape
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.kernel import Refusal
 from qfuse.lower.operands import FLOATS, bits_of, fits_int32, is_whole, rows_share_scale
@@ -91,7 +91,9 @@ class RowProblem:
     def operands(self) -> tuple[Node, ...]:
         """What is read besides the input, element by element."""
         if isinstance(self.op, Activation):
-            return self.op.extras
+            # The parameters of roundings on the way are no rows.
+            read = self.op.extras
+            return tuple(x for x in read if same_shape(shape_of(x), shape_of(self.op.x)))
         return () if self.op.residual is None else (self.op.residual,)
 
     def kernel_result(self, index: int) -> int:

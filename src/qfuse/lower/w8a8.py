@@ -33,8 +33,8 @@ from qfuse.lower.operands import (
     typed,
 )
 from qfuse.lower.packing import signed_zero_point
-from qfuse.lower.pairs import glu_of
-from qfuse.lower.row_problem import check_output, output_args
+from qfuse.lower.row_problem import check_output
+from qfuse.lower.row_problem import output_args as row_output_args
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -104,7 +104,7 @@ class LinearW8A8:
     def accepts_pair(self, pair: Pair) -> Claim | Refusal:
         """Take the same linears, with a product of halves, and codes with a scale for each row."""
         problem = pair.problem
-        for check in (_check_activation, _check_weight, check_bias, check_extras):
+        for check in (check_activation, _check_weight, check_bias, check_extras):
             refusal = check(problem)
             if refusal is not None:
                 return refusal
@@ -112,33 +112,35 @@ class LinearW8A8:
             refusal = check_output(pair.rows)
             if refusal is not None:
                 return refusal
-        steps = len(problem.fused.epilogue.steps)
-        return Claim(steps, pair.rows is not None, _pair_work(pair))
+        return Claim(0, pair.rows is not None, _pair_work(pair))
 
     def emit_pair(self, pair: Pair, rw: Rewriter) -> dict[int, Node]:
         """Add the call with packed constants."""
         problem = pair.problem
         fused = problem.fused
-        steps = str(fused.epilogue)
-        args = [*self._operands(problem, rw), list(fused.extras) or None, steps, problem.real]
+        operands = self._operands(problem, rw, halves=pair.halved)
+        args = [*operands, list(fused.extras) or None, pair.steps, problem.real]
         kernels = torch.ops.qfuse
         if pair.rows is None:
             return {0: rw.call(kernels.linear_w8a8.default, *args, float_out(fused))}
         if _is_stored_at_once(pair):
             assert fused.out_params is not None, "its parameters are given"
-            output = _output(fused.out_params, rw)
+            output = output_args(fused.out_params, rw)
             return {0: rw.call(kernels.linear_w8a8_quantized.default, *args, *output)}
         rows = pair.rows
-        call = rw.call(kernels.linear_w8a8_rows.default, *args, rows.spec.real, *output_args(rows))
+        args += [rows.spec.real, *row_output_args(rows)]
+        call = rw.call(kernels.linear_w8a8_rows.default, *args)
         results = results_of(pair.op.node)
         return {index: rw.item(call, rows.kernel_result(index)) for index in results}
 
-    def _operands(self, problem: LinearProblem, rw: Rewriter) -> list[Argument]:
+    def _operands(
+        self, problem: LinearProblem, rw: Rewriter, *, halves: bool = False
+    ) -> list[Argument]:
         fused = problem.fused
         x, w = fused.x_params, fused.weight_params
         assert x is not None, "accepted without activation params"
         assert w is not None, "accepted without weight params"
-        packed = self.packer.pack(fused.weight, w, halves=glu_of(fused) is not None)
+        packed = self.packer.pack(fused.weight, w, halves=halves)
         name, zero = fused.weight.target, packed.zero_point
         return [
             fused.x,
@@ -248,7 +250,7 @@ def _work(problem: LinearProblem, output: bool) -> AtPoints[Work]:
 def _is_stored_at_once(pair: Pair) -> bool:
     """Whether a block of columns becomes codes at once, without the rest of the row."""
     given = pair.problem.fused.out_params is not None and not pair.op.output.keep
-    return given and _takes_output(pair.problem.fused)
+    return given and takes_output(pair.problem.fused)
 
 
 def _pair_work(pair: Pair) -> Plan:

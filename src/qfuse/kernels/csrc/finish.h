@@ -113,19 +113,20 @@ void finish_pair(const qfuse::Epilogue& e, const int32_t* first, const int32_t* 
                  int64_t row, int64_t rows, int64_t column, int64_t columns) {
   const Columns<Whole> low(e, column, columns);
   const Columns<Whole> high(e, e.half + column, columns);
-  const qfuse::Step& act = e.step[e.glu];
   Floats y[kVectors] = {};
   Floats other[kVectors] = {};
   Floats* gate = e.up_first ? other : y;
+  Floats* up = e.up_first ? y : other;
   for (int64_t i = 0; i < rows; ++i) {
     real_row(e, low, first + i * qfuse::kBlock, row + i, y);
     real_row(e, high, second + i * qfuse::kBlock, row + i, other);
-    apply_steps(e, 0, e.glu, low, row + i, y);
-    apply_steps(e, 0, e.glu, high, row + i, other);
-    apply<Whole>(act, e.extra, low, row + i, gate);
+    apply_steps(e, 0, e.front, low, row + i, y);
+    apply_steps(e, 0, e.front, high, row + i, other);
+    apply_steps(e, e.front, e.gate, low, row + i, gate);
+    apply_steps(e, e.gate, e.up, low, row + i, up);
     low.each([&](int64_t v, int64_t)
-                 QFUSE_LAMBDA { y[v] = rounded_to(act.type, y[v] * other[v]); });
-    apply_steps(e, e.glu + 1, e.steps, low, row + i, y);
+                 QFUSE_LAMBDA { y[v] = rounded_to(e.product, y[v] * other[v]); });
+    apply_steps(e, e.up, e.steps, low, row + i, y);
     write_row(e, low, row + i, y);
   }
 }

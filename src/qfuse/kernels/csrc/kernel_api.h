@@ -40,15 +40,19 @@ enum class StepKind : int32_t {
   add,
   mul,
   cast,
+  round,
 };
 
 // One step of an epilogue. What comes out of it is rounded to `type`, as torch would do.
 struct Step {
   StepKind kind;
   int32_t extra;  // of add and mul
-  float a;        // of add: alpha; of hardtanh: low; of leaky_relu: slope
-  float b;        // of hardtanh: high
+  float a;        // of add: alpha; of hardtanh: low; of leaky_relu: slope; of round: 1 / scale
+  float b;        // of hardtanh: high; of round: zero point
   Real type;
+  float low = 0;  // of round: the range of the codes, and their scale
+  float high = 0;
+  float scale = 0;
 };
 
 // How a real result becomes a stored code:
@@ -68,8 +72,8 @@ enum class OutType : int32_t { f32, bf16, f16, s8, u8 };
 // What happens to the sums of a product. In this order, all in float32:
 //   y = total * x_scale * w_scale (+ bias), rounded to `real`;
 //   the steps; the quantizer or the conversion to the output type.
-// With a glu, step number `glu` is an activation of one half of the features, by which the other
-// half is multiplied: the steps in front of it are done on both halves, those behind on the product.
+// Where the halves of the features are multiplied: steps up to `front` are done on both, from there
+// to `gate` on one of them, from there to `up` on the other, and behind that on the product.
 // Integer sums: total = float(sum - x_zero * w_sum - w_zero * x_sum). The bracket is int32 and
 // wraps: only its final value has to fit, see linear_w8a8.cpp. Real sums: total = sum; a scale that
 // is null is one.
@@ -88,9 +92,12 @@ struct Epilogue {
   int64_t steps;
   Step step[kMaxSteps];
   RealRows extra[kMaxExtras];
-  int64_t half;  // features of a half, which are those of the result; 0 if there is no glu
-  int64_t glu;
-  bool up_first;  // whether the activation is that of the second half
+  int64_t half;  // features of a half, which are those of the result; 0 if none are multiplied
+  int64_t front;
+  int64_t gate;
+  int64_t up;
+  bool up_first;  // whether the gate is the second half
+  Real product;   // what the product is rounded to
   OutType out_type;
   void* out;
   int64_t out_ld;
@@ -126,19 +133,44 @@ struct RealTile {
 };
 
 constexpr int64_t kStreamRows = 4;
-constexpr float kStreamScale = 0x1p-24f;  // the kernels read weights times its inverse
 
-// Products of real activations with packed int8 weights.
+// One block of a packed weight, and the parameters of its groups along K. A weight is
+//   (code - zero) * scale + offset
+// rounded to `compute` after the product and after the sum, and to `real` at the end.
+struct RealBlock {
+  const uint8_t* codes;  // 32-bit words [depth / (32 / bits)][64]
+  int64_t depth;         // input features, padded to whole words
+  int64_t group;         // input features that share parameters: a multiple of 8, or all
+  const float* scale;    // [groups][64]; null if weights are `code - zero`: the epilogue scales
+  const int8_t* zero;    // [groups][64]; null if all are the middle code, or 0 of eight bits
+  const float* offset;   // [groups][64], or null
+  Real compute;
+  Real real;
+};
+
+// Products of real activations with codes of a number of bits.
+struct CodeKernels {
+  // Writes a panel of `depth` weights per feature, from input feature `k` on.
+  void (*widen)(const RealBlock& block, int64_t k, int64_t depth, Real type, void* panel);
+  // The type that `stream` wants rows in. bfloat16 has the order of `kStreamOrder` in every eight
+  // input features; float32 of eight bits is multiplied by `kStreamScale`.
+  Real (*stream_type)(Real x);
+  // For at most kStreamRows rows, where weights are read once: sums without a panel. Weights are
+  // not rounded; a group's sum is multiplied by its scale.
+  void (*stream)(const RealBlock& block, const void* a, int64_t lda, int64_t rows, int64_t columns,
+                 float* sums);
+};
+
+constexpr float kStreamScale = 0x1p-24f;  // the kernels read weights times its inverse
+constexpr int64_t kStreamOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+
+// Products of real activations with packed weights.
 struct RealKernels {
   // The type to multiply in: bfloat16 only if `x` is, and where there are instructions for it.
   Real (*type_for)(Real x);
-  // Writes a panel from `groups` groups of a block.
-  void (*widen)(const int8_t* block, int64_t groups, Real type, void* panel);
   void (*multiply)(const RealTile& tile, Real type, float* sums);
-  // For at most kStreamRows rows, where weights are read once: sums without a panel, `a` in
-  // float32.
-  void (*stream)(const float* a, int64_t lda, int64_t rows, const int8_t* block, int64_t groups,
-                 int64_t columns, float* sums);
+  CodeKernels four;
+  CodeKernels eight;
 };
 
 enum class RowKind : int32_t { plain, rms_norm, layer_norm };
@@ -229,7 +261,7 @@ struct Path {
   // Writes `rows` rows from `row` on, features [column, column + columns).
   void (*finish)(const Epilogue& epilogue, const void* sums, int64_t row, int64_t rows,
                  int64_t column, int64_t columns);
-  // The same with a glu: columns of the result, from the sums of both halves.
+  // The same where halves are multiplied: columns of the result, from the sums of both halves.
   void (*finish_halves)(const Epilogue& epilogue, const void* first, const void* second,
                         int64_t row, int64_t rows, int64_t column, int64_t columns);
   // Gives back what `multiply` left in the processor; called on each thread when its share is done.
@@ -244,6 +276,8 @@ const Path& portable_path();
 const Path& avx2_path();
 const Path& avx512_vnni_path();
 const Path& brgemm_path();
+// Whether oneDNN computes here, now: it may be switched off, or told to use fewer instructions.
+bool brgemm_runs();
 #endif
 
 }  // namespace qfuse

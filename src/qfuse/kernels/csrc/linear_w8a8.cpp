@@ -5,7 +5,6 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "buffer.h"
@@ -28,7 +27,7 @@ constexpr int64_t kLeastBytes = 32768;
 
 struct Size {
   int64_t rows, n, k;
-  int64_t halves;  // 2 with a glu, else 1
+  int64_t halves;  // 2 if they are multiplied, else 1
   int64_t groups() const { return (k + kGroup - 1) / kGroup; }
   int64_t columns() const { return n / halves; }  // of the result
   // A half begins with a block of its own.
@@ -54,7 +53,7 @@ Size size_of(const Linear& l, const Rows& x, bool halved) {
       l.w_packed.scalar_type() == at::kChar && l.w_packed.is_contiguous() &&
           l.w_packed.sizes() == at::IntArrayRef({blocks, size.groups(), kBlock, kGroup}),
       "w_packed must be contiguous int8 [ceil(N / 64), ceil(K / 4), 64, 4] with N = ", size.n,
-      " (elements of w_sums, each half for itself with a glu) and K = ", size.k,
+      " (elements of w_sums, each half for itself where they are multiplied) and K = ", size.k,
       " (last axis of x), not ", l.w_packed.scalar_type(),
       " ", l.w_packed.sizes());
   TORCH_CHECK(l.w_sums.scalar_type() == at::kInt && l.w_sums.dim() == 1 && l.w_sums.is_contiguous(),
@@ -76,7 +75,7 @@ Activation dense(const Rows& x, uint32_t flip, const Size& size) {
                      for (int64_t i = begin; i < end; ++i) {
                        for (int64_t k = 0; k < size.k; ++k)
                          to[i * ld + k] = from[i * x.ld + k] ^ byte;
-                       std::memset(to + i * ld + size.k, 0, ld - size.k);
+                       std::fill(to + i * ld + size.k, to + (i + 1) * ld, uint8_t{0});
                      }
                    });
   return {copy, to, ld, 0};
@@ -134,7 +133,7 @@ struct Problem {
       : path(path_for(x.rows)), w(l.w_packed.const_data_ptr<int8_t>()), shape(l.x.sizes().vec()) {
     kept.reserve(8 + l.extras.size());
     shape.back() = l.w_sums.numel();
-    type = read_steps(l.epilogue, l.extras, shape, l.real, epilogue, kept, /*takes_glu=*/true);
+    type = read_steps(l.epilogue, l.extras, shape, l.real, epilogue, kept, /*takes_halves=*/true);
     size = size_of(l, x, epilogue.half > 0);
     shape.back() = size.columns();
     epilogue.real = real_of(l.real, "real");
