@@ -27,26 +27,19 @@ a scale that is chosen for each row, for one. Its results are those of ``linear_
 ``activation_quantized`` behind it, bit for bit, but only some rows of the float result exist at a
 time.
 
-``linear_w8a16`` takes a real ``x``: 1 is ``total = sum over k of x * w`` with the weights as they
-are stored, which bfloat16 holds exactly, summed in float32; 2 has no ``x_scale``, and ``real`` is
-the dtype of ``x``, and no ``glu``. float32 is multiplied in float32; bfloat16 in bfloat16 where the
-processor has instructions for it, else in float32; float16 in float32. Any K.
-
-No value depends on the number of threads. The results of all but the last do not depend on the
-instruction set either: every path does the same operations in the same order. Nothing but the
-result is written to. The result is contiguous.
+No value depends on the number of threads, nor on the instruction set: every path does the same
+operations in the same order. Nothing but the result is written to. The result is contiguous.
 
 Shapes and dtypes that every op takes:
 
 =================  ==============================================================================
-``x``              int8 or uint8, for ``linear_w8a16`` float32, bfloat16 or float16; ``[..., K]``,
-                   one axis or more; any strides, zero included. Rows at a fixed distance (slices,
-                   say) are read in place, others are copied.
+``x``              int8 or uint8, ``[..., K]``, one axis or more; any strides, zero included. Rows
+                   at a fixed distance (slices, say) are read in place, others are copied.
 ``x_scale``        one float, or one per row of ``x`` in the order of its leading axes
 ``x_zero_point``   ``None``, one integer, or one per row; in the range of ``x``'s dtype
 ``w_packed``       from :func:`qfuse.kernels.pack.pack_weight`, or ``pack_halves``
 ``w_sums``         from the same call
-``w_scale``        one float, or ``[N]``; for ``linear_w8a16`` ``[N]``
+``w_scale``        one float, or ``[N]``
 ``w_zero_point``   ``None``, one integer, or ``[N]``: what the sums were made with
 ``bias``           ``None`` or float ``[N]``
 ``extras``         at most 4 float tensors (float32, bfloat16, float16) that broadcast to
@@ -77,7 +70,6 @@ __all__ = [
     "linear_w8a8",
     "linear_w8a8_quantized",
     "linear_w8a8_rows",
-    "linear_w8a16",
     "register_fakes",
 ]
 
@@ -239,46 +231,11 @@ def linear_w8a8_rows(  # noqa: PLR0913 - the schema's arguments
     return result
 
 
-def linear_w8a16(  # noqa: PLR0913 - the schema's arguments
-    x: torch.Tensor,
-    w_packed: torch.Tensor,
-    w_scale: torch.Tensor,
-    *,
-    bias: torch.Tensor | None = None,
-    extras: Sequence[torch.Tensor] = (),
-    epilogue: str = "",
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """Linear of a real activation with an int8 weight; arguments as the module explains them.
-
-    Args:
-        x: Activation.
-        w_packed: Packed weight.
-        w_scale: Its scale.
-        bias: Added before the epilogue.
-        extras: Tensors that the epilogue names by index.
-        epilogue: Canonical text of the steps.
-        out_dtype: dtype behind the last step; ``None`` is that of ``x``.
-
-    Returns:
-        ``[..., N]`` of ``out_dtype``.
-
-    Raises:
-        RuntimeError: An argument does not fit; the message names it. While tracing, what can be
-            seen of that is an InputError.
-    """
-    result: torch.Tensor = torch.ops.qfuse.linear_w8a16.default(
-        x, w_packed, w_scale, bias, list(extras), epilogue, out_dtype or x.dtype
-    )
-    return result
-
-
 def register_fakes() -> None:
     """Tell torch the shapes and dtypes of the results; the library must have been loaded."""
     torch.library.register_fake("qfuse::linear_w8a8", _fake_linear_w8a8)
     torch.library.register_fake("qfuse::linear_w8a8_quantized", _fake_linear_w8a8_quantized)
     torch.library.register_fake("qfuse::linear_w8a8_rows", _fake_linear_w8a8_rows)
-    torch.library.register_fake("qfuse::linear_w8a16", _fake_linear_w8a16)
 
 
 def _fake_linear_w8a8(  # noqa: PLR0913, PLR0917 - the schema's arguments
@@ -350,21 +307,6 @@ def _fake_linear_w8a8_rows(  # noqa: PLR0913, PLR0917 - the schema's arguments
         real, float_dtype,
     )  # fmt: skip
     return fake_row_results(rows, None, float_dtype, output)
-
-
-def _fake_linear_w8a16(  # noqa: PLR0913, PLR0917 - the schema's arguments
-    x: torch.Tensor,
-    w_packed: torch.Tensor,
-    w_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    extras: Sequence[torch.Tensor] | None,
-    epilogue: str,
-    out_dtype: torch.dtype,
-) -> torch.Tensor:
-    del bias, extras, epilogue
-    if x.dtype not in _REAL or out_dtype not in _REAL:
-        raise InputError(f"x and out_dtype must be floats, not {x.dtype} and {out_dtype}")
-    return _fake_result(x, w_packed, w_scale.shape[0], out_dtype)
 
 
 def _check_stored(x: torch.Tensor) -> None:

@@ -39,6 +39,7 @@ __all__ = [
     "check_epilogue",
     "check_extras",
     "check_rows",
+    "check_scales",
     "check_zero_point",
     "fits_int32",
     "float_out",
@@ -95,6 +96,19 @@ def check_edge(params: QuantParams, name: str) -> Refusal | None:
     A source that dequantizes in bfloat16 rounds every number there, and a kernel does not: it is
     nearer to what both mean. In float16 what rounds may also overflow.
     """
+    refusal = check_scales(params, name)
+    if refusal is not None:
+        return refusal
+    if params.spec.domain is ZeroPointDomain.FLOAT_OFFSET:
+        return Refusal(f"the {name}'s zero point is a real offset")
+    zero = params.zero_point
+    if zero is not None and dtype_of(zero).is_floating_point:
+        return Refusal(f"the {name}'s zero point is stored as {dtype_of(zero)}")
+    return None
+
+
+def check_scales(params: QuantParams, name: str) -> Refusal | None:
+    """Refuse scales in formats of their own or of two levels, and arithmetic in other types."""
     spec = params.spec
     if spec.scale_format is not ScaleFormat.FLOAT:
         return Refusal(f"the {name}'s scales are stored as {spec.scale_format}")
@@ -103,11 +117,6 @@ def check_edge(params: QuantParams, name: str) -> Refusal | None:
     if spec.arithmetic.compute not in {torch.float32, torch.bfloat16}:
         compute = dtype_name(spec.arithmetic.compute)
         return Refusal(f"the {name} is dequantized in {compute}, kernels compute in float32")
-    if spec.domain is ZeroPointDomain.FLOAT_OFFSET:
-        return Refusal(f"the {name}'s zero point is a real offset")
-    zero = params.zero_point
-    if zero is not None and dtype_of(zero).is_floating_point:
-        return Refusal(f"the {name}'s zero point is stored as {dtype_of(zero)}")
     return None
 
 

@@ -33,7 +33,8 @@ from qfuse.lower.operands import (
     typed,
 )
 from qfuse.lower.packing import signed_zero_point
-from qfuse.lower.row_problem import check_output, output_args
+from qfuse.lower.row_problem import check_output
+from qfuse.lower.row_problem import output_args as row_output_args
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -80,12 +81,12 @@ class LinearW8A8:
 
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
         """Take 8-bit activations per tensor or per row, 8-bit weights per tensor or channel."""
-        for check in (_check_activation, _check_weight, check_bias, check_epilogue):
+        for check in (check_activation, _check_weight, check_bias, check_epilogue):
             refusal = check(problem)
             if refusal is not None:
                 return refusal
         fused = problem.fused
-        output = fused.out_params is not None and _takes_output(fused)
+        output = fused.out_params is not None and takes_output(fused)
         return Claim(len(fused.epilogue.steps), output, _work(problem, output))
 
     def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
@@ -97,13 +98,13 @@ class LinearW8A8:
             return rw.call(torch.ops.qfuse.linear_w8a8.default, *args, float_out(fused))
         assert fused.out_params is not None, "the claim covers the output"
         return rw.call(
-            torch.ops.qfuse.linear_w8a8_quantized.default, *args, *_output(fused.out_params, rw)
+            torch.ops.qfuse.linear_w8a8_quantized.default, *args, *output_args(fused.out_params, rw)
         )
 
     def accepts_pair(self, pair: Pair) -> Claim | Refusal:
         """Take the same linears, with a product of halves, and codes with a scale for each row."""
         problem = pair.problem
-        for check in (_check_activation, _check_weight, check_bias, check_extras):
+        for check in (check_activation, _check_weight, check_bias, check_extras):
             refusal = check(problem)
             if refusal is not None:
                 return refusal
@@ -124,10 +125,11 @@ class LinearW8A8:
             return {0: rw.call(kernels.linear_w8a8.default, *args, float_out(fused))}
         if _is_stored_at_once(pair):
             assert fused.out_params is not None, "its parameters are given"
-            output = _output(fused.out_params, rw)
+            output = output_args(fused.out_params, rw)
             return {0: rw.call(kernels.linear_w8a8_quantized.default, *args, *output)}
         rows = pair.rows
-        call = rw.call(kernels.linear_w8a8_rows.default, *args, rows.spec.real, *output_args(rows))
+        args += [rows.spec.real, *row_output_args(rows)]
+        call = rw.call(kernels.linear_w8a8_rows.default, *args)
         results = results_of(pair.op.node)
         return {index: rw.item(call, rows.kernel_result(index)) for index in results}
 
@@ -143,7 +145,7 @@ class LinearW8A8:
         return [
             fused.x,
             scale_node(x, rw),
-            None if x.zero_point is None else _stored_zero(x.zero_point, x.spec.dtype, rw),
+            None if x.zero_point is None else stored_zero(x.zero_point, x.spec.dtype, rw),
             rw.constant(packed.weight, f"{name}_packed"),
             rw.constant(packed.sums, f"{name}_sums"),
             scale_vector(w, torch.float32, problem.n, rw),
@@ -152,7 +154,7 @@ class LinearW8A8:
         ]
 
 
-def _stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
+def stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     """Return a zero point as the kernel reads it, which raises for what is no stored number.
 
     A zero point that was chosen from NaN is an arbitrary integer. Its scale is NaN, and so is the
@@ -167,7 +169,7 @@ def _stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     return rw.call(torch.ops.aten.clamp.default, wide, low, high)
 
 
-def _check_activation(problem: LinearProblem) -> Refusal | None:
+def check_activation(problem: LinearProblem) -> Refusal | None:
     params = problem.fused.x_params
     if params is None:
         return Refusal("the activation is not quantized")
@@ -209,7 +211,7 @@ def _check_depth(problem: LinearProblem) -> Refusal | None:
     return None
 
 
-def _takes_output(fused: FusedLinear) -> bool:
+def takes_output(fused: FusedLinear) -> bool:
     """Whether the kernel quantizes its output; if not, ATen does behind it."""
     params = fused.out_params
     assert params is not None, "the output is quantized"
@@ -225,7 +227,7 @@ def _takes_output(fused: FusedLinear) -> bool:
     )
 
 
-def _output(params: QuantParams, rw: Rewriter) -> list[Argument]:
+def output_args(params: QuantParams, rw: Rewriter) -> list[Argument]:
     spec = params.spec
     zero = None if params.zero_point is None else typed(params.zero_point, torch.int32, rw)
     math = spec.arithmetic
@@ -248,7 +250,7 @@ def _work(problem: LinearProblem, output: bool) -> AtPoints[Work]:
 def _is_stored_at_once(pair: Pair) -> bool:
     """Whether a block of columns becomes codes at once, without the rest of the row."""
     given = pair.problem.fused.out_params is not None and not pair.op.output.keep
-    return given and _takes_output(pair.problem.fused)
+    return given and takes_output(pair.problem.fused)
 
 
 def _pair_work(pair: Pair) -> Plan:

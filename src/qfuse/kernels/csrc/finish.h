@@ -13,7 +13,7 @@ class Columns : public Span<Whole> {
       : Span<Whole>{column, columns} {
     this->each([&](int64_t v, int64_t count) {
       const int64_t at = column + v * kLanes;
-      scale[v] = load<Floats>(e.w_scale + at, count);
+      if (e.w_scale) scale[v] = load<Floats>(e.w_scale + at, count);
       if (e.w_sums) sums[v] = load<Ints>(e.w_sums + at, count);
       if (e.w_zero) zero[v] = load<Ints>(e.w_zero + at, count);
       if (e.bias) bias[v] = load<Floats>(e.bias + at, count);
@@ -46,12 +46,13 @@ QFUSE_INLINE void real_row(const qfuse::Epilogue& e, const Columns<Whole>& c, co
   if (e.real_sums) {
     c.each([&](int64_t v, int64_t) {
       y[v] = load<Floats>(static_cast<const float*>(sums) + v * kLanes, kLanes);
+      if (e.x_scale) y[v] = y[v] * e.x_scale[e.scale_per_row ? row : 0];
     });
   } else {
     integer_totals(e, c, static_cast<const int32_t*>(sums), row, y);
   }
   c.each([&](int64_t v, int64_t) {
-    y[v] = y[v] * c.scale[v];
+    if (e.w_scale) y[v] = y[v] * c.scale[v];
     if (e.bias) y[v] += c.bias[v];
     y[v] = rounded_to(e.real, y[v]);
   });

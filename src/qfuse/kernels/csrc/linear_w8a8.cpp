@@ -5,13 +5,13 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "buffer.h"
 #include "kernel_api.h"
 #include "operands.h"
 #include "select.h"
+#include "stored.h"
 
 namespace qfuse {
 namespace {
@@ -75,7 +75,7 @@ Activation dense(const Rows& x, uint32_t flip, const Size& size) {
                      for (int64_t i = begin; i < end; ++i) {
                        for (int64_t k = 0; k < size.k; ++k)
                          to[i * ld + k] = from[i * x.ld + k] ^ byte;
-                       std::memset(to + i * ld + size.k, 0, ld - size.k);
+                       std::fill(to + i * ld + size.k, to + (i + 1) * ld, uint8_t{0});
                      }
                    });
   return {copy, to, ld, 0};
@@ -86,29 +86,6 @@ Activation activation_of(const Rows& x, const Size& size, const Path& path) {
   const bool usable = size.k % kGroup == 0 && (!path.dense || (flip == 0 && x.ld >= size.k));
   if (!usable) return dense(x, flip, size);
   return {x.tensor, static_cast<const uint8_t*>(x.tensor.const_data_ptr()), x.ld, flip};
-}
-
-// Zero points of the bytes as multiplied, one per row.
-at::Tensor row_zeros(const at::Tensor& zero_point, int64_t rows, int32_t least) {
-  const at::Tensor given = vector_of(zero_point, at::kInt, rows, "x_zero_point");
-  const auto* from = given.const_data_ptr<int32_t>();
-  at::Tensor zeros = at::empty({rows}, at::kInt);
-  auto* to = zeros.mutable_data_ptr<int32_t>();
-  for (int64_t i = 0; i < rows; ++i) {
-    TORCH_CHECK(from[i] >= least && from[i] <= least + 255, "x_zero_point ", from[i],
-                " is outside of the range of x");
-    to[i] = from[i] - least;
-  }
-  return zeros;
-}
-
-int32_t only_zero(const std::optional<at::Tensor>& zero_point, int32_t least) {
-  if (!zero_point) return -least;
-  TORCH_CHECK(!at::isFloatingType(zero_point->scalar_type()), "x_zero_point must be whole numbers");
-  const double zero = number_of(*zero_point, "x_zero_point");
-  TORCH_CHECK(zero >= least && zero <= least + 255, "x_zero_point ", zero,
-              " is outside of the range of x");
-  return static_cast<int32_t>(zero) - least;
 }
 
 at::Tensor x_sums_of(const Rows& x, const Size& size) {
@@ -126,12 +103,6 @@ at::Tensor x_sums_of(const Rows& x, const Size& size) {
                      }
                    });
   return sums;
-}
-
-OutType out_type_of(at::ScalarType type) {
-  if (type == at::kChar) return OutType::s8;
-  if (type == at::kByte) return OutType::u8;
-  return static_cast<OutType>(real_of(type, "out_dtype"));
 }
 
 // Everything that a call needs, with what it points into. Where the result goes is left open.
@@ -182,7 +153,7 @@ struct Problem {
     epilogue.scale_per_row = l.x_scale.numel() != 1;
     epilogue.x_scale = floats(l.x_scale, epilogue.scale_per_row ? size.rows : 1, "x_scale");
     epilogue.zero_per_row = l.x_zero_point && l.x_zero_point->numel() != 1;
-    const int32_t least = l.x.scalar_type() == at::kChar ? -128 : 0;
+    const int32_t least = least_of(l.x.scalar_type());
     if (epilogue.zero_per_row) {
       epilogue.x_zero = whole(row_zeros(*l.x_zero_point, size.rows, least));
     } else {
