@@ -177,5 +177,5 @@ def test_fakes_refuse_weights_that_are_not_packed_in_halves(library: KernelLibra
     )
     for index, value in ((3, meta[3][:1]), (4, meta[4][:69])):
         args = [*meta[:index], value, *meta[index + 1 :]]
-        with pytest.raises(InputError, match="does not fit.*in two halves"):
+        with pytest.raises(InputError, match=r"does not fit.*in two halves"):
             torch.ops.qfuse.linear_w8a8.default(*args)

@@ -109,9 +109,7 @@ class Chain(torch.nn.Module):
     def packed(self, name: str) -> list[torch.Tensor]:
         return [self.get_buffer(f"{name}{index}") for index in range(4)]
 
-    def forward(
-        self, x: torch.Tensor, x_scale: torch.Tensor, x_zero: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, x_scale: torch.Tensor, x_zero: torch.Tensor) -> torch.Tensor:
         codes = linear_w4a8_quantized(
             x, x_scale, x_zero, *self.packed("a"), out_features=N, bias=self.first.bias,
             epilogue="act(gelu)", out_scale=self.scale, out_zero_point=None, quant_min=-128,

@@ -119,9 +119,7 @@ def test_groups_are_added_in_their_order(isa: str, bits: int) -> None:
 @pytest.mark.numeric
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("rows", [1, 4, 130])
-def test_paths_and_threads_agree_bit_for_bit(
-    library: KernelLibrary, rows: int, bits: int
-) -> None:
+def test_paths_and_threads_agree_bit_for_bit(library: KernelLibrary, rows: int, bits: int) -> None:
     case = grouped(
         (rows, 768), 203, 6, bits=bits, zero_point=True, weight_zeros="each"
     ).with_options(epilogue="act(gelu)|act(silu)|act(tanh)")

@@ -113,9 +113,7 @@ def test_numbers_that_fit_four_bits_are_four_bits_whatever_their_range() -> None
 @pytest.mark.parametrize("rank", [1, 2, 4])
 @pytest.mark.parametrize("asymmetric", [False, True])
 @pytest.mark.parametrize("real", [torch.float32, torch.bfloat16])
-def test_one_scale_per_row_at_every_rank(
-    rank: int, asymmetric: bool, real: torch.dtype
-) -> None:
+def test_one_scale_per_row_at_every_rank(rank: int, asymmetric: bool, real: torch.dtype) -> None:
     b = GraphBuilder()
     shape = [3, 1, 2][: rank - 1]
     x = b.arg("x", real, *shape, 64)
