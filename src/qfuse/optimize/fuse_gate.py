@@ -50,8 +50,8 @@ class FuseGate(Rule[FuseGateSite]):
 
         qfuse.linear -> qfuse.activation -> reader
 
-    Its result is float. A kernel of the linear may multiply the halves while they are in its registers. What is
-    quantized behind the product is another rule's, which comes first.
+    Its result is float. A kernel of the linear may multiply the halves while they are in its
+    registers. What is quantized behind the product is another rule's, which comes first.
 
     Refuses: factors that are no halves of one quantized linear; operands that broadcast; values on
     the way that others read; a linear that gives stored numbers; results in another order than
