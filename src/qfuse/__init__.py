@@ -38,14 +38,30 @@ __all__ = [
     "__version__",
     "compile",
     "explain",
+    "inductor_options",
+    "inductor_passes",
+    "install",
     "passes",
+    "reports",
+    "uninstall",
 ]
 
 if _typing.TYPE_CHECKING:
     from qfuse import passes
+    from qfuse.inductor import (
+        inductor_options,
+        inductor_passes,
+        install,
+        reports,
+        uninstall,
+    )
+
+_INDUCTOR = ("inductor_options", "inductor_passes", "install", "reports", "uninstall")
 
 
 def __getattr__(name: str) -> object:
     if name == "passes":
         return _importlib.import_module("qfuse.passes")
+    if name in _INDUCTOR:
+        return getattr(_importlib.import_module("qfuse.inductor"), name)
     raise AttributeError(f"module 'qfuse' has no attribute {name!r}")

@@ -28,7 +28,12 @@ PUBLIC = {
     "__version__",
     "compile",
     "explain",
+    "inductor_options",
+    "inductor_passes",
+    "install",
     "passes",
+    "reports",
+    "uninstall",
 }
 
 

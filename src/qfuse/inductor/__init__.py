@@ -1,0 +1,15 @@
+"""qfuse inside ``torch.compile``: passes in Inductor's own slots, for people who stay with it.
+
+Merging of linears that read one input, in every spelling that reaches Inductor. See
+:func:`inductor_options`, :func:`inductor_passes`, :func:`install` and :func:`reports`.
+"""
+
+from qfuse.inductor.road import (
+    inductor_options,
+    inductor_passes,
+    install,
+    reports,
+    uninstall,
+)
+
+__all__ = ["inductor_options", "inductor_passes", "install", "reports", "uninstall"]

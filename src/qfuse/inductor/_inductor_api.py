@@ -1,0 +1,177 @@
+"""Inductor's slots, counters and frozen weights: this room's only file on torch's private API.
+
+It imports ``torch._inductor``, so it is imported by what is asked for, never by ``import qfuse``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._dynamo.utils import counters
+from torch._functorch._aot_autograd.schemas import MutationType
+from torch._guards import TracingContext
+from torch._inductor import config, constant_folding
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_custom_graph_passes
+from torch.fx import Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from contextlib import AbstractContextManager
+
+    from torch._ops import OpOverload
+    from torch.fx import Graph
+
+__all__ = [
+    "CustomGraphPass",
+    "count",
+    "counted",
+    "folds",
+    "freezing_is_on",
+    "frozen_inputs",
+    "has_kernel",
+    "is_training",
+    "known_options",
+    "mark_frozen",
+    "on_real_tensors",
+    "option",
+    "passes_in",
+    "patched",
+    "set_option",
+]
+
+_COUNTERS = "inductor"
+
+
+def option(name: str) -> Any:
+    """Return the value of an option of Inductor."""
+    return getattr(config, name)
+
+
+def set_option(name: str, value: Any) -> None:
+    """Set an option of Inductor, for all compilations of the process."""
+    setattr(config, name, value)
+
+
+def patched(values: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Set options of Inductor for a region."""
+    context: AbstractContextManager[None] = config.patch(dict(values))
+    return context
+
+
+def known_options() -> frozenset[str]:
+    """Return the names of all options of Inductor."""
+    return frozenset(config.get_config_copy())
+
+
+def passes_in(value: Any) -> tuple[Any, ...]:
+    """Return the passes that a slot holds, in the order in which they run."""
+    found: tuple[Any, ...] = get_custom_graph_passes(value)
+    return found
+
+
+def freezing_is_on() -> bool:
+    """Whether weights are frozen where gradients are off; Dynamo reads it before it traces."""
+    return bool(config.freezing)
+
+
+def count(key: str) -> None:
+    """Count ``key`` among what Inductor counts while it compiles.
+
+    What is counted within a compilation is kept with the compiled graph. Who gets that out of the
+    FX graph cache, in this process or another, finds it counted again.
+    """
+    counters[_COUNTERS][key] += 1
+
+
+def counted(prefix: str) -> dict[str, int]:
+    """Return all counts whose key begins with ``prefix``."""
+    return {k: n for k, n in list(counters[_COUNTERS].items()) if str(k).startswith(prefix)}
+
+
+def frozen_inputs(graph: Graph) -> dict[Node, torch.Tensor]:
+    """Return the placeholders that freezing is about to make constants, with their values.
+
+    A joint hook of a frozen compilation sees weights as placeholders still. Their values are in the
+    tracing context, and only there: without freezing it holds none. What the graph writes, or gives
+    back as a view, stays an input.
+    """
+    context = TracingContext.try_get()
+    if context is None or context.fw_metadata is None or is_training(graph):
+        return {}
+    values = context.params_flat_unwrap_subclasses or ()
+    metadata = context.fw_metadata
+    written = (MutationType.MUTATED_IN_GRAPH, MutationType.MUTATED_OUT_GRAPH)
+    kept = {i for i, info in enumerate(metadata.input_info) if info.mutation_type in written}
+    kept |= {info.base_idx for info in metadata.output_info if info.base_idx is not None}
+    placeholders = graph.find_nodes(op="placeholder")
+    # The parameters come first, and inputs behind them.
+    return {
+        node: value
+        for index, (node, value) in enumerate(zip(placeholders, values, strict=False))
+        if index not in kept and isinstance(value, torch.Tensor)
+    }
+
+
+def is_training(graph: Graph) -> bool:
+    """Whether AOTAutograd traced ``graph`` to compute gradients."""
+    names = (str(node.target) for node in graph.find_nodes(op="placeholder"))
+    return any(name.startswith(("primals_", "tangents_")) for name in names)
+
+
+def folds(node: Node, leaves: Collection[Node]) -> bool:
+    """Whether freezing computes a call of constants now, and not in every call.
+
+    It keeps what its patterns look for: any dequantize, and the cast of an int8 weight to bfloat16,
+    turned before or not, which it knows by its reading a constant and not what is computed of one.
+
+    Args:
+        node: The call.
+        leaves: What is about to be constants.
+    """
+    if node.target in constant_folding._dont_constant_fold or _dequantizes(node):
+        return False
+    if node.target is torch.ops.aten.permute.default and len(node.users) == 1:
+        (reader,) = node.users
+        return not (node.args[0] in leaves and _casts_int8(reader))
+    if not _casts_int8(node):
+        return True
+    source = node.args[0]
+    turned = getattr(source, "target", None) is torch.ops.aten.permute.default
+    if turned and isinstance(source, Node):
+        return len(source.users) != 1 or source.args[0] not in leaves
+    return source not in leaves
+
+
+def _dequantizes(node: Node) -> bool:
+    name = getattr(node.target, "_schema", None)
+    kept = ("dequantize_per_channel", "dequantize_per_tensor", "convert_element_type")
+    return name is not None and name.name in {f"quantized_decomposed::{op}" for op in kept}
+
+
+def _casts_int8(node: Node) -> bool:
+    if node.target is not torch.ops.prims.convert_element_type.default:
+        return False
+    value = getattr(node.args[0], "meta", {}).get("val")
+    stored = isinstance(value, torch.Tensor) and value.dtype is torch.int8
+    return stored and node.args[1] is torch.bfloat16
+
+
+def mark_frozen(tensor: torch.Tensor) -> None:
+    """Have a constant treated as a frozen weight: caches keep its name, and not its numbers."""
+    tensor._is_frozen_param = True  # type: ignore[attr-defined]
+
+
+def on_real_tensors() -> AbstractContextManager[None]:
+    """Compute with values, whatever mode a compilation is in."""
+    context: AbstractContextManager[None] = _disable_current_modes()
+    return context
+
+
+def has_kernel(op: OpOverload, key: str) -> bool:
+    """Whether an op has a kernel of its own for a dispatch key, such as ``CPU``."""
+    found: bool = torch._C._dispatch_has_kernel_for_dispatch_key(
+        op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else ""), key
+    )
+    return found

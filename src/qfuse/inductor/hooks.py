@@ -1,0 +1,142 @@
+"""The two passes that stand in Inductor's slots."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from qfuse.backends.key import package_digest
+from qfuse.capture.provenance import UserFiles, source_line
+from qfuse.inductor import _inductor_api as inductor
+from qfuse.inductor.constants import Constants
+from qfuse.inductor.journal import GraphRecord
+from qfuse.inductor.merge import merge_products
+from qfuse.ir.events import EventLog
+from qfuse.ir.program import MODULE_META, SOURCE_META
+
+if TYPE_CHECKING:
+    from torch.fx import Graph, GraphModule
+
+    from qfuse.inductor.journal import Journal
+
+__all__ = ["SLOTS", "Hooks"]
+
+BEFORE_FREEZING = "joint_custom_post_pass"
+BEHIND_FREEZING = "post_grad_custom_pre_pass"
+SLOTS = (BEFORE_FREEZING, BEHIND_FREEZING)
+
+_FREEZE = (
+    "its weight is an input of the graph, since weights are not frozen: set "
+    "torch._inductor.config.freezing = True before the first call, and call under torch.no_grad()"
+)
+_GIVEN = "its weight is given by the caller, or written by the graph, so it is not known"
+_TRAINING = "the graph computes gradients: compile under torch.no_grad() for inference"
+
+
+class _Hook(inductor.CustomGraphPass):
+    """A pass in a slot; its identity counts, so a copy of it is itself."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self.hooks = hooks
+
+    def uuid(self) -> Any:
+        """Name what the pass does to a graph, for Inductor's cache keys."""
+        self.hooks.journal.touch()
+        return self.hooks.key
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
+        return self
+
+
+class BeforeFreezing(_Hook):
+    """Behind Inductor's own joint patterns, and before weights are folded and prepacked."""
+
+    def __call__(self, graph: Graph) -> None:
+        """Merge siblings."""
+        self.hooks.before_freezing(graph)
+
+
+class BehindFreezing(_Hook):
+    """When weights are constants, in the layouts that kernels want."""
+
+    def __call__(self, graph: Graph) -> None:
+        """Merge packed siblings, and keep the report."""
+        self.hooks.behind_freezing(graph)
+
+
+class Hooks:
+    """What stands in the slots, and what it knows of the graphs that pass.
+
+    Args:
+        journal: Told what was done.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.key = _key()
+        self._records: WeakKeyDictionary[GraphModule, GraphRecord] = WeakKeyDictionary()
+        self._thread = threading.local()
+        self.slots: dict[str, _Hook] = {
+            BEFORE_FREEZING: BeforeFreezing(self),
+            BEHIND_FREEZING: BehindFreezing(self),
+        }
+
+    def before_freezing(self, graph: Graph) -> None:
+        """Merge siblings whose weights are about to be frozen."""
+        module = _module_of(graph)
+        training = inductor.is_training(graph)
+        values = inductor.frozen_inputs(graph)
+        frozen = bool(values)
+        record = GraphRecord({"road": "inductor", "frozen": frozen})
+        log = EventLog()
+        _mark(graph)
+        reason = _TRAINING if training else (_GIVEN if frozen else _FREEZE)
+        with inductor.on_real_tensors():
+            merge_products(module, Constants(graph, values), reason, log)
+        record.events += log
+        self._records[module] = record
+        self._thread.last = record if training else None
+        self.journal.open(record)
+
+    def behind_freezing(self, graph: Graph) -> None:
+        """Keep the report with what is compiled."""
+        module = _module_of(graph)
+        record = self._records.get(module)
+        if record is None and inductor.is_training(graph):
+            # The joint graph was cut into one for each direction.
+            record = getattr(self._thread, "last", None)
+        if record is not None and not record.stamped:
+            self.journal.stamp(record)
+
+
+def _module_of(graph: Graph) -> GraphModule:
+    module = graph.owning_module
+    assert module is not None, "Inductor hands over the graph of a module"
+    return module
+
+
+def _mark(graph: Graph) -> None:
+    """Note on every node where it comes from, as reports say it."""
+    files = UserFiles()
+    for node in graph.nodes:
+        source = source_line(node.meta.get("stack_trace"), files)
+        if source is not None:
+            node.meta.setdefault(SOURCE_META, source)
+        stack = list((node.meta.get("nn_module_stack") or {}).values())
+        if stack:
+            node.meta.setdefault(MODULE_META, str(stack[-1][0]))
+
+
+def _key() -> str:
+    """Return a digest of all that decides what the passes do."""
+    facts = {
+        "package": package_digest(),
+        "torch": torch.__version__,
+        "isa": torch.backends.cpu.get_cpu_capability(),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,203 @@
+"""Constants one beside the other: as few calls as possible, of which freezing makes one constant.
+
+Freezing folds what is computed of weights, but for what its own patterns look for: a dequantize and
+the cast of an int8 weight. Parts are joined below those, so that the patterns find them again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from qfuse.inductor._inductor_api import mark_frozen
+from qfuse.inductor.products import call
+from qfuse.ir.events import MissCode
+from qfuse.ir.schema import arguments, is_call, overload_of
+from qfuse.ir.views import dtype_of, shape_of
+from qfuse.rewrite.rule import Miss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch._ops import OpOverload
+
+    from qfuse.inductor.constants import Constants
+    from qfuse.inductor.numbers import Numbers
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["Join", "Placer", "join_vectors", "plan_join"]
+
+_aten = torch.ops.aten
+_prims = torch.ops.prims
+_CAST = _prims.convert_element_type.default
+_CHANNELS = "dequantize_per_channel"
+_TENSOR = "dequantize_per_tensor"
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """How the same value of several siblings becomes one.
+
+    Attributes:
+        parts: The nodes.
+        axis: Along which they are put beside each other; ``None``: they are equal, and one does.
+        below: What is joined instead, by the name of the argument of the call that they share.
+        values: The values of the parts, where what reads them has to read a constant already.
+    """
+
+    parts: tuple[Node, ...]
+    axis: int | None
+    below: Mapping[str, Join] | None = None
+    values: tuple[torch.Tensor, ...] = ()
+
+    def build(self, rw: Rewriter, place: Callable[[Node], Node]) -> Node:
+        """Add the joined value."""
+        first = self.parts[0]
+        if self.axis is None:
+            return place(first)
+        if self.values:
+            made = rw.constant(torch.cat(self.values, self.axis), "joined")
+            mark_frozen(constant_value(made))
+            return made
+        if self.below is None:
+            return rw.call(_aten.cat.default, [place(part) for part in self.parts], self.axis)
+        given: dict[str, Any] = dict(arguments(first))
+        given |= {name: join.build(rw, place) for name, join in self.below.items()}
+        op = overload_of(first)
+        assert op is not None, "only calls are joined below"
+        return call(op, given, rw)
+
+
+def plan_join(
+    parts: Sequence[Node], axis: int, known: Constants, numbers: Numbers, *, now: bool = False
+) -> Join | Miss:
+    """Decide how constants are joined along ``axis``, so that nothing of it is left to a call."""
+    rank = len(shape_of(parts[0]))
+    axis %= max(rank, 1)
+    below = _below(parts, axis, numbers)
+    if below is not None:
+        now = now or (is_call(parts[0], _CAST) and not all(map(known.folded, parts)))
+        planned: dict[str, Join] = {}
+        for name, (inner, at) in below.items():
+            made = plan_join(inner, at, known, numbers, now=now)
+            if isinstance(made, Miss):
+                return made
+            planned[name] = made
+        return Join(tuple(parts), axis, planned)
+    for part in parts:
+        if not known.folded(part):
+            text = "parts of it would be put together in every call: freezing does not compute it"
+            return Miss(MissCode.NOT_CONSTANT, part, text, progress=3)
+    leaves = [known.values.get(part) for part in parts]
+    values = tuple(value for value in leaves if value is not None)
+    return Join(tuple(parts), axis, None, values if now and len(values) == len(parts) else ())
+
+
+def join_vectors(parts: Sequence[Node | int], rw: Rewriter, give: Callable[[Node], Node]) -> Node:
+    """Add vectors one after the other; a missing one, given as its width, is all -0.0.
+
+    Added to anything that changes nothing, not even 0.0 or -0.0.
+    """
+    like = next(part.meta["val"] for part in parts if isinstance(part, Node))
+    joined: list[Node] = []
+    for part in parts:
+        if isinstance(part, Node):
+            joined.append(give(part))
+        else:
+            zeros = torch.full((part,), -0.0, dtype=like.dtype, device=like.device)
+            joined.append(rw.constant(zeros, "no_bias"))
+    return rw.call(_aten.cat.default, joined)
+
+
+class Placer:
+    """Gives constants that stand before a place, computing them again where they stand behind.
+
+    Args:
+        known: What is constant.
+        order: The position of every node of the graph as it was.
+    """
+
+    def __init__(self, known: Constants, order: Mapping[Node, int]) -> None:
+        self._known = known
+        self._order = order
+
+    def at(self, place: Node, rw: Rewriter) -> Callable[[Node], Node]:
+        """Return what gives constants before ``place``."""
+        made: dict[Node, Node] = {}
+        limit = self._order[place]
+
+        def give(node: Node) -> Node:
+            if self._order.get(node, -1) < limit or node.op != "call_function":
+                return node
+            assert node in self._known, f"{node} is needed before it is computed"
+            if node not in made:
+                args, kwargs = map_arg((node.args, node.kwargs), give)
+                made[node] = rw.replay(node.target, args, kwargs, node.meta["val"])
+            return made[node]
+
+        return give
+
+
+Below = dict[str, tuple[list[Node], int]]
+
+
+def constant_value(node: Node) -> torch.Tensor:
+    """Return what a ``get_attr`` node of the module names."""
+    module = node.graph.owning_module
+    assert module is not None, "the graph is that of a module"
+    return module.get_buffer(str(node.target))
+
+
+def _below(parts: Sequence[Node], axis: int, numbers: Numbers) -> Below | None:
+    """Return what to join instead of the results of calls that differ in nothing else."""
+    first, op = parts[0], overload_of(parts[0])
+    if op is None or any(overload_of(part) is not op for part in parts):
+        return None
+    if len({_without_data(part, numbers) for part in parts}) != 1:
+        return None
+    named = [arguments(part) for part in parts]
+    if is_call(first, _aten.permute.default, _aten.t.default):
+        dims: Any = named[0].get("dims", (1, 0))
+        return _inner(named, "self", int(dims[axis]) % len(dims))
+    if is_call(first, _CAST):
+        same = len({dtype_of(n["a"]) for n in named if isinstance(n["a"], Node)}) == 1
+        return _inner(named, "a", axis) if same else None
+    return _stored(op, named, axis) if op.namespace == "quantized_decomposed" else None
+
+
+def _stored(op: OpOverload, named: Sequence[Mapping[str, Any]], axis: int) -> Below | None:
+    """Join the stored numbers of weights, and their scales."""
+    name = op._schema.name.rpartition("::")[2]  # noqa: SLF001 - the way to ask
+    if name == _CHANNELS:
+        return _channels(named, axis)
+    # Scales and zero points are numbers here, and were found to be equal.
+    numbers = name == _TENSOR and op._overloadname == "default"  # noqa: SLF001
+    return _inner(named, "input", axis) if numbers else None
+
+
+def _channels(named: Sequence[Mapping[str, Any]], axis: int) -> Below | None:
+    """Join weights with one scale per channel, where the channels are what is joined."""
+    if named[0]["axis"] != axis:
+        return None
+    found = _inner(named, "input", axis)
+    scales, zeros = _inner(named, "scales", 0), _inner(named, "zero_points", 0)
+    if scales is None:
+        return None
+    if zeros is None and any(n["zero_points"] is not None for n in named):
+        return None
+    return {**(found or {}), **scales, **(zeros or {})}
+
+
+def _inner(named: Sequence[Mapping[str, Any]], name: str, axis: int) -> Below | None:
+    nodes = [n[name] for n in named]
+    return {name: (nodes, axis)} if all(isinstance(node, Node) for node in nodes) else None
+
+
+def _without_data(node: Node, numbers: Numbers) -> object:
+    """Return the arguments that are no tensors."""
+    plain = {k: v for k, v in arguments(node).items() if not isinstance(v, Node)}
+    return tuple((k, numbers.frozen(v)) for k, v in sorted(plain.items()))

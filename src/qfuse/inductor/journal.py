@@ -1,0 +1,178 @@
+"""What was done to each graph that Inductor compiled, also where it came out of a cache.
+
+On a hit no hook runs. So the report of a graph is a file, named by the digest of its content, and
+the digest is counted among what Inductor counts while it compiles a graph. Those counts are stored
+with the compiled graph, and added again whenever it is loaded: that is how a process that only
+loads finds the name of the report.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from qfuse.inductor._inductor_api import count, counted
+from qfuse.inductor.merge import ROOM
+from qfuse.ir.events import Event, Exactness, Fired, MissCode, Missed, Noted, Place
+from qfuse.report import Report
+from qfuse.targets import cache_directory, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["GraphRecord", "Journal"]
+
+PREFIX = "qfuse_report:"
+_FORMAT = 1
+_KINDS = {kind.__name__: kind for kind in (Fired, Missed, Noted)}
+_PLACES = ("anchor", "at", "place")
+
+
+@dataclass(slots=True, eq=False)
+class GraphRecord:
+    """One graph on its way through Inductor.
+
+    Attributes:
+        facts: What holds of all of it.
+        events: What was done before freezing, and then behind it.
+        before: Digest of what was done before freezing, which is done in every process.
+        loaded: Whether the rest came out of a cache.
+        stamped: Whether it is on the disk.
+    """
+
+    facts: dict[str, Any]
+    events: list[Event] = field(default_factory=list)
+    before: str = ""
+    loaded: bool = False
+    stamped: bool = False
+
+    def report(self) -> Report:
+        """Return it as everybody's reports are."""
+        origin = "loaded from Inductor's cache" if self.loaded else "compiled in this process"
+        return Report(tuple(self.events), {**self.facts, "graph": origin})
+
+
+class Journal:
+    """The graphs of this process, in the order in which they were compiled or loaded."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._records: list[GraphRecord] = []
+        self._seen: Counter[str] = Counter()
+        self.activity = 0
+
+    def open(self, record: GraphRecord) -> None:
+        """Add a graph that is being compiled."""
+        with self._lock:
+            self.collect()
+            record.before = _digest(record)
+            self._records.append(record)
+
+    def stamp(self, record: GraphRecord) -> None:
+        """Write the report of a graph, and have its name stored with what is compiled."""
+        with self._lock:
+            self.collect()
+            name = _write(record)
+            count(PREFIX + name)
+            self._seen[name] += 1
+            record.stamped = True
+
+    def reports(self) -> tuple[Report, ...]:
+        """Return the report of every graph."""
+        with self._lock:
+            self.collect()
+            return tuple(record.report() for record in self._records)
+
+    def note(self, text: str) -> None:
+        """Add what is to be known besides, as a report of its own."""
+        with self._lock:
+            record = GraphRecord({"road": "inductor"}, [Noted(ROOM, text, warn=True)], stamped=True)
+            self._records.append(record)
+
+    def touch(self) -> None:
+        """Remember that something is being compiled."""
+        with self._lock:
+            self.activity += 1
+            self.collect()
+
+    def collect(self) -> None:
+        """Take up the graphs that were loaded from a cache since the last time."""
+        now = {key.removeprefix(PREFIX): n for key, n in counted(PREFIX).items()}
+        for name, times in now.items():
+            # Somebody may have cleared the counters.
+            known = self._seen[name] if times >= self._seen[name] else 0
+            for _ in range(times - known):
+                self._loaded(name)
+            self._seen[name] = times
+
+    def _loaded(self, name: str) -> None:
+        found = _read(name)
+        for record in self._records:
+            waits = not record.stamped and record.before == found.before
+            if waits:
+                record.events, record.loaded, record.stamped = found.events, True, True
+                return
+        found.loaded = found.stamped = True
+        self._records.append(found)
+
+
+def _content(record: GraphRecord) -> dict[str, Any]:
+    events = [{"kind": type(event).__name__, **asdict(event)} for event in record.events]
+    return {"format": _FORMAT, "facts": record.facts, "before": record.before, "events": events}
+
+
+def _digest(record: GraphRecord) -> str:
+    text = json.dumps(_content(record), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _place(name: str) -> Path:
+    return cache_directory() / "inductor" / name[:2] / f"{name}.json"
+
+
+def _write(record: GraphRecord) -> str:
+    """Write a report, if it is not there yet, and return its name."""
+    name = _digest(record)
+    path = _place(name)
+    if not path.exists():
+        try:
+            write_atomically(path, json.dumps(_content(record), sort_keys=True))
+        except OSError as error:
+            text = f"the report cannot be kept for other processes at {path}: {error}"
+            record.events.append(Noted(ROOM, text, warn=True))
+    return name
+
+
+def _read(name: str) -> GraphRecord:
+    """Read the report of a graph that came out of a cache."""
+    path = _place(name)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        events = [_event(value) for value in content["events"]]
+        return GraphRecord(content["facts"], events, content["before"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        text = (
+            f"a graph came out of Inductor's cache, and its report is not at {path} any more: "
+            "empty the folder of torch's caches to have both made again"
+        )
+        return GraphRecord({"road": "inductor"}, [Noted(ROOM, text, warn=True)])
+
+
+def _event(value: Mapping[str, Any]) -> Event:
+    given = dict(value)
+    kind = _KINDS[given.pop("kind")]
+    for name in _PLACES:
+        if given.get(name) is not None:
+            given[name] = Place(**given[name])
+    if kind is Fired:
+        given["places"] = tuple(Place(**place) for place in given["places"])
+        given["made"] = tuple(given["made"])
+        given["exactness"] = Exactness(given["exactness"])
+    if kind is Missed:
+        given["code"] = MissCode(given["code"])
+    return kind(**given)

@@ -1,0 +1,260 @@
+"""Merge products of one input with constant matrices into one wide product and a split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.inductor.epilogue import plan_steps
+from qfuse.inductor.joining import Join, Placer, join_vectors, plan_join
+from qfuse.inductor.numbers import Numbers
+from qfuse.inductor.products import as_product, rebuild
+from qfuse.ir.alias import leaves_graph
+from qfuse.ir.events import Exactness, Fired, MissCode, Missed
+from qfuse.ir.program import place_of
+from qfuse.optimize.restride import restride, rigid_reader
+from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.rule import Miss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Mapping, Sequence
+
+    from torch.fx import GraphModule, Node
+
+    from qfuse.inductor.constants import Constants
+    from qfuse.inductor.epilogue import Step
+    from qfuse.inductor.products import Product
+    from qfuse.ir.events import EventLog
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["NAME", "ROOM", "merge_products"]
+
+_aten = torch.ops.aten
+ROOM = "inductor"
+NAME = "merge-linears"
+_CHAIN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is to be done to one group.
+
+    Attributes:
+        products: The siblings, in the order of their parts.
+        columns: How their matrices, and what else has one entry per feature, are joined.
+        bias: How their biases are joined; ``None`` if none has one.
+        steps: What they do alike with their results.
+    """
+
+    products: tuple[Product, ...]
+    columns: Mapping[str, Join]
+    steps: tuple[Step, ...]
+
+
+def merge_products(module: GraphModule, known: Constants, reason: str, log: EventLog) -> int:
+    """Merge every group of siblings; return how many wide products there are.
+
+    Before::
+
+        x -> mm(w1) -> cast -> mul(x_scale) -> mul(s1) -> view -> relu
+        x -> mm(w2) -> cast -> mul(x_scale) -> mul(s2) -> view -> sigmoid
+
+    After::
+
+        x -> mm(cat(w1, w2)) -> cast -> mul(x_scale) -> mul(cat(s1, s2)) -> view -> split -> relu
+                                                                                  -> sigmoid
+
+    What the siblings read may be spelled once for each of them. Each element of the result is the
+    same expression of the same values; a library's product of floats may round another way where it
+    is wider, one of integers does not.
+
+    Args:
+        module: Its graph is changed in place.
+        known: What is constant.
+        reason: Why a weight is no constant, for people.
+        log: What was done and what was not.
+    """
+    return _Merging(module, known, reason, log).run()
+
+
+class _Merging:
+    """The siblings of one graph."""
+
+    def __init__(self, module: GraphModule, known: Constants, reason: str, log: EventLog) -> None:
+        self._module = module
+        self._known = known
+        self._reason = reason
+        self._log = log
+        self._numbers = Numbers(module.graph, known.values)
+        self._order = {node: index for index, node in enumerate(module.graph.nodes)}
+        self._placer = Placer(known, self._order)
+        self._editor = GraphEditor(module)
+
+    def run(self) -> int:
+        plans = [plan for group in self._families() for plan in self._plans(group)]
+        for plan in plans:
+            self._apply(plan)
+        return len(plans)
+
+    def _families(self) -> list[list[Product]]:
+        """Return the products that read one value, for each value that several read."""
+        found: dict[int, list[Product]] = {}
+        for node in self._module.graph.nodes:
+            product = as_product(node)
+            if product is not None:
+                found.setdefault(self._numbers.of(product.x), []).append(product)
+        families = [[p for p in f if p.x not in self._known] for f in found.values()]
+        return [family for family in families if len(family) > 1]
+
+    def _plans(self, family: Sequence[Product]) -> list[_Plan]:
+        kinds: dict[Hashable, list[Product]] = {}
+        weights: dict[Hashable, Product] = {}
+        for product in family:
+            miss = self._refuse(product, weights)
+            if miss is not None:
+                self._missed(product, miss)
+            else:
+                kinds.setdefault(product.kind(self._numbers), []).append(product)
+        groups = list(kinds.values())
+        plans = [plan for group in groups if len(group) > 1 for plan in self._planned(group)]
+        for group in groups:
+            if len(group) == 1 and len(groups) > 1:
+                self._missed(group[0], self._difference(group[0], [g[0] for g in groups]))
+        return plans
+
+    def _refuse(self, product: Product, weights: dict[Hashable, Product]) -> Miss | None:
+        """Say why a product cannot be merged, whatever its siblings are."""
+        if product.wrong:
+            return Miss(MissCode.SHAPE, product.node, product.wrong, progress=2)
+        for operand in product.operands:
+            if operand not in self._known:
+                root = _root(operand, self._known)
+                text = (
+                    self._reason
+                    if root.op == "placeholder"
+                    else "its weight is computed at run time"
+                )
+                return Miss(MissCode.NOT_CONSTANT, root, text, progress=3)
+        key = tuple(self._numbers.of(node) for node in product.columns.values())
+        if weights.setdefault(key, product) is not product:
+            text = "a sibling has the same weight, and is the same or has another bias"
+            return Miss(MissCode.SHARED, product.node, text, progress=3)
+        reader = self._other_reader(product)
+        if reader is not None:
+            text = "%{} reads its weight too, which would be held twice"
+            return Miss(MissCode.SHARED, reader, text, reader.name, progress=3)
+        return None
+
+    def _other_reader(self, product: Product) -> Node | None:
+        """Return a reader of the weight that has nothing to do with the product."""
+        own = {product.node}
+        node = product.node
+        for _ in range(_CHAIN):
+            if len(node.users) != 1:
+                break
+            (node,) = node.users
+            own.add(node)
+        waiting = [n for c in product.columns.values() for n in _leaves(c, self._known)]
+        seen = set(waiting)
+        while waiting:
+            for reader in waiting.pop().users:
+                if reader in self._known:
+                    if reader not in seen:
+                        seen.add(reader)
+                        waiting.append(reader)
+                elif reader not in own:
+                    return reader
+        return None
+
+    def _planned(self, group: list[Product]) -> list[_Plan]:
+        """Join what can be joined; one that cannot does not keep the others from it."""
+        group = sorted(group, key=lambda p: self._order[p.node])
+        columns: dict[str, Join] = {}
+        for name in group[0].columns:
+            axis = group[0].spec.columns[name]
+            made = plan_join([p.columns[name] for p in group], axis, self._known, self._numbers)
+            if isinstance(made, Miss):
+                self._missed(group[0], made)
+                return []
+            columns[name] = made
+        steps = plan_steps([p.node for p in group], self._known, self._numbers, self._order)
+        return [_Plan(tuple(group), columns, tuple(steps))]
+
+    def _apply(self, plan: _Plan) -> None:
+        first = plan.products[0]
+        places = tuple(place_of(product.node) for product in plan.products)
+        key = f"{ROOM}/{NAME}@{first.node.name}"
+        widths = " + ".join(str(product.n) for product in plan.products)
+        rw = self._editor.rewriter(NAME, first.node)
+        give = self._placer.at(first.node, rw)
+        columns = {name: join.build(rw, give) for name, join in plan.columns.items()}
+        wide = made = rebuild(first, first.x, columns, _bias(plan.products, rw, give), rw)
+        last = [product.node for product in plan.products]
+        for step in plan.steps:
+            wide = step.build(wide, rw, self._placer, self._order)
+            last = list(step.after)
+        self._split(wide, last, [product.n for product in plan.products], rw)
+        names = (made.name,)
+        rw.commit()
+        self._log.add(Fired(ROOM, NAME, key, Exactness.EXACT, places, names, f"({widths})"))
+
+    def _split(self, wide: Node, last: Sequence[Node], widths: list[int], rw: Rewriter) -> None:
+        place = min(last, key=self._order.__getitem__)
+        with rw.before(place):
+            split = rw.call(_aten.split_with_sizes.default, wide, widths, -1)
+            parts = [rw.item(split, index) for index in range(len(widths))]
+            for old, part in zip(last, parts, strict=True):
+                own = leaves_graph(old) or rigid_reader(old) is not None
+                if own:
+                    # Nobody else has the memory of a product, and it lies there without gaps.
+                    dense = torch.contiguous_format
+                    rw.replace(old, rw.call(_aten.clone.default, part, memory_format=dense))
+                else:
+                    restride(old, part, rw)
+
+    def _missed(self, product: Product, miss: Miss) -> None:
+        places = place_of(product.node), place_of(miss.at)
+        self._log.add(Missed(ROOM, NAME, miss.code, miss.reason, *places, miss.progress))
+
+    def _difference(self, one: Product, others: Sequence[Product]) -> Miss:
+        own = dict(one.kind(self._numbers))
+        differing = []
+        for other in others:
+            if other is not one:
+                its = dict(other.kind(self._numbers))
+                names = [k for k in own if own[k] != its.get(k)]
+                differing.append((len(names), other.node.name, names, its))
+        _, name, names, _ = min(differing, key=lambda d: d[0])
+        text = "of its siblings %{} is nearest, and differs in {}"
+        return Miss(MissCode.DTYPE, one.node, text, name, ", ".join(names), progress=3)
+
+
+def _bias(products: Sequence[Product], rw: Rewriter, give: Callable[[Node], Node]) -> Node | None:
+    """Add the biases one after the other, if there are any."""
+    if all(product.bias is None for product in products):
+        return None
+    return join_vectors([p.n if p.bias is None else p.bias for p in products], rw, give)
+
+
+def _leaves(node: Node, known: Constants) -> list[Node]:
+    """Return the constants that a constant is computed of."""
+    found: dict[Node, None] = {}
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        if one in known.values:
+            found[one] = None
+        waiting += one.all_input_nodes
+    return list(found)
+
+
+def _root(node: Node, known: Constants) -> Node:
+    """Return what keeps a value from being constant."""
+    while node.op == "call_function":
+        source = next((n for n in node.all_input_nodes if n not in known), None)
+        if source is None:
+            break
+        node = source
+    return node

@@ -1,0 +1,99 @@
+"""Which nodes of a graph compute the same: value numbers, as compilers call them."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING
+
+import torch
+from torch.fx import Node
+
+from qfuse.inductor.constants import is_pure
+from qfuse.ir.alias import memory_of
+from qfuse.ir.schema import arguments, is_call, overload_of
+from qfuse.ir.views import bits_of
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Mapping
+
+    from torch.fx import Graph
+
+__all__ = ["Numbers"]
+
+_aten = torch.ops.aten
+_BITS_LIMIT = 1 << 16  # bytes; greater constants are equal only if they are one tensor
+_RESHAPES = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
+
+
+class Numbers:
+    """A number for every node; two nodes with one number have equal values, to the bit.
+
+    Args:
+        graph: Its nodes are not changed meanwhile.
+        values: Values of constants. Small ones are compared by their bits.
+    """
+
+    def __init__(self, graph: Graph, values: Mapping[Node, torch.Tensor]) -> None:
+        self._numbers: dict[Node, int] = {}
+        self._known: dict[Hashable, int] = {}
+        self._written = frozenset(_written(graph.nodes))
+        for node in graph.nodes:
+            key = self._key(node, values.get(node))
+            self._numbers[node] = self._known.setdefault(key, len(self._known))
+
+    def of(self, node: Node) -> int:
+        """Return the number of a node."""
+        return self._numbers[node]
+
+    def frozen(self, value: object) -> Hashable:
+        """Make an argument hashable such that equal means equal: 1, 1.0 and True differ."""
+        if isinstance(value, Node):
+            return ("value", self._numbers[value])
+        if isinstance(value, (list, tuple)):
+            return tuple(map(self.frozen, value))
+        if isinstance(value, torch.SymInt):
+            return ("size", str(value.node.expr))
+        return (type(value), repr(value))
+
+    def _key(self, node: Node, value: torch.Tensor | None) -> Hashable:
+        if value is not None:
+            return _constant_key(value)
+        if node.op != "call_function" or self._reads_written(node):
+            return node
+        if node.target is operator.getitem:
+            return (operator.getitem, self.frozen(node.args))
+        if not is_pure(node):
+            return node
+        named = arguments(node)
+        if is_call(node, *_RESHAPES):
+            # However the sizes were spelled, -1 or not: the shape is what comes of them.
+            named = {"self": named["self"], "size": list(node.meta["val"].shape)}
+            return ("reshape", *((k, self.frozen(v)) for k, v in named.items()))
+        return (overload_of(node), *((k, self.frozen(v)) for k, v in sorted(named.items())))
+
+    def _reads_written(self, node: Node) -> bool:
+        if not self._written:
+            return False
+        return any(memory_of(source) in self._written for source in node.all_input_nodes)
+
+
+def _written(nodes: Iterable[Node]) -> set[Node]:
+    """Return what is written to before the end of the graph: it has several values."""
+    found: set[Node] = set()
+    waiting: list[Node] = []
+    for node in nodes:
+        op = overload_of(node)
+        if op is not None and op._schema.is_mutable:  # noqa: SLF001 - the way to ask
+            waiting += [memory_of(source) for source in node.all_input_nodes]
+            if not is_call(node, _aten.copy_.default):
+                found.update(waiting)
+        elif node.op != "output":
+            found.update(waiting)
+            waiting.clear()
+    return found
+
+
+def _constant_key(value: torch.Tensor) -> Hashable:
+    kind = (value.dtype, str(value.device), tuple(value.shape), value.layout)
+    small = value.layout is torch.strided and value.numel() * value.element_size() <= _BITS_LIMIT
+    return (*kind, value.stride(), bits_of(value)) if small else (*kind, id(value))

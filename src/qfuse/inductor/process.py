@@ -1,0 +1,110 @@
+"""What there is once per process, as Inductor's own options are: slots, and graphs seen."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from qfuse.inductor import _inductor_api as inductor
+from qfuse.inductor.hooks import SLOTS, Hooks
+from qfuse.inductor.journal import Journal
+from qfuse.inductor.slots import Slots, composed
+from qfuse.ir.errors import OptionsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from qfuse.report import Report
+
+__all__ = ["PROCESS", "Process"]
+
+
+class Process:
+    """Our passes in Inductor, and what they did."""
+
+    def __init__(self) -> None:
+        self._journal = Journal()
+        self._slots = Slots(self._journal)
+        self._installed: list[Hooks] = []
+
+    def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return Inductor options with our passes in them.
+
+        Raises:
+            OptionsError: Inductor has no such option, or it has no effect here.
+        """
+        known = inductor.known_options()
+        given = {name.replace("-", "_"): value for name, value in options.items()}
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                fix = f"did you mean {near[0]!r}?" if near else "see torch._inductor.list_options()"
+                raise OptionsError(f"Inductor has no option {name!r}", fix=fix)
+        if given.get("freezing") and not inductor.freezing_is_on():
+            raise OptionsError(
+                "the option freezing comes too late here: Dynamo reads it from the global config",
+                fix="set torch._inductor.config.freezing = True before the first call, or make "
+                "that call within qfuse.inductor_passes(freezing=True)",
+            )
+        hooks = Hooks(self._journal)
+        for slot in SLOTS:
+            base = given.get(slot, inductor.option(slot))
+            _check_passes(slot, base)
+            given[slot] = composed(base, hooks.slots[slot])
+        return given
+
+    @contextmanager
+    def passes(self, freezing: bool | None) -> Iterator[None]:
+        """Have our passes in the slots for a region.
+
+        Raises:
+            OptionsError: ``freezing`` is no answer to a question.
+        """
+        if freezing not in {None, True, False}:
+            raise OptionsError(f"freezing must be True, False or None, not {freezing!r}")
+        hooks = Hooks(self._journal)
+        before = self._journal.activity
+        with ExitStack() as stack:
+            if freezing is not None:
+                stack.enter_context(inductor.patched({"freezing": freezing}))
+            self._slots.add(hooks)
+            stack.callback(self._slots.remove, hooks)
+            yield
+            if self._journal.activity == before:
+                text = (
+                    "nothing was compiled within qfuse.inductor_passes(): the first call of a "
+                    "compiled model has to be inside; one that was called before is compiled "
+                    "again after torch._dynamo.reset()"
+                )
+                warnings.warn(text, UserWarning, stacklevel=4)
+
+    def install(self) -> None:
+        """Have our passes in the slots from now on."""
+        if not self._installed:
+            hooks = Hooks(self._journal)
+            self._slots.add(hooks)
+            self._installed.append(hooks)
+
+    def uninstall(self) -> None:
+        """Take out what was installed."""
+        while self._installed:
+            self._slots.remove(self._installed.pop())
+
+    def reports(self) -> tuple[Report, ...]:
+        """Return the report of every graph."""
+        self._slots.look()
+        return self._journal.reports()
+
+
+PROCESS = Process()
+
+
+def _check_passes(slot: str, value: Any) -> None:
+    for one in inductor.passes_in(value):
+        if not callable(one):
+            raise OptionsError(
+                f"{slot} holds {one!r}, which is not a pass",
+                fix="give a function of a graph, a CustomGraphPass, or a list of them",
+            )
