@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build"]
 
+
 def build(arguments: Mapping[str, Any], example: Inputs) -> Subject:
     """Return a contender, built and compiled but not yet called.
 

@@ -18,20 +18,20 @@ _STATE = ("keys_", "values_")
 
 
 class _Functional(nn.Module):
-    """Takes the buffers that a module writes behind its inputs, and gives them behind its result."""
+    """Takes buffers that a module writes behind its inputs, gives them behind its result."""
 
-    def __init__(self, inner: nn.Module, names: tuple[str, ...], parameters: tuple[str, ...]):
+    def __init__(self, inner: nn.Module, names: tuple[str, ...], order: tuple[str, ...]) -> None:
         super().__init__()
         self.inner = inner
         self.names = names
-        self.parameters_ = parameters
+        self.order = order
 
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Call the module on inputs and state; return its float results and the new state."""
         count = len(values) - len(self.names)
         # Written in place below: what comes in belongs to the caller.
         state = dict(zip(self.names, (v.clone() for v in values[count:]), strict=True))
-        inputs = dict(zip(self.parameters_, values[:count], strict=True))
+        inputs = dict(zip(self.order, values[:count], strict=True))
         result = torch.func.functional_call(self.inner, state, (), inputs)
         return (result, *state.values())
 

@@ -89,9 +89,10 @@ def _quantized(graph: Any, contender: Contender, function: Function, model: zoo.
             return nncf.compress_weights(
                 graph, mode=mode.INT4_SYM, group_size=group, ratio=1.0, all_layers=True
             )
-    raise OptionsError(
-        f"OpenVINO has nothing like {contender.recipe}", fix="measure it without OpenVINO"
-    )
+        case _:
+            raise OptionsError(
+                f"OpenVINO has nothing like {contender.recipe}", fix="measure it without OpenVINO"
+            )
 
 
 def _keep_state(graph: Any, count: int) -> None:

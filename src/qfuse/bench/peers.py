@@ -21,14 +21,17 @@ Another peer is one more engine here and one more builder in :mod:`qfuse.bench.e
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from qfuse.bench._torch_api import has_cpu_kernel
 from qfuse.bench.contest import Entrant
 from qfuse.ir.errors import OptionsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "CALIBRATION_SEEDS",
@@ -38,6 +41,7 @@ __all__ = [
     "FloatType",
     "eager_model",
     "float_peers",
+    "kernels_lacking",
     "missing",
     "quantized_pair",
 ]
@@ -152,6 +156,16 @@ def missing(engine: Engine) -> str | None:
     return f"not installed: pip install {' '.join(lacks)}" if lacks else None
 
 
+def kernels_lacking() -> dict[str, str]:
+    """Return the roads of torchao that cannot run here for want of a kernel, and why."""
+    roads = {"torchao da8w4": "torchao::da8w4_linear_cpu"}
+    return {
+        road: f"this build of torchao has no CPU kernel {op}"
+        for road, op in roads.items()
+        if not has_cpu_kernel(op)
+    }
+
+
 def float_peers(model: str, sizes: Mapping[str, int]) -> list[Contender]:
     """Return what a float model is worth without and with ``torch.compile``."""
     peers = (
@@ -166,7 +180,12 @@ def float_peers(model: str, sizes: Mapping[str, int]) -> list[Contender]:
 
 
 def eager_model(
-    model: str, sizes: Mapping[str, int], recipe: str, *, dynamic: bool = False
+    model: str,
+    sizes: Mapping[str, int],
+    recipe: str,
+    *,
+    dynamic: bool = False,
+    group_size: int | None = None,
 ) -> Contender:
     """Return the quantized model as it is, which shows what quantizing alone does to answers."""
     return Contender(
@@ -176,10 +195,11 @@ def eager_model(
         sizes=sizes,
         recipe=recipe,
         dynamic=dynamic,
+        group_size=group_size,
     )
 
 
-def quantized_pair(
+def quantized_pair(  # noqa: PLR0913 - a model, how it is quantized, and who runs it
     model: str,
     sizes: Mapping[str, int],
     recipe: str,
@@ -187,6 +207,7 @@ def quantized_pair(
     *,
     dynamic: bool = False,
     tuned: bool = False,
+    group_size: int | None = None,
 ) -> list[Contender]:
     """Return the engines that run one quantized model at one float type.
 
@@ -197,6 +218,7 @@ def quantized_pair(
         float_type: What is not quantized is computed in this.
         dynamic: Let qfuse compile for all sizes; Inductor always gets fixed ones, its best case.
         tuned: Add Inductor with ``max_autotune``.
+        group_size: Weights per scale; ``None`` for the recipe's default.
     """
     engines = [Engine.INDUCTOR, *([Engine.INDUCTOR_TUNED] if tuned else []), Engine.QFUSE]
     return [
@@ -207,6 +229,7 @@ def quantized_pair(
             sizes=sizes,
             recipe=recipe,
             dynamic=dynamic and engine is Engine.QFUSE,
+            group_size=group_size,
         )
         for engine in engines
     ]
