@@ -21,10 +21,10 @@ STAMP := $(VENV)/.installed-torch-$(TORCH_VERSION)-$(subst $(comma),-,$(EXTRAS))
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench fuzz docs clean
+.PHONY: help setup demo test check format bench bench-kernels asan fuzz docs clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create the environment in .venv (the other targets do it when they need to)
 
@@ -60,6 +60,14 @@ format: $(STAMP) ## format the code and fix what the linter can
 bench: $(STAMP) ## measure against the peers that are installed
 	$(BIN)/python -m qfuse.bench.phase_gain
 	$(BIN)/python -m qfuse.bench
+
+bench-kernels: $(STAMP) ## measure the kernels against torch's (ARGS=--quick for a part)
+	$(BIN)/python -m qfuse.bench.kernels $(ARGS)
+
+# Built ahead: a test has a time limit. Capturing by pytest's own means lets the report through.
+asan: $(STAMP) ## run the kernels' tests under AddressSanitizer and UBSan
+	sh tools/with-asan $(BIN)/qfuse build-kernels
+	OMP_NUM_THREADS=2 sh tools/with-asan $(BIN)/python -m pytest --capture=sys tests/kernels
 
 fuzz: $(STAMP) ## run the property tests with many more examples
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n $(WORKERS) -m property \

@@ -24,9 +24,15 @@ from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.events import Fired
 from qfuse.kernels import KernelLibrary
-from qfuse.optimize import FUSING, rewrite_names
+from qfuse.optimize import ATTENTION, FUSING, rewrite_names
 from qfuse.optimize.narrow_floats import NarrowFloats
-from qfuse.optimize.schedule import FUSION_RULES, MOVING_RULES, RESULT_RULES, SPLIT_RULES
+from qfuse.optimize.schedule import (
+    ATTENTION_RULES,
+    FUSION_RULES,
+    MOVING_RULES,
+    RESULT_RULES,
+    SPLIT_RULES,
+)
 from qfuse.pipeline import Planner
 from qfuse.targets import Target
 
@@ -49,12 +55,13 @@ def gain(before: float, after: float) -> Gain:
 
 def test_the_phase_is_all_but_what_grows_one_linear() -> None:
     assert {"combine", "lift-quantize", "sink-dequantize", "merge-linears"} <= set(phase())
-    assert set(phase()) | FUSING == rewrite_names()
-    assert not FUSING & set(phase())
+    assert set(phase()) | FUSING | ATTENTION == rewrite_names()
+    assert not (FUSING | ATTENTION) & set(phase())
 
 
 def test_what_grows_linears_is_what_the_fusion_rules_do_and_narrowing() -> None:
     assert {rule.name for rule in FUSION_RULES} | {NarrowFloats.name} == FUSING
+    assert {rule.name for rule in ATTENTION_RULES} == ATTENTION
     others = {rule.name for rule in (*MOVING_RULES, *SPLIT_RULES, *RESULT_RULES)}
     assert others <= set(phase())
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 
 PT2E = frozenset({"w8a8-static", "w8a8-static-bf16", "pt2e-dynamic"})
-INT4 = frozenset({"w4a8", "w4a16"})
+INT4 = frozenset({"w4a8", "w4a8-asym", "w4a16", "w4a16-asym", "w4a16-packed"})
 
 # How many layers each model of `tests/zoo/tiny.py` has: (linear, convolution that PT2E takes).
 LAYERS: Mapping[str, tuple[int, int]] = MappingProxyType(
@@ -43,6 +43,9 @@ LAYERS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "minilm": (36, 0),
     }
 )
+
+# Layers whose width aten's packed int4 weights do not allow: the classifier.
+UNPACKABLE: Mapping[str, int] = MappingProxyType({"vit": 1})
 
 # Least signal to noise in dB. One layer alone gives about 40 with int8 on both sides, 30 with
 # float8 and 20 with int4 weights; noise adds up over the layers, and MobileNet has 52. Anything
@@ -96,7 +99,8 @@ def test_every_model_with_every_recipe(name: str, recipe: str) -> None:
     after = model.module.state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before)
     linears, convolutions = LAYERS[name]
-    assert result.layers == linears + (convolutions if recipe in PT2E else 0)
+    left = UNPACKABLE.get(name, 0) if recipe == "w4a16-packed" else 0
+    assert result.layers == linears + (convolutions if recipe in PT2E else 0) - left
     for key, value in result.model.named_buffers():
         if "keys_" in key or "values_" in key:  # calibration wrote to the cache
             assert torch.equal(value, before[key.removeprefix("inner.")])
@@ -169,6 +173,19 @@ class TestGraphs:
         assert ops["torchao.dequantize_affine"] == 4
         assert ops["torchao.choose_qparams_affine"] == 2
 
+    @pytest.mark.parametrize("recipe", ["w8a8-group", "w8a8-group-asym", "w4a8-asym"])
+    def test_int8_activations_and_weights_in_groups(self, recipe: str) -> None:
+        ops = self.ops(recipe)
+        assert ops["torchao.dequantize_affine"] == 4
+        assert ops["torchao.choose_qparams_affine"] == 2
+
+    @pytest.mark.parametrize("recipe", ["w4a16-asym", "w8a16-asym"])
+    def test_weights_with_zero_points(self, recipe: str) -> None:
+        assert self.ops(recipe)["torchao.dequantize_affine"] == 2
+
+    def test_packed_int4_weights(self) -> None:
+        assert self.ops("w4a16-packed")["aten._weight_int4pack_mm_for_cpu"] == 2
+
     def test_int8_weights_per_channel_and_per_group(self) -> None:
         assert "torchao.dequantize_affine" not in self.ops("w8a16")
         assert self.ops("w8a16", group_size=32)["torchao.dequantize_affine"] == 2
@@ -177,13 +194,31 @@ class TestGraphs:
         assert self.ops("fp8")["aten.matmul"] == 2
 
 
-@pytest.mark.parametrize("recipe", ["w4a8", "w4a16", "w8a16"])
+GROUPED = ("w8a8-group", "w4a8", "w4a8-asym", "w4a16", "w4a16-asym", "w8a16", "w8a16-asym")
+
+
+@pytest.mark.parametrize("recipe", GROUPED)
 @pytest.mark.parametrize("group_size", [32, 64])
 def test_groups_have_the_size_that_was_asked_for(recipe: str, group_size: int) -> None:
     x = torch.randn(4, 64)
     model = quantize(TwoLinears(), recipe, (x,), group_size=group_size).model
     scale = model.get_submodule("down").weight.scale  # type: ignore[union-attr]
     assert scale.shape == (32, 128 // group_size)
+
+
+@pytest.mark.parametrize("recipe", [name for name in GROUPED if name != "w8a16"])
+def test_a_whole_channel_is_a_group_too(recipe: str) -> None:
+    x = torch.randn(4, 64)
+    model = quantize(TwoLinears(), recipe, (x,), group_size=recipes.WHOLE_CHANNEL).model
+    weight = model.get_submodule("down").weight
+    assert weight.scale.shape == (32, 1)  # type: ignore[union-attr]
+    zero_point: torch.Tensor = weight.zero_point  # type: ignore[union-attr, assignment]
+    assert bool(zero_point.any()) == recipe.endswith("-asym")
+
+
+def test_a_packed_layout_has_groups() -> None:
+    with pytest.raises(OptionsError, match="packed weights are in groups"):
+        quantize(TwoLinears(), "w4a16-packed", (torch.randn(4, 64),), group_size=-1)
 
 
 def test_groups_of_int4_have_32_weights_unless_told_otherwise() -> None:

@@ -1,230 +1,264 @@
-"""Our kernels against the ops of torch that compute the same: ``python -m qfuse.bench.kernels``.
+"""``python -m qfuse.bench.kernels``: kernels against ops of torch that compute the same.
 
-Interleaved rounds, the order drawn anew in each; ratios of medians with their 95 % interval over
-rounds. Weights are warm: a shape's weight stays in whatever cache holds it. Where something else
-uses the cores, a team of threads waits for a whole scheduler slice at once and medians jump; the
-last line, of what each took in its best tenth, is what a quiet machine would give.
+Every cell of the grid is one shape with cold or with warm weights; its contenders are timed in the
+same interleaved rounds. Cold ones rotate copies of their weight that are twice as large together as
+the last-level cache. Beside each time stands what part it is of what the machine could do, and
+below the tables whether the kernels reach what they aim at.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, field
+from pathlib import Path  # noqa: TC003 - the type of an option is read at run time
+from typing import TYPE_CHECKING, Any
 
+import click
 import torch
-import torch.nn.functional as F
-import typer
 from rich.console import Console
-from rich.table import Table
 
-from qfuse.bench.measure import LEAST_ROUNDS, compare, measure
-from qfuse.bench.stats import geometric_mean
-from qfuse.ir.errors import OptionsError
-from qfuse.kernels import linear_w8a8, linear_w8a8_quantized, linear_w8a16, load, pack_weight
+from qfuse.bench.command import options_of
+from qfuse.bench.kernel_cells import Cell, Plan, Stillness, cold_and_warm
+from qfuse.bench.kernel_families import FAMILIES, Shape
+from qfuse.bench.kernel_limits import measure_limits
+from qfuse.bench.kernel_results import KernelResults
+from qfuse.bench.kernel_tables import limits_text, show_kernels
+from qfuse.bench.kernel_targets import ROWS, SIDES, TARGETS
+from qfuse.bench.machine import Bystanders, Setting
+from qfuse.bench.measure import LEAST_ROUNDS
+from qfuse.bench.models import pick
+from qfuse.bench.page import write_section
+from qfuse.bench.progress import watching
+from qfuse.ir.errors import OptionsError, QfuseError
+from qfuse.kernels import load
+from qfuse.targets import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
-    from qfuse.bench.measure import Series
-    from qfuse.bench.stats import Ratio
+    from qfuse.bench.kernel_limits import Limits
+    from qfuse.bench.progress import Watch
 
-__all__ = ["FAMILIES", "Family", "Shape", "main", "run"]
+__all__ = ["Grid", "KernelOptions", "main", "run_kernels"]
 
-ROWS = (1, 4, 16, 32, 128, 512)
-SIZES = ((384, 384), (384, 1536), (1536, 384), (1024, 1024), (1024, 2816), (4096, 4096))
-
-Contenders = dict[str, Callable[[], torch.Tensor]]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A product of ``[m, k]`` and ``[k, n]``."""
-
-    m: int
-    k: int
-    n: int
-
-    def __str__(self) -> str:
-        return f"{self.m} x {self.k} x {self.n}"
+_SECTION = "kernels"
+_QUICK_ROWS = (1, 32, 512)
+_QUICK_SIZES = ((1024, 2816), (4096, 4096))
+_AIMED = tuple(dict.fromkeys(t.family for t in TARGETS if t.family in FAMILIES))
+# What a contender takes longer than the machine's limit, about, and what making its weights does.
+_SLOWER = 1.5
+_SECONDS_PER_WEIGHT = 30e-9
+_COPIED_BYTES_PER_SECOND = 1e9
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Kernels that compute the same.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelOptions:
+    """What to measure.
 
     Attributes:
-        title: Of the table.
-        contenders: Functions that compute one linear of random numbers, by name; the first one is
-            what the others are compared with.
+        family: Names out of the families; none is all that have targets.
+        rows: Numbers of rows M; none is all of the grid.
+        size: K x N; none is all of the grid.
+        rounds: Interleaved rounds per cell.
+        quick: Take a part of the grid.
+        milliseconds: How long each contender runs in each round.
+        threads: OpenMP threads; 0 takes torch's default.
+        patience: Seconds to wait for other programs to leave the cores, in all.
+        json: Where to write everything that was measured.
+        page: A page with a section to write the tables into.
     """
 
-    title: str
-    contenders: Callable[[Shape], Contenders]
+    family: tuple[str, ...] = field(
+        default=(), metadata={"help": f"out of {', '.join(FAMILIES)} [{', '.join(_AIMED)}]"}
+    )
+    rows: tuple[str, ...] = field(
+        default=(), metadata={"help": f"numbers of rows M [{', '.join(map(str, ROWS))}]"}
+    )
+    size: tuple[str, ...] = field(
+        default=(), metadata={"help": f"K x N, as 1024x2816 [all of {', '.join(map(str, SIDES))}]"}
+    )
+    rounds: int = field(default=LEAST_ROUNDS, metadata={"help": "interleaved rounds per cell"})
+    quick: bool = field(
+        default=False, metadata={"help": "a part of the grid, in less than five minutes"}
+    )
+    milliseconds: float = field(
+        default=5.0, metadata={"help": "how long each contender runs in each round"}
+    )
+    threads: int = field(default=0, metadata={"help": "threads; 0 takes torch's default"})
+    patience: float = field(
+        default=300.0, metadata={"help": "seconds to wait for other programs to be quiet, in all"}
+    )
+    json: Path | None = field(
+        default=None, metadata={"help": "write everything that was measured to a file"}
+    )
+    page: Path | None = field(
+        default=None, metadata={"help": "a Markdown page to write the tables into"}
+    )
 
 
-@dataclass(slots=True)
-class _Timed:
-    """A function that can be timed."""
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The cells to measure.
 
-    run: Callable[[], torch.Tensor]
-
-    def time_block(self, calls: int) -> list[float]:
-        """Return the seconds of each of ``calls`` calls."""
-        times = []
-        for _ in range(calls):
-            start = time.perf_counter()
-            self.run()
-            times.append(time.perf_counter() - start)
-        return times
-
-
-def _weight(shape: Shape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Stored weight, scale and bias."""
-    weight = torch.randint(-128, 128, (shape.n, shape.k), dtype=torch.int8)
-    return weight, torch.rand(shape.n) * 0.01 + 0.003, torch.randn(shape.n)
-
-
-def int8(shape: Shape) -> Contenders:
-    """Stored activations; ours first with a scale per row, then with one scale and in variants.
-
-    The oneDNN op takes one scale for all rows. It would take int8 too, but without AMX that is a
-    reference loop, a thousand times slower.
+    Attributes:
+        families: Names.
+        rows: M.
+        sizes: K and N.
     """
-    weight, w_scale, bias = _weight(shape)
-    packed, sums = pack_weight(weight)
-    x = torch.randint(-128, 128, (shape.m, shape.k), dtype=torch.int8)
-    x_scale = torch.rand(shape.m) * 0.01 + 0.003
-    column = x_scale[:, None]
-    unsigned = (x.to(torch.int16) + 128).to(torch.uint8)
-    one, zero = torch.tensor([0.01]), torch.tensor([128], dtype=torch.int32)
-    prepacked = torch.ops.onednn.qlinear_prepack(weight, None)
-    w_zero = torch.zeros_like(w_scale, dtype=torch.int64)
-    qlinear = torch.ops.onednn.qlinear_pointwise.default
-    ours = (x, x_scale, None, packed, sums, w_scale)
-    return {
-        "per token": lambda: linear_w8a8(*ours, bias=bias),
-        "qlinear u8": lambda: qlinear(
-            unsigned, 0.01, 128, prepacked, w_scale, w_zero, bias, 1.0, 0, torch.float32, "none",
-            [], "",
-        ),
-        # torch.compile fuses what follows `_int_mm` into one pass; this is nearly that.
-        "_int_mm": lambda: torch.addcmul(
-            bias, torch.ops.aten._int_mm.default(x, weight.t()) * column, w_scale
-        ),
-        "u8": lambda: linear_w8a8(unsigned, one, zero, packed, sums, w_scale, bias=bias),
-        "to bf16": lambda: linear_w8a8(*ours, bias=bias, real=torch.bfloat16),
-        "gelu": lambda: linear_w8a8(*ours, bias=bias, epilogue="act(gelu)"),
-        "to codes": lambda: linear_w8a8_quantized(
-            *ours, bias=bias, out_scale=one, out_zero_point=None, quant_min=-128, quant_max=127,
-            out_dtype=torch.int8,
-        ),
-    }  # fmt: skip
 
+    families: tuple[str, ...]
+    rows: tuple[int, ...]
+    sizes: tuple[tuple[int, int], ...]
 
-def weight_only(shape: Shape, dtype: torch.dtype) -> Contenders:
-    """Real activations; the GEMM of their type reads weights two or four times as large."""
-    weight, w_scale, bias = _weight(shape)
-    packed, _ = pack_weight(weight)
-    x = torch.randn(shape.m, shape.k).to(dtype)
-    real, real_scale = (weight * w_scale[:, None]).to(dtype), w_scale.to(dtype)
-    real_bias = bias.to(dtype)
-    found: Contenders = {
-        "qfuse": lambda: linear_w8a16(x, packed, w_scale, bias=bias),
-        "linear": lambda: F.linear(x, real, real_bias),
-    }
-    if dtype == torch.bfloat16 and shape.m <= _MOST_ROWS_OF_ATEN:
-        found["int8pack_mm"] = lambda: torch.ops.aten._weight_int8pack_mm.default(
-            x, weight, real_scale
+    @classmethod
+    def of(cls, options: KernelOptions) -> Grid:
+        """Read what was asked for.
+
+        Raises:
+            OptionsError: A family does not exist, or a number is none.
+        """
+        rows, sizes = (_QUICK_ROWS, _QUICK_SIZES) if options.quick else (ROWS, _all_sizes())
+        return cls(
+            tuple(pick(options.family or _AIMED, FAMILIES, "family")),
+            tuple(_number(text) for text in options.rows) or rows,
+            tuple(_size(text) for text in options.size) or sizes,
         )
-    return found
+
+    def count(self, limits: Limits) -> int:
+        """Return how many cells there are."""
+        weights = ((FAMILIES[name], k, n) for name in self.families for k, n in self.sizes)
+        return len(self.rows) * sum(len(cold_and_warm(f, k, n, limits)) for f, k, n in weights)
+
+    def seconds(self, limits: Limits, options: KernelOptions) -> float:
+        """Return about how long it takes to measure them."""
+        return sum(
+            self._of_size(name, k, n, limits, options)
+            for name in self.families
+            for k, n in self.sizes
+        )
+
+    def _of_size(self, name: str, k: int, n: int, limits: Limits, options: KernelOptions) -> float:
+        family = FAMILIES[name]
+        total = _SECONDS_PER_WEIGHT * k * n * len(family.kinds)
+        for kind in family.kinds.values():
+            copied = kind.weight_bytes(k, n) * limits.copies(kind.weight_bytes(k, n))
+            total += copied / _COPIED_BYTES_PER_SECOND
+            for cold in cold_and_warm(family, k, n, limits):
+                for m in self.rows:
+                    call = _SLOWER * limits.seconds(kind, Shape(m, k, n), cold=cold)
+                    total += options.rounds * max(call, options.milliseconds / 1000) + 2 * call
+        return total
 
 
-# Behind that, and in float32, it is many times slower than the GEMM: it would take all the time.
-_MOST_ROWS_OF_ATEN = 32
+def run_kernels(options: KernelOptions, console: Console | None = None) -> KernelResults:
+    """Measure, show tables, and write what was asked for.
 
-FAMILIES = {
-    "w8a8": Family("int8 linears", int8),
-    "w8a16": Family("weight-only, bfloat16", lambda shape: weight_only(shape, torch.bfloat16)),
-    "w8a32": Family("weight-only, float32", lambda shape: weight_only(shape, torch.float32)),
-}
-
-
-def run(family: Family, shapes: Iterable[Shape], rounds: int, block_seconds: float) -> Table:
-    """Measure every shape and lay out the table.
-
-    Args:
-        family: What to compare.
-        shapes: What to measure it on.
-        rounds: Interleaved rounds per shape.
-        block_seconds: How long each contender runs in each round.
+    Raises:
+        OptionsError: A family or a number does not exist, or there are no kernels.
     """
-    rows: list[list[str]] = []
-    medians: dict[str, list[float]] = {}
-    quiet: dict[str, list[float]] = {}
-    ours = ""
-    for shape in shapes:
-        timed = {name: _Timed(function) for name, function in family.contenders(shape).items()}
-        ours, *others = timed
-        series = measure(timed, rounds, block_seconds=block_seconds)
-        cells = {}
-        for name in others:
-            cells[name] = compare(series[ours], series[name])
-            medians.setdefault(name, []).append(series[ours].median / series[name].median)
-            quiet.setdefault(name, []).append(series[ours].p10 / series[name].p10)
-        rows.append(_row(shape, series[ours], [cells.get(name) for name in medians]))
-    table = Table(title=f"{family.title}, {torch.get_num_threads()} threads, {rounds} rounds")
-    for column in ("M x K x N", f"{ours}, us", "GOP/s", *(f"/ {name}" for name in medians)):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    table.add_section()
-    for title, ratios in (("geometric mean", medians), ("of the 10 % quantiles", quiet)):
-        means = (f"{geometric_mean(values):.2f}" for values in ratios.values())
-        table.add_row(title, "", "", *means)
-    return table
+    console = console or Console()
+    if options.rounds < LEAST_ROUNDS or options.threads < 0:
+        raise OptionsError(
+            f"{options.rounds} rounds with {options.threads} threads cannot be measured",
+            fix=f"ask for {LEAST_ROUNDS} rounds or more, and 0 threads or more",
+        )
+    grid = Grid.of(options)
+    library = load()
+    if not library.available:
+        raise OptionsError(f"no kernels to measure: {library.reason}", fix="see qfuse doctor")
+    before = torch.get_num_threads()
+    torch.set_num_threads(options.threads or before)
+    try:
+        results = _run(grid, options, library.instruction_sets, console)
+    finally:
+        torch.set_num_threads(before)
+    show_kernels(results, console)
+    return results
 
 
-def _row(shape: Shape, ours: Series, ratios: Iterable[Ratio | None]) -> list[str]:
-    rate = 2 * shape.m * shape.k * shape.n / ours.median / 1e9
-    cells = [f"{r.value:.2f} [{r.low:.2f}, {r.high:.2f}]" if r else "-" for r in ratios]
-    return [str(shape), f"{ours.median * 1e6:.1f}", f"{rate:.0f}", *cells]
+def _run(
+    grid: Grid, options: KernelOptions, instruction_sets: tuple[str, ...], console: Console
+) -> KernelResults:
+    setting = Setting.here(torch.get_num_threads())
+    with console.status("measuring what this machine can do"):
+        limits, reader = measure_limits(Target.detect(extensions=False).l3_bytes)
+    console.print(limits_text(limits), highlight=False)
+    count, seconds = grid.count(limits), grid.seconds(limits, options)
+    finish = time.strftime("%H:%M", time.localtime(time.time() + seconds))
+    console.print(
+        f"{count} cells, about {seconds / 60:.0f} minutes, until {finish}; at most "
+        f"{options.patience / 60:.0f} more where the machine is not quiet",
+        highlight=False,
+    )
+    stillness = Stillness(options.patience)
+    plan = Plan(limits, reader, options.rounds, options.milliseconds / 1000, stillness)
+    bystanders = Bystanders()
+    cells: list[Cell] = []
+    results = KernelResults(setting, instruction_sets, limits, options.rounds, (), 0.0)
+    with watching(console, count) as watch:
+        for found in _measured(grid, plan, watch):
+            cells.extend(found)
+            # What is measured is kept, whatever happens to the rest.
+            results = KernelResults(
+                setting, instruction_sets, limits, options.rounds, tuple(cells), bystanders.share()
+            )
+            _write(results, options)
+    return results
 
 
-def _shapes(rows: Iterable[int], sizes: Iterable[str] | None) -> list[Shape]:
-    pairs = SIZES if sizes is None else [_size(text) for text in sizes]
-    return [Shape(m, k, n) for k, n in pairs for m in rows]
+def _measured(grid: Grid, plan: Plan, watch: Watch) -> Iterator[list[Cell]]:
+    """Give the cells of one size and family after the other."""
+    for (k, n), name in itertools.product(grid.sizes, grid.families):
+        watch.say(f"{name}: making weights of {k} x {n}")
+        prepared = FAMILIES[name].prepare(k, n, plan.limits.copies)
+        cells = []
+        for m in grid.rows:
+            shape, contenders = Shape(m, k, n), prepared(m)
+            for cold in cold_and_warm(FAMILIES[name], k, n, plan.limits):
+                watch.say(f"{name}: {shape}, {'cold' if cold else 'warm'}")
+                cells.append(plan.measure(name, shape, contenders, cold=cold))
+                watch.advance()
+        yield cells
+
+
+def _write(results: KernelResults, options: KernelOptions) -> None:
+    if options.json is not None:
+        options.json.write_text(json.dumps(results.to_dict(), indent=1), encoding="utf-8")
+    if options.page is not None:
+        limits = limits_text(results.limits)
+        write_section(options.page, _SECTION, results=results, limits=limits)
+
+
+def _all_sizes() -> tuple[tuple[int, int], ...]:
+    return tuple((k, n) for k in SIDES for n in SIDES)
+
+
+def _number(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise OptionsError(f"{text!r} is no number of rows", fix="write a whole number, as 32")
+    return int(text)
 
 
 def _size(text: str) -> tuple[int, int]:
     k, times, n = text.partition("x")
-    if not (times and k.isdigit() and n.isdigit()):
+    if not (times and k.isdigit() and n.isdigit() and int(k) and int(n)):
         raise OptionsError(f"{text!r} is no size", fix="write K x N as 384x1536")
     return int(k), int(n)
 
 
-def main(
-    family: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(FAMILIES)}.")] = None,
-    rows: Annotated[list[int] | None, typer.Option(help="Numbers of rows M.")] = None,
-    size: Annotated[list[str] | None, typer.Option(help="K x N, as 384x1536.")] = None,
-    rounds: Annotated[int, typer.Option(min=LEAST_ROUNDS, help="Interleaved rounds.")] = 15,
-    milliseconds: Annotated[float, typer.Option(help="Of each contender in a round.")] = 20.0,
-) -> None:
-    """Compare our linears with torch's. Below 1 ours is faster."""
-    library = load()
-    console = Console()
-    if not library.available:
-        console.print(f"no kernels: {library.reason}")
-        raise typer.Exit(1)
-    console.print(f"instruction sets: {', '.join(library.instruction_sets)}")
-    for name in family or FAMILIES:
-        if name not in FAMILIES:
-            raise OptionsError(f"{name!r} is no family", fix=f"one of: {', '.join(FAMILIES)}")
-        with console.status(f"measuring {name}"):
-            table = run(FAMILIES[name], _shapes(rows or ROWS, size), rounds, milliseconds / 1000)
-        console.print(table)
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@options_of(KernelOptions)
+def main(**given: Any) -> None:
+    """Measure qfuse's kernels against ops of torch that compute the same."""
+    try:
+        run_kernels(KernelOptions(**given))
+    except QfuseError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
+        sys.exit(1)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -66,12 +66,13 @@ class Series:
         return quantile(self.calls, 0.9)
 
 
-def measure(
+def measure(  # noqa: PLR0913 - how to measure, each with a default
     contenders: Mapping[str, Timeable],
     rounds: int,
     *,
     seed: int = 0,
     block_seconds: float = _BLOCK_SECONDS,
+    least_calls: int = _LEAST_CALLS,
     before_round: Callable[[], None] = lambda: None,
     after_round: Callable[[], None] = lambda: None,
 ) -> dict[str, Series]:
@@ -85,6 +86,7 @@ def measure(
         rounds: How many rounds.
         seed: Of the orders.
         block_seconds: Length of a block.
+        least_calls: Calls of a block that are made however long they take.
         before_round: Called before every round, as to wait for a quiet moment.
         after_round: Called after every round.
     """
@@ -101,10 +103,10 @@ def measure(
             return []
 
     for name in order:
-        trial = timed(name, _TRIAL_CALLS)
+        trial = timed(name, min(_TRIAL_CALLS, least_calls))
         if trial:
             wanted = int(block_seconds / max(median(trial), 1e-9))
-            calls[name] = min(max(wanted, _LEAST_CALLS), _MOST_CALLS)
+            calls[name] = min(max(wanted, least_calls), _MOST_CALLS)
     for _ in range(rounds):
         before_round()
         draw.shuffle(order)

@@ -30,7 +30,7 @@ from qfuse.bench.process import WorkerError
 from qfuse.bench.progress import watching
 from qfuse.bench.tables import ratio_text, setting_text, time_text
 from qfuse.ir.errors import OptionsError, QfuseError
-from qfuse.optimize import FUSING, rewrite_names
+from qfuse.optimize import ATTENTION, FUSING, rewrite_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -158,7 +158,7 @@ class GainResults:
 
 def phase() -> tuple[str, ...]:
     """Return the names of the rewrites that this phase is."""
-    return tuple(sorted(rewrite_names() - FUSING))
+    return tuple(sorted(rewrite_names() - FUSING - ATTENTION))
 
 
 def run_phase_gain(options: GainOptions, console: Console | None = None) -> GainResults:

@@ -11,7 +11,16 @@ if TYPE_CHECKING:
     from qfuse.bench.contest import Entry
     from qfuse.bench.stats import Ratio
 
-__all__ = ["DISTURBED", "decibels", "megabytes", "memory", "milliseconds", "ratio", "time"]
+__all__ = [
+    "DISTURBED",
+    "decibels",
+    "megabytes",
+    "memory",
+    "microseconds",
+    "milliseconds",
+    "ratio",
+    "time",
+]
 
 DISTURBED = 0.1
 """If other programs used a greater part of the cores, the figures are to be read with care."""
@@ -21,7 +30,15 @@ _NOTHING = "-"
 
 def milliseconds(seconds: float) -> str:
     """Return milliseconds with three significant digits."""
-    value = seconds * 1e3
+    return _three_digits(seconds * 1e3)
+
+
+def microseconds(seconds: float) -> str:
+    """Return microseconds with three significant digits."""
+    return _three_digits(seconds * 1e6)
+
+
+def _three_digits(value: float) -> str:
     digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
     return f"{value:.{digits}f}"
 

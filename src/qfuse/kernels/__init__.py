@@ -9,25 +9,46 @@ came of it: without a compiler the kernels are not there, and everything else wo
         y = kernels.linear_w8a8(x, x_scale, None, packed, sums, w_scale)
 
 The ops of a loaded library are ``torch.ops.qfuse.linear_w8a8`` and so on; their arguments are
-explained in :mod:`qfuse.kernels.ops`.
+explained in :mod:`qfuse.kernels.ops` and :mod:`qfuse.kernels.weight_only`.
 """
 
 from qfuse.kernels.build import Compiler, KernelBuildError, find_compiler, kernel_cache
+from qfuse.kernels.grouped_ops import (
+    linear_w4a8,
+    linear_w4a8_quantized,
+    linear_w8a8_grouped,
+    linear_w8a8_grouped_quantized,
+)
 from qfuse.kernels.library import KernelLibrary, instruction_set, load
-from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a16
-from qfuse.kernels.pack import pack_weight, unpack_weight
+from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
+from qfuse.kernels.pack import pack_halves, pack_weight, unpack_weight
+from qfuse.kernels.pack4 import pack_weight4, unpack_weight4
+from qfuse.kernels.pack_groups import PackedGroups, pack_grouped, pack_groups
+from qfuse.kernels.weight_only import linear_w4a16, linear_w8a16
 
 __all__ = [
     "Compiler",
     "KernelBuildError",
     "KernelLibrary",
+    "PackedGroups",
     "find_compiler",
     "instruction_set",
     "kernel_cache",
+    "linear_w4a8",
+    "linear_w4a8_quantized",
+    "linear_w4a16",
     "linear_w8a8",
+    "linear_w8a8_grouped",
+    "linear_w8a8_grouped_quantized",
     "linear_w8a8_quantized",
+    "linear_w8a8_rows",
     "linear_w8a16",
     "load",
+    "pack_grouped",
+    "pack_groups",
+    "pack_halves",
     "pack_weight",
+    "pack_weight4",
     "unpack_weight",
+    "unpack_weight4",
 ]

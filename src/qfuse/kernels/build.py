@@ -4,6 +4,10 @@ The cache is ``$QFUSE_CACHE_DIR/kernels``, by default below the user's cache fol
 folder per key (sources, torch, flags, C++ ABI, machine) with one library per compiler and a small
 description of each. A library is used only if its description fits and its bytes are those that
 were written; anything else is rebuilt, with a line in the log.
+
+``QFUSE_SANITIZE=address`` (or ``undefined``, or both with a comma) builds kernels that end the
+process at the first access out of bounds; ``make asan`` runs their tests so. What the sanitizer
+needs has to be in the process from the start: ``LD_PRELOAD`` names the compiler's ``libasan.so``.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ import filelock
 import platformdirs
 import torch
 
-from qfuse.ir.errors import CacheError, QfuseError
+from qfuse.ir.errors import CacheError, OptionsError, QfuseError
 
 __all__ = ["Compiler", "Entry", "KernelBuildError", "build", "find_compiler", "kernel_cache"]
 
@@ -41,7 +45,11 @@ _BUILD_SECONDS = 600
 # library runs on every machine of this architecture and chooses at run time.
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fopenmp", "-ffp-contract=off", "-Wno-psabi")
 # What runs over memory in plain loops; elsewhere -O3 only takes longer.
-_PLAIN_LOOPS = {"linear_w8a8": ("-O3",), "linear_w8a16": ("-O3",)}
+_PLAIN_LOOPS = {
+    "linear_w8a8": ("-O3",),
+    "linear_a16": ("-O3",),
+    "group_operands": ("-O3",),
+}
 _AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 _X86_FLAGS = {
     "isa_avx2": ("-mavx2", "-mfma"),
@@ -49,6 +57,11 @@ _X86_FLAGS = {
     "real_avx512": _AVX512_FLAGS,
 }
 _LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch")
+
+SANITIZE_VARIABLE = "QFUSE_SANITIZE"
+_SANITIZERS = ("address", "undefined")
+# Not vptr: classes of torch come without what it looks at.
+_SANITIZED_FLAGS = ("-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 
 
 class KernelBuildError(QfuseError):
@@ -171,7 +184,7 @@ def _key(sources: Path) -> str:
         "torch": torch.__version__,
         "cxx11_abi": torch.compiled_with_cxx11_abi(),
         "machine": [sys.platform, platform.machine()],
-        "flags": [_FLAGS, _PLAIN_LOOPS, _X86_FLAGS, _LIBRARIES],
+        "flags": [_FLAGS, _PLAIN_LOOPS, _X86_FLAGS, _LIBRARIES, _sanitizer_flags()],
     }
     return _digest(json.dumps(facts, sort_keys=True).encode())
 
@@ -241,20 +254,43 @@ def _source_flags(source: Path) -> list[str]:
     isa = _X86_FLAGS.get(source.stem, ()) if platform.machine() in {"x86_64", "AMD64"} else ()
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     headers = [f"-isystem{path}" for path in include_paths()]
-    return [*_FLAGS, *_PLAIN_LOOPS.get(source.stem, ()), *isa, abi, *headers]
+    loops = _PLAIN_LOOPS.get(source.stem, ())
+    return [*_FLAGS, *loops, *isa, *_sanitizer_flags(), abi, *headers]
+
+
+def _sanitizer_flags() -> tuple[str, ...]:
+    names = os.environ.get(SANITIZE_VARIABLE, "")
+    if not names:
+        return ()
+    for name in names.split(","):
+        if name not in _SANITIZERS:
+            raise OptionsError(
+                f"{SANITIZE_VARIABLE}={names!r} names no sanitizer {name!r}",
+                fix=f"one of {', '.join(_SANITIZERS)}, or both with a comma between them",
+            )
+    return (f"-fsanitize={names}", "-fno-sanitize=vptr", *_SANITIZED_FLAGS)
 
 
 def _link_flags() -> list[str]:
     from torch.utils.cpp_extension import library_paths  # noqa: PLC0415
 
-    return ["-shared", "-fopenmp", *(f"-L{path}" for path in library_paths())]
+    paths = [f"-L{path}" for path in library_paths()]
+    return ["-shared", "-fopenmp", *_sanitizer_flags(), *paths]
+
+
+def _compiler_environment() -> dict[str, str]:
+    environment = {**os.environ, "LC_ALL": "C"}
+    if _sanitizer_flags():
+        # It is there for this process; a compiler has its own ways with memory.
+        environment.pop("LD_PRELOAD", None)
+    return environment
 
 
 def _run(command: list[str]) -> None:
     try:
         subprocess.run(
             command, capture_output=True, text=True, check=True, timeout=_BUILD_SECONDS,
-            stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL, env=_compiler_environment(),
         )  # fmt: skip
     except subprocess.CalledProcessError as error:
         _log.debug("%s\n%s", shlex.join(command), error.stderr)

@@ -13,8 +13,10 @@ import torch
 
 from qfuse.ir.errors import OptionsError
 from qfuse.kernels.build import KernelBuildError, build, find_compiler
+from qfuse.kernels.grouped_ops import register_grouped_fakes
 from qfuse.kernels.ops import register_fakes
 from qfuse.kernels.row_ops import register_row_fakes
+from qfuse.kernels.weight_only import register_weight_only_fakes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,7 +133,9 @@ def _load() -> KernelLibrary:
 
 def _loaded(path: Path | None, *, compiled: bool) -> KernelLibrary:
     register_fakes()
+    register_grouped_fakes()
     register_row_fakes()
+    register_weight_only_fakes()
     library = KernelLibrary(
         available=True,
         path=path,

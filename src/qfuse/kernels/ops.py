@@ -1,7 +1,7 @@
 """The kernels as Python functions, and their fake versions for tracing.
 
-``linear_w8a8`` and ``linear_w8a8_quantized`` compute on stored numbers. With ``x`` of shape
-``[..., K]`` and the weight ``[N, K]``:
+``linear_w8a8``, ``linear_w8a8_quantized`` and ``linear_w8a8_rows`` compute on stored numbers. With
+``x`` of shape ``[..., K]`` and the weight ``[N, K]``:
 
 1. ``total = sum over k of (x - x_zero_point) * (w - w_zero_point)``, exact in int32. That holds for
    K up to 65536, and up to 32768 with a weight zero point; larger K raises.
@@ -11,34 +11,43 @@
    promotion gives it, so a bfloat16 chain rounds where the same chain of torch ops does.
 4. The dtype behind the last step is ``out_dtype``; or the result is quantized to int8 or uint8.
 
-``linear_w8a16`` takes a real ``x``: 1 is ``total = sum over k of x * w`` with the weights as they
-are stored, which bfloat16 holds exactly, summed in float32; 2 has no ``x_scale``, and ``real`` is
-the dtype of ``x``. float32 is multiplied in float32; bfloat16 in bfloat16 where the processor has
-instructions for it, else in float32; float16 in float32. Any K.
+A step ``glu(name,args,order)`` multiplies the activation of one half of the features, the gate, by
+the other half; ``order`` is ``gate-first`` or ``up-first``. The activation and the product are
+rounded each. It is short for ``halves(order)|act(name,args)|times()``: what stands between
+``halves`` and ``up()`` is done on the gate, what stands between ``up()`` and ``times()`` on the
+other half; without ``up()`` that is nothing. Steps in front work on all ``N`` features, steps
+behind on the ``N / 2`` products, which the result is made of. The weight is packed by
+:func:`qfuse.kernels.pack.pack_halves` then.
 
-No value depends on the number of threads. The results of the first two do not depend on the
-instruction set either: every path does the same operations in the same order. Nothing but the
-result is written to. The result is contiguous.
+A step ``round(factor,zero,low,high,scale)`` is a trip to stored numbers and back:
+``(clamp(round(y * factor) + zero, low, high) - zero) * scale``. NaN goes by the code 0.
+
+``linear_w8a8_rows`` gives codes of the float result as :mod:`qfuse.kernels.row_ops` explains: with
+a scale that is chosen for each row, for one. Its results are those of ``linear_w8a8`` with
+``activation_quantized`` behind it, bit for bit, but only some rows of the float result exist at a
+time.
+
+No value depends on the number of threads, nor on the instruction set: every path does the same
+operations in the same order. Nothing but the result is written to. The result is contiguous.
 
 Shapes and dtypes that every op takes:
 
 =================  ==============================================================================
-``x``              int8 or uint8, for ``linear_w8a16`` float32, bfloat16 or float16; ``[..., K]``,
-                   one axis or more; any strides, zero included. Rows at a fixed distance (slices,
-                   say) are read in place, others are copied.
+``x``              int8 or uint8, ``[..., K]``, one axis or more; any strides, zero included. Rows
+                   at a fixed distance (slices, say) are read in place, others are copied.
 ``x_scale``        one float, or one per row of ``x`` in the order of its leading axes
 ``x_zero_point``   ``None``, one integer, or one per row; in the range of ``x``'s dtype
-``w_packed``       from :func:`qfuse.kernels.pack.pack_weight`
+``w_packed``       from :func:`qfuse.kernels.pack.pack_weight`, or ``pack_halves``
 ``w_sums``         from the same call
-``w_scale``        one float, or ``[N]``; for ``linear_w8a16`` ``[N]``
+``w_scale``        one float, or ``[N]``
 ``w_zero_point``   ``None``, one integer, or ``[N]``: what the sums were made with
 ``bias``           ``None`` or float ``[N]``
 ``extras``         at most 4 float tensors (float32, bfloat16, float16) that broadcast to
-                   ``[..., N]``
+                   ``[..., N]``, or to the features of the steps that read them
 ``epilogue``       at most 8 steps in the canonical text: ``act(name,args)``, ``add(i,alpha)``,
-                   ``mul(i)``, ``cast(dtype)``, joined by ``|``. Activations: relu, gelu, gelu_tanh,
-                   silu, sigmoid, tanh, hardtanh (low, high), hardswish, hardsigmoid, leaky_relu
-                   (slope)
+                   ``mul(i)``, ``cast(dtype)``, ``round``, one product of halves,
+                   joined by ``|``. Activations: relu, gelu, gelu_tanh, silu, sigmoid, tanh,
+                   hardtanh (low, high), hardswish, hardsigmoid, leaky_relu (slope)
 =================  ==============================================================================
 
 Scales may have any float dtype and are rounded to float32; zero points any integer dtype.
@@ -52,11 +61,17 @@ import torch
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels.pack import BLOCK, GROUP
+from qfuse.kernels.row_ops import RowOutput, RowResult, fake_row_results
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["linear_w8a8", "linear_w8a8_quantized", "linear_w8a16", "register_fakes"]
+__all__ = [
+    "linear_w8a8",
+    "linear_w8a8_quantized",
+    "linear_w8a8_rows",
+    "register_fakes",
+]
 
 _REAL = (torch.float32, torch.bfloat16, torch.float16)
 _STORED = (torch.int8, torch.uint8)
@@ -169,37 +184,50 @@ def linear_w8a8_quantized(  # noqa: PLR0913 - the schema's arguments
     return result
 
 
-def linear_w8a16(  # noqa: PLR0913 - the schema's arguments
+def linear_w8a8_rows(  # noqa: PLR0913 - the schema's arguments
     x: torch.Tensor,
+    x_scale: torch.Tensor,
+    x_zero_point: torch.Tensor | None,
     w_packed: torch.Tensor,
+    w_sums: torch.Tensor,
     w_scale: torch.Tensor,
     *,
+    output: RowOutput,
+    w_zero_point: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     extras: Sequence[torch.Tensor] = (),
     epilogue: str = "",
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """Linear of a real activation with an int8 weight; arguments as the module explains them.
+    real: torch.dtype = torch.float32,
+    float_dtype: torch.dtype | None = None,
+) -> RowResult:
+    """int8 linear whose rows become codes with scales of their own.
 
     Args:
-        x: Activation.
+        x: Stored activation.
+        x_scale: Its scale.
+        x_zero_point: Its zero point.
         w_packed: Packed weight.
+        w_sums: Sums of the weight.
         w_scale: Its scale.
+        output: How rows become codes; there is no sum to keep.
+        w_zero_point: Zero point of the weight.
         bias: Added before the epilogue.
         extras: Tensors that the epilogue names by index.
         epilogue: Canonical text of the steps.
-        out_dtype: dtype behind the last step; ``None`` is that of ``x``.
+        real: dtype of the linear's own result.
+        float_dtype: dtype behind the last step; ``None`` is ``real``.
 
     Returns:
-        ``[..., N]`` of ``out_dtype``.
+        As of :func:`qfuse.kernels.row_ops.activation_quantized`.
 
     Raises:
         RuntimeError: An argument does not fit; the message names it. While tracing, what can be
             seen of that is an InputError.
     """
-    result: torch.Tensor = torch.ops.qfuse.linear_w8a16.default(
-        x, w_packed, w_scale, bias, list(extras), epilogue, out_dtype or x.dtype
-    )
+    result: RowResult = torch.ops.qfuse.linear_w8a8_rows.default(
+        x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias, list(extras),
+        epilogue, real, float_dtype or real, *output.arguments(),
+    )  # fmt: skip
     return result
 
 
@@ -207,7 +235,7 @@ def register_fakes() -> None:
     """Tell torch the shapes and dtypes of the results; the library must have been loaded."""
     torch.library.register_fake("qfuse::linear_w8a8", _fake_linear_w8a8)
     torch.library.register_fake("qfuse::linear_w8a8_quantized", _fake_linear_w8a8_quantized)
-    torch.library.register_fake("qfuse::linear_w8a16", _fake_linear_w8a16)
+    torch.library.register_fake("qfuse::linear_w8a8_rows", _fake_linear_w8a8_rows)
 
 
 def _fake_linear_w8a8(  # noqa: PLR0913, PLR0917 - the schema's arguments
@@ -224,11 +252,11 @@ def _fake_linear_w8a8(  # noqa: PLR0913, PLR0917 - the schema's arguments
     real: torch.dtype,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    del x_scale, x_zero_point, w_scale, w_zero_point, bias, extras, epilogue
+    del x_scale, x_zero_point, w_scale, w_zero_point, bias, extras
     _check_stored(x)
     if real not in _REAL or out_dtype not in _REAL:
         raise InputError(f"real and out_dtype must be floats, not {real} and {out_dtype}")
-    return _fake_result(x, w_packed, w_sums.shape[0], out_dtype)
+    return _fake_result(x, w_packed, w_sums.shape[0], out_dtype, epilogue)
 
 
 def _fake_linear_w8a8_quantized(  # noqa: PLR0913, PLR0917 - the schema's arguments
@@ -251,27 +279,34 @@ def _fake_linear_w8a8_quantized(  # noqa: PLR0913, PLR0917 - the schema's argume
     zero_point_first: bool,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    del x_scale, x_zero_point, w_scale, w_zero_point, bias, extras, epilogue, real
+    del x_scale, x_zero_point, w_scale, w_zero_point, bias, extras, real
     del out_scale, out_zero_point, quant_min, quant_max, reciprocal, zero_point_first
     _check_stored(x)
     if out_dtype not in _STORED:
         raise InputError(f"codes must be int8 or uint8, not {out_dtype}")
-    return _fake_result(x, w_packed, w_sums.shape[0], out_dtype)
+    return _fake_result(x, w_packed, w_sums.shape[0], out_dtype, epilogue)
 
 
-def _fake_linear_w8a16(  # noqa: PLR0913, PLR0917 - the schema's arguments
+def _fake_linear_w8a8_rows(  # noqa: PLR0913, PLR0917 - the schema's arguments
     x: torch.Tensor,
+    x_scale: torch.Tensor,
+    x_zero_point: torch.Tensor | None,
     w_packed: torch.Tensor,
+    w_sums: torch.Tensor,
     w_scale: torch.Tensor,
+    w_zero_point: torch.Tensor | None,
     bias: torch.Tensor | None,
     extras: Sequence[torch.Tensor] | None,
     epilogue: str,
-    out_dtype: torch.dtype,
-) -> torch.Tensor:
-    del bias, extras, epilogue
-    if x.dtype not in _REAL or out_dtype not in _REAL:
-        raise InputError(f"x and out_dtype must be floats, not {x.dtype} and {out_dtype}")
-    return _fake_result(x, w_packed, w_scale.shape[0], out_dtype)
+    real: torch.dtype,
+    float_dtype: torch.dtype,
+    *output: object,
+) -> RowResult:
+    rows = _fake_linear_w8a8(
+        x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias, extras, epilogue,
+        real, float_dtype,
+    )  # fmt: skip
+    return fake_row_results(rows, None, float_dtype, output)
 
 
 def _check_stored(x: torch.Tensor) -> None:
@@ -280,10 +315,15 @@ def _check_stored(x: torch.Tensor) -> None:
 
 
 def _fake_result(
-    x: torch.Tensor, w_packed: torch.Tensor, n: int, dtype: torch.dtype
+    x: torch.Tensor, w_packed: torch.Tensor, n: int, dtype: torch.dtype, epilogue: str = ""
 ) -> torch.Tensor:
     k = x.shape[-1]
-    blocks = ((n + BLOCK - 1) // BLOCK, (k + GROUP - 1) // GROUP)
-    if w_packed.dtype != torch.int8 or w_packed.shape != (*blocks, BLOCK, GROUP):
-        raise InputError(f"w_packed {tuple(w_packed.shape)} does not fit n={n}, k={k}")
-    return x.new_empty((*x.shape[:-1], n), dtype=dtype)
+    halves = 2 if "glu(" in epilogue or "halves(" in epilogue else 1
+    columns = n // halves
+    blocks = (halves * ((columns + BLOCK - 1) // BLOCK), (k + GROUP - 1) // GROUP)
+    if n % halves or w_packed.dtype != torch.int8 or w_packed.shape != (*blocks, BLOCK, GROUP):
+        raise InputError(
+            f"w_packed {tuple(w_packed.shape)} does not fit n={n}, k={k}"
+            f"{' in two halves' * (halves - 1)}"
+        )
+    return x.new_empty((*x.shape[:-1], columns), dtype=dtype)

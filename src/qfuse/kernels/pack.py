@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from qfuse.ir.errors import InputError
 
-__all__ = ["BLOCK", "GROUP", "pack_weight", "unpack_weight"]
+__all__ = ["BLOCK", "GROUP", "pack_halves", "pack_weight", "unpack_weight"]
 
 BLOCK = 64
 """Output features per block."""
@@ -49,6 +49,34 @@ def pack_weight(
     if zero_point is not None:
         sums = sums - zero_point.to(torch.int32).reshape(-1) * k
     return blocks.permute(0, 2, 1, 3).contiguous(), sums
+
+
+def pack_halves(
+    weight: torch.Tensor, zero_point: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pack the halves of an int8 weight each for itself, for kernels that multiply their results.
+
+    If a half is whole blocks, that is what :func:`pack_weight` gives.
+
+    Args:
+        weight: int8 ``[2 * H, K]``.
+        zero_point: ``[2 * H]`` or one number, any integer dtype.
+
+    Returns:
+        The packed weight ``[2 * ceil(H / 64), ceil(K / 4), 64, 4]``, and the sums as of
+        :func:`pack_weight`.
+
+    Raises:
+        InputError: The weight is not int8 of two axes, the first of them even.
+    """
+    if weight.dim() != 2 or weight.shape[0] % 2:  # noqa: PLR2004
+        raise InputError(f"a weight of two halves is int8 [2 * H, K], not {tuple(weight.shape)}")
+    half = weight.shape[0] // 2
+    packed = [pack_weight(part)[0] for part in (weight[:half], weight[half:])]
+    sums = weight.sum(1, dtype=torch.int32)
+    if zero_point is not None:
+        sums = sums - zero_point.to(torch.int32).reshape(-1) * weight.shape[1]
+    return torch.cat(packed), sums
 
 
 def unpack_weight(packed: torch.Tensor, n: int, k: int) -> torch.Tensor:

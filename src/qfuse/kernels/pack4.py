@@ -1,9 +1,9 @@
 """The layout of 4-bit weights that the kernels read, and the way back.
 
-Codes 0 to 15 of ``[N, K]`` become bytes ``[ceil(N / 64), ceil(K / 8), 64, 4]``, padded with zeros: in
-a block of 64 output features, the byte ``[g, c, j]`` holds the code of feature ``c`` at ``k = 8 g + j``
-in its low half, and the one at ``k = 8 g + 4 + j`` in its high half. Taken apart, the low and the high
-halves are two neighbouring groups of :mod:`qfuse.kernels.pack`.
+Codes 0 to 15 of ``[N, K]`` become bytes ``[ceil(N / 64), ceil(K / 8), 64, 4]``, padded with zeros:
+in a block of 64 output features, the byte ``[g, c, j]`` holds the code of feature ``c`` at
+``k = 8 g + j`` in its low half, and the one at ``k = 8 g + 4 + j`` in its high half. Taken apart,
+the low and the high halves are two neighbouring groups of :mod:`qfuse.kernels.pack`.
 """
 
 from __future__ import annotations

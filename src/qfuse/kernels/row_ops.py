@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RowOutput",
+    "RowResult",
     "activation_quantized",
+    "fake_row_results",
     "layer_norm_quantized",
     "register_row_fakes",
     "rms_norm_quantized",
@@ -54,7 +56,8 @@ _OUTPUT = (
     "quant_min", "quant_max", "out_dtype", "compute", "reciprocal", "zero_point_first", "keep",
     "keep_sum",
 )  # fmt: skip
-_Result = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+RowResult = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Codes, scale, zero point, the float result, the sum; what there is not is an empty tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +115,7 @@ def rms_norm_quantized(  # noqa: PLR0913 - the schema's arguments
     residual: torch.Tensor | None = None,
     inner: torch.dtype = torch.float32,
     real: torch.dtype | None = None,
-) -> _Result:
+) -> RowResult:
     """RMSNorm and quantization; arguments as the module explains them.
 
     Args:
@@ -131,7 +134,7 @@ def rms_norm_quantized(  # noqa: PLR0913 - the schema's arguments
     Raises:
         RuntimeError: An argument does not fit; the message names it.
     """
-    result: _Result = torch.ops.qfuse.rms_norm_quantized.default(
+    result: RowResult = torch.ops.qfuse.rms_norm_quantized.default(
         x, residual, weight, eps, inner, real or x.dtype, *output.arguments()
     )
     return result
@@ -146,7 +149,7 @@ def layer_norm_quantized(  # noqa: PLR0913 - the schema's arguments
     *,
     residual: torch.Tensor | None = None,
     real: torch.dtype | None = None,
-) -> _Result:
+) -> RowResult:
     """Layer norm over the last axis and quantization; arguments as the module explains them.
 
     Args:
@@ -164,7 +167,7 @@ def layer_norm_quantized(  # noqa: PLR0913 - the schema's arguments
     Raises:
         RuntimeError: An argument does not fit; the message names it.
     """
-    result: _Result = torch.ops.qfuse.layer_norm_quantized.default(
+    result: RowResult = torch.ops.qfuse.layer_norm_quantized.default(
         x, residual, weight, bias, eps, real or x.dtype, *output.arguments()
     )
     return result
@@ -177,7 +180,7 @@ def activation_quantized(
     extras: Sequence[torch.Tensor] = (),
     *,
     real: torch.dtype | None = None,
-) -> _Result:
+) -> RowResult:
     """An epilogue's steps and quantization; arguments as the module explains them.
 
     Args:
@@ -193,7 +196,7 @@ def activation_quantized(
     Raises:
         RuntimeError: An argument does not fit; the message names it.
     """
-    result: _Result = torch.ops.qfuse.activation_quantized.default(
+    result: RowResult = torch.ops.qfuse.activation_quantized.default(
         x, list(extras), epilogue, real or x.dtype, *output.arguments()
     )
     return result
@@ -214,9 +217,9 @@ def _fake_rms_norm(
     inner: torch.dtype,
     real: torch.dtype,
     *output: object,
-) -> _Result:
+) -> RowResult:
     del weight, eps, inner
-    return _fake_result(x, residual, real, output)
+    return fake_row_results(x, residual, real, output)
 
 
 def _fake_layer_norm(
@@ -227,9 +230,9 @@ def _fake_layer_norm(
     eps: float,
     real: torch.dtype,
     *output: object,
-) -> _Result:
+) -> RowResult:
     del weight, bias, eps
-    return _fake_result(x, residual, real, output)
+    return fake_row_results(x, residual, real, output)
 
 
 def _fake_activation(
@@ -238,17 +241,25 @@ def _fake_activation(
     epilogue: str,
     real: torch.dtype,
     *output: object,
-) -> _Result:
+) -> RowResult:
     del extras, epilogue
-    return _fake_result(x, None, real, output)
+    return fake_row_results(x, None, real, output)
 
 
-def _fake_result(
+def fake_row_results(
     x: torch.Tensor,
     residual: torch.Tensor | None,
     real: torch.dtype,
     output: Sequence[Any],
-) -> _Result:
+) -> RowResult:
+    """Return the (fake) results of an op of rows.
+
+    Args:
+        x: A tensor of the shape of the codes.
+        residual: What is added to it.
+        real: dtype of the float result.
+        output: The arguments that say how rows become codes, in the order of the schemas.
+    """
     given = dict(zip(_OUTPUT, output, strict=True))
     formula, keep, keep_sum = given["formula"], given["keep"], given["keep_sum"]
     dtype = given["out_dtype"]

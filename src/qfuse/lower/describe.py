@@ -22,14 +22,20 @@ if TYPE_CHECKING:
 __all__ = ["describe", "granularity_of"]
 
 
-def describe(fused: FusedLinear) -> str:
-    """Say what a fused linear multiplies: ``int8 per-token dynamic x int8 per-channel``."""
+def describe(fused: FusedLinear, steps: str = "") -> str:
+    """Say what a fused linear multiplies: ``int8 per-token dynamic x int8 per-channel``.
+
+    Args:
+        fused: The linear.
+        steps: What is done to its result, if that is not its epilogue.
+    """
     x = _edge(fused.x, fused.x_params, rows=Granularity.PER_TOKEN)
     weight = _edge(fused.weight, fused.weight_params, rows=Granularity.PER_CHANNEL)
     n, k = shape_of(fused.weight)
     text = f"{x} x {weight} [{n}, {k}]"
-    if fused.epilogue.steps:
-        text += f" | {fused.epilogue}"
+    steps = steps or str(fused.epilogue)
+    if steps:
+        text += f" | {steps}"
     if fused.out_params is not None:
         text += f" -> {dtype_name(fused.out_params.spec.dtype)}"
     return text

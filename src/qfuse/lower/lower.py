@@ -19,6 +19,7 @@ from qfuse.lower.fold import drop_unused_constants, fold_constants
 from qfuse.lower.int_product import lower_int_products
 from qfuse.lower.kernel import LinearProblem, problem_of, split_epilogue
 from qfuse.lower.leftovers import reason_to_stay
+from qfuse.lower.pair_lowering import PairLowering
 from qfuse.lower.row_lowering import lower_rows
 from qfuse.lower.table import Choice, choose
 from qfuse.rewrite.driver import Context
@@ -95,11 +96,16 @@ class _Lowering:
             if is_call(node, ops.quantize, ops.dequantize, ops.requantize):
                 reason = reason_to_stay(node)
                 self._program.log.add(Left(self._context.room, place_of(node), reason))
-        for node in list(self._program.graph.nodes):
+        program, editor, context = self._program, self._editor, self._context
+        # First, since a linear alone is no half of a pair any more.
+        apart = PairLowering(
+            program, self._kernels, self._rows, self._target, self._cost, editor, context
+        ).run()
+        for node in list(program.graph.nodes):
             fused = as_fused_linear(node)
             if fused is not None:
                 self._lower_linear(fused)
-        lower_rows(self._program, self._rows, self._target, self._cost, self._editor, self._context)
+        lower_rows(program, self._rows, self._target, self._cost, editor, context, apart)
         lower_int_products(self._program, self._target, self._editor, self._context)
         # Last, since kernels read scales and zero points that are still canonical.
         for node in list(self._program.graph.nodes):

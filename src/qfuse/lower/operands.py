@@ -37,7 +37,9 @@ __all__ = [
     "check_bias",
     "check_edge",
     "check_epilogue",
+    "check_extras",
     "check_rows",
+    "check_scales",
     "check_zero_point",
     "fits_int32",
     "float_out",
@@ -94,6 +96,19 @@ def check_edge(params: QuantParams, name: str) -> Refusal | None:
     A source that dequantizes in bfloat16 rounds every number there, and a kernel does not: it is
     nearer to what both mean. In float16 what rounds may also overflow.
     """
+    refusal = check_scales(params, name)
+    if refusal is not None:
+        return refusal
+    if params.spec.domain is ZeroPointDomain.FLOAT_OFFSET:
+        return Refusal(f"the {name}'s zero point is a real offset")
+    zero = params.zero_point
+    if zero is not None and dtype_of(zero).is_floating_point:
+        return Refusal(f"the {name}'s zero point is stored as {dtype_of(zero)}")
+    return None
+
+
+def check_scales(params: QuantParams, name: str) -> Refusal | None:
+    """Refuse scales in formats of their own or of two levels, and arithmetic in other types."""
     spec = params.spec
     if spec.scale_format is not ScaleFormat.FLOAT:
         return Refusal(f"the {name}'s scales are stored as {spec.scale_format}")
@@ -102,11 +117,6 @@ def check_edge(params: QuantParams, name: str) -> Refusal | None:
     if spec.arithmetic.compute not in {torch.float32, torch.bfloat16}:
         compute = dtype_name(spec.arithmetic.compute)
         return Refusal(f"the {name} is dequantized in {compute}, kernels compute in float32")
-    if spec.domain is ZeroPointDomain.FLOAT_OFFSET:
-        return Refusal(f"the {name}'s zero point is a real offset")
-    zero = params.zero_point
-    if zero is not None and dtype_of(zero).is_floating_point:
-        return Refusal(f"the {name}'s zero point is stored as {dtype_of(zero)}")
     return None
 
 
@@ -178,8 +188,13 @@ def check_epilogue(problem: LinearProblem) -> Refusal | None:
         return Refusal("the epilogue has too many steps")
     if not all(map(is_plain, fused.epilogue.steps)):
         return Refusal("the epilogue multiplies the halves of a row, or rounds on the way")
-    strange = [dtype_of(e) for e in fused.extras if dtype_of(e) not in FLOATS]
-    return Refusal(f"an operand of the epilogue is {strange[0]}") if strange else None
+    return check_extras(problem)
+
+
+def check_extras(problem: LinearProblem) -> Refusal | None:
+    """Refuse operands of the epilogue that are no floats of at most 32 bits."""
+    strange = [dtype_of(e) for e in problem.fused.extras if dtype_of(e) not in FLOATS]
+    return Refusal(f"an operand of the epilogue is {dtype_name(strange[0])}") if strange else None
 
 
 def is_plain(step: Step) -> bool:

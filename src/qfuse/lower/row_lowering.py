@@ -13,11 +13,13 @@ from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.describe import granularity_of
 from qfuse.lower.expand import results_of
 from qfuse.lower.kernel import Refusal
-from qfuse.lower.row_problem import RowProblem, row_problem_of
+from qfuse.lower.row_problem import RowProblem, loops_of, row_problem_of
 from qfuse.rewrite.settle import settle
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from torch.fx import Node
 
     from qfuse.cost.model import CostModel
     from qfuse.ir.program import StageGraph
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from qfuse.rewrite.rewriter import GraphEditor
     from qfuse.targets.target import Target
 
-__all__ = ["lower_rows"]
+__all__ = ["lower_rows", "seconds_of_rows"]
 
 Offer = tuple["RowKernel", RowProblem, float]
 
@@ -38,8 +40,11 @@ def lower_rows(
     cost: CostModel,
     editor: GraphEditor,
     context: Context,
+    apart: Mapping[Node, tuple[tuple[str, str], ...]],
 ) -> None:
     """Replace the fused ops that a kernel takes and runs faster; say of the others why not.
+
+    Of some it is known why they stay apart from the linear in front of them, which is said too.
 
     What is left is expanded with everything else. A compiler makes loops of that, which read a row
     once for every statistic, but are no call of their own: on few rows they are faster.
@@ -56,12 +61,13 @@ def lower_rows(
             if not context.gate.allows(key):
                 answer = Refusal("it is not permitted")
             else:
-                event = _emit(answer, key, program, editor, context)
+                event = _emit(answer, key, program, editor, context, apart.get(node, ()))
                 if event is not None:
                     program.log.add(event)
                     continue
                 answer = Refusal("it was rolled back here")
         losers = () if kernel is None else ((kernel.name, answer.reason),)
+        losers = (*losers, *apart.get(node, ()))
         why = "it compiles to loops with what is around it"
         event = Lowered(
             context.room, place_of(node), "expand", _describe(op), losers=losers, why=why
@@ -91,8 +97,31 @@ def _offer(
     return Refusal(f"predicted {seconds_text(mine)}, compiled loops {seconds_text(theirs)}")
 
 
+def seconds_of_rows(
+    op: RowOp,
+    kernels: Sequence[RowKernel],
+    program: StageGraph,
+    target: Target,
+    cost: CostModel,
+) -> float:
+    """Predict an op alone: on a kernel, or in a compiler's loops if they are faster."""
+    problem = row_problem_of(op, program.signature.symbols)
+    if isinstance(problem, Refusal):
+        return cost.seconds(loops_of(op, program.signature.symbols))
+    kernel = next((row for row in kernels if row.op is type(op)), None)
+    answer = _offer(op, kernel, program, target, cost)
+    if not isinstance(answer, Refusal):
+        return answer[2]
+    return cost.seconds(problem.passes(1 if op.output.choose is None else 2))
+
+
 def _emit(
-    offer: Offer, key: str, program: StageGraph, editor: GraphEditor, context: Context
+    offer: Offer,
+    key: str,
+    program: StageGraph,
+    editor: GraphEditor,
+    context: Context,
+    losers: tuple[tuple[str, str], ...],
 ) -> Lowered | None:
     """Replace the op by the kernel; return the event, or ``None`` if that did not hold."""
     kernel, problem, seconds = offer
@@ -104,7 +133,7 @@ def _emit(
         rw.replace(result, rw.item(call, problem.kernel_result(index)))
     if not settle(rw, context, program.log, key, Exactness.ROUNDING, place):
         return None
-    return Lowered(context.room, place, kernel.name, what, seconds)
+    return Lowered(context.room, place, kernel.name, what, seconds, losers)
 
 
 def _describe(op: RowOp) -> str:

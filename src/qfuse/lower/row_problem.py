@@ -12,7 +12,7 @@ from qfuse.ir.choose_spec import Formula
 from qfuse.ir.fused import Keep
 from qfuse.ir.fused_views import Activation, LayerNorm, RmsNorm
 from qfuse.ir.quant_spec import ZeroPointDomain, dtype_name
-from qfuse.ir.sizes import is_row_major
+from qfuse.ir.sizes import is_row_major, same_shape
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.kernel import Refusal
 from qfuse.lower.operands import FLOATS, bits_of, fits_int32, is_whole, rows_share_scale
@@ -39,6 +39,7 @@ __all__ = [
     "RowOp",
     "RowProblem",
     "check_output",
+    "loops_of",
     "output_args",
     "row_problem_of",
 ]
@@ -90,7 +91,9 @@ class RowProblem:
     def operands(self) -> tuple[Node, ...]:
         """What is read besides the input, element by element."""
         if isinstance(self.op, Activation):
-            return self.op.extras
+            # The parameters of roundings on the way are no rows.
+            read = self.op.extras
+            return tuple(x for x in read if same_shape(shape_of(x), shape_of(self.op.x)))
         return () if self.op.residual is None else (self.op.residual,)
 
     def kernel_result(self, index: int) -> int:
@@ -157,6 +160,19 @@ def row_problem_of(op: RowOp, symbols: Mapping[str, SymbolRange]) -> RowProblem 
     made = tuple(op.node.meta["val"][0].shape)
     read, written = (size_range(_product(sizes), symbols) for sizes in (shape, made))
     return RowProblem(op, op.output.spec, read, written, made)
+
+
+def loops_of(op: RowOp, symbols: Mapping[str, SymbolRange]) -> Plan:
+    """Return what loops of a compiler cost that give a float result, in no call."""
+    value = op.node.meta["val"][0]
+    read, written = (
+        size_range(_product(sizes), symbols) for sizes in (shape_of(op.x), value.shape)
+    )
+    works = [
+        pointwise_work(read, [bits_of(dtype_of(op.x))], []),
+        pointwise_work(written, [], [bits_of(value.dtype)]),
+    ]
+    return [without_calls(work) for work in works]
 
 
 def _product(sizes: Sequence[Size]) -> Size:

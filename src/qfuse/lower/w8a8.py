@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from qfuse.cost.work import Bits, ComputeKind, linear_work
+from qfuse.cost.sizes import at_points
+from qfuse.cost.work import Bits, ComputeKind, Work, linear_work
 from qfuse.ir.constants import constant_value
 from qfuse.ir.known import bounds_of
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import ZeroPointDomain, dtype_range
 from qfuse.ir.views import shape_of
+from qfuse.lower.expand import results_of
 from qfuse.lower.kernel import Claim, LinearProblem, Refusal, split_epilogue
 from qfuse.lower.operands import (
     bits_of,
@@ -20,6 +22,7 @@ from qfuse.lower.operands import (
     check_bias,
     check_edge,
     check_epilogue,
+    check_extras,
     check_rows,
     check_zero_point,
     fits_int32,
@@ -30,16 +33,19 @@ from qfuse.lower.operands import (
     typed,
 )
 from qfuse.lower.packing import signed_zero_point
+from qfuse.lower.row_problem import check_output
+from qfuse.lower.row_problem import output_args as row_output_args
 
 if TYPE_CHECKING:
     from torch.fx import Node
     from torch.fx.node import Argument
 
+    from qfuse.cost.model import Plan
     from qfuse.cost.sizes import AtPoints
-    from qfuse.cost.work import Work
     from qfuse.ir.views import FusedLinear, QuantParams
     from qfuse.kernels import KernelLibrary
     from qfuse.lower.packing import Packer
+    from qfuse.lower.pairs import Pair
     from qfuse.rewrite.rewriter import Rewriter
     from qfuse.targets.target import Target
 
@@ -47,6 +53,8 @@ __all__ = ["LinearW8A8"]
 
 _BYTES = (torch.int8, torch.uint8)
 _REALS = (torch.float32, torch.bfloat16, torch.float16)
+# The kernel's own pieces are smaller still.
+_PIECES = 64
 # Sums are 32 bits wide: these many products of two bytes cannot overflow them.
 _MOST_K = 1 << 16
 _MOST_K_WITH_ZERO = 1 << 15
@@ -54,7 +62,7 @@ _MOST_K_WITH_ZERO = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class LinearW8A8:
-    """The row of ``qfuse::linear_w8a8`` and ``qfuse::linear_w8a8_quantized``.
+    """The row of ``qfuse::linear_w8a8``, ``linear_w8a8_quantized`` and ``linear_w8a8_rows``.
 
     Attributes:
         library: The compiled kernels, or why there are none.
@@ -73,12 +81,12 @@ class LinearW8A8:
 
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
         """Take 8-bit activations per tensor or per row, 8-bit weights per tensor or channel."""
-        for check in (_check_activation, _check_weight, check_bias, check_epilogue):
+        for check in (check_activation, _check_weight, check_bias, check_epilogue):
             refusal = check(problem)
             if refusal is not None:
                 return refusal
         fused = problem.fused
-        output = fused.out_params is not None and _takes_output(fused)
+        output = fused.out_params is not None and takes_output(fused)
         return Claim(len(fused.epilogue.steps), output, _work(problem, output))
 
     def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
@@ -90,20 +98,54 @@ class LinearW8A8:
             return rw.call(torch.ops.qfuse.linear_w8a8.default, *args, float_out(fused))
         assert fused.out_params is not None, "the claim covers the output"
         return rw.call(
-            torch.ops.qfuse.linear_w8a8_quantized.default, *args, *_output(fused.out_params, rw)
+            torch.ops.qfuse.linear_w8a8_quantized.default, *args, *output_args(fused.out_params, rw)
         )
 
-    def _operands(self, problem: LinearProblem, rw: Rewriter) -> list[Argument]:
+    def accepts_pair(self, pair: Pair) -> Claim | Refusal:
+        """Take the same linears, with a product of halves, and codes with a scale for each row."""
+        problem = pair.problem
+        for check in (check_activation, _check_weight, check_bias, check_extras):
+            refusal = check(problem)
+            if refusal is not None:
+                return refusal
+        if pair.rows is not None and not _is_stored_at_once(pair):
+            refusal = check_output(pair.rows)
+            if refusal is not None:
+                return refusal
+        return Claim(0, pair.rows is not None, _pair_work(pair))
+
+    def emit_pair(self, pair: Pair, rw: Rewriter) -> dict[int, Node]:
+        """Add the call with packed constants."""
+        problem = pair.problem
+        fused = problem.fused
+        operands = self._operands(problem, rw, halves=pair.halved)
+        args = [*operands, list(fused.extras) or None, pair.steps, problem.real]
+        kernels = torch.ops.qfuse
+        if pair.rows is None:
+            return {0: rw.call(kernels.linear_w8a8.default, *args, float_out(fused))}
+        if _is_stored_at_once(pair):
+            assert fused.out_params is not None, "its parameters are given"
+            output = output_args(fused.out_params, rw)
+            return {0: rw.call(kernels.linear_w8a8_quantized.default, *args, *output)}
+        rows = pair.rows
+        args += [rows.spec.real, *row_output_args(rows)]
+        call = rw.call(kernels.linear_w8a8_rows.default, *args)
+        results = results_of(pair.op.node)
+        return {index: rw.item(call, rows.kernel_result(index)) for index in results}
+
+    def _operands(
+        self, problem: LinearProblem, rw: Rewriter, *, halves: bool = False
+    ) -> list[Argument]:
         fused = problem.fused
         x, w = fused.x_params, fused.weight_params
         assert x is not None, "accepted without activation params"
         assert w is not None, "accepted without weight params"
-        packed = self.packer.pack(fused.weight, w)
+        packed = self.packer.pack(fused.weight, w, halves=halves)
         name, zero = fused.weight.target, packed.zero_point
         return [
             fused.x,
             scale_node(x, rw),
-            None if x.zero_point is None else _stored_zero(x.zero_point, x.spec.dtype, rw),
+            None if x.zero_point is None else stored_zero(x.zero_point, x.spec.dtype, rw),
             rw.constant(packed.weight, f"{name}_packed"),
             rw.constant(packed.sums, f"{name}_sums"),
             scale_vector(w, torch.float32, problem.n, rw),
@@ -112,7 +154,7 @@ class LinearW8A8:
         ]
 
 
-def _stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
+def stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     """Return a zero point as the kernel reads it, which raises for what is no stored number.
 
     A zero point that was chosen from NaN is an arbitrary integer. Its scale is NaN, and so is the
@@ -127,7 +169,7 @@ def _stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     return rw.call(torch.ops.aten.clamp.default, wide, low, high)
 
 
-def _check_activation(problem: LinearProblem) -> Refusal | None:
+def check_activation(problem: LinearProblem) -> Refusal | None:
     params = problem.fused.x_params
     if params is None:
         return Refusal("the activation is not quantized")
@@ -169,7 +211,7 @@ def _check_depth(problem: LinearProblem) -> Refusal | None:
     return None
 
 
-def _takes_output(fused: FusedLinear) -> bool:
+def takes_output(fused: FusedLinear) -> bool:
     """Whether the kernel quantizes its output; if not, ATen does behind it."""
     params = fused.out_params
     assert params is not None, "the output is quantized"
@@ -185,7 +227,7 @@ def _takes_output(fused: FusedLinear) -> bool:
     )
 
 
-def _output(params: QuantParams, rw: Rewriter) -> list[Argument]:
+def output_args(params: QuantParams, rw: Rewriter) -> list[Argument]:
     spec = params.spec
     zero = None if params.zero_point is None else typed(params.zero_point, torch.int32, rw)
     math = spec.arithmetic
@@ -203,3 +245,36 @@ def _output(params: QuantParams, rw: Rewriter) -> list[Argument]:
 def _work(problem: LinearProblem, output: bool) -> AtPoints[Work]:
     bits = Bits(8, 8, 8 if output else bits_of(float_out(problem.fused)))
     return linear_work(problem.rows, problem.k, problem.n, bits, ComputeKind.INT8)
+
+
+def _is_stored_at_once(pair: Pair) -> bool:
+    """Whether a block of columns becomes codes at once, without the rest of the row."""
+    given = pair.problem.fused.out_params is not None and not pair.op.output.keep
+    return given and takes_output(pair.problem.fused)
+
+
+def _pair_work(pair: Pair) -> Plan:
+    """Return the work of the linear, and of encoding strips of rows that are in a cache."""
+    problem, columns, rows = pair.problem, pair.columns, pair.rows
+    stored = rows is not None and _is_stored_at_once(pair)
+    in_strips = rows is not None and not stored
+    kept = rows is not None and bool(pair.op.output.keep)
+    bits = 8 if stored else bits_of(float_out(problem.fused))
+
+    def linear(count: int) -> Work:
+        work = linear_work(count, problem.k, problem.n, Bits(8, 8, 0), ComputeKind.INT8).hint
+        written = _strips(count * columns) if in_strips else (count * columns * bits / 8,)
+        return work.moving(writes=written)
+
+    def encoding(count: int) -> Work:
+        size = count * columns
+        written = (size, *([size * bits / 8] if kept else []))
+        return Work(reads=_strips(size), writes=written, kernel_calls=0)
+
+    plan = [at_points(linear, problem.rows)]
+    return [*plan, at_points(encoding, problem.rows)] if in_strips else plan
+
+
+def _strips(elements: int) -> tuple[float, ...]:
+    """Return the bytes of floats in pieces, which stay in a cache whatever their sum is."""
+    return (elements * 4 / _PIECES,) * _PIECES

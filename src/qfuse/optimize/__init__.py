@@ -1,6 +1,6 @@
 """From one spelling of everything to fused ops. Takes a NormalGraph, gives an OptimizedGraph."""
 
-from qfuse.optimize.names import FUSING, rewrite_names
+from qfuse.optimize.names import ATTENTION, FUSING, rewrite_names
 from qfuse.optimize.schedule import optimize
 
-__all__ = ["FUSING", "optimize", "rewrite_names"]
+__all__ = ["ATTENTION", "FUSING", "optimize", "rewrite_names"]

@@ -11,7 +11,7 @@ from qfuse.rewrite.whole import Pass
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["FUSING", "rewrite_names"]
+__all__ = ["ATTENTION", "FUSING", "rewrite_names"]
 
 FUSING = frozenset(
     (
@@ -25,9 +25,12 @@ FUSING = frozenset(
 )
 """What grows one linear by what stands around it, and what narrows those that are left.
 
-Everything else moves, combines and merges, or lets what has come to stand next to each other that
-way become one: a norm or an activation and its quantize, two quantizations.
+Everything else but `ATTENTION` moves, combines and merges, or lets what has come to stand next to
+each other that way become one: a norm or an activation and its quantize, two quantizations.
 """
+
+ATTENTION = frozenset(("fuse-repeated-heads", "merge-queries"))
+"""What changes how attention reads its operands; no quantization has a part in it."""
 
 
 def rewrite_names() -> frozenset[str]:

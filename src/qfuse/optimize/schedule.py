@@ -21,6 +21,7 @@ from qfuse.optimize.fuse_linear import FuseLinear
 from qfuse.optimize.fuse_norm_quantize import FuseNormQuantize
 from qfuse.optimize.fuse_output_quantize import FuseOutputQuantize
 from qfuse.optimize.fuse_range import FuseRange
+from qfuse.optimize.fuse_repeated_heads import FuseRepeatedHeads
 from qfuse.optimize.fuse_requantize import FuseRequantize
 from qfuse.optimize.lift_above_cast import LiftAboveCast
 from qfuse.optimize.lift_above_clamp import LiftAboveClamp
@@ -31,6 +32,7 @@ from qfuse.optimize.lift_quantize import LiftQuantize
 from qfuse.optimize.lift_requantize import LiftRequantize
 from qfuse.optimize.merge_convolutions import MergeConvolutions
 from qfuse.optimize.merge_linears import MergeLinears
+from qfuse.optimize.merge_queries import MergeQueries
 from qfuse.optimize.merge_splits import MergeSplits
 from qfuse.optimize.narrow_floats import NarrowFloats
 from qfuse.optimize.sink_below_cast import SinkBelowCast
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from qfuse.rewrite.rule import Rule
 
 __all__ = [
+    "ATTENTION_RULES",
     "FUSION_RULES",
     "MOVING_RULES",
     "RESULT_RULES",
@@ -98,6 +101,8 @@ FUSION_RULES: tuple[type[Rule[Any]], ...] = (
 )
 
 RESULT_RULES: tuple[type[Rule[Any]], ...] = (FuseNormQuantize, FuseActivationQuantize)
+
+ATTENTION_RULES: tuple[type[Rule[Any]], ...] = (FuseRepeatedHeads, MergeQueries)
 
 
 def move(program: StageGraph, context: Context, *, across_ranks: bool = False) -> Counter[str]:
@@ -200,6 +205,9 @@ def optimize(
             break
     # What an op was moved in front of, it reads anew: the constants are one again.
     Combine().run(program, context)
+    # When no quantization is left that might cross the copies that repeat heads; before narrowing,
+    # so that keys and values are cast once and not once for each head that reads them.
+    apply_rules(program, [rule() for rule in ATTENTION_RULES], context)
     # After fusion, so that only what no fused op took is narrowed.
     if float_dtype is torch.bfloat16:
         NarrowFloats().run(program, context)

@@ -10,25 +10,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import nn
 
 __all__ = [
     "convert",
     "float8_weights",
-    "int4_weights",
     "int8_dynamic",
-    "int8_dynamic_int4_weights",
+    "int8_dynamic_int_weights",
     "int8_static",
     "int8_weights",
+    "int_weights",
     "is_quantized",
     "loaded",
+    "packed_int4_weights",
     "prepare",
     "quantize_linears",
     "quiet_imports",
@@ -39,7 +41,10 @@ _IMPORT_LOGS = (
     ("torchao", "Failed to load"),
     ("torch.utils._pytree", "is an Enum subclass and is now natively supported"),
 )
-_INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # torch's stubs leave it out
+# torch's stubs leave int4 out.
+_INT: Mapping[int, torch.dtype] = MappingProxyType(
+    {4: torch.int4, 8: torch.int8}  # type: ignore[attr-defined]
+)
 _IMPORT_WARNING = r"`torch\.jit\.script(_method)?` is deprecated"
 # From torch's own code when it copies the exported module that torchao hands it.
 _COPY_WARNING = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
@@ -116,23 +121,47 @@ def int8_weights(group_size: int | None) -> Any:
     )
 
 
-def int4_weights(group_size: int) -> Any:
-    """Int4 weights per group, float activations."""
-    from torchao.quantization import IntxWeightOnlyConfig, PerGroup  # noqa: PLC0415
+def int_weights(bits: int, group_size: int | None, *, asymmetric: bool = False) -> Any:
+    """Weights of some bits per channel or per group, float activations."""
+    from torchao.quantization import IntxWeightOnlyConfig  # noqa: PLC0415
 
-    return IntxWeightOnlyConfig(weight_dtype=_INT4, granularity=PerGroup(group_size))
-
-
-def int8_dynamic_int4_weights(group_size: int) -> Any:
-    """Int4 weights per group, asymmetric int8 activations quantized at run time per token."""
-    from torchao.quantization import (  # noqa: PLC0415
-        Int8DynamicActivationIntxWeightConfig,
-        PerGroup,
+    return IntxWeightOnlyConfig(
+        weight_dtype=_INT[bits],
+        granularity=_channels_or_groups(group_size),
+        mapping_type=_mapping(asymmetric=asymmetric),
     )
+
+
+def int8_dynamic_int_weights(bits: int, group_size: int | None, *, asymmetric: bool = False) -> Any:
+    """Weights of some bits, asymmetric int8 activations quantized at run time per token."""
+    from torchao.quantization import Int8DynamicActivationIntxWeightConfig  # noqa: PLC0415
 
     return Int8DynamicActivationIntxWeightConfig(
-        weight_dtype=_INT4, weight_granularity=PerGroup(group_size)
+        weight_dtype=_INT[bits],
+        weight_granularity=_channels_or_groups(group_size),
+        weight_mapping_type=_mapping(asymmetric=asymmetric),
     )
+
+
+def packed_int4_weights(group_size: int) -> Any:
+    """Asymmetric int4 weights per group, packed for aten's product on CPU, float activations."""
+    from torchao.prototype.quantization.int4.inference_workflow import (  # noqa: PLC0415
+        PrototypeInt4WeightOnlyConfig,
+    )
+
+    return PrototypeInt4WeightOnlyConfig(group_size=group_size, set_inductor_config=False)
+
+
+def _channels_or_groups(group_size: int | None) -> Any:
+    from torchao.quantization import PerAxis, PerGroup  # noqa: PLC0415
+
+    return PerGroup(group_size) if group_size else PerAxis(0)
+
+
+def _mapping(*, asymmetric: bool) -> Any:
+    from torchao.quantization import MappingType  # noqa: PLC0415
+
+    return MappingType.ASYMMETRIC if asymmetric else MappingType.SYMMETRIC
 
 
 def float8_weights() -> Any:

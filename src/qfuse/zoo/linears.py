@@ -40,6 +40,7 @@ class LinearScheme:
     Attributes:
         config: Gives torchao's config; takes the activation scale if `static`.
         group_size: Weights per scale along in_features, or None for whole channels.
+        rows: What out_features has to be a multiple of.
         static: Whether the activation scale is measured beforehand.
         swap: Makes the quantized layer of a layer and its activation scale, if torchao does not.
         scale_of: Gives the activation scale from the greatest magnitude that was measured.
@@ -47,6 +48,7 @@ class LinearScheme:
 
     config: Callable[..., Any] | None = None
     group_size: int | None = None
+    rows: int = 1
     static: bool = False
     swap: Callable[[nn.Linear, torch.Tensor | None], nn.Module] | None = None
     scale_of: Callable[[torch.Tensor], torch.Tensor] = _symmetric
@@ -133,6 +135,8 @@ def _misfit(scheme: LinearScheme, linear: nn.Linear) -> str | None:
 def _misshape(scheme: LinearScheme, linear: nn.Linear) -> str | None:
     if scheme.group_size and linear.in_features % scheme.group_size:
         return f"in_features is not a multiple of the group size {scheme.group_size}"
+    if linear.out_features % scheme.rows:
+        return f"out_features is not a multiple of {scheme.rows}"
     if linear.in_features == 1:
         # It mistakes the blocks [1, 1] of a column for one block, and torch's int8 product, which
         # rejects the strides of a column, would return uninitialized memory.

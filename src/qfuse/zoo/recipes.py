@@ -24,9 +24,13 @@ if TYPE_CHECKING:
     from qfuse.zoo.family import Example
     from qfuse.zoo.notes import Note, Outcome
 
-__all__ = ["Quantized", "describe", "names", "quantize"]
+__all__ = ["WHOLE_CHANNEL", "Quantized", "describe", "names", "quantize"]
 
-_INT4_GROUP = 32
+WHOLE_CHANNEL = -1
+"""As a group size: one scale for all weights of an output feature."""
+
+_INT4 = 4
+_GROUP = 32
 
 
 @dataclass(frozen=True)
@@ -90,17 +94,35 @@ def _int8_static(_: int | None) -> LinearScheme:
 
 
 def _int8_weights(group_size: int | None) -> LinearScheme:
-    return LinearScheme(partial(ao.int8_weights, group_size), group_size)
+    size = _size(group_size, None)
+    return LinearScheme(partial(ao.int8_weights, size), size)
 
 
-def _int4_weights(group_size: int | None) -> LinearScheme:
-    size = group_size or _INT4_GROUP
-    return LinearScheme(partial(ao.int4_weights, size), size)
+def _int_weights(group_size: int | None, *, bits: int, asymmetric: bool = False) -> LinearScheme:
+    size = _size(group_size, _GROUP if bits == _INT4 else None)
+    return LinearScheme(partial(ao.int_weights, bits, size, asymmetric=asymmetric), size)
 
 
-def _int4_weights_int8(group_size: int | None) -> LinearScheme:
-    size = group_size or _INT4_GROUP
-    return LinearScheme(partial(ao.int8_dynamic_int4_weights, size), size)
+def _int_weights_int8(
+    group_size: int | None, *, bits: int, asymmetric: bool = False
+) -> LinearScheme:
+    size = _size(group_size, _GROUP)
+    config = partial(ao.int8_dynamic_int_weights, bits, size, asymmetric=asymmetric)
+    return LinearScheme(config, size)
+
+
+def _packed_int4_weights(group_size: int | None) -> LinearScheme:
+    size = _size(group_size, _GROUP)
+    if size is None:
+        raise OptionsError("packed weights are in groups", fix="give 32, 64 or 128")
+    return LinearScheme(partial(ao.packed_int4_weights, size), size, rows=16)
+
+
+def _size(given: int | None, default: int | None) -> int | None:
+    """Return how many weights have one scale, or ``None`` for a whole channel."""
+    if given is None:
+        return default
+    return None if given == WHOLE_CHANNEL else given
 
 
 def _micro(
@@ -148,9 +170,24 @@ _RECIPES: Mapping[str, _Recipe] = MappingProxyType(
             "PT2E, int8 weights, uint8 activations with one scale per tensor at run time",
             _exported(dynamic=True),
         ),
+        "w8a8-group": _Recipe(
+            "torchao, int8 weights in groups, int8 activations with scale and zero point per token",
+            _linears(partial(_int_weights_int8, bits=8)),
+            grouped=True,
+        ),
+        "w8a8-group-asym": _Recipe(
+            "the same, with a zero point per group of weights",
+            _linears(partial(_int_weights_int8, bits=8, asymmetric=True)),
+            grouped=True,
+        ),
         "w4a8": _Recipe(
-            "torchao, int4 weights in groups, int8 activations with a scale per token",
-            _linears(_int4_weights_int8),
+            "torchao, int4 weights in groups, int8 activations with scale and zero point per token",
+            _linears(partial(_int_weights_int8, bits=4)),
+            grouped=True,
+        ),
+        "w4a8-asym": _Recipe(
+            "the same, with a zero point per group of weights",
+            _linears(partial(_int_weights_int8, bits=4, asymmetric=True)),
             grouped=True,
         ),
         "w8a16": _Recipe(
@@ -158,9 +195,24 @@ _RECIPES: Mapping[str, _Recipe] = MappingProxyType(
             _linears(_int8_weights),
             grouped=True,
         ),
+        "w8a16-asym": _Recipe(
+            "the same, with a zero point per channel or group",
+            _linears(partial(_int_weights, bits=8, asymmetric=True)),
+            grouped=True,
+        ),
         "w4a16": _Recipe(
             "torchao, int4 weights in groups, float activations",
-            _linears(_int4_weights),
+            _linears(partial(_int_weights, bits=4)),
+            grouped=True,
+        ),
+        "w4a16-asym": _Recipe(
+            "the same, with a zero point per group",
+            _linears(partial(_int_weights, bits=4, asymmetric=True)),
+            grouped=True,
+        ),
+        "w4a16-packed": _Recipe(
+            "torchao, int4 weights in groups packed for aten's int4 product, float activations",
+            _linears(_packed_int4_weights),
             grouped=True,
         ),
         "fp8": _Recipe("torchao, float8 weights per channel, float activations", _linears(_float8)),
@@ -234,8 +286,8 @@ def quantize(  # noqa: PLR0913  (what torch.export takes, and what to do)
         dynamic_shapes: What `torch.export` takes; only the PT2E recipes need it, and their result
             runs with those sizes only.
         calibration: Inputs that static scales are measured on; the example inputs by default.
-        group_size: Weights per scale in `w4a8`, `w4a16` (default 32) and `w8a16` (default: a whole
-            channel).
+        group_size: Weights per scale, in recipes with groups: 32 by default where weights have 4
+            bits or activations are quantized, else a whole channel, which `WHOLE_CHANNEL` asks for.
 
     Raises:
         OptionsError: An argument has a value that it cannot take.
@@ -279,5 +331,8 @@ def _check(model: nn.Module, name: str, recipe: _Recipe, group_size: int | None)
             f"{name} has no groups, so group_size={group_size} means nothing",
             fix="leave group_size out",
         )
-    if group_size is not None and group_size < 1:
-        raise OptionsError(f"group_size={group_size} is too small", fix="give 32, 64 or 128")
+    if group_size is not None and group_size < 1 and group_size != WHOLE_CHANNEL:
+        raise OptionsError(
+            f"group_size={group_size} is too small",
+            fix=f"give 32, 64 or 128, or {WHOLE_CHANNEL} for a whole channel",
+        )

@@ -13,7 +13,7 @@ class Columns : public Span<Whole> {
       : Span<Whole>{column, columns} {
     this->each([&](int64_t v, int64_t count) {
       const int64_t at = column + v * kLanes;
-      scale[v] = load<Floats>(e.w_scale + at, count);
+      if (e.w_scale) scale[v] = load<Floats>(e.w_scale + at, count);
       if (e.w_sums) sums[v] = load<Ints>(e.w_sums + at, count);
       if (e.w_zero) zero[v] = load<Ints>(e.w_zero + at, count);
       if (e.bias) bias[v] = load<Floats>(e.bias + at, count);
@@ -46,12 +46,13 @@ QFUSE_INLINE void real_row(const qfuse::Epilogue& e, const Columns<Whole>& c, co
   if (e.real_sums) {
     c.each([&](int64_t v, int64_t) {
       y[v] = load<Floats>(static_cast<const float*>(sums) + v * kLanes, kLanes);
+      if (e.x_scale) y[v] = y[v] * e.x_scale[e.scale_per_row ? row : 0];
     });
   } else {
     integer_totals(e, c, static_cast<const int32_t*>(sums), row, y);
   }
   c.each([&](int64_t v, int64_t) {
-    y[v] = y[v] * c.scale[v];
+    if (e.w_scale) y[v] = y[v] * c.scale[v];
     if (e.bias) y[v] += c.bias[v];
     y[v] = rounded_to(e.real, y[v]);
   });
@@ -60,7 +61,7 @@ QFUSE_INLINE void real_row(const qfuse::Epilogue& e, const Columns<Whole>& c, co
 template <bool Whole>
 inline void write_row(const qfuse::Epilogue& e, const Columns<Whole>& c, int64_t row,
                       const Floats* y) {
-  const int64_t first = row * e.out_ld + c.column;
+  const int64_t first = (row - e.out_row) * e.out_ld + c.column;
   const auto write = [&](auto* out, auto f) QFUSE_LAMBDA {
     c.each([&](int64_t v, int64_t count)
                QFUSE_LAMBDA { store(out + first + v * kLanes, f(y[v]), count); });
@@ -81,6 +82,13 @@ inline void write_row(const qfuse::Epilogue& e, const Columns<Whole>& c, int64_t
   }
 }
 
+// Steps [first, last) on the vectors of a span.
+template <bool Whole>
+QFUSE_INLINE void apply_steps(const qfuse::Epilogue& e, int64_t first, int64_t last,
+                              const Span<Whole>& c, int64_t row, Floats* y) {
+  for (int64_t s = first; s < last; ++s) apply<Whole>(e.step[s], e.extra, c, row, y);
+}
+
 template <bool Whole>
 void finish_block(const qfuse::Epilogue& e, const void* sums, int64_t row, int64_t rows,
                   int64_t column, int64_t columns) {
@@ -89,7 +97,7 @@ void finish_block(const qfuse::Epilogue& e, const void* sums, int64_t row, int64
   Floats y[kVectors] = {};
   for (int64_t i = 0; i < rows; ++i) {
     real_row(e, c, static_cast<const int32_t*>(sums) + i * qfuse::kBlock, row + i, y);
-    for (int64_t s = 0; s < e.steps; ++s) apply<Whole>(e.step[s], e.extra, c, row + i, y);
+    apply_steps(e, 0, e.steps, c, row + i, y);
     write_row(e, c, row + i, y);
   }
 }
@@ -98,6 +106,39 @@ void finish(const qfuse::Epilogue& e, const void* sums, int64_t row, int64_t row
             int64_t columns) {
   if (columns == qfuse::kBlock) return finish_block<true>(e, sums, row, rows, column, columns);
   finish_block<false>(e, sums, row, rows, column, columns);
+}
+
+template <bool Whole>
+void finish_pair(const qfuse::Epilogue& e, const int32_t* first, const int32_t* second,
+                 int64_t row, int64_t rows, int64_t column, int64_t columns) {
+  const Columns<Whole> low(e, column, columns);
+  const Columns<Whole> high(e, e.half + column, columns);
+  Floats y[kVectors] = {};
+  Floats other[kVectors] = {};
+  Floats* gate = e.up_first ? other : y;
+  Floats* up = e.up_first ? y : other;
+  for (int64_t i = 0; i < rows; ++i) {
+    real_row(e, low, first + i * qfuse::kBlock, row + i, y);
+    real_row(e, high, second + i * qfuse::kBlock, row + i, other);
+    apply_steps(e, 0, e.front, low, row + i, y);
+    apply_steps(e, 0, e.front, high, row + i, other);
+    apply_steps(e, e.front, e.gate, low, row + i, gate);
+    apply_steps(e, e.gate, e.up, low, row + i, up);
+    low.each([&](int64_t v, int64_t)
+                 QFUSE_LAMBDA { y[v] = rounded_to(e.product, y[v] * other[v]); });
+    apply_steps(e, e.up, e.steps, low, row + i, y);
+    write_row(e, low, row + i, y);
+  }
+}
+
+void finish_halves(const qfuse::Epilogue& e, const void* first, const void* second, int64_t row,
+                   int64_t rows, int64_t column, int64_t columns) {
+  const auto* low = static_cast<const int32_t*>(first);
+  const auto* high = static_cast<const int32_t*>(second);
+  if (columns == qfuse::kBlock) {
+    return finish_pair<true>(e, low, high, row, rows, column, columns);
+  }
+  finish_pair<false>(e, low, high, row, rows, column, columns);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "finish.h"
+#include "groups.h"
 #include "real.h"
 #include "rows.h"
 
@@ -70,6 +71,8 @@ int64_t tile_rows(int64_t) { return kRows; }
 
 void release() {}
 
+constexpr qfuse::GroupKernels group_kernels{&unpack, &add_group, nullptr, nullptr};
+
 }  // namespace
 
 namespace qfuse {
@@ -81,9 +84,11 @@ const Path& avx2_path() {
       .dense = false,
       .multiply = &multiply,
       .finish = &finish,
+      .finish_halves = &finish_halves,
       .release = &release,
       .real = &f32_kernels<6, 2>,
       .rows = &row_kernels,
+      .groups = &group_kernels,
   };
   return path;
 }

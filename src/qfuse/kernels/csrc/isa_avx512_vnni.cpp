@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "finish.h"
+#include "groups_avx512.h"
 #include "real_avx512.h"
 #include "rows.h"
 
@@ -78,6 +79,9 @@ int64_t tile_rows(int64_t) { return kRows; }
 
 void release() {}
 
+constexpr qfuse::GroupKernels group_kernels{&unpack, &add_group, &multiply_group_rows<true, kGroupRows>,
+                                            &multiply_group_rows<false, kGroupRows>};
+
 }  // namespace
 
 namespace qfuse {
@@ -89,9 +93,11 @@ const Path& avx512_vnni_path() {
       .dense = false,
       .multiply = &multiply,
       .finish = &finish,
+      .finish_halves = &finish_halves,
       .release = &release,
       .real = &real_avx512(),
       .rows = &row_kernels,
+      .groups = &group_kernels,
   };
   return path;
 }

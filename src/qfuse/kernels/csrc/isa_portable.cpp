@@ -1,5 +1,6 @@
 // The path for any processor: the compiler's vector types, no instructions of anyone in particular.
 #include "finish.h"
+#include "groups.h"
 #include "real.h"
 #include "rows.h"
 
@@ -43,6 +44,8 @@ int64_t tile_rows(int64_t) { return 4; }
 
 void release() {}
 
+constexpr qfuse::GroupKernels group_kernels{&unpack, &add_group, nullptr, nullptr};
+
 }  // namespace
 
 namespace qfuse {
@@ -54,9 +57,11 @@ const Path& portable_path() {
       .dense = false,
       .multiply = &multiply,
       .finish = &finish,
+      .finish_halves = &finish_halves,
       .release = &release,
       .real = &f32_kernels<4, 2>,
       .rows = &row_kernels,
+      .groups = &group_kernels,
   };
   return path;
 }

@@ -40,15 +40,19 @@ enum class StepKind : int32_t {
   add,
   mul,
   cast,
+  round,
 };
 
 // One step of an epilogue. What comes out of it is rounded to `type`, as torch would do.
 struct Step {
   StepKind kind;
   int32_t extra;  // of add and mul
-  float a;        // of add: alpha; of hardtanh: low; of leaky_relu: slope
-  float b;        // of hardtanh: high
+  float a;        // of add: alpha; of hardtanh: low; of leaky_relu: slope; of round: 1 / scale
+  float b;        // of hardtanh: high; of round: zero point
   Real type;
+  float low = 0;  // of round: the range of the codes, and their scale
+  float high = 0;
+  float scale = 0;
 };
 
 // How a real result becomes a stored code:
@@ -68,9 +72,11 @@ enum class OutType : int32_t { f32, bf16, f16, s8, u8 };
 // What happens to the sums of a product. In this order, all in float32:
 //   y = total * x_scale * w_scale (+ bias), rounded to `real`;
 //   the steps; the quantizer or the conversion to the output type.
+// Where the halves of the features are multiplied: steps up to `front` are done on both, from there
+// to `gate` on one of them, from there to `up` on the other, and behind that on the product.
 // Integer sums: total = float(sum - x_zero * w_sum - w_zero * x_sum). The bracket is int32 and
-// wraps: only its final value has to fit, see linear_w8a8.cpp. Real sums: total = sum, and no
-// x_scale.
+// wraps: only its final value has to fit, see linear_w8a8.cpp. Real sums: total = sum; a scale that
+// is null is one.
 struct Epilogue {
   bool real_sums;
   const float* x_scale;   // one, or one per row
@@ -78,7 +84,7 @@ struct Epilogue {
   const int32_t* x_sums;  // one per row; null if w_zero is null
   bool scale_per_row;
   bool zero_per_row;
-  const float* w_scale;   // one per output feature
+  const float* w_scale;   // one per output feature, or null with real sums
   const int32_t* w_sums;  // one per output feature
   const int32_t* w_zero;  // one per output feature, or null
   const float* bias;      // one per output feature, or null
@@ -86,9 +92,16 @@ struct Epilogue {
   int64_t steps;
   Step step[kMaxSteps];
   RealRows extra[kMaxExtras];
+  int64_t half;  // features of a half, which are those of the result; 0 if none are multiplied
+  int64_t front;
+  int64_t gate;
+  int64_t up;
+  bool up_first;  // whether the gate is the second half
+  Real product;   // what the product is rounded to
   OutType out_type;
   void* out;
   int64_t out_ld;
+  int64_t out_row;  // with which `out` begins
   Quantizer quantizer;
 };
 
@@ -120,19 +133,44 @@ struct RealTile {
 };
 
 constexpr int64_t kStreamRows = 4;
-constexpr float kStreamScale = 0x1p-24f;  // the kernels read weights times its inverse
 
-// Products of real activations with packed int8 weights.
+// One block of a packed weight, and the parameters of its groups along K. A weight is
+//   (code - zero) * scale + offset
+// rounded to `compute` after the product and after the sum, and to `real` at the end.
+struct RealBlock {
+  const uint8_t* codes;  // 32-bit words [depth / (32 / bits)][64]
+  int64_t depth;         // input features, padded to whole words
+  int64_t group;         // input features that share parameters: a multiple of 8, or all
+  const float* scale;    // [groups][64]; null if weights are `code - zero`: the epilogue scales
+  const int8_t* zero;    // [groups][64]; null if all are the middle code, or 0 of eight bits
+  const float* offset;   // [groups][64], or null
+  Real compute;
+  Real real;
+};
+
+// Products of real activations with codes of a number of bits.
+struct CodeKernels {
+  // Writes a panel of `depth` weights per feature, from input feature `k` on.
+  void (*widen)(const RealBlock& block, int64_t k, int64_t depth, Real type, void* panel);
+  // The type that `stream` wants rows in. bfloat16 has the order of `kStreamOrder` in every eight
+  // input features; float32 of eight bits is multiplied by `kStreamScale`.
+  Real (*stream_type)(Real x);
+  // For at most kStreamRows rows, where weights are read once: sums without a panel. Weights are
+  // not rounded; a group's sum is multiplied by its scale.
+  void (*stream)(const RealBlock& block, const void* a, int64_t lda, int64_t rows, int64_t columns,
+                 float* sums);
+};
+
+constexpr float kStreamScale = 0x1p-24f;  // the kernels read weights times its inverse
+constexpr int64_t kStreamOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+
+// Products of real activations with packed weights.
 struct RealKernels {
   // The type to multiply in: bfloat16 only if `x` is, and where there are instructions for it.
   Real (*type_for)(Real x);
-  // Writes a panel from `groups` groups of a block.
-  void (*widen)(const int8_t* block, int64_t groups, Real type, void* panel);
   void (*multiply)(const RealTile& tile, Real type, float* sums);
-  // For at most kStreamRows rows, where weights are read once: sums without a panel, `a` in
-  // float32.
-  void (*stream)(const float* a, int64_t lda, int64_t rows, const int8_t* block, int64_t groups,
-                 int64_t columns, float* sums);
+  CodeKernels four;
+  CodeKernels eight;
 };
 
 enum class RowKind : int32_t { plain, rms_norm, layer_norm };
@@ -173,6 +211,45 @@ struct RowKernels {
                  const Quantizer& quantizer);
 };
 
+// Groups along K of one block of weights, each with scales of its own. The total of a feature is
+// the sum over groups, in their order and from zero, of float(sum) * scale, where
+//   sum = sum over k of (x - x_zero) * (w - w_zero)
+//       = (sum over k of x * w) - x_zero * w_sums + w_zero * x_terms
+// in int32, wrapping, with x and x_zero as the bytes that the kernel multiplied, w_sums the sum of
+// w, and x_terms minus the sum of x - x_zero. With one zero point for all weights there is no
+// w_zero, and x_terms are its products with it.
+struct Groups {
+  int64_t count;
+  const float* scale;      // [count][64]
+  const int32_t* w_sums;   // [count][64]
+  const int8_t* w_zero;    // [count][64], or null
+  const int32_t* x_zero;   // one per row, or null
+  const int32_t* x_terms;  // [rows][count], or null
+};
+
+// A tile with weights in groups, each of `depth` groups of four k.
+struct GroupTile {
+  const uint8_t* a;
+  int64_t lda;
+  int64_t rows;
+  const uint8_t* b;  // of one block: bytes as in Tile, or codes of four bits, two to a byte
+  int64_t columns;
+  int64_t depth;
+  Groups groups;
+};
+
+struct GroupKernels {
+  // Makes bytes of codes of four bits: `pairs` of groups of four k.
+  void (*unpack)(const uint8_t* codes, int64_t pairs, uint8_t* panel);
+  // Adds to `totals` the shares of a group whose products are in `sums`.
+  void (*add)(const Groups& groups, int64_t group, const int32_t* sums, int64_t rows,
+              float* totals);
+  // Add all groups of a tile to `totals`, or null where that is done with the above and
+  // Path::multiply. Codes of four bits are multiplied with signed bytes, bytes with unsigned ones.
+  void (*codes)(const GroupTile& tile, float* totals);
+  void (*bytes)(const GroupTile& tile, float* totals);
+};
+
 // One instruction-set path.
 struct Path {
   const char* name;
@@ -185,10 +262,14 @@ struct Path {
   // Writes `rows` rows from `row` on, features [column, column + columns).
   void (*finish)(const Epilogue& epilogue, const void* sums, int64_t row, int64_t rows,
                  int64_t column, int64_t columns);
+  // The same where halves are multiplied: columns of the result, from the sums of both halves.
+  void (*finish_halves)(const Epilogue& epilogue, const void* first, const void* second,
+                        int64_t row, int64_t rows, int64_t column, int64_t columns);
   // Gives back what `multiply` left in the processor; called on each thread when its share is done.
   void (*release)();
   const RealKernels* real;
   const RowKernels* rows;
+  const GroupKernels* groups;
 };
 
 const Path& portable_path();
@@ -196,6 +277,8 @@ const Path& portable_path();
 const Path& avx2_path();
 const Path& avx512_vnni_path();
 const Path& brgemm_path();
+// Whether oneDNN computes here, now: it may be switched off, or told to use fewer instructions.
+bool brgemm_runs();
 #endif
 
 }  // namespace qfuse

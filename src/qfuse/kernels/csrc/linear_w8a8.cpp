@@ -5,13 +5,13 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "buffer.h"
 #include "kernel_api.h"
 #include "operands.h"
 #include "select.h"
+#include "stored.h"
 
 namespace qfuse {
 namespace {
@@ -27,8 +27,11 @@ constexpr int64_t kLeastBytes = 32768;
 
 struct Size {
   int64_t rows, n, k;
+  int64_t halves;  // 2 if they are multiplied, else 1
   int64_t groups() const { return (k + kGroup - 1) / kGroup; }
-  int64_t blocks() const { return (n + kBlock - 1) / kBlock; }
+  int64_t columns() const { return n / halves; }  // of the result
+  // A half begins with a block of its own.
+  int64_t blocks() const { return (columns() + kBlock - 1) / kBlock; }
 };
 
 // The activation as the kernel reads it: bytes of signed numbers are flipped to unsigned.
@@ -41,15 +44,17 @@ struct Activation {
 
 uint32_t flip_of(const at::Tensor& x) { return x.scalar_type() == at::kChar ? 0x80808080u : 0u; }
 
-Size size_of(const Linear& l, const Rows& x) {
-  const Size size{x.rows, l.w_sums.numel(), x.columns};
+Size size_of(const Linear& l, const Rows& x, bool halved) {
+  const Size size{x.rows, l.w_sums.numel(), x.columns, halved ? 2 : 1};
+  const int64_t blocks = size.blocks() * size.halves;
   TORCH_CHECK(l.x.scalar_type() == at::kChar || l.x.scalar_type() == at::kByte,
               "x must be int8 or uint8, not ", l.x.scalar_type());
   TORCH_CHECK(
       l.w_packed.scalar_type() == at::kChar && l.w_packed.is_contiguous() &&
-          l.w_packed.sizes() == at::IntArrayRef({size.blocks(), size.groups(), kBlock, kGroup}),
+          l.w_packed.sizes() == at::IntArrayRef({blocks, size.groups(), kBlock, kGroup}),
       "w_packed must be contiguous int8 [ceil(N / 64), ceil(K / 4), 64, 4] with N = ", size.n,
-      " (elements of w_sums) and K = ", size.k, " (last axis of x), not ", l.w_packed.scalar_type(),
+      " (elements of w_sums, each half for itself where they are multiplied) and K = ", size.k,
+      " (last axis of x), not ", l.w_packed.scalar_type(),
       " ", l.w_packed.sizes());
   TORCH_CHECK(l.w_sums.scalar_type() == at::kInt && l.w_sums.dim() == 1 && l.w_sums.is_contiguous(),
               "w_sums must be contiguous int32 [N]");
@@ -70,7 +75,7 @@ Activation dense(const Rows& x, uint32_t flip, const Size& size) {
                      for (int64_t i = begin; i < end; ++i) {
                        for (int64_t k = 0; k < size.k; ++k)
                          to[i * ld + k] = from[i * x.ld + k] ^ byte;
-                       std::memset(to + i * ld + size.k, 0, ld - size.k);
+                       std::fill(to + i * ld + size.k, to + (i + 1) * ld, uint8_t{0});
                      }
                    });
   return {copy, to, ld, 0};
@@ -81,29 +86,6 @@ Activation activation_of(const Rows& x, const Size& size, const Path& path) {
   const bool usable = size.k % kGroup == 0 && (!path.dense || (flip == 0 && x.ld >= size.k));
   if (!usable) return dense(x, flip, size);
   return {x.tensor, static_cast<const uint8_t*>(x.tensor.const_data_ptr()), x.ld, flip};
-}
-
-// Zero points of the bytes as multiplied, one per row.
-at::Tensor row_zeros(const at::Tensor& zero_point, int64_t rows, int32_t least) {
-  const at::Tensor given = vector_of(zero_point, at::kInt, rows, "x_zero_point");
-  const auto* from = given.const_data_ptr<int32_t>();
-  at::Tensor zeros = at::empty({rows}, at::kInt);
-  auto* to = zeros.mutable_data_ptr<int32_t>();
-  for (int64_t i = 0; i < rows; ++i) {
-    TORCH_CHECK(from[i] >= least && from[i] <= least + 255, "x_zero_point ", from[i],
-                " is outside of the range of x");
-    to[i] = from[i] - least;
-  }
-  return zeros;
-}
-
-int32_t only_zero(const std::optional<at::Tensor>& zero_point, int32_t least) {
-  if (!zero_point) return -least;
-  TORCH_CHECK(!at::isFloatingType(zero_point->scalar_type()), "x_zero_point must be whole numbers");
-  const double zero = number_of(*zero_point, "x_zero_point");
-  TORCH_CHECK(zero >= least && zero <= least + 255, "x_zero_point ", zero,
-              " is outside of the range of x");
-  return static_cast<int32_t>(zero) - least;
 }
 
 at::Tensor x_sums_of(const Rows& x, const Size& size) {
@@ -123,93 +105,143 @@ at::Tensor x_sums_of(const Rows& x, const Size& size) {
   return sums;
 }
 
-OutType out_type_of(at::ScalarType type) {
-  if (type == at::kChar) return OutType::s8;
-  if (type == at::kByte) return OutType::u8;
-  return static_cast<OutType>(real_of(type, "out_dtype"));
-}
+// Everything that a call needs, with what it points into. Where the result goes is left open.
+struct Problem {
+  Size size;
+  const Path& path;
+  Activation a{};
+  const int8_t* w;
+  Epilogue epilogue{};
+  std::vector<int64_t> shape;  // of the result
+  at::ScalarType type;         // behind the last step
+  int32_t x_zero = 0;
+  std::vector<at::Tensor> kept;
 
-// Multiplies and finishes all tiles. The order of tiles decides which operand stays in the cache;
-// no value depends on it, nor on the threads.
-void run(const Path& path, const Size& size, const Activation& a, const int8_t* w,
-         const Epilogue& epilogue) {
-  const int64_t tile_rows = path.tile_rows(size.rows);
-  const int64_t strips = (size.rows + tile_rows - 1) / tile_rows;
+  // Reads and checks all arguments.
+  explicit Problem(const Linear& l) : Problem(l, rows_of(l.x)) {}
+  Problem(const Problem&) = delete;
+  Problem& operator=(const Problem&) = delete;
+
+  bool empty() const { return size.rows == 0 || size.n == 0; }
+
+  void check_type(at::ScalarType wanted) const {
+    TORCH_CHECK(wanted == type, "the epilogue gives ", type, ", not ", wanted);
+  }
+
+ private:
+  Problem(const Linear& l, const Rows& x)
+      : path(path_for(x.rows)), w(l.w_packed.const_data_ptr<int8_t>()), shape(l.x.sizes().vec()) {
+    kept.reserve(8 + l.extras.size());
+    shape.back() = l.w_sums.numel();
+    type = read_steps(l.epilogue, l.extras, shape, l.real, epilogue, kept, /*takes_halves=*/true);
+    size = size_of(l, x, epilogue.half > 0);
+    shape.back() = size.columns();
+    epilogue.real = real_of(l.real, "real");
+    epilogue.w_scale = floats(l.w_scale, size.n, "w_scale");
+    epilogue.w_sums = l.w_sums.const_data_ptr<int32_t>();
+    if (l.bias) epilogue.bias = floats(*l.bias, size.n, "bias");
+    if (l.w_zero_point) {
+      epilogue.w_zero = whole(vector_of(*l.w_zero_point, at::kInt, size.n, "w_zero_point"));
+      epilogue.x_sums = whole(x_sums_of(x, size));
+    }
+    read_rows(l);
+    if (!empty()) a = activation_of(x, size, path);
+  }
+
+  // Scales and zero points of the activation.
+  void read_rows(const Linear& l) {
+    epilogue.scale_per_row = l.x_scale.numel() != 1;
+    epilogue.x_scale = floats(l.x_scale, epilogue.scale_per_row ? size.rows : 1, "x_scale");
+    epilogue.zero_per_row = l.x_zero_point && l.x_zero_point->numel() != 1;
+    const int32_t least = least_of(l.x.scalar_type());
+    if (epilogue.zero_per_row) {
+      epilogue.x_zero = whole(row_zeros(*l.x_zero_point, size.rows, least));
+    } else {
+      x_zero = only_zero(l.x_zero_point, least);
+      epilogue.x_zero = &x_zero;
+    }
+  }
+
+  const float* floats(const at::Tensor& tensor, int64_t count, const char* what) {
+    kept.push_back(vector_of(tensor, at::kFloat, count, what));
+    return kept.back().const_data_ptr<float>();
+  }
+
+  const int32_t* whole(at::Tensor tensor) {
+    kept.push_back(std::move(tensor));
+    return kept.back().const_data_ptr<int32_t>();
+  }
+};
+
+// Multiplies and finishes all tiles of `count` rows from `first` on. The order of tiles decides
+// which operand stays in the cache; no value depends on it, nor on the threads.
+void run(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t count) {
+  const Size& size = p.size;
+  const Activation& a = p.a;
+  const int64_t tile_rows = p.path.tile_rows(size.rows);
+  const int64_t strips = (count + tile_rows - 1) / tile_rows;
   const int64_t blocks = size.blocks();
   const int64_t block_bytes = size.groups() * kGroup * kBlock;
   // Few rows: each block of weights is read once, by one thread. Tall tiles: A stays, weights pass.
-  const bool rows_outer = path.dense && strips > 1;
+  const bool rows_outer = p.path.dense && strips > 1;
   const auto work = [&](int64_t begin, int64_t end) {
-    const Buffer sums(tile_rows * kBlock * sizeof(int32_t));
+    const Buffer sums(size.halves * tile_rows * kBlock * sizeof(int32_t));
+    int32_t* second = sums.as<int32_t>() + tile_rows * kBlock;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t strip = rows_outer ? i / blocks : i % strips;
       const int64_t block = rows_outer ? i % blocks : i / strips;
-      const int64_t row = strip * tile_rows;
-      const int64_t rows = std::min(tile_rows, size.rows - row);
-      const int64_t columns = std::min(kBlock, size.n - block * kBlock);
-      path.multiply({a.data + row * a.ld, a.ld, a.flip, rows, w + block * block_bytes,
-                     size.groups(), columns},
-                    sums.as<int32_t>());
-      path.finish(epilogue, sums.get(), row, rows, block * kBlock, columns);
+      const int64_t row = first + strip * tile_rows;
+      const int64_t rows = std::min(tile_rows, first + count - row);
+      const int64_t columns = std::min(kBlock, size.columns() - block * kBlock);
+      const auto multiply = [&](int64_t b, int32_t* to) {
+        p.path.multiply({a.data + row * a.ld, a.ld, a.flip, rows, p.w + b * block_bytes,
+                         size.groups(), columns},
+                        to);
+      };
+      multiply(block, sums.as<int32_t>());
+      if (size.halves == 1) {
+        p.path.finish(epilogue, sums.get(), row, rows, block * kBlock, columns);
+        continue;
+      }
+      multiply(blocks + block, second);
+      p.path.finish_halves(epilogue, sums.get(), second, row, rows, block * kBlock, columns);
     }
-    path.release();
+    p.path.release();
   };
   const int64_t cycles =
-      block_bytes / 64 * std::max<int64_t>(std::min(tile_rows, size.rows), 3) + 200;
+      block_bytes / 64 * size.halves * std::max<int64_t>(std::min(tile_rows, count), 3) + 200;
   at::parallel_for(0, strips * blocks, kLeastCycles / cycles + 1, work);
 }
 
 }  // namespace
 
 at::Tensor linear_w8a8(const Linear& l, const Output* output, at::ScalarType out_dtype) {
-  const Rows x = rows_of(l.x);
-  const Size size = size_of(l, x);
-  std::vector<int64_t> shape = l.x.sizes().vec();
-  shape.back() = size.n;
-  at::Tensor out = at::empty(shape, out_dtype);
-
-  Epilogue epilogue{};
-  std::vector<at::Tensor> kept;  // what `epilogue` points into
-  kept.reserve(8 + l.extras.size());
-  const at::ScalarType type = read_steps(l.epilogue, l.extras, shape, l.real, epilogue, kept);
+  Problem p(l);
   if (output) {
-    epilogue.quantizer = quantizer_of(*output, out_dtype);
+    p.epilogue.quantizer = quantizer_of(*output, out_dtype);
   } else {
-    TORCH_CHECK(out_dtype == type, "the epilogue gives ", type, ", not ", out_dtype);
+    p.check_type(out_dtype);
   }
-  const auto hold = [&](at::Tensor tensor) {
-    kept.push_back(std::move(tensor));
-    return kept.back().const_data_ptr();
-  };
-  const auto real = [&](const at::Tensor& t, int64_t count, const char* what) {
-    return static_cast<const float*>(hold(vector_of(t, at::kFloat, count, what)));
-  };
-  epilogue.real = real_of(l.real, "real");
-  epilogue.scale_per_row = l.x_scale.numel() != 1;
-  epilogue.x_scale = real(l.x_scale, epilogue.scale_per_row ? size.rows : 1, "x_scale");
-  epilogue.zero_per_row = l.x_zero_point && l.x_zero_point->numel() != 1;
-  const int32_t least = l.x.scalar_type() == at::kChar ? -128 : 0;
-  const int32_t zero = epilogue.zero_per_row ? 0 : only_zero(l.x_zero_point, least);
-  epilogue.x_zero =
-      epilogue.zero_per_row
-          ? static_cast<const int32_t*>(hold(row_zeros(*l.x_zero_point, size.rows, least)))
-          : &zero;
-  epilogue.w_scale = real(l.w_scale, size.n, "w_scale");
-  epilogue.w_sums = l.w_sums.const_data_ptr<int32_t>();
-  if (l.bias) epilogue.bias = real(*l.bias, size.n, "bias");
-  if (l.w_zero_point) {
-    epilogue.w_zero = static_cast<const int32_t*>(
-        hold(vector_of(*l.w_zero_point, at::kInt, size.n, "w_zero_point")));
-    epilogue.x_sums = static_cast<const int32_t*>(hold(x_sums_of(x, size)));
-  }
-  epilogue.out_type = out_type_of(out_dtype);
-  epilogue.out = out.mutable_data_ptr();
-  epilogue.out_ld = size.n;
-
-  if (out.numel() == 0) return out;
-  const Path& path = path_for(size.rows);
-  run(path, size, activation_of(x, size, path), l.w_packed.const_data_ptr<int8_t>(), epilogue);
+  at::Tensor out = at::empty(p.shape, out_dtype);
+  p.epilogue.out_type = out_type_of(out_dtype);
+  p.epilogue.out = out.mutable_data_ptr();
+  p.epilogue.out_ld = p.size.columns();
+  if (out.numel() > 0) run(p, p.epilogue, 0, p.size.rows);
   return out;
+}
+
+RowResult linear_w8a8_rows(const Linear& l, at::ScalarType float_dtype, const RowOutput& output) {
+  const Problem p(l);
+  p.check_type(float_dtype);
+  const auto rows = [&](int64_t first, int64_t count, float* to, int64_t ld) {
+    Epilogue epilogue = p.epilogue;
+    epilogue.out_type = OutType::f32;
+    epilogue.out = to;
+    epilogue.out_ld = ld;
+    epilogue.out_row = first;
+    run(p, epilogue, first, count);
+  };
+  return quantize_rows(p.shape, p.type, output, p.path.tile_rows(p.size.rows), rows);
 }
 
 }  // namespace qfuse

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "quantizer.h"
+#include "row_quantize.h"
 
 namespace qfuse {
 
@@ -28,5 +29,9 @@ struct Linear {
 
 // Gives a float tensor, or codes if `output` is given.
 at::Tensor linear_w8a8(const Linear& linear, const Output* output, at::ScalarType out_dtype);
+
+// Gives codes as the kernels of rows make them of the float result, whose type is `float_dtype`.
+RowResult linear_w8a8_rows(const Linear& linear, at::ScalarType float_dtype,
+                           const RowOutput& output);
 
 }  // namespace qfuse

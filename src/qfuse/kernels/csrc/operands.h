@@ -33,11 +33,12 @@ at::Tensor vector_of(const at::Tensor& tensor, at::ScalarType type, int64_t size
 // The only element of `tensor`.
 double number_of(const at::Tensor& tensor, const char* what);
 
-// Reads the canonical text `act(name,args)|add(i,alpha)|mul(i)|cast(dtype)` into `epilogue`, and
-// `extras`, broadcast to `shape`. Every step rounds to the type that torch's promotion gives it.
-// Returns the type behind the last step; `kept` keeps the extras' memory alive.
+// Reads the text of an epilogue, which src/qfuse/kernels/ops.py explains, into `epilogue`, and
+// `extras`, broadcast to `shape`, or where halves have been told apart to half of its last axis.
+// Every step rounds to the type that torch's promotion gives it. Returns the type behind the last
+// step; `kept` keeps the extras' memory alive. Throws for halves unless the caller multiplies them.
 at::ScalarType read_steps(std::string_view text, const std::vector<at::Tensor>& extras,
                           at::IntArrayRef shape, at::ScalarType real, Epilogue& epilogue,
-                          std::vector<at::Tensor>& kept);
+                          std::vector<at::Tensor>& kept, bool takes_halves = false);
 
 }  // namespace qfuse

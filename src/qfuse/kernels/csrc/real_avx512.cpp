@@ -1,7 +1,8 @@
-// Real activations times int8 weights with AVX512, in bfloat16 where the processor multiplies that.
+// Real activations times packed weights with AVX512, in bfloat16 where the processor multiplies that.
 #if defined(__x86_64__)
 #include "real_avx512.h"
 
+#include "codes_bf16.h"
 #include "real.h"
 
 namespace {
@@ -9,31 +10,9 @@ namespace {
 constexpr int kRows = 6;
 constexpr int kAllVectors = qfuse::kBlock / kLanes;
 
-// sum += dot products of two bfloat16 of a with two of b; an instruction of AVX512_BF16, which this
-// file is not compiled for, since float32 works without.
-QFUSE_INLINE void dot(Floats& sum, Ints a, Ints b) {
-  asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
-}
-
 bool has_bf16() {
   static const bool has = __builtin_cpu_supports("avx512bf16");
   return has;
-}
-
-// Whole numbers of 8 bits are exact in bfloat16: the low half of their float32 is zero.
-QFUSE_INLINE Words pair(Floats low, Floats high) {
-  return bits<Words>(high) | (bits<Words>(low) >> 16);
-}
-
-void widen_to_bf16(const int8_t* block, int64_t groups, uint32_t* panel) {
-  for (int64_t g = 0; g < groups; ++g, panel += 2 * qfuse::kBlock) {
-    for (int64_t column = 0; column < qfuse::kBlock; column += kLanes) {
-      Ints w;
-      __builtin_memcpy(&w, block + (g * qfuse::kBlock + column) * qfuse::kGroup, sizeof(w));
-      store(panel + column, pair(member<0>(w), member<1>(w)), kLanes);
-      store(panel + qfuse::kBlock + column, pair(member<2>(w), member<3>(w)), kLanes);
-    }
-  }
 }
 
 template <int Rows, int Vectors>
@@ -74,11 +53,20 @@ qfuse::Real type_for(qfuse::Real x) {
   return x == qfuse::Real::bf16 && has_bf16() ? x : qfuse::Real::f32;
 }
 
-void widen(const int8_t* block, int64_t groups, qfuse::Real type, void* panel) {
+template <int Bits>
+void widen(const qfuse::RealBlock& b, int64_t k, int64_t depth, qfuse::Real type, void* panel) {
   if (type == qfuse::Real::bf16) {
-    return widen_to_bf16(block, groups, static_cast<uint32_t*>(panel));
+    return widen_to_bf16<Bits>(b, k, depth, static_cast<uint32_t*>(panel));
   }
-  widen_to_f32(block, groups, static_cast<float*>(panel));
+  widen_to_f32<Bits>(b, k, depth, static_cast<float*>(panel));
+}
+
+void stream_four(const qfuse::RealBlock& b, const void* a, int64_t lda, int64_t rows,
+                 int64_t columns, float* sums) {
+  if (type_for(b.real) == qfuse::Real::bf16) {
+    return stream_bf16(b, static_cast<const uint16_t*>(a), lda, rows, sums);
+  }
+  stream_f32<4, kAllVectors>(b, static_cast<const float*>(a), lda, rows, columns, sums);
 }
 
 template <int Vectors>
@@ -105,7 +93,11 @@ void multiply(const qfuse::RealTile& t, qfuse::Real type, float* sums) {
 namespace qfuse {
 
 const RealKernels& real_avx512() {
-  static const RealKernels kernels{&type_for, &widen, &multiply, &stream<kAllVectors>};
+  static const RealKernels kernels{&type_for,
+                                   &multiply,
+                                   {&widen<4>, &type_for, &stream_four},
+                                   {&widen<8>, f32_codes<8, kAllVectors>.stream_type,
+                                    f32_codes<8, kAllVectors>.stream}};
   return kernels;
 }
 

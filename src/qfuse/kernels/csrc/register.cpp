@@ -2,7 +2,8 @@
 // symbolic sizes, and must be there before a graph is traced, but not where a compiled one runs.
 #include <torch/library.h>
 
-#include "linear_w8a16.h"
+#include "linear_a16.h"
+#include "linear_grouped.h"
 #include "linear_w8a8.h"
 #include "row_quantize.h"
 #include "select.h"
@@ -19,6 +20,18 @@ using Extras = optional<std::vector<Tensor>>;
 std::vector<Tensor> list_of(const Extras& extras) {
   return extras ? *extras : std::vector<Tensor>{};
 }
+
+// The arguments that say how a row becomes codes, of all ops that do that.
+#define QFUSE_ROW_OUTPUT                                                                       \
+  const optional<Tensor>&out_scale, const optional<Tensor>&out_zero_point,                     \
+      std::string_view formula, double choose_eps, ScalarType scale_dtype,                     \
+      ScalarType zero_point_dtype, int64_t quant_min, int64_t quant_max, ScalarType out_dtype, \
+      ScalarType compute, bool reciprocal, bool zero_point_first, bool keep, bool keep_sum
+#define QFUSE_ROW_OUTPUT_GIVEN                                                                 \
+  {                                                                                            \
+    out_scale, out_zero_point, formula, choose_eps, scale_dtype, zero_point_dtype, quant_min,  \
+        quant_max, out_dtype, compute, reciprocal, zero_point_first, keep, keep_sum            \
+  }
 
 Tensor linear_w8a8(const Tensor& x, const Tensor& x_scale, const optional<Tensor>& x_zero_point,
                    const Tensor& w_packed, const Tensor& w_sums, const Tensor& w_scale,
@@ -45,23 +58,56 @@ Tensor linear_w8a8_quantized(const Tensor& x, const Tensor& x_scale,
                             &output, out_dtype);
 }
 
-Tensor linear_w8a16(const Tensor& x, const Tensor& w_packed, const Tensor& w_scale,
-                    const optional<Tensor>& bias, Extras extras, std::string_view epilogue,
-                    ScalarType out_dtype) {
-  return qfuse::linear_w8a16(x, w_packed, w_scale, bias, list_of(extras), epilogue, out_dtype);
+// Linears of real activations with packed weights.
+template <auto Linear>
+Tensor weight_only(const Tensor& x, const Tensor& w_packed, const Tensor& w_scale,
+                   const optional<Tensor>& w_zero_point, const optional<Tensor>& w_offset,
+                   int64_t out_features, const optional<Tensor>& bias, Extras extras,
+                   std::string_view epilogue, ScalarType compute, ScalarType out_dtype) {
+  return Linear({x, w_packed, w_scale, w_zero_point, w_offset, out_features, bias, list_of(extras),
+                 epilogue, compute, out_dtype});
 }
 
-// The arguments that say how a row becomes codes, of all ops that do that.
-#define QFUSE_ROW_OUTPUT                                                                       \
-  const optional<Tensor>&out_scale, const optional<Tensor>&out_zero_point,                     \
-      std::string_view formula, double choose_eps, ScalarType scale_dtype,                     \
-      ScalarType zero_point_dtype, int64_t quant_min, int64_t quant_max, ScalarType out_dtype, \
-      ScalarType compute, bool reciprocal, bool zero_point_first, bool keep, bool keep_sum
-#define QFUSE_ROW_OUTPUT_GIVEN                                                                 \
-  {                                                                                            \
-    out_scale, out_zero_point, formula, choose_eps, scale_dtype, zero_point_dtype, quant_min,  \
-        quant_max, out_dtype, compute, reciprocal, zero_point_first, keep, keep_sum            \
-  }
+// Linears with weights in groups, of four bits or of eight.
+template <qfuse::WeightBits Bits>
+Tensor linear_grouped(const Tensor& x, const Tensor& x_scale, const optional<Tensor>& x_zero_point,
+                      const Tensor& w_packed, const Tensor& w_sums, const Tensor& w_scale,
+                      const optional<Tensor>& w_zero_point, int64_t out_features,
+                      const optional<Tensor>& bias, Extras extras, std::string_view epilogue,
+                      ScalarType real, ScalarType out_dtype) {
+  return qfuse::linear_grouped({x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point,
+                                out_features, bias, list_of(extras), epilogue, real},
+                               Bits, nullptr, out_dtype);
+}
+
+template <qfuse::WeightBits Bits>
+Tensor linear_grouped_quantized(const Tensor& x, const Tensor& x_scale,
+                                const optional<Tensor>& x_zero_point, const Tensor& w_packed,
+                                const Tensor& w_sums, const Tensor& w_scale,
+                                const optional<Tensor>& w_zero_point, int64_t out_features,
+                                const optional<Tensor>& bias, Extras extras,
+                                std::string_view epilogue, ScalarType real, const Tensor& out_scale,
+                                const optional<Tensor>& out_zero_point, int64_t quant_min,
+                                int64_t quant_max, bool reciprocal, bool zero_point_first,
+                                ScalarType out_dtype) {
+  const qfuse::Output output{out_scale, out_zero_point, quant_min,
+                             quant_max, reciprocal,     zero_point_first};
+  return qfuse::linear_grouped({x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point,
+                                out_features, bias, list_of(extras), epilogue, real},
+                               Bits, &output, out_dtype);
+}
+
+qfuse::RowResult linear_w8a8_rows(const Tensor& x, const Tensor& x_scale,
+                                  const optional<Tensor>& x_zero_point, const Tensor& w_packed,
+                                  const Tensor& w_sums, const Tensor& w_scale,
+                                  const optional<Tensor>& w_zero_point,
+                                  const optional<Tensor>& bias, Extras extras,
+                                  std::string_view epilogue, ScalarType real,
+                                  ScalarType float_dtype, QFUSE_ROW_OUTPUT) {
+  return qfuse::linear_w8a8_rows({x, x_scale, x_zero_point, w_packed, w_sums, w_scale,
+                                  w_zero_point, bias, list_of(extras), epilogue, real},
+                                 float_dtype, QFUSE_ROW_OUTPUT_GIVEN);
+}
 
 qfuse::RowResult rms_norm_quantized(const Tensor& x, const optional<Tensor>& residual,
                                     const optional<Tensor>& weight, double eps, ScalarType inner,
@@ -102,10 +148,28 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
       "str epilogue, ScalarType real, Tensor out_scale, Tensor? out_zero_point, int quant_min, "
       "int quant_max, bool reciprocal, bool zero_point_first, ScalarType out_dtype) -> Tensor",
       tags);
-  m.def(
-      "linear_w8a16(Tensor x, Tensor w_packed, Tensor w_scale, Tensor? bias, Tensor[]? extras, "
-      "str epilogue, ScalarType out_dtype) -> Tensor",
-      tags);
+  for (const std::string name : {"linear_w4a16", "linear_w8a16"}) {
+    const std::string schema =
+        name +
+        "(Tensor x, Tensor w_packed, Tensor w_scale, Tensor? w_zero_point, Tensor? w_offset, "
+        "int out_features, Tensor? bias, Tensor[]? extras, str epilogue, ScalarType compute, "
+        "ScalarType out_dtype) -> Tensor";
+    m.def(schema.c_str(), tags);
+  }
+  const auto define_grouped = [&](const std::string& name) {
+    const std::string start =
+        "(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, Tensor w_sums, "
+        "Tensor w_scale, Tensor? w_zero_point, int out_features, Tensor? bias, Tensor[]? extras, "
+        "str epilogue, ScalarType real, ";
+    const std::string output =
+        "Tensor out_scale, Tensor? out_zero_point, int quant_min, int quant_max, bool reciprocal, "
+        "bool zero_point_first, ";
+    const std::string end = "ScalarType out_dtype) -> Tensor";
+    m.def((name + start + end).c_str(), tags);
+    m.def((name + "_quantized" + start + output + end).c_str(), tags);
+  };
+  define_grouped("linear_w4a8");
+  define_grouped("linear_w8a8_grouped");
   const auto define_rows = [&](const std::string& start) {
     const std::string schema =
         start +
@@ -116,6 +180,10 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor)";
     m.def(schema.c_str(), tags);
   };
+  define_rows(
+      "linear_w8a8_rows(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, "
+      "Tensor w_sums, Tensor w_scale, Tensor? w_zero_point, Tensor? bias, Tensor[]? extras, "
+      "str epilogue, ScalarType real, ScalarType float_dtype, ");
   define_rows(
       "rms_norm_quantized(Tensor x, Tensor? residual, Tensor? weight, float eps, "
       "ScalarType inner, ScalarType real, ");
@@ -131,7 +199,14 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
 TORCH_LIBRARY_IMPL(qfuse, CPU, m) {
   m.impl("linear_w8a8", &linear_w8a8);
   m.impl("linear_w8a8_quantized", &linear_w8a8_quantized);
-  m.impl("linear_w8a16", &linear_w8a16);
+  using qfuse::WeightBits;
+  m.impl("linear_w4a8", &linear_grouped<WeightBits::four>);
+  m.impl("linear_w4a8_quantized", &linear_grouped_quantized<WeightBits::four>);
+  m.impl("linear_w8a8_grouped", &linear_grouped<WeightBits::eight>);
+  m.impl("linear_w8a8_grouped_quantized", &linear_grouped_quantized<WeightBits::eight>);
+  m.impl("linear_w8a8_rows", &linear_w8a8_rows);
+  m.impl("linear_w4a16", &weight_only<&qfuse::linear_w4a16>);
+  m.impl("linear_w8a16", &weight_only<&qfuse::linear_w8a16>);
   m.impl("rms_norm_quantized", &rms_norm_quantized);
   m.impl("layer_norm_quantized", &layer_norm_quantized);
   m.impl("activation_quantized", &activation_quantized);

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 
@@ -18,6 +19,14 @@ namespace {
 
 // A thread gets at least this much to do; starting a team costs about as much.
 constexpr int64_t kLeastElements = 8192;
+
+// Rows that are computed before they are encoded take about half of a core's second level cache;
+// but weights are read once for each strip, so it has some rows.
+constexpr int64_t kScratchBytes = int64_t{1} << 19;
+constexpr int64_t kLeastRows = 32;
+// From so many rows per thread on, threads that read all weights each wait less than threads that
+// wait for each other.
+constexpr int64_t kLeastRowsApart = 64;
 
 // Writes one number per row, in the type that somebody asked for.
 class Column {
@@ -139,61 +148,145 @@ struct Call {
   }
 };
 
-void run(const RowJob& job, int64_t rows, const Path& path, const RowQuantizer& by,
-         const Quantizer* given, const Column& scale, const Column& zero) {
-  const int64_t grain = kLeastElements / std::max<int64_t>(job.columns, 1) + 1;
-  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    const Buffer values((job.columns + kBlock) * sizeof(float));
-    for (int64_t row = begin; row < end; ++row) {
-      const Extremes found = path.rows->compute(job, row, values.as<float>());
-      if (given) {
-        path.rows->encode(job, row, values.as<float>(), found, *given);
-        continue;
+// The tensors that a call gives, and how rows become theirs.
+class Results {
+ public:
+  // `real` is the type of the result before it is quantized, `sum` that of x + residual.
+  Results(at::IntArrayRef shape, at::ScalarType real, at::ScalarType sum, const RowOutput& o)
+      : dynamic_(!o.formula.empty()),
+        real_type_(real_of(real, "the result")),
+        by_(o, real_type_),
+        scale_(shape, o.scale_dtype, "scale", dynamic_),
+        zero_(shape, o.zero_point_dtype, "zero point", dynamic_) {
+    check_codes(o.dtype, o.quant_min, o.quant_max);
+    TORCH_CHECK(dynamic_ != o.scale.has_value(), "either out_scale or a formula must be given");
+    codes_ = at::empty(shape, o.dtype);
+    kept_ = at::empty(o.keep ? shape : at::IntArrayRef{0}, real);
+    sum_ = at::empty(o.keep_sum ? shape : at::IntArrayRef{0}, sum);
+    if (dynamic_) return;
+    given_ = quantizer_of({*o.scale, o.zero_point, o.quant_min, o.quant_max, o.reciprocal,
+                           o.zero_point_first},
+                          o.dtype);
+    given_->type = real_of(o.compute, "compute");
+    given_->factor = rounded(given_->type, given_->factor);
+    given_->zero = rounded(given_->type, given_->zero);
+  }
+
+  bool empty() const { return codes_.numel() == 0; }
+
+  // Lets a job, whose rows are those from `first` on, write to the tensors.
+  void bind(RowJob& job, int64_t first) const {
+    const auto at = [&](const at::Tensor& tensor) -> void* {
+      if (tensor.numel() == 0) return nullptr;
+      const int64_t offset = first * job.columns * static_cast<int64_t>(tensor.element_size());
+      return static_cast<char*>(tensor.mutable_data_ptr()) + offset;
+    };
+    job.codes = static_cast<int8_t*>(at(codes_));
+    job.kept_type = real_type_;
+    job.kept = at(kept_);
+    job.kept_sum = at(sum_);
+  }
+
+  // Computes and encodes `count` rows of a job that is bound to those from `first` on.
+  void encode(const RowJob& job, int64_t first, int64_t count, const Path& path) const {
+    const int64_t grain = kLeastElements / std::max<int64_t>(job.columns, 1) + 1;
+    at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
+      const Buffer values((job.columns + kBlock) * sizeof(float));
+      for (int64_t row = begin; row < end; ++row) {
+        const Extremes found = path.rows->compute(job, row, values.as<float>());
+        if (given_) {
+          path.rows->encode(job, row, values.as<float>(), found, *given_);
+          continue;
+        }
+        const Chosen chosen = by_.choose(found);
+        scale_.put(first + row, chosen.scale);
+        zero_.put(first + row, chosen.zero_point);
+        path.rows->encode(job, row, values.as<float>(), found, by_.quantizer(chosen));
       }
-      const Chosen chosen = by.choose(found);
-      scale.put(row, chosen.scale);
-      zero.put(row, chosen.zero_point);
-      path.rows->encode(job, row, values.as<float>(), found, by.quantizer(chosen));
+    });
+  }
+
+  RowResult give() const {
+    if (empty()) {
+      scale_.tensor().fill_(1);  // neutral: nothing is quantized with them
+      zero_.tensor().fill_(0);
     }
-  });
-}
+    return {codes_, scale_.tensor(), zero_.tensor(), kept_, sum_};
+  }
+
+ private:
+  bool dynamic_;
+  Real real_type_;
+  RowQuantizer by_;
+  Column scale_;
+  Column zero_;
+  std::optional<Quantizer> given_;
+  at::Tensor codes_;
+  at::Tensor kept_;
+  at::Tensor sum_;
+};
 
 RowResult quantized(Call& call, const at::Tensor& x, const RowOutput& o) {
-  RowJob& job = call.job;
-  check_codes(o.dtype, o.quant_min, o.quant_max);
-  const bool dynamic = !o.formula.empty();
-  TORCH_CHECK(dynamic != o.scale.has_value(), "either out_scale or a formula must be given");
-  const auto sizes = x.sizes();
-  at::Tensor codes = at::empty(sizes, o.dtype);
-  at::Tensor real = at::empty(o.keep ? sizes : at::IntArrayRef{0}, call.real);
-  at::Tensor sum = at::empty(o.keep_sum ? sizes : at::IntArrayRef{0}, call.sum);
-  job.codes = static_cast<int8_t*>(codes.mutable_data_ptr());
-  job.kept_type = real_of(call.real, "the result");
-  if (o.keep) job.kept = real.mutable_data_ptr();
-  if (o.keep_sum) job.kept_sum = sum.mutable_data_ptr();
+  const Results results(x.sizes(), call.real, call.sum, o);
+  results.bind(call.job, 0);
+  if (!results.empty()) {
+    results.encode(call.job, 0, call.x.rows, path_for(call.x.rows));
+  }
+  return results.give();
+}
 
-  const Column scale(sizes, o.scale_dtype, "scale", dynamic);
-  const Column zero(sizes, o.zero_point_dtype, "zero point", dynamic);
-  std::optional<Quantizer> given;
-  if (!dynamic) {
-    given = quantizer_of({*o.scale, o.zero_point, o.quant_min, o.quant_max, o.reciprocal,
-                          o.zero_point_first},
-                         o.dtype);
-    given->type = real_of(o.compute, "compute");
-    given->factor = rounded(given->type, given->factor);
-    given->zero = rounded(given->type, given->zero);
-  }
-  if (x.numel() == 0) {
-    scale.tensor().fill_(1);  // neutral: nothing is quantized with them
-    zero.tensor().fill_(0);
-  } else {
-    run(job, call.x.rows, path_for(call.x.rows), RowQuantizer(o, job.kept_type),
-        given ? &*given : nullptr, scale, zero);
-  }
-  return {codes, scale.tensor(), zero.tensor(), real, sum};
+// How rows are cut into strips.
+struct Strips {
+  int64_t count;
+  int64_t rows;  // of each but the last
+  bool apart;    // each is the work of one thread; else the threads share one after the other
+};
+
+Strips strips_of(int64_t rows, int64_t row_bytes, int64_t multiple) {
+  const auto whole = [&](int64_t some) { return (some + multiple - 1) / multiple * multiple; };
+  const int64_t threads = at::get_num_threads();
+  const int64_t fitting = std::max(kScratchBytes / row_bytes, kLeastRows);
+  const int64_t most = std::max(fitting / multiple * multiple, multiple);
+  int64_t count = (rows + most - 1) / most;
+  const bool apart = rows >= threads * kLeastRowsApart;
+  if (apart) count = (count + threads - 1) / threads * threads;
+  const int64_t each = whole((rows + count - 1) / count);
+  return {(rows + each - 1) / each, each, apart};
 }
 
 }  // namespace
+
+RowResult quantize_rows(at::IntArrayRef shape, at::ScalarType type, const RowOutput& output,
+                        int64_t multiple, const ComputeRows& compute) {
+  TORCH_CHECK(!output.keep_sum, "there is no sum to keep without a residual");
+  const Results results(shape, type, type, output);
+  if (results.empty()) return results.give();
+  const int64_t columns = shape.back();
+  const int64_t rows = c10::multiply_integers(shape) / columns;
+  const int64_t ld = (columns + kBlock - 1) / kBlock * kBlock;
+  const int64_t row_bytes = ld * static_cast<int64_t>(sizeof(float));
+  const Strips strips = strips_of(rows, row_bytes, multiple);
+  const Path& path = path_for(rows);
+  const auto work = [&](int64_t begin, int64_t end) {
+    const Buffer scratch(strips.rows * row_bytes);
+    for (int64_t strip = begin; strip < end; ++strip) {
+      const int64_t first = strip * strips.rows;
+      const int64_t count = std::min(strips.rows, rows - first);
+      compute(first, count, scratch.as<float>(), ld);
+      RowJob job{};
+      job.columns = columns;
+      job.x = {scratch.get(), ld, Real::f32};
+      results.bind(job, first);
+      results.encode(job, first, count, path);
+    }
+  };
+  if (strips.apart) {
+    at::parallel_for(0, strips.count, 1, work);
+  } else {
+    work(0, strips.count);
+  }
+  return results.give();
+}
 
 RowResult rms_norm_quantized(const at::Tensor& x, const std::optional<at::Tensor>& residual,
                              const std::optional<at::Tensor>& weight, double eps,

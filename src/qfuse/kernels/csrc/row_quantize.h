@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <tuple>
@@ -30,6 +31,15 @@ struct RowOutput {
 
 // Codes, scale, zero point, the float result, the sum; what there is not is empty.
 using RowResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+// Computes `count` rows from `first` on into `to`, whose rows are `ld` apart.
+using ComputeRows = std::function<void(int64_t first, int64_t count, float* to, int64_t ld)>;
+
+// Codes of rows of type `type` that somebody else computes. That happens in strips of a multiple of
+// `multiple` rows, so that what a strip gives is in the cache still when its scales are chosen.
+// `compute` may be called by several threads at once.
+RowResult quantize_rows(at::IntArrayRef shape, at::ScalarType type, const RowOutput& output,
+                        int64_t multiple, const ComputeRows& compute);
 
 RowResult rms_norm_quantized(const at::Tensor& x, const std::optional<at::Tensor>& residual,
                              const std::optional<at::Tensor>& weight, double eps,

@@ -17,10 +17,10 @@ std::vector<const Path*> usable_paths() {
     paths.push_back(&avx2_path());
   if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    paths.push_back(&brgemm_path());
+    if (brgemm_runs()) paths.push_back(&brgemm_path());
     paths.push_back(&avx512_vnni_path());
     // True only where oneDNN will use AMX for int8.
-    if (at::native::cpublas::could_pack(at::kChar))
+    if (brgemm_runs() && at::native::cpublas::could_pack(at::kChar))
       std::swap(paths.back(), paths[paths.size() - 2]);
   }
 #endif
@@ -36,14 +36,14 @@ const std::vector<const Path*>& usable() {
 }  // namespace
 
 const Path& path_for(int64_t rows) {
-  if (const Path* path = forced.load(std::memory_order_relaxed)) return *path;
+  const Path* chosen = forced.load(std::memory_order_relaxed);
+  const Path& best = chosen ? *chosen : *usable().back();
 #if defined(__x86_64__)
-  const Path& best = *usable().back();
   // A stream of weights is bound by memory, which AMX does not speed up; setting it up costs.
-  return rows <= kStreamRows && &best == &brgemm_path() ? avx512_vnni_path() : best;
-#else
-  return *usable().back();
+  const bool streams = !chosen && rows <= kStreamRows;
+  if (&best == &brgemm_path() && (streams || !brgemm_runs())) return avx512_vnni_path();
 #endif
+  return best;
 }
 
 std::vector<std::string> path_names() {

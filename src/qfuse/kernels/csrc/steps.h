@@ -28,6 +28,25 @@ struct Span {
   }
 };
 
+// Codes as numbers. Without `Rounding` the operations are those of float32.
+template <bool Rounding>
+QFUSE_INLINE Ints quantized(const qfuse::Quantizer& q, Floats y) {
+  const auto rounded = [&](Floats x) QFUSE_LAMBDA { return Rounding ? rounded_to(q.type, x) : x; };
+  const Floats given = rounded(y);
+  const Floats x = rounded(q.divide ? given / q.factor : given * q.factor);
+  const Floats code =
+      q.zero_first ? round_even(rounded(x + q.zero)) : rounded(round_even(x) + q.zero);
+  const Floats kept = clamp(code, q.low, q.high);
+  // NaN becomes 0, as it does in torch's own conversion.
+  return __builtin_convertvector(kept == kept ? kept : Floats{}, Ints);
+}
+
+// What the codes of `y` stand for.
+QFUSE_INLINE Floats stored(const qfuse::Step& s, Floats y) {
+  const qfuse::Quantizer q{s.a, s.b, s.low, s.high, false, false, qfuse::Real::f32};
+  return (__builtin_convertvector(quantized<false>(q, y), Floats) - s.b) * s.scale;
+}
+
 // Applies one step to the vectors `y` of a span.
 template <bool Whole>
 inline void apply(const qfuse::Step& s, const qfuse::RealRows* extras, const Span<Whole>& c,
@@ -70,20 +89,9 @@ inline void apply(const qfuse::Step& s, const qfuse::RealRows* extras, const Spa
       return zip([](Floats y, Floats x) { return y * x; });
     case Kind::cast:
       return map([](Floats y) { return y; });
+    case Kind::round:
+      return map([&](Floats y) { return stored(s, y); });
   }
-}
-
-// Codes as numbers. Without `Rounding` the operations are those of float32.
-template <bool Rounding>
-QFUSE_INLINE Ints quantized(const qfuse::Quantizer& q, Floats y) {
-  const auto rounded = [&](Floats x) QFUSE_LAMBDA { return Rounding ? rounded_to(q.type, x) : x; };
-  const Floats given = rounded(y);
-  const Floats x = rounded(q.divide ? given / q.factor : given * q.factor);
-  const Floats code =
-      q.zero_first ? round_even(rounded(x + q.zero)) : rounded(round_even(x) + q.zero);
-  const Floats kept = clamp(code, q.low, q.high);
-  // NaN becomes 0, as it does in torch's own conversion.
-  return __builtin_convertvector(kept == kept ? kept : Floats{}, Ints);
 }
 
 }  // namespace

@@ -138,6 +138,17 @@ QFUSE_INLINE Floats round_even(Floats x) {
   return magnitude(x) < push ? bits<Floats>(bits<Words>(whole) | sign) : x;
 }
 
+// Compilers take the bytes of a vector one by one to widen them.
+QFUSE_INLINE Ints widened(Bytes b) {
+#if defined(__AVX512F__)
+  return bits<Ints>(_mm512_cvtepi8_epi32(bits<__m128i>(b)));
+#elif defined(__AVX2__)
+  return bits<Ints>(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bits<int64_t>(b))));
+#else
+  return __builtin_convertvector(b, Ints);
+#endif
+}
+
 QFUSE_INLINE Floats from_bf16(Halves h) {
   return bits<Floats>(__builtin_convertvector(h, Words) << 16);
 }

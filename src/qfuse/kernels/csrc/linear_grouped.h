@@ -1,0 +1,36 @@
+// Linears of stored activations whose weights have scales that change along K.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "quantizer.h"
+
+namespace qfuse {
+
+// The arguments of these linears. Meanings and shapes: src/qfuse/kernels/grouped_ops.py.
+struct GroupedLinear {
+  const at::Tensor& x;
+  const at::Tensor& x_scale;
+  const std::optional<at::Tensor>& x_zero_point;
+  const at::Tensor& w_packed;
+  const at::Tensor& w_sums;
+  const at::Tensor& w_scale;
+  const std::optional<at::Tensor>& w_zero_point;
+  int64_t features;
+  const std::optional<at::Tensor>& bias;
+  const std::vector<at::Tensor> extras;
+  std::string_view epilogue;
+  at::ScalarType real;
+};
+
+enum class WeightBits { four, eight };
+
+// Gives a float tensor, or codes if `output` is given.
+at::Tensor linear_grouped(const GroupedLinear& linear, WeightBits bits, const Output* output,
+                          at::ScalarType out_dtype);
+
+}  // namespace qfuse

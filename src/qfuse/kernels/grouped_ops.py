@@ -1,0 +1,220 @@
+"""Linears of stored activations whose weights have scales in groups along K, and their fakes.
+
+``linear_w4a8`` takes weights of four bits, codes 0 to 15; ``linear_w8a8_grouped`` takes int8. A group
+is K / groups input features: a multiple of 8 for four bits and of 4 for eight, at most 32768, or the
+whole of K, of any size then. With ``x`` of shape ``[..., K]`` and the weight ``[N, K]``:
+
+1. For each group ``g``, ``sum_g = sum over its k of (x - x_zero_point) * (w - w_zero_point_g)``,
+   exact in int32.
+2. ``total = 0``; then for each group in order ``total = total + float32(sum_g) * w_scale_g``, in
+   float32, the product rounded before it is added.
+3. ``y = total * x_scale + bias``, from left to right in float32 without fused multiply-add, then
+   rounded to ``real``.
+4. Epilogue and output are those of :mod:`qfuse.kernels.ops`.
+
+No value depends on the number of threads or on the instruction set. Nothing but the result is
+written to. The result is contiguous.
+
+Shapes and dtypes, where they are not those of :mod:`qfuse.kernels.ops`:
+
+================  ===============================================================================
+``w_packed``      :func:`qfuse.kernels.pack_groups.pack_grouped` gives these four
+``w_sums``        int32 ``[ceil(N / 64), groups, 64]``: of the codes, zero points not subtracted
+``w_scale``       float32 ``[ceil(N / 64), groups, 64]``
+``w_zero_point``  ``None``, one int8, or int8 ``[ceil(N / 64), groups, 64]``
+``out_features``  N
+================  ===============================================================================
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from qfuse.ir.errors import InputError
+from qfuse.kernels.pack import BLOCK, GROUP
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "linear_w4a8",
+    "linear_w4a8_quantized",
+    "linear_w8a8_grouped",
+    "linear_w8a8_grouped_quantized",
+    "register_grouped_fakes",
+]
+
+_REAL = (torch.float32, torch.bfloat16, torch.float16)
+_STORED = (torch.int8, torch.uint8)
+_CODES_PER_BYTE = {torch.uint8: 2, torch.int8: 1}
+
+
+def linear_w4a8(  # noqa: PLR0913 - the schema's arguments
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    x_zero_point: torch.Tensor | None,
+    w_packed: torch.Tensor,
+    w_sums: torch.Tensor,
+    w_scale: torch.Tensor,
+    w_zero_point: torch.Tensor | None,
+    *,
+    out_features: int,
+    bias: torch.Tensor | None = None,
+    extras: Sequence[torch.Tensor] = (),
+    epilogue: str = "",
+    real: torch.dtype = torch.float32,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Linear of a stored activation with a four-bit weight; arguments as the module explains them.
+
+    Args:
+        x: Stored activation.
+        x_scale: Its scale.
+        x_zero_point: Its zero point.
+        w_packed: Packed codes.
+        w_sums: Their sums.
+        w_scale: Scales of the groups.
+        w_zero_point: Zero points of the groups.
+        out_features: How many output features there are.
+        bias: Added before the epilogue.
+        extras: Tensors that the epilogue names by index.
+        epilogue: Canonical text of the steps.
+        real: dtype of the linear's own result.
+        out_dtype: dtype behind the last step; ``None`` is ``real``.
+
+    Returns:
+        ``[..., N]`` of ``out_dtype``.
+
+    Raises:
+        RuntimeError: An argument does not fit; the message names it. While tracing, what can be
+            seen of that is an InputError.
+    """
+    result: torch.Tensor = torch.ops.qfuse.linear_w4a8.default(
+        x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, out_features, bias,
+        list(extras), epilogue, real, out_dtype or real,
+    )  # fmt: skip
+    return result
+
+
+def linear_w8a8_grouped(  # noqa: PLR0913 - the schema's arguments
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    x_zero_point: torch.Tensor | None,
+    w_packed: torch.Tensor,
+    w_sums: torch.Tensor,
+    w_scale: torch.Tensor,
+    w_zero_point: torch.Tensor | None,
+    *,
+    out_features: int,
+    bias: torch.Tensor | None = None,
+    extras: Sequence[torch.Tensor] = (),
+    epilogue: str = "",
+    real: torch.dtype = torch.float32,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Like :func:`linear_w4a8`, with an int8 weight.
+
+    Args:
+        x: Stored activation.
+        x_scale: Its scale.
+        x_zero_point: Its zero point.
+        w_packed: Packed weight.
+        w_sums: Its sums.
+        w_scale: Scales of the groups.
+        w_zero_point: Zero points of the groups.
+        out_features: How many output features there are.
+        bias: Added before the epilogue.
+        extras: Tensors that the epilogue names by index.
+        epilogue: Canonical text of the steps.
+        real: dtype of the linear's own result.
+        out_dtype: dtype behind the last step; ``None`` is ``real``.
+
+    Returns:
+        ``[..., N]`` of ``out_dtype``.
+
+    Raises:
+        RuntimeError: As :func:`linear_w4a8` does.
+    """
+    result: torch.Tensor = torch.ops.qfuse.linear_w8a8_grouped.default(
+        x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, out_features, bias,
+        list(extras), epilogue, real, out_dtype or real,
+    )  # fmt: skip
+    return result
+
+
+def linear_w4a8_quantized(*args: Any, **options: Any) -> torch.Tensor:
+    """:func:`linear_w4a8` with a result that is quantized per tensor.
+
+    Args:
+        *args: Those of :func:`linear_w4a8`.
+        **options: Those of :func:`linear_w4a8`, and of the output as
+            :func:`qfuse.kernels.ops.linear_w8a8_quantized` takes them: ``out_scale``,
+            ``out_zero_point``, ``quant_min``, ``quant_max``, ``reciprocal``, ``zero_point_first``,
+            ``out_dtype``.
+
+    Returns:
+        ``[..., N]`` of ``out_dtype``.
+    """
+    return _quantized(torch.ops.qfuse.linear_w4a8_quantized.default, args, options)
+
+
+def linear_w8a8_grouped_quantized(*args: Any, **options: Any) -> torch.Tensor:
+    """:func:`linear_w8a8_grouped` with a result that is quantized per tensor.
+
+    Args:
+        *args: Those of :func:`linear_w8a8_grouped`.
+        **options: As of :func:`linear_w4a8_quantized`.
+
+    Returns:
+        ``[..., N]`` of ``out_dtype``.
+    """
+    return _quantized(torch.ops.qfuse.linear_w8a8_grouped_quantized.default, args, options)
+
+
+_DEFAULTS = {
+    "bias": None,
+    "extras": (),
+    "epilogue": "",
+    "real": torch.float32,
+    "reciprocal": True,
+    "zero_point_first": False,
+}
+
+
+def _quantized(op: Any, args: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
+    result: torch.Tensor = op(*args, **{**_DEFAULTS, **options})
+    return result
+
+
+def register_grouped_fakes() -> None:
+    """Tell torch the shapes and dtypes of the results; the library must have been loaded."""
+    for name, stored in (("linear_w4a8", torch.uint8), ("linear_w8a8_grouped", torch.int8)):
+        torch.library.register_fake(f"qfuse::{name}", _fake(stored, _REAL))
+        torch.library.register_fake(f"qfuse::{name}_quantized", _fake(stored, _STORED))
+
+
+def _fake(stored: torch.dtype, results: tuple[torch.dtype, ...]) -> Any:
+    """Return the fake of the op with weights of a type and results of one of some types."""
+
+    def fake(x: torch.Tensor, *args: Any) -> torch.Tensor:
+        _, _, w_packed, w_sums, w_scale, w_zero_point, n, *_, out_dtype = args
+        if x.dtype not in _STORED:
+            raise InputError(f"x must be int8 or uint8, not {x.dtype}")
+        if out_dtype not in results:
+            raise InputError(f"out_dtype must be one of {results}, not {out_dtype}")
+        k, blocks = x.shape[-1], (n + BLOCK - 1) // BLOCK
+        step = GROUP * _CODES_PER_BYTE[stored]
+        expected = (blocks, (k + step - 1) // step, BLOCK, GROUP)
+        if w_packed.dtype != stored or w_packed.shape != expected:
+            raise InputError(f"w_packed {tuple(w_packed.shape)} does not fit n={n}, k={k}")
+        groups = w_scale.shape[1]
+        given = [w_sums, w_scale]
+        if w_zero_point is not None and w_zero_point.numel() != 1:
+            given.append(w_zero_point)
+        if any(t.shape != (blocks, groups, BLOCK) for t in given):
+            raise InputError(f"w_sums, w_scale or w_zero_point do not fit n={n}, {groups} groups")
+        return x.new_empty((*x.shape[:-1], n), dtype=out_dtype)
+
+    return fake

@@ -1,0 +1,83 @@
+"""The layout of weights whose scales change along their inputs, in groups.
+
+The codes have the layout of :mod:`qfuse.kernels.pack4` or :mod:`qfuse.kernels.pack`. What each group
+has besides, ``[N, groups]``, becomes ``[ceil(N / 64), groups, 64]``, padded with zeros: next to the
+block of 64 output features that it belongs to, in the order in which it is read.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from qfuse.ir.errors import InputError
+from qfuse.kernels.pack import BLOCK, pack_weight
+from qfuse.kernels.pack4 import pack_weight4
+
+__all__ = ["PackedGroups", "pack_grouped", "pack_groups"]
+
+
+class PackedGroups(NamedTuple):
+    """A packed weight with what its groups have, in the order of the kernels' arguments.
+
+    Attributes:
+        weight: The codes.
+        sums: Sum of the codes of each group.
+        scale: Scale of each group, float32.
+        zero_point: int8: one for all, or one per group; ``None`` is 0.
+    """
+
+    weight: torch.Tensor
+    sums: torch.Tensor
+    scale: torch.Tensor
+    zero_point: torch.Tensor | None
+
+
+def pack_groups(values: torch.Tensor) -> torch.Tensor:
+    """Pack what each group of each output feature has.
+
+    Args:
+        values: ``[N, groups]`` of any dtype.
+
+    Returns:
+        ``[ceil(N / 64), groups, 64]``, contiguous.
+    """
+    n, groups = values.shape
+    padded = F.pad(values, (0, 0, 0, -n % BLOCK))
+    return padded.reshape(-1, BLOCK, groups).transpose(1, 2).contiguous()
+
+
+def pack_grouped(
+    codes: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None = None
+) -> PackedGroups:
+    """Pack a weight whose scales change along its inputs.
+
+    Args:
+        codes: ``[N, K]``: uint8 from 0 to 15 for weights of four bits, int8 for those of eight.
+        scale: float ``[N, groups]``; ``groups`` divides K.
+        zero_point: ``[N, groups]``, or one element; from -128 to 127. ``None`` is 0.
+
+    Raises:
+        InputError: The tensors do not fit each other.
+    """
+    n, k = codes.shape
+    groups = scale.shape[-1]
+    if scale.shape != (n, groups) or not groups or k % groups:
+        raise InputError(f"scales {tuple(scale.shape)} make no groups of codes [{n}, {k}]")
+    sums = codes.reshape(n, groups, k // groups).sum(2, dtype=torch.int32)
+    packed = pack_weight4(codes) if codes.dtype == torch.uint8 else pack_weight(codes)[0]
+    zero = None if zero_point is None else _packed_zero(zero_point, (n, groups))
+    return PackedGroups(packed, pack_groups(sums), pack_groups(scale.float()), zero)
+
+
+def _packed_zero(zero: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    small = zero.to(torch.int8)
+    if not torch.equal(small.to(zero.dtype), zero):
+        raise InputError("a zero point of a weight is outside of [-128, 127]")
+    if zero.numel() == 1:
+        return small.reshape(1)
+    if zero.shape != shape:
+        raise InputError(f"zero points {tuple(zero.shape)} of a weight with groups {shape}")
+    return pack_groups(small)

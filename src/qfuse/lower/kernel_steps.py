@@ -1,0 +1,246 @@
+"""The steps of a linear and of the op behind it, in the words of qfuse's own kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.ir.casts import cast_source
+from qfuse.ir.epilogue import Act, Add, Cast, Glu, Halves, Mul, Round
+from qfuse.ir.movements import movement_of
+from qfuse.ir.picking import Slice
+from qfuse.ir.program import constant_of
+from qfuse.ir.quant_spec import ZeroPointDomain, dtype_name
+from qfuse.ir.views import dtype_of, has_values, shape_of
+from qfuse.lower.kernel import Refusal
+from qfuse.lower.operands import FLOATS, MOST_EXTRAS, MOST_STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.fx import Node
+
+    from qfuse.ir.epilogue import Step
+    from qfuse.ir.fused_views import Activation
+    from qfuse.ir.quant_spec import QuantSpec
+    from qfuse.ir.views import FusedLinear
+
+__all__ = ["KernelSteps", "TwoHalves", "halves_of"]
+
+_BYTES = (torch.int8, torch.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class TwoHalves:
+    """The halves of the last axis of a value that an op multiplies.
+
+    Attributes:
+        source: The value.
+        gate: The half that the op reads first.
+        up: The other one as the op reads it, perhaps in another type.
+        casts: The types that the other one is cast to, one after the other.
+        order: Which of them comes first in memory.
+        between: Everything between the value and the op.
+    """
+
+    source: Node
+    gate: Node
+    up: Node
+    casts: tuple[torch.dtype, ...]
+    order: Halves
+    between: frozenset[Node]
+
+
+def halves_of(op: Activation) -> TwoHalves | None:
+    """Return the halves of one value that ``op`` multiplies; ``None`` if it does not."""
+    gate = movement_of(op.x)
+    if not isinstance(gate, Slice):
+        return None
+    size = shape_of(gate.source)[-1]
+    if not isinstance(size, int) or size % 2:
+        return None
+    low, high = (0, size // 2), (size // 2, size)
+    others = {low: high, high: low}
+    cut = _cut(op.x, gate.source)
+    for step in op.epilogue.steps:
+        if not isinstance(step, Mul) or cut not in others:
+            continue
+        casts, part = _uncast(op.extras[step.index])
+        if _cut(part, gate.source) == others[cut]:
+            order = Halves.GATE_FIRST if cut == low else Halves.UP_FIRST
+            nodes = {op.x, part, *casts, *op.x.all_input_nodes, *part.all_input_nodes}
+            types = tuple(map(dtype_of, casts))
+            between = frozenset(nodes - {gate.source})
+            return TwoHalves(gate.source, op.x, op.extras[step.index], types, order, between)
+    return None
+
+
+def _uncast(node: Node) -> tuple[list[Node], Node]:
+    """Return the casts that end in ``node``, in their order, and what they cast."""
+    found: list[Node] = []
+    while (source := cast_source(node)) is not None:
+        found.insert(0, node)
+        node = source
+    return found, node
+
+
+def _cut(node: Node, source: Node) -> tuple[int, int] | None:
+    """Return from where to where ``node`` cuts the last axis of ``source``."""
+    cut = movement_of(node)
+    if not isinstance(cut, Slice) or cut.source is not source or cut.step != 1:
+        return None
+    size = shape_of(node)[-1]
+    if cut.axis != len(shape_of(source)) - 1 or cut.start is None or not isinstance(size, int):
+        return None
+    return cut.start, cut.start + size
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSteps:
+    """Steps in the words of the kernels.
+
+    Attributes:
+        text: The words, see :mod:`qfuse.kernels.ops`.
+        extras: The operands that they name by number.
+        halved: Whether halves are multiplied.
+    """
+
+    text: str
+    extras: tuple[Node, ...]
+    halved: bool
+
+    @classmethod
+    def of(
+        cls, linear: FusedLinear, op: Activation, halves: TwoHalves | None
+    ) -> KernelSteps | Refusal:
+        """Write the steps of both, one after the other, or say which one has no word."""
+        writer = _Writer(linear.extras)
+        for step in linear.epilogue.steps:
+            refusal = writer.write(step)
+            if refusal is not None:
+                return refusal
+        writer.continue_with(op, halves)
+        for step in op.epilogue.steps:
+            refusal = writer.write(step)
+            if refusal is not None:
+                return refusal
+        return writer.done()
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Writes steps one after the other.
+
+    Attributes:
+        known: The operands that the steps of now name by number.
+        extras: Those that the kernel will read.
+        words: What is written.
+        count: How many of the words are steps.
+        halves: What is multiplied.
+        multiplied: How often.
+    """
+
+    known: Sequence[Node]
+    extras: list[Node] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+    count: int = 0
+    halves: TwoHalves | None = None
+    multiplied: int = 0
+
+    def continue_with(self, op: Activation, halves: TwoHalves | None) -> None:
+        """Go on with the steps of the op behind."""
+        self.known, self.halves = op.extras, halves
+        if halves is not None:
+            self.words.append(f"halves({halves.order})")
+
+    def write(self, step: Step) -> Refusal | None:
+        """Write one step."""
+        match step:
+            case Cast(dtype):
+                return self._cast(dtype)
+            case Act():
+                self._add(str(step))
+            case Add(index, alpha):
+                self._add(f"add({self._number(index)},{alpha!r})")
+            case Round():
+                return self._round(step)
+            case Mul():
+                return self._mul(step)
+            case Glu(act, order):
+                self.multiplied += 1
+                self._add(str(Glu(act, order)))
+        return None
+
+    def done(self) -> KernelSteps | Refusal:
+        """Return what was written, if kernels take so much."""
+        if self.count > MOST_STEPS or len(self.extras) > MOST_EXTRAS:
+            return Refusal("the two have too many steps")
+        if self.multiplied > 1:
+            return Refusal("halves are multiplied twice")
+        if self.halves is not None and self.halves.up in self.extras:
+            return Refusal("a half is read again behind the product")
+        return KernelSteps("|".join(self.words), tuple(self.extras), self.multiplied == 1)
+
+    def _add(self, word: str) -> None:
+        self.words.append(word)
+        self.count += 1
+
+    def _number(self, index: int) -> int:
+        """Return the number of an operand, which the kernel reads now."""
+        extra = self.known[index]
+        if extra not in self.extras:
+            self.extras.append(extra)
+        return self.extras.index(extra)
+
+    def _mul(self, step: Mul) -> Refusal | None:
+        if self.halves is None or self.known[step.index] is not self.halves.up:
+            if step.rounded is not None:
+                return Refusal("a factor is rounded on the way")
+            self._add(f"mul({self._number(step.index)})")
+            return None
+        self.words.append("up()")
+        refusals = [self._cast(dtype) for dtype in self.halves.casts]
+        if step.rounded is not None:
+            refusals.append(self._round(step.rounded))
+        self.words.append("times()")
+        self.multiplied += 1
+        return next((refusal for refusal in refusals if refusal is not None), None)
+
+    def _cast(self, dtype: torch.dtype) -> Refusal | None:
+        if dtype not in FLOATS:
+            return Refusal(f"it casts to {dtype_name(dtype)} on the way")
+        self._add(str(Cast(dtype)))
+        return None
+
+    def _round(self, step: Round) -> Refusal | None:
+        scale = _number_of(self.known[step.scale])
+        zero = 0.0 if step.zero_point is None else _number_of(self.known[step.zero_point])
+        if scale is None or zero is None or not _is_simple(step.spec):
+            return Refusal("it rounds on the way to stored numbers of another kind")
+        factor = scale.reciprocal().to(torch.float32).item()
+        spec, size = step.spec, scale.to(torch.float32).item()
+        whole = float(zero)
+        self._add(f"round({factor!r},{whole!r},{spec.quant_min},{spec.quant_max},{size!r})")
+        return None
+
+
+def _number_of(node: Node) -> torch.Tensor | None:
+    """Return a constant of one element."""
+    value = constant_of(node)
+    return value if value is not None and value.numel() == 1 and has_values(value) else None
+
+
+def _is_simple(spec: QuantSpec) -> bool:
+    """Whether a trip to stored numbers is what the word ``round`` says, in float32."""
+    math = spec.arithmetic
+    return (
+        spec.dtype in _BYTES
+        and spec.is_plain
+        and spec.domain is not ZeroPointDomain.FLOAT_OFFSET
+        and math.compute is torch.float32
+        and spec.real is torch.float32
+        and math.reciprocal
+        and not math.zero_point_first
+    )

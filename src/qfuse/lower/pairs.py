@@ -1,0 +1,123 @@
+"""A linear and the op of rows that alone reads it, as kernels that run both in one pass see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from qfuse.ir.fused_views import as_activation
+from qfuse.ir.quant_spec import dtype_name
+from qfuse.ir.sizes import is_row_major, same_shape
+from qfuse.ir.views import as_fused_linear, dtype_of, shape_of
+from qfuse.lower.expand import results_of
+from qfuse.lower.kernel import LinearKernel, LinearProblem, Refusal, problem_of
+from qfuse.lower.kernel_steps import KernelSteps, halves_of
+from qfuse.lower.operands import FLOATS
+from qfuse.lower.row_problem import RowProblem, row_problem_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch.fx import Node
+
+    from qfuse.ir.fused_views import Activation
+    from qfuse.ir.program import SymbolRange
+    from qfuse.ir.views import FusedLinear
+    from qfuse.lower.kernel import Claim
+    from qfuse.lower.kernel_steps import TwoHalves
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["Pair", "PairKernel", "pair_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A linear, and the op behind it.
+
+    Attributes:
+        problem: The linear, with the operands that the steps of both read, and with what the op is
+            given to store its result by. Its node is the first result of the op.
+        linear: The linear alone.
+        op: The op behind it.
+        rows: How rows become codes; ``None`` if the result is float.
+        steps: Those of both, in the words of the kernels.
+        halved: Whether the halves of the linear's features are multiplied.
+    """
+
+    problem: LinearProblem
+    linear: FusedLinear
+    op: Activation
+    rows: RowProblem | None
+    steps: str
+    halved: bool
+
+    @property
+    def columns(self) -> int:
+        """Features of the result."""
+        return self.problem.n // 2 if self.halved else self.problem.n
+
+
+@runtime_checkable
+class PairKernel(LinearKernel, Protocol):
+    """A row of the table of linears that also takes the op behind one, whole or not at all."""
+
+    def accepts_pair(self, pair: Pair) -> Claim | Refusal:
+        """Return what it costs to run both, or why it does not."""
+
+    def emit_pair(self, pair: Pair, rw: Rewriter) -> dict[int, Node]:
+        """Add the call; return the results of the op by index."""
+
+
+def pair_of(node: Node, symbols: Mapping[str, SymbolRange]) -> Pair | Refusal | None:
+    """View ``node`` as the op behind a linear; ``None`` if it is no such op.
+
+    The op reads the linear, or the two halves of its features.
+
+    Refuses: a linear that others read, or whose result is stored; steps that no kernel of linears
+    knows; operands that are spread, or that spread the result; results in another order than rows.
+    """
+    op = as_activation(node)
+    if op is None:
+        return None
+    halves = halves_of(op)
+    linear = as_fused_linear(op.x if halves is None else halves.source)
+    if linear is None:
+        return None
+    written = _check_between(linear, op, halves) or KernelSteps.of(linear, op, halves)
+    if isinstance(written, Refusal):
+        return written
+    refusal = _check_shapes(op, [x for x in written.extras if x in op.extras])
+    if refusal is not None:
+        return refusal
+    rows = None if op.output.spec is None else row_problem_of(op, symbols)
+    if isinstance(rows, Refusal):
+        return rows
+    first = results_of(node)[0]
+    both = replace(linear, node=first, extras=written.extras, out_params=op.output.params)
+    problem = problem_of(both, symbols)
+    return Pair(problem, linear, op, rows, written.text, written.halved)
+
+
+def _check_between(linear: FusedLinear, op: Activation, halves: TwoHalves | None) -> Refusal | None:
+    """Refuse what is not only between the two."""
+    if linear.out_params is not None or op.x_params is not None:
+        return Refusal("what is between the two is stored")
+    between = frozenset({linear.node}) if halves is None else halves.between | {linear.node}
+    outside = {user for node in between for user in node.users} - between - {op.node}
+    reads = [node for node in (op.x, *op.extras) if node in between]
+    if outside or len(reads) != (1 if halves is None else 2):
+        return Refusal("others read the linear too, or the op reads it more than once")
+    return None if 0 in results_of(op.node) else Refusal("nobody reads the result")
+
+
+def _check_shapes(op: Activation, extras: Sequence[Node]) -> Refusal | None:
+    """Refuse operands of the op that are not as large as its result, one number for one."""
+    values = op.node.meta["val"]
+    for extra in extras:
+        if dtype_of(extra) not in FLOATS:
+            return Refusal(f"an operand is {dtype_name(dtype_of(extra))}")
+        if not same_shape(shape_of(extra), values[0].shape):
+            return Refusal("an operand is spread over the result, or the result over it")
+    if not all(map(is_row_major, values)):
+        return Refusal("its results lie in memory in another order than rows")
+    return None
