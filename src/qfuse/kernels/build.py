@@ -54,6 +54,7 @@ _PREBUILT = Path(__file__).with_name("prebuilt")
 _FORMAT = 1  # of the cache entries
 _VERSION_SECONDS = 10
 _BUILD_SECONDS = 600
+_SANITIZED_BUILD_SECONDS = 2400  # checks make code many times as long to compile
 
 # No contraction to fused multiply-add: all instruction sets give the same bits. No -march: the
 # library runs on every machine of this architecture and chooses at run time.
@@ -204,7 +205,7 @@ def build(
             return found, False
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder / "lock", timeout=_BUILD_SECONDS):
+        with filelock.FileLock(folder / "lock", timeout=_build_seconds()):
             if not rebuild:
                 found = _cached(folder, key, compiler, level=logging.WARNING)
                 if found is not None:
@@ -338,6 +339,10 @@ def _link_flags() -> list[str]:
     return ["-shared", "-fopenmp", *_sanitizer_flags(), *paths]
 
 
+def _build_seconds() -> int:
+    return _SANITIZED_BUILD_SECONDS if _sanitizer_flags() else _BUILD_SECONDS
+
+
 def _compiler_environment() -> dict[str, str]:
     environment = {**os.environ, "LC_ALL": "C"}
     if _sanitizer_flags():
@@ -349,7 +354,7 @@ def _compiler_environment() -> dict[str, str]:
 def _run(command: list[str]) -> None:
     try:
         subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=_BUILD_SECONDS,
+            command, capture_output=True, text=True, check=True, timeout=_build_seconds(),
             stdin=subprocess.DEVNULL, env=_compiler_environment(),
         )  # fmt: skip
     except subprocess.CalledProcessError as error:
