@@ -19,13 +19,16 @@ from tests.kernels.row_cases import dynamic
 
 from qfuse.kernels import (
     linear_w4a8,
+    linear_w4a16,
     linear_w8a8,
     linear_w8a8_grouped,
     linear_w8a8_quantized,
     linear_w8a8_rows,
     linear_w8a16,
     pack_grouped,
+    pack_groups,
     pack_weight,
+    pack_weight4,
 )
 from qfuse.kernels.row_ops import (
     RowOutput,
@@ -136,6 +139,23 @@ def test_linear_grouped(isa: str, rows: int, groups: int, four: bool) -> None:
         args = (x, torch.rand(rows), torch.randint(-9, 9, (rows,), dtype=torch.int32), *packed)
 
         same_with_guards(op, args, {"out_features": n, "bias": torch.randn(n)})
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_weight_only_in_groups(isa: str, rows: int, dtype: torch.dtype, groups: int) -> None:
+    del isa
+    for n, size in GROUPED:
+        k = groups * size
+        x = wide(torch.randn(rows, k).to(dtype), k % 3)
+        scale, offset = (pack_groups(torch.rand(n, groups)) for _ in range(2))
+        four = pack_weight4(torch.randint(0, 16, (n, k), dtype=torch.uint8))
+        eight, _ = pack_weight(codes((n, k), torch.int8))
+        options = {"out_features": n, "bias": torch.randn(n), "w_offset": offset}
+
+        same_with_guards(linear_w4a16, (x, four, scale), options)
+        same_with_guards(linear_w8a16, (x, eight, scale), options)
 
 
 COLUMNS = (1, 2, 15, 17, 63, 65, 130)
