@@ -78,7 +78,7 @@ def test_fake_results_are_like_real_ones(
         (4, torch.zeros(2, 2, 64, dtype=torch.int32), "3 groups"),
         (6, torch.zeros(2, 2, 64, dtype=torch.int8), "3 groups"),
         (7, 129, "does not fit"),
-        (-1, torch.int8, "out_dtype must be one of"),
+        (-1, torch.int8, "the result must be one of"),
     ],
 )
 def test_fakes_refuse_what_cannot_be(

@@ -1,8 +1,8 @@
 """The layout of weights whose scales change along their inputs, in groups.
 
 The codes have the layout of :mod:`qfuse.kernels.pack4` or :mod:`qfuse.kernels.pack`. What each
-group has besides, ``[N, groups]``, becomes ``[ceil(N / 64), groups, 64]``, padded with zeros: all of
-a block of 64 output features in one piece, in the order in which it is read.
+group has besides, ``[N, groups]``, becomes ``[ceil(N / 64), groups, 64]``, padded with zeros: all
+of a block of 64 output features in one piece, in the order in which it is read.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ def pack_groups(values: torch.Tensor) -> torch.Tensor:
 
 
 def pack_grouped(
-    codes: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None = None
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None = None,
+    *,
+    halves: bool = False,
 ) -> PackedGroups:
     """Pack a weight whose scales change along its inputs.
 
@@ -58,10 +62,30 @@ def pack_grouped(
         codes: ``[N, K]``: uint8 from 0 to 15 for weights of four bits, int8 for those of eight.
         scale: float ``[N, groups]``; ``groups`` divides K.
         zero_point: ``[N, groups]``, or one element; from -128 to 127. ``None`` is 0.
+        halves: The output features are two halves that are multiplied: each begins with a block of
+            its own.
 
     Raises:
         InputError: The tensors do not fit each other.
     """
+    if not halves:
+        return _pack(codes, scale, zero_point)
+    if len(codes) % 2:
+        raise InputError(f"{len(codes)} output features are no two halves")
+    half = len(codes) // 2
+    spread = zero_point is not None and zero_point.numel() > 1
+    parts = [
+        _pack(codes[part], scale[part], zero_point[part] if spread else zero_point)
+        for part in (slice(half), slice(half, None))
+    ]
+    weight, sums, scales = (torch.cat(pair) for pair in list(zip(*parts, strict=True))[:3])
+    zeros = [part.zero_point for part in parts if part.zero_point is not None]
+    return PackedGroups(weight, sums, scales, torch.cat(zeros) if spread else parts[0].zero_point)
+
+
+def _pack(
+    codes: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None
+) -> PackedGroups:
     n, k = codes.shape
     groups = scale.shape[-1]
     if scale.shape != (n, groups) or not groups or k % groups:
