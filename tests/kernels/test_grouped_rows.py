@@ -81,7 +81,7 @@ def halved(shape: tuple[int, ...], h: int, groups: int, **kind: Any) -> Halved:
 @pytest.mark.parametrize("rows", ROWS)
 def test_products_of_halves(isa: str, rows: int, bits: int) -> None:
     del isa
-    sizes = itertools.product((1, 15, 64, 65, 130), ((13, 1), (64, 2), (512, 4)))
+    sizes = itertools.product((1, 15, 64, 65, 130), ((13, 1), (40, 1), (64, 2), (512, 4)))
     for index, (h, (k, groups)) in enumerate(sizes):
         kind = {"weight_zeros": ZEROS[index % 3], "dtype": STORED[index % 2]}
         case = halved((rows, k), h, groups, bits=bits, zero_point=index % 4 > 1, **kind)

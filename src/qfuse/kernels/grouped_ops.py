@@ -285,4 +285,5 @@ def _fake_result(
         given.append(w_zero_point)
     if any(t.shape != (blocks, groups, BLOCK) for t in given):
         raise InputError(f"w_sums, w_scale or w_zero_point do not fit n={n}, {groups} groups")
-    return x.new_empty((*x.shape[:-1], columns), dtype=dtype)
+    result: torch.Tensor = x.new_empty((*x.shape[:-1], columns), dtype=dtype)
+    return result

@@ -7,7 +7,7 @@ of a block of 64 output features in one piece, in the order in which it is read.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,9 @@ import torch.nn.functional as F
 from qfuse.ir.errors import InputError
 from qfuse.kernels.pack import BLOCK, pack_weight
 from qfuse.kernels.pack4 import pack_weight4
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["PackedGroups", "pack_grouped", "pack_groups"]
 
@@ -68,35 +71,30 @@ def pack_grouped(
     Raises:
         InputError: The tensors do not fit each other.
     """
-    if not halves:
-        return _pack(codes, scale, zero_point)
-    if len(codes) % 2:
-        raise InputError(f"{len(codes)} output features are no two halves")
-    half = len(codes) // 2
-    spread = zero_point is not None and zero_point.numel() > 1
-    parts = [
-        _pack(codes[part], scale[part], zero_point[part] if spread else zero_point)
-        for part in (slice(half), slice(half, None))
-    ]
-    weight, sums, scales = (torch.cat(pair) for pair in list(zip(*parts, strict=True))[:3])
-    zeros = [part.zero_point for part in parts if part.zero_point is not None]
-    return PackedGroups(weight, sums, scales, torch.cat(zeros) if spread else parts[0].zero_point)
-
-
-def _pack(
-    codes: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None
-) -> PackedGroups:
     n, k = codes.shape
     groups = scale.shape[-1]
     if scale.shape != (n, groups) or not groups or k % groups:
         raise InputError(f"scales {tuple(scale.shape)} make no groups of codes [{n}, {k}]")
+    if halves and n % 2:
+        raise InputError(f"{n} output features are no two halves")
+
+    def packed(values: torch.Tensor, pack: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        parts = values.chunk(2) if halves else (values,)
+        return torch.cat([pack(part) for part in parts])
+
+    four = codes.dtype == torch.uint8
     sums = codes.reshape(n, groups, k // groups).sum(2, dtype=torch.int32)
-    packed = pack_weight4(codes) if codes.dtype == torch.uint8 else pack_weight(codes)[0]
-    zero = None if zero_point is None else _packed_zero(zero_point, (n, groups))
-    return PackedGroups(packed, pack_groups(sums), pack_groups(scale.float()), zero)
+    zero = None if zero_point is None else _small(zero_point, (n, groups))
+    return PackedGroups(
+        packed(codes, pack_weight4 if four else lambda part: pack_weight(part)[0]),
+        packed(sums, pack_groups),
+        packed(scale.float(), pack_groups),
+        zero if zero is None or zero.dim() == 1 else packed(zero, pack_groups),
+    )
 
 
-def _packed_zero(zero: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+def _small(zero: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """Return zero points as int8: ``[1]``, or of ``shape``."""
     small = zero.to(torch.int8)
     if not torch.equal(small.to(zero.dtype), zero):
         raise InputError("a zero point of a weight is outside of [-128, 127]")
@@ -104,4 +102,4 @@ def _packed_zero(zero: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
         return small.reshape(1)
     if zero.shape != shape:
         raise InputError(f"zero points {tuple(zero.shape)} of a weight with groups {shape}")
-    return pack_groups(small)
+    return small
