@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.kernels.cases import Linear, linear
+from tests.kernels.weight_only_cases import weight_only
 
 from qfuse.kernels import (
     KernelLibrary,
     linear_w8a8,
     linear_w8a8_quantized,
+    linear_w4a16,
     linear_w8a16,
     pack_weight,
 )
@@ -24,13 +27,17 @@ K = 36
 
 
 class Chain(torch.nn.Module):
-    """Two linears with codes between them, a residual around the second, and a weight-only one."""
+    """Two linears with codes between them, a residual around the second, weight-only ones behind."""
 
     w1: torch.Tensor
     s1: torch.Tensor
     w2: torch.Tensor
     s2: torch.Tensor
     scale: torch.Tensor
+    w4: torch.Tensor
+    s4: torch.Tensor
+    z4: torch.Tensor
+    o4: torch.Tensor
 
     def __init__(self, first: Linear, second: Linear) -> None:
         super().__init__()
@@ -39,6 +46,12 @@ class Chain(torch.nn.Module):
             packed, sums = pack_weight(case.weight)
             self.register_buffer(f"w{name}", packed)
             self.register_buffer(f"s{name}", sums)
+        (_, packed, groups), options = weight_only(
+            (1, N + 2), N, 3, zero_point=True, offset=True
+        ).arguments()
+        parts = packed, groups, options["w_zero_point"], options["w_offset"]
+        for name, part in zip(("w4", "s4", "z4", "o4"), parts, strict=True):
+            self.register_buffer(name, part)
         self.register_buffer("scale", torch.tensor([0.05], dtype=torch.float64))
 
     def forward(self, x: torch.Tensor, x_scale: torch.Tensor) -> torch.Tensor:
@@ -53,7 +66,11 @@ class Chain(torch.nn.Module):
             extras=[residual], epilogue="act(hardtanh,-1.0,1e-05)|add(0,0.5)|cast(float32)",
             real=torch.bfloat16, out_dtype=torch.float32,
         )  # fmt: skip
-        return linear_w8a16(y, self.w1, self.first.w_scale, bias=self.first.bias)
+        z = linear_w8a16(y, self.w1, self.first.w_scale, bias=self.first.bias)
+        return linear_w4a16(
+            F.pad(z, (0, 2)), self.w4, self.s4, w_zero_point=self.z4, w_offset=self.o4,
+            out_features=N, epilogue="act(relu)",
+        )  # fmt: skip
 
 
 @pytest.mark.slow

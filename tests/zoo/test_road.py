@@ -59,7 +59,9 @@ def kernels_of(report: qfuse.Report, op: str) -> Counter[str]:
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("name", list(SMALL))
-@pytest.mark.parametrize("recipe", ["w8a8-static", "w8a8-dynamic", "w8a8-dynamic-asym", "w8a16"])
+@pytest.mark.parametrize(
+    "recipe", ["w8a8-static", "w8a8-dynamic", "w8a8-dynamic-asym", "w8a16", "w4a16"]
+)
 def test_every_quantized_linear_runs_on_a_kernel(name: str, recipe: str) -> None:
     model, quantized, fast = compiled(name, recipe, layers=1)
     report = fast.report

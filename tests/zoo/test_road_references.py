@@ -31,7 +31,6 @@ pytestmark = [pytest.mark.zoo, pytest.mark.numeric]
 FLOAT, FUSED, APART = "float", "fused", "apart"
 RECIPES = {
     "w4a8": FUSED,
-    "w4a16": FLOAT,
     "fp8": FLOAT,
     "fp8-dynamic": FUSED,
     "fp8-dynamic-tensor": FUSED,

@@ -184,7 +184,9 @@ at::Tensor parameters_of(const at::Tensor& given, at::ScalarType type, const Wei
               wants_float ? "a float type" : toString(type));
   if (given.dim() == 1 && w.groups == 1) {
     TORCH_CHECK(given.numel() == w.n, what, " has ", given.numel(), " elements, expected ", w.n);
-    return at::constant_pad_nd(given.to(type), {0, w.blocks() * kBlock - w.n}).contiguous();
+    const int64_t padding = w.blocks() * kBlock - w.n;
+    const at::Tensor typed = given.to(type);
+    return (padding == 0 ? typed : at::constant_pad_nd(typed, {0, padding})).contiguous();
   }
   TORCH_CHECK(given.sizes() == at::IntArrayRef(shape), what, " must be ", at::IntArrayRef(shape),
               ", or with one group [", w.n, "], not ", given.sizes());
