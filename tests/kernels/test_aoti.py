@@ -12,9 +12,9 @@ from tests.kernels.weight_only_cases import weight_only
 
 from qfuse.kernels import (
     KernelLibrary,
+    linear_w4a16,
     linear_w8a8,
     linear_w8a8_quantized,
-    linear_w4a16,
     linear_w8a16,
     pack_weight,
 )
