@@ -102,7 +102,9 @@ Rows stream_operand_of(const at::Tensor& x, Real type, const Weight& weight) {
   const float factor = weight.bits == 8 ? kStreamScale : 1.0f;
   auto* floats = type == Real::f32 ? copy.mutable_data_ptr<float>() : nullptr;
   if (type == Real::bf16) {
-    copy_rows<true, at::BFloat16>(rows, 1.0f, copy.mutable_data_ptr<at::BFloat16>(), ld);
+    auto* halves = copy.mutable_data_ptr<at::BFloat16>();
+    (weight.bits == 4 ? copy_rows<true, at::BFloat16, at::BFloat16>
+                      : copy_rows<false, at::BFloat16, at::BFloat16>)(rows, 1.0f, halves, ld);
   } else if (x.scalar_type() == at::kBFloat16) {
     copy_rows<false, at::BFloat16>(rows, factor, floats, ld);
   } else if (x.scalar_type() == at::kHalf) {
@@ -266,7 +268,7 @@ at::Tensor linear(const WeightOnlyLinear& l, int64_t bits) {
   const Path& path = path_for(rows);
   const CodeKernels& kernels = bits == 4 ? path.real->four : path.real->eight;
   if (rows <= kStreamRows) {
-    const Real product = kernels.stream_type(weight.real);
+    const Real product = kernels.stream_type(weight.real, rows);
     stream({path, kernels, weight, stream_operand_of(l.x, product, weight), product}, epilogue);
   } else {
     const Real product = path.real->type_for(weight.real);
