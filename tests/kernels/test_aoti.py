@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.kernels.cases import Linear, linear
+from tests.kernels.row_cases import dynamic
 from tests.kernels.weight_only_cases import weight_only
 
 from qfuse.kernels import (
@@ -15,7 +16,9 @@ from qfuse.kernels import (
     linear_w4a16,
     linear_w8a8,
     linear_w8a8_quantized,
+    linear_w8a8_rows,
     linear_w8a16,
+    pack_halves,
     pack_weight,
 )
 
@@ -27,12 +30,17 @@ K = 36
 
 
 class Chain(torch.nn.Module):
-    """Two linears with codes between them, a residual around the second, weight-only ones behind."""
+    """Two linears with codes between them, a residual around the second, and weight-only ones.
+
+    The first linear is also one whose halves are multiplied, and rows of that choose their scales.
+    """
 
     w1: torch.Tensor
     s1: torch.Tensor
     w2: torch.Tensor
     s2: torch.Tensor
+    w3: torch.Tensor
+    s3: torch.Tensor
     scale: torch.Tensor
     w4: torch.Tensor
     s4: torch.Tensor
@@ -52,9 +60,12 @@ class Chain(torch.nn.Module):
         parts = packed, groups, options["w_zero_point"], options["w_offset"]
         for name, part in zip(("w4", "s4", "z4", "o4"), parts, strict=True):
             self.register_buffer(name, part)
+        packed, sums = pack_halves(first.weight)
+        self.register_buffer("w3", packed)
+        self.register_buffer("s3", sums)
         self.register_buffer("scale", torch.tensor([0.05], dtype=torch.float64))
 
-    def forward(self, x: torch.Tensor, x_scale: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, x_scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
         codes = linear_w8a8_quantized(
             x, x_scale, None, self.w1, self.s1, self.first.w_scale, bias=self.first.bias,
             epilogue="act(gelu)", out_scale=self.scale, out_zero_point=None, quant_min=-128,
@@ -67,10 +78,15 @@ class Chain(torch.nn.Module):
             real=torch.bfloat16, out_dtype=torch.float32,
         )  # fmt: skip
         z = linear_w8a16(y, self.w1, self.first.w_scale, bias=self.first.bias)
-        return linear_w4a16(
+        last = linear_w4a16(
             F.pad(z, (0, 2)), self.w4, self.s4, w_zero_point=self.z4, w_offset=self.o4,
             out_features=N, epilogue="act(relu)",
         )  # fmt: skip
+        chosen, scales, zeros, kept, _ = linear_w8a8_rows(
+            x, x_scale, None, self.w3, self.s3, self.first.w_scale, bias=self.first.bias,
+            epilogue="glu(silu,up-first)", output=dynamic(formula="ao-asymmetric", keep=True),
+        )  # fmt: skip
+        return last, chosen, scales, zeros, kept
 
 
 @pytest.mark.slow
@@ -101,4 +117,4 @@ def test_a_package_gives_the_same(library: KernelLibrary, tmp_path: Path) -> Non
         x = torch.randint(-128, 128, (2, count, K), dtype=torch.int8)
         x_scale = torch.rand(2 * count) * 0.01 + 0.003
 
-        assert torch.equal(packaged(x, x_scale), module(x, x_scale))
+        assert all(map(torch.equal, packaged(x, x_scale), module(x, x_scale)))
