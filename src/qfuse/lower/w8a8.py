@@ -130,7 +130,9 @@ class LinearW8A8:
         rows = pair.rows
         args += [rows.spec.real, *row_output_args(rows)]
         call = rw.call(kernels.linear_w8a8_rows.default, *args)
-        results = results_of(pair.op.node)
+        results = [*results_of(pair.op.node)]
+        if pair.shared:
+            results.append(pair.kept_at)
         return {index: rw.item(call, rows.kernel_result(index)) for index in results}
 
     def _operands(
@@ -258,7 +260,7 @@ def _pair_work(pair: Pair) -> Plan:
     problem, columns, rows = pair.problem, pair.columns, pair.rows
     stored = rows is not None and _is_stored_at_once(pair)
     in_strips = rows is not None and not stored
-    kept = rows is not None and bool(pair.op.output.keep)
+    kept = rows is not None and bool(rows.output.keep)
     bits = 8 if stored else bits_of(float_out(problem.fused))
 
     def linear(count: int) -> Work:
