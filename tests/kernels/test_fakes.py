@@ -59,7 +59,10 @@ def weight_only(shape: tuple[int, ...], dtype: torch.dtype) -> list[Any]:
     case = linear(shape, 70)
     packed, _ = pack_weight(case.weight)
     x, extra = torch.randn(shape).to(dtype), torch.randn(*shape[:-1], 70)
-    return [x, packed, case.w_scale, case.bias, [extra], "add(0,1.0)", torch.float32]
+    return [
+        x, packed, case.w_scale, None, None, 70, case.bias, [extra], "add(0,1.0)", torch.float32,
+        torch.float32,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", [(5, 20), (2, 3, 20), (20,)])
@@ -152,7 +155,7 @@ def test_fakes_refuse_what_cannot_be(
 def test_fakes_refuse_weight_only_arguments(library: KernelLibrary) -> None:
     del library
     op = torch.ops.qfuse.linear_w8a16.default
-    for index, value in ((0, torch.ones(5, 20, dtype=torch.int8)), (6, torch.int8)):
+    for index, value in ((0, torch.ones(5, 20, dtype=torch.int8)), (9, torch.float64), (10, torch.int8)):
         args = weight_only((5, 20), torch.float32)
         args[index] = value
         meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)

@@ -96,6 +96,8 @@ def test_fakes_refuse_what_cannot_be(
 class Chain(torch.nn.Module):
     """Two linears with codes between them, and one of eight bits."""
 
+    scale: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.first = grouped((1, K), N, 3, zero_point=True)

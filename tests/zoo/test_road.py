@@ -61,7 +61,9 @@ def kernels_of(report: qfuse.Report, op: str) -> Counter[str]:
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("name", list(SMALL))
-@pytest.mark.parametrize("recipe", ["w8a8-static", "w8a8-dynamic", "w8a8-dynamic-asym", "w8a16"])
+@pytest.mark.parametrize(
+    "recipe", ["w8a8-static", "w8a8-dynamic", "w8a8-dynamic-asym", "w4a8", "w8a16"]
+)
 def test_every_quantized_linear_runs_on_a_kernel(name: str, recipe: str) -> None:
     model, quantized, fast = compiled(name, recipe, layers=1)
     report = fast.report
@@ -85,7 +87,9 @@ def test_every_quantized_linear_runs_on_a_kernel(name: str, recipe: str) -> None
             assert noise < 1e-3, "30 dB: a few flipped codes, not another function"
 
 
-@pytest.mark.parametrize(("name", "recipe"), [("llama", "w8a8-dynamic"), ("bert", "w8a8-static")])
+@pytest.mark.parametrize(
+    ("name", "recipe"), [("llama", "w8a8-dynamic"), ("llama", "w4a8"), ("bert", "w8a8-static")]
+)
 def test_what_fires_is_a_function_of_depth(name: str, recipe: str) -> None:
     counts = []
     for layers in (1, 2, 3):

@@ -11,7 +11,7 @@ from qfuse.inductor.epilogue import plan_steps
 from qfuse.inductor.joining import Join, Placer, join_vectors, plan_join
 from qfuse.inductor.numbers import Numbers
 from qfuse.inductor.products import as_product, rebuild
-from qfuse.ir.alias import leaves_graph
+from qfuse.ir.alias import leaves_graph, memory_of
 from qfuse.ir.events import Exactness, Fired, MissCode, Missed
 from qfuse.ir.program import place_of
 from qfuse.optimize.restride import restride, rigid_reader
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from qfuse.ir.events import EventLog
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["NAME", "ROOM", "merge_products"]
+__all__ = ["NAME", "ROOM", "combine_products", "merge_products"]
 
 _aten = torch.ops.aten
 ROOM = "inductor"
@@ -77,6 +77,28 @@ def merge_products(module: GraphModule, known: Constants, reason: str, log: Even
         log: What was done and what was not.
     """
     return _Merging(module, known, reason, log).run()
+
+
+def combine_products(
+    module: GraphModule, values: Mapping[Node, torch.Tensor], log: EventLog
+) -> None:
+    """Multiply once where the same is multiplied with the same weight.
+
+    Two that leave the graph stay two: the caller gets memory of its own for each.
+    """
+    editor = GraphEditor(module)
+    numbers = Numbers(module.graph, values)
+    first: dict[int, Node] = {}
+    for node in [n for n in module.graph.nodes if as_product(n) is not None]:
+        known = first.setdefault(numbers.of(node), node)
+        if known is node or (leaves_graph(node) and leaves_graph(known)):
+            continue
+        place, key = place_of(node), f"{ROOM}/combine@{node.name}"
+        rw = editor.rewriter("combine", node)
+        rw.replace(node, known)
+        rw.commit()
+        note = f"the same as %{known.name}"
+        log.add(Fired(ROOM, "combine", key, Exactness.EXACT, (place,), (known.name,), note))
 
 
 class _Merging:
@@ -130,13 +152,9 @@ class _Merging:
             return Miss(MissCode.SHAPE, product.node, product.wrong, progress=2)
         for operand in product.operands:
             if operand not in self._known:
-                root = _root(operand, self._known)
-                text = (
-                    self._reason
-                    if root.op == "placeholder"
-                    else "its weight is computed at run time"
-                )
-                return Miss(MissCode.NOT_CONSTANT, root, text, progress=3)
+                given = memory_of(operand).op == "placeholder" or not self._known.values
+                text = self._reason if given else "its weight is computed at run time"
+                return Miss(MissCode.NOT_CONSTANT, operand, text, progress=3)
         key = tuple(self._numbers.of(node) for node in product.columns.values())
         if weights.setdefault(key, product) is not product:
             text = "a sibling has the same weight, and is the same or has another bias"
@@ -248,13 +266,3 @@ def _leaves(node: Node, known: Constants) -> list[Node]:
             found[one] = None
         waiting += one.all_input_nodes
     return list(found)
-
-
-def _root(node: Node, known: Constants) -> Node:
-    """Return what keeps a value from being constant."""
-    while node.op == "call_function":
-        source = next((n for n in node.all_input_nodes if n not in known), None)
-        if source is None:
-            break
-        node = source
-    return node

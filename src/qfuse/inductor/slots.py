@@ -11,6 +11,8 @@ from qfuse.inductor import _inductor_api as inductor
 from qfuse.inductor.hooks import SLOTS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from qfuse.inductor.hooks import Hooks
     from qfuse.inductor.journal import Journal
 
@@ -49,46 +51,54 @@ class Slots:
     def add(self, hooks: Hooks) -> None:
         """Append passes to what is in the slots."""
         with self._lock:
+            lost = [self._look(slot) for slot in self._slots]
             for slot in self._slots:
-                self._look(slot)
                 if not slot.ours:
                     slot.base = inductor.option(slot.name)
                 slot.ours.append(hooks.slots[slot.name])
                 _put(slot)
+        self._tell(lost)
 
     def remove(self, hooks: Hooks) -> None:
         """Take passes out again; when the last of ours goes, what was there is there again."""
         with self._lock:
+            lost = [self._look(slot) for slot in self._slots]
             for slot in self._slots:
-                self._look(slot)
-                hook = hooks.slots[slot.name]
-                slot.ours.remove(hook)
+                slot.ours.remove(hooks.slots[slot.name])
                 _put(slot)
+        self._tell(lost)
 
     def look(self) -> None:
         """Find out whether somebody overwrote a slot, and say so."""
         with self._lock:
-            for slot in self._slots:
-                self._look(slot)
+            lost = [self._look(slot) for slot in self._slots]
+        self._tell(lost)
 
-    def _look(self, slot: _Slot) -> None:
-        """Find out whether what is in a slot is what was put there.
+    def _look(self, slot: _Slot) -> str:
+        """Find out whether what is in a slot is what was put there; say so if it is not.
 
         What somebody else put there since is theirs: it stays, without what is ours in it.
         """
         now = inductor.option(slot.name)
         if not slot.ours or now is slot.value:
-            return
+            return ""
         passes = inductor.passes_in(now)
-        lost = [hook for hook in slot.ours if not any(hook is other for other in passes)]
+        lost = [hook for hook in _once(slot.ours) if not any(hook is other for other in passes)]
         slot.base = _without(now, slot.ours)
         slot.value = now
-        if lost:
-            text = (
-                f"torch._inductor.config.{slot.name} was overwritten by {_described(now)}, so "
-                "qfuse's passes did not run any more: add to what is in the slot, or set it first"
-            )
+        if not lost:
+            return ""
+        return (
+            f"torch._inductor.config.{slot.name} was overwritten by {_described(now)}, so "
+            "qfuse's passes did not run any more: add to what is in the slot, or set it first"
+        )
+
+    def _tell(self, lost: Sequence[str]) -> None:
+        """Warn, when everything is in order again: a warning may be an error here."""
+        texts = list(filter(None, lost))
+        for text in texts:
             self._journal.note(text)
+        for text in texts:
             warnings.warn(text, UserWarning, stacklevel=4)
 
 
@@ -103,10 +113,15 @@ def composed(base: Any, hook: Any) -> Any:
 
 def _put(slot: _Slot) -> None:
     value = slot.base
-    for hook in slot.ours:
+    for hook in _once(slot.ours):
         value = composed(value, hook)
     slot.value = value
     inductor.set_option(slot.name, value)
+
+
+def _once(ours: Sequence[Any]) -> list[Any]:
+    """Return one of our passes for each thing that they do: to do it twice changes nothing."""
+    return list({hook.hooks.key: hook for hook in reversed(ours)}.values())
 
 
 def _without(value: Any, ours: list[Any]) -> Any:

@@ -1,0 +1,223 @@
+"""Who is merged with whom, and who is not, for which reason."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from tests.inductor.frozen import freeze
+from torch import nn
+
+import qfuse
+from qfuse.ir.events import MissCode
+
+aten = torch.ops.aten
+dynamo: Any = importlib.import_module("torch._dynamo")
+PRODUCTS = (aten.mm.default, aten.addmm.default)
+
+
+def linear(n: int, k: int = 16, *, bias: bool = True) -> nn.Linear:
+    return nn.Linear(k, n, bias=bias)
+
+
+def close(a: Any, b: Any) -> None:
+    torch.testing.assert_close(a, b)
+
+
+class Apart(nn.Module):
+    """Two groups of different inputs share their first weight, which a third reader has too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = linear(8), linear(8), linear(12), linear(4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.sin()
+        return self.a(x), self.b(x), self.d(x), self.a(y), self.c(y), self.c(y).exp()
+
+
+def test_a_weight_that_others_read_is_not_held_twice() -> None:
+    found = freeze(Apart().eval(), torch.randn(3, 16))
+    assert found.report.fired == {"merge-linears": 1}  # b and d
+    assert [miss.code for miss in found.report.closest_misses][:2] == [MissCode.SHARED] * 2
+    close(found.plain, found.merged)
+
+
+class Repeated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = linear(8), linear(8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.a(x).relu(), self.b(x).relu(), self.a(x).sigmoid()
+
+
+def test_a_weight_used_twice_is_multiplied_once() -> None:
+    found = freeze(Repeated().eval(), torch.randn(3, 16))
+    assert found.calls(*PRODUCTS) == 1
+    assert found.report.fired == {"combine": 1, "merge-linears": 1}
+    close(found.plain, found.merged)
+
+
+class OneOther(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = linear(8), linear(4), linear(8)
+        self.other = nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scaled = torch.addmm(self.c.bias, x, self.c.weight.t(), alpha=2)
+        return self.a(x), self.b(x), scaled, x @ (x.t() @ x).sin(), x + 1
+
+
+def test_one_that_differs_does_not_keep_the_others_apart() -> None:
+    found = freeze(OneOther().eval(), torch.randn(3, 16))
+    assert found.report.fired == {"merge-linears": 1}
+    reasons = [(miss.code, miss.reason) for miss in found.report.closest_misses]
+    assert [code for code, _ in reasons] == [MissCode.NOT_CONSTANT, MissCode.DTYPE]
+    assert "computed at run time" in reasons[0][1]
+    assert "differs in alpha" in reasons[1][1]
+    close(found.plain, found.merged)
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = linear(8), linear(8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.a(x), self.b(x), self.a(x)
+
+
+def test_equal_results_that_leave_have_memory_of_their_own() -> None:
+    found = freeze(Twice().eval(), torch.randn(3, 16))
+    first, _, again = found.merged
+    first.zero_()
+    close(again, found.plain[2])
+
+
+class Signs(nn.Module):
+    """Sums of zeros keep their signs where a bias is missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = linear(4), linear(4, bias=False)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.a(x), self.b(x), self.b(-x).signbit()
+
+
+def test_a_missing_bias_keeps_the_sign_of_zero() -> None:
+    found = freeze(Signs().eval(), -torch.rand(3, 16))
+    assert found.report.fired["merge-linears"] == 1
+    assert torch.equal(found.plain[1].signbit(), found.merged[1].signbit())
+    assert torch.equal(found.plain[2], found.merged[2])
+
+
+class Views(nn.Module):
+    """What is done with results: views that a part of a wider one is not, and memory itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = linear(8), linear(8), linear(8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a, b, c = self.a(x), self.b(x), self.c(x)
+        return a.view(-1).sin(), b.as_strided((4,), (2,)).sin(), c.transpose(0, 1), a[:, 2:4]
+
+
+def test_views_of_a_part_are_those_of_the_whole() -> None:
+    found = freeze(Views().eval(), torch.randn(3, 16))
+    assert found.report.fired == {"merge-linears": 1}
+    close(found.plain, found.merged)
+    assert [t.stride() for t in found.plain] == [t.stride() for t in found.merged]
+
+
+class Chain(nn.Module):
+    """A sibling reads what another gave: the order has to hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = linear(16), linear(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = self.a(x).relu()
+        return (self.b(x) * a).relu() + self.b(a)
+
+
+def test_order_holds() -> None:
+    found = freeze(Chain().eval(), torch.randn(3, 16))
+    close(found.plain, found.merged)
+
+
+class Written(nn.Module):
+    """The weight of a sibling is written by the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = linear(8), linear(8), linear(8)
+        self.register_buffer("state", torch.randn(8, 16))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out = self.a(x), self.b(x), nn.functional.linear(x, self.state)
+        self.state.add_(1)
+        return out
+
+
+def test_what_the_model_writes_is_no_constant() -> None:
+    found = freeze(Written().eval(), torch.randn(3, 16))
+    assert found.report.fired == {"merge-linears": 1}
+    (miss,) = found.report.closest_misses
+    assert miss.code is MissCode.NOT_CONSTANT
+    assert "written by the graph" in miss.reason
+
+
+class Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = linear(8), linear(12)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.a(x).relu(), self.b(x).view(x.shape[0], -1, 4, 3)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 16), (1, 1, 16), (7, 3, 16), (2, 0, 16)])
+def test_sizes_that_vary(shape: tuple[int, ...]) -> None:
+    dynamic = min(shape) > 1
+    found = freeze(Rows().eval(), torch.randn(shape), dynamic=dynamic)
+    assert found.report.fired == ({"merge-linears": 1} if found.calls(*PRODUCTS) else {})
+    close(found.plain, found.merged)
+
+
+class Broken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = Rows()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = self.rows(x)
+        dynamo.graph_break()
+        return *first, *self.rows(x.sin())
+
+
+def test_a_graph_break_gives_two_reports() -> None:
+    found = freeze(Broken().eval(), torch.randn(2, 5, 16))
+    assert [report.fired["merge-linears"] for report in found.reports] == [1, 1]
+    close(found.plain, found.merged)
+
+
+def test_training_is_left_alone() -> None:
+    model = Rows()
+    before = len(qfuse.reports())
+    dynamo.reset()
+    compiled = torch.compile(model, options=qfuse.inductor_options())
+    a, b = compiled(torch.randn(2, 5, 16))
+    (a.sum() + b.sum()).backward()
+    assert model.a.weight.grad is not None
+    (report,) = qfuse.reports()[before:]
+    assert not report.fired
+    assert all("gradients" in miss.reason for miss in report.closest_misses)
+    assert report.closest_misses

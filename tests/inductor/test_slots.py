@@ -1,0 +1,168 @@
+"""What is in Inductor's slots before, meanwhile and afterwards."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import qfuse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.fx import Graph
+
+config: Any = importlib.import_module("torch._inductor.config")
+passes: Any = importlib.import_module("torch._inductor.custom_graph_pass")
+
+dynamo: Any = importlib.import_module("torch._dynamo")
+
+SLOT = "joint_custom_post_pass"
+SLOTS = (SLOT, "post_grad_custom_pre_pass")
+
+
+class Theirs(passes.CustomGraphPass):  # type: ignore[misc]
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, _: Graph) -> None:
+        self.seen += 1
+
+    def uuid(self) -> str:
+        return "theirs"
+
+
+def function(graph: Graph) -> None:
+    """Somebody's pass."""
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    before = {slot: getattr(config, slot) for slot in SLOTS}
+    yield
+    with warnings.catch_warnings(action="ignore"):
+        qfuse.uninstall()
+    for slot, value in before.items():
+        setattr(config, slot, value)
+    assert all(getattr(config, slot) is None for slot in SLOTS)
+
+
+def ours(value: object) -> int:
+    found = passes.get_custom_graph_passes(value)
+    return sum(type(one).__module__.startswith("qfuse.") for one in found)
+
+
+@pytest.mark.parametrize("kind", ["nothing", "function", "pass", "list", "tuple", "empty"])
+def test_appended_to_what_is_there_and_taken_out_again(kind: str) -> None:
+    theirs = Theirs()
+    base: Any = {
+        "nothing": None,
+        "function": function,
+        "pass": theirs,
+        "list": [function, theirs],
+        "tuple": (theirs, function),
+        "empty": [],
+    }[kind]
+    setattr(config, SLOT, base)
+    qfuse.install()
+    qfuse.install()
+    now = passes.get_custom_graph_passes(getattr(config, SLOT))
+    assert list(now[:-1]) == list(passes.get_custom_graph_passes(base))
+    assert ours(now[-1]) == ours(now) == 1
+    qfuse.uninstall()
+    assert getattr(config, SLOT) is base
+    qfuse.uninstall()
+
+
+def test_nested_in_any_order() -> None:
+    base = [function]
+    setattr(config, SLOT, base)
+    with warnings.catch_warnings(action="ignore"):
+        outer, inner = qfuse.inductor_passes(), qfuse.inductor_passes()
+        outer.__enter__()
+        inner.__enter__()
+        assert ours(getattr(config, SLOT)) == 1
+        outer.__exit__(None, None, None)
+        assert ours(getattr(config, SLOT)) == 1
+        inner.__exit__(None, None, None)
+    assert getattr(config, SLOT) is base
+    assert base == [function]
+
+
+def test_an_exception_inside_leaves_nothing_behind() -> None:
+    with pytest.raises(AttributeError), qfuse.inductor_passes(freezing=True):
+        config.freezing.there_is_none()
+    assert not config.freezing
+    assert getattr(config, SLOT) is None
+
+
+def test_nothing_compiled_inside_is_a_warning() -> None:
+    with pytest.warns(UserWarning, match="nothing was compiled"), qfuse.inductor_passes():
+        pass
+
+
+def test_somebody_who_overwrites_the_slot_is_named() -> None:
+    qfuse.install()
+    theirs = Theirs()
+    setattr(config, SLOT, theirs)
+    with pytest.warns(UserWarning, match=r"Theirs from .*test_slots"):
+        qfuse.uninstall()
+    assert getattr(config, SLOT) is theirs
+    notes = [note.text for report in qfuse.reports() for note in report.notes]
+    assert any(SLOT in text and "Theirs" in text for text in notes)
+
+
+def test_somebody_who_adds_to_the_slot_stays() -> None:
+    qfuse.install()
+    setattr(config, SLOT, [getattr(config, SLOT), function])
+    qfuse.uninstall()
+    assert getattr(config, SLOT) == [function]
+
+
+def test_options_compose_with_what_the_user_gives() -> None:
+    theirs = Theirs()
+    setattr(config, SLOT, function)
+    options = qfuse.inductor_options(**{"cpp.threads": 1, "max-autotune": False})
+    assert options["cpp.threads"] == 1
+    assert options["max_autotune"] is False
+    assert passes.get_custom_graph_passes(options[SLOT])[0] is function
+    options = qfuse.inductor_options(joint_custom_post_pass=theirs)
+    assert options[SLOT][0] is theirs
+    assert ours(options[SLOT]) == 1
+    assert getattr(config, SLOT) is function
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"max_autotun": True}, "did you mean 'max_autotune'"),
+        ({"joint_custom_post_pass": 3}, "not a pass"),
+        ({"freezing": True}, "too late"),
+    ],
+)
+def test_bad_options_are_errors_that_say_what_to_do(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(qfuse.OptionsError, match=told):
+        qfuse.inductor_options(**given)
+
+
+def test_bad_freezing_is_an_error() -> None:
+    with (
+        pytest.raises(qfuse.OptionsError, match="freezing"),
+        qfuse.inductor_passes(freezing="yes"),  # type: ignore[arg-type]
+    ):
+        pass
+
+
+def test_their_pass_runs_before_ours_and_once() -> None:
+    theirs = Theirs()
+    dynamo.reset()
+    model = nn.Linear(4, 4).eval()
+    options = qfuse.inductor_options(joint_custom_post_pass=theirs, fx_graph_cache=False)
+    with torch.no_grad():
+        torch.compile(model, options=options)(torch.randn(2, 4))
+    assert theirs.seen == 1
