@@ -9,7 +9,7 @@ from qfuse.ir.fused import Keep
 from qfuse.ir.fused_views import as_activation
 from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.sizes import is_row_major, same_shape
-from qfuse.ir.views import as_fused_linear, dtype_of, shape_of
+from qfuse.ir.views import as_fused_linear, dtype_of, shape_of, tensor_of
 from qfuse.lower.expand import results_of
 from qfuse.lower.kernel import LinearKernel, LinearProblem, Refusal, problem_of
 from qfuse.lower.kernel_steps import KernelSteps, halves_of
@@ -129,7 +129,13 @@ def _check_between(linear: FusedLinear, op: Activation, halves: TwoHalves | None
     between = frozenset({linear.node}) if halves is None else halves.between | {linear.node}
     outside = {user for node in between for user in node.users} - between - {op.node}
     reads = [node for node in (op.x, *op.extras) if node in between]
-    keeps = halves is None and op.output.choose is not None and not op.epilogue.steps
+    # What is kept lies in memory as rows do.
+    keeps = (
+        halves is None
+        and op.output.choose is not None
+        and not op.epilogue.steps
+        and is_row_major(tensor_of(linear.node))
+    )
     if (outside and not keeps) or len(reads) != (1 if halves is None else 2):
         return Refusal("others read the linear too, or the op reads it more than once")
     return None if 0 in results_of(op.node) else Refusal("nobody reads the result")
