@@ -84,6 +84,8 @@ class PairCase:
         """The graph of both."""
         b = GraphBuilder()
         linear = self._linear(b)
+        # Before the op, which then has to be computed earlier.
+        outs = [b.call(aten.neg.default, linear)] if self.other == "linear" else []
         x, up = self._halves(b, linear)
         extras = [self._extra(b, index, e, up) for index, e in enumerate(self.extras)]
         given: list[Any] = [None, None]
@@ -94,10 +96,9 @@ class PairCase:
         choose = "" if self.spec is None or self.choose is None else str(self.choose)
         args = (x, None, None, "", self.epilogue, extras, *given, spec, choose, self.keep)
         node = b.call(ops.activation, *args)
-        outs = [b.item(node, index) for index in range(len(node.meta["val"]))]
-        if self.other:
-            read = linear if self.other == "linear" else x
-            outs.append(b.call(aten.neg.default, read))
+        outs += [b.item(node, index) for index in range(len(node.meta["val"]))]
+        if self.other == "half":
+            outs.append(b.call(aten.neg.default, x))
         return b.done(*outs, stage=OptimizedGraph)
 
     def _linear(self, b: GraphBuilder) -> Node:

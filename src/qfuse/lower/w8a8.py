@@ -176,7 +176,9 @@ def call_pair(
         assert fused.out_params is not None, "its parameters are given"
         return {0: rw.call(quantized, *args, *output_args(fused.out_params, rw))}
     call = rw.call(of_rows, *args, rows.spec.real, *row_output_args(rows))
-    results = results_of(pair.op.node)
+    results = [*results_of(pair.op.node)]
+    if pair.shared:
+        results.append(pair.kept_at)
     return {index: rw.item(call, rows.kernel_result(index)) for index in results}
 
 
@@ -299,7 +301,7 @@ def pair_work(pair: Pair, depth: int, weight_bits: int) -> Plan:
     problem, columns, rows = pair.problem, pair.columns, pair.rows
     stored = rows is not None and is_stored_at_once(pair)
     in_strips = rows is not None and not stored
-    kept = rows is not None and bool(pair.op.output.keep)
+    kept = rows is not None and bool(rows.output.keep)
     bits = 8 if stored else bits_of(float_out(problem.fused))
 
     def linear(count: int) -> Work:
