@@ -12,7 +12,14 @@ The ops of a loaded library are ``torch.ops.qfuse.linear_w8a8`` and so on; their
 explained in :mod:`qfuse.kernels.ops` and :mod:`qfuse.kernels.weight_only`.
 """
 
-from qfuse.kernels.build import Compiler, KernelBuildError, find_compiler, kernel_cache
+from qfuse.kernels.build import (
+    Compiler,
+    KernelBuildError,
+    copy_library,
+    describe,
+    find_compiler,
+    kernel_cache,
+)
 from qfuse.kernels.grouped_ops import (
     linear_w4a8,
     linear_w4a8_quantized,
@@ -33,6 +40,8 @@ __all__ = [
     "KernelBuildError",
     "KernelLibrary",
     "PackedGroups",
+    "copy_library",
+    "describe",
     "find_compiler",
     "instruction_set",
     "kernel_cache",
