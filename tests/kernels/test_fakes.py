@@ -155,7 +155,11 @@ def test_fakes_refuse_what_cannot_be(
 def test_fakes_refuse_weight_only_arguments(library: KernelLibrary) -> None:
     del library
     op = torch.ops.qfuse.linear_w8a16.default
-    for index, value in ((0, torch.ones(5, 20, dtype=torch.int8)), (9, torch.float64), (10, torch.int8)):
+    for index, value in (
+        (0, torch.ones(5, 20, dtype=torch.int8)),
+        (9, torch.float64),
+        (10, torch.int8),
+    ):
         args = weight_only((5, 20), torch.float32)
         args[index] = value
         meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
