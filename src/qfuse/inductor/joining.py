@@ -46,7 +46,8 @@ class Join:
         parts: The nodes.
         axis: Along which they are put beside each other; ``None``: they are equal, and one does.
         below: What is joined instead, by the name of the argument of the call that they share.
-        values: The values of the parts, where what reads them has to read a constant already.
+        values: The values of the parts, where what reads them has to read a constant already, or
+            where they are packed by oneDNN.
     """
 
     parts: tuple[Node, ...]
@@ -59,6 +60,8 @@ class Join:
         first = self.parts[0]
         if self.axis is None:
             return place(first)
+        if self.values and self.values[0].is_mkldnn:
+            return _packed_again(self.values, first, rw)
         if self.values:
             made = rw.constant(torch.cat(self.values, self.axis), "joined")
             mark_frozen(constant_value(made))
@@ -94,7 +97,22 @@ def plan_join(
             return Miss(MissCode.NOT_CONSTANT, part, text, progress=3)
     leaves = [known.values.get(part) for part in parts]
     values = tuple(value for value in leaves if value is not None)
+    packed = [value.is_mkldnn for value in values]
+    if any(packed) and not (all(packed) and len(packed) == len(parts) and axis == 1):
+        text = "some of its siblings' weights are packed by oneDNN, and some are not"
+        return Miss(MissCode.NOT_CONSTANT, parts[0], text, progress=3)
+    now = now or any(packed)
     return Join(tuple(parts), axis, None, values if now and len(values) == len(parts) else ())
+
+
+def _packed_again(values: Sequence[torch.Tensor], like: Node, rw: Rewriter) -> Node:
+    """Join int8 weights that oneDNN packed: its layouts give the numbers back, [K, N], exactly."""
+    dense = torch.cat([value.to_dense() for value in values], 1)
+    weight = rw.constant(dense.t().contiguous(), "joined")
+    mark_frozen(constant_value(weight))
+    old, pack = like.meta["val"], torch.ops.onednn.qlinear_prepack.default
+    value = old.new_empty(tuple(dense.shape))
+    return rw.replay(pack, (weight, None), {}, value)
 
 
 def join_vectors(parts: Sequence[Node | int], rw: Rewriter, give: Callable[[Node], Node]) -> Node:
@@ -131,8 +149,10 @@ class Placer:
         limit = self._order[place]
 
         def give(node: Node) -> Node:
-            if self._order.get(node, -1) < limit or node.op != "call_function":
+            if self._order.get(node, -1) < limit:
                 return node
+            if node.op == "get_attr":
+                return rw.constant(self._known.values[node], str(node.target))
             assert node in self._known, f"{node} is needed before it is computed"
             if node not in made:
                 args, kwargs = map_arg((node.args, node.kwargs), give)
