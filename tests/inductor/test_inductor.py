@@ -76,16 +76,16 @@ def test_two_models_from_two_threads() -> None:
     x = torch.randn(3, 16)
 
     def work(index: int) -> None:
-        with torch.no_grad():
+        # Inductor's options hold for one thread.
+        with torch.no_grad(), config.patch(PATCHES), qfuse.inductor_passes():
             results[index] = torch.compile(models[index])(x)
 
     before = len(qfuse.reports())
-    with config.patch(PATCHES), qfuse.inductor_passes():
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     for index, model in enumerate(models):
         torch.testing.assert_close(results[index], model(x))
     fired = [report.fired["merge-linears"] for report in qfuse.reports()[before:]]
