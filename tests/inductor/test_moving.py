@@ -24,7 +24,7 @@ class Movement(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         q = ops.quantize_per_tensor(x.sin(), *PARAMS)
         real = ops.dequantize_per_tensor(q, *PARAMS)
-        outs = []
+        outs: list[torch.Tensor] = []
         for _ in range(2):
             moved = real.view(-1, 4).permute(1, 0)
             stored = ops.quantize_per_tensor(moved, *self.again)

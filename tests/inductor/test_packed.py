@@ -32,7 +32,7 @@ def da8w4() -> Iterator[Any]:
     if has_kernel(op, "CPU"):
         yield op
         return
-    library = torch.library.Library("torchao", "IMPL")
+    library: Any = torch.library.Library("torchao", "IMPL")  # type: ignore[no-untyped-call]
     library.impl("da8w4_linear_cpu", reference, "CPU")
     yield op
     library._destroy()
@@ -159,7 +159,7 @@ def test_weights_packed_by_onednn_are_packed_together() -> None:
         )
         scale, zero = torch.rand(n) / 100, torch.zeros(n, dtype=torch.int32)
         bias = torch.randn(n) if n != 16 else None
-        tail = (bias, 1.0, 0, torch.float32, "none", [], "")
+        tail: tuple[Any, ...] = (bias, 1.0, 0, torch.float32, "none", [], "")
         ops.append([0.02, 100, packed, scale, zero, *tail])
     op = torch.ops.onednn.qlinear_pointwise.default
     module, known = graph_of(op, x, ops)

@@ -21,7 +21,7 @@ from qfuse.ir.views import dtype_of, shape_of
 from qfuse.rewrite.rule import Miss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from torch._ops import OpOverload
 
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from qfuse.inductor.numbers import Numbers
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["Join", "Placer", "join_vectors", "plan_join"]
+__all__ = ["Join", "Placer", "join_vectors", "plan_join", "spelling"]
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
 _CAST = _prims.convert_element_type.default
+_MATRIX = 2
 _CHANNELS = "dequantize_per_channel"
 _TENSOR = "dequantize_per_tensor"
 
@@ -67,12 +68,33 @@ class Join:
             mark_frozen(constant_value(made))
             return made
         if self.below is None:
-            return rw.call(_aten.cat.default, [place(part) for part in self.parts], self.axis)
+            return _beside([place(part) for part in self.parts], self.axis, rw)
         given: dict[str, Any] = dict(arguments(first))
         given |= {name: join.build(rw, place) for name, join in self.below.items()}
         op = overload_of(first)
         assert op is not None, "only calls are joined below"
         return call(op, given, rw)
+
+
+def spelling(part: Node, axis: int, known: Constants, numbers: Numbers) -> Hashable | Miss:
+    """Return what constants have in common that can be joined along ``axis``.
+
+    Whatever freezing computes can be; of what it keeps for its patterns, calls of one op that
+    differ in tensors alone.
+    """
+    if known.folded(part):
+        return "computed"
+    below = _below([part], axis, numbers)
+    if below is None:
+        text = "parts of it would be put together in every call: freezing does not compute it"
+        return Miss(MissCode.NOT_CONSTANT, part, text, progress=3)
+    inner: list[Hashable] = []
+    for name, ((node,), at) in below.items():
+        found = spelling(node, at, known, numbers)
+        if isinstance(found, Miss):
+            return found
+        inner.append((name, found))
+    return (str(part.target), _without_data(part, numbers), *inner)
 
 
 def plan_join(
@@ -91,10 +113,7 @@ def plan_join(
                 return made
             planned[name] = made
         return Join(tuple(parts), axis, planned)
-    for part in parts:
-        if not known.folded(part):
-            text = "parts of it would be put together in every call: freezing does not compute it"
-            return Miss(MissCode.NOT_CONSTANT, part, text, progress=3)
+    assert all(map(known.folded, parts)), "siblings are spelled alike"
     leaves = [known.values.get(part) for part in parts]
     values = tuple(value for value in leaves if value is not None)
     packed = [value.is_mkldnn for value in values]
@@ -103,6 +122,16 @@ def plan_join(
         return Miss(MissCode.NOT_CONSTANT, parts[0], text, progress=3)
     now = now or any(packed)
     return Join(tuple(parts), axis, None, values if now and len(values) == len(parts) else ())
+
+
+def _beside(parts: Sequence[Node], axis: int, rw: Rewriter) -> Node:
+    """Put parts beside each other, in the order of memory that they have."""
+    values = [part.meta["val"] for part in parts]
+    turned = [v.dim() == _MATRIX and v.stride(0) == 1 and v.stride(1) != 1 for v in values]
+    if axis != 1 or not all(turned):
+        return rw.call(_aten.cat.default, list(parts), axis)
+    rows = [rw.call(_aten.permute.default, part, [1, 0]) for part in parts]
+    return rw.call(_aten.permute.default, rw.call(_aten.cat.default, rows), [1, 0])
 
 
 def _packed_again(values: Sequence[torch.Tensor], like: Node, rw: Rewriter) -> Node:
@@ -217,7 +246,7 @@ def _inner(named: Sequence[Mapping[str, Any]], name: str, axis: int) -> Below | 
     return {name: (nodes, axis)} if all(isinstance(node, Node) for node in nodes) else None
 
 
-def _without_data(node: Node, numbers: Numbers) -> object:
+def _without_data(node: Node, numbers: Numbers) -> Hashable:
     """Return the arguments that are no tensors."""
     plain = {k: v for k, v in arguments(node).items() if not isinstance(v, Node)}
     return tuple((k, numbers.frozen(v)) for k, v in sorted(plain.items()))
