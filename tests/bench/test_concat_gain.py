@@ -52,4 +52,4 @@ def test_every_form_is_a_recipe_of_the_zoo() -> None:
     from qfuse.zoo import recipes  # noqa: PLC0415 - brings torchao
 
     names = {recipe for recipe, _ in FORMS.values() if recipe is not None}
-    assert names <= set(recipes.NAMES if hasattr(recipes, "NAMES") else recipes.RECIPES)
+    assert names <= set(recipes.names())

@@ -11,7 +11,8 @@ import torch
 from rich.console import Console
 
 from qfuse.bench.kernel_cells import Cell, Stillness, cold_and_warm
-from qfuse.bench.kernel_families import FAMILIES, OURS, Arithmetic, Kind, Shape
+from qfuse.bench.kernel_contenders import OURS, Arithmetic, Kind, Shape
+from qfuse.bench.kernel_families import FAMILIES
 from qfuse.bench.kernel_limits import Limits
 from qfuse.bench.kernel_results import KernelResults
 from qfuse.bench.kernel_tables import limits_text, show_kernels
@@ -37,9 +38,9 @@ def kernels() -> None:
         pytest.skip(library.reason)
 
 
-def answers(family: str, m: int = 5) -> dict[str, torch.Tensor]:
+def answers(family: str, m: int = 5, k: int = 64) -> dict[str, torch.Tensor]:
     """What the contenders of a family give, each with every copy of its weight."""
-    found = FAMILIES[family].prepare(64, 128, lambda _: 2)(m)
+    found = FAMILIES[family].prepare(k, 128, lambda _: 2)(m)
     for contender in found.values():
         assert contender.copies == 2
         assert torch.equal(contender.run(0), contender.run(1))
@@ -75,10 +76,23 @@ def test_static_contenders_agree(kernels: None, name: str) -> None:
     torch.testing.assert_close(ours.float(), theirs.float(), atol=steps + 1e-3, rtol=1e-2)
 
 
+FOUR_BITS = [name for name in FAMILIES if name.startswith("w4")]
+
+
+@pytest.mark.parametrize("name", FOUR_BITS)
+def test_contenders_of_four_bits_agree(kernels: None, name: str) -> None:
+    del kernels
+    found = answers(name, k=256)
+    theirs = found["linear bf16" if "linear bf16" in found else "linear"].float()
+    error = (found[OURS].float() - theirs).square().mean()
+
+    assert error < 1e-3 * theirs.square().mean()
+
+
 def test_every_family_names_its_contenders(kernels: None) -> None:
     del kernels
     for name, family in FAMILIES.items():
-        found = family.prepare(64, 128, lambda _: 1)(2)
+        found = family.prepare(128, 128, lambda _: 1)(2)
 
         assert tuple(found) == tuple(family.kinds), name
         assert next(iter(found)) == OURS

@@ -150,7 +150,8 @@ class Chain(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         a = self.a(x).relu()
-        return (self.b(x) * a).relu() + self.b(a)
+        gated: torch.Tensor = self.b(x) * a
+        return gated.relu() + self.b(a)
 
 
 def test_order_holds() -> None:

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests.kernels.cases import Linear, linear
+from tests.kernels.row_cases import dynamic
 
 from qfuse.kernels import (
     KernelLibrary,
     linear_w8a8,
     linear_w8a8_quantized,
+    linear_w8a8_rows,
     linear_w8a16,
+    pack_halves,
     pack_weight,
 )
 
@@ -24,12 +27,17 @@ K = 36
 
 
 class Chain(torch.nn.Module):
-    """Two linears with codes between them, a residual around the second, and a weight-only one."""
+    """Two linears with codes between them, a residual around the second, and a weight-only one.
+
+    The first linear is also one whose halves are multiplied, and rows of that choose their scales.
+    """
 
     w1: torch.Tensor
     s1: torch.Tensor
     w2: torch.Tensor
     s2: torch.Tensor
+    w3: torch.Tensor
+    s3: torch.Tensor
     scale: torch.Tensor
 
     def __init__(self, first: Linear, second: Linear) -> None:
@@ -39,9 +47,12 @@ class Chain(torch.nn.Module):
             packed, sums = pack_weight(case.weight)
             self.register_buffer(f"w{name}", packed)
             self.register_buffer(f"s{name}", sums)
+        packed, sums = pack_halves(first.weight)
+        self.register_buffer("w3", packed)
+        self.register_buffer("s3", sums)
         self.register_buffer("scale", torch.tensor([0.05], dtype=torch.float64))
 
-    def forward(self, x: torch.Tensor, x_scale: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, x_scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
         codes = linear_w8a8_quantized(
             x, x_scale, None, self.w1, self.s1, self.first.w_scale, bias=self.first.bias,
             epilogue="act(gelu)", out_scale=self.scale, out_zero_point=None, quant_min=-128,
@@ -53,7 +64,12 @@ class Chain(torch.nn.Module):
             extras=[residual], epilogue="act(hardtanh,-1.0,1e-05)|add(0,0.5)|cast(float32)",
             real=torch.bfloat16, out_dtype=torch.float32,
         )  # fmt: skip
-        return linear_w8a16(y, self.w1, self.first.w_scale, bias=self.first.bias)
+        chosen, scales, zeros, kept, _ = linear_w8a8_rows(
+            x, x_scale, None, self.w3, self.s3, self.first.w_scale, bias=self.first.bias,
+            epilogue="glu(silu,up-first)", output=dynamic(formula="ao-asymmetric", keep=True),
+        )  # fmt: skip
+        last = linear_w8a16(y, self.w1, self.first.w_scale, bias=self.first.bias)
+        return last, chosen, scales, zeros, kept
 
 
 @pytest.mark.slow
@@ -84,4 +100,4 @@ def test_a_package_gives_the_same(library: KernelLibrary, tmp_path: Path) -> Non
         x = torch.randint(-128, 128, (2, count, K), dtype=torch.int8)
         x_scale = torch.rand(2 * count) * 0.01 + 0.003
 
-        assert torch.equal(packaged(x, x_scale), module(x, x_scale))
+        assert all(map(torch.equal, packaged(x, x_scale), module(x, x_scale)))

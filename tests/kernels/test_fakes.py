@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from tests.kernels.cases import REAL, STORED, linear
+from tests.kernels.row_cases import dynamic
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels import linear_w8a8, pack_weight
@@ -41,12 +42,27 @@ def output(dtype: torch.dtype) -> list[Any]:
     return [torch.tensor([0.1]), torch.tensor([1]), low, low + 255, True, False, dtype]
 
 
+def rows() -> tuple[object, ...]:
+    """What ``qfuse::linear_w8a8_rows`` takes besides."""
+    return dynamic(keep=True, zero_point_dtype=torch.int8).arguments()
+
+
+def halved(args: list[Any]) -> list[Any]:
+    """The arguments of a linear whose halves are multiplied."""
+    packed = torch.zeros(2, 5, 64, 4, dtype=torch.int8)
+    epilogue = "add(0,1.0)|glu(silu,up-first)|cast(float32)"
+    return [*args[:3], packed, *args[4:9], epilogue, *args[10:]]
+
+
 def weight_only(shape: tuple[int, ...], dtype: torch.dtype) -> list[Any]:
     """Every argument of ``qfuse::linear_w8a16``."""
     case = linear(shape, 70)
     packed, _ = pack_weight(case.weight)
     x, extra = torch.randn(shape).to(dtype), torch.randn(*shape[:-1], 70)
-    return [x, packed, case.w_scale, case.bias, [extra], "add(0,1.0)", torch.float32]
+    return [
+        x, packed, case.w_scale, None, None, 70, case.bias, [extra], "add(0,1.0)", torch.float32,
+        torch.float32,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", [(5, 20), (2, 3, 20), (20,)])
@@ -60,6 +76,12 @@ def test_opcheck(library: KernelLibrary, shape: tuple[int, ...], *, zero_point: 
     torch.library.opcheck(torch.ops.qfuse.linear_w8a8.default, tuple(args), test_utils=CHECKS)
     torch.library.opcheck(torch.ops.qfuse.linear_w8a8_quantized.default, stored, test_utils=CHECKS)
     torch.library.opcheck(torch.ops.qfuse.linear_w8a16.default, tuple(real), test_utils=CHECKS)
+    torch.library.opcheck(
+        torch.ops.qfuse.linear_w8a8_rows.default, (*args, *rows()), test_utils=CHECKS
+    )
+    torch.library.opcheck(
+        torch.ops.qfuse.linear_w8a8_rows.default, (*halved(args), *rows()), test_utils=CHECKS
+    )
 
 
 @pytest.mark.parametrize("shape", [(5, 20), (2, 3, 20), (20,), (0, 20), (1, 1, 20)])
@@ -71,12 +93,19 @@ def test_fake_results_are_like_real_ones(library: KernelLibrary, shape: tuple[in
         for dtype in STORED
     ]
     calls += [(torch.ops.qfuse.linear_w8a16.default, weight_only(shape, dtype)) for dtype in REAL]
+    calls += [
+        (torch.ops.qfuse.linear_w8a8.default, halved(arguments(shape))),
+        (torch.ops.qfuse.linear_w8a8_rows.default, [*arguments(shape), *rows()]),
+        (torch.ops.qfuse.linear_w8a8_rows.default, [*halved(arguments(shape)), *rows()]),
+    ]
     for op, args in calls:
-        real = op(*args)
-        meta = op(*torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args))
-
-        assert meta.device.type == "meta"
-        assert (meta.shape, meta.dtype, meta.stride()) == (real.shape, real.dtype, real.stride())
+        results = op(*args)
+        fakes = op(*torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args))
+        pairs = zip(*(r if isinstance(r, tuple) else (r,) for r in (results, fakes)), strict=True)
+        for real, meta in pairs:
+            assert meta.device.type == "meta"
+            assert (meta.shape, meta.dtype) == (real.shape, real.dtype)
+            assert meta.stride() == real.stride()
 
 
 def test_sizes_may_be_symbolic(library: KernelLibrary) -> None:
@@ -126,7 +155,7 @@ def test_fakes_refuse_what_cannot_be(
 def test_fakes_refuse_weight_only_arguments(library: KernelLibrary) -> None:
     del library
     op = torch.ops.qfuse.linear_w8a16.default
-    for index, value in ((0, torch.ones(5, 20, dtype=torch.int8)), (6, torch.int8)):
+    for index, value in ((0, torch.ones(5, 20, dtype=torch.int8)), (9, torch.float64), (10, torch.int8)):
         args = weight_only((5, 20), torch.float32)
         args[index] = value
         meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
@@ -142,3 +171,14 @@ def test_fakes_refuse_codes_of_another_type(library: KernelLibrary) -> None:
 
     with pytest.raises(InputError, match="codes must be"):
         torch.ops.qfuse.linear_w8a8_quantized.default(*meta)
+
+
+def test_fakes_refuse_weights_that_are_not_packed_in_halves(library: KernelLibrary) -> None:
+    del library
+    meta = torch.utils._pytree.tree_map_only(
+        torch.Tensor, lambda t: t.to("meta"), halved(arguments((5, 20)))
+    )
+    for index, value in ((3, meta[3][:1]), (4, meta[4][:69])):
+        args = [*meta[:index], value, *meta[index + 1 :]]
+        with pytest.raises(InputError, match=r"does not fit.*in two halves"):
+            torch.ops.qfuse.linear_w8a8.default(*args)

@@ -96,6 +96,8 @@ def test_fakes_refuse_what_cannot_be(
 class Chain(torch.nn.Module):
     """Two linears with codes between them, and one of eight bits."""
 
+    scale: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.first = grouped((1, K), N, 3, zero_point=True)
@@ -109,9 +111,7 @@ class Chain(torch.nn.Module):
     def packed(self, name: str) -> list[torch.Tensor]:
         return [self.get_buffer(f"{name}{index}") for index in range(4)]
 
-    def forward(
-        self, x: torch.Tensor, x_scale: torch.Tensor, x_zero: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, x_scale: torch.Tensor, x_zero: torch.Tensor) -> torch.Tensor:
         codes = linear_w4a8_quantized(
             x, x_scale, x_zero, *self.packed("a"), out_features=N, bias=self.first.bias,
             epilogue="act(gelu)", out_scale=self.scale, out_zero_point=None, quant_min=-128,

@@ -187,7 +187,7 @@ def test_extremes(isa: str, rows: int) -> None:
         ({"x": torch.zeros(3, 12)}, "w_packed must be"),
         ({"x": torch.zeros(())}, "at least one axis"),
         ({"w_scale": torch.ones(65)}, "w_packed must be"),
-        ({"w_scale": torch.ones(5, 1)}, r"w_scale must be \[N\]"),
+        ({"w_scale": torch.ones(5, 1), "out_features": 5}, r"w_scale must be \[1, 1, 64\]"),
         ({"w_scale": torch.ones(5, dtype=torch.int32)}, "w_scale has type Int"),
         ({"bias": torch.ones(4)}, "bias has 4 elements"),
         ({"out_dtype": torch.bfloat16}, "the epilogue gives Float"),

@@ -4,26 +4,48 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from qfuse import kernels
 from qfuse.cost import CostModel, CostProfile
+from qfuse.ir import ops
 from qfuse.ir.events import Lowered
+from qfuse.ir.quant_spec import ZeroPointDomain
 from qfuse.lower import lower
 from qfuse.lower.rows import kernel_rows
 from qfuse.optimize import optimize
 from qfuse.rewrite.clone import clone
 from qfuse.targets import Target
+from qfuse.testing.quant import stored_like
 from qfuse.testing.run import random_inputs, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
+    from torch.fx import Node
 
     from qfuse.ir.program import LoweredGraph, NormalGraph
+    from qfuse.ir.quant_spec import QuantSpec
+    from qfuse.testing.build import GraphBuilder
 
-__all__ = ["NO_KERNELS", "lowered", "pairs", "the_kernel", "why_not"]
+__all__ = ["NO_KERNELS", "dequantized", "lowered", "pairs", "the_kernel", "why_not"]
 
 NO_KERNELS = kernels.KernelLibrary(available=False, reason="switched off by the test")
+
+
+def dequantized(
+    b: GraphBuilder, shape: tuple[int, int], spec: QuantSpec, *, zero_point: bool = False
+) -> Node:
+    """Add a random weight, with random zero points of stored numbers or real offsets."""
+    grid = spec.grid(shape)
+    q = b.const("w", stored_like(spec, *shape))
+    scale = b.const("w_scale", torch.rand(grid) * 0.01 + 1e-3)
+    zero = None
+    if zero_point and spec.domain is ZeroPointDomain.FLOAT_OFFSET:
+        zero = b.const("w_zero", torch.randn(grid) * 0.01)
+    elif zero_point:
+        zero = b.const("w_zero", stored_like(spec, *map(int, grid)).to(torch.int32))
+    return b.call(ops.dequantize, q, scale, zero, str(spec))
 
 
 def lowered(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -10,12 +11,14 @@ from tests.lower.cases import NO_KERNELS, lowered, pairs, the_kernel, why_not
 from qfuse import kernels
 from qfuse.ir import ops
 from qfuse.ir.events import Exactness, Lowered
-from qfuse.ir.program import NormalGraph
 from qfuse.ir.quant_spec import Arithmetic, QuantSpec, ZeroPointDomain
 from qfuse.rewrite.compare import compare
 from qfuse.rewrite.tolerance import SITE
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear, per_tensor, per_token
+
+if TYPE_CHECKING:
+    from qfuse.ir.program import LoweredGraph, NormalGraph
 
 aten = torch.ops.aten
 FOUR, EIGHT = "qfuse.linear_w4a8", "qfuse.linear_w8a8_grouped"
@@ -66,7 +69,7 @@ def weighted(
 @pytest.mark.parametrize("m", [1, 33])
 def test_values_of_groups(block: tuple[int | None, int], m: int) -> None:
     assert right(weighted(int4(block)), m=m) == FOUR
-    whole = block[1] == 64  # noqa: PLR2004 - all input features
+    whole = block[1] == 64
     expected = "qfuse.linear_w8a8" if whole and block[0] == 1 else EIGHT
     assert right(weighted(int8(block)), m=m) == expected
 
@@ -113,9 +116,7 @@ def test_numbers_that_fit_four_bits_are_four_bits_whatever_their_range() -> None
 @pytest.mark.parametrize("rank", [1, 2, 4])
 @pytest.mark.parametrize("asymmetric", [False, True])
 @pytest.mark.parametrize("real", [torch.float32, torch.bfloat16])
-def test_one_scale_per_row_at_every_rank(
-    rank: int, asymmetric: bool, real: torch.dtype
-) -> None:
+def test_one_scale_per_row_at_every_rank(rank: int, asymmetric: bool, real: torch.dtype) -> None:
     b = GraphBuilder()
     shape = [3, 1, 2][: rank - 1]
     x = b.arg("x", real, *shape, 64)
@@ -203,7 +204,7 @@ FOUR_REFUSES = [
 ]
 
 
-@pytest.mark.parametrize(("weight", "reason"), FOUR_REFUSES, ids=lambda v: str(v))
+@pytest.mark.parametrize(("weight", "reason"), FOUR_REFUSES, ids=str)
 def test_refuses_weights_that_it_would_get_wrong(weight: QuantSpec, reason: str) -> None:
     stored = torch.randint(-8, 8, (40, 64)).to(weight.dtype)
     if "apart" in reason:
@@ -220,7 +221,7 @@ def test_refuses_a_zero_point_that_eight_bits_do_not_hold(value: int) -> None:
     zero[5, 1] = value
     low = lowered(weighted(int4(), zero=zero))
 
-    assert the_kernel(low) == "expand" or value == 120  # noqa: PLR2004 - a byte, with eight bits
+    assert the_kernel(low) == "expand" or value == 120
     assert "a zero point too far from its numbers" in why_not(low, FOUR)
 
 
@@ -279,9 +280,9 @@ def test_refuses_sums_that_32_bits_cannot_hold(k: int, taken: bool) -> None:
         assert "could overflow its sums" in why_not(low, FOUR)
 
 
-def the_losers(low: object) -> tuple[tuple[str, str], ...]:
+def the_losers(low: LoweredGraph) -> tuple[tuple[str, str], ...]:
     """Who did not take the only linear, and why."""
-    (event,) = low.log.of(Lowered)  # type: ignore[attr-defined]
+    (event,) = low.log.of(Lowered)
     return event.losers
 
 

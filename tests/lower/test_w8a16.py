@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.lower.cases import NO_KERNELS, lowered, pairs, the_kernel, why_not
+from tests.lower.cases import NO_KERNELS, dequantized, lowered, pairs, the_kernel, why_not
 
 from qfuse import kernels
 from qfuse.ir import ops
 from qfuse.ir.events import Exactness
-from qfuse.ir.quant_spec import Arithmetic
+from qfuse.ir.quant_spec import Arithmetic, QuantSpec, ZeroPointDomain
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import compare
 from qfuse.rewrite.tolerance import SITE
@@ -63,26 +63,68 @@ def test_refuses_a_quantized_activation() -> None:
     assert why_not(low, NAME) == "the activation is quantized"
 
 
-def test_refuses_groups_and_other_storage() -> None:
-    for weight, reason in (
-        (per_channel().with_block((1, 32)), "blocks of 1x32"),
-        (per_channel(dtype=torch.uint8), "stored as torch.uint8"),
-    ):
-        b = GraphBuilder()
-        x = b.arg("x", torch.float32, 2, 64)
-        low = lowered(b.done(QuantizedLinear(b, 48, 64, weight=weight).linear(x)))
-        assert reason in why_not(low, NAME)
-
-
-def test_refuses_a_zero_point() -> None:
+@pytest.mark.numeric
+@pytest.mark.parametrize("rows", [1, 4, 5, 33])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("block", [(1, 32), (1, None), (None, None), (16, 8), (1, 1000)])
+@pytest.mark.parametrize("zero_point", [False, True])
+def test_values_in_groups(
+    block: tuple[int | None, ...], dtype: torch.dtype, zero_point: bool, rows: int
+) -> None:
     b = GraphBuilder()
-    x = b.arg("x", torch.float32, 2, 64)
-    q = b.const("q", torch.ones(48, 64, dtype=torch.int8))
-    scale, zero = b.const("s", torch.rand(48, 1)), b.const("z", torch.ones(48, 1).to(torch.int8))
-    weight = b.call(ops.dequantize, q, scale, zero, str(per_channel()))
+    x = b.arg("x", torch.float32, rows, 96)
+    spec = per_tensor(2, dtype).with_block(block)
+    weight = dequantized(b, (70, 96), spec, zero_point=zero_point)
+    program = b.done(b.call(aten.linear.default, x, weight))
+    low = lowered(program)
+
+    assert the_kernel(low) == NAME
+    for new, old in pairs(program, low):
+        assert compare(new, old, None, Exactness.ROUNDING, SITE).wrong is None
+
+
+def test_the_graph_has_one_call() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.bfloat16, "m", 64)
+    spec = per_channel(real=torch.bfloat16).with_block((1, 32))
+    weight = dequantized(b, (48, 64), spec, zero_point=True)
     low = lowered(b.done(b.call(aten.linear.default, x, weight)))
 
-    assert why_not(low, NAME) == "the weight has a zero point"
+    (call,) = (n for n in low.graph.nodes if n.op == "call_function")
+    assert call.target is torch.ops.qfuse.linear_w8a16.default
+    shapes = [tuple(low.module.get_buffer(n.target).shape) for n in call.args[1:4]]
+    assert shapes == [(1, 16, 64, 4), (1, 2, 64), (1, 2, 64)]
+    assert call.args[4:] == (None, 48, None, None, "", torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "reason"),
+    [
+        (per_channel().with_block((1, 12)), (48, 60), "blocks of 1x12: groups must be whole"),
+        (per_channel().with_block((1, 32)), (48, 80), "blocks of 1x32: groups must be whole"),
+        (per_channel(dtype=torch.int16), (48, 64), "stored as torch.int16"),
+        (per_channel(dtype=torch.float8_e4m3fn, domain=ZeroPointDomain.NONE), (48, 64), "float8"),
+        (per_channel(arithmetic=Arithmetic(torch.float64)), (48, 64), "dequantized in float64"),
+        (per_channel(real=torch.float64), (48, 64), "computes in torch.float64"),
+    ],
+)
+def test_refuses_weights(spec: QuantSpec, shape: tuple[int, int], reason: str) -> None:
+    b = GraphBuilder()
+    x = b.arg("x", spec.real, 2, shape[1])
+    weight = dequantized(b, shape, spec)
+    low = lowered(b.done(b.call(aten.linear.default, x, weight)))
+
+    assert reason in why_not(low, NAME)
+
+
+def test_refuses_a_weight_that_is_computed() -> None:
+    b = GraphBuilder()
+    x, scale = b.arg("x", torch.float32, 2, 64), b.arg("s", torch.float32, 48, 2)
+    q = b.const("q", torch.ones(48, 64, dtype=torch.int8))
+    weight = b.call(ops.dequantize, q, scale, None, str(per_channel().with_block((1, 32))))
+    low = lowered(b.done(b.call(aten.linear.default, x, weight)))
+
+    assert why_not(low, NAME) == "the weight or its parameters are computed at run time"
 
 
 def test_refuses_when_there_is_no_library() -> None:
@@ -93,8 +135,8 @@ def test_refuses_when_there_is_no_library() -> None:
     assert why_not(low, NAME) == "switched off by the test"
 
 
-@pytest.mark.parametrize("value", [1, 2**32])
-def test_refuses_a_zero_point_of_whatever_size(value: int) -> None:
+@pytest.mark.parametrize("value", [200, 2**32, -(2**40)])
+def test_refuses_a_zero_point_that_is_no_byte(value: int) -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.float32, 2, 64)
     zero = b.const("zero", torch.full((48, 1), value))
@@ -102,7 +144,7 @@ def test_refuses_a_zero_point_of_whatever_size(value: int) -> None:
     w = b.call(ops.dequantize, q, b.const("s", torch.rand(48, 1)), zero, str(per_channel()))
     low = lowered(b.done(b.call(aten.linear.default, x, w)))
 
-    assert "a zero point" in why_not(low, NAME)
+    assert "a zero point outside of [-128, 127]" in why_not(low, NAME)
 
 
 @pytest.mark.numeric

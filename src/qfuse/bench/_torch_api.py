@@ -13,6 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
+from qfuse.zoo._torchao_api import quiet_imports
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "compile_frozen",
     "float_leaves",
+    "has_cpu_kernel",
     "map_floats",
     "propagate",
     "register_decomposed",
@@ -45,6 +48,16 @@ def map_floats(tree: Any, dtype: torch.dtype) -> Any:
         return leaf.to(dtype) if floating else leaf
 
     return pytree.tree_map(cast, tree)
+
+
+def has_cpu_kernel(name: str) -> bool:
+    """Whether an op such as ``namespace::op`` is registered with a kernel for CPUs.
+
+    An op of torchao has a schema even where its library of kernels was not built.
+    """
+    with quiet_imports():
+        importlib.import_module("torchao.ops")
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"))
 
 
 def register_peer_patterns() -> None:

@@ -32,6 +32,10 @@ SANE_SQNR = 10.0
 was quantized."""
 
 _SLACK = 6.0  # dB below the quantized model itself: twice its noise
+# Four bits for weights that are drawn at random leave less than a sane signal, however right the
+# arithmetic is: then a contender may be so much worse, and no nearer to garbage than this.
+_FAINT_SLACK = 3.0
+_FAINTEST = 3.0
 _BUILDERS = 2  # compiling is mostly work of one thread
 
 
@@ -217,7 +221,9 @@ class Contest:
         """Return the least SQNR in dB that is believed."""
         like = self._entries.get(self._entrants[name].like or "")
         own = None if like is None else like.sqnr
-        return SANE_SQNR if own is None else max(SANE_SQNR, own - _SLACK)
+        if own is None:
+            return SANE_SQNR
+        return max(min(SANE_SQNR, own - _FAINT_SLACK), own - _SLACK, _FAINTEST)
 
     def _judge(self, name: str) -> None:
         assert self._truth is not None, "contenders enter before they are judged"

@@ -9,8 +9,8 @@ import torch
 
 from qfuse import zoo
 from qfuse.api import compile as qfuse_compile
-from qfuse.bench import _torch_api
-from qfuse.bench.peers import Contender, Engine
+from qfuse.bench import _torch_api, onnx_peer, openvino_peer
+from qfuse.bench.peers import CALIBRATION_SEEDS, Contender, Engine
 from qfuse.bench.worker import Subject
 from qfuse.inductor import inductor_options
 from qfuse.options import Options
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from qfuse.bench.worker import Inputs
 
 __all__ = ["build"]
-
-_CALIBRATION_SEEDS = range(101, 105)  # none of them is the seed of inputs that are measured
 
 
 def build(arguments: Mapping[str, Any], example: Inputs) -> Subject:
@@ -43,6 +41,10 @@ def build(arguments: Mapping[str, Any], example: Inputs) -> Subject:
             return _inductor(contender)
         case Engine.QFUSE:
             return _qfuse(contender, example)
+        case Engine.OPENVINO:
+            return openvino_peer.build(contender)
+        case Engine.ONNX_RUNTIME:
+            return onnx_peer.build(contender)
 
 
 def _eager(contender: Contender) -> Subject:
@@ -65,7 +67,14 @@ def _qfuse(contender: Contender, example: Inputs) -> Subject:
     prepare = _prepare(contender)
     args, kwargs = prepare(example)
     options = Options(without=contender.without)
-    fast = qfuse_compile(model, args, kwargs, dynamic_shapes=dynamic_shapes, options=options)
+    fast = qfuse_compile(
+        model,
+        args,
+        kwargs,
+        dynamic_shapes=dynamic_shapes,
+        options=options,
+        float_dtype=torch.bfloat16 if contender.narrowed else None,
+    )
     return Subject(fast, prepare, facts, fast.report)
 
 
@@ -77,9 +86,15 @@ def _model(contender: Contender) -> tuple[nn.Module, dict[str, Any], Any]:
     recipe = contender.zoo_recipe
     if recipe is None:
         return built.module, {}, shapes
-    calibration = [built.inputs(seed) for seed in _CALIBRATION_SEEDS]
+    calibration = [built.inputs(seed) for seed in CALIBRATION_SEEDS]
     quantized = recipes.quantize(
-        built.module, recipe, built.args, built.kwargs, shapes, calibration
+        built.module,
+        recipe,
+        built.args,
+        built.kwargs,
+        shapes,
+        calibration,
+        group_size=contender.group_size,
     )
     notes = [str(note) for note in quantized.notes]
     return quantized.model, {"layers": quantized.layers, "notes": notes}, shapes

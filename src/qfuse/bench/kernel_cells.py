@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from qfuse.bench.kernel_families import FAMILIES, OURS, Shape
+from qfuse.bench.kernel_contenders import OURS, Shape
+from qfuse.bench.kernel_families import FAMILIES
 from qfuse.bench.measure import Series, compare, measure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from qfuse.bench.kernel_families import Contender, Family
+    from qfuse.bench.kernel_contenders import Contender, Family
     from qfuse.bench.kernel_limits import Limits, Reader
     from qfuse.bench.measure import Timeable
     from qfuse.bench.stats import Ratio

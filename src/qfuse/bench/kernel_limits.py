@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from qfuse.bench.kernel_families import FAMILIES, Arithmetic, Kind, Shape
+from qfuse.bench.kernel_contenders import Arithmetic, Kind, Shape
+from qfuse.bench.kernel_families import FAMILIES
 from qfuse.bench.measure import measure
 
 if TYPE_CHECKING:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from qfuse.bench.kernel_families import FAMILIES, OURS
+from qfuse.bench.kernel_contenders import OURS
+from qfuse.bench.kernel_families import FAMILIES
 from qfuse.bench.kernel_targets import Judgement, judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from qfuse.bench.kernel_cells import Cell
-    from qfuse.bench.kernel_families import Shape
+    from qfuse.bench.kernel_contenders import Shape
     from qfuse.bench.kernel_limits import Limits
     from qfuse.bench.machine import Setting
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from qfuse.bench import words
 from qfuse.bench.kernel_cells import MOST_STREAMED_ROWS, READ
-from qfuse.bench.kernel_families import OURS, Shape
+from qfuse.bench.kernel_contenders import OURS, Shape
 from qfuse.bench.stats import mean_ratio
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from rich.console import Console
 
 from qfuse.bench.command import options_of
 from qfuse.bench.kernel_cells import Cell, Plan, Stillness, cold_and_warm
-from qfuse.bench.kernel_families import FAMILIES, Shape
+from qfuse.bench.kernel_contenders import Shape
+from qfuse.bench.kernel_families import FAMILIES
 from qfuse.bench.kernel_limits import measure_limits
 from qfuse.bench.kernel_results import KernelResults
 from qfuse.bench.kernel_tables import limits_text, show_kernels

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 
     from qfuse.bench.worker import Inputs
 
-__all__ = ["CASES", "RECIPES", "Case", "example_inputs", "pick"]
+__all__ = [
+    "CASES",
+    "GROUP_SIZES",
+    "RECIPES",
+    "USUAL_RECIPES",
+    "Case",
+    "example_inputs",
+    "pick",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +50,18 @@ CASES: Mapping[str, Case] = MappingProxyType(
         case.name: case
         for case in (
             Case("minilm", "minilm", "6 layers, 16 sentences x 64 tokens", {"batch": 16}),
-            Case("llama", "llama", "4 layers, hidden 1024, prompt of 256 tokens"),
-            Case("llama-token", "llama", "4 layers, hidden 1024, one token", {"seq": 1}),
+            Case(
+                "llama-prefill",
+                "llama",
+                "4 layers, hidden 1024, 16 heads over 8, prompt of 256 tokens",
+            ),
+            Case(
+                "llama-decode",
+                "llama-decode",
+                "the same, one token, key-value cache of 256",
+                seeds=(0,),
+            ),
+            Case("llama-token", "llama", "the same, one token, no cache", {"seq": 1}),
             Case("bert", "bert", "4 layers, hidden 768, 4 x 128 tokens"),
             Case("vit", "vit", "4 layers, hidden 768, 1 x 224 x 224 pixels"),
         )
@@ -52,9 +70,27 @@ CASES: Mapping[str, Case] = MappingProxyType(
 """By name, in the order of the tables."""
 
 RECIPES: Mapping[str, str] = MappingProxyType(
-    {"static": "w8a8-static", "dynamic": "w8a8-dynamic", "weight-only": "w8a16"}
+    {
+        "static": "w8a8-static",
+        "dynamic": "w8a8-dynamic",
+        "weight-only": "w8a16",
+        "w4a8": "w4a8",
+        "w4a8-g64": "w4a8",
+        "w4a8-g128": "w4a8",
+        "w4a16": "w4a16",
+        "w4a16-g64": "w4a16",
+        "w4a16-g128": "w4a16",
+    }
 )
 """What the tables call a recipe, and the zoo's name for it."""
+
+GROUP_SIZES: Mapping[str, int] = MappingProxyType(
+    {name: int(name.rpartition("-g")[2]) for name in RECIPES if "-g" in name}
+)
+"""Weights per scale, where it is not the recipe's default."""
+
+USUAL_RECIPES = tuple(name for name in RECIPES if name not in GROUP_SIZES)
+"""What is measured unless somebody says otherwise."""
 
 
 def example_inputs(case: Case, seeds: Sequence[int]) -> list[Inputs]:

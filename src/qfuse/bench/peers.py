@@ -7,21 +7,27 @@ inductor             ``torch.compile`` with freezing and without gradients, for 
 inductor-tuned       the same with ``max_autotune``: Inductor's own templates for matrix products
 inductor-qfuse       as inductor, with :func:`qfuse.inductor_options`
 qfuse                :func:`qfuse.compile`
+openvino             :mod:`qfuse.bench.openvino_peer`
+onnxruntime          :mod:`qfuse.bench.onnx_peer`
 ===================  ==============================================================================
 
 ``bf16`` is a model whose weights were cast before it was quantized, so everything that is not
 quantized is computed in bf16. A model quantized through PT2E is a graph of float32 operators;
-there bf16 is the same graph under autocast, as torchao documents it.
+there bf16 is the same graph under autocast, as torchao documents it; or, for qfuse, the float32
+graph with ``float_dtype=torch.bfloat16``, if the contender is ``narrowed``.
 
 Another peer is one more engine here and one more builder in :mod:`qfuse.bench.engines`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
+from qfuse.bench._torch_api import has_cpu_kernel
 from qfuse.bench.contest import Entrant
 from qfuse.ir.errors import OptionsError
 
@@ -29,17 +35,27 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
+    "CALIBRATION_SEEDS",
     "FACTORY",
     "Contender",
     "Engine",
     "FloatType",
     "eager_model",
     "float_peers",
+    "kernels_lacking",
+    "missing",
     "quantized_pair",
 ]
 
 FACTORY = "qfuse.bench.engines:build"
 """What makes a contender in a worker."""
+
+CALIBRATION_SEEDS = range(101, 105)
+"""Seeds of calibration inputs, the same for all; none of them is the seed of measured inputs."""
+
+_PACKAGES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"openvino": ("openvino", "nncf"), "onnxruntime": ("onnxruntime", "onnx", "onnxscript")}
+)
 
 # Recipes that go through PT2E, and what each is called under bf16 autocast.
 _PT2E_UNDER_BF16 = {"w8a8-static": "w8a8-static-bf16"}
@@ -54,6 +70,8 @@ class Engine(StrEnum):
     INDUCTOR_TUNED = "inductor-tuned"
     INDUCTOR_QFUSE = "inductor-qfuse"
     QFUSE = "qfuse"
+    OPENVINO = "openvino"
+    ONNX_RUNTIME = "onnxruntime"
 
 
 class FloatType(StrEnum):
@@ -75,6 +93,8 @@ class Contender:
         recipe: How it is quantized; ``None`` for the float model.
         dynamic: Quantize and compile for all sizes of the inputs that the model allows.
         without: What qfuse has to do without: see :class:`qfuse.Options`.
+        group_size: Weights per scale, where the recipe has groups; ``None`` for its default.
+        narrowed: The model is one of float32, and qfuse runs what is not quantized in bf16.
     """
 
     engine: Engine
@@ -84,17 +104,23 @@ class Contender:
     recipe: str | None = None
     dynamic: bool = False
     without: tuple[str, ...] = ()
+    group_size: int | None = None
+    narrowed: bool = False
 
     @property
     def name(self) -> str:
         """How tables call it: ``inductor bf16 w8a8-dynamic``."""
-        less = f"without {len(self.without)}" if self.without else None
-        return " ".join(filter(None, (self.engine, self.float_type, self.recipe, less)))
+        more = (
+            f"g{self.group_size}" if self.group_size else None,
+            "narrowed" if self.narrowed else None,
+            f"without {len(self.without)}" if self.without else None,
+        )
+        return " ".join(filter(None, (self.engine, self.float_type, self.recipe, *more)))
 
     @property
     def zoo_recipe(self) -> str | None:
         """The zoo's recipe for this float type."""
-        if self.recipe in _PT2E and self.float_type is FloatType.BF16:
+        if self.recipe in _PT2E and self.float_type is FloatType.BF16 and not self.narrowed:
             if self.recipe not in _PT2E_UNDER_BF16:
                 raise OptionsError(
                     f"recipe {self.recipe!r} has no bf16 form", fix="measure it at f32 only"
@@ -105,6 +131,8 @@ class Contender:
     @property
     def casts_weights(self) -> bool:
         """Whether bf16 means weights and inputs in bf16, and not autocast."""
+        if self.narrowed:
+            return False
         return self.float_type is FloatType.BF16 and self.recipe not in _PT2E
 
     def entrant(self, like: str | None = None, *, timed: bool = True) -> Entrant:
@@ -124,6 +152,22 @@ class Contender:
         return cls(engine=engine, float_type=float_type, without=without, **given)
 
 
+def missing(engine: Engine) -> str | None:
+    """Return what to do so that an engine can take part, or ``None`` if it can."""
+    lacks = [name for name in _PACKAGES.get(engine, ()) if importlib.util.find_spec(name) is None]
+    return f"not installed: pip install {' '.join(lacks)}" if lacks else None
+
+
+def kernels_lacking() -> dict[str, str]:
+    """Return the roads of torchao that cannot run here for want of a kernel, and why."""
+    roads = {"torchao da8w4": "torchao::da8w4_linear_cpu"}
+    return {
+        road: f"this build of torchao has no CPU kernel {op}"
+        for road, op in roads.items()
+        if not has_cpu_kernel(op)
+    }
+
+
 def float_peers(model: str, sizes: Mapping[str, int]) -> list[Contender]:
     """Return what a float model is worth without and with ``torch.compile``."""
     peers = (
@@ -138,7 +182,12 @@ def float_peers(model: str, sizes: Mapping[str, int]) -> list[Contender]:
 
 
 def eager_model(
-    model: str, sizes: Mapping[str, int], recipe: str, *, dynamic: bool = False
+    model: str,
+    sizes: Mapping[str, int],
+    recipe: str,
+    *,
+    dynamic: bool = False,
+    group_size: int | None = None,
 ) -> Contender:
     """Return the quantized model as it is, which shows what quantizing alone does to answers."""
     return Contender(
@@ -148,10 +197,11 @@ def eager_model(
         sizes=sizes,
         recipe=recipe,
         dynamic=dynamic,
+        group_size=group_size,
     )
 
 
-def quantized_pair(
+def quantized_pair(  # noqa: PLR0913 - a model, how it is quantized, and who runs it
     model: str,
     sizes: Mapping[str, int],
     recipe: str,
@@ -159,6 +209,7 @@ def quantized_pair(
     *,
     dynamic: bool = False,
     tuned: bool = False,
+    group_size: int | None = None,
 ) -> list[Contender]:
     """Return the engines that run one quantized model at one float type.
 
@@ -169,6 +220,7 @@ def quantized_pair(
         float_type: What is not quantized is computed in this.
         dynamic: Let qfuse compile for all sizes; Inductor always gets fixed ones, its best case.
         tuned: Add Inductor with ``max_autotune``.
+        group_size: Weights per scale; ``None`` for the recipe's default.
     """
     engines = [Engine.INDUCTOR, *([Engine.INDUCTOR_TUNED] if tuned else []), Engine.QFUSE]
     return [
@@ -179,6 +231,7 @@ def quantized_pair(
             sizes=sizes,
             recipe=recipe,
             dynamic=dynamic and engine is Engine.QFUSE,
+            group_size=group_size,
         )
         for engine in engines
     ]

@@ -51,6 +51,7 @@ CASES: Mapping[str, Case] = {
 """By name."""
 
 _SECTION = "phase-gain"
+_USUAL_RECIPES = ("static", "dynamic", "weight-only")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ class GainOptions:
 
     Attributes:
         cases: Names out of :data:`CASES`; none is all.
-        recipes: Names out of :data:`qfuse.bench.models.RECIPES`; none is all.
+        recipes: Names out of :data:`qfuse.bench.models.RECIPES`; none is those with int8 weights.
         rounds: Interleaved rounds per case and recipe.
         threads: OpenMP threads of every process; 0 takes torch's default.
         patience: Seconds to wait, per case and recipe, for other programs to leave the cores.
@@ -71,7 +72,7 @@ class GainOptions:
         default=(), metadata={"help": f"what to measure, out of {', '.join(CASES)} [all]"}
     )
     recipes: tuple[str, ...] = field(
-        default=(), metadata={"help": f"how to quantize, out of {', '.join(RECIPES)} [all]"}
+        default=(), metadata={"help": f"how to quantize, out of {', '.join(RECIPES)} [int8]"}
     )
     rounds: int = field(default=21, metadata={"help": "interleaved rounds per case and recipe"})
     threads: int = field(default=0, metadata={"help": "threads; 0 takes torch's default"})
@@ -174,7 +175,7 @@ def run_phase_gain(options: GainOptions, console: Console | None = None) -> Gain
             fix=f"ask for {LEAST_ROUNDS} rounds or more, and 0 threads or more",
         )
     cases = [CASES[name] for name in pick(options.cases, CASES, "case")]
-    recipes = pick(options.recipes, RECIPES, "recipe")
+    recipes = pick(options.recipes or _USUAL_RECIPES, RECIPES, "recipe")
     threads = options.threads or torch.get_num_threads()
     setting = Setting.here(threads)
     gains: list[Gain] = []

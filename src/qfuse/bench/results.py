@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from qfuse.bench.machine import Setting
     from qfuse.bench.stats import Ratio
 
-__all__ = ["Match", "Pair", "Results", "pairs_of"]
+__all__ = ["Match", "Pair", "Results", "entry_values", "pairs_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Results:
                     "what": match.what,
                     "recipe": match.recipe,
                     "others": match.others,
-                    "entries": [_entry(entry) for entry in match.entries.values()],
+                    "entries": [entry_values(entry) for entry in match.entries.values()],
                     "pairs": [_pair(pair) for pair in match.pairs],
                 }
                 for match in self.matches
@@ -196,7 +196,8 @@ def _ratio(above: Entry, below: Entry) -> Ratio | None:
     return compare(above.time, below.time)
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
+def entry_values(entry: Entry) -> dict[str, Any]:
+    """Return what was seen of one contender, as JSON values."""
     values = asdict(entry)
     if entry.series is not None:
         values["median"], values["p10"] = entry.series.median, entry.series.p10

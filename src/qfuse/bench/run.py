@@ -11,9 +11,17 @@ import torch
 from rich.console import Console
 
 from qfuse.bench.contest import Contest
+from qfuse.bench.goal_run import GoalRun, run_goals
 from qfuse.bench.machine import Bystanders, Setting, prepare_machine
 from qfuse.bench.measure import LEAST_ROUNDS
-from qfuse.bench.models import CASES, RECIPES, example_inputs, pick
+from qfuse.bench.models import (
+    CASES,
+    GROUP_SIZES,
+    RECIPES,
+    USUAL_RECIPES,
+    example_inputs,
+    pick,
+)
 from qfuse.bench.page import write_section
 from qfuse.bench.peers import FloatType, eager_model, float_peers, quantized_pair
 from qfuse.bench.process import WorkerError
@@ -42,11 +50,13 @@ class BenchOptions:
 
     Attributes:
         models: Names out of :data:`qfuse.bench.models.CASES`; none is all.
-        recipes: Names out of :data:`qfuse.bench.models.RECIPES`; none is all.
+        recipes: Names out of :data:`qfuse.bench.models.RECIPES`; none is those without a group
+            size in their names.
         rounds: Interleaved rounds per model and recipe.
         threads: OpenMP threads of every contender; 0 takes torch's default.
         patience: Seconds to wait, per model and recipe, for other programs to leave the cores.
         quick: One model and one recipe.
+        goals: Only what :data:`qfuse.bench.goals.CELLS` asks for, with what came of it.
         tuned: Add Inductor with ``max_autotune``, which takes minutes to compile.
         json: Where to write everything that was measured.
         page: A page with a section to write the tables into.
@@ -56,7 +66,10 @@ class BenchOptions:
         default=(), metadata={"help": f"what to measure, out of {', '.join(CASES)} [all]"}
     )
     recipes: tuple[str, ...] = field(
-        default=(), metadata={"help": f"how to quantize, out of {', '.join(RECIPES)} [all]"}
+        default=(),
+        metadata={
+            "help": f"how to quantize, out of {', '.join(RECIPES)} [{', '.join(USUAL_RECIPES)}]"
+        },
     )
     rounds: int = field(default=21, metadata={"help": "interleaved rounds per model and recipe"})
     threads: int = field(
@@ -67,6 +80,9 @@ class BenchOptions:
         metadata={"help": "seconds to wait, per model and recipe, for other programs to be quiet"},
     )
     quick: bool = field(default=False, metadata={"help": "one model and one recipe only"})
+    goals: bool = field(
+        default=False, metadata={"help": "only the goals, against every engine (15 minutes)"}
+    )
     tuned: bool = field(
         default=False, metadata={"help": "add Inductor with max_autotune (compiles for minutes)"}
     )
@@ -78,7 +94,7 @@ class BenchOptions:
     )
 
 
-def run_bench(options: BenchOptions, console: Console | None = None) -> Results:
+def run_bench(options: BenchOptions, console: Console | None = None) -> None:
     """Measure, show a table, and write what was asked for.
 
     Raises:
@@ -87,6 +103,23 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> Results:
     console = console or Console()
     plan = _Plan.of(options)
     setting = Setting.here(plan.threads)
+    if options.goals:
+        run = GoalRun(
+            setting=setting,
+            rounds=plan.rounds,
+            patience=plan.patience,
+            models=options.models,
+            json=options.json,
+            page=options.page,
+        )
+        run_goals(run, console)
+    else:
+        _run_models(options, plan, setting, console)
+    if options.page is not None:
+        console.print(f"the tables are in {options.page}", highlight=False)
+
+
+def _run_models(options: BenchOptions, plan: _Plan, setting: Setting, console: Console) -> None:
     matches: list[Match] = []
     skipped: dict[str, str] = {}
     with watching(console, plan.steps) as watch:
@@ -103,9 +136,6 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> Results:
     results = Results(setting, plan.rounds, tuple(matches), skipped)
     show(results, console)
     _write(results, options)
-    if options.page is not None:
-        console.print(f"the tables are in {options.page}", highlight=False)
-    return results
 
 
 def _write(results: Results, options: BenchOptions) -> None:
@@ -129,7 +159,7 @@ class _Plan:
     @classmethod
     def of(cls, options: BenchOptions) -> _Plan:
         models = options.models or (_QUICK_MODELS if options.quick else ())
-        recipes = options.recipes or (_QUICK_RECIPES if options.quick else ())
+        recipes = options.recipes or (_QUICK_RECIPES if options.quick else USUAL_RECIPES)
         if options.rounds < LEAST_ROUNDS:
             raise OptionsError(
                 f"{options.rounds} rounds are too few", fix=f"ask for {LEAST_ROUNDS} or more"
@@ -149,7 +179,14 @@ class _Plan:
         return float_peers(case.model, case.sizes)
 
     def quantized(self, case: Case, recipe: str, kind: FloatType) -> list[Contender]:
-        return quantized_pair(case.model, case.sizes, RECIPES[recipe], kind, tuned=self.tuned)
+        return quantized_pair(
+            case.model,
+            case.sizes,
+            RECIPES[recipe],
+            kind,
+            tuned=self.tuned,
+            group_size=GROUP_SIZES.get(recipe),
+        )
 
     @property
     def steps(self) -> int:
@@ -175,7 +212,8 @@ def _measure_case(case: Case, plan: _Plan, watch: Watch) -> Iterator[Match]:
 def _measure_recipe(
     case: Case, recipe: str, plan: _Plan, contest: Contest, floats: list[Contender]
 ) -> Match:
-    eager = eager_model(case.model, case.sizes, RECIPES[recipe])
+    group_size = GROUP_SIZES.get(recipe)
+    eager = eager_model(case.model, case.sizes, RECIPES[recipe], group_size=group_size)
     quantized = [c for kind in FloatType for c in plan.quantized(case, recipe, kind)]
     contest.enter([eager.entrant(timed=False), *(c.entrant(eager.name) for c in quantized)])
     bystanders = Bystanders()

@@ -1,8 +1,8 @@
 """Linears of stored activations whose weights have scales in groups along K, and their fakes.
 
-``linear_w4a8`` takes weights of four bits, codes 0 to 15; ``linear_w8a8_grouped`` takes int8. A group
-is K / groups input features: a multiple of 8 for four bits and of 4 for eight, at most 32768, or the
-whole of K, of any size then. With ``x`` of shape ``[..., K]`` and the weight ``[N, K]``:
+``linear_w4a8`` takes weights of four bits, codes 0 to 15; ``linear_w8a8_grouped`` takes int8. A
+group is K / groups input features: a multiple of 8 for four bits and of 4 for eight, or the whole of
+K, of any size then; at most 32768. With ``x`` of shape ``[..., K]`` and the weight ``[N, K]``:
 
 1. For each group ``g``, ``sum_g = sum over its k of (x - x_zero_point) * (w - w_zero_point_g)``,
    exact in int32.
@@ -51,7 +51,7 @@ _STORED = (torch.int8, torch.uint8)
 _CODES_PER_BYTE = {torch.uint8: 2, torch.int8: 1}
 
 
-def linear_w4a8(  # noqa: PLR0913 - the schema's arguments
+def linear_w4a8(  # noqa: PLR0913, PLR0917 - the schema's arguments
     x: torch.Tensor,
     x_scale: torch.Tensor,
     x_zero_point: torch.Tensor | None,
@@ -98,7 +98,7 @@ def linear_w4a8(  # noqa: PLR0913 - the schema's arguments
     return result
 
 
-def linear_w8a8_grouped(  # noqa: PLR0913 - the schema's arguments
+def linear_w8a8_grouped(  # noqa: PLR0913, PLR0917 - the schema's arguments
     x: torch.Tensor,
     x_scale: torch.Tensor,
     x_zero_point: torch.Tensor | None,

@@ -1,8 +1,8 @@
 """The layout of weights whose scales change along their inputs, in groups.
 
-The codes have the layout of :mod:`qfuse.kernels.pack4` or :mod:`qfuse.kernels.pack`. What each group
-has besides, ``[N, groups]``, becomes ``[ceil(N / 64), groups, 64]``, padded with zeros: next to the
-block of 64 output features that it belongs to, in the order in which it is read.
+The codes have the layout of :mod:`qfuse.kernels.pack4` or :mod:`qfuse.kernels.pack`. What each
+group has besides, ``[N, groups]``, becomes ``[ceil(N / 64), groups, 64]``, padded with zeros: all of
+a block of 64 output features in one piece, in the order in which it is read.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def _is_simple(spec: QuantSpec) -> bool:
         and spec.is_plain
         and spec.domain is not ZeroPointDomain.FLOAT_OFFSET
         and math.compute is torch.float32
-        and spec.real is torch.float32
+        and spec.real in FLOATS
         and math.reciprocal
         and not math.zero_point_first
     )

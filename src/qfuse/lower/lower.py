@@ -22,6 +22,7 @@ from qfuse.lower.leftovers import reason_to_stay
 from qfuse.lower.pair_lowering import PairLowering
 from qfuse.lower.row_lowering import lower_rows
 from qfuse.lower.table import Choice, choose
+from qfuse.lower.workbench import Workbench
 from qfuse.rewrite.driver import Context
 from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.rewrite.settle import settle
@@ -96,16 +97,14 @@ class _Lowering:
             if is_call(node, ops.quantize, ops.dequantize, ops.requantize):
                 reason = reason_to_stay(node)
                 self._program.log.add(Left(self._context.room, place_of(node), reason))
-        program, editor, context = self._program, self._editor, self._context
+        bench = Workbench(self._program, self._target, self._cost, self._editor, self._context)
         # First, since a linear alone is no half of a pair any more.
-        apart = PairLowering(
-            program, self._kernels, self._rows, self._target, self._cost, editor, context
-        ).run()
-        for node in list(program.graph.nodes):
+        apart = PairLowering(bench, self._kernels, self._rows).run()
+        for node in list(self._program.graph.nodes):
             fused = as_fused_linear(node)
             if fused is not None:
                 self._lower_linear(fused)
-        lower_rows(program, self._rows, self._target, self._cost, editor, context, apart)
+        lower_rows(bench, self._rows, apart)
         lower_int_products(self._program, self._target, self._editor, self._context)
         # Last, since kernels read scales and zero points that are still canonical.
         for node in list(self._program.graph.nodes):

@@ -23,14 +23,10 @@ if TYPE_CHECKING:
 
     from torch.fx import Node
 
-    from qfuse.cost.model import CostModel
-    from qfuse.ir.program import StageGraph
     from qfuse.lower.kernel import LinearKernel
     from qfuse.lower.pairs import Pair
     from qfuse.lower.row_problem import RowKernel
-    from qfuse.rewrite.driver import Context
-    from qfuse.rewrite.rewriter import GraphEditor
-    from qfuse.targets.target import Target
+    from qfuse.lower.workbench import Workbench
 
 __all__ = ["PairLowering"]
 
@@ -49,28 +45,20 @@ class PairLowering:
     """Replaces pairs by the kernels that run them in one pass.
 
     Attributes:
-        program: The graph.
+        bench: The graph, and what it is lowered with.
         kernels: Those of linears; some of them take pairs.
         rows: Those of the op behind, alone.
-        target: Where it will run.
-        cost: Prices one kernel against two.
-        editor: Edits the graph.
-        context: Permissions and proof.
     """
 
-    program: StageGraph
+    bench: Workbench
     kernels: Sequence[LinearKernel]
     rows: Sequence[RowKernel]
-    target: Target
-    cost: CostModel
-    editor: GraphEditor
-    context: Context
 
     def run(self) -> dict[Node, Losers]:
         """Lower all pairs; return why the other ops stay apart from the linear in front of them."""
         apart: dict[Node, Losers] = {}
-        for node in list(self.program.graph.nodes):
-            pair = pair_of(node, self.program.signature.symbols)
+        for node in list(self.bench.program.graph.nodes):
+            pair = pair_of(node, self.bench.symbols)
             if pair is None:
                 continue
             reasons = (
@@ -87,12 +75,12 @@ class PairLowering:
         offer = self._offer(pair)
         if not isinstance(offer, _Offer):
             return offer
-        key = f"{self.context.room}/lower-pair@{pair.op.node.name}"
-        if not self.context.gate.allows(key):
+        key = f"{self.bench.context.room}/lower-pair@{pair.op.node.name}"
+        if not self.bench.context.gate.allows(key):
             return ((_one(offer.kernel), "it is not permitted"),)
         place = place_of(pair.linear.node)
         event = Lowered(
-            self.context.room,
+            self.bench.context.room,
             place,
             offer.kernel.name,
             _describe(pair),
@@ -100,13 +88,15 @@ class PairLowering:
             offer.losers,
             "the linear and what is behind it are one pass",
         )
-        rw = self.editor.rewriter("lower-pair", pair.op.node)
+        rw = self.bench.editor.rewriter("lower-pair", pair.op.node)
         made = offer.kernel.emit_pair(pair, rw)
         for index, result in results_of(pair.op.node).items():
             rw.replace(result, made[index])
-        if not settle(rw, self.context, self.program.log, key, Exactness.ROUNDING, place):
+        if not settle(
+            rw, self.bench.context, self.bench.program.log, key, Exactness.ROUNDING, place
+        ):
             return ((_one(offer.kernel), "it was rolled back here"),)
-        self.program.log.add(event)
+        self.bench.program.log.add(event)
         return None
 
     def _offer(self, pair: Pair) -> _Offer | Losers:
@@ -116,11 +106,11 @@ class PairLowering:
         for kernel in self.kernels:
             if not isinstance(kernel, PairKernel):
                 continue
-            answer = kernel.supported(self.target) or kernel.accepts_pair(pair)
+            answer = kernel.supported(self.bench.target) or kernel.accepts_pair(pair)
             if isinstance(answer, Refusal):
                 losers.append((_one(kernel), answer.reason))
             else:
-                offers.append((self.cost.seconds(answer.work), kernel))
+                offers.append((self.bench.cost.seconds(answer.work), kernel))
         if not offers:
             return tuple(losers)
         seconds, best = min(offers, key=lambda offer: offer[0])
@@ -134,13 +124,11 @@ class PairLowering:
 
     def _seconds_of_two(self, pair: Pair) -> float | None:
         """Predict the linear and the op behind it, each by itself; ``None`` without a kernel."""
-        problem = problem_of(pair.linear, self.program.signature.symbols)
-        linear = choose(problem, self.kernels, self.target, self.cost)
+        problem = problem_of(pair.linear, self.bench.symbols)
+        linear = choose(problem, self.kernels, self.bench.target, self.bench.cost)
         if linear.seconds is None:
             return None
-        return linear.seconds + seconds_of_rows(
-            pair.op, self.rows, self.program, self.target, self.cost
-        )
+        return linear.seconds + seconds_of_rows(pair.op, self.rows, self.bench)
 
 
 def _one(kernel: PairKernel) -> str:

@@ -1,4 +1,4 @@
-"""A linear and the op of rows that alone reads it, as kernels that run both in one pass see them."""
+"""A linear and the op of rows that alone reads it, as kernels see them that run both."""
 
 from __future__ import annotations
 

@@ -21,12 +21,8 @@ if TYPE_CHECKING:
 
     from torch.fx import Node
 
-    from qfuse.cost.model import CostModel
-    from qfuse.ir.program import StageGraph
     from qfuse.lower.row_problem import RowKernel, RowOp
-    from qfuse.rewrite.driver import Context
-    from qfuse.rewrite.rewriter import GraphEditor
-    from qfuse.targets.target import Target
+    from qfuse.lower.workbench import Workbench
 
 __all__ = ["lower_rows", "seconds_of_rows"]
 
@@ -34,12 +30,8 @@ Offer = tuple["RowKernel", RowProblem, float]
 
 
 def lower_rows(
-    program: StageGraph,
+    bench: Workbench,
     kernels: Sequence[RowKernel],
-    target: Target,
-    cost: CostModel,
-    editor: GraphEditor,
-    context: Context,
     apart: Mapping[Node, tuple[tuple[str, str], ...]],
 ) -> None:
     """Replace the fused ops that a kernel takes and runs faster; say of the others why not.
@@ -50,90 +42,73 @@ def lower_rows(
     once for every statistic, but are no call of their own: on few rows they are faster.
     """
     by_op = {kernel.op: kernel for kernel in kernels}
-    for node in list(program.graph.nodes):
+    for node in list(bench.program.graph.nodes):
         op = as_fused_norm(node) or as_activation(node)
         if op is None:
             continue
         kernel = by_op.get(type(op))
-        answer = _offer(op, kernel, program, target, cost)
-        key = f"{context.room}/lower-rows@{node.name}"
+        answer = _offer(op, kernel, bench)
+        key = f"{bench.context.room}/lower-rows@{node.name}"
         if not isinstance(answer, Refusal):
-            if not context.gate.allows(key):
+            if not bench.context.gate.allows(key):
                 answer = Refusal("it is not permitted")
             else:
-                event = _emit(answer, key, program, editor, context, apart.get(node, ()))
+                event = _emit(answer, key, bench, apart.get(node, ()))
                 if event is not None:
-                    program.log.add(event)
+                    bench.program.log.add(event)
                     continue
                 answer = Refusal("it was rolled back here")
         losers = () if kernel is None else ((kernel.name, answer.reason),)
         losers = (*losers, *apart.get(node, ()))
         why = "it compiles to loops with what is around it"
         event = Lowered(
-            context.room, place_of(node), "expand", _describe(op), losers=losers, why=why
+            bench.context.room, place_of(node), "expand", _describe(op), losers=losers, why=why
         )
-        program.log.add(event)
+        bench.program.log.add(event)
 
 
-def _offer(
-    op: RowOp,
-    kernel: RowKernel | None,
-    program: StageGraph,
-    target: Target,
-    cost: CostModel,
-) -> Offer | Refusal:
+def _offer(op: RowOp, kernel: RowKernel | None, bench: Workbench) -> Offer | Refusal:
     """Return the kernel with its price, if it takes the op and pays."""
     if kernel is None:
         return Refusal("there is no kernel of this op")
-    problem = row_problem_of(op, program.signature.symbols)
+    problem = row_problem_of(op, bench.symbols)
     if isinstance(problem, Refusal):
         return problem
-    answer = kernel.supported(target) or kernel.accepts(problem)
+    answer = kernel.supported(bench.target) or kernel.accepts(problem)
     if isinstance(answer, Refusal):
         return answer
-    mine, theirs = cost.seconds(problem.once()), cost.seconds(problem.passes(answer))
+    mine, theirs = bench.cost.seconds(problem.once()), bench.cost.seconds(problem.passes(answer))
     if mine < theirs:
         return kernel, problem, mine
     return Refusal(f"predicted {seconds_text(mine)}, compiled loops {seconds_text(theirs)}")
 
 
-def seconds_of_rows(
-    op: RowOp,
-    kernels: Sequence[RowKernel],
-    program: StageGraph,
-    target: Target,
-    cost: CostModel,
-) -> float:
+def seconds_of_rows(op: RowOp, kernels: Sequence[RowKernel], bench: Workbench) -> float:
     """Predict an op alone: on a kernel, or in a compiler's loops if they are faster."""
-    problem = row_problem_of(op, program.signature.symbols)
+    problem = row_problem_of(op, bench.symbols)
     if isinstance(problem, Refusal):
-        return cost.seconds(loops_of(op, program.signature.symbols))
+        return bench.cost.seconds(loops_of(op, bench.symbols))
     kernel = next((row for row in kernels if row.op is type(op)), None)
-    answer = _offer(op, kernel, program, target, cost)
+    answer = _offer(op, kernel, bench)
     if not isinstance(answer, Refusal):
         return answer[2]
-    return cost.seconds(problem.passes(1 if op.output.choose is None else 2))
+    return bench.cost.seconds(problem.passes(1 if op.output.choose is None else 2))
 
 
 def _emit(
-    offer: Offer,
-    key: str,
-    program: StageGraph,
-    editor: GraphEditor,
-    context: Context,
-    losers: tuple[tuple[str, str], ...],
+    offer: Offer, key: str, bench: Workbench, losers: tuple[tuple[str, str], ...]
 ) -> Lowered | None:
     """Replace the op by the kernel; return the event, or ``None`` if that did not hold."""
     kernel, problem, seconds = offer
     node = problem.op.node
     place, what = place_of(node), _describe(problem.op)
-    rw = editor.rewriter("lower-rows", node)
+    rw = bench.editor.rewriter("lower-rows", node)
     call = kernel.emit(problem, rw)
     for index, result in results_of(node).items():
         rw.replace(result, rw.item(call, problem.kernel_result(index)))
-    if not settle(rw, context, program.log, key, Exactness.ROUNDING, place):
+    if not settle(rw, bench.context, bench.program.log, key, Exactness.ROUNDING, place):
         return None
-    return Lowered(context.room, place, kernel.name, what, seconds, losers)
+    return Lowered(bench.context.room, place, kernel.name, what, seconds, losers)
 
 
 def _describe(op: RowOp) -> str:

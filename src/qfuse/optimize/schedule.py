@@ -17,6 +17,7 @@ from qfuse.optimize.fuse_activation import FuseActivation
 from qfuse.optimize.fuse_activation_quantize import FuseActivationQuantize
 from qfuse.optimize.fuse_add import FuseAdd
 from qfuse.optimize.fuse_cast import FuseCast
+from qfuse.optimize.fuse_gate import FuseGate
 from qfuse.optimize.fuse_linear import FuseLinear
 from qfuse.optimize.fuse_norm_quantize import FuseNormQuantize
 from qfuse.optimize.fuse_output_quantize import FuseOutputQuantize
@@ -203,6 +204,8 @@ def optimize(
         # A dequantize that a fused linear has taken in is free to move for its other readers.
         if not move(program, context):
             break
+    # After all that quantizes a product in the pass that computes it; what is left stays float.
+    apply_rules(program, [FuseGate()], context)
     # What an op was moved in front of, it reads anew: the constants are one again.
     Combine().run(program, context)
     # When no quantization is left that might cross the copies that repeat heads; before narrowing,

@@ -8,49 +8,91 @@ namespace {
 
 constexpr int64_t kColumnVectors = qfuse::kBlock / kLanes;
 
+// Which zero points there are besides one for all weights: known before the loops.
+template <bool X, bool W>
+struct Zeros {
+  static constexpr bool kX = X;
+  static constexpr bool kW = W;
+};
+
+// Calls f with the Zeros of a tile.
+template <class F>
+QFUSE_INLINE void with_zeros(const qfuse::Groups& g, const F& f) {
+  if (g.w_zero) return g.x_zero ? f(Zeros<true, true>{}) : f(Zeros<false, true>{});
+  return g.x_zero ? f(Zeros<true, false>{}) : f(Zeros<false, false>{});
+}
+
+// Calls f<Rows, Has>() with the rows of a tile, at most Most, as a constant, and its Zeros.
+template <int Most, class F>
+QFUSE_INLINE void with_tile(const qfuse::GroupTile& t, const F& f) {
+  if constexpr (Most > 1) {
+    if (t.rows < Most) return with_tile<Most - 1>(t, f);
+  }
+  with_zeros(t.groups, [&]<class Has>(Has) { f.template operator()<Most, Has>(); });
+}
+
 // What one vector of features has in one group.
+template <class Has>
 struct GroupColumn {
-  GroupColumn(const qfuse::Groups& g, int64_t group, int64_t vector) {
+  QFUSE_INLINE GroupColumn(const qfuse::Groups& g, int64_t group, int64_t vector) {
     const int64_t at = group * qfuse::kBlock + vector * kLanes;
     scale = load<Floats>(g.scale + at, kLanes);
-    if (g.x_zero) sums = bits<Words>(load<Ints>(g.w_sums + at, kLanes));
-    if (g.w_zero) {
+    if constexpr (Has::kX) sums = bits<Words>(load<Ints>(g.w_sums + at, kLanes));
+    if constexpr (Has::kW) {
       const Bytes zeros = load<Bytes>(g.w_zero + at, kLanes);
       zero = bits<Words>(__builtin_convertvector(zeros, Ints));
     }
   }
 
-  Floats scale = {};
-  Words sums = {};
-  Words zero = {};
+  // The share of a group in the total of a row, from sums that began with `start_of`.
+  QFUSE_INLINE Floats share(const qfuse::Groups& g, Words sum, int64_t group, int64_t row) const {
+    if constexpr (Has::kW) sum += zero * static_cast<uint32_t>(g.x_terms[row * g.count + group]);
+    if constexpr (Has::kX) sum -= sums * static_cast<uint32_t>(g.x_zero[row]);
+    return __builtin_convertvector(bits<Ints>(sum), Floats) * scale;
+  }
+
+  Floats scale;
+  Words sums;
+  Words zero;
 };
 
-// What the sums of a row start from: all that one zero point of all weights asks for.
-QFUSE_INLINE int32_t start_of(const qfuse::Groups& g, int64_t group, int64_t row) {
-  return g.x_terms && !g.w_zero ? g.x_terms[row * g.count + group] : 0;
+// Adds the shares of a group, whose sums are those of the vectors from `first` on, to all rows.
+template <int Rows, int Vectors, class Has>
+QFUSE_INLINE void add_shares(const qfuse::Groups& g, int64_t group, int64_t first,
+                             const Words* sums, float* totals) {
+  // Compilers would keep totals for the next group, in registers that there are not.
+  asm volatile("" : : : "memory");
+  Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA {
+    const GroupColumn<Has> column(g, group, first + V);
+    Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
+      float* to = totals + R * qfuse::kBlock + (first + V) * kLanes;
+      const Floats share = column.share(g, sums[R * Vectors + V], group, R);
+      store(to, load<Floats>(to, kLanes) + share, kLanes);
+    });
+  });
 }
 
-// The share of a group in the total of a row, from sums that began with `start_of`.
-QFUSE_INLINE Floats share(const qfuse::Groups& g, const GroupColumn& column, Words sum,
-                          int64_t group, int64_t row) {
-  if (g.w_zero) sum += column.zero * static_cast<uint32_t>(g.x_terms[row * g.count + group]);
-  if (g.x_zero) sum -= column.sums * static_cast<uint32_t>(g.x_zero[row]);
-  return __builtin_convertvector(bits<Ints>(sum), Floats) * column.scale;
+// What the sums of a row start from: all that one zero point of all weights asks for.
+template <class Has>
+QFUSE_INLINE Words start_of(const qfuse::Groups& g, int64_t group, int64_t row) {
+  if (Has::kW || !g.x_terms) return Words{};
+  return Words{} + static_cast<uint32_t>(g.x_terms[row * g.count + group]);
 }
 
 // Adds the shares of a group whose products are in `sums`.
 void add_group(const qfuse::Groups& g, int64_t group, const int32_t* sums, int64_t rows,
                float* totals) {
-  for (int64_t v = 0; v < kColumnVectors; ++v) {
-    const GroupColumn column(g, group, v);
-    for (int64_t i = 0; i < rows; ++i) {
-      const int64_t at = i * qfuse::kBlock + v * kLanes;
-      const Words start = Words{} + static_cast<uint32_t>(start_of(g, group, i));
-      const Words sum = bits<Words>(load<Ints>(sums + at, kLanes)) + start;
-      store(totals + at, load<Floats>(totals + at, kLanes) + share(g, column, sum, group, i),
-            kLanes);
+  with_zeros(g, [&]<class Has>(Has) {
+    for (int64_t v = 0; v < kColumnVectors; ++v) {
+      const GroupColumn<Has> column(g, group, v);
+      for (int64_t i = 0; i < rows; ++i) {
+        const int64_t at = i * qfuse::kBlock + v * kLanes;
+        const Words sum = bits<Words>(load<Ints>(sums + at, kLanes)) + start_of<Has>(g, group, i);
+        const Floats total = load<Floats>(totals + at, kLanes);
+        store(totals + at, total + column.share(g, sum, group, i), kLanes);
+      }
     }
-  }
+  });
 }
 
 // Low halves are one group of four k, high halves the next one.

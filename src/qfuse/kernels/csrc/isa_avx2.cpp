@@ -4,7 +4,7 @@
 #include <immintrin.h>
 
 #include "finish.h"
-#include "groups.h"
+#include "groups_avx2.h"
 #include "real.h"
 #include "rows.h"
 
@@ -70,8 +70,6 @@ void multiply(const qfuse::Tile& t, int32_t* sums) {
 int64_t tile_rows(int64_t) { return kRows; }
 
 void release() {}
-
-constexpr qfuse::GroupKernels group_kernels{&unpack, &add_group, nullptr, nullptr};
 
 }  // namespace
 

@@ -79,9 +79,6 @@ int64_t tile_rows(int64_t) { return kRows; }
 
 void release() {}
 
-constexpr qfuse::GroupKernels group_kernels{&unpack, &add_group, &multiply_group_rows<true, kGroupRows>,
-                                            &multiply_group_rows<false, kGroupRows>};
-
 }  // namespace
 
 namespace qfuse {

@@ -233,7 +233,6 @@ struct GroupTile {
   int64_t lda;
   int64_t rows;
   const uint8_t* b;  // of one block: bytes as in Tile, or codes of four bits, two to a byte
-  int64_t columns;
   int64_t depth;
   Groups groups;
 };

@@ -65,7 +65,7 @@ void run_direct(const Problem& p, Multiply multiply, const Epilogue& epilogue) {
       const int64_t rows = std::min(tile_rows, size.rows - row);
       const int64_t columns = p.columns(block);
       clear(totals.as<float>(), rows);
-      multiply({p.input.row(row), p.input.ld, rows, p.block(block), columns, size.depth,
+      multiply({p.input.row(row), p.input.ld, rows, p.block(block), size.depth,
                 p.groups_of(block, row)},
                totals.as<float>());
       p.path.finish(epilogue, totals.get(), row, rows, block * kBlock, columns);

@@ -1,0 +1,41 @@
+"""What every part of the lowering of one graph works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from qfuse.cost.model import CostModel
+    from qfuse.ir.program import StageGraph, SymbolRange
+    from qfuse.rewrite.driver import Context
+    from qfuse.rewrite.rewriter import GraphEditor
+    from qfuse.targets.target import Target
+
+__all__ = ["Workbench"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workbench:
+    """What every part of the lowering of one graph works with.
+
+    Attributes:
+        program: The graph.
+        target: Where it will run.
+        cost: Prices kernels.
+        editor: Edits the graph.
+        context: Permissions and proof.
+    """
+
+    program: StageGraph
+    target: Target
+    cost: CostModel
+    editor: GraphEditor
+    context: Context
+
+    @property
+    def symbols(self) -> Mapping[str, SymbolRange]:
+        """The sizes that a call may bring."""
+        return self.program.signature.symbols

@@ -1,0 +1,106 @@
+"""Make one op of the product of a quantized linear's halves, where it stays float."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from qfuse.ir import ops
+from qfuse.ir.epilogue import Mul
+from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.fused_views import Activation, Output
+from qfuse.ir.movements import movement_of
+from qfuse.ir.picking import Slice
+from qfuse.ir.sizes import is_row_major
+from qfuse.ir.views import as_fused_linear, tensor_of
+from qfuse.optimize.casts import cast_source
+from qfuse.optimize.gating import gated
+from qfuse.rewrite.rule import Miss, Rule
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.fx import Node
+
+    from qfuse.optimize.gating import Gated
+    from qfuse.rewrite.rewriter import Rewriter
+
+__all__ = ["FuseGate", "FuseGateSite"]
+
+
+@dataclass(frozen=True, slots=True)
+class FuseGateSite:
+    """A product of the halves of a linear, as the op that it becomes."""
+
+    node: Node
+    fused: Activation
+
+
+class FuseGate(Rule[FuseGateSite]):
+    """``act(g) * u`` of the halves of a fused linear becomes ``qfuse.activation``.
+
+    Before::
+
+        qfuse.linear -> split -+- g -> silu -.
+                               |             +- mul -> reader
+                               '- u ---------'
+
+    After::
+
+        qfuse.linear -> qfuse.activation -> reader
+
+    Its result is float. A kernel of the linear may multiply the halves while they are in its
+    registers. What is quantized behind the product is another rule's, which comes first.
+
+    Refuses: factors that are no halves of one quantized linear; operands that broadcast; values on
+    the way that others read; a linear that gives stored numbers; results in another order than
+    rows.
+    """
+
+    name = "fuse-gate"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (torch.ops.aten.mul.Tensor,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> FuseGateSite | Miss:
+        """Match a product of which one factor is an activation."""
+        found = gated(node, node)
+        if isinstance(found, Miss):
+            return found
+        whole = _whole(found)
+        linear = None if whole is None else as_fused_linear(whole)
+        if linear is None or not found.steps:
+            text = "its factors are no halves of one quantized linear"
+            return Miss(MissCode.PATTERN, node, text, progress=1)
+        if linear.out_params is not None:
+            text = "the linear gives its result quantized"
+            return Miss(MissCode.ORDER, linear.node, text, progress=3)
+        if not is_row_major(tensor_of(node)) or not is_row_major(tensor_of(linear.node)):
+            text = "the product lies in memory in another order than rows"
+            return Miss(MissCode.SHAPE, node, text, progress=3)
+        own = (found.x, None, found.epilogue, found.extras, Output())
+        return FuseGateSite(node, Activation(node, *own))
+
+    def rewrite(self, site: FuseGateSite, rw: Rewriter) -> None:
+        """Put the op where the product stood."""
+        call = rw.replay(ops.activation, site.fused.call_args(), {}, [tensor_of(site.node)])
+        rw.replace(site.node, rw.item(call, 0))
+
+
+def _whole(found: Gated) -> Node | None:
+    """Return the value whose two halves are multiplied, if that is what is computed."""
+    gate = movement_of(found.x)
+    if not isinstance(gate, Slice):
+        # The step says that it multiplies halves, or there are none.
+        return None if any(isinstance(step, Mul) for step in found.steps) else found.x
+    for step in found.steps:
+        if isinstance(step, Mul):
+            up = movement_of(_uncast(found.extras[step.index]))
+            return gate.source if isinstance(up, Slice) and up.source is gate.source else None
+    return None
+
+
+def _uncast(node: Node) -> Node:
+    while (source := cast_source(node)) is not None:
+        node = source
+    return node

@@ -1,0 +1,189 @@
+"""No kernel touches memory behind or before its operands: pages without access lie there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tests.kernels.cases import STORED, codes, linear
+from tests.kernels.glu_cases import halves
+from tests.kernels.guard import guarded, guarded_arguments
+from tests.kernels.row_cases import dynamic
+
+from qfuse.kernels import (
+    linear_w4a8,
+    linear_w8a8,
+    linear_w8a8_grouped,
+    linear_w8a8_quantized,
+    linear_w8a8_rows,
+    linear_w8a16,
+    pack_grouped,
+    pack_weight,
+)
+from qfuse.kernels.row_ops import (
+    RowOutput,
+    activation_quantized,
+    layer_norm_quantized,
+    rms_norm_quantized,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[2]
+ROWS = (1, 4, 5, 7, 17, 70)
+# N and K around vectors, blocks and groups; the last lines have nothing to pad.
+SIZES = ((1, 1), (3, 5), (15, 62), (17, 63), (63, 65), (65, 129), (130, 516), (64, 64))
+GROUPED = ((1, 8), (15, 64), (65, 96), (130, 192))
+
+
+def same_with_guards(
+    op: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    """Call an op on ordinary operands and on guarded ones, and compare all results by bits."""
+    expected = op(*args, **options)
+    for at_start in (False, True):
+        inputs, named = guarded_arguments(args, options, at_start=at_start)
+        found = op(*inputs, **named)
+        for one, other in zip(listed(found), listed(expected), strict=True):
+            assert torch.equal(
+                one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)
+            )
+
+
+def listed(results: Any) -> list[torch.Tensor]:
+    return [results] if isinstance(results, torch.Tensor) else list(results)
+
+
+def wide(x: torch.Tensor, more: int) -> torch.Tensor:
+    """The same rows, further apart."""
+    return torch.nn.functional.pad(x, (0, more))[..., : x.shape[-1]]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", STORED)
+def test_linear_w8a8(isa: str, rows: int, dtype: torch.dtype) -> None:
+    del isa
+    for n, k in SIZES:
+        case = linear((rows, k), n, dtype=dtype, zero_point=True, weight_zero_point=True)
+        extras = [torch.randn(rows, n), torch.randn(n), wide(torch.randn(rows, n), 3)]
+        case = replace(case, x=wide(case.x, k % 7)).with_options(
+            extras=extras, epilogue="act(gelu)|add(0,0.5)|mul(1)|add(2,1.0)"
+        )
+        args, options = case.arguments()
+
+        same_with_guards(linear_w8a8, args, options)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_linear_w8a8_quantized(isa: str, rows: int) -> None:
+    del isa
+    for n, k in SIZES:
+        args, options = linear((rows, k), n).arguments()
+        output = {
+            "out_scale": torch.tensor([0.05]), "out_zero_point": torch.tensor([3]),
+            "quant_min": -128, "quant_max": 127, "out_dtype": torch.int8,
+        }  # fmt: skip
+
+        same_with_guards(linear_w8a8_quantized, args, {**options, **output})
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_linear_w8a8_of_halves_and_rows(isa: str, rows: int) -> None:
+    del isa
+    for h, k in SIZES:
+        args, options = halves((rows, k), h, zero_point=True).arguments()
+
+        same_with_guards(linear_w8a8, args, options)
+        same_with_guards(linear_w8a8_rows, args, {**options, "output": dynamic(keep=True)})
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_linear_w8a16(isa: str, rows: int, dtype: torch.dtype) -> None:
+    del isa
+    for n, k in SIZES:
+        packed, _ = pack_weight(codes((n, k), torch.int8))
+        args = (wide(torch.randn(rows, k).to(dtype), k % 5), packed, torch.rand(n))
+        extras = [torch.randn(rows, n).to(dtype)]
+
+        same_with_guards(
+            linear_w8a16, args, {"bias": torch.randn(n), "extras": extras, "epilogue": "mul(0)"}
+        )
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("four", [True, False])
+def test_linear_grouped(isa: str, rows: int, groups: int, four: bool) -> None:
+    del isa
+    op = linear_w4a8 if four else linear_w8a8_grouped
+    for n, size in GROUPED:
+        k = groups * size
+        stored = (
+            torch.randint(0, 16, (n, k), dtype=torch.uint8) if four else codes((n, k), torch.int8)
+        )
+        zero = torch.randint(-8, 16, (n, groups))
+        packed = pack_grouped(stored, torch.rand(n, groups), zero)
+        x = wide(codes((rows, k), torch.int8), k % 3)
+        args = (x, torch.rand(rows), torch.randint(-9, 9, (rows,), dtype=torch.int32), *packed)
+
+        same_with_guards(op, args, {"out_features": n, "bias": torch.randn(n)})
+
+
+COLUMNS = (1, 2, 15, 17, 63, 65, 130)
+GIVEN = dynamic(formula="", scale=torch.tensor([0.05]), zero_point=torch.tensor([3]), keep=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("output", [GIVEN, dynamic(keep=True)], ids=["given", "chosen"])
+def test_row_kernels(isa: str, dtype: torch.dtype, output: RowOutput) -> None:
+    del isa
+    for columns in COLUMNS:
+        x = wide(torch.randn(5, columns).to(dtype), columns % 4)
+        residual, weight = torch.randn(5, columns).to(dtype), torch.rand(columns).to(dtype)
+        kept = replace(output, keep_sum=True)
+
+        same_with_guards(rms_norm_quantized, (x, weight, 1e-5, kept), {"residual": residual})
+        same_with_guards(
+            layer_norm_quantized, (x, weight, weight, 1e-5, kept), {"residual": residual}
+        )
+        same_with_guards(activation_quantized, (x, "act(silu)|mul(0)", output, [residual]), {})
+
+
+def test_a_guard_ends_the_process() -> None:
+    """The net holds: one byte too far is a segmentation fault, on either side."""
+    for at_start, index in ((False, 4), (True, -1)):
+        code = (
+            "import ctypes, torch; from tests.kernels.guard import guarded; "
+            f"x = guarded(torch.arange(4, dtype=torch.uint8), at_start={at_start}); "
+            "first = ctypes.cast(x.data_ptr(), ctypes.POINTER(ctypes.c_uint8)); "
+            f"print(first[0], flush=True); first[{index}]"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+            capture_output=True, text=True, check=False, timeout=100,
+        )  # fmt: skip
+
+        assert (done.stdout, done.returncode) == ("0\n", -signal.SIGSEGV), done.stderr
+
+
+def test_a_guarded_copy_is_the_same(library: object) -> None:
+    del library
+    for tensor in (
+        torch.randn(3, 5), torch.randn(5, 3).t(), torch.randn(4, 9)[:, ::2], torch.randn(1, 7).expand(4, 7),
+        torch.randn(0, 3), torch.tensor(2.0), torch.randn(7).as_strided((3, 4), (1, 1)),
+    ):  # fmt: skip
+        for at_start in (False, True):
+            copy = guarded(tensor, at_start=at_start)
+
+            assert torch.equal(copy, tensor)
+            assert copy.stride() == tensor.stride() or tensor.numel() == 0

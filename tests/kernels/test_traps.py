@@ -1,0 +1,215 @@
+"""What libtorch's micro-kernels and oneDNN do to those who use them unaware, each as a test.
+
+Sizes, strides and padding have tests of their own: all depths and features in test_linear_w8a8 and
+test_linear_w8a16, rows of any stride in test_strides, layouts in test_pack.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tests.kernels.cases import STORED, codes, linear
+
+from qfuse.kernels import KernelLibrary, instruction_set, linear_w4a8, linear_w8a16, pack_grouped
+from qfuse.kernels import pack_weight as pack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).parents[2]
+ROWS = (1, 3, 40, 300)
+
+
+def run(code: str, *, folder: Path | None = None, **env: str) -> str:
+    """Run Python code in a process of its own, and return what it prints."""
+    source = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, "PYTHONPATH": source, **env},
+        cwd=folder, capture_output=True, text=True, check=False, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def switch(*, on: bool) -> None:
+    """Switch oneDNN on or off. The context manager for it warns of something else."""
+    torch.backends.mkldnn.enabled = on  # type: ignore[assignment]
+
+
+def exact_int8(rows: int) -> None:
+    case = linear((rows, 128), 130, zero_point=True)
+    assert torch.equal(case.run(), case.expected())
+
+
+def right_real(rows: int) -> None:
+    weight, x = codes((130, 128), torch.int8), torch.randn(rows, 128).bfloat16()
+    y = linear_w8a16(x, pack(weight)[0], torch.ones(130)).float()
+    torch.testing.assert_close(y, x.float() @ weight.float().t(), rtol=0.02, atol=2.0)
+
+
+def exact_grouped(rows: int) -> None:
+    weight = torch.randint(0, 16, (130, 128), dtype=torch.uint8)
+    x = codes((rows, 128), torch.int8)
+    packed = pack_grouped(weight, torch.ones(130, 2))
+    y = linear_w4a8(x, torch.ones(1), None, *packed, out_features=130)
+    assert torch.equal(y, (x.long() @ weight.long().t()).float())
+
+
+KERNELS = {"w8a8": exact_int8, "w8a16": right_real, "w4a8": exact_grouped}
+
+
+@pytest.fixture(params=sorted(KERNELS))
+def kernel(request: pytest.FixtureRequest) -> Callable[[int], None]:
+    return KERNELS[str(request.param)]
+
+
+def check_onednn() -> None:
+    """Products of oneDNN that die or lie if a kernel left its tiles in the processor."""
+    a, b = codes((40, 64), torch.int8), codes((64, 64), torch.int8)
+    assert torch.equal(torch._int_mm(a, b).long(), a.long() @ b.long())
+    x = torch.randn(40, 64).bfloat16()
+    torch.testing.assert_close((x @ x.t()).float(), x.float() @ x.float().t(), rtol=0.02, atol=0.1)
+
+
+class TestRelease:
+    @pytest.mark.parametrize("rows", ROWS)
+    def test_onednn_works_behind_every_kernel(
+        self, isa: str, kernel: Callable[[int], None], rows: int
+    ) -> None:
+        del isa
+        for _ in range(2):
+            kernel(rows)
+            check_onednn()
+
+    def test_on_every_thread(self, isa: str, kernel: Callable[[int], None]) -> None:
+        """Each thread has a processor state of its own."""
+        del isa
+
+        def both(rows: int) -> None:
+            kernel(rows)
+            check_onednn()
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(both, ROWS * 4))
+        check_onednn()
+
+    def test_many_short_lived_threads(self, isa: str, kernel: Callable[[int], None]) -> None:
+        """What is generated lives as long as its thread, and is made anew in the next."""
+        del isa
+        failures: list[BaseException] = []
+
+        def work(rows: int) -> None:
+            try:
+                kernel(rows)
+            except BaseException as error:  # noqa: BLE001 - it is raised below
+                failures.append(error)
+
+        for index in range(60):
+            thread = Thread(target=work, args=(ROWS[index % len(ROWS)],))
+            thread.start()
+            thread.join()
+
+        assert failures == []
+
+
+@pytest.mark.parametrize("dtype", STORED)
+def test_signed_activations_are_exact_without_amx(isa: str, dtype: torch.dtype) -> None:
+    """Products of s8 and s8 take the activation for unsigned where there is no AMX."""
+    del isa
+    case = linear((40, 64), 64, dtype=dtype)
+    case.x.fill_(torch.iinfo(dtype).min)
+
+    assert torch.equal(case.run(), case.expected())
+
+
+class TestSwitchedOff:
+    @pytest.fixture(autouse=True)
+    def _off(self) -> Iterator[None]:
+        switch(on=False)
+        try:
+            yield
+        finally:
+            switch(on=True)
+
+    @pytest.mark.parametrize("rows", ROWS)
+    def test_kernels_are_right(self, isa: str, kernel: Callable[[int], None], rows: int) -> None:
+        del isa
+        kernel(rows)
+
+    @pytest.mark.slow
+    def test_a_process_that_never_had_it(self) -> None:
+        code = (
+            "import torch; torch.backends.mkldnn.enabled = False; from qfuse.kernels import load; "
+            "from tests.kernels.test_traps import exact_int8, ROWS; print(load().available); "
+            "[exact_int8(rows) for rows in ROWS]"
+        )
+
+        assert run(code) == "True\n"
+
+
+EVERYTHING = """
+from qfuse.kernels import instruction_set, load
+from tests.kernels.test_traps import KERNELS, ROWS
+for name in load().instruction_sets:
+    with instruction_set(name):
+        for kernel in KERNELS.values():
+            for rows in ROWS:
+                kernel(rows)
+    print(name)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["AVX512_CORE_VNNI", "AVX512_CORE", "AVX2"])
+def test_onednn_may_be_limited(library: KernelLibrary, limit: str) -> None:
+    """Then its micro-kernels take fewer types, or none; what is left out is not offered."""
+    names = run(EVERYTHING, ONEDNN_MAX_CPU_ISA=limit).split()
+
+    assert set(library.instruction_sets) - {"brgemm"} <= set(names)
+    assert "brgemm" not in names or limit == "AVX512_CORE_VNNI"
+
+
+GENERATING = """
+import torch
+from pathlib import Path
+from qfuse.kernels import instruction_set, load
+from tests.kernels.cases import linear
+load()
+torch.set_num_threads(1)
+with instruction_set("brgemm"):
+    for most in (300, 900):
+        for rows in range(1, most, 7 if most == 300 else 1):
+            linear((rows, 64), 64).run()
+        print(len(list(Path().glob("*brg*"))))
+"""
+
+
+@pytest.mark.slow
+def test_code_is_generated_for_few_numbers_of_rows(library: KernelLibrary, tmp_path: Path) -> None:
+    """It is kept for ever, per thread: 1 to 15 rows, and the multiples of 16 up to a tile."""
+    if "brgemm" not in library.instruction_sets:
+        pytest.skip("this processor has no brgemm")
+    some, every = map(int, run(GENERATING, folder=tmp_path, ONEDNN_JIT_DUMP="1").split())
+
+    tried_at_start = 1
+    assert 15 < some <= every <= 15 + 256 // 16 + tried_at_start
+
+
+def test_another_path_is_not_chosen_by_a_switch(library: KernelLibrary) -> None:
+    """What was forced stays forced when oneDNN is back."""
+    if "brgemm" not in library.instruction_sets:
+        pytest.skip("this processor has no brgemm")
+    with instruction_set("brgemm"):
+        for on in (True, False, True):
+            switch(on=on)
+            exact_int8(40)
+        assert torch.ops.qfuse.chosen_kernels() == "brgemm"
