@@ -49,6 +49,7 @@ class Request:
     Attributes:
         model: A zoo name, ``module:factory``, or a ``.pt2`` file.
         quantize: Recipe to quantize with first, or ``None``.
+        group_size: Weights per scale, or ``None`` for the recipe's default.
         sizes: Sizes of the model, as text.
         dynamic: Whether the sizes that the model declares variable stay variable.
         check: How values are checked.
@@ -60,6 +61,7 @@ class Request:
 
     model: str
     quantize: str | None
+    group_size: int | None
     sizes: dict[str, str]
     dynamic: bool
     check: Check
@@ -98,6 +100,11 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.argument("model"),
         click.option(
             "--quantize", type=click.Choice(recipes.names()), help="quantize with torchao first"
+        ),
+        click.option(
+            "--group-size",
+            type=int,
+            help=f"weights per scale; {recipes.WHOLE_CHANNEL} is a whole channel",
         ),
         click.option(
             "--size", "sizes", multiple=True, metavar="NAME=VALUE", help="a size of the model"
@@ -212,9 +219,9 @@ def _bench_sites(
     spec: str | None, quantize: str | None, sizes: tuple[str, ...], options: BenchOptions
 ) -> None:
     """Measure the merge sites of a model, or the built-in ones."""
-    if options.models or options.recipes or options.tuned:
+    if options.models or options.recipes or options.tuned or options.goals:
         raise OptionsError(
-            "--models, --recipes and --tuned are not for --sites",
+            "--models, --recipes, --tuned and --goals are not for --sites",
             fix="name one model before --sites, and quantize it by --quantize",
         )
     asked = SiteOptions(
@@ -300,6 +307,7 @@ def _request(given: dict[str, Any], check: str) -> Request:
     return Request(
         given["model"],
         given["quantize"],
+        _group_size(given),
         _sizes(given["sizes"]),
         given["dynamic"],
         choice(Check, check, "check"),
@@ -308,6 +316,13 @@ def _request(given: dict[str, Any], check: str) -> Request:
         given.get("show_plan", False),
         options,
     )
+
+
+def _group_size(given: dict[str, Any]) -> int | None:
+    size: int | None = given["group_size"]
+    if size is not None and given["quantize"] is None:
+        raise OptionsError("--group-size says nothing alone", fix="add --quantize, as in w4a8")
+    return size
 
 
 def _sizes(texts: Sequence[str]) -> dict[str, str]:
@@ -344,11 +359,11 @@ def _prepare(
     if request.quantize is None:
         return loaded.model, args, kwargs, shapes
     say(f"quantizing with {request.quantize}")
-    return *_quantized(loaded, request.quantize, shapes), shapes
+    return *_quantized(loaded, request.quantize, shapes, request.group_size), shapes
 
 
 def _quantized(
-    loaded: Loaded, recipe: str, shapes: Any
+    loaded: Loaded, recipe: str, shapes: Any, group_size: int | None = None
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Quantize a model, and say what was not; return it with its inputs."""
     if isinstance(loaded.model, torch.export.ExportedProgram):
@@ -358,7 +373,9 @@ def _quantized(
             fix="leave out --quantize, or quantize the module before exporting it",
         )
     args, kwargs = loaded.args, dict(loaded.kwargs or {})
-    quantized = recipes.quantize(loaded.model, recipe, args, kwargs, dynamic_shapes=shapes)
+    quantized = recipes.quantize(
+        loaded.model, recipe, args, kwargs, dynamic_shapes=shapes, group_size=group_size
+    )
     for note in quantized.notes:
         _ERR.print(f"not quantized: {note}", style="yellow", markup=False)
     return quantized.model, args, kwargs

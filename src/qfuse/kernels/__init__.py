@@ -23,8 +23,10 @@ from qfuse.kernels.build import (
 from qfuse.kernels.grouped_ops import (
     linear_w4a8,
     linear_w4a8_quantized,
+    linear_w4a8_rows,
     linear_w8a8_grouped,
     linear_w8a8_grouped_quantized,
+    linear_w8a8_grouped_rows,
 )
 from qfuse.kernels.library import KernelLibrary, instruction_set, load
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
@@ -45,10 +47,12 @@ __all__ = [
     "kernel_cache",
     "linear_w4a8",
     "linear_w4a8_quantized",
+    "linear_w4a8_rows",
     "linear_w4a16",
     "linear_w8a8",
     "linear_w8a8_grouped",
     "linear_w8a8_grouped_quantized",
+    "linear_w8a8_grouped_rows",
     "linear_w8a8_quantized",
     "linear_w8a8_rows",
     "linear_w8a16",
