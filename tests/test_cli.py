@@ -122,3 +122,15 @@ def test_bench_says_what_belongs_together(args: list[str], message: str) -> None
 
     assert result.exit_code == 1
     assert message in result.output.replace("\n", " ")
+
+
+def test_build_kernels_says_what_there_is_and_copies_it(tmp_path: Path) -> None:
+    library = kernels.load()
+    if not library.available:
+        pytest.skip(library.reason)
+    result = run("build-kernels", f"--into={tmp_path}")
+
+    assert result.exit_code == 0, result.output
+    for text in ("portable", "torch", "copied to"):
+        assert text in result.output
+    assert [path.suffix for path in sorted(tmp_path.rglob("*.*"))] == [".json", ".so"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -25,6 +24,7 @@ from qfuse.bench.sites import ModelSites, SiteOptions, run_sites
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.ir.quant_spec import parse_dtype
 from qfuse.options import Check, Options, choice
+from qfuse.report.kernel_table import kernel_table
 from qfuse.targets import Target, diagnose
 from qfuse.zoo import recipes
 from qfuse.zoo.resolve import load
@@ -278,26 +278,9 @@ def build_kernels_command(into: Path | None) -> None:
             f"the kernels could not be built: {library.reason}",
             fix="install a C++20 compiler (g++ or clang++), or set CXX; qfuse doctor tells more",
         )
-    _show_kernels(library)
+    _OUT.print(kernel_table(library))
     if into is not None and library.path is not None:
         _OUT.print(f"copied to: {kernels.copy_library(library.path, into)}", soft_wrap=True)
-
-
-def _show_kernels(library: kernels.KernelLibrary) -> None:
-    """Say what was built, by what, for what, and where it is."""
-    table = Table(title="qfuse kernels", title_justify="left", show_header=False)
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    if library.path is not None:
-        how = "compiled now" if library.compiled else "was there"
-        size = library.path.stat().st_size / 1e6
-        table.add_row("library", f"{library.path} ({size:.1f} MB, {how})")
-        table.add_row("compiler", kernels.describe(library.path).compiler)
-    machine = f"{platform.system()} {platform.machine()}"
-    table.add_row("built for", f"torch {torch.__version__}, {machine}")
-    table.add_row("instruction sets", ", ".join(library.instruction_sets))
-    table.add_row("used by default", library.instruction_sets[-1])
-    _OUT.print(table)
 
 
 def _request(given: dict[str, Any], check: str) -> Request:

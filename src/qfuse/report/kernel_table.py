@@ -1,0 +1,33 @@
+"""What the compiled kernels are."""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING
+
+import torch
+from rich.table import Table
+
+from qfuse.kernels import describe
+
+if TYPE_CHECKING:
+    from qfuse.kernels import KernelLibrary
+
+__all__ = ["kernel_table"]
+
+
+def kernel_table(library: KernelLibrary) -> Table:
+    """Say what was built, by what, for what, and where it is."""
+    table = Table(title="qfuse kernels", title_justify="left", show_header=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    if library.path is not None:
+        how = "compiled now" if library.compiled else "was there"
+        size = library.path.stat().st_size / 1e6
+        table.add_row("library", f"{library.path} ({size:.1f} MB, {how})")
+        table.add_row("compiler", describe(library.path).compiler)
+    machine = f"{platform.system()} {platform.machine()}"
+    table.add_row("built for", f"torch {torch.__version__}, {machine}")
+    table.add_row("instruction sets", ", ".join(library.instruction_sets))
+    table.add_row("used by default", library.instruction_sets[-1])
+    return table
