@@ -59,6 +59,7 @@ format: $(STAMP) ## format the code and fix what the linter can
 
 bench: $(STAMP) ## measure against the peers that are installed
 	$(BIN)/python -m qfuse.bench.phase_gain
+	$(BIN)/python -m qfuse.bench.concat_gain
 	$(BIN)/python -m qfuse.bench --goals
 	$(BIN)/python -m qfuse.bench
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -261,19 +262,42 @@ def doctor_command(as_json: bool) -> None:
 
 
 @main.command("build-kernels")
-def build_kernels_command() -> None:
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="also copy them into a folder, for a wheel with kernels inside",
+)
+def build_kernels_command(into: Path | None) -> None:
     """Compile qfuse's own kernels for this machine, ahead of the first use."""
     with _progress() as say:
-        say("compiling the kernels (about half a minute)")
+        say("compiling the kernels (about a minute)")
         library = kernels.load()
     if not library.available:
         raise QfuseError(
             f"the kernels could not be built: {library.reason}",
-            fix="install a C++17 compiler (g++ or clang++), or set CXX; qfuse doctor tells more",
+            fix="install a C++20 compiler (g++ or clang++), or set CXX; qfuse doctor tells more",
         )
-    how = "compiled" if library.compiled else "found in the cache"
-    _OUT.print(f"{how}: {library.path}")
-    _OUT.print(f"instruction sets: {', '.join(library.instruction_sets)}")
+    _show_kernels(library)
+    if into is not None and library.path is not None:
+        _OUT.print(f"copied to: {kernels.copy_library(library.path, into)}", soft_wrap=True)
+
+
+def _show_kernels(library: kernels.KernelLibrary) -> None:
+    """Say what was built, by what, for what, and where it is."""
+    table = Table(title="qfuse kernels", title_justify="left", show_header=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    if library.path is not None:
+        how = "compiled now" if library.compiled else "was there"
+        size = library.path.stat().st_size / 1e6
+        table.add_row("library", f"{library.path} ({size:.1f} MB, {how})")
+        table.add_row("compiler", kernels.describe(library.path).compiler)
+    machine = f"{platform.system()} {platform.machine()}"
+    table.add_row("built for", f"torch {torch.__version__}, {machine}")
+    table.add_row("instruction sets", ", ".join(library.instruction_sets))
+    table.add_row("used by default", library.instruction_sets[-1])
+    _OUT.print(table)
 
 
 def _request(given: dict[str, Any], check: str) -> Request:

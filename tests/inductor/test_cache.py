@@ -38,7 +38,8 @@ frozen, way = json.loads(sys.argv[1])
 model, x = Two().eval(), torch.randn(3, 16)
 with torch.no_grad():
     expected = model(x)
-    with config.patch(freezing=frozen, **{"cpp.vec_isa_ok": True}):
+    # Inductor never caches a graph with weights that oneDNN packed.
+    with config.patch(freezing=frozen, **{"cpp.vec_isa_ok": True, "cpp.weight_prepack": False}):
         if way == "options":
             found = torch.compile(model, options=qfuse.inductor_options())(x)
         else:

@@ -14,6 +14,8 @@ from qfuse.ir.events import MissCode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch.fx import GraphModule
+
 aten = torch.ops.aten
 
 
@@ -46,19 +48,30 @@ def close(a: Any, b: Any) -> bool:
 def quantized(model: nn.Module, name: str) -> nn.Module:
     from torchao import quantization as ao  # noqa: PLC0415
 
+    int4: Any = getattr(torch, "int4")  # noqa: B009 - it has no type yet
+
     group = ao.PerGroup(32)
     configs: dict[str, Callable[[], Any]] = {
         "int8-dynamic": ao.Int8DynamicActivationInt8WeightConfig,
         "int8-dynamic-int4": lambda: ao.Int8DynamicActivationIntxWeightConfig(
-            weight_dtype=torch.int4, weight_granularity=group
+            weight_dtype=int4, weight_granularity=group
         ),
-        "int4-weight": lambda: ao.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=group),
+        "int4-weight": lambda: ao.IntxWeightOnlyConfig(weight_dtype=int4, granularity=group),
         "int8-weight": ao.Int8WeightOnlyConfig,
         "fp8-weight": ao.Float8WeightOnlyConfig,
     }
     if name != "float":
         ao.quantize_(model, configs[name]())
     return model
+
+
+def stored_weights(graph: GraphModule) -> list[tuple[int, ...]]:
+    """The int8 constants that are cast in every call, where Inductor's patterns find them."""
+    cast = torch.ops.prims.convert_element_type.default
+    reads = [n.args[0] for n in graph.graph.nodes if n.target is cast]
+    sources = [n.args[0] if n.target is aten.permute.default else n for n in reads]
+    found = [getattr(graph, n.target) for n in sources if n.op == "get_attr"]
+    return [tuple(t.shape) for t in found if t.dtype is torch.int8]
 
 
 KINDS = ("float", "int8-dynamic", "int8-dynamic-int4", "int4-weight", "int8-weight", "fp8-weight")
@@ -74,6 +87,8 @@ def test_siblings_of_every_kind(kind: str, dtype: torch.dtype) -> None:
     assert found.report.fired == {"merge-linears": 1}
     assert found.calls(*PRODUCTS) == 1
     assert found.calls(aten.cat.default) == 0
+    if kind == "int8-weight" and dtype is torch.bfloat16:
+        assert stored_weights(found.graphs[0]) == [(128, 64)]
     exact = kind == "int8-dynamic"
     assert (same if exact else close)(found.plain, found.merged)
     assert [t.stride() for t in found.plain] == [t.stride() for t in found.merged]

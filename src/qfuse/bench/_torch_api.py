@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from qfuse.zoo._torchao_api import quiet_imports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import nn
     from torch.fx import GraphModule
@@ -68,7 +68,9 @@ def register_peer_patterns() -> None:
     importlib.import_module("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
 
 
-def compile_frozen(model: nn.Module, *, max_autotune: bool = False) -> Callable[..., Any]:
+def compile_frozen(
+    model: nn.Module, *, max_autotune: bool = False, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
     """Return ``torch.compile(model)`` for fixed sizes, with weights folded into the code.
 
     Freezing is a global switch that is read when the model is first called, so it stays on.
@@ -76,7 +78,9 @@ def compile_frozen(model: nn.Module, *, max_autotune: bool = False) -> Callable[
     inductor: Any = importlib.import_module("torch._inductor.config")
     inductor.freezing = True
     inductor.max_autotune = max_autotune
-    compiled: Callable[..., Any] = torch.compile(model, dynamic=False)
+    compiled: Callable[..., Any] = torch.compile(
+        model, dynamic=False, options=None if options is None else dict(options)
+    )
     return compiled
 
 

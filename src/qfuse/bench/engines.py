@@ -12,6 +12,7 @@ from qfuse.api import compile as qfuse_compile
 from qfuse.bench import _torch_api, onnx_peer, openvino_peer
 from qfuse.bench.peers import CALIBRATION_SEEDS, Contender, Engine
 from qfuse.bench.worker import Subject
+from qfuse.inductor import inductor_options
 from qfuse.options import Options
 from qfuse.zoo import recipes
 
@@ -36,7 +37,7 @@ def build(arguments: Mapping[str, Any], example: Inputs) -> Subject:
     match contender.engine:
         case Engine.EAGER:
             return _eager(contender)
-        case Engine.INDUCTOR | Engine.INDUCTOR_TUNED:
+        case Engine.INDUCTOR | Engine.INDUCTOR_TUNED | Engine.INDUCTOR_QFUSE:
             return _inductor(contender)
         case Engine.QFUSE:
             return _qfuse(contender, example)
@@ -55,7 +56,9 @@ def _inductor(contender: Contender) -> Subject:
     _torch_api.register_peer_patterns()
     model, facts, _ = _model(contender)
     tuned = contender.engine is Engine.INDUCTOR_TUNED
-    compiled = _torch_api.compile_frozen(model, max_autotune=tuned)
+    ours = contender.engine is Engine.INDUCTOR_QFUSE
+    options = inductor_options() if ours else None
+    compiled = _torch_api.compile_frozen(model, max_autotune=tuned, options=options)
     return Subject(compiled, _prepare(contender), facts)
 
 

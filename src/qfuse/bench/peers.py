@@ -5,6 +5,7 @@ eager                the module as it is
 inductor             ``torch.compile`` with freezing and without gradients, for fixed sizes; on a
                      quantized model with torchao's patterns for x86 registered
 inductor-tuned       the same with ``max_autotune``: Inductor's own templates for matrix products
+inductor-qfuse       as inductor, with :func:`qfuse.inductor_options`
 qfuse                :func:`qfuse.compile`
 openvino             :mod:`qfuse.bench.openvino_peer`
 onnxruntime          :mod:`qfuse.bench.onnx_peer`
@@ -67,6 +68,7 @@ class Engine(StrEnum):
     EAGER = "eager"
     INDUCTOR = "inductor"
     INDUCTOR_TUNED = "inductor-tuned"
+    INDUCTOR_QFUSE = "inductor-qfuse"
     QFUSE = "qfuse"
     OPENVINO = "openvino"
     ONNX_RUNTIME = "onnxruntime"

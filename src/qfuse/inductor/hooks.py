@@ -16,6 +16,7 @@ from qfuse.inductor import _inductor_api as inductor
 from qfuse.inductor.constants import Constants
 from qfuse.inductor.journal import GraphRecord
 from qfuse.inductor.merge import combine_products, merge_products
+from qfuse.inductor.moving import move_quantization
 from qfuse.ir.events import EventLog
 from qfuse.ir.program import MODULE_META, SOURCE_META
 
@@ -97,7 +98,9 @@ class Hooks:
         _mark(graph)
         reason = _TRAINING if training else (_GIVEN if frozen else _FREEZE)
         with inductor.on_real_tensors():
-            combine_products(module, values, log)
+            if not training:
+                move_quantization(module, values, log)
+                combine_products(module, values, log)
             merge_products(module, Constants(graph, values), reason, log)
         record.events += log
         self._records[module] = record

@@ -21,7 +21,7 @@ from qfuse.ir.views import dtype_of, shape_of
 from qfuse.rewrite.rule import Miss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     from torch._ops import OpOverload
 
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from qfuse.inductor.numbers import Numbers
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["Join", "Placer", "join_vectors", "plan_join"]
+__all__ = ["Join", "Placer", "join_vectors", "plan_join", "spelling"]
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
 _CAST = _prims.convert_element_type.default
+_MATRIX = 2
 _CHANNELS = "dequantize_per_channel"
 _TENSOR = "dequantize_per_tensor"
 
@@ -46,7 +47,8 @@ class Join:
         parts: The nodes.
         axis: Along which they are put beside each other; ``None``: they are equal, and one does.
         below: What is joined instead, by the name of the argument of the call that they share.
-        values: The values of the parts, where what reads them has to read a constant already.
+        values: The values of the parts, where what reads them has to read a constant already, or
+            where they are packed by oneDNN.
     """
 
     parts: tuple[Node, ...]
@@ -59,17 +61,40 @@ class Join:
         first = self.parts[0]
         if self.axis is None:
             return place(first)
+        if self.values and self.values[0].is_mkldnn:
+            return _packed_again(self.values, first, rw)
         if self.values:
             made = rw.constant(torch.cat(self.values, self.axis), "joined")
             mark_frozen(constant_value(made))
             return made
         if self.below is None:
-            return rw.call(_aten.cat.default, [place(part) for part in self.parts], self.axis)
+            return _beside([place(part) for part in self.parts], self.axis, rw)
         given: dict[str, Any] = dict(arguments(first))
         given |= {name: join.build(rw, place) for name, join in self.below.items()}
         op = overload_of(first)
         assert op is not None, "only calls are joined below"
         return call(op, given, rw)
+
+
+def spelling(part: Node, axis: int, known: Constants, numbers: Numbers) -> Hashable | Miss:
+    """Return what constants have in common that can be joined along ``axis``.
+
+    Whatever freezing computes can be; of what it keeps for its patterns, calls of one op that
+    differ in tensors alone.
+    """
+    if known.folded(part):
+        return "computed"
+    below = _below([part], axis, numbers)
+    if below is None:
+        text = "parts of it would be put together in every call: freezing does not compute it"
+        return Miss(MissCode.NOT_CONSTANT, part, text, progress=3)
+    inner: list[Hashable] = []
+    for name, ((node,), at) in below.items():
+        found = spelling(node, at, known, numbers)
+        if isinstance(found, Miss):
+            return found
+        inner.append((name, found))
+    return (str(part.target), _without_data(part, numbers), *inner)
 
 
 def plan_join(
@@ -88,13 +113,35 @@ def plan_join(
                 return made
             planned[name] = made
         return Join(tuple(parts), axis, planned)
-    for part in parts:
-        if not known.folded(part):
-            text = "parts of it would be put together in every call: freezing does not compute it"
-            return Miss(MissCode.NOT_CONSTANT, part, text, progress=3)
+    assert all(map(known.folded, parts)), "siblings are spelled alike"
     leaves = [known.values.get(part) for part in parts]
     values = tuple(value for value in leaves if value is not None)
+    packed = [value.is_mkldnn for value in values]
+    if any(packed) and not (all(packed) and len(packed) == len(parts) and axis == 1):
+        text = "some of its siblings' weights are packed by oneDNN, and some are not"
+        return Miss(MissCode.NOT_CONSTANT, parts[0], text, progress=3)
+    now = now or any(packed)
     return Join(tuple(parts), axis, None, values if now and len(values) == len(parts) else ())
+
+
+def _beside(parts: Sequence[Node], axis: int, rw: Rewriter) -> Node:
+    """Put parts beside each other, in the order of memory that they have."""
+    values = [part.meta["val"] for part in parts]
+    turned = [v.dim() == _MATRIX and v.stride(0) == 1 and v.stride(1) != 1 for v in values]
+    if axis != 1 or not all(turned):
+        return rw.call(_aten.cat.default, list(parts), axis)
+    rows = [rw.call(_aten.permute.default, part, [1, 0]) for part in parts]
+    return rw.call(_aten.permute.default, rw.call(_aten.cat.default, rows), [1, 0])
+
+
+def _packed_again(values: Sequence[torch.Tensor], like: Node, rw: Rewriter) -> Node:
+    """Join int8 weights that oneDNN packed: its layouts give the numbers back, [K, N], exactly."""
+    dense = torch.cat([value.to_dense() for value in values], 1)
+    weight = rw.constant(dense.t().contiguous(), "joined")
+    mark_frozen(constant_value(weight))
+    old, pack = like.meta["val"], torch.ops.onednn.qlinear_prepack.default
+    value = old.new_empty(tuple(dense.shape))
+    return rw.replay(pack, (weight, None), {}, value)
 
 
 def join_vectors(parts: Sequence[Node | int], rw: Rewriter, give: Callable[[Node], Node]) -> Node:
@@ -131,8 +178,10 @@ class Placer:
         limit = self._order[place]
 
         def give(node: Node) -> Node:
-            if self._order.get(node, -1) < limit or node.op != "call_function":
+            if self._order.get(node, -1) < limit:
                 return node
+            if node.op == "get_attr":
+                return rw.constant(self._known.values[node], str(node.target))
             assert node in self._known, f"{node} is needed before it is computed"
             if node not in made:
                 args, kwargs = map_arg((node.args, node.kwargs), give)
@@ -197,7 +246,7 @@ def _inner(named: Sequence[Mapping[str, Any]], name: str, axis: int) -> Below | 
     return {name: (nodes, axis)} if all(isinstance(node, Node) for node in nodes) else None
 
 
-def _without_data(node: Node, numbers: Numbers) -> object:
+def _without_data(node: Node, numbers: Numbers) -> Hashable:
     """Return the arguments that are no tensors."""
     plain = {k: v for k, v in arguments(node).items() if not isinstance(v, Node)}
     return tuple((k, numbers.frozen(v)) for k, v in sorted(plain.items()))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from qfuse.inductor.epilogue import plan_steps
-from qfuse.inductor.joining import Join, Placer, join_vectors, plan_join
+from qfuse.inductor.joining import Join, Placer, join_vectors, plan_join, spelling
 from qfuse.inductor.numbers import Numbers
 from qfuse.inductor.products import as_product, rebuild
 from qfuse.ir.alias import leaves_graph, memory_of
@@ -138,13 +138,24 @@ class _Merging:
             if miss is not None:
                 self._missed(product, miss)
             else:
-                kinds.setdefault(product.kind(self._numbers), []).append(product)
+                kinds.setdefault(self._kind(product), []).append(product)
         groups = list(kinds.values())
         plans = [plan for group in groups if len(group) > 1 for plan in self._planned(group)]
         for group in groups:
             if len(group) == 1 and len(groups) > 1:
                 self._missed(group[0], self._difference(group[0], [g[0] for g in groups]))
         return plans
+
+    def _kind(self, product: Product) -> tuple[tuple[str, Hashable], ...]:
+        """Return what siblings have in common besides the input, by names for people."""
+        spelled = [
+            (f"how {name} is spelled", self._spelling(product, name)) for name in product.columns
+        ]
+        return (*product.kind(self._numbers), *spelled)
+
+    def _spelling(self, product: Product, name: str) -> Hashable | Miss:
+        node, axis = product.columns[name], product.spec.columns[name]
+        return spelling(node, axis, self._known, self._numbers)
 
     def _refuse(self, product: Product, weights: dict[Hashable, Product]) -> Miss | None:
         """Say why a product cannot be merged, whatever its siblings are."""
@@ -155,6 +166,10 @@ class _Merging:
                 given = memory_of(operand).op == "placeholder" or not self._known.values
                 text = self._reason if given else "its weight is computed at run time"
                 return Miss(MissCode.NOT_CONSTANT, operand, text, progress=3)
+        for name in product.columns:
+            spelled = self._spelling(product, name)
+            if isinstance(spelled, Miss):
+                return spelled
         key = tuple(self._numbers.of(node) for node in product.columns.values())
         if weights.setdefault(key, product) is not product:
             text = "a sibling has the same weight, and is the same or has another bias"
@@ -237,11 +252,11 @@ class _Merging:
         self._log.add(Missed(ROOM, NAME, miss.code, miss.reason, *places, miss.progress))
 
     def _difference(self, one: Product, others: Sequence[Product]) -> Miss:
-        own = dict(one.kind(self._numbers))
+        own = dict(self._kind(one))
         differing = []
         for other in others:
             if other is not one:
-                its = dict(other.kind(self._numbers))
+                its = dict(self._kind(other))
                 names = [k for k in own if own[k] != its.get(k)]
                 differing.append((len(names), other.node.name, names, its))
         _, name, names, _ = min(differing, key=lambda d: d[0])

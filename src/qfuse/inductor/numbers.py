@@ -95,5 +95,6 @@ def _written(nodes: Iterable[Node]) -> set[Node]:
 
 def _constant_key(value: torch.Tensor) -> Hashable:
     kind = (value.dtype, str(value.device), tuple(value.shape), value.layout)
-    small = value.layout is torch.strided and value.numel() * value.element_size() <= _BITS_LIMIT
-    return (*kind, value.stride(), bits_of(value)) if small else (*kind, id(value))
+    if value.layout is not torch.strided or value.numel() * value.element_size() > _BITS_LIMIT:
+        return (*kind, id(value))
+    return (*kind, value.stride(), bits_of(value))

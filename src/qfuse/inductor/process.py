@@ -1,10 +1,11 @@
-"""What there is once per process, as Inductor's own options are: slots, and graphs seen."""
+"""What there is once per process: our passes in Inductor's slots, and the graphs they saw."""
 
 from __future__ import annotations
 
 import difflib
 import warnings
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from qfuse.inductor import _inductor_api as inductor
@@ -27,7 +28,7 @@ class Process:
     def __init__(self) -> None:
         self._journal = Journal()
         self._slots = Slots(self._journal)
-        self._installed: list[Hooks] = []
+        self._installed: ContextVar[Hooks | None] = ContextVar("qfuse_installed", default=None)
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return Inductor options with our passes in them.
@@ -82,15 +83,17 @@ class Process:
 
     def install(self) -> None:
         """Have our passes in the slots from now on."""
-        if not self._installed:
+        if self._installed.get() is None:
             hooks = Hooks(self._journal)
             self._slots.add(hooks)
-            self._installed.append(hooks)
+            self._installed.set(hooks)
 
     def uninstall(self) -> None:
         """Take out what was installed."""
-        while self._installed:
-            self._slots.remove(self._installed.pop())
+        hooks = self._installed.get()
+        if hooks is not None:
+            self._installed.set(None)
+            self._slots.remove(hooks)
 
     def reports(self) -> tuple[Report, ...]:
         """Return the report of every graph."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
+from qfuse.inductor._inductor_api import has_kernel
 from qfuse.ir.schema import arguments, overload_of
 from qfuse.ir.views import dtype_of, shape_of, tensor_of
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Product", "as_product", "call", "rebuild"]
 
 _aten = torch.ops.aten
+_BLOCKED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +38,43 @@ class Spec:
         columns: The operands that have one entry per output feature, by name, and the axis.
         bias: Name of the bias, a vector that may be missing.
         family: What ops are called that differ in the bias alone.
+        block: For a packed weight, how many features lie together, in each entry along the axis; 0
+            for a weight whose first axis counts blocks, with the block as the last axis of others.
+        needs_kernel: Whether wheels have the op without a kernel for it.
     """
 
     x: str
     columns: Mapping[str, int]
     bias: str | None = None
     family: str = ""
+    block: int = 1
+    needs_kernel: bool = False
 
 
-_SPECS: Mapping[OpOverload, Spec] = {
-    _aten.mm.default: Spec("self", {"mat2": 1}, family="mm"),
-    _aten.addmm.default: Spec("mat1", {"mat2": 1}, bias="self", family="mm"),
-    _aten.bmm.default: Spec("self", {"mat2": 2}),
-    _aten.linear.default: Spec("input", {"weight": 0}, bias="bias"),
-    _aten._int_mm.default: Spec("self", {"mat2": 1}),
-    _aten._weight_int8pack_mm.default: Spec("self", {"mat2": 0, "scales": 0}),
-    _aten._scaled_mm.default: Spec("self", {"mat2": 1, "scale_b": 1}, bias="bias"),
+_PACKED = {"weight": 0, "weight_scales": 0}
+_SPECS: Mapping[str, Spec] = {
+    "aten::mm": Spec("self", {"mat2": 1}, family="mm"),
+    "aten::addmm": Spec("mat1", {"mat2": 1}, bias="self", family="mm"),
+    "aten::bmm": Spec("self", {"mat2": 2}),
+    "aten::linear": Spec("input", {"weight": 0}, bias="bias"),
+    "aten::_int_mm": Spec("self", {"mat2": 1}),
+    "aten::_scaled_mm": Spec("self", {"mat2": 1, "scale_b": 1}, bias="bias"),
+    "aten::_weight_int8pack_mm": Spec("self", {"mat2": 0, "scales": 0}),
+    # 64 rows lie together with AVX-512, and 32 or 16 of them elsewhere.
+    "aten::_weight_int4pack_mm_for_cpu": Spec("self", {"mat2": 0, "qScaleAndZeros": 1}, block=64),
+    "onednn::qlinear_pointwise": Spec(
+        "qx", {"qw": 1, "w_scale": 0, "w_zero_point": 0}, bias="bias"
+    ),
+    "torchao::da8w4_linear_cpu": Spec(
+        "input",
+        {**_PACKED, "weight_qzeros": 0, "compensation": 0},
+        bias="bias",
+        block=0,
+        needs_kernel=True,
+    ),
+    "torchao::float8_linear_cpu": Spec("input", _PACKED, bias="bias", block=0, needs_kernel=True),
 }
+_UNARY = ("default", "tensor")  # overloads that write to nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +120,10 @@ class Product:
 def as_product(node: Node) -> Product | None:
     """View a call as a product with a matrix."""
     op = overload_of(node)
-    spec = _SPECS.get(op) if op is not None else None
-    if spec is None:
+    spec = None if op is None else _SPECS.get(op._schema.name)  # noqa: SLF001 - the way to ask
+    if op is None or spec is None or op._overloadname not in _UNARY:  # noqa: SLF001
+        return None
+    if spec.needs_kernel and not has_kernel(op, "CPU"):
         return None
     named = arguments(node)
     x, shape = named.pop(spec.x), shape_of(node)
@@ -127,7 +151,7 @@ def rebuild(
     op: OpOverload = product.node.target  # type: ignore[assignment]
     if product.spec.family == "mm":
         op = _aten.mm.default if bias is None else _aten.addmm.default
-    spec = _SPECS[op]
+    spec = _SPECS[op._schema.name]  # noqa: SLF001 - the way to ask
     given = {**product.fixed, **columns, spec.x: x}
     if spec.bias is not None:
         given[spec.bias] = bias
@@ -159,12 +183,34 @@ def _is_default(value: object, default: object) -> bool:
 
 
 def _wrong(columns: Mapping[str, Node], bias: Node | None, spec: Spec, n: int) -> str:
-    for name, axis in spec.columns.items():
-        node = columns.get(name)
-        if node is not None and (len(shape_of(node)) <= axis or shape_of(node)[axis] != n):
-            return f"its {name} has not one entry per output feature along axis {axis}"
     if not columns:
         return "its weight is a single number"
     if bias is not None and tuple(shape_of(bias)) != (n,):
         return "its bias is not a vector"
+    if spec.block == 0:
+        return _wrong_blocks(columns, spec, n)
+    if n % spec.block:
+        return f"its packed weight has {n} rows, which are not whole blocks of {spec.block}"
+    for name, node in columns.items():
+        axis, shape = spec.columns[name], shape_of(node)
+        if len(shape) <= axis or shape[axis] != n:
+            return f"its {name} has not one entry per output feature along axis {axis}"
     return ""
+
+
+def _wrong_blocks(columns: Mapping[str, Node], spec: Spec, n: int) -> str:
+    """Check a layout of blocks: [N/b, K/c, c, b/2 or b], and [N/b, ..., b] for what goes with it.
+
+    Blocks of features follow each other, so that those of one weight behind those of another are
+    what packing both would give. Of other layouts that is not known.
+    """
+    shapes = {name: tuple(shape_of(node)) for name, node in columns.items()}
+    weight = shapes.get("weight", ())
+    others = [shape for name, shape in shapes.items() if name != "weight"]
+    blocks = {shape[0] for shape in shapes.values() if shape}
+    widths = {shape[-1] for shape in others}
+    known = len(weight) == _BLOCKED and all(len(shape) == _BLOCKED - 1 for shape in others)
+    if not known or len(shapes) != len(spec.columns) or len(blocks) != 1 or len(widths) != 1:
+        return "its weight is packed in a layout of which it is not known how to join two"
+    (count,), (width,) = blocks, widths
+    return "" if count * width == n else "its packed weight is padded"

@@ -38,6 +38,7 @@ def inductor_passes(*, freezing: bool | None = None) -> Iterator[None]:
     """Add qfuse's passes to whatever ``torch.compile`` compiles for the first time within.
 
     What is in Inductor's slots stays and runs first. Afterwards everything is as it was.
+    Inductor's options hold for one thread, and so does this.
 
     Args:
         freezing: Turns Inductor's freezing on or off within; by default it is left as it is.
@@ -53,7 +54,7 @@ def inductor_passes(*, freezing: bool | None = None) -> Iterator[None]:
 def install() -> None:
     """Add qfuse's passes to whatever ``torch.compile`` compiles from now on, until uninstalled.
 
-    A second call does nothing.
+    A second call does nothing. Inductor's options hold for one thread, and so does this.
     """
     _process().install()
 

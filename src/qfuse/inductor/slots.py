@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
-from dataclasses import dataclass, field
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from qfuse.inductor import _inductor_api as inductor
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Slots", "composed"]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Slot:
     """One slot.
 
@@ -32,12 +32,15 @@ class _Slot:
 
     name: str
     base: Any = None
-    ours: list[Any] = field(default_factory=list)
+    ours: tuple[Any, ...] = ()
     value: Any = None
 
 
 class Slots:
-    """Our passes in the slots of the process.
+    """Our passes in the slots.
+
+    Inductor's options hold for one thread, or one context of ``contextvars``: so does what is known
+    of them here.
 
     Args:
         journal: Told who was in the way.
@@ -45,60 +48,69 @@ class Slots:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._lock = threading.RLock()
-        self._slots = [_Slot(name) for name in SLOTS]
+        empty = tuple(_Slot(name) for name in SLOTS)
+        self._slots: ContextVar[tuple[_Slot, ...]] = ContextVar("qfuse_slots", default=empty)
 
     def add(self, hooks: Hooks) -> None:
         """Append passes to what is in the slots."""
-        with self._lock:
-            lost = [self._look(slot) for slot in self._slots]
-            for slot in self._slots:
-                if not slot.ours:
-                    slot.base = inductor.option(slot.name)
-                slot.ours.append(hooks.slots[slot.name])
-                _put(slot)
+        seen, lost = self._look()
+        new = []
+        for slot in seen:
+            base = slot.base if slot.ours else inductor.option(slot.name)
+            new.append(replace(slot, base=base, ours=(*slot.ours, hooks.slots[slot.name])))
+        self._put(new)
         self._tell(lost)
 
     def remove(self, hooks: Hooks) -> None:
         """Take passes out again; when the last of ours goes, what was there is there again."""
-        with self._lock:
-            lost = [self._look(slot) for slot in self._slots]
-            for slot in self._slots:
-                slot.ours.remove(hooks.slots[slot.name])
-                _put(slot)
+        seen, lost = self._look()
+        gone = set(map(id, hooks.slots.values()))
+        self._put([replace(s, ours=tuple(h for h in s.ours if id(h) not in gone)) for s in seen])
         self._tell(lost)
 
     def look(self) -> None:
         """Find out whether somebody overwrote a slot, and say so."""
-        with self._lock:
-            lost = [self._look(slot) for slot in self._slots]
+        seen, lost = self._look()
+        self._slots.set(seen)
         self._tell(lost)
 
-    def _look(self, slot: _Slot) -> str:
-        """Find out whether what is in a slot is what was put there; say so if it is not.
+    def _look(self) -> tuple[tuple[_Slot, ...], list[str]]:
+        """Compare what is in the slots with what was put there; name what somebody overwrote.
 
         What somebody else put there since is theirs: it stays, without what is ours in it.
         """
-        now = inductor.option(slot.name)
-        if not slot.ours or now is slot.value:
-            return ""
-        passes = inductor.passes_in(now)
-        lost = [hook for hook in _once(slot.ours) if not any(hook is other for other in passes)]
-        slot.base = _without(now, slot.ours)
-        slot.value = now
-        if not lost:
-            return ""
-        return (
-            f"torch._inductor.config.{slot.name} was overwritten by {_described(now)}, so "
-            "qfuse's passes did not run any more: add to what is in the slot, or set it first"
-        )
+        seen, lost = [], []
+        for slot in self._slots.get():
+            now = inductor.option(slot.name)
+            if slot.ours and now is not slot.value:
+                passes = inductor.passes_in(now)
+                if not all(any(h is other for other in passes) for h in _once(slot.ours)):
+                    lost.append(
+                        f"torch._inductor.config.{slot.name} was overwritten by "
+                        f"{_described(now)}, so qfuse's passes did not run any more: add to what "
+                        "is in the slot, or set it first"
+                    )
+                seen.append(replace(slot, base=_without(now, slot.ours), value=now))
+            else:
+                seen.append(slot)
+        return tuple(seen), lost
+
+    def _put(self, slots: Sequence[_Slot]) -> None:
+        """Set the slots, each to what was there with ours behind it."""
+        new = []
+        for slot in slots:
+            value = slot.base
+            for hook in _once(slot.ours):
+                value = composed(value, hook)
+            inductor.set_option(slot.name, value)
+            new.append(replace(slot, value=value))
+        self._slots.set(tuple(new))
 
     def _tell(self, lost: Sequence[str]) -> None:
         """Warn, when everything is in order again: a warning may be an error here."""
-        texts = list(filter(None, lost))
-        for text in texts:
+        for text in lost:
             self._journal.note(text)
-        for text in texts:
+        for text in lost:
             warnings.warn(text, UserWarning, stacklevel=4)
 
 
@@ -111,20 +123,12 @@ def composed(base: Any, hook: Any) -> Any:
     return [base, hook]
 
 
-def _put(slot: _Slot) -> None:
-    value = slot.base
-    for hook in _once(slot.ours):
-        value = composed(value, hook)
-    slot.value = value
-    inductor.set_option(slot.name, value)
-
-
 def _once(ours: Sequence[Any]) -> list[Any]:
     """Return one of our passes for each thing that they do: to do it twice changes nothing."""
     return list({hook.hooks.key: hook for hook in reversed(ours)}.values())
 
 
-def _without(value: Any, ours: list[Any]) -> Any:
+def _without(value: Any, ours: Sequence[Any]) -> Any:
     """Return what is in a slot, without our passes; the same object if there are none."""
     passes = inductor.passes_in(value)
     theirs = [p for p in passes if not any(p is hook for hook in ours)]
