@@ -150,8 +150,8 @@ class Chain(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         a = self.a(x).relu()
-        gated: torch.Tensor = self.b(x) * a
-        return gated.relu() + self.b(a)
+        result: torch.Tensor = (self.b(x) * a).relu() + self.b(a)
+        return result
 
 
 def test_order_holds() -> None:
