@@ -96,6 +96,17 @@ def test_a_report_that_cannot_be_written_is_refused_first(tmp_path: Path) -> Non
     assert "folder that does not exist" in result.output
 
 
+def test_a_group_size_belongs_to_a_recipe() -> None:
+    alone = CliRunner().invoke(main, ["explain", "bert", "--group-size", "32"])
+    assert alone.exit_code == 1
+    assert "add --quantize" in alone.output
+
+    without = ["explain", "bert", *SMALL, "--quantize", "w8a8-dynamic", "--group-size", "32"]
+    assert "w8a8-dynamic has no groups" in CliRunner().invoke(main, without).output
+    report = run("explain", "bert", *SMALL, "--quantize=w4a16", "--group-size=-1", "--json=-")
+    assert report.exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -48,6 +49,7 @@ class Request:
     Attributes:
         model: A zoo name, ``module:factory``, or a ``.pt2`` file.
         quantize: Recipe to quantize with first, or ``None``.
+        group_size: Weights per scale, or ``None`` for the recipe's default.
         sizes: Sizes of the model, as text.
         dynamic: Whether the sizes that the model declares variable stay variable.
         check: How values are checked.
@@ -59,6 +61,7 @@ class Request:
 
     model: str
     quantize: str | None
+    group_size: int | None
     sizes: dict[str, str]
     dynamic: bool
     check: Check
@@ -97,6 +100,11 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.argument("model"),
         click.option(
             "--quantize", type=click.Choice(recipes.names()), help="quantize with torchao first"
+        ),
+        click.option(
+            "--group-size",
+            type=int,
+            help=f"weights per scale; {recipes.WHOLE_CHANNEL} is a whole channel",
         ),
         click.option(
             "--size", "sizes", multiple=True, metavar="NAME=VALUE", help="a size of the model"
@@ -211,9 +219,9 @@ def _bench_sites(
     spec: str | None, quantize: str | None, sizes: tuple[str, ...], options: BenchOptions
 ) -> None:
     """Measure the merge sites of a model, or the built-in ones."""
-    if options.models or options.recipes or options.tuned:
+    if options.models or options.recipes or options.tuned or options.goals:
         raise OptionsError(
-            "--models, --recipes and --tuned are not for --sites",
+            "--models, --recipes, --tuned and --goals are not for --sites",
             fix="name one model before --sites, and quantize it by --quantize",
         )
     asked = SiteOptions(
@@ -254,19 +262,42 @@ def doctor_command(as_json: bool) -> None:
 
 
 @main.command("build-kernels")
-def build_kernels_command() -> None:
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="also copy them into a folder, for a wheel with kernels inside",
+)
+def build_kernels_command(into: Path | None) -> None:
     """Compile qfuse's own kernels for this machine, ahead of the first use."""
     with _progress() as say:
-        say("compiling the kernels (about half a minute)")
+        say("compiling the kernels (about a minute)")
         library = kernels.load()
     if not library.available:
         raise QfuseError(
             f"the kernels could not be built: {library.reason}",
-            fix="install a C++17 compiler (g++ or clang++), or set CXX; qfuse doctor tells more",
+            fix="install a C++20 compiler (g++ or clang++), or set CXX; qfuse doctor tells more",
         )
-    how = "compiled" if library.compiled else "found in the cache"
-    _OUT.print(f"{how}: {library.path}")
-    _OUT.print(f"instruction sets: {', '.join(library.instruction_sets)}")
+    _show_kernels(library)
+    if into is not None and library.path is not None:
+        _OUT.print(f"copied to: {kernels.copy_library(library.path, into)}", soft_wrap=True)
+
+
+def _show_kernels(library: kernels.KernelLibrary) -> None:
+    """Say what was built, by what, for what, and where it is."""
+    table = Table(title="qfuse kernels", title_justify="left", show_header=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    if library.path is not None:
+        how = "compiled now" if library.compiled else "was there"
+        size = library.path.stat().st_size / 1e6
+        table.add_row("library", f"{library.path} ({size:.1f} MB, {how})")
+        table.add_row("compiler", kernels.describe(library.path).compiler)
+    machine = f"{platform.system()} {platform.machine()}"
+    table.add_row("built for", f"torch {torch.__version__}, {machine}")
+    table.add_row("instruction sets", ", ".join(library.instruction_sets))
+    table.add_row("used by default", library.instruction_sets[-1])
+    _OUT.print(table)
 
 
 def _request(given: dict[str, Any], check: str) -> Request:
@@ -276,6 +307,7 @@ def _request(given: dict[str, Any], check: str) -> Request:
     return Request(
         given["model"],
         given["quantize"],
+        _group_size(given),
         _sizes(given["sizes"]),
         given["dynamic"],
         choice(Check, check, "check"),
@@ -284,6 +316,13 @@ def _request(given: dict[str, Any], check: str) -> Request:
         given.get("show_plan", False),
         options,
     )
+
+
+def _group_size(given: dict[str, Any]) -> int | None:
+    size: int | None = given["group_size"]
+    if size is not None and given["quantize"] is None:
+        raise OptionsError("--group-size says nothing alone", fix="add --quantize, as in w4a8")
+    return size
 
 
 def _sizes(texts: Sequence[str]) -> dict[str, str]:
@@ -320,11 +359,11 @@ def _prepare(
     if request.quantize is None:
         return loaded.model, args, kwargs, shapes
     say(f"quantizing with {request.quantize}")
-    return *_quantized(loaded, request.quantize, shapes), shapes
+    return *_quantized(loaded, request.quantize, shapes, request.group_size), shapes
 
 
 def _quantized(
-    loaded: Loaded, recipe: str, shapes: Any
+    loaded: Loaded, recipe: str, shapes: Any, group_size: int | None = None
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Quantize a model, and say what was not; return it with its inputs."""
     if isinstance(loaded.model, torch.export.ExportedProgram):
@@ -334,7 +373,9 @@ def _quantized(
             fix="leave out --quantize, or quantize the module before exporting it",
         )
     args, kwargs = loaded.args, dict(loaded.kwargs or {})
-    quantized = recipes.quantize(loaded.model, recipe, args, kwargs, dynamic_shapes=shapes)
+    quantized = recipes.quantize(
+        loaded.model, recipe, args, kwargs, dynamic_shapes=shapes, group_size=group_size
+    )
     for note in quantized.notes:
         _ERR.print(f"not quantized: {note}", style="yellow", markup=False)
     return quantized.model, args, kwargs

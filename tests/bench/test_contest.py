@@ -152,6 +152,30 @@ def test_far_below_the_quantized_model_itself_is_wrong(inputs: list[Inputs]) -> 
     assert entries["beside"].verdict is Verdict.WRONG
 
 
+def test_a_model_of_few_bits_may_have_a_faint_signal(inputs: list[Inputs]) -> None:
+    def off(name: str, factor: float, like: str | None = None, *, timed: bool = True) -> Entrant:
+        return Entrant(name, FACTORY, {"kind": "scaled", "factor": factor}, like, timed)
+
+    with held_here(inputs, Silent()) as contest:
+        contest.enter([FLOAT, off("eager", 1.5, timed=False)])  # 6 dB
+        contest.enter(
+            [
+                *(off("alone", 1.5), off("alike", 1.5, "eager")),
+                *(off("half-way", 1.65, "eager"), off("beyond", 1.8, "eager")),  # 3.7 and 1.9 dB
+            ]
+        )
+        entries = contest.run(1, "toys")
+
+    assert {name: entry.verdict for name, entry in entries.items()} == {
+        "float": Verdict.OK,
+        "eager": Verdict.OK,
+        "alone": Verdict.WRONG,
+        "alike": Verdict.OK,
+        "half-way": Verdict.OK,
+        "beyond": Verdict.WRONG,
+    }
+
+
 def test_who_leaves_is_gone_and_the_others_stay(inputs: list[Inputs]) -> None:
     with held_here(inputs, Silent()) as contest:
         contest.enter([FLOAT, toy("half"), toy("honest")])

@@ -15,7 +15,7 @@ from qfuse.bench import demo
 from qfuse.bench.__main__ import main
 from qfuse.bench.command import options_of
 from qfuse.bench.compile_cost import main as compile_cost
-from qfuse.bench.models import CASES, RECIPES, pick
+from qfuse.bench.models import CASES, GROUP_SIZES, RECIPES, USUAL_RECIPES, pick
 from qfuse.bench.peers import Contender, Engine, FloatType, float_peers, quantized_pair
 from qfuse.bench.run import BenchOptions
 from qfuse.ir.errors import OptionsError
@@ -71,6 +71,8 @@ def test_every_kind_of_field_is_an_option() -> None:
         (main, ["--recipes", "fp3"], "there is no recipe 'fp3'"),
         (main, ["--rounds", "3"], "3 rounds are too few"),
         (main, ["--threads", "-1"], "-1 threads"),
+        (main, ["--goals", "--recipes", "static"], "--tuned are not for --goals"),
+        (main, ["--goals", "--models", "vit"], "no goal for the model 'vit'"),
         (demo.main, ["--recipe", "w9a9"], "there is no recipe 'w9a9'"),
         (demo.main, ["--rounds", "2"], "2 rounds are too few"),
         (demo.main, ["--sentences", "8", "--batch", "9"], "no full batch of 9"),
@@ -108,6 +110,15 @@ def test_the_matrix_is_of_the_zoo() -> None:
     for recipe in RECIPES.values():
         for contender in quantized_pair("bert", {}, recipe, FloatType.BF16):
             assert contender.zoo_recipe in recipes.names()
+
+
+def test_recipes_with_groups_are_known_by_name() -> None:
+    sizes = {f"{recipe}-g{size}": size for recipe in ("w4a8", "w4a16") for size in (64, 128)}
+    assert dict(GROUP_SIZES) == sizes
+    assert USUAL_RECIPES == ("static", "dynamic", "weight-only", "w4a8", "w4a16")
+    pair = quantized_pair("bert", {}, "w4a8", FloatType.F32, group_size=64)
+    assert [c.group_size for c in pair] == [64, 64]
+    assert pair[0].name == "inductor f32 w4a8 g64"
 
 
 def test_contenders_survive_the_pipe() -> None:

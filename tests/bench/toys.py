@@ -58,6 +58,12 @@ def _near(arguments: Mapping[str, Any]) -> Subject:
     return Subject(lambda x, *, shift: (x * 2 + shift) * (1 + 1e-5))
 
 
+def _scaled(arguments: Mapping[str, Any]) -> Subject:
+    """Off by a factor: 1.5 leaves 6 dB."""
+    factor = float(arguments["factor"])
+    return Subject(lambda x, *, shift: (x * 2 + shift) * factor)
+
+
 def _unbuildable(arguments: Mapping[str, Any]) -> NoReturn:
     del arguments
     raise ValueError("the toy has no wheels")
@@ -103,4 +109,5 @@ TOYS: dict[str, Callable[[Mapping[str, Any]], Subject]] = {
     "crash": _crash,
     "half": _half,
     "near": _near,
+    "scaled": _scaled,
 }

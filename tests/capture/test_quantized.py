@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "torchao.quantize_affine",
     ),
     "8da4w": (
-        lambda: by_torchao(lambda: torchao_api.int8_dynamic_int4_weights(16)),
+        lambda: by_torchao(lambda: torchao_api.int8_dynamic_int_weights(4, 16)),
         "torchao.dequantize_affine",
     ),
     "pt2e-static": (

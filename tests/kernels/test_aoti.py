@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.kernels.cases import Linear, linear
 from tests.kernels.row_cases import dynamic
+from tests.kernels.weight_only_cases import weight_only
 
 from qfuse.kernels import (
     KernelLibrary,
+    linear_w4a16,
     linear_w8a8,
     linear_w8a8_quantized,
     linear_w8a8_rows,
@@ -27,7 +30,7 @@ K = 36
 
 
 class Chain(torch.nn.Module):
-    """Two linears with codes between them, a residual around the second, and a weight-only one.
+    """Two linears with codes between them, a residual around the second, and weight-only ones.
 
     The first linear is also one whose halves are multiplied, and rows of that choose their scales.
     """
@@ -39,6 +42,10 @@ class Chain(torch.nn.Module):
     w3: torch.Tensor
     s3: torch.Tensor
     scale: torch.Tensor
+    w4: torch.Tensor
+    s4: torch.Tensor
+    z4: torch.Tensor
+    o4: torch.Tensor
 
     def __init__(self, first: Linear, second: Linear) -> None:
         super().__init__()
@@ -47,6 +54,12 @@ class Chain(torch.nn.Module):
             packed, sums = pack_weight(case.weight)
             self.register_buffer(f"w{name}", packed)
             self.register_buffer(f"s{name}", sums)
+        (_, packed, groups), options = weight_only(
+            (1, N + 2), N, 3, zero_point=True, offset=True
+        ).arguments()
+        parts = packed, groups, options["w_zero_point"], options["w_offset"]
+        for name, part in zip(("w4", "s4", "z4", "o4"), parts, strict=True):
+            self.register_buffer(name, part)
         packed, sums = pack_halves(first.weight)
         self.register_buffer("w3", packed)
         self.register_buffer("s3", sums)
@@ -64,11 +77,15 @@ class Chain(torch.nn.Module):
             extras=[residual], epilogue="act(hardtanh,-1.0,1e-05)|add(0,0.5)|cast(float32)",
             real=torch.bfloat16, out_dtype=torch.float32,
         )  # fmt: skip
+        z = linear_w8a16(y, self.w1, self.first.w_scale, bias=self.first.bias)
+        last = linear_w4a16(
+            F.pad(z, (0, 2)), self.w4, self.s4, w_zero_point=self.z4, w_offset=self.o4,
+            out_features=N, epilogue="act(relu)",
+        )  # fmt: skip
         chosen, scales, zeros, kept, _ = linear_w8a8_rows(
             x, x_scale, None, self.w3, self.s3, self.first.w_scale, bias=self.first.bias,
             epilogue="glu(silu,up-first)", output=dynamic(formula="ao-asymmetric", keep=True),
         )  # fmt: skip
-        last = linear_w8a16(y, self.w1, self.first.w_scale, bias=self.first.bias)
         return last, chosen, scales, zeros, kept
 
 

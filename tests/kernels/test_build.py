@@ -17,10 +17,13 @@ import pytest
 import torch
 
 import qfuse
+from qfuse.ir.errors import OptionsError
 from qfuse.kernels import (
     Compiler,
     KernelBuildError,
     KernelLibrary,
+    copy_library,
+    describe,
     find_compiler,
     kernel_cache,
 )
@@ -195,6 +198,98 @@ def test_builds_at_the_same_time_compile_once(sources: Path, tmp_path: Path) -> 
     assert calls.read_text().count("x") == 2  # one source, one link
 
 
+class TestPrebuilt:
+    """Libraries that came with the package."""
+
+    @pytest.fixture
+    def prebuilt(self, compiler: Compiler, sources: Path, tmp_path: Path) -> Path:
+        """A folder with a library of the sources, and an empty cache."""
+        built, _ = build(compiler, sources=sources)
+        copied = copy_library(built, tmp_path / "prebuilt")
+        shutil.rmtree(kernel_cache())
+
+        assert describe(copied).compiler == compiler.version
+        return tmp_path / "prebuilt"
+
+    def test_one_that_fits_needs_neither_compiler_nor_cache(
+        self, sources: Path, prebuilt: Path
+    ) -> None:
+        found, compiled = build(None, sources=sources, prebuilt=prebuilt)
+
+        assert found.is_relative_to(prebuilt)
+        assert not compiled
+        assert not kernel_cache().exists()
+
+    def test_it_is_taken_before_the_cache(
+        self, compiler: Compiler, sources: Path, prebuilt: Path
+    ) -> None:
+        build(compiler, sources=sources)
+
+        found, _ = build(compiler, sources=sources, prebuilt=prebuilt)
+
+        assert found.is_relative_to(prebuilt)
+
+    def test_one_of_other_sources_is_not_looked_at(self, sources: Path, prebuilt: Path) -> None:
+        (sources / "answer.cpp").write_text(SOURCE % 2)
+
+        with pytest.raises(KernelBuildError, match=r"no C\+\+ compiler"):
+            build(None, sources=sources, prebuilt=prebuilt)
+
+    def test_one_for_another_torch_is_not_looked_at(
+        self, sources: Path, prebuilt: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch, "__version__", "2.99.0")
+
+        with pytest.raises(KernelBuildError, match=r"no C\+\+ compiler"):
+            build(None, sources=sources, prebuilt=prebuilt)
+
+    def test_a_corrupt_one_is_told_and_built_anew(
+        self,
+        compiler: Compiler,
+        sources: Path,
+        prebuilt: Path,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        (library,) = prebuilt.rglob("*.so")
+        spoil_bytes(library)
+
+        with caplog.at_level(logging.WARNING, logger="qfuse"):
+            found, compiled = build(compiler, sources=sources, prebuilt=prebuilt)
+
+        assert compiled
+        assert found.is_relative_to(kernel_cache())
+        assert "is rebuilt" in caplog.text
+
+    def test_a_folder_that_cannot_be_written_to(
+        self, compiler: Compiler, sources: Path, tmp_path: Path
+    ) -> None:
+        built, _ = build(compiler, sources=sources)
+        (tmp_path / "file").touch()
+
+        with pytest.raises(KernelBuildError, match="cannot be copied"):
+            copy_library(built, tmp_path / "file")
+
+
+class TestSanitizers:
+    def test_they_are_another_entry(
+        self, compiler: Compiler, sources: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plain, _ = build(compiler, sources=sources)
+        monkeypatch.setenv("QFUSE_SANITIZE", "undefined")
+        checked, compiled = build(compiler, sources=sources)
+
+        assert compiled
+        assert plain.parent != checked.parent
+
+    def test_one_that_does_not_exist_is_refused(
+        self, compiler: Compiler, sources: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("QFUSE_SANITIZE", "address,luck")
+
+        with pytest.raises(OptionsError, match="'luck'"):
+            build(compiler, sources=sources)
+
+
 class TestFindCompiler:
     def test_cxx_is_taken_with_its_arguments(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -262,6 +357,18 @@ class TestProcess:
 
         assert done.returncode == 0, done.stderr
         assert re.match(r"False no C\+\+ compiler was found", done.stdout)
+
+    def test_a_compiler_that_fails_is_told(self, tmp_path: Path) -> None:
+        broken = executable(tmp_path / "c++", '[ "$1" = --version ] && echo broken 1 || exit 1')
+        for compiler in ("/bin/false", str(broken)):
+            done = run(
+                "from qfuse import kernels; l = kernels.load(); print(l.available, l.reason)",
+                QFUSE_CACHE_DIR=str(tmp_path / "cache"),
+                CXX=compiler,
+            )
+
+            assert done.returncode == 0, done.stderr
+            assert re.match(r"False .*(compiler failed|no C\+\+ compiler)", done.stdout)
 
     def test_a_library_that_is_loaded_already_is_taken(self, library: KernelLibrary) -> None:
         done = run(

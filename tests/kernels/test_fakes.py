@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.kernels.cases import REAL, STORED, linear
 from tests.kernels.row_cases import dynamic
+from tests.kernels.weight_only_cases import weight_only as weight_only_case
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels import linear_w8a8, pack_weight
@@ -54,13 +55,13 @@ def halved(args: list[Any]) -> list[Any]:
     return [*args[:3], packed, *args[4:9], epilogue, *args[10:]]
 
 
-def weight_only(shape: tuple[int, ...], dtype: torch.dtype) -> list[Any]:
-    """Every argument of ``qfuse::linear_w8a16``."""
-    case = linear(shape, 70)
-    packed, _ = pack_weight(case.weight)
-    x, extra = torch.randn(shape).to(dtype), torch.randn(*shape[:-1], 70)
+def weight_only(shape: tuple[int, ...], dtype: torch.dtype, bits: int = 8) -> list[Any]:
+    """Every argument of ``qfuse::linear_w8a16`` or ``qfuse::linear_w4a16``."""
+    case = weight_only_case(shape, 70, bits=bits, dtype=dtype, zero_point=True)
+    (x, packed, scale), options = case.arguments()
+    zero, extra = options["w_zero_point"], torch.randn(*shape[:-1], 70)
     return [
-        x, packed, case.w_scale, None, None, 70, case.bias, [extra], "add(0,1.0)", torch.float32,
+        x, packed, scale, zero, None, 70, case.bias, [extra], "add(0,1.0)", torch.float32,
         torch.float32,
     ]  # fmt: skip
 
@@ -72,10 +73,12 @@ def test_opcheck(library: KernelLibrary, shape: tuple[int, ...], *, zero_point: 
     args = arguments(shape, zero_point=zero_point, weight_zero_point=zero_point)
     stored = (*args[:-1], *output(torch.int8))
     real = weight_only(shape, torch.bfloat16)
+    four = weight_only(shape, torch.bfloat16, bits=4)
 
     torch.library.opcheck(torch.ops.qfuse.linear_w8a8.default, tuple(args), test_utils=CHECKS)
     torch.library.opcheck(torch.ops.qfuse.linear_w8a8_quantized.default, stored, test_utils=CHECKS)
     torch.library.opcheck(torch.ops.qfuse.linear_w8a16.default, tuple(real), test_utils=CHECKS)
+    torch.library.opcheck(torch.ops.qfuse.linear_w4a16.default, tuple(four), test_utils=CHECKS)
     torch.library.opcheck(
         torch.ops.qfuse.linear_w8a8_rows.default, (*args, *rows()), test_utils=CHECKS
     )
@@ -93,6 +96,9 @@ def test_fake_results_are_like_real_ones(library: KernelLibrary, shape: tuple[in
         for dtype in STORED
     ]
     calls += [(torch.ops.qfuse.linear_w8a16.default, weight_only(shape, dtype)) for dtype in REAL]
+    calls += [
+        (torch.ops.qfuse.linear_w4a16.default, weight_only(shape, dtype, 4)) for dtype in REAL
+    ]
     calls += [
         (torch.ops.qfuse.linear_w8a8.default, halved(arguments(shape))),
         (torch.ops.qfuse.linear_w8a8_rows.default, [*arguments(shape), *rows()]),
@@ -152,16 +158,29 @@ def test_fakes_refuse_what_cannot_be(
         torch.ops.qfuse.linear_w8a8.default(*meta)
 
 
-def test_fakes_refuse_weight_only_arguments(library: KernelLibrary) -> None:
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("index", "value", "message"),
+    [
+        (0, torch.ones(5, 20, dtype=torch.int8), "must be floats"),
+        (0, torch.ones(5, 28), "does not fit"),
+        (1, torch.ones(2, 5, 64, 4, dtype=torch.int16), "does not fit"),
+        (5, 129, "does not fit"),
+        (9, torch.float64, "must be floats"),
+        (10, torch.int8, "must be floats"),
+    ],
+)
+def test_fakes_refuse_weight_only_arguments(
+    library: KernelLibrary, bits: int, index: int, value: Any, message: str
+) -> None:
     del library
-    op = torch.ops.qfuse.linear_w8a16.default
-    for index, value in ((0, torch.ones(5, 20, dtype=torch.int8)), (9, torch.float64), (10, torch.int8)):
-        args = weight_only((5, 20), torch.float32)
-        args[index] = value
-        meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
+    op = getattr(torch.ops.qfuse, f"linear_w{bits}a16").default
+    args = weight_only((5, 20), torch.float32, bits)
+    args[index] = value
+    meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
 
-        with pytest.raises(InputError, match="must be floats"):
-            op(*meta)
+    with pytest.raises(InputError, match=message):
+        op(*meta)
 
 
 def test_fakes_refuse_codes_of_another_type(library: KernelLibrary) -> None:

@@ -8,9 +8,17 @@ import pytest
 import torch
 from tests.kernels.cases import REAL, STORED
 from tests.kernels.grouped_cases import BITS, grouped
+from tests.kernels.row_cases import dynamic
 
 from qfuse.ir.errors import InputError
-from qfuse.kernels import linear_w4a8, linear_w4a8_quantized, linear_w8a8_grouped
+from qfuse.kernels import (
+    linear_w4a8,
+    linear_w4a8_quantized,
+    linear_w4a8_rows,
+    linear_w8a8_grouped,
+    linear_w8a8_grouped_quantized,
+    pack_grouped,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,7 +86,7 @@ def test_fake_results_are_like_real_ones(
         (4, torch.zeros(2, 2, 64, dtype=torch.int32), "3 groups"),
         (6, torch.zeros(2, 2, 64, dtype=torch.int8), "3 groups"),
         (7, 129, "does not fit"),
-        (-1, torch.int8, "out_dtype must be one of"),
+        (-1, torch.int8, "the result must be one of"),
     ],
 )
 def test_fakes_refuse_what_cannot_be(
@@ -94,7 +102,7 @@ def test_fakes_refuse_what_cannot_be(
 
 
 class Chain(torch.nn.Module):
-    """Two linears with codes between them, and one of eight bits."""
+    """Two linears with codes between them, one of eight bits, and one whose rows become codes."""
 
     scale: torch.Tensor
 
@@ -106,6 +114,10 @@ class Chain(torch.nn.Module):
         for case, name in ((self.first, "a"), (self.second, "b"), (self.third, "c")):
             for index, tensor in enumerate(case.arguments()[0][3:]):
                 self.register_buffer(f"{name}{index}", tensor)
+        halves = grouped((1, 20), 2 * N, 1, weight_zeros="each")
+        packed = pack_grouped(halves.weight, halves.w_scale, halves.w_zero_point, halves=True)
+        for index, part in enumerate(packed):
+            self.register_buffer(f"d{index}", part)
         self.register_buffer("scale", torch.tensor([0.05], dtype=torch.float64))
 
     def packed(self, name: str) -> list[torch.Tensor]:
@@ -118,11 +130,17 @@ class Chain(torch.nn.Module):
             quant_max=127, out_dtype=torch.int8,
         )  # fmt: skip
         y = linear_w4a8(codes, self.scale, None, *self.packed("b"), out_features=K)
-        z = linear_w8a8_grouped(
+        z = linear_w8a8_grouped_quantized(
             x, x_scale, x_zero, *self.packed("c"), out_features=20, extras=[y[..., :20]],
-            epilogue="add(0,1.0)", real=torch.float32,
+            epilogue="add(0,1.0)", out_scale=self.scale, out_zero_point=None, quant_min=-128,
+            quant_max=127, out_dtype=torch.int8,
         )  # fmt: skip
-        return z.relu()
+        rows = linear_w4a8_rows(
+            z, self.scale, None, *self.packed("d"), out_features=2 * N,
+            epilogue="glu(silu,gate-first)", output=dynamic(),
+        )  # fmt: skip
+        w = linear_w8a8_grouped(rows[0][..., :K], rows[1], None, *self.packed("c"), out_features=20)
+        return w.relu()
 
 
 @pytest.mark.slow

@@ -219,7 +219,7 @@ def test_refuses(library: KernelLibrary, bits: int, change: dict[str, Any], mess
     case = weight_only((3, 64), 70, 2, bits=bits)
     (x, packed, scale), options = case.arguments()
     arguments = {"x": x, "w_packed": packed, "w_scale": scale, **options, **change}
-    run = linear_w4a16 if bits == 4 else linear_w8a16  # noqa: PLR2004
+    run = linear_w4a16 if bits == 4 else linear_w8a16
 
     with pytest.raises(RuntimeError, match=message):
         run(**arguments)

@@ -108,7 +108,7 @@ def weight_only(  # noqa: PLR0913 - what a problem can have
     compute: torch.dtype = torch.float32,
 ) -> WeightOnly:
     """A random problem with ``x`` of ``shape``; the least and greatest codes are among them."""
-    low, high, stored = (0, 16, torch.uint8) if bits == 4 else (-128, 128, torch.int8)  # noqa: PLR2004
+    low, high, stored = (0, 16, torch.uint8) if bits == 4 else (-128, 128, torch.int8)
     codes = torch.randint(low, high, (n, shape[-1])).to(stored)
     codes.reshape(-1)[:2] = torch.tensor([low, high - 1], dtype=stored)[: codes.numel()]
     zero = torch.randint(low, high, (n, groups)).to(stored)

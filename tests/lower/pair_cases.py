@@ -21,6 +21,7 @@ from qfuse.rewrite.driver import Context
 from qfuse.rewrite.gate import Gate
 from qfuse.targets import Target
 from qfuse.testing.build import GraphBuilder
+from qfuse.testing.quant import stored_like
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +46,7 @@ TRIP = QuantSpec(torch.uint8, 0, 255, (None,) * 3, F32, _MATH, ZeroPointDomain.I
 
 @dataclass(frozen=True)
 class PairCase:
-    """A linear of 8 by 16 rows, 36 to ``n`` features, and the op behind it.
+    """A linear of 8 by 16 rows, ``k`` to ``n`` features, and the op behind it.
 
     Attributes:
         n: Features of the linear.
@@ -60,6 +61,8 @@ class PairCase:
         linear: Changes to the linear.
         other: Who else reads: "linear", "half".
         rows: Sizes of the leading axes.
+        weight: How the weight is stored.
+        k: Input features.
     """
 
     n: int = 140
@@ -74,11 +77,15 @@ class PairCase:
     linear: dict[str, Any] = field(default_factory=dict)
     other: str = ""
     rows: tuple[int | str, ...] = (8, 16)
+    weight: QuantSpec = _W
+    k: int = 36
 
     def program(self) -> OptimizedGraph:
         """The graph of both."""
         b = GraphBuilder()
         linear = self._linear(b)
+        # Before the op, which then has to be computed earlier.
+        outs = [b.call(aten.neg.default, linear)] if self.other == "linear" else []
         x, up = self._halves(b, linear)
         extras = [self._extra(b, index, e, up) for index, e in enumerate(self.extras)]
         given: list[Any] = [None, None]
@@ -89,24 +96,24 @@ class PairCase:
         choose = "" if self.spec is None or self.choose is None else str(self.choose)
         args = (x, None, None, "", self.epilogue, extras, *given, spec, choose, self.keep)
         node = b.call(ops.activation, *args)
-        outs = [b.item(node, index) for index in range(len(node.meta["val"]))]
-        if self.other:
-            read = linear if self.other == "linear" else x
-            outs.append(b.call(aten.neg.default, read))
+        outs += [b.item(node, index) for index in range(len(node.meta["val"]))]
+        if self.other == "half":
+            outs.append(b.call(aten.neg.default, x))
         return b.done(*outs, stage=OptimizedGraph)
 
     def _linear(self, b: GraphBuilder) -> Node:
         x_spec = replace(_X, real=self.real)
-        q = b.arg("q", torch.int8, *self.rows, 36)
+        q = b.arg("q", torch.int8, *self.rows, self.k)
         scale = b.arg("q_scale", F32, *self.rows, 1)
-        w = b.const("w", torch.randint(-128, 128, (self.n, 36), dtype=torch.int8))
-        w_scale = b.const("w_scale", torch.rand(self.n, 1) * 0.01 + 0.003)
+        w_spec = replace(self.weight, real=self.real)
+        w = b.const("w", stored_like(w_spec, self.n, self.k))
+        grid = [int(size) for size in w_spec.grid((self.n, self.k))]
+        w_scale = b.const("w_scale", torch.rand(grid) * 0.01 + 0.003)
         bias = b.const("bias", torch.randn(self.n).to(self.real))
         extras = [b.arg("inner", self.real, *self.rows, self.n)] if "0" in self.inner else []
         given = {"out_scale": None, "out_zero": None, "out_spec": "", **self.linear}
         if given["out_spec"]:
             given["out_scale"] = b.const("out_scale", torch.full((1, 1, 1), 0.02))
-        w_spec = replace(_W, real=self.real)
         return b.call(
             ops.linear, q, scale, None, str(x_spec), w, w_scale, None, str(w_spec), bias,
             given["out_scale"], given["out_zero"], given["out_spec"], self.inner, extras,

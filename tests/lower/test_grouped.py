@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests.lower.cases import NO_KERNELS, lowered, pairs, the_kernel, why_not
+from tests.lower.pair_cases import PairCase
+from tests.lower.pair_cases import lowered as lower_pair
+from tests.lower.test_pairs import REFUSED, TAKEN, assert_same_values
 
 from qfuse import kernels
 from qfuse.ir import ops
@@ -150,6 +153,37 @@ def test_epilogue_and_quantized_output_are_in_the_kernel(weight: QuantSpec, kern
     assert aten.gelu.default not in calls
     for new, old in pairs(program, low, m=50):
         assert compare(new, old, None, Exactness.ROUNDING, SITE).wrong is None
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(
+    ("weight", "kernel"), [(int4((1, 8)), FOUR), (int8((1, 8)), EIGHT)], ids=str
+)
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_is_behind_is_in_the_kernel(name: str, weight: QuantSpec, kernel: str) -> None:
+    case = replace(TAKEN[name], weight=weight, k=40)
+    program = case.program()
+    low = lower_pair(program)
+    (event,) = low.log.of(Lowered)
+
+    assert (event.kernel, event.place.op) == (kernel, "qfuse.linear")
+    assert_same_values(program, low, narrow=case.real is torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("weight", "kernel"), [(int4((1, 8)), FOUR), (int8((1, 8)), EIGHT)], ids=str
+)
+def test_codes_of_rows_are_one_call(weight: QuantSpec, kernel: str) -> None:
+    low = lower_pair(PairCase(weight=weight, k=40).program())
+    calls = [str(n.target) for n in low.graph.nodes if n.op == "call_function"]
+    assert calls.count(f"{kernel}_rows.default") == 1
+    # Each of the halves of 70 features begins with a block of its own.
+    assert low.module.get_buffer("w_packed").shape[0] == 4
+    refused = lower_pair(
+        replace(REFUSED["its result is stored as int16"], weight=weight, k=40).program()
+    )
+    (rows,) = [e for e in refused.log.of(Lowered) if e.place.op == "qfuse.activation"]
+    assert "its result is stored as int16" in dict(rows.losers)[f"{kernel} with the linear"]
 
 
 def test_what_is_emitted() -> None:

@@ -46,6 +46,7 @@ def test_codes_and_parameters_say_what_the_source_says(
     packed = packer.pack4(view.q, view.params)
 
     groups = group_count(spec, K)
+    assert isinstance(groups, int)
     assert packed.scales.shape == packed.zero_points.shape == (groups, N)
     codes = unpack_weight4(packed.weight, N, K).to(torch.int32)
     size = K // packed.scales.shape[0]

@@ -80,6 +80,7 @@ TAKEN = {
 
 REFUSED = {
     "others read the linear too": PairCase(other="linear"),
+    "two kernels": PairCase(epilogue="", other="linear", rows=(64, 64)),
     "or the op reads it more than once": PairCase(
         reads="split", epilogue="act(silu)|mul(0)", extras=("up",), other="half"
     ),
@@ -191,18 +192,37 @@ def test_without_kernels_both_are_expanded() -> None:
     assert ("qfuse.linear_w8a8 with the linear", NO_KERNELS.reason) in rows.losers
 
 
-class Slow(LinearW8A8):
-    """A kernel that takes pairs at a price."""
+class Priced(LinearW8A8):
+    """A kernel that takes pairs at another price."""
+
+    flops = 1e12
 
     def accepts_pair(self, pair: Pair) -> Claim | Refusal:
         answer = super().accepts_pair(pair)
         assert isinstance(answer, Claim)
-        return replace(answer, work=Work(flops=1e12, kind=ComputeKind.INT8))
+        return replace(answer, work=Work(flops=self.flops, kind=ComputeKind.INT8))
+
+
+class Cheap(Priced):
+    """One that costs nothing."""
+
+    flops = 0.0
+
+
+@pytest.mark.parametrize("real", [torch.float32, BF16])
+def test_what_others_read_of_the_linear_is_kept(real: torch.dtype) -> None:
+    """They read it before the op behind it stands in the graph."""
+    case = PairCase(epilogue="", other="linear", real=real, spec=replace(CODES, real=real))
+    program = case.program()
+    low = lowered(program, linears=[Cheap(kernels.load(), Packer())])
+    (event,) = events_of(low)
+    assert event.place.op == "qfuse.linear"
+    assert_same_values(program, low, narrow=real is BF16)
 
 
 def test_two_kernels_are_taken_where_they_are_predicted_faster() -> None:
     program = PairCase().program()
-    low = lowered(program, linears=[Slow(kernels.load(), Packer())])
+    low = lowered(program, linears=[Priced(kernels.load(), Packer())])
     (rows,) = [e for e in events_of(low) if e.place.op == "qfuse.activation"]
     assert any("two kernels" in why for _, why in rows.losers)
     assert_same_values(program, low)

@@ -90,7 +90,9 @@ def test_the_epilogue_is_in_the_kernel() -> None:
     program = b.done(b.call(aten.add.Tensor, b.call(aten.silu.default, y), residual))
     low = lowered(program)
 
-    assert [n.target for n in low.graph.nodes if n.op == "call_function"] == [torch.ops.qfuse.linear_w4a16.default]
+    assert [n.target for n in low.graph.nodes if n.op == "call_function"] == [
+        torch.ops.qfuse.linear_w4a16.default
+    ]
     for new, old in pairs(program, low, m=65):
         assert compare(new, old, None, Exactness.ROUNDING, SITE).wrong is None
 

@@ -129,7 +129,7 @@ def test_refuses_weights_that_it_would_get_wrong(weight: QuantSpec, reason: str)
     b, y = simple(per_tensor(2), weight)
     low = lowered(b.done(y))
 
-    assert the_kernel(low) == "expand"
+    assert the_kernel(low) != NAME
     assert re.search(reason, why_not(low, NAME))
 
 

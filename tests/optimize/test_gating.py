@@ -266,10 +266,12 @@ def test_refuses_an_activation_times_itself() -> None:
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("also", [False, True])
-def test_parameters_are_chosen_for_what_a_linear_activates(also: bool) -> None:
+@pytest.mark.parametrize("act", [False, True])
+def test_parameters_are_chosen_for_what_a_linear_gives(also: bool, act: bool) -> None:
     g = Graph("m", 8)
     block = QuantizedLinear(g.b, 4, 8)
-    y = g.call(aten.gelu.default, block.linear(block.quantized(g.x, per_tensor(2))))
+    y = block.linear(block.quantized(g.x, per_tensor(2)))
+    y = g.call(aten.gelu.default, y) if act else y
     program = g.done(stored(g, y, "token"), *([y] if also else []))
     apply_rules(program, [FuseLinear(), FuseActivation()])
 

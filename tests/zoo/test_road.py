@@ -62,7 +62,8 @@ def kernels_of(report: qfuse.Report, op: str) -> Counter[str]:
 @pytest.mark.numeric
 @pytest.mark.parametrize("name", list(SMALL))
 @pytest.mark.parametrize(
-    "recipe", ["w8a8-static", "w8a8-dynamic", "w8a8-dynamic-asym", "w4a8", "w8a16"]
+    "recipe",
+    ["w8a8-static", "w8a8-dynamic", "w8a8-dynamic-asym", "w4a8", "w8a16", "w4a16"],
 )
 def test_every_quantized_linear_runs_on_a_kernel(name: str, recipe: str) -> None:
     model, quantized, fast = compiled(name, recipe, layers=1)

@@ -30,7 +30,6 @@ pytestmark = [pytest.mark.zoo, pytest.mark.numeric]
 # since a fused op gives no scales of two levels.
 FLOAT, FUSED, APART = "float", "fused", "apart"
 RECIPES = {
-    "w4a16": FLOAT,
     "fp8": FLOAT,
     "fp8-dynamic": FUSED,
     "fp8-dynamic-tensor": FUSED,

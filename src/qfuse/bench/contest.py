@@ -219,7 +219,10 @@ class Contest:
 
     def _floor(self, name: str) -> float:
         """Return the least SQNR in dB that is believed."""
-        like = self._entries.get(self._entrants[name].like or "")
+        entrant = self._entrants[name]
+        if not entrant.timed:
+            return _FAINTEST  # it shows what quantizing alone does to answers
+        like = self._entries.get(entrant.like or "")
         own = None if like is None else like.sqnr
         if own is None:
             return SANE_SQNR

@@ -42,14 +42,12 @@ class Cell:
         family: Name of the family.
         shape: Sizes of the product.
         cold: Weights came from memory; if not, from whatever cache holds them.
-        limit: The least time that this machine allows for it, in seconds.
         series: Times by contender, ours among them.
     """
 
     family: str
     shape: Shape
     cold: bool
-    limit: float
     series: Mapping[str, Series]
 
     @property
@@ -57,10 +55,13 @@ class Cell:
         """Our times."""
         return self.series[OURS]
 
-    @property
-    def reached(self) -> float:
-        """The part of what the machine could do that was reached."""
-        return self.limit / self.ours.median
+    def reached(self, limits: Limits) -> float:
+        """Return the part of what the machine could do that was reached."""
+        return self.limit(limits) / self.ours.median
+
+    def limit(self, limits: Limits) -> float:
+        """Return the least time that the machine allows for it, in seconds."""
+        return limits.seconds(FAMILIES[self.family].kinds[OURS], self.shape, cold=self.cold)
 
     def ratio(self, peer: str) -> Ratio | None:
         """Return ours over a peer's; nothing if that is not in the cell."""
@@ -167,4 +168,4 @@ class Plan:
             least_calls=1,
             before_round=self.stillness.wait,
         )
-        return Cell(family, shape, cold, self.limits.seconds(kind, shape, cold=cold), series)
+        return Cell(family, shape, cold, series)

@@ -98,6 +98,12 @@ class Limits:
         bandwidth = self.memory if cold else self.cache
         return max(kind.bytes(shape) / bandwidth, shape.operations / self.rates[kind.arithmetic])
 
+    def or_better(self, other: Limits) -> Limits:
+        """Return the best that was seen at two times: no machine is faster than it can be."""
+        rates = {kind: max(rate, other.rates[kind]) for kind, rate in self.rates.items()}
+        memory, cache = max(self.memory, other.memory), max(self.cache, other.cache)
+        return Limits(self.cache_bytes, memory, cache, rates)
+
     def copies(self, weight_bytes: int) -> int:
         """Return how many copies of a weight are twice the last-level cache."""
         return max(1, math.ceil(2 * self.cache_bytes / max(weight_bytes, 1)))

@@ -84,28 +84,32 @@ class KernelResults:
             "rounds": self.rounds,
             "others": self.others,
             "targets": [
-                {**asdict(found), "text": str(found.target), "reason": found.reason}
+                {
+                    "text": str(found.target),
+                    "cold": found.cold,
+                    "verdict": found.verdict,
+                    "reason": found.reason(self.limits),
+                }
                 for found in self.judgements
             ],
-            "cells": [_cell(cell) for cell in self.cells],
+            "cells": [self._cell(cell) for cell in self.cells],
+        }
+
+    def _cell(self, cell: Cell) -> dict[str, Any]:
+        ratios = {peer: cell.ratio(peer) for peer in cell.series if peer != OURS}
+        return {
+            "family": cell.family,
+            **asdict(cell.shape),
+            "cold": cell.cold,
+            "limit": cell.limit(self.limits),
+            "reached": cell.reached(self.limits),
+            "seconds": {name: series.median for name, series in cell.series.items()},
+            "p10": {name: series.p10 for name, series in cell.series.items()},
+            "rounds": {name: series.rounds for name, series in cell.series.items()},
+            "ratios": {peer: asdict(ratio) for peer, ratio in ratios.items() if ratio},
         }
 
 
 def _peers(lines: list[Line]) -> tuple[str, ...]:
     found = (name for line in lines for cell in line.cells if cell for name in cell.series)
     return tuple(name for name in dict.fromkeys(found) if name != OURS)
-
-
-def _cell(cell: Cell) -> dict[str, Any]:
-    ratios = {peer: cell.ratio(peer) for peer in cell.series if peer != OURS}
-    return {
-        "family": cell.family,
-        **asdict(cell.shape),
-        "cold": cell.cold,
-        "limit": cell.limit,
-        "reached": cell.reached,
-        "seconds": {name: series.median for name, series in cell.series.items()},
-        "p10": {name: series.p10 for name, series in cell.series.items()},
-        "rounds": {name: series.rounds for name, series in cell.series.items()},
-        "ratios": {peer: asdict(ratio) for peer, ratio in ratios.items() if ratio},
-    }

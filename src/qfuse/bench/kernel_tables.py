@@ -31,7 +31,7 @@ _STYLE = {
 def show_kernels(results: KernelResults, console: Console) -> None:
     """Print every cell and every verdict."""
     for name, title, peers, lines in results.families():
-        console.print(_cells(f"{name}: {title}", peers, lines))
+        console.print(_cells(f"{name}: {title}", peers, lines, results.limits))
     if results.judgements:
         console.print(_verdicts(results))
     console.print(limits_text(results.limits), highlight=False)
@@ -47,7 +47,7 @@ def limits_text(limits: Limits) -> str:
     )
 
 
-def _cells(title: str, peers: tuple[str, ...], lines: list[Line]) -> Table:
+def _cells(title: str, peers: tuple[str, ...], lines: list[Line], limits: Limits) -> Table:
     table = Table(title=f"{title}; medians, and ours over theirs", title_justify="left")
     table.add_column("M x K x N", justify="right", no_wrap=True)
     for heat in ("cold", "warm"):
@@ -56,16 +56,20 @@ def _cells(title: str, peers: tuple[str, ...], lines: list[Line]) -> Table:
         for peer in peers:
             table.add_column(f"/ {peer}", justify="right", no_wrap=True)
     for line in lines:
-        cells = [text for cell in line.cells for text in _cell(cell, peers)]
+        cells = [text for cell in line.cells for text in _cell(cell, peers, limits)]
         table.add_row(str(line.shape), *cells)
     return table
 
 
-def _cell(cell: Cell | None, peers: tuple[str, ...]) -> list[Text]:
+def _cell(cell: Cell | None, peers: tuple[str, ...], limits: Limits) -> list[Text]:
     if cell is None:
         return [Text("-", "dim")] * (2 + len(peers))
     ratios = [ratio_text(cell.ratio(peer)) for peer in peers]
-    return [Text(words.microseconds(cell.ours.median)), Text(f"{cell.reached:.0%}"), *ratios]
+    return [
+        Text(words.microseconds(cell.ours.median)),
+        Text(f"{cell.reached(limits):.0%}"),
+        *ratios,
+    ]
 
 
 def _verdicts(results: KernelResults) -> Table:
@@ -74,5 +78,10 @@ def _verdicts(results: KernelResults) -> Table:
         table.add_column(column)
     for found in results.judgements:
         verdict = Text(found.verdict, _STYLE[found.verdict])
-        table.add_row(str(found.target), "cold" if found.cold else "warm", verdict, found.reason)
+        table.add_row(
+            str(found.target),
+            "cold" if found.cold else "warm",
+            verdict,
+            found.reason(results.limits),
+        )
     return table

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from qfuse.bench import words
 from qfuse.bench.kernel_cells import MOST_STREAMED_ROWS, READ
-from qfuse.bench.kernel_contenders import OURS, Shape
+from qfuse.bench.kernel_contenders import OURS
 from qfuse.bench.stats import mean_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from qfuse.bench.kernel_cells import Cell
+    from qfuse.bench.kernel_limits import Limits
     from qfuse.bench.stats import Ratio
 
 __all__ = ["ROWS", "SIDES", "TARGETS", "Judgement", "Target", "Verdict", "judge"]
@@ -122,7 +123,7 @@ class Judgement:
         met: How many are surely below the bound.
         missed: How many are surely above it.
         ratio: The geometric mean, or the ratio of the worst cell.
-        worst: The shape of the worst cell, and what part of its roofline it reached.
+        worst: The worst cell.
     """
 
     target: Target
@@ -132,20 +133,19 @@ class Judgement:
     met: int
     missed: int
     ratio: Ratio | None
-    worst: tuple[Shape, float] | None
+    worst: Cell | None
 
-    @property
-    def reason(self) -> str:
-        """What the verdict is made of."""
+    def reason(self, limits: Limits) -> str:
+        """Return what the verdict is made of, on a machine with these limits."""
         if self.ratio is None or self.worst is None:
             return "no cells"
         ratio = words.ratio(self.ratio)
         if self.target.mean:
             return f"{ratio} over {self.of} cells"
-        shape, reached = self.worst
+        reached = self.worst.reached(limits)
         return (
             f"{self.met} below, {self.missed} above, {self.of - self.met - self.missed} undecided; "
-            f"worst {ratio} at {shape}, {reached:.0%} of its roofline"
+            f"worst {ratio} at {self.worst.shape}, {reached:.0%} of its roofline"
         )
 
 
@@ -175,7 +175,7 @@ def _judge(target: Target, cells: list[Cell], *, cold: bool) -> Judgement:
         shown = mean_ratio([(c.series[OURS].rounds, c.series[target.peer].rounds) for c in cells])
         assert shown is not None, "there are cells"
         verdict = _verdict(shown.high < target.bound, shown.low > target.bound)
-    return Judgement(target, cold, verdict, len(found), met, missed, shown, (at.shape, at.reached))
+    return Judgement(target, cold, verdict, len(found), met, missed, shown, at)
 
 
 def _verdict(met: int, missed: int) -> Verdict:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from qfuse.bench.contest import Contest
 from qfuse.bench.goal_run import GoalRun, run_goals
+from qfuse.bench.goals import CELLS
 from qfuse.bench.machine import Bystanders, Setting, prepare_machine
 from qfuse.bench.measure import LEAST_ROUNDS
 from qfuse.bench.models import (
@@ -104,6 +105,7 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> None:
     plan = _Plan.of(options)
     setting = Setting.here(plan.threads)
     if options.goals:
+        _check_goals(options)
         run = GoalRun(
             setting=setting,
             rounds=plan.rounds,
@@ -117,6 +119,15 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> None:
         _run_models(options, plan, setting, console)
     if options.page is not None:
         console.print(f"the tables are in {options.page}", highlight=False)
+
+
+def _check_goals(options: BenchOptions) -> None:
+    if options.recipes or options.quick or options.tuned:
+        raise OptionsError(
+            "--recipes, --quick and --tuned are not for --goals",
+            fix="the goals say how models are quantized; --models picks among their models",
+        )
+    pick(options.models, dict.fromkeys(cell.case for cell in CELLS), "goal for the model")
 
 
 def _run_models(options: BenchOptions, plan: _Plan, setting: Setting, console: Console) -> None:

@@ -12,12 +12,21 @@ The ops of a loaded library are ``torch.ops.qfuse.linear_w8a8`` and so on; their
 explained in :mod:`qfuse.kernels.ops` and :mod:`qfuse.kernels.weight_only`.
 """
 
-from qfuse.kernels.build import Compiler, KernelBuildError, find_compiler, kernel_cache
+from qfuse.kernels.build import (
+    Compiler,
+    KernelBuildError,
+    copy_library,
+    describe,
+    find_compiler,
+    kernel_cache,
+)
 from qfuse.kernels.grouped_ops import (
     linear_w4a8,
     linear_w4a8_quantized,
+    linear_w4a8_rows,
     linear_w8a8_grouped,
     linear_w8a8_grouped_quantized,
+    linear_w8a8_grouped_rows,
 )
 from qfuse.kernels.library import KernelLibrary, instruction_set, load
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
@@ -31,15 +40,19 @@ __all__ = [
     "KernelBuildError",
     "KernelLibrary",
     "PackedGroups",
+    "copy_library",
+    "describe",
     "find_compiler",
     "instruction_set",
     "kernel_cache",
     "linear_w4a8",
     "linear_w4a8_quantized",
+    "linear_w4a8_rows",
     "linear_w4a16",
     "linear_w8a8",
     "linear_w8a8_grouped",
     "linear_w8a8_grouped_quantized",
+    "linear_w8a8_grouped_rows",
     "linear_w8a8_quantized",
     "linear_w8a8_rows",
     "linear_w8a16",

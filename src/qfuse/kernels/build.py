@@ -5,6 +5,10 @@ folder per key (sources, torch, flags, C++ ABI, machine) with one library per co
 description of each. A library is used only if its description fits and its bytes are those that
 were written; anything else is rebuilt, with a line in the log.
 
+A wheel may bring libraries along, in the same form, in the folder ``prebuilt`` beside this file
+(:func:`copy_library` fills such a folder, ``hatch_build.py`` packs it). One that fits is taken
+before the cache is looked at, so a machine without a compiler has kernels too.
+
 ``QFUSE_SANITIZE=address`` (or ``undefined``, or both with a comma) builds kernels that end the
 process at the first access out of bounds; ``make asan`` runs their tests so. What the sanitizer
 needs has to be in the process from the start: ``LD_PRELOAD`` names the compiler's ``libasan.so``.
@@ -32,14 +36,25 @@ import torch
 
 from qfuse.ir.errors import CacheError, OptionsError, QfuseError
 
-__all__ = ["Compiler", "Entry", "KernelBuildError", "build", "find_compiler", "kernel_cache"]
+__all__ = [
+    "Compiler",
+    "Entry",
+    "KernelBuildError",
+    "build",
+    "copy_library",
+    "describe",
+    "find_compiler",
+    "kernel_cache",
+]
 
 _log = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).with_name("csrc")
+_PREBUILT = Path(__file__).with_name("prebuilt")
 _FORMAT = 1  # of the cache entries
 _VERSION_SECONDS = 10
 _BUILD_SECONDS = 600
+_SANITIZED_BUILD_SECONDS = 2400  # checks make code many times as long to compile
 
 # No contraction to fused multiply-add: all instruction sets give the same bits. No -march: the
 # library runs on every machine of this architecture and chooses at run time.
@@ -113,17 +128,64 @@ def kernel_cache() -> Path:
     return (Path(root) if root else platformdirs.user_cache_path("qfuse")) / "kernels"
 
 
+def describe(library: Path) -> Entry:
+    """Return what stands beside a library of the cache.
+
+    Raises:
+        CacheError: There is nothing, or nothing that can be read.
+    """
+    try:
+        text = library.with_suffix(".json").read_text(encoding="utf-8")
+        return Entry(**json.loads(text))
+    except (OSError, ValueError, TypeError) as error:
+        raise CacheError(f"its description cannot be read ({error})") from error
+
+
+def copy_library(library: Path, to: Path) -> Path:
+    """Copy a library of the cache, with its description, to where a wheel brings them along.
+
+    Several may lie there side by side, such as one for each torch.
+
+    Args:
+        library: What :func:`build` gave.
+        to: The folder; it is made if it does not exist.
+
+    Returns:
+        The copy.
+
+    Raises:
+        KernelBuildError: The folder cannot be written to.
+    """
+    folder = to / library.parent.name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        copied = Path(shutil.copy2(library, folder))
+        shutil.copy2(library.with_suffix(".json"), folder)
+    except (OSError, shutil.SameFileError) as error:
+        raise KernelBuildError(
+            f"the kernels cannot be copied: {error}",
+            where=str(folder),
+            fix="name a folder that can be written to",
+        ) from error
+    return copied
+
+
 def build(
-    compiler: Compiler | None, *, sources: Path = _SOURCES, rebuild: bool = False
+    compiler: Compiler | None,
+    *,
+    sources: Path = _SOURCES,
+    prebuilt: Path = _PREBUILT,
+    rebuild: bool = False,
 ) -> tuple[Path, bool]:
-    """Return a library built from ``sources``, compiling only if the cache has none.
+    """Return a library built from ``sources``, compiling only if there is none.
 
     Several processes may ask at once: one compiles, the others wait for it.
 
     Args:
         compiler: What to compile with; ``None`` takes what the cache holds, whoever compiled it.
         sources: Folder of the C++ files.
-        rebuild: Compile even if the cache has a library.
+        prebuilt: Folder of libraries that came with the package.
+        rebuild: Compile even if there is a library.
 
     Returns:
         The library's path, and whether it was compiled now.
@@ -134,13 +196,16 @@ def build(
     """
     key = _key(sources)
     folder = kernel_cache() / key[:24]
-    # First without the lock: a cache that was filled ahead may be read only.
-    found = None if rebuild else _cached(folder, key, compiler, level=logging.DEBUG)
-    if found is not None:
-        return found, False
+    if not rebuild:
+        # First without the lock: a cache that was filled ahead may be read only.
+        found = _cached(prebuilt / key[:24], key, None, level=logging.WARNING) or _cached(
+            folder, key, compiler, level=logging.DEBUG
+        )
+        if found is not None:
+            return found, False
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder / "lock", timeout=_BUILD_SECONDS):
+        with filelock.FileLock(folder / "lock", timeout=_build_seconds()):
             if not rebuild:
                 found = _cached(folder, key, compiler, level=logging.WARNING)
                 if found is not None:
@@ -213,11 +278,7 @@ def _cached(folder: Path, key: str, compiler: Compiler | None, *, level: int) ->
 
 
 def _validate(library: Path, key: str) -> None:
-    try:
-        text = library.with_suffix(".json").read_text(encoding="utf-8")
-        entry = Entry(**json.loads(text))
-    except (OSError, ValueError, TypeError) as error:
-        raise CacheError(f"its description cannot be read ({error})") from error
+    entry = describe(library)
     if entry.key != key:
         raise CacheError("it was built from other sources or for another torch")
     if entry.sha256 != _digest(library.read_bytes()):
@@ -278,6 +339,10 @@ def _link_flags() -> list[str]:
     return ["-shared", "-fopenmp", *_sanitizer_flags(), *paths]
 
 
+def _build_seconds() -> int:
+    return _SANITIZED_BUILD_SECONDS if _sanitizer_flags() else _BUILD_SECONDS
+
+
 def _compiler_environment() -> dict[str, str]:
     environment = {**os.environ, "LC_ALL": "C"}
     if _sanitizer_flags():
@@ -289,7 +354,7 @@ def _compiler_environment() -> dict[str, str]:
 def _run(command: list[str]) -> None:
     try:
         subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=_BUILD_SECONDS,
+            command, capture_output=True, text=True, check=True, timeout=_build_seconds(),
             stdin=subprocess.DEVNULL, env=_compiler_environment(),
         )  # fmt: skip
     except subprocess.CalledProcessError as error:

@@ -1,8 +1,8 @@
 """Linears of stored activations whose weights have scales in groups along K, and their fakes.
 
 ``linear_w4a8`` takes weights of four bits, codes 0 to 15; ``linear_w8a8_grouped`` takes int8. A
-group is K / groups input features: a multiple of 8 for four bits and of 4 for eight, or the whole of
-K, of any size then; at most 32768. With ``x`` of shape ``[..., K]`` and the weight ``[N, K]``:
+group is K / groups input features: a multiple of 8 for four bits and of 4 for eight, or the whole
+of K, of any size then; at most 32768. With ``x`` of shape ``[..., K]`` and the weight ``[N, K]``:
 
 1. For each group ``g``, ``sum_g = sum over its k of (x - x_zero_point) * (w - w_zero_point_g)``,
    exact in int32.
@@ -10,7 +10,8 @@ K, of any size then; at most 32768. With ``x`` of shape ``[..., K]`` and the wei
    float32, the product rounded before it is added.
 3. ``y = total * x_scale + bias``, from left to right in float32 without fused multiply-add, then
    rounded to ``real``.
-4. Epilogue and output are those of :mod:`qfuse.kernels.ops`.
+4. Epilogue and output are those of :mod:`qfuse.kernels.ops`, products of halves and codes of rows
+   included.
 
 No value depends on the number of threads or on the instruction set. Nothing but the result is
 written to. The result is contiguous.
@@ -28,21 +29,27 @@ Shapes and dtypes, where they are not those of :mod:`qfuse.kernels.ops`:
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels.pack import BLOCK, GROUP
+from qfuse.kernels.row_ops import fake_row_results
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from qfuse.kernels.row_ops import RowOutput, RowResult
+
 __all__ = [
     "linear_w4a8",
     "linear_w4a8_quantized",
+    "linear_w4a8_rows",
     "linear_w8a8_grouped",
     "linear_w8a8_grouped_quantized",
+    "linear_w8a8_grouped_rows",
     "register_grouped_fakes",
 ]
 
@@ -173,48 +180,110 @@ def linear_w8a8_grouped_quantized(*args: Any, **options: Any) -> torch.Tensor:
     return _quantized(torch.ops.qfuse.linear_w8a8_grouped_quantized.default, args, options)
 
 
-_DEFAULTS = {
+def linear_w4a8_rows(*args: Any, output: RowOutput, **options: Any) -> RowResult:
+    """:func:`linear_w4a8` whose rows become codes with scales of their own.
+
+    Args:
+        *args: Those of :func:`linear_w4a8`.
+        output: How rows become codes; there is no sum to keep.
+        **options: Those of :func:`linear_w4a8`, with ``float_dtype`` for ``out_dtype``.
+
+    Returns:
+        As of :func:`qfuse.kernels.row_ops.activation_quantized`.
+    """
+    return _rows(torch.ops.qfuse.linear_w4a8_rows.default, args, options, output)
+
+
+def linear_w8a8_grouped_rows(*args: Any, output: RowOutput, **options: Any) -> RowResult:
+    """:func:`linear_w8a8_grouped` whose rows become codes with scales of their own.
+
+    Args:
+        *args: Those of :func:`linear_w8a8_grouped`.
+        output: How rows become codes; there is no sum to keep.
+        **options: As of :func:`linear_w4a8_rows`.
+
+    Returns:
+        As of :func:`qfuse.kernels.row_ops.activation_quantized`.
+    """
+    return _rows(torch.ops.qfuse.linear_w8a8_grouped_rows.default, args, options, output)
+
+
+_DEFAULTS: dict[str, Any] = {
     "bias": None,
     "extras": (),
     "epilogue": "",
     "real": torch.float32,
-    "reciprocal": True,
-    "zero_point_first": False,
 }
 
 
 def _quantized(op: Any, args: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor:
-    result: torch.Tensor = op(*args, **{**_DEFAULTS, **options})
+    defaults = {**_DEFAULTS, "reciprocal": True, "zero_point_first": False}
+    result: torch.Tensor = op(*args, **{**defaults, **options})
+    return result
+
+
+def _rows(op: Any, args: tuple[Any, ...], options: dict[str, Any], output: RowOutput) -> RowResult:
+    given = {**_DEFAULTS, **options}
+    names = ("out_features", "bias", "extras", "epilogue", "real")
+    rest = [given.pop(name) for name in names]
+    float_dtype = given.pop("float_dtype", None) or rest[-1]
+    result: RowResult = op(*args, *rest, float_dtype, *output.arguments(), **given)
     return result
 
 
 def register_grouped_fakes() -> None:
     """Tell torch the shapes and dtypes of the results; the library must have been loaded."""
     for name, stored in (("linear_w4a8", torch.uint8), ("linear_w8a8_grouped", torch.int8)):
-        torch.library.register_fake(f"qfuse::{name}", _fake(stored, _REAL))
-        torch.library.register_fake(f"qfuse::{name}_quantized", _fake(stored, _STORED))
+        torch.library.register_fake(f"qfuse::{name}", partial(_fake_float, stored))
+        torch.library.register_fake(f"qfuse::{name}_quantized", partial(_fake_codes, stored))
+        torch.library.register_fake(f"qfuse::{name}_rows", partial(_fake_rows, stored))
 
 
-def _fake(stored: torch.dtype, results: tuple[torch.dtype, ...]) -> Any:
-    """Return the fake of the op with weights of a type and results of one of some types."""
+# The arguments that all of the ops begin with.
+_LEADING = 12
 
-    def fake(x: torch.Tensor, *args: Any) -> torch.Tensor:
-        _, _, w_packed, w_sums, w_scale, w_zero_point, n, *_, out_dtype = args
-        if x.dtype not in _STORED:
-            raise InputError(f"x must be int8 or uint8, not {x.dtype}")
-        if out_dtype not in results:
-            raise InputError(f"out_dtype must be one of {results}, not {out_dtype}")
-        k, blocks = x.shape[-1], (n + BLOCK - 1) // BLOCK
-        step = GROUP * _CODES_PER_BYTE[stored]
-        expected = (blocks, (k + step - 1) // step, BLOCK, GROUP)
-        if w_packed.dtype != stored or w_packed.shape != expected:
-            raise InputError(f"w_packed {tuple(w_packed.shape)} does not fit n={n}, k={k}")
-        groups = w_scale.shape[1]
-        given = [w_sums, w_scale]
-        if w_zero_point is not None and w_zero_point.numel() != 1:
-            given.append(w_zero_point)
-        if any(t.shape != (blocks, groups, BLOCK) for t in given):
-            raise InputError(f"w_sums, w_scale or w_zero_point do not fit n={n}, {groups} groups")
-        return x.new_empty((*x.shape[:-1], n), dtype=out_dtype)
 
-    return fake
+def _fake_float(stored: torch.dtype, *args: Any) -> torch.Tensor:
+    return _fake_result(stored, args[:_LEADING], args[_LEADING], _REAL)
+
+
+def _fake_codes(stored: torch.dtype, *args: Any) -> torch.Tensor:
+    return _fake_result(stored, args[:_LEADING], args[-1], _STORED)
+
+
+def _fake_rows(stored: torch.dtype, *args: Any) -> RowResult:
+    real = args[_LEADING]
+    rows = _fake_result(stored, args[:_LEADING], real, _REAL)
+    return fake_row_results(rows, None, real, args[_LEADING + 1 :])
+
+
+def _fake_result(
+    stored: torch.dtype,
+    args: tuple[Any, ...],
+    dtype: torch.dtype,
+    possible: tuple[torch.dtype, ...],
+) -> torch.Tensor:
+    """Return the result of an op with weights of a type."""
+    x, _, _, w_packed, w_sums, w_scale, w_zero_point, n, _, _, epilogue, _ = args
+    if x.dtype not in _STORED:
+        raise InputError(f"x must be int8 or uint8, not {x.dtype}")
+    if dtype not in possible:
+        raise InputError(f"the result must be one of {possible}, not {dtype}")
+    halves = 2 if "glu(" in epilogue or "halves(" in epilogue else 1
+    k, columns = x.shape[-1], n // halves
+    blocks = halves * ((columns + BLOCK - 1) // BLOCK)
+    step = GROUP * _CODES_PER_BYTE[stored]
+    expected = (blocks, (k + step - 1) // step, BLOCK, GROUP)
+    if n % halves or w_packed.dtype != stored or w_packed.shape != expected:
+        raise InputError(
+            f"w_packed {tuple(w_packed.shape)} does not fit n={n}, k={k}"
+            f"{' in two halves' * (halves - 1)}"
+        )
+    groups = w_scale.shape[1]
+    given = [w_sums, w_scale]
+    if w_zero_point is not None and w_zero_point.numel() != 1:
+        given.append(w_zero_point)
+    if any(t.shape != (blocks, groups, BLOCK) for t in given):
+        raise InputError(f"w_sums, w_scale or w_zero_point do not fit n={n}, {groups} groups")
+    result: torch.Tensor = x.new_empty((*x.shape[:-1], columns), dtype=dtype)
+    return result

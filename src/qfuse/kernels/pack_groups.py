@@ -1,13 +1,13 @@
 """The layout of weights whose scales change along their inputs, in groups.
 
 The codes have the layout of :mod:`qfuse.kernels.pack4` or :mod:`qfuse.kernels.pack`. What each
-group has besides, ``[N, groups]``, becomes ``[ceil(N / 64), groups, 64]``, padded with zeros: all of
-a block of 64 output features in one piece, in the order in which it is read.
+group has besides, ``[N, groups]``, becomes ``[ceil(N / 64), groups, 64]``, padded with zeros: all
+of a block of 64 output features in one piece, in the order in which it is read.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,9 @@ import torch.nn.functional as F
 from qfuse.ir.errors import InputError
 from qfuse.kernels.pack import BLOCK, pack_weight
 from qfuse.kernels.pack4 import pack_weight4
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["PackedGroups", "pack_grouped", "pack_groups"]
 
@@ -50,7 +53,11 @@ def pack_groups(values: torch.Tensor) -> torch.Tensor:
 
 
 def pack_grouped(
-    codes: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None = None
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None = None,
+    *,
+    halves: bool = False,
 ) -> PackedGroups:
     """Pack a weight whose scales change along its inputs.
 
@@ -58,6 +65,8 @@ def pack_grouped(
         codes: ``[N, K]``: uint8 from 0 to 15 for weights of four bits, int8 for those of eight.
         scale: float ``[N, groups]``; ``groups`` divides K.
         zero_point: ``[N, groups]``, or one element; from -128 to 127. ``None`` is 0.
+        halves: The output features are two halves that are multiplied: each begins with a block of
+            its own.
 
     Raises:
         InputError: The tensors do not fit each other.
@@ -66,13 +75,26 @@ def pack_grouped(
     groups = scale.shape[-1]
     if scale.shape != (n, groups) or not groups or k % groups:
         raise InputError(f"scales {tuple(scale.shape)} make no groups of codes [{n}, {k}]")
+    if halves and n % 2:
+        raise InputError(f"{n} output features are no two halves")
+
+    def packed(values: torch.Tensor, pack: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        parts = values.chunk(2) if halves else (values,)
+        return torch.cat([pack(part) for part in parts])
+
+    four = codes.dtype == torch.uint8
     sums = codes.reshape(n, groups, k // groups).sum(2, dtype=torch.int32)
-    packed = pack_weight4(codes) if codes.dtype == torch.uint8 else pack_weight(codes)[0]
-    zero = None if zero_point is None else _packed_zero(zero_point, (n, groups))
-    return PackedGroups(packed, pack_groups(sums), pack_groups(scale.float()), zero)
+    zero = None if zero_point is None else _small(zero_point, (n, groups))
+    return PackedGroups(
+        packed(codes, pack_weight4 if four else lambda part: pack_weight(part)[0]),
+        packed(sums, pack_groups),
+        packed(scale.float(), pack_groups),
+        zero if zero is None or zero.dim() == 1 else packed(zero, pack_groups),
+    )
 
 
-def _packed_zero(zero: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+def _small(zero: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """Return zero points as int8: ``[1]``, or of ``shape``."""
     small = zero.to(torch.int8)
     if not torch.equal(small.to(zero.dtype), zero):
         raise InputError("a zero point of a weight is outside of [-128, 127]")
@@ -80,4 +102,4 @@ def _packed_zero(zero: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
         return small.reshape(1)
     if zero.shape != shape:
         raise InputError(f"zero points {tuple(zero.shape)} of a weight with groups {shape}")
-    return pack_groups(small)
+    return small

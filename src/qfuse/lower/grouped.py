@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -17,28 +17,38 @@ from qfuse.lower.operands import (
     check_bias,
     check_edge,
     check_epilogue,
+    check_extras,
     check_zero_point,
     float_out,
     rows_share_scale,
     scale_node,
     typed,
 )
-from qfuse.lower.w8a8 import check_activation, output_args, stored_zero, takes_output
+from qfuse.lower.w8a8 import (
+    call_pair,
+    check_activation,
+    check_pair_output,
+    output_args,
+    pair_work,
+    stored_zero,
+    takes_output,
+)
 
 if TYPE_CHECKING:
+    from torch._ops import OpOverloadPacket
     from torch.fx import Node
     from torch.fx.node import Argument
 
-    from qfuse.cost.sizes import AtPoints
-    from qfuse.cost.work import Work
     from qfuse.ir.views import QuantParams
-    from qfuse.kernels import KernelLibrary, PackedGroups
+    from qfuse.kernels import KernelLibrary
     from qfuse.lower.packing import Packer
+    from qfuse.lower.pairs import Pair
     from qfuse.rewrite.rewriter import Rewriter
     from qfuse.targets.target import Target
 
-__all__ = ["LinearW4A8", "LinearW8A8Grouped"]
+__all__ = ["LinearGrouped"]
 
+_FOUR = 4
 _BYTES = (torch.int8, torch.uint8)
 # Sums of a group are 32 bits wide, and so are products with its zero point.
 _MOST_IN_GROUP = 1 << 15
@@ -48,82 +58,115 @@ _GROUP_COST = 16
 
 
 @dataclass(frozen=True, slots=True)
-class LinearW4A8:
-    """The row of ``qfuse::linear_w4a8`` and ``qfuse::linear_w4a8_quantized``.
+class LinearGrouped:
+    """The row of ``qfuse::linear_w4a8`` or ``qfuse::linear_w8a8_grouped``, with their kin.
 
     Attributes:
         library: The compiled kernels, or why there are none.
         packer: Packs weights, for all rows of a lowering.
+        bits: Of a weight: 4 or 8.
     """
 
     library: KernelLibrary
     packer: Packer
-    name: str = "qfuse.linear_w4a8"
+    bits: Literal[4, 8]
+
+    @property
+    def name(self) -> str:
+        """What the report calls it."""
+        return "qfuse.linear_w4a8" if self.bits == _FOUR else "qfuse.linear_w8a8_grouped"
 
     def supported(self, target: Target) -> Refusal | None:
         """Refuse where the kernels could not be built."""
-        return _supported(self.library, target)
+        if target.device != "cpu":
+            return Refusal(f"it is a CPU kernel, the target is {target.device}")
+        return None if self.library.available else Refusal(self.library.reason)
 
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
-        """Take 8-bit activations per tensor or per row, and weights of at most 16 numbers."""
-        return _check(problem) or _check_codes(problem) or _claim(problem, 4)
+        """Take 8-bit activations per tensor or per row.
+
+        Weights of four bits are at most 16 numbers, in groups or not; weights of eight bits are in
+        groups.
+        """
+        refusal = self._check(problem) or check_epilogue(problem)
+        if refusal is not None:
+            return refusal
+        fused = problem.fused
+        output = fused.out_params is not None and takes_output(fused)
+        bits = Bits(8, self.bits, 8 if output else bits_of(float_out(fused)))
+        work = linear_work(problem.rows, _depth(problem), problem.n, bits, ComputeKind.INT8)
+        return Claim(len(fused.epilogue.steps), output, work)
 
     def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
         """Add the call with packed constants."""
-        params = problem.fused.weight_params
-        assert params is not None, "accepted without weight params"
-        packed = self.packer.pack_grouped(problem.fused.weight, params, four=True)
-        args = _arguments(problem, claim, packed, rw)
-        if claim.output:
-            return rw.call(torch.ops.qfuse.linear_w4a8_quantized.default, *args)
-        return rw.call(torch.ops.qfuse.linear_w4a8.default, *args)
+        fused = problem.fused
+        real, quantized, _ = self._ops()
+        args = self._arguments(problem, str(split_epilogue(problem, claim)[0]), rw)
+        if not claim.output:
+            return rw.call(real.default, *args, float_out(fused))
+        assert fused.out_params is not None, "the claim covers the output"
+        return rw.call(quantized.default, *args, *output_args(fused.out_params, rw))
 
+    def accepts_pair(self, pair: Pair) -> Claim | Refusal:
+        """Take the same linears, with a product of halves, and codes with a scale for each row."""
+        problem = pair.problem
+        refusal = self._check(problem) or check_extras(problem) or check_pair_output(pair)
+        if refusal is not None:
+            return refusal
+        return Claim(0, pair.rows is not None, pair_work(pair, _depth(problem), self.bits))
 
-@dataclass(frozen=True, slots=True)
-class LinearW8A8Grouped:
-    """The row of ``qfuse::linear_w8a8_grouped`` and ``qfuse::linear_w8a8_grouped_quantized``.
-
-    Attributes:
-        library: The compiled kernels, or why there are none.
-        packer: Packs weights, for all rows of a lowering.
-    """
-
-    library: KernelLibrary
-    packer: Packer
-    name: str = "qfuse.linear_w8a8_grouped"
-
-    def supported(self, target: Target) -> Refusal | None:
-        """Refuse where the kernels could not be built."""
-        return _supported(self.library, target)
-
-    def accepts(self, problem: LinearProblem) -> Claim | Refusal:
-        """Take 8-bit activations per tensor or per row, and 8-bit weights in groups."""
-        return _check(problem) or _check_bytes(problem) or _claim(problem, 8)
-
-    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
+    def emit_pair(self, pair: Pair, rw: Rewriter) -> dict[int, Node]:
         """Add the call with packed constants."""
-        params = problem.fused.weight_params
-        assert params is not None, "accepted without weight params"
-        packed = self.packer.pack_grouped(problem.fused.weight, params, four=False)
-        args = _arguments(problem, claim, packed, rw)
-        if claim.output:
-            return rw.call(torch.ops.qfuse.linear_w8a8_grouped_quantized.default, *args)
-        return rw.call(torch.ops.qfuse.linear_w8a8_grouped.default, *args)
+        args = self._arguments(pair.problem, pair.steps, rw, halves=pair.halved)
+        return call_pair(pair, args, self._ops(), rw)
+
+    def _check(self, problem: LinearProblem) -> Refusal | None:
+        refusal = check_activation(problem) or check_bias(problem) or _check_weight(problem)
+        if refusal is not None:
+            return refusal
+        return _check_codes(problem) if self.bits == _FOUR else _check_bytes(problem)
+
+    def _ops(self) -> tuple[OpOverloadPacket, OpOverloadPacket, OpOverloadPacket]:
+        """Return the kernels that give floats, codes with given parameters, and codes of rows."""
+        ops = torch.ops.qfuse
+        if self.bits == _FOUR:
+            return ops.linear_w4a8, ops.linear_w4a8_quantized, ops.linear_w4a8_rows
+        return (
+            ops.linear_w8a8_grouped,
+            ops.linear_w8a8_grouped_quantized,
+            ops.linear_w8a8_grouped_rows,
+        )
+
+    def _arguments(
+        self, problem: LinearProblem, steps: str, rw: Rewriter, *, halves: bool = False
+    ) -> list[Argument]:
+        """Return what all kernels of a row begin with."""
+        fused = problem.fused
+        x, w, name = fused.x_params, fused.weight_params, fused.weight.target
+        assert x is not None, "accepted without activation params"
+        assert w is not None, "accepted without weight params"
+        packed = self.packer.pack_grouped(fused.weight, w, four=self.bits == _FOUR, halves=halves)
+        zero = packed.zero_point
+        return [
+            fused.x,
+            scale_node(x, rw),
+            None if x.zero_point is None else stored_zero(x.zero_point, x.spec.dtype, rw),
+            rw.constant(packed.weight, f"{name}_packed"),
+            rw.constant(packed.sums, f"{name}_sums"),
+            rw.constant(packed.scale, f"{name}_scales"),
+            None if zero is None else rw.constant(zero, f"{name}_zeros"),
+            problem.n,
+            None if fused.bias is None else typed(fused.bias, torch.float32, rw),
+            list(fused.extras) or None,
+            steps,
+            problem.real,
+        ]
 
 
-def _supported(library: KernelLibrary, target: Target) -> Refusal | None:
-    if target.device != "cpu":
-        return Refusal(f"it is a CPU kernel, the target is {target.device}")
-    return None if library.available else Refusal(library.reason)
-
-
-def _check(problem: LinearProblem) -> Refusal | None:
-    """Refuse what neither row takes."""
+def _check_weight(problem: LinearProblem) -> Refusal | None:
+    """Refuse weights that neither row takes."""
     fused = problem.fused
     params = fused.weight_params
-    refusal = check_activation(problem) or check_bias(problem) or check_epilogue(problem)
-    if refusal is not None:
-        return refusal
     if params is None:
         return Refusal("the weight is not quantized")
     if params.spec.dtype.is_floating_point:
@@ -173,45 +216,11 @@ def _check_bytes(problem: LinearProblem) -> Refusal | None:
     return check_zero_point(params, "weight")
 
 
-def _claim(problem: LinearProblem, weight_bits: int) -> Claim:
-    fused = problem.fused
-    output = fused.out_params is not None and takes_output(fused)
-    return Claim(len(fused.epilogue.steps), output, _work(problem, weight_bits, output))
-
-
-def _work(problem: LinearProblem, weight_bits: int, output: bool) -> AtPoints[Work]:
+def _depth(problem: LinearProblem) -> int:
+    """Return the input features, and what else costs as much as one."""
     params = problem.fused.weight_params
     assert params is not None, "checked before"
     groups = group_count(params.spec, problem.k)
     assert isinstance(groups, int), "checked before"
     # One group is scaled behind all products, as rows without groups do it.
-    depth = problem.k + (groups * _GROUP_COST if groups > 1 else 0)
-    bits = Bits(8, weight_bits, 8 if output else bits_of(float_out(problem.fused)))
-    return linear_work(problem.rows, depth, problem.n, bits, ComputeKind.INT8)
-
-
-def _arguments(
-    problem: LinearProblem, claim: Claim, packed: PackedGroups, rw: Rewriter
-) -> list[Argument]:
-    fused = problem.fused
-    x, name = fused.x_params, fused.weight.target
-    assert x is not None, "accepted without activation params"
-    zero = packed.zero_point
-    args: list[Argument] = [
-        fused.x,
-        scale_node(x, rw),
-        None if x.zero_point is None else stored_zero(x.zero_point, x.spec.dtype, rw),
-        rw.constant(packed.weight, f"{name}_packed"),
-        rw.constant(packed.sums, f"{name}_sums"),
-        rw.constant(packed.scale, f"{name}_scales"),
-        None if zero is None else rw.constant(zero, f"{name}_zeros"),
-        problem.n,
-        None if fused.bias is None else typed(fused.bias, torch.float32, rw),
-        list(fused.extras) or None,
-        str(split_epilogue(problem, claim)[0]),
-        problem.real,
-    ]
-    if not claim.output:
-        return [*args, float_out(fused)]
-    assert fused.out_params is not None, "the claim covers the output"
-    return [*args, *output_args(fused.out_params, rw)]
+    return problem.k + (groups * _GROUP_COST if groups > 1 else 0)

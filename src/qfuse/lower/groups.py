@@ -44,7 +44,7 @@ def first_code(stored: torch.Tensor, spec: QuantSpec) -> int:
         least -= 1
     if stored.numel() == 0:
         return least
-    low, high = int(stored.min()), int(stored.max())
+    low, high = map(int, stored.aminmax())
     return least if least <= low and high < least + _CODES else low
 
 
@@ -52,7 +52,10 @@ def fits_four_bits(stored: torch.Tensor) -> bool:
     """Whether a weight's numbers are no more than sixteen in a row. Nothing else is looked at."""
     if stored.dtype.is_floating_point:
         return False
-    return stored.numel() == 0 or int(stored.max()) - int(stored.min()) < _CODES
+    if stored.numel() == 0:
+        return True
+    low, high = map(int, stored.aminmax())
+    return high - low < _CODES
 
 
 def group_count(spec: QuantSpec, k: int) -> int | Refusal:

@@ -126,6 +126,8 @@ class KernelSteps:
             refusal = writer.write(step)
             if refusal is not None:
                 return refusal
+        if writer.multiplied and shape_of(linear.weight)[0] % 2:
+            return Refusal("the halves of its features are not alike")
         return writer.done()
 
 

@@ -99,7 +99,9 @@ class Packer:
             self._known4[key] = Packed4(pack_weight4(codes), scales, zeros)
         return self._known4[key]
 
-    def pack_grouped(self, node: Node, params: QuantParams, *, four: bool) -> PackedGroups:
+    def pack_grouped(
+        self, node: Node, params: QuantParams, *, four: bool, halves: bool = False
+    ) -> PackedGroups:
         """Pack the constant that ``node`` names for products with stored activations.
 
         Of four bits the least code becomes 0, unsigned bytes become signed: either moves the zero
@@ -108,14 +110,15 @@ class Packer:
         stored, scale = constant_of(node), constant_of(params.scale)
         assert stored is not None, f"not a constant: {node.format_node()}"
         zero = None if params.zero_point is None else constant_of(params.zero_point)
-        key = (id(stored), id(scale), id(zero), str(params.spec), four)
+        apart = halves and stored.shape[0] % (2 * BLOCK) != 0
+        key = (id(stored), id(scale), id(zero), str(params.spec), four, apart)
         if key not in self._known_grouped:
             unsigned = stored.dtype is torch.uint8
             least = first_code(stored, params.spec) if four else 128 * unsigned
             codes = (stored.to(torch.int32) - least).to(torch.uint8 if four else torch.int8)
             scales = group_scales(params, stored.shape).t()
             zeros = (group_zero_points(params, stored.shape) - least).t()
-            self._known_grouped[key] = pack_grouped(codes, scales, _as_one(zeros))
+            self._known_grouped[key] = pack_grouped(codes, scales, _as_one(zeros), halves=apart)
         return self._known_grouped[key]
 
     def contiguous(self, node: Node, rw: Rewriter) -> Node:

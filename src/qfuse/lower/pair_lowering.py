@@ -88,10 +88,14 @@ class PairLowering:
             offer.losers,
             "the linear and what is behind it are one pass",
         )
-        rw = self.bench.editor.rewriter("lower-pair", pair.op.node)
+        # Where others read the linear, they may do so before the op behind it stands.
+        at = pair.linear.node if pair.shared else pair.op.node
+        rw = self.bench.editor.rewriter("lower-pair", at)
         made = offer.kernel.emit_pair(pair, rw)
         for index, result in results_of(pair.op.node).items():
             rw.replace(result, made[index])
+        if pair.shared:
+            rw.replace(at, made[pair.kept_at], but=frozenset({pair.op.node}))
         if not settle(
             rw, self.bench.context, self.bench.program.log, key, Exactness.ROUNDING, place
         ):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from qfuse.ir.fused import Keep
 from qfuse.ir.fused_views import as_activation
 from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.sizes import is_row_major, same_shape
-from qfuse.ir.views import as_fused_linear, dtype_of, shape_of
+from qfuse.ir.views import as_fused_linear, dtype_of, shape_of, tensor_of
 from qfuse.lower.expand import results_of
 from qfuse.lower.kernel import LinearKernel, LinearProblem, Refusal, problem_of
 from qfuse.lower.kernel_steps import KernelSteps, halves_of
@@ -42,6 +43,7 @@ class Pair:
         rows: How rows become codes; ``None`` if the result is float.
         steps: Those of both, in the words of the kernels.
         halved: Whether the halves of the linear's features are multiplied.
+        shared: Whether others read the linear too, whose float result is kept for them then.
     """
 
     problem: LinearProblem
@@ -50,11 +52,18 @@ class Pair:
     rows: RowProblem | None
     steps: str
     halved: bool
+    shared: bool
 
     @property
     def columns(self) -> int:
         """Features of the result."""
         return self.problem.n // 2 if self.halved else self.problem.n
+
+    @property
+    def kept_at(self) -> int:
+        """Which result of the op the linear's own is, if it is shared."""
+        assert self.rows is not None, "what is shared is stored"
+        return self.rows.output.place(Keep.FLOAT)
 
 
 @runtime_checkable
@@ -65,7 +74,10 @@ class PairKernel(LinearKernel, Protocol):
         """Return what it costs to run both, or why it does not."""
 
     def emit_pair(self, pair: Pair, rw: Rewriter) -> dict[int, Node]:
-        """Add the call; return the results of the op by index."""
+        """Add the call; return the results of the op by index.
+
+        If the linear is shared, its own result is one more.
+        """
 
 
 def pair_of(node: Node, symbols: Mapping[str, SymbolRange]) -> Pair | Refusal | None:
@@ -73,7 +85,8 @@ def pair_of(node: Node, symbols: Mapping[str, SymbolRange]) -> Pair | Refusal | 
 
     The op reads the linear, or the two halves of its features.
 
-    Refuses: a linear that others read, or whose result is stored; steps that no kernel of linears
+    Refuses: a linear that others read, unless all that the op does is to choose scales for what
+    they read; one whose result is stored; steps that no kernel of linears
     knows; operands that are spread, or that spread the result; results in another order than rows.
     """
     op = as_activation(node)
@@ -83,19 +96,30 @@ def pair_of(node: Node, symbols: Mapping[str, SymbolRange]) -> Pair | Refusal | 
     linear = as_fused_linear(op.x if halves is None else halves.source)
     if linear is None:
         return None
+    shared = halves is None and set(linear.node.users) != {op.node}
     written = _check_between(linear, op, halves) or KernelSteps.of(linear, op, halves)
     if isinstance(written, Refusal):
         return written
     refusal = _check_shapes(op, [x for x in written.extras if x in op.extras])
     if refusal is not None:
         return refusal
-    rows = None if op.output.spec is None else row_problem_of(op, symbols)
+    rows = _rows_of(op, symbols, shared=shared)
     if isinstance(rows, Refusal):
         return rows
     first = results_of(node)[0]
     both = replace(linear, node=first, extras=written.extras, out_params=op.output.params)
     problem = problem_of(both, symbols)
-    return Pair(problem, linear, op, rows, written.text, written.halved)
+    return Pair(problem, linear, op, rows, written.text, written.halved, shared)
+
+
+def _rows_of(
+    op: Activation, symbols: Mapping[str, SymbolRange], *, shared: bool
+) -> RowProblem | Refusal | None:
+    """Return how rows become codes, and what else is given; ``None`` if the result is float."""
+    if op.output.spec is None:
+        return None
+    keep = op.output.keep | ({Keep.FLOAT} if shared else set())
+    return row_problem_of(replace(op, output=replace(op.output, keep=keep)), symbols)
 
 
 def _check_between(linear: FusedLinear, op: Activation, halves: TwoHalves | None) -> Refusal | None:
@@ -105,7 +129,14 @@ def _check_between(linear: FusedLinear, op: Activation, halves: TwoHalves | None
     between = frozenset({linear.node}) if halves is None else halves.between | {linear.node}
     outside = {user for node in between for user in node.users} - between - {op.node}
     reads = [node for node in (op.x, *op.extras) if node in between]
-    if outside or len(reads) != (1 if halves is None else 2):
+    # What is kept lies in memory as rows do.
+    keeps = (
+        halves is None
+        and op.output.choose is not None
+        and not op.epilogue.steps
+        and is_row_major(tensor_of(linear.node))
+    )
+    if (outside and not keeps) or len(reads) != (1 if halves is None else 2):
         return Refusal("others read the linear too, or the op reads it more than once")
     return None if 0 in results_of(op.node) else Refusal("nobody reads the result")
 

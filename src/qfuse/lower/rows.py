@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qfuse.lower.grouped import LinearW4A8, LinearW8A8Grouped
+from qfuse.lower.grouped import LinearGrouped
 from qfuse.lower.int_mm import IntMM
 from qfuse.lower.packing import Packer
 from qfuse.lower.real_weights import RealWeights
@@ -26,8 +26,8 @@ def kernel_rows(library: KernelLibrary) -> tuple[LinearKernel, ...]:
     weights = RealWeights(packer)
     return (
         LinearW8A8(library, packer),
-        LinearW4A8(library, packer),
-        LinearW8A8Grouped(library, packer),
+        LinearGrouped(library, packer, 4),
+        LinearGrouped(library, packer, 8),
         LinearW4A16(library, weights),
         LinearW8A16(library, weights),
         IntMM(packer),

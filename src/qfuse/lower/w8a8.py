@@ -37,6 +37,9 @@ from qfuse.lower.row_problem import check_output
 from qfuse.lower.row_problem import output_args as row_output_args
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch._ops import OpOverloadPacket
     from torch.fx import Node
     from torch.fx.node import Argument
 
@@ -49,7 +52,17 @@ if TYPE_CHECKING:
     from qfuse.rewrite.rewriter import Rewriter
     from qfuse.targets.target import Target
 
-__all__ = ["LinearW8A8"]
+__all__ = [
+    "LinearW8A8",
+    "call_pair",
+    "check_activation",
+    "check_pair_output",
+    "is_stored_at_once",
+    "output_args",
+    "pair_work",
+    "stored_zero",
+    "takes_output",
+]
 
 _BYTES = (torch.int8, torch.uint8)
 _REALS = (torch.float32, torch.bfloat16, torch.float16)
@@ -108,11 +121,10 @@ class LinearW8A8:
             refusal = check(problem)
             if refusal is not None:
                 return refusal
-        if pair.rows is not None and not _is_stored_at_once(pair):
-            refusal = check_output(pair.rows)
-            if refusal is not None:
-                return refusal
-        return Claim(0, pair.rows is not None, _pair_work(pair))
+        refusal = check_pair_output(pair)
+        if refusal is not None:
+            return refusal
+        return Claim(0, pair.rows is not None, pair_work(pair, problem.k, 8))
 
     def emit_pair(self, pair: Pair, rw: Rewriter) -> dict[int, Node]:
         """Add the call with packed constants."""
@@ -121,17 +133,8 @@ class LinearW8A8:
         operands = self._operands(problem, rw, halves=pair.halved)
         args = [*operands, list(fused.extras) or None, pair.steps, problem.real]
         kernels = torch.ops.qfuse
-        if pair.rows is None:
-            return {0: rw.call(kernels.linear_w8a8.default, *args, float_out(fused))}
-        if _is_stored_at_once(pair):
-            assert fused.out_params is not None, "its parameters are given"
-            output = output_args(fused.out_params, rw)
-            return {0: rw.call(kernels.linear_w8a8_quantized.default, *args, *output)}
-        rows = pair.rows
-        args += [rows.spec.real, *row_output_args(rows)]
-        call = rw.call(kernels.linear_w8a8_rows.default, *args)
-        results = results_of(pair.op.node)
-        return {index: rw.item(call, rows.kernel_result(index)) for index in results}
+        ops = (kernels.linear_w8a8, kernels.linear_w8a8_quantized, kernels.linear_w8a8_rows)
+        return call_pair(pair, args, ops, rw)
 
     def _operands(
         self, problem: LinearProblem, rw: Rewriter, *, halves: bool = False
@@ -154,6 +157,31 @@ class LinearW8A8:
         ]
 
 
+def call_pair(
+    pair: Pair, args: Sequence[Argument], ops: Sequence[OpOverloadPacket], rw: Rewriter
+) -> dict[int, Node]:
+    """Add the call of a pair; return the results of the op behind the linear by index.
+
+    Args:
+        pair: The linear and the op.
+        args: Those that all kernels of the linear begin with.
+        ops: The kernels that give floats, codes with given parameters, and codes of rows.
+        rw: Adds the call.
+    """
+    fused, rows = pair.problem.fused, pair.rows
+    real, quantized, of_rows = (op.default for op in ops)
+    if rows is None:
+        return {0: rw.call(real, *args, float_out(fused))}
+    if is_stored_at_once(pair):
+        assert fused.out_params is not None, "its parameters are given"
+        return {0: rw.call(quantized, *args, *output_args(fused.out_params, rw))}
+    call = rw.call(of_rows, *args, rows.spec.real, *row_output_args(rows))
+    results = [*results_of(pair.op.node)]
+    if pair.shared:
+        results.append(pair.kept_at)
+    return {index: rw.item(call, rows.kernel_result(index)) for index in results}
+
+
 def stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     """Return a zero point as the kernel reads it, which raises for what is no stored number.
 
@@ -170,6 +198,7 @@ def stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
 
 
 def check_activation(problem: LinearProblem) -> Refusal | None:
+    """Refuse activations that are no bytes with a scale, or one per row."""
     params = problem.fused.x_params
     if params is None:
         return Refusal("the activation is not quantized")
@@ -228,6 +257,7 @@ def takes_output(fused: FusedLinear) -> bool:
 
 
 def output_args(params: QuantParams, rw: Rewriter) -> list[Argument]:
+    """Return how a result is quantized, in the order of the schemas."""
     spec = params.spec
     zero = None if params.zero_point is None else typed(params.zero_point, torch.int32, rw)
     math = spec.arithmetic
@@ -247,22 +277,36 @@ def _work(problem: LinearProblem, output: bool) -> AtPoints[Work]:
     return linear_work(problem.rows, problem.k, problem.n, bits, ComputeKind.INT8)
 
 
-def _is_stored_at_once(pair: Pair) -> bool:
+def check_pair_output(pair: Pair) -> Refusal | None:
+    """Refuse codes of rows that no kernel makes."""
+    if pair.rows is None or is_stored_at_once(pair):
+        return None
+    return check_output(pair.rows)
+
+
+def is_stored_at_once(pair: Pair) -> bool:
     """Whether a block of columns becomes codes at once, without the rest of the row."""
     given = pair.problem.fused.out_params is not None and not pair.op.output.keep
     return given and takes_output(pair.problem.fused)
 
 
-def _pair_work(pair: Pair) -> Plan:
-    """Return the work of the linear, and of encoding strips of rows that are in a cache."""
+def pair_work(pair: Pair, depth: int, weight_bits: int) -> Plan:
+    """Return the work of the linear, and of encoding strips of rows that are in a cache.
+
+    Args:
+        pair: The linear and the op behind it.
+        depth: Input features, with what else costs as much as one.
+        weight_bits: Of one stored weight.
+    """
     problem, columns, rows = pair.problem, pair.columns, pair.rows
-    stored = rows is not None and _is_stored_at_once(pair)
+    stored = rows is not None and is_stored_at_once(pair)
     in_strips = rows is not None and not stored
-    kept = rows is not None and bool(pair.op.output.keep)
+    kept = rows is not None and bool(rows.output.keep)
     bits = 8 if stored else bits_of(float_out(problem.fused))
 
     def linear(count: int) -> Work:
-        work = linear_work(count, problem.k, problem.n, Bits(8, 8, 0), ComputeKind.INT8).hint
+        stored_as = Bits(8, weight_bits, 0)
+        work = linear_work(count, depth, problem.n, stored_as, ComputeKind.INT8).hint
         written = _strips(count * columns) if in_strips else (count * columns * bits / 8,)
         return work.moving(writes=written)
 

@@ -81,8 +81,8 @@ class FuseActivationQuantize(Rule[FuseActivationQuantizeSite]):
     than by a choice for it; operands that broadcast, or are no floats; a value on the way that
     others read; strides that would change. Scales of two levels stay outside. An activation that
     only rounds on the way to a product is left to the quantize of the product. One that a linear
-    has in its epilogue stays there, and the op chooses parameters for what the linear gives in the
-    pass that uses them.
+    has in its epilogue stays there, and the op chooses parameters for what the linear gives, with
+    an activation or without, in the pass that uses them.
     """
 
     name = "fuse-activation-quantize"

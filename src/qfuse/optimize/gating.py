@@ -87,7 +87,7 @@ class Gated:
 def gated(y: Node, reader: Node) -> Gated | Miss:
     """View ``y`` as ``act(x)`` or ``act(g) * u``, with casts and other roundings in between.
 
-    What a linear has in its epilogue is left there: such a ``y`` has no steps.
+    What a linear has in its epilogue is left there: a linear has no steps.
 
     Args:
         y: Who else reads it does not matter; what is on the way to it, nobody else may read.
@@ -98,7 +98,7 @@ def gated(y: Node, reader: Node) -> Gated | Miss:
         found = _activation(source)
     elif is_call(source, _MUL):
         found = _product(source)
-    elif _is_activated(y):
+    elif _is_linear(y):
         return Gated(y)
     else:
         none = Miss(MissCode.PATTERN, reader, "it quantizes no activation", progress=0)
@@ -210,6 +210,12 @@ def _gate(node: Node) -> Gated | Miss | None:
         found = _activation(source)
         return found if isinstance(found, Miss) else found.rounded(roundings)
     return Gated(node) if _is_activated(node) else _second_level(source)
+
+
+def _is_linear(node: Node) -> bool:
+    """Whether a fused linear gives a float, whose rows its kernel may choose parameters for."""
+    linear = as_fused_linear(node)
+    return linear is not None and linear.out_params is None
 
 
 def _is_activated(node: Node) -> bool:

@@ -81,6 +81,8 @@ class Codes {
     }
   }
 
+  QFUSE_INLINE Words words() const { return bits<Words>(words_); }
+
  private:
   Ints words_;
 };
@@ -265,7 +267,7 @@ template <int Bits, int Vectors>
 constexpr qfuse::CodeKernels f32_codes{
     .widen = [](const qfuse::RealBlock& b, int64_t k, int64_t depth, qfuse::Real,
                 void* panel) { widen_to_f32<Bits>(b, k, depth, static_cast<float*>(panel)); },
-    .stream_type = [](qfuse::Real) { return qfuse::Real::f32; },
+    .stream_type = [](qfuse::Real, int64_t) { return qfuse::Real::f32; },
     .stream = [](const qfuse::RealBlock& b, const void* a, int64_t lda, int64_t rows,
                  int64_t columns, float* sums) {
       stream_f32<Bits, Vectors>(b, static_cast<const float*>(a), lda, rows, columns, sums);

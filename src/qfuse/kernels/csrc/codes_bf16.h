@@ -56,42 +56,67 @@ struct Table {
 constexpr Table kCodeTable(false);
 constexpr Table kDifferenceTable(true);
 
-// Pair J of a word's codes, in the order of kStreamOrder, less their zero points.
-template <int J, bool Zero>
-QFUSE_INLINE Ints pair_of(Ints words, Ints zero, __m512i table) {
-  Words codes = bits<Words>(words) >> (4 * J);
-  if constexpr (Zero) {
-    codes = bits<Words>(bits<Shorts>(codes & 0x000f000fu) - bits<Shorts>(zero));
+// Codes of one vector of features as pairs, less the zero points of a group.
+template <int Bits, bool Zero>
+class Pairs {
+ public:
+  QFUSE_INLINE void read_zeros(const int8_t* from) {
+    if constexpr (Bits == 4) {
+      zero_ = bits<Floats>(widened(load<Bytes>(from, kLanes)) * 0x10001);
+    } else {
+      zero_ = zeros_at<Bits>(from);
+    }
   }
-  return bits<Ints>(_mm512_permutexvar_epi16(bits<__m512i>(codes), table));
-}
+  QFUSE_INLINE void read(const uint8_t* from) { codes_.read(from); }
 
-// Adds the share of one group of codes of four bits to the sums of a block.
-template <int Rows, bool Zero, bool Offset>
+  // Pair J of a word: of four bits in the order of kStreamOrder.
+  template <int J>
+  QFUSE_INLINE Ints at() const {
+    if constexpr (Bits == 4) {
+      Words codes = codes_.words() >> (4 * J);
+      if constexpr (Zero) {
+        codes = bits<Words>(bits<Shorts>(codes & 0x000f000fu) - bits<Shorts>(zero_));
+      }
+      const __m512i table = _mm512_load_si512((Zero ? kDifferenceTable : kCodeTable).values);
+      return bits<Ints>(_mm512_permutexvar_epi16(bits<__m512i>(codes), table));
+    } else {
+      Floats low = codes_.template at<2 * J>();
+      Floats high = codes_.template at<2 * J + 1>();
+      if constexpr (Zero) {
+        low = low - zero_;
+        high = high - zero_;
+      }
+      return bits<Ints>(exact_pair(low, high));
+    }
+  }
+
+ private:
+  Codes<Bits> codes_;
+  Floats zero_;
+};
+
+// Adds the share of one group to the sums of a block.
+template <int Bits, int Rows, bool Zero, bool Offset>
 QFUSE_INLINE void stream_bf16_group(const qfuse::RealBlock& b, const uint16_t* a, int64_t lda,
                                     int64_t group, float* sums) {
   constexpr int kVectors4 = qfuse::kBlock / kLanes;
   constexpr int kSets = Rows <= 2 ? 2 : 1;  // sums that do not wait for each other
   Floats total[kSets * Rows * kVectors4] = {};
   Floats terms[Rows] = {};
-  Ints zero[kVectors4] = {};
+  Pairs<Bits, Zero> pairs[kVectors4];
   const int64_t at = group * qfuse::kBlock;
   if constexpr (Zero) {
-    Unrolled<kVectors4>::run([&]<int I>() QFUSE_LAMBDA {
-      zero[I] = widened(load<Bytes>(b.zero + at + I * kLanes, kLanes)) * 0x10001;
-    });
+    Unrolled<kVectors4>::run(
+        [&]<int I>() QFUSE_LAMBDA { pairs[I].read_zeros(b.zero + at + I * kLanes); });
   }
-  const __m512i table =
-      _mm512_load_si512(Zero ? kDifferenceTable.values : kCodeTable.values);
-  const uint8_t* from = b.codes + group * b.group / 8 * qfuse::kBlock * 4;
+  const uint8_t* from = b.codes + group * b.group / kCodes<Bits> * qfuse::kBlock * 4;
   a += group * b.group;
-  for (int64_t k = 0; k < b.group; k += 8, from += 4 * qfuse::kBlock) {
-    Ints words[kVectors4];
+  for (int64_t k = 0; k < b.group; k += kCodes<Bits>, from += 4 * qfuse::kBlock) {
     Unrolled<kVectors4>::run([&]<int I>() QFUSE_LAMBDA {
-      __builtin_memcpy(&words[I], from + 64 * I, sizeof(words[I]));
+      pairs[I].read(from + 64 * I);
       __builtin_prefetch(from + kAhead + 64 * I);
     });
-    Unrolled<4>::run([&]<int J>() QFUSE_LAMBDA {
+    Unrolled<kCodes<Bits> / 2>::run([&]<int J>() QFUSE_LAMBDA {
       Ints x[Rows];
       Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
         int32_t both;
@@ -100,7 +125,7 @@ QFUSE_INLINE void stream_bf16_group(const qfuse::RealBlock& b, const uint16_t* a
         if constexpr (Offset) dot(terms[R], x[R], broadcast(int32_t{0x3f803f80}));
       });
       Unrolled<kVectors4>::run([&]<int I>() QFUSE_LAMBDA {
-        const Ints w = pair_of<J, Zero>(words[I], zero[I], table);
+        const Ints w = pairs[I].template at<J>();
         Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
           dot(total[(J % kSets * Rows + R) * kVectors4 + I], x[R], w);
         });
@@ -119,6 +144,7 @@ QFUSE_INLINE void stream_bf16_group(const qfuse::RealBlock& b, const uint16_t* a
   });
 }
 
+template <int Bits>
 void stream_bf16(const qfuse::RealBlock& b, const uint16_t* a, int64_t lda, int64_t rows,
                  float* sums) {
   with_rows<qfuse::kStreamRows>(rows, [&]<int R>() {
@@ -126,7 +152,7 @@ void stream_bf16(const qfuse::RealBlock& b, const uint16_t* a, int64_t lda, int6
     with_flag(b.zero != nullptr, [&]<bool Zero>() {
       with_flag(b.offset != nullptr, [&]<bool Offset>() {
         for (int64_t g = 0; g < groups_of(b); ++g) {
-          stream_bf16_group<R, Zero, Offset>(b, a, lda, g, sums);
+          stream_bf16_group<Bits, R, Zero, Offset>(b, a, lda, g, sums);
         }
       });
     });

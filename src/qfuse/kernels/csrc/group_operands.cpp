@@ -21,19 +21,24 @@ constexpr int64_t kLeastBytes = 32768;  // that a thread reads, about 2 us
 void check_blocks(const at::Tensor& t, at::ScalarType type, const GroupedSize& size,
                   const char* what) {
   TORCH_CHECK(t.scalar_type() == type && t.is_contiguous() &&
-                  t.sizes() == at::IntArrayRef({size.blocks, size.groups, kBlock}),
-              what, " must be contiguous ", type, " [", size.blocks, ", ", size.groups, ", ",
-              kBlock, "], not ", t.scalar_type(), " ", t.sizes());
+                  t.sizes() == at::IntArrayRef({size.blocks * size.halves, size.groups, kBlock}),
+              what, " must be contiguous ", type, " [", size.blocks * size.halves, ", ",
+              size.groups, ", ", kBlock, "], not ", t.scalar_type(), " ", t.sizes());
 }
 
-void check_weight(const GroupedLinear& l, WeightBits bits, const GroupedSize& size) {
-  const at::ScalarType type = bits == WeightBits::four ? at::kByte : at::kChar;
-  const int64_t step = bits == WeightBits::four ? 2 * kGroup : kGroup;
+// How many k of a feature lie together.
+int64_t step_of(WeightBits bits) { return bits == WeightBits::four ? 2 * kGroup : kGroup; }
+
+void check_weight(const GroupedLinear& l, const GroupedSize& size) {
+  const at::ScalarType type = l.bits == WeightBits::four ? at::kByte : at::kChar;
+  const int64_t step = step_of(l.bits);
   TORCH_CHECK(l.w_packed.scalar_type() == type && l.w_packed.is_contiguous() &&
-                  l.w_packed.sizes() == at::IntArrayRef({size.blocks, (size.k + step - 1) / step,
-                                                         kBlock, kGroup}),
+                  l.w_packed.sizes() == at::IntArrayRef({size.blocks * size.halves,
+                                                         (size.k + step - 1) / step, kBlock,
+                                                         kGroup}),
               "w_packed must be contiguous ", type, " [ceil(N / 64), ceil(K / ", step,
-              "), 64, 4] with N = ", size.n, " and K = ", size.k, " (last axis of x), not ",
+              "), 64, 4] with N = ", size.n, " (each half for itself where they are multiplied)",
+              " and K = ", size.k, " (last axis of x), not ",
               l.w_packed.scalar_type(), " ", l.w_packed.sizes());
   check_blocks(l.w_scale, at::kFloat, size, "w_scale");
   check_blocks(l.w_sums, at::kInt, size, "w_sums");
@@ -77,15 +82,14 @@ at::Tensor zeros_of(const GroupedLinear& l, int64_t rows, bool wants_signed) {
 
 }  // namespace
 
-GroupedSize grouped_size(const GroupedLinear& l, WeightBits bits, const Rows& x) {
+GroupedSize grouped_size(const GroupedLinear& l, const Rows& x, bool halved) {
   TORCH_CHECK(l.x.scalar_type() == at::kChar || l.x.scalar_type() == at::kByte,
               "x must be int8 or uint8, not ", l.x.scalar_type());
-  TORCH_CHECK(l.features >= 0, "out_features cannot be ", l.features);
   TORCH_CHECK(l.w_scale.dim() == 3 && l.w_scale.size(1) >= 1,
               "w_scale must be [ceil(N / 64), groups, 64], not ", l.w_scale.sizes());
-  const int64_t step = bits == WeightBits::four ? 2 * kGroup : kGroup;
-  GroupedSize size{x.rows, l.features, x.columns, 0, l.w_scale.size(1), 0, 0};
-  size.blocks = (size.n + kBlock - 1) / kBlock;
+  const int64_t step = step_of(l.bits);
+  GroupedSize size{x.rows, l.features, x.columns, halved ? 2 : 1, 0, l.w_scale.size(1), 0, 0};
+  size.blocks = (size.columns() + kBlock - 1) / kBlock;
   TORCH_CHECK(size.groups == 1 || size.k % (size.groups * step) == 0, size.groups,
               " groups of K = ", size.k, ": a group must be a multiple of ", step, " unless it is K");
   TORCH_CHECK(size.k / size.groups <= kMostInGroup, "a group has ", size.k / size.groups,
@@ -93,7 +97,7 @@ GroupedSize grouped_size(const GroupedLinear& l, WeightBits bits, const Rows& x)
   const int64_t whole = (size.k + step - 1) / step * (step / kGroup);
   size.depth = whole / size.groups;
   size.block_bytes = whole * kGroup * kBlock * kGroup / step;
-  check_weight(l, bits, size);
+  check_weight(l, size);
   return size;
 }
 

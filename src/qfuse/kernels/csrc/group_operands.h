@@ -8,14 +8,17 @@ namespace qfuse {
 
 struct GroupedSize {
   int64_t rows, n, k;
-  int64_t blocks;
+  int64_t halves;  // 2 if they are multiplied, else 1
+  int64_t blocks;  // of a half, which begins with a block of its own
   int64_t groups;  // with a scale, along K
   int64_t depth;   // groups of four k in each
   int64_t block_bytes;
+
+  int64_t columns() const { return n / halves; }  // of the result
 };
 
 // Checks the weight's tensors against each other and against `x`.
-GroupedSize grouped_size(const GroupedLinear& linear, WeightBits bits, const Rows& x);
+GroupedSize grouped_size(const GroupedLinear& linear, const Rows& x, bool halved);
 
 // Bytes of one kind for all kernels of a call, and what their zero points ask for.
 struct GroupedInput {

@@ -152,9 +152,9 @@ struct RealBlock {
 struct CodeKernels {
   // Writes a panel of `depth` weights per feature, from input feature `k` on.
   void (*widen)(const RealBlock& block, int64_t k, int64_t depth, Real type, void* panel);
-  // The type that `stream` wants rows in. bfloat16 has the order of `kStreamOrder` in every eight
-  // input features; float32 of eight bits is multiplied by `kStreamScale`.
-  Real (*stream_type)(Real x);
+  // The type that `stream` wants rows in. bfloat16 for four bits has the order of `kStreamOrder` in
+  // every eight input features; float32 for eight bits is multiplied by `kStreamScale`.
+  Real (*stream_type)(Real x, int64_t rows);
   // For at most kStreamRows rows, where weights are read once: sums without a panel. Weights are
   // not rounded; a group's sum is multiplied by its scale.
   void (*stream)(const RealBlock& block, const void* a, int64_t lda, int64_t rows, int64_t columns,

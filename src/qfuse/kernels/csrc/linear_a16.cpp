@@ -102,7 +102,9 @@ Rows stream_operand_of(const at::Tensor& x, Real type, const Weight& weight) {
   const float factor = weight.bits == 8 ? kStreamScale : 1.0f;
   auto* floats = type == Real::f32 ? copy.mutable_data_ptr<float>() : nullptr;
   if (type == Real::bf16) {
-    copy_rows<true, at::BFloat16>(rows, 1.0f, copy.mutable_data_ptr<at::BFloat16>(), ld);
+    auto* halves = copy.mutable_data_ptr<at::BFloat16>();
+    (weight.bits == 4 ? copy_rows<true, at::BFloat16, at::BFloat16>
+                      : copy_rows<false, at::BFloat16, at::BFloat16>)(rows, 1.0f, halves, ld);
   } else if (x.scalar_type() == at::kBFloat16) {
     copy_rows<false, at::BFloat16>(rows, factor, floats, ld);
   } else if (x.scalar_type() == at::kHalf) {
@@ -184,7 +186,9 @@ at::Tensor parameters_of(const at::Tensor& given, at::ScalarType type, const Wei
               wants_float ? "a float type" : toString(type));
   if (given.dim() == 1 && w.groups == 1) {
     TORCH_CHECK(given.numel() == w.n, what, " has ", given.numel(), " elements, expected ", w.n);
-    return at::constant_pad_nd(given.to(type), {0, w.blocks() * kBlock - w.n}).contiguous();
+    const int64_t padding = w.blocks() * kBlock - w.n;
+    const at::Tensor typed = given.to(type);
+    return (padding == 0 ? typed : at::constant_pad_nd(typed, {0, padding})).contiguous();
   }
   TORCH_CHECK(given.sizes() == at::IntArrayRef(shape), what, " must be ", at::IntArrayRef(shape),
               ", or with one group [", w.n, "], not ", given.sizes());
@@ -264,7 +268,7 @@ at::Tensor linear(const WeightOnlyLinear& l, int64_t bits) {
   const Path& path = path_for(rows);
   const CodeKernels& kernels = bits == 4 ? path.real->four : path.real->eight;
   if (rows <= kStreamRows) {
-    const Real product = kernels.stream_type(weight.real);
+    const Real product = kernels.stream_type(weight.real, rows);
     stream({path, kernels, weight, stream_operand_of(l.x, product, weight), product}, epilogue);
   } else {
     const Real product = path.real->type_for(weight.real);

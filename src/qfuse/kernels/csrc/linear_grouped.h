@@ -8,11 +8,15 @@
 #include <vector>
 
 #include "quantizer.h"
+#include "row_quantize.h"
 
 namespace qfuse {
 
+enum class WeightBits { four, eight };
+
 // The arguments of these linears. Meanings and shapes: src/qfuse/kernels/grouped_ops.py.
 struct GroupedLinear {
+  WeightBits bits;
   const at::Tensor& x;
   const at::Tensor& x_scale;
   const std::optional<at::Tensor>& x_zero_point;
@@ -27,10 +31,12 @@ struct GroupedLinear {
   at::ScalarType real;
 };
 
-enum class WeightBits { four, eight };
-
 // Gives a float tensor, or codes if `output` is given.
-at::Tensor linear_grouped(const GroupedLinear& linear, WeightBits bits, const Output* output,
+at::Tensor linear_grouped(const GroupedLinear& linear, const Output* output,
                           at::ScalarType out_dtype);
+
+// Gives codes as the kernels of rows make them of the float result, whose type is `float_dtype`.
+RowResult linear_grouped_rows(const GroupedLinear& linear, at::ScalarType float_dtype,
+                              const RowOutput& output);
 
 }  // namespace qfuse

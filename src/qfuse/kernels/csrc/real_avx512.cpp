@@ -61,12 +61,23 @@ void widen(const qfuse::RealBlock& b, int64_t k, int64_t depth, qfuse::Real type
   widen_to_f32<Bits>(b, k, depth, static_cast<float*>(panel));
 }
 
-void stream_four(const qfuse::RealBlock& b, const void* a, int64_t lda, int64_t rows,
-                 int64_t columns, float* sums) {
-  if (type_for(b.real) == qfuse::Real::bf16) {
-    return stream_bf16(b, static_cast<const uint16_t*>(a), lda, rows, sums);
+// From how many rows on a stream is multiplied in bfloat16: making pairs of bytes costs about what
+// two rows save.
+template <int Bits>
+constexpr int64_t kLeastRows = Bits == 4 ? 1 : 3;
+
+template <int Bits>
+qfuse::Real stream_type(qfuse::Real x, int64_t rows) {
+  return rows >= kLeastRows<Bits> ? type_for(x) : qfuse::Real::f32;
+}
+
+template <int Bits>
+void stream(const qfuse::RealBlock& b, const void* a, int64_t lda, int64_t rows, int64_t columns,
+            float* sums) {
+  if (stream_type<Bits>(b.real, rows) == qfuse::Real::bf16) {
+    return stream_bf16<Bits>(b, static_cast<const uint16_t*>(a), lda, rows, sums);
   }
-  stream_f32<4, kAllVectors>(b, static_cast<const float*>(a), lda, rows, columns, sums);
+  stream_f32<Bits, kAllVectors>(b, static_cast<const float*>(a), lda, rows, columns, sums);
 }
 
 template <int Vectors>
@@ -95,9 +106,8 @@ namespace qfuse {
 const RealKernels& real_avx512() {
   static const RealKernels kernels{&type_for,
                                    &multiply,
-                                   {&widen<4>, &type_for, &stream_four},
-                                   {&widen<8>, f32_codes<8, kAllVectors>.stream_type,
-                                    f32_codes<8, kAllVectors>.stream}};
+                                   {&widen<4>, &stream_type<4>, &stream<4>},
+                                   {&widen<8>, &stream_type<8>, &stream<8>}};
   return kernels;
 }
 

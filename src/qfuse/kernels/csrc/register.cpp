@@ -75,9 +75,9 @@ Tensor linear_grouped(const Tensor& x, const Tensor& x_scale, const optional<Ten
                       const optional<Tensor>& w_zero_point, int64_t out_features,
                       const optional<Tensor>& bias, Extras extras, std::string_view epilogue,
                       ScalarType real, ScalarType out_dtype) {
-  return qfuse::linear_grouped({x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point,
-                                out_features, bias, list_of(extras), epilogue, real},
-                               Bits, nullptr, out_dtype);
+  return qfuse::linear_grouped({Bits, x, x_scale, x_zero_point, w_packed, w_sums, w_scale,
+                                w_zero_point, out_features, bias, list_of(extras), epilogue, real},
+                               nullptr, out_dtype);
 }
 
 template <qfuse::WeightBits Bits>
@@ -92,9 +92,23 @@ Tensor linear_grouped_quantized(const Tensor& x, const Tensor& x_scale,
                                 ScalarType out_dtype) {
   const qfuse::Output output{out_scale, out_zero_point, quant_min,
                              quant_max, reciprocal,     zero_point_first};
-  return qfuse::linear_grouped({x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point,
-                                out_features, bias, list_of(extras), epilogue, real},
-                               Bits, &output, out_dtype);
+  return qfuse::linear_grouped({Bits, x, x_scale, x_zero_point, w_packed, w_sums, w_scale,
+                                w_zero_point, out_features, bias, list_of(extras), epilogue, real},
+                               &output, out_dtype);
+}
+
+template <qfuse::WeightBits Bits>
+qfuse::RowResult linear_grouped_rows(const Tensor& x, const Tensor& x_scale,
+                                     const optional<Tensor>& x_zero_point, const Tensor& w_packed,
+                                     const Tensor& w_sums, const Tensor& w_scale,
+                                     const optional<Tensor>& w_zero_point, int64_t out_features,
+                                     const optional<Tensor>& bias, Extras extras,
+                                     std::string_view epilogue, ScalarType real,
+                                     ScalarType float_dtype, QFUSE_ROW_OUTPUT) {
+  return qfuse::linear_grouped_rows(
+      {Bits, x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, out_features, bias,
+       list_of(extras), epilogue, real},
+      float_dtype, QFUSE_ROW_OUTPUT_GIVEN);
 }
 
 qfuse::RowResult linear_w8a8_rows(const Tensor& x, const Tensor& x_scale,
@@ -156,20 +170,6 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
         "ScalarType out_dtype) -> Tensor";
     m.def(schema.c_str(), tags);
   }
-  const auto define_grouped = [&](const std::string& name) {
-    const std::string start =
-        "(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, Tensor w_sums, "
-        "Tensor w_scale, Tensor? w_zero_point, int out_features, Tensor? bias, Tensor[]? extras, "
-        "str epilogue, ScalarType real, ";
-    const std::string output =
-        "Tensor out_scale, Tensor? out_zero_point, int quant_min, int quant_max, bool reciprocal, "
-        "bool zero_point_first, ";
-    const std::string end = "ScalarType out_dtype) -> Tensor";
-    m.def((name + start + end).c_str(), tags);
-    m.def((name + "_quantized" + start + output + end).c_str(), tags);
-  };
-  define_grouped("linear_w4a8");
-  define_grouped("linear_w8a8_grouped");
   const auto define_rows = [&](const std::string& start) {
     const std::string schema =
         start +
@@ -191,6 +191,21 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
       "layer_norm_quantized(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, "
       "ScalarType real, ");
   define_rows("activation_quantized(Tensor x, Tensor[]? extras, str epilogue, ScalarType real, ");
+  const auto define_grouped = [&](const std::string& name) {
+    const std::string start =
+        "(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, Tensor w_sums, "
+        "Tensor w_scale, Tensor? w_zero_point, int out_features, Tensor? bias, Tensor[]? extras, "
+        "str epilogue, ScalarType real, ";
+    const std::string output =
+        "Tensor out_scale, Tensor? out_zero_point, int quant_min, int quant_max, bool reciprocal, "
+        "bool zero_point_first, ";
+    const std::string end = "ScalarType out_dtype) -> Tensor";
+    m.def((name + start + end).c_str(), tags);
+    m.def((name + "_quantized" + start + output + end).c_str(), tags);
+    define_rows(name + "_rows" + start + "ScalarType float_dtype, ");
+  };
+  define_grouped("linear_w4a8");
+  define_grouped("linear_w8a8_grouped");
   m.def("list_kernels() -> str[]", &qfuse::path_names);
   m.def("chosen_kernels() -> str", &qfuse::chosen_path);
   m.def("choose_kernels(str name) -> ()", &choose_kernels);
@@ -202,8 +217,10 @@ TORCH_LIBRARY_IMPL(qfuse, CPU, m) {
   using qfuse::WeightBits;
   m.impl("linear_w4a8", &linear_grouped<WeightBits::four>);
   m.impl("linear_w4a8_quantized", &linear_grouped_quantized<WeightBits::four>);
+  m.impl("linear_w4a8_rows", &linear_grouped_rows<WeightBits::four>);
   m.impl("linear_w8a8_grouped", &linear_grouped<WeightBits::eight>);
   m.impl("linear_w8a8_grouped_quantized", &linear_grouped_quantized<WeightBits::eight>);
+  m.impl("linear_w8a8_grouped_rows", &linear_grouped_rows<WeightBits::eight>);
   m.impl("linear_w8a8_rows", &linear_w8a8_rows);
   m.impl("linear_w4a16", &weight_only<&qfuse::linear_w4a16>);
   m.impl("linear_w8a16", &weight_only<&qfuse::linear_w8a16>);

@@ -251,7 +251,8 @@ Strips strips_of(int64_t rows, int64_t row_bytes, int64_t multiple) {
   const bool apart = rows >= threads * kLeastRowsApart;
   if (apart) count = (count + threads - 1) / threads * threads;
   const int64_t each = whole((rows + count - 1) / count);
-  return {(rows + each - 1) / each, each, apart};
+  count = (rows + each - 1) / each;
+  return {count, each, apart && count >= threads};
 }
 
 }  // namespace

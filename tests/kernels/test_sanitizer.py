@@ -1,0 +1,92 @@
+"""The sanitizers see what a kernel does wrong; without that a clean run says nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import qfuse.kernels.build
+from qfuse.kernels import find_compiler
+
+ROOT = Path(__file__).parents[2]
+SOURCES = Path(qfuse.kernels.build.__file__).with_name("csrc")
+# Calls a kernel whose last vector of scales is not whole, and which needs all of its operands.
+CALLING = """
+import sys, torch
+from pathlib import Path
+from qfuse import kernels
+from qfuse.kernels.build import build
+path, _ = build(kernels.find_compiler(), sources=Path(sys.argv[1]))
+torch.ops.load_library(str(path))
+packed, sums = kernels.pack_weight(torch.ones(5, 8, dtype=torch.int8))
+x, one = torch.ones(3, 8, dtype=torch.int8), torch.ones(1)
+print(kernels.linear_w8a8(x, one, None, packed, sums, torch.ones(5)).sum().item())
+"""
+SMALL = """
+extern "C" int sum(const int* values, int count) {
+  int total = 0;
+  for (int i = 0; i <= count; ++i) total += values[i];
+  return total;
+}
+"""
+SUMMING = """
+import ctypes, sys, torch
+from pathlib import Path
+from qfuse.kernels.build import build
+from qfuse.kernels import find_compiler
+path, _ = build(find_compiler(), sources=Path(sys.argv[1]))
+values = torch.ones(int(sys.argv[2]), dtype=torch.int32)
+print(ctypes.CDLL(str(path)).sum(ctypes.c_void_p(values.data_ptr()), 3))
+"""
+
+
+def run(code: str, *args: str, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run Python code with sanitized kernels, in a process of its own."""
+    where = {} if cache is None else {"QFUSE_CACHE_DIR": str(cache)}
+    return subprocess.run(
+        ["sh", str(ROOT / "tools" / "with-asan"), sys.executable, "-c", code, *args],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "LD_PRELOAD": "", **where},
+        capture_output=True, text=True, check=False, timeout=1100,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_reading_past_an_operand_ends_the_process(tmp_path: Path) -> None:
+    if find_compiler() is None:
+        pytest.skip("needs a C++ compiler")
+    sources = tmp_path / "csrc"
+    sources.mkdir()
+    (sources / "sum.cpp").write_text(SMALL)
+    broken, right = (run(SUMMING, str(sources), size, cache=tmp_path) for size in ("3", "4"))
+    if "has no lib" in broken.stderr:
+        pytest.skip(broken.stderr)
+
+    assert (right.stdout, right.returncode) == ("4\n", 0), right.stderr
+    assert broken.returncode != 0
+    assert "heap-buffer-overflow" in broken.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(
+    not os.environ.get("QFUSE_SANITIZE"), reason="builds all kernels anew: part of make asan"
+)
+def test_a_broken_kernel_is_caught(tmp_path: Path) -> None:
+    """The sources as they are run clean; with one vector read whole where it is not, they do not."""
+    right = run(CALLING, str(SOURCES))
+    sources = tmp_path / "csrc"
+    shutil.copytree(SOURCES, sources)
+    text = (sources / "finish.h").read_text()
+    good, bad = "load<Floats>(e.w_scale + at, count)", "load<Floats>(e.w_scale + at, kLanes)"
+    assert text.count(good) == 1
+    (sources / "finish.h").write_text(text.replace(good, bad))
+    broken = run(CALLING, str(sources), cache=tmp_path)
+
+    assert (right.stdout, right.returncode) == ("120.0\n", 0), right.stderr
+    assert broken.returncode != 0
+    assert "heap-buffer-overflow" in broken.stderr
