@@ -20,7 +20,8 @@ Shapes and dtypes, where they are not those of :mod:`qfuse.kernels.ops`:
 
 ================  ===============================================================================
 ``w_packed``      :func:`qfuse.kernels.pack_groups.pack_grouped` gives these four
-``w_sums``        int32 ``[ceil(N / 64), groups, 64]``: of the codes, zero points not subtracted
+``w_sums``        int16 or int32 ``[ceil(N / 64), groups, 64]``: of the codes, zero points not
+                  subtracted
 ``w_scale``       float32 ``[ceil(N / 64), groups, 64]``
 ``w_zero_point``  ``None``, one int8, or int8 ``[ceil(N / 64), groups, 64]``
 ``out_features``  N
@@ -55,6 +56,7 @@ __all__ = [
 
 _REAL = (torch.float32, torch.bfloat16, torch.float16)
 _STORED = (torch.int8, torch.uint8)
+_SUMS = (torch.int16, torch.int32)
 _CODES_PER_BYTE = {torch.uint8: 2, torch.int8: 1}
 
 
@@ -279,6 +281,8 @@ def _fake_result(
             f"w_packed {tuple(w_packed.shape)} does not fit n={n}, k={k}"
             f"{' in two halves' * (halves - 1)}"
         )
+    if w_sums.dtype not in _SUMS:
+        raise InputError(f"w_sums must be one of {_SUMS}, not {w_sums.dtype}")
     groups = w_scale.shape[1]
     given = [w_sums, w_scale]
     if w_zero_point is not None and w_zero_point.numel() != 1:
