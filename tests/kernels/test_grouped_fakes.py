@@ -84,6 +84,7 @@ def test_fake_results_are_like_real_ones(
         (0, torch.ones(5, 64, dtype=torch.int8), "does not fit"),
         (3, torch.ones(2, 6, 64, 4, dtype=torch.int8), "does not fit"),
         (4, torch.zeros(2, 2, 64, dtype=torch.int32), "3 groups"),
+        (4, torch.zeros(2, 3, 64, dtype=torch.int64), "w_sums must be one of"),
         (6, torch.zeros(2, 2, 64, dtype=torch.int8), "3 groups"),
         (7, 129, "does not fit"),
         (-1, torch.int8, "the result must be one of"),

@@ -8,8 +8,6 @@ namespace {
 
 constexpr int64_t kColumnVectors = qfuse::kBlock / kLanes;
 
-using Numbers = int16_t __attribute__((vector_size(2 * kLanes)));  // one per lane
-
 // Which zero points there are besides one for all weights: known before the loops.
 template <bool X, bool W>
 struct Zeros {
@@ -35,7 +33,7 @@ QFUSE_INLINE void with_tile(const qfuse::GroupTile& t, const F& f) {
 
 QFUSE_INLINE Ints w_sums(const qfuse::Groups& g, int64_t at) {
   if (!g.short_sums) return load<Ints>(g.long_sums + at, kLanes);
-  return __builtin_convertvector(load<Numbers>(g.short_sums + at, kLanes), Ints);
+  return widened(load<Numbers>(g.short_sums + at, kLanes));
 }
 
 // What one vector of features has in one group.
@@ -46,8 +44,7 @@ struct GroupColumn {
     scale = load<Floats>(g.scale + at, kLanes);
     if constexpr (Has::kX) sums = bits<Words>(w_sums(g, at));
     if constexpr (Has::kW) {
-      const Bytes zeros = load<Bytes>(g.w_zero + at, kLanes);
-      zero = bits<Words>(__builtin_convertvector(zeros, Ints));
+      zero = bits<Words>(widened(load<Bytes>(g.w_zero + at, kLanes)));
     }
   }
 
