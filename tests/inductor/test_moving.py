@@ -59,3 +59,42 @@ def test_other_parameters_stay(again: tuple[Any, ...]) -> None:
     assert found.calls(ops.quantize_per_tensor.default) == 2
     for plain, merged in zip(found.plain, found.merged, strict=True):
         assert torch.equal(plain, merged)
+
+
+class Again(nn.Module):
+    """All stored numbers are dequantized and quantized again."""
+
+    def __init__(self, *params: Any) -> None:
+        super().__init__()
+        self.params = params
+
+    def forward(self, q: torch.Tensor) -> torch.Tensor:
+        real = ops.dequantize_per_tensor(q, *self.params)
+        return ops.quantize_per_tensor(real, *self.params).float()
+
+
+CODES = torch.arange(-128, 128).to(torch.int8)
+
+
+@pytest.mark.parametrize(("scale", "zero"), [(0.1, 2**30), (1e37, 0), (1e-42, 0)])
+def test_numbers_that_do_not_come_back_stay(scale: float, zero: int) -> None:
+    found = freeze(Again(scale, zero, -128, 127, torch.int8), CODES)
+    assert not found.report.fired["cancel-quantize"]
+    assert not torch.equal(found.plain, CODES.float())
+    assert torch.equal(found.plain, found.merged)
+
+
+@pytest.mark.parametrize(("scale", "zero"), [(0.1, 1 << 16), (1e33, -(1 << 16)), (1.5e-38, 7)])
+def test_numbers_that_come_back_at_the_edges(scale: float, zero: int) -> None:
+    found = freeze(Again(scale, zero, -128, 127, torch.int8), CODES)
+    assert found.report.fired["cancel-quantize"] == 1
+    assert torch.equal(found.plain, CODES.float())
+    assert torch.equal(found.merged, CODES.float())
+
+
+def test_float8_is_left_alone() -> None:
+    params = (0.1, 0, -448, 448, torch.float8_e4m3fn)
+    q = torch.linspace(-3, 3, 16).to(torch.float8_e4m3fn)
+    found = freeze(Again(*params), q)
+    assert not found.report.fired["cancel-quantize"]
+    assert torch.equal(found.plain, found.merged)

@@ -6,7 +6,6 @@ by then.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +15,7 @@ from qfuse.inductor.numbers import Numbers
 from qfuse.ir.alias import leaves_graph
 from qfuse.ir.events import Exactness, Fired
 from qfuse.ir.program import place_of
+from qfuse.ir.round_trip import culprit
 from qfuse.ir.schema import arguments, is_call, overload_of
 from qfuse.ir.sizes import same_shape
 from qfuse.ir.views import dtype_of, shape_of
@@ -56,7 +56,8 @@ def move_quantization(
     """Lift quantizes above views, combine equal ones, and cancel them against a dequantize.
 
     Each is exact. A quantize of a dequantize is what was dequantized only if it has the same
-    parameters in the same range, and the numbers are in that range, as those of a quantize are.
+    parameters in the same range, the numbers are in that range, as those of a quantize are, and
+    they come back by the law of :mod:`qfuse.ir.round_trip`.
     """
     moving = _Moving(module, log)
     for node in list(module.graph.nodes):
@@ -160,9 +161,11 @@ def _params(node: Node) -> Hashable:
 def _is_exact(node: Node) -> bool:
     """Whether dividing what was multiplied gives the number again, for each that there is."""
     named = arguments(node)
-    scale, dtype = named["scale"], named["dtype"]
-    small = isinstance(dtype, torch.dtype) and dtype.itemsize <= 2  # noqa: PLR2004 - bytes
-    if not small or not isinstance(scale, (int, float)) or not scale > 0:
+    storage, scale, zero = named["dtype"], named["scale"], named["zero_point"]
+    if not isinstance(storage, torch.dtype):
         return False
-    single = torch.tensor(scale, dtype=torch.float32)
-    return math.isfinite(float(single)) and math.isfinite(float(single.reciprocal()))
+    if not isinstance(scale, (int, float)) or not isinstance(zero, int):
+        return False
+    double = torch.float64
+    numbers = torch.tensor(scale, dtype=double), torch.tensor(zero, dtype=double)
+    return culprit(storage, *numbers) is None
