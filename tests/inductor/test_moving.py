@@ -9,8 +9,13 @@ import torch
 import torch.ao.quantization.fx._decomposed
 from tests.inductor.frozen import freeze
 from torch import nn
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from qfuse.inductor.moving import move_quantization
+from qfuse.ir.events import EventLog, Fired
 
 ops = torch.ops.quantized_decomposed
+aten = torch.ops.aten
 PARAMS = (0.05, 3, -128, 127, torch.int8)
 
 
@@ -98,3 +103,32 @@ def test_float8_is_left_alone() -> None:
     found = freeze(Again(*params), q)
     assert not found.report.fired["cancel-quantize"]
     assert torch.equal(found.plain, found.merged)
+
+
+def named_graph() -> torch.fx.GraphModule:
+    """Return a graph with every argument given by its name, in another order than the schema's."""
+    graph = torch.fx.Graph()
+    params: dict[str, Any] = {
+        "dtype": torch.int8, "quant_max": 127, "quant_min": -128, "zero_point": 3, "scale": 0.05
+    }  # fmt: skip
+    x = graph.placeholder("x")
+    q = graph.call_function(ops.quantize_per_tensor.default, (), {**params, "input": x})
+    real = graph.call_function(
+        ops.dequantize_per_tensor.default, (), {**params, "out_dtype": None, "input": q}
+    )
+    moved = graph.call_function(aten.view.default, (), {"size": [4, 6], "self": real})
+    moved = graph.call_function(aten.transpose.int, (moved,), {"dim1": 1, "dim0": 0})
+    again = graph.call_function(ops.quantize_per_tensor.default, (moved,), params)
+    graph.output(graph.call_function(aten.neg.default, (again,)))
+    module = torch.fx.GraphModule(nn.Module(), graph)
+    FakeTensorProp(module).propagate(torch.randn(3, 8))
+    return module
+
+
+def test_arguments_by_name_are_kept() -> None:
+    module, x, log = named_graph(), torch.randn(3, 8) * 10, EventLog()
+    plain = module(x)
+    move_quantization(module, {}, log)
+    module.recompile()
+    assert [event.rule for event in log.of(Fired)] == ["lift-quantize", "cancel-quantize"]
+    assert torch.equal(module(x), plain)

@@ -9,25 +9,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch.fx import Node
 
 from qfuse.inductor.numbers import Numbers
+from qfuse.inductor.products import call
 from qfuse.ir.alias import leaves_graph
 from qfuse.ir.events import Exactness, Fired
 from qfuse.ir.program import place_of
 from qfuse.ir.round_trip import culprit
 from qfuse.ir.schema import arguments, is_call, overload_of
 from qfuse.ir.sizes import same_shape
-from qfuse.ir.views import dtype_of, shape_of
+from qfuse.ir.views import dtype_of, node_of, shape_of
 from qfuse.rewrite.rewriter import GraphEditor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
     from typing import Any
 
-    from torch.fx import GraphModule
+    from torch.fx import GraphModule, Node
 
     from qfuse.ir.events import EventLog
+    from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["move_quantization"]
 
@@ -80,20 +81,17 @@ class _Moving:
     def lift(self, node: Node) -> None:
         """Quantize in front of the views, as far as nobody else reads them."""
         moves: list[Node] = []
-        source = node.args[0]
-        while isinstance(source, Node) and is_call(source, *_MOVES) and len(source.users) == 1:
+        source = _source(node)
+        while is_call(source, *_MOVES) and len(source.users) == 1:
             moves.append(source)
-            source = source.args[0]
-        if not moves or not isinstance(source, Node) or leaves_graph(moves[0]):
+            source = _source(source)
+        if not moves or leaves_graph(moves[0]):
             return
         rw = self._editor.rewriter("lift-quantize", node)
-        place, op = place_of(node), overload_of(node)
-        assert op is not None, "it is a call of a quantize"
-        new = first = rw.call(op, source, *node.args[1:])
+        place = place_of(node)
+        new = first = _of(source, node, rw)
         for move in reversed(moves):
-            again = overload_of(move)
-            assert again is not None, "it is a call of a view"
-            new = rw.call(again, new, *move.args[1:])
+            new = _of(new, move, rw)
         rw.replace(node, new)
         rw.commit()
         self._fired("lift-quantize", place, first)
@@ -114,20 +112,17 @@ class _Moving:
 
     def cancel(self, node: Node) -> None:
         """Take what was dequantized."""
-        real = node.args[0]
-        if not isinstance(real, Node) or not _is(real, _DEQUANTIZE):
+        real = _source(node)
+        if not _is(real, _DEQUANTIZE) or _params(real) != _params(node) or not _is_exact(node):
             return
-        stored, params = real.args[0], _params(node)
-        if not isinstance(stored, Node) or _params(real) != params or not _is_exact(node):
-            return
-        source: Node | None = stored
+        stored = source = _source(real)
         for _ in range(_STEPS):
-            if source is None or not is_call(source, *_MOVES):
+            if not is_call(source, *_MOVES):
                 break
-            source = source.args[0] if isinstance(source.args[0], Node) else None
-        within = source is not None and _is(source, _QUANTIZE) and _params(source) == params
-        whole = torch.iinfo(dtype_of(stored))
-        if not within and (whole.min, whole.max) != tuple(node.args[3:5]):
+            source = _source(source)
+        within = _is(source, _QUANTIZE) and _params(source) == _params(node)
+        whole, named = torch.iinfo(dtype_of(stored)), arguments(node)
+        if not within and (whole.min, whole.max) != (named["quant_min"], named["quant_max"]):
             return
         if leaves_graph(node) or not same_shape(shape_of(node), shape_of(stored)):
             return
@@ -142,14 +137,26 @@ class _Moving:
         self._log.add(Fired(_ROOM, rule, key, Exactness.EXACT, (place,), (made.name,)))
 
 
-def _is(node: object, name: str) -> bool:
+def _is(node: Node, name: str) -> bool:
     """Whether a node is a call with numbers for scale and zero point, in float32."""
-    op = overload_of(node) if isinstance(node, Node) else None
+    op = overload_of(node)
     if op is None or op._schema.name != name or op._overloadname != "default":  # noqa: SLF001
         return False
-    assert isinstance(node, Node), "it calls an op"
-    real = node if name == _DEQUANTIZE else node.args[0]
-    return isinstance(real, Node) and dtype_of(real) is torch.float32
+    real = node if name == _DEQUANTIZE else _source(node)
+    return dtype_of(real) is torch.float32
+
+
+def _source(node: Node) -> Node:
+    """Return what a quantize, a dequantize or a view reads: all of them read one tensor."""
+    return node_of(next(iter(arguments(node).values())))
+
+
+def _of(source: Node, node: Node, rw: Rewriter) -> Node:
+    """Add a call like another one, of something else."""
+    op, named = overload_of(node), arguments(node)
+    assert op is not None, f"not a call of an op: {node.format_node()}"
+    first = next(iter(named))
+    return call(op, {**named, first: source}, rw)
 
 
 def _params(node: Node) -> Hashable:
