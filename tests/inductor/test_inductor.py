@@ -18,7 +18,7 @@ passes: Any = importlib.import_module("torch._inductor.custom_graph_pass")
 
 pytestmark = pytest.mark.slow
 
-PATCHES = {"freezing": True, "cpp.vec_isa_ok": True}
+PATCHES = {"freezing": True, "cpp.vec_isa_ok": True, "fx_graph_cache": False}
 
 
 class Two(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import warnings
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -15,10 +16,12 @@ from qfuse.capture.provenance import UserFiles, source_line
 from qfuse.inductor import _inductor_api as inductor
 from qfuse.inductor.constants import Constants
 from qfuse.inductor.journal import GraphRecord
-from qfuse.inductor.merge import combine_products, merge_products
+from qfuse.inductor.merge import ROOM, combine_products, merge_products
 from qfuse.inductor.moving import move_quantization
-from qfuse.ir.events import EventLog
+from qfuse.ir.errors import RULE_ERRORS, QfuseError
+from qfuse.ir.events import EventLog, Fired, Noted
 from qfuse.ir.program import MODULE_META, SOURCE_META
+from qfuse.rewrite.adopt import adopt, rehearsal
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule
@@ -88,24 +91,18 @@ class Hooks:
         }
 
     def before_freezing(self, graph: Graph) -> None:
-        """Merge siblings whose weights are about to be frozen."""
+        """Merge siblings whose weights are about to be frozen, or leave the graph as it is."""
         module = _module_of(graph)
         training = inductor.is_training(graph)
-        values = inductor.frozen_inputs(graph)
-        frozen = bool(values)
-        record = GraphRecord({"road": "inductor", "frozen": frozen})
-        log = EventLog()
-        _mark(graph)
-        reason = _TRAINING if training else (_GIVEN if frozen else _FREEZE)
-        with inductor.on_real_tensors():
-            if not training:
-                move_quantization(module, values, log)
-                combine_products(module, values, log)
-            merge_products(module, Constants(graph, values), reason, log)
-        record.events += log
+        record = GraphRecord({"road": "inductor", "frozen": False})
+        try:
+            record.events += _rewrite(module, record, training=training)
+        except (*RULE_ERRORS, QfuseError) as error:
+            record.events.append(_failed(error))
         self._records[module] = record
         self._thread.last = record if training else None
         self.journal.open(record)
+        _warn(record)
 
     def behind_freezing(self, graph: Graph) -> None:
         """Keep the report with what is compiled."""
@@ -116,6 +113,43 @@ class Hooks:
             record = getattr(self._thread, "last", None)
         if record is not None and not record.stamped:
             self.journal.stamp(record)
+
+
+def _rewrite(module: GraphModule, record: GraphRecord, *, training: bool) -> EventLog:
+    """Rewrite a copy of the graph, and take it over if nothing went wrong.
+
+    Somebody's model is worth more than our bug, and they did not ask for us to compile it.
+    """
+    values = inductor.frozen_inputs(module.graph)
+    record.facts["frozen"] = bool(values)
+    reason = _TRAINING if training else (_GIVEN if values else _FREEZE)
+    log = EventLog()
+    _mark(module.graph)
+    twin, twins = rehearsal(module)
+    known = {twins[node]: value for node, value in values.items()}
+    with inductor.on_real_tensors():
+        if not training:
+            move_quantization(twin, known, log)
+            combine_products(twin, known, log)
+        merge_products(twin, Constants(twin.graph, known), reason, log)
+    if log.of(Fired):
+        adopt(module, twin, twins)
+    return log
+
+
+def _failed(error: Exception) -> Noted:
+    text = (
+        "the passes failed here, and left the graph as it was, which is a bug of qfuse: please "
+        f"report it ({error!r})"
+    )
+    return Noted(ROOM, text, warn=True)
+
+
+def _warn(record: GraphRecord) -> None:
+    """Warn, when everything is in order: a warning may be an error here."""
+    for event in record.events:
+        if isinstance(event, Noted) and event.warn:
+            warnings.warn(event.text, UserWarning, stacklevel=2)
 
 
 def _module_of(graph: Graph) -> GraphModule:

@@ -12,7 +12,8 @@ from qfuse.inductor.joining import Join, Placer, join_vectors, plan_join, spelli
 from qfuse.inductor.numbers import Numbers
 from qfuse.inductor.products import as_product, rebuild
 from qfuse.ir.alias import leaves_graph, memory_of
-from qfuse.ir.events import Exactness, Fired, MissCode, Missed
+from qfuse.ir.errors import RewriteError
+from qfuse.ir.events import Exactness, Fired, MissCode, Missed, Noted
 from qfuse.ir.program import place_of
 from qfuse.optimize.restride import restride, rigid_reader
 from qfuse.rewrite.rewriter import GraphEditor
@@ -116,9 +117,7 @@ class _Merging:
 
     def run(self) -> int:
         plans = [plan for group in self._families() for plan in self._plans(group)]
-        for plan in plans:
-            self._apply(plan)
-        return len(plans)
+        return sum(self._attempt(plan) for plan in plans)
 
     def _families(self) -> list[list[Product]]:
         """Return the products that read one value, for each value that several read."""
@@ -214,6 +213,19 @@ class _Merging:
             columns[name] = made
         steps = plan_steps([p.node for p in group], self._known, self._numbers, self._order)
         return [_Plan(tuple(group), columns, tuple(steps))]
+
+    def _attempt(self, plan: _Plan) -> bool:
+        """Merge one group; what an op rejects is put back, and costs the others nothing."""
+        first = plan.products[0]
+        try:
+            self._apply(plan)
+        except RewriteError as error:
+            miss = Miss(MissCode.BANNED, first.node, "it was rolled back here: {}", error.what)
+            self._missed(first, miss)
+            text = f"a bug of qfuse, please report it: {error.what}"
+            self._log.add(Noted(ROOM, text, place_of(first.node), warn=True))
+            return False
+        return True
 
     def _apply(self, plan: _Plan) -> None:
         first = plan.products[0]
