@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.inductor.frozen import freeze
 from torch import nn
 
 import qfuse
@@ -104,6 +105,24 @@ def test_an_exception_inside_leaves_nothing_behind() -> None:
 def test_nothing_compiled_inside_is_a_warning() -> None:
     with pytest.warns(UserWarning, match="nothing was compiled"), qfuse.inductor_passes():
         pass
+
+
+def test_what_is_compiled_without_caches_is_seen_too() -> None:
+    """No key for a cache is made then, so nobody asks a pass for its name."""
+    before = len(qfuse.reports())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with qfuse.inductor_passes():
+            freeze(nn.Linear(4, 4).eval(), torch.randn(2, 4), force_disable_caches=True)
+    assert not [one for one in told if "nothing was compiled" in str(one.message)]
+    assert len(qfuse.reports()) > before
+
+
+def test_asking_for_the_name_of_a_pass_changes_nothing() -> None:
+    options = qfuse.inductor_options()
+    with pytest.warns(UserWarning, match="nothing was compiled"), qfuse.inductor_passes():
+        names = {options[slot].uuid() for slot in SLOTS}
+    assert len(names) == 1
 
 
 def test_somebody_who_overwrites_the_slot_is_named() -> None:

@@ -50,7 +50,6 @@ class _Hook(inductor.CustomGraphPass):
 
     def uuid(self) -> Any:
         """Name what the pass does to a graph, for Inductor's cache keys."""
-        self.hooks.journal.touch()
         return self.hooks.key
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
@@ -66,10 +65,10 @@ class BeforeFreezing(_Hook):
 
 
 class BehindFreezing(_Hook):
-    """When weights are constants, in the layouts that kernels want."""
+    """Behind freezing, where what is counted is kept with the graph in Inductor's caches."""
 
     def __call__(self, graph: Graph) -> None:
-        """Merge packed siblings, and keep the report."""
+        """Keep the report with what is compiled."""
         self.hooks.behind_freezing(graph)
 
 

@@ -66,14 +66,14 @@ class Process:
         if freezing not in {None, True, False}:
             raise OptionsError(f"freezing must be True, False or None, not {freezing!r}")
         hooks = Hooks(self._journal)
-        before = self._journal.activity
+        before = self._journal.activity()
         with ExitStack() as stack:
             if freezing is not None:
                 stack.enter_context(inductor.patched({"freezing": freezing}))
             self._slots.add(hooks)
             stack.callback(self._slots.remove, hooks)
             yield
-            if self._journal.activity == before:
+            if self._journal.activity() == before:
                 text = (
                     "nothing was compiled within qfuse.inductor_passes(): the first call of a "
                     "compiled model has to be inside; one that was called before is compiled "
