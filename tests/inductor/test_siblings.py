@@ -11,7 +11,10 @@ from tests.inductor.frozen import freeze
 from torch import nn
 
 import qfuse
+from qfuse.inductor import merge
+from qfuse.inductor.joining import plan_join
 from qfuse.ir.events import MissCode
+from qfuse.rewrite.rule import Miss
 
 aten = torch.ops.aten
 dynamo: Any = importlib.import_module("torch._dynamo")
@@ -228,6 +231,38 @@ def test_training_is_left_alone() -> None:
     assert not report.fired
     assert all("gradients" in miss.reason for miss in report.closest_misses)
     assert report.closest_misses
+
+
+class Four(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(linear(n) for n in (8, 12, 4, 20))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [layer(x).relu() for layer in self.layers]
+
+
+@pytest.mark.parametrize("guilty", range(4))
+def test_one_that_cannot_be_joined_keeps_the_others_not(
+    monkeypatch: pytest.MonkeyPatch, guilty: int
+) -> None:
+    width = (8, 12, 4, 20)[guilty]
+
+    def picky(parts: Any, *rest: Any) -> Any:
+        for part in parts:
+            if width in part.meta["val"].shape:
+                source = part.all_input_nodes[0]
+                return Miss(MissCode.NOT_CONSTANT, source, "it is packed otherwise", progress=3)
+        return plan_join(parts, *rest)
+
+    monkeypatch.setattr(merge, "plan_join", picky)
+    found = freeze(Four().eval(), torch.randn(3, 16))
+    assert found.report.fired == {"merge-linears": 1}
+    assert found.calls(*PRODUCTS) == 2
+    (miss,) = found.report.closest_misses
+    assert miss.reason == "it is packed otherwise"
+    assert [c for c in miss.anchor.module if c.isdigit()] == [str(guilty)]
+    close(found.plain, found.merged)
 
 
 class Stored(nn.Module):

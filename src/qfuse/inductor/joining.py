@@ -116,10 +116,12 @@ def plan_join(
     assert all(map(known.folded, parts)), "siblings are spelled alike"
     leaves = [known.values.get(part) for part in parts]
     values = tuple(value for value in leaves if value is not None)
-    packed = [value.is_mkldnn for value in values]
-    if any(packed) and not (all(packed) and len(packed) == len(parts) and axis == 1):
+    packed = [value is not None and value.is_mkldnn for value in leaves]
+    if any(packed) and not (all(packed) and axis == 1):
+        fewer = 2 * sum(packed) <= len(packed)
+        odd = next((p for p, own in zip(parts, packed, strict=True) if own is fewer), parts[0])
         text = "some of its siblings' weights are packed by oneDNN, and some are not"
-        return Miss(MissCode.NOT_CONSTANT, parts[0], text, progress=3)
+        return Miss(MissCode.NOT_CONSTANT, odd, text, progress=3)
     now = now or any(packed)
     return Join(tuple(parts), axis, None, values if now and len(values) == len(parts) else ())
 

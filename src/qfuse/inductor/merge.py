@@ -203,16 +203,26 @@ class _Merging:
     def _planned(self, group: list[Product]) -> list[_Plan]:
         """Join what can be joined; one that cannot does not keep the others from it."""
         group = sorted(group, key=lambda p: self._order[p.node])
+        while len(group) > 1:
+            columns = self._columns(group)
+            if not isinstance(columns, Miss):
+                nodes = [p.node for p in group]
+                steps = plan_steps(nodes, self._known, self._numbers, self._order)
+                return [_Plan(tuple(group), columns, tuple(steps))]
+            guilty = next((p for p in group if _reads(p, columns.at)), group[0])
+            self._missed(guilty, columns)
+            group.remove(guilty)
+        return []
+
+    def _columns(self, group: Sequence[Product]) -> dict[str, Join] | Miss:
         columns: dict[str, Join] = {}
         for name in group[0].columns:
             axis = group[0].spec.columns[name]
             made = plan_join([p.columns[name] for p in group], axis, self._known, self._numbers)
             if isinstance(made, Miss):
-                self._missed(group[0], made)
-                return []
+                return made
             columns[name] = made
-        steps = plan_steps([p.node for p in group], self._known, self._numbers, self._order)
-        return [_Plan(tuple(group), columns, tuple(steps))]
+        return columns
 
     def _attempt(self, plan: _Plan) -> bool:
         """Merge one group; what an op rejects is put back, and costs the others nothing."""
@@ -281,6 +291,19 @@ def _bias(products: Sequence[Product], rw: Rewriter, give: Callable[[Node], Node
     if all(product.bias is None for product in products):
         return None
     return join_vectors([p.n if p.bias is None else p.bias for p in products], rw, give)
+
+
+def _reads(product: Product, node: Node) -> bool:
+    """Whether a product is a node, or one of its columns is computed of it."""
+    waiting, seen = [product.node], {product.node, product.x}
+    while waiting:
+        one = waiting.pop()
+        if one is node:
+            return True
+        new = [source for source in one.all_input_nodes if source not in seen]
+        seen.update(new)
+        waiting += new
+    return False
 
 
 def _leaves(node: Node, known: Constants) -> list[Node]:
