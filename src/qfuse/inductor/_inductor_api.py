@@ -5,7 +5,7 @@ It imports ``torch._inductor``, so it is imported by what is asked for, never by
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin
 
 import torch
 from torch._dynamo.utils import counters
@@ -27,6 +27,7 @@ __all__ = [
     "CustomGraphPass",
     "count",
     "counted",
+    "expected_type",
     "folds",
     "freezing_is_on",
     "frozen_inputs",
@@ -63,6 +64,12 @@ def patched(values: Mapping[str, Any]) -> AbstractContextManager[None]:
 def known_options() -> frozenset[str]:
     """Return the names of all options of Inductor."""
     return frozenset(config.get_config_copy())
+
+
+def expected_type(name: str) -> type | None:
+    """Return what ``torch.compile`` wants an option's value to be; ``None`` if it does not look."""
+    found = config.get_type(name)
+    return found if isinstance(found, type) and get_origin(found) is None else None
 
 
 def passes_in(value: Any) -> tuple[Any, ...]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from qfuse.inductor.journal import Journal
 
-__all__ = ["SLOTS", "Hooks"]
+__all__ = ["SLOTS", "Hooks", "is_ours"]
 
 BEFORE_FREEZING = "joint_custom_post_pass"
 BEHIND_FREEZING = "post_grad_custom_pre_pass"
@@ -70,6 +70,11 @@ class BehindFreezing(_Hook):
     def __call__(self, graph: Graph) -> None:
         """Keep the report with what is compiled."""
         self.hooks.behind_freezing(graph)
+
+
+def is_ours(value: object) -> bool:
+    """Whether what stands in a slot is one of these passes."""
+    return isinstance(value, _Hook)
 
 
 class Hooks:

@@ -89,6 +89,12 @@ class Journal:
             self.collect()
             return tuple(record.report() for record in self._records)
 
+    def clear(self) -> None:
+        """Forget the graphs until now; what caches were seen to give is not taken up again."""
+        with self._lock:
+            self.collect()
+            self._records.clear()
+
     def note(self, text: str) -> None:
         """Add what is to be known besides, as a report of its own."""
         with self._lock:
