@@ -13,6 +13,8 @@ import torch
 from torch.fx import Node
 
 from qfuse.inductor.numbers import Numbers
+from qfuse.inductor.pooling import pooled, sink_below_pools
+from qfuse.inductor.pt2e import DEQUANTIZE, QUANTIZE, is_quantization
 from qfuse.ir.alias import leaves_graph
 from qfuse.ir.events import Exactness, Fired
 from qfuse.ir.program import place_of
@@ -33,8 +35,6 @@ __all__ = ["move_quantization"]
 
 _aten = torch.ops.aten
 _ROOM = "inductor"
-_QUANTIZE = "quantized_decomposed::quantize_per_tensor"
-_DEQUANTIZE = "quantized_decomposed::dequantize_per_tensor"
 # Each element goes somewhere, as it is; nothing is left out and nothing comes in.
 _MOVES = (
     _aten.view.default,
@@ -53,18 +53,19 @@ _STEPS = 32
 def move_quantization(
     module: GraphModule, values: Mapping[Node, torch.Tensor], log: EventLog
 ) -> None:
-    """Lift quantizes above views, combine equal ones, and cancel them against a dequantize.
+    """Sink dequantizes below max pools, lift quantizes, combine equal ones, and cancel them.
 
     Each is exact. A quantize of a dequantize is what was dequantized only if it has the same
     parameters in the same range, and the numbers are in that range, as those of a quantize are.
     """
+    sink_below_pools(module, log)
     moving = _Moving(module, log)
     for node in list(module.graph.nodes):
-        if _is(node, _QUANTIZE):
+        if is_quantization(node, QUANTIZE):
             moving.lift(node)
     moving.combine(values)
     for node in list(module.graph.nodes):
-        if _is(node, _QUANTIZE):
+        if is_quantization(node, QUANTIZE):
             moving.cancel(node)
 
 
@@ -101,7 +102,7 @@ class _Moving:
         """Quantize once what is quantized alike."""
         numbers = Numbers(self._module.graph, values)
         first: dict[int, Node] = {}
-        for node in [n for n in self._module.graph.nodes if _is(n, _QUANTIZE)]:
+        for node in [n for n in self._module.graph.nodes if is_quantization(n, QUANTIZE)]:
             known = first.setdefault(numbers.of(node), node)
             if known is node or (leaves_graph(node) and leaves_graph(known)):
                 continue
@@ -114,17 +115,18 @@ class _Moving:
     def cancel(self, node: Node) -> None:
         """Take what was dequantized."""
         real = node.args[0]
-        if not isinstance(real, Node) or not _is(real, _DEQUANTIZE):
+        if not isinstance(real, Node) or not is_quantization(real, DEQUANTIZE):
             return
         stored, params = real.args[0], _params(node)
         if not isinstance(stored, Node) or _params(real) != params or not _is_exact(node):
             return
         source: Node | None = stored
         for _ in range(_STEPS):
-            if source is None or not is_call(source, *_MOVES):
+            before = None if source is None else _before(source)
+            if before is None:
                 break
-            source = source.args[0] if isinstance(source.args[0], Node) else None
-        within = source is not None and _is(source, _QUANTIZE) and _params(source) == params
+            source = before
+        within = source is not None and is_quantization(source, QUANTIZE) and _params(source) == params
         whole = torch.iinfo(dtype_of(stored))
         if not within and (whole.min, whole.max) != tuple(node.args[3:5]):
             return
@@ -141,14 +143,12 @@ class _Moving:
         self._log.add(Fired(_ROOM, rule, key, Exactness.EXACT, (place,), (made.name,)))
 
 
-def _is(node: object, name: str) -> bool:
-    """Whether a node is a call with numbers for scale and zero point, in float32."""
-    op = overload_of(node) if isinstance(node, Node) else None
-    if op is None or op._schema.name != name or op._overloadname != "default":  # noqa: SLF001
-        return False
-    assert isinstance(node, Node), "it calls an op"
-    real = node if name == _DEQUANTIZE else node.args[0]
-    return isinstance(real, Node) and dtype_of(real) is torch.float32
+def _before(node: Node) -> Node | None:
+    """Return what the elements of a value are all elements of."""
+    if not is_call(node, *_MOVES):
+        return pooled(node)
+    source = node.args[0]
+    return source if isinstance(source, Node) else None
 
 
 def _params(node: Node) -> Hashable:
