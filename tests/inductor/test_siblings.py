@@ -300,6 +300,65 @@ def test_static_weights_stay_stored_and_others_stay_apart() -> None:
     close(found.plain, found.merged)
 
 
+class OneScale(nn.Module):
+    """Weights with one scale each, of which two are alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for i in range(3):
+            self.register_buffer(f"w{i}", torch.randint(-127, 128, (8, 16)).to(torch.int8))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        real = torch.ops.quantized_decomposed.dequantize_per_tensor
+        outs = []
+        for i, scale in enumerate([0.02, 0.02, 0.03]):
+            weight = real(getattr(self, f"w{i}"), scale, 0, -128, 127, torch.int8)
+            outs.append(nn.functional.linear(x, weight).relu())
+        return outs
+
+
+def test_weights_of_another_scale_stay_apart_and_the_reason_names_it() -> None:
+    import torch.ao.quantization.fx._decomposed  # noqa: PLC0415 - registers ops
+
+    found = freeze(OneScale().eval(), torch.randn(3, 16))
+    assert found.report.fired["merge-linears"] == 1
+    assert found.calls(*PRODUCTS) == 2
+    (miss,) = found.report.closest_misses
+    assert miss.code is MissCode.DTYPE
+    assert miss.reason.endswith("differs in the scale of self of mat2")
+    close(found.plain, found.merged)
+
+
+class Float8(nn.Module):
+    """float8, one scale for all of a weight."""
+
+    def __init__(self, *scales: float) -> None:
+        super().__init__()
+        for i, scale in enumerate(scales):
+            self.register_buffer(f"w{i}", torch.randn(16, 32).to(torch.float8_e4m3fn))
+            self.register_buffer(f"s{i}", torch.tensor(scale))
+        self.count = len(scales)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        one = torch.ones((), dtype=torch.float32)
+        codes = x.to(torch.float8_e4m3fn)
+        outs = []
+        for i in range(self.count):
+            w, s = getattr(self, f"w{i}"), getattr(self, f"s{i}")
+            out = torch._scaled_mm(codes, w.t(), one, s, out_dtype=torch.bfloat16)
+            outs.append(out.float().sin())
+        return outs
+
+
+def test_products_scaled_as_a_whole_are_merged_if_the_scale_is_one() -> None:
+    found = freeze(Float8(0.5, 0.25, 0.5).eval(), torch.randn(16, 32))
+    assert found.report.fired["merge-linears"] == 1
+    assert found.calls(aten._scaled_mm.default) == 2
+    (miss,) = found.report.closest_misses
+    assert miss.reason.endswith("differs in scale_b")
+    close(found.plain, found.merged)
+
+
 class Rowwise(nn.Module):
     """float8, activations and weights: the op wants its matrix turned."""
 

@@ -11,8 +11,9 @@ import torch
 from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd.schemas import MutationType
 from torch._guards import TracingContext
-from torch._inductor import config, constant_folding
+from torch._inductor import config, constant_folding, inductor_prims
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_custom_graph_passes
+from torch._inductor.virtualized import V
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch.fx import Graph
 
 __all__ = [
+    "LOW_MEMORY_POOL",
     "CustomGraphPass",
     "count",
     "counted",
@@ -32,6 +34,7 @@ __all__ = [
     "freezing_is_on",
     "frozen_inputs",
     "has_kernel",
+    "is_packaged",
     "is_training",
     "known_options",
     "mark_frozen",
@@ -43,6 +46,9 @@ __all__ = [
 ]
 
 _COUNTERS = "inductor"
+
+LOW_MEMORY_POOL: OpOverload = inductor_prims._low_memory_max_pool_with_offsets
+"""Max pooling, as decompositions leave it."""
 
 
 def option(name: str) -> Any:
@@ -119,6 +125,11 @@ def frozen_inputs(graph: Graph) -> dict[Node, torch.Tensor]:
         for index, (node, value) in enumerate(zip(placeholders, values, strict=False))
         if index not in kept and isinstance(value, torch.Tensor)
     }
+
+
+def is_packaged() -> bool:
+    """Whether AOTInductor is compiling, for a package that holds its weights by their names."""
+    return bool(V.aot_compilation)
 
 
 def is_training(graph: Graph) -> bool:

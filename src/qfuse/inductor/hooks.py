@@ -24,7 +24,9 @@ from qfuse.ir.program import MODULE_META, SOURCE_META
 from qfuse.rewrite.adopt import adopt, rehearsal
 
 if TYPE_CHECKING:
-    from torch.fx import Graph, GraphModule
+    from collections.abc import Collection
+
+    from torch.fx import Graph, GraphModule, Node
 
     from qfuse.inductor.journal import Journal
 
@@ -39,6 +41,10 @@ _FREEZE = (
     "torch._inductor.config.freezing = True before the first call, and call under torch.no_grad()"
 )
 _GIVEN = "its weight is given by the caller, or written by the graph, so it is not known"
+_PACKAGED = (
+    "its weight can be exchanged by whoever loads the package that AOTInductor makes, frozen or "
+    "not: qfuse.compile merges such weights, and what it gives can be saved"
+)
 _TRAINING = "the graph computes gradients: compile under torch.no_grad() for inference"
 
 
@@ -126,7 +132,6 @@ def _rewrite(module: GraphModule, record: GraphRecord, *, training: bool) -> Eve
     """
     values = inductor.frozen_inputs(module.graph)
     record.facts["frozen"] = bool(values)
-    reason = _TRAINING if training else (_GIVEN if values else _FREEZE)
     log = EventLog()
     _mark(module.graph)
     twin, twins = rehearsal(module)
@@ -135,10 +140,19 @@ def _rewrite(module: GraphModule, record: GraphRecord, *, training: bool) -> Eve
         if not training:
             move_quantization(twin, known, log)
             combine_products(twin, known, log)
-        merge_products(twin, Constants(twin.graph, known), reason, log)
+        merge_products(twin, Constants(twin.graph, known), _reason(values, training=training), log)
     if log.of(Fired):
         adopt(module, twin, twins)
     return log
+
+
+def _reason(values: Collection[Node], *, training: bool) -> str:
+    """Say why a weight is no constant."""
+    if training:
+        return _TRAINING
+    if inductor.is_packaged():
+        return _PACKAGED
+    return _GIVEN if values else _FREEZE
 
 
 def _failed(error: Exception) -> Noted:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from qfuse.inductor.epilogue import plan_steps
-from qfuse.inductor.joining import Join, Placer, join_vectors, plan_join, spelling
+from qfuse.inductor.joining import Join, Placer, Spelling, join_vectors, plan_join, spelling
 from qfuse.inductor.numbers import Numbers
 from qfuse.inductor.products import as_product, rebuild
 from qfuse.ir.alias import leaves_graph, memory_of
@@ -20,7 +20,7 @@ from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.rewrite.rule import Miss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from torch.fx import GraphModule, Node
 
@@ -148,7 +148,9 @@ class _Merging:
     def _kind(self, product: Product) -> tuple[tuple[str, Hashable], ...]:
         """Return what siblings have in common besides the input, by names for people."""
         spelled = [
-            (f"how {name} is spelled", self._spelling(product, name)) for name in product.columns
+            entry
+            for name in product.columns
+            for entry in _by_name(name, self._spelling(product, name))
         ]
         return (*product.kind(self._numbers), *spelled)
 
@@ -284,6 +286,17 @@ class _Merging:
         _, name, names, _ = min(differing, key=lambda d: d[0])
         text = "of its siblings %{} is nearest, and differs in {}"
         return Miss(MissCode.DTYPE, one.node, text, name, ", ".join(names), progress=3)
+
+
+def _by_name(name: str, spelled: Hashable) -> Iterator[tuple[str, Hashable]]:
+    """Take a spelling apart, so that what differs can be named."""
+    if not isinstance(spelled, Spelling):
+        yield f"how {name} is made", spelled
+        return
+    yield f"how {name} is made", spelled.op
+    yield from ((f"the {given} of {name}", value) for given, value in spelled.given)
+    for inner, found in spelled.below:
+        yield from _by_name(f"{inner} of {name}", found)
 
 
 def _bias(products: Sequence[Product], rw: Rewriter, give: Callable[[Node], Node]) -> Node | None:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from qfuse.inductor.numbers import Numbers
+from qfuse.inductor.pooling import pooled, sink_below_pools
 from qfuse.inductor.products import call
+from qfuse.inductor.pt2e import DEQUANTIZE, QUANTIZE, is_quantization
 from qfuse.ir.alias import leaves_graph
 from qfuse.ir.events import Exactness, Fired
 from qfuse.ir.program import place_of
@@ -34,8 +36,6 @@ __all__ = ["move_quantization"]
 
 _aten = torch.ops.aten
 _ROOM = "inductor"
-_QUANTIZE = "quantized_decomposed::quantize_per_tensor"
-_DEQUANTIZE = "quantized_decomposed::dequantize_per_tensor"
 # Each element goes somewhere, as it is; nothing is left out and nothing comes in.
 _MOVES = (
     _aten.view.default,
@@ -54,19 +54,20 @@ _STEPS = 32
 def move_quantization(
     module: GraphModule, values: Mapping[Node, torch.Tensor], log: EventLog
 ) -> None:
-    """Lift quantizes above views, combine equal ones, and cancel them against a dequantize.
+    """Sink dequantizes below max pools, lift quantizes, combine equal ones, and cancel them.
 
     Each is exact. A quantize of a dequantize is what was dequantized only if it has the same
     parameters in the same range, the numbers are in that range, as those of a quantize are, and
     they come back by the law of :mod:`qfuse.ir.round_trip`.
     """
+    sink_below_pools(module, log)
     moving = _Moving(module, log)
     for node in list(module.graph.nodes):
-        if _is(node, _QUANTIZE):
+        if is_quantization(node, QUANTIZE):
             moving.lift(node)
     moving.combine(values)
     for node in list(module.graph.nodes):
-        if _is(node, _QUANTIZE):
+        if is_quantization(node, QUANTIZE):
             moving.cancel(node)
 
 
@@ -100,7 +101,7 @@ class _Moving:
         """Quantize once what is quantized alike."""
         numbers = Numbers(self._module.graph, values)
         first: dict[int, Node] = {}
-        for node in [n for n in self._module.graph.nodes if _is(n, _QUANTIZE)]:
+        for node in [n for n in self._module.graph.nodes if is_quantization(n, QUANTIZE)]:
             known = first.setdefault(numbers.of(node), node)
             if known is node or (leaves_graph(node) and leaves_graph(known)):
                 continue
@@ -113,14 +114,17 @@ class _Moving:
     def cancel(self, node: Node) -> None:
         """Take what was dequantized."""
         real = _source(node)
-        if not _is(real, _DEQUANTIZE) or _params(real) != _params(node) or not _is_exact(node):
+        if not is_quantization(real, DEQUANTIZE) or _params(real) != _params(node):
+            return
+        if not _is_exact(node):
             return
         stored = source = _source(real)
         for _ in range(_STEPS):
-            if not is_call(source, *_MOVES):
+            before = _before(source)
+            if before is None:
                 break
-            source = _source(source)
-        within = _is(source, _QUANTIZE) and _params(source) == _params(node)
+            source = before
+        within = is_quantization(source, QUANTIZE) and _params(source) == _params(node)
         whole, named = torch.iinfo(dtype_of(stored)), arguments(node)
         if not within and (whole.min, whole.max) != (named["quant_min"], named["quant_max"]):
             return
@@ -137,15 +141,6 @@ class _Moving:
         self._log.add(Fired(_ROOM, rule, key, Exactness.EXACT, (place,), (made.name,)))
 
 
-def _is(node: Node, name: str) -> bool:
-    """Whether a node is a call with numbers for scale and zero point, in float32."""
-    op = overload_of(node)
-    if op is None or op._schema.name != name or op._overloadname != "default":  # noqa: SLF001
-        return False
-    real = node if name == _DEQUANTIZE else _source(node)
-    return dtype_of(real) is torch.float32
-
-
 def _source(node: Node) -> Node:
     """Return what a quantize, a dequantize or a view reads: all of them read one tensor."""
     return node_of(next(iter(arguments(node).values())))
@@ -157,6 +152,11 @@ def _of(source: Node, node: Node, rw: Rewriter) -> Node:
     assert op is not None, f"not a call of an op: {node.format_node()}"
     first = next(iter(named))
     return call(op, {**named, first: source}, rw)
+
+
+def _before(node: Node) -> Node | None:
+    """Return what the elements of a value are all elements of."""
+    return _source(node) if is_call(node, *_MOVES) else pooled(node)
 
 
 def _params(node: Node) -> Hashable:

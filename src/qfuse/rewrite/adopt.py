@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING
 
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-    from torch.fx import Graph, Node
 
 __all__ = ["adopt", "rehearsal"]
 
@@ -21,8 +18,13 @@ def rehearsal(module: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:
 
     Constants and fake values are shared.
     """
-    twin = GraphModule(module, copy.deepcopy(module.graph))
-    return twin, dict(zip(module.graph.nodes, twin.graph.nodes, strict=True))
+    # Not `deepcopy`: how the module is called belongs to it, and may not be copied.
+    graph, twins = Graph(), dict[Node, Node]()
+    results = graph.graph_copy(module.graph, twins)
+    for output in module.graph.find_nodes(op="output"):
+        twins[output] = graph.output(results)
+        twins[output].meta = dict(output.meta)
+    return GraphModule(module, graph), twins
 
 
 def adopt(module: GraphModule, twin: GraphModule, twins: Mapping[Node, Node]) -> None:
