@@ -94,6 +94,13 @@ REFUSED = {
     "spread over the result": PairCase(
         epilogue="glu(silu,gate-first)|mul(0)", extras=((1, 1, 70),)
     ),
+    "or the result over it": PairCase(
+        epilogue="act(silu)|mul(0)", extras=((8, 16, 140),), rows=(1, 16)
+    ),
+    "an operand is spread": PairCase(
+        reads="split", epilogue="act(silu)|mul(0)|add(1,1.0)", extras=("up", (8, 16, 70)),
+        rows=(1, 16),
+    ),
     "it casts to float64": PairCase(
         epilogue="cast(float64)", spec=replace(CODES, real=torch.float64)
     ),

@@ -17,7 +17,7 @@ from qfuse.lower.operands import FLOATS
 from qfuse.lower.row_problem import RowProblem, row_problem_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from torch.fx import Node
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["Pair", "PairKernel", "pair_of"]
+
+_SPREAD = "an operand is spread over the result, or the result over it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def pair_of(node: Node, symbols: Mapping[str, SymbolRange]) -> Pair | Refusal | 
     written = _check_between(linear, op, halves) or KernelSteps.of(linear, op, halves)
     if isinstance(written, Refusal):
         return written
-    refusal = _check_shapes(op, [x for x in written.extras if x in op.extras])
+    refusal = _check_shapes(linear, op, written)
     if refusal is not None:
         return refusal
     rows = _rows_of(op, symbols, shared=shared)
@@ -141,14 +143,21 @@ def _check_between(linear: FusedLinear, op: Activation, halves: TwoHalves | None
     return None if 0 in results_of(op.node) else Refusal("nobody reads the result")
 
 
-def _check_shapes(op: Activation, extras: Sequence[Node]) -> Refusal | None:
+def _check_shapes(linear: FusedLinear, op: Activation, written: KernelSteps) -> Refusal | None:
     """Refuse operands of the op that are not as large as its result, one number for one."""
     values = op.node.meta["val"]
-    for extra in extras:
+    features = shape_of(linear.weight)[0]
+    columns = features // 2 if written.halved else features
+    # Nor may an operand of the linear spread what the linear computes.
+    if not same_shape((*shape_of(linear.x)[:-1], columns), values[0].shape):
+        return Refusal(_SPREAD)
+    for extra in written.extras:
+        if extra not in op.extras:
+            continue
         if dtype_of(extra) not in FLOATS:
             return Refusal(f"an operand is {dtype_name(dtype_of(extra))}")
         if not same_shape(shape_of(extra), values[0].shape):
-            return Refusal("an operand is spread over the result, or the result over it")
+            return Refusal(_SPREAD)
     if not all(map(is_row_major, values)):
         return Refusal("its results lie in memory in another order than rows")
     return None
