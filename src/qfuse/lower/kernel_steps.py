@@ -13,7 +13,7 @@ from qfuse.ir.movements import movement_of
 from qfuse.ir.picking import Slice
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import ZeroPointDomain, dtype_name
-from qfuse.ir.views import dtype_of, has_values, shape_of
+from qfuse.ir.views import dtype_of, has_values, shape_of, tensor_of
 from qfuse.lower.kernel import Refusal
 from qfuse.lower.operands import FLOATS, MOST_EXTRAS, MOST_STEPS
 
@@ -117,15 +117,11 @@ class KernelSteps:
     ) -> KernelSteps | Refusal:
         """Write the steps of both, one after the other, or say which one has no word."""
         writer = _Writer(linear.extras)
-        for step in linear.epilogue.steps:
-            refusal = writer.write(step)
-            if refusal is not None:
-                return refusal
+        refusal = writer.write_all(linear)
         writer.continue_with(op, halves)
-        for step in op.epilogue.steps:
-            refusal = writer.write(step)
-            if refusal is not None:
-                return refusal
+        refusal = refusal or writer.write_all(op) or _check_result(op)
+        if refusal is not None:
+            return refusal
         if writer.multiplied and shape_of(linear.weight)[0] % 2:
             return Refusal("the halves of its features are not alike")
         return writer.done()
@@ -157,8 +153,16 @@ class _Writer:
         if halves is not None:
             self.words.append(f"halves({halves.order})")
 
-    def write(self, step: Step) -> Refusal | None:
-        """Write one step."""
+    def write_all(self, op: FusedLinear | Activation) -> Refusal | None:
+        """Write the steps of an op, up to the first one that has no word."""
+        for step, real in zip(op.epilogue.steps, _types(op), strict=False):
+            refusal = self._write(step, real)
+            if refusal is not None:
+                return refusal
+        return None
+
+    def _write(self, step: Step, real: torch.dtype) -> Refusal | None:
+        """Write a step of numbers of the type ``real``."""
         match step:
             case Cast(dtype):
                 return self._cast(dtype)
@@ -167,7 +171,7 @@ class _Writer:
             case Add(index, alpha):
                 self._add(f"add({self._number(index)},{alpha!r})")
             case Round():
-                return self._round(step)
+                return self._round(step, real)
             case Mul():
                 return self._mul(step)
             case Glu(act, order):
@@ -205,7 +209,7 @@ class _Writer:
         self.words.append("up()")
         refusals = [self._cast(dtype) for dtype in self.halves.casts]
         if step.rounded is not None:
-            refusals.append(self._round(step.rounded))
+            refusals.append(self._round(step.rounded, dtype_of(self.halves.up)))
         self.words.append("times()")
         self.multiplied += 1
         return next((refusal for refusal in refusals if refusal is not None), None)
@@ -216,7 +220,11 @@ class _Writer:
         self._add(str(Cast(dtype)))
         return None
 
-    def _round(self, step: Round) -> Refusal | None:
+    def _round(self, step: Round, real: torch.dtype) -> Refusal | None:
+        if step.spec.real is not real:
+            # The word goes on in the type that it finds.
+            found, said = dtype_name(real), dtype_name(step.spec.real)
+            return Refusal(f"it rounds {found} to stored numbers as if it were {said}")
         scale = _number_of(self.known[step.scale])
         zero = 0.0 if step.zero_point is None else _number_of(self.known[step.zero_point])
         if scale is None or zero is None or not _is_simple(step.spec):
@@ -226,6 +234,19 @@ class _Writer:
         whole = float(zero)
         self._add(f"round({factor!r},{whole!r},{spec.quant_min},{spec.quant_max},{size!r})")
         return None
+
+
+def _types(op: FusedLinear | Activation) -> tuple[torch.dtype, ...]:
+    """Return the type in front of every step, and the one behind the last."""
+    return op.epilogue.real_types(op.real, [tensor_of(extra) for extra in op.extras])
+
+
+def _check_result(op: Activation) -> Refusal | None:
+    """Refuse a result that is stored as if it were of another type than it is."""
+    real, spec = _types(op)[-1], op.output.spec
+    if spec is None or spec.real is real:
+        return None
+    return Refusal(f"it stores {dtype_name(real)} as if it were {dtype_name(spec.real)}")
 
 
 def _number_of(node: Node) -> torch.Tensor | None:
