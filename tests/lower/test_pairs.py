@@ -14,15 +14,16 @@ from qfuse import kernels
 from qfuse.cost.work import ComputeKind, Work
 from qfuse.ir.choose_spec import Formula
 from qfuse.ir.events import Lowered
+from qfuse.ir.fused_views import as_activation
 from qfuse.ir.schema import is_call
 from qfuse.lower.kernel import Claim, Refusal
 from qfuse.lower.packing import Packer
-from qfuse.lower.w8a8 import LinearW8A8
+from qfuse.lower.pairs import Pair, pair_of
+from qfuse.lower.w8a8 import LinearW8A8, pair_work
 from qfuse.testing.run import random_inputs, run
 
 if TYPE_CHECKING:
     from qfuse.ir.program import LoweredGraph, OptimizedGraph
-    from qfuse.lower.pairs import Pair
 
 pytestmark = pytest.mark.numeric
 
@@ -241,6 +242,28 @@ def test_what_others_read_of_the_linear_is_kept(real: torch.dtype) -> None:
     (event,) = events_of(low)
     assert event.place.op == "qfuse.linear"
     assert_same_values(program, low, narrow=real is BF16)
+
+
+@pytest.mark.parametrize(
+    ("case", "writes"),
+    [
+        (PairCase(), (4.0, 1.0)),
+        (PairCase(keep="float"), (4.0, 1.0 + 4.0)),
+        (PairCase(real=BF16, spec=replace(CODES, real=BF16), keep="float"), (4.0, 1.0 + 2.0)),
+        (PairCase(spec=WHOLE, choose=None, keep="float"), (4.0, 1.0 + 4.0)),
+        (PairCase(spec=WHOLE, choose=None), (1.0,)),
+        (PairCase(spec=None), (4.0,)),
+        (PairCase(spec=None, real=BF16), (2.0,)),
+    ],
+)
+def test_what_is_written_costs_its_bytes(case: PairCase, writes: tuple[float, ...]) -> None:
+    """Floats in strips and codes of a result of 8 * 16 * 70 numbers, and what is kept of it."""
+    program = case.program()
+    node = next(n for n in program.graph.nodes if as_activation(n) is not None)
+    pair = pair_of(node, program.signature.symbols)
+    assert isinstance(pair, Pair)
+    plan = [work.hint for work in pair_work(pair, pair.problem.k, 8)]
+    assert [sum(work.writes) / (8 * 16 * 70) for work in plan] == pytest.approx(list(writes))
 
 
 def test_two_kernels_are_taken_where_they_are_predicted_faster() -> None:

@@ -302,7 +302,8 @@ def pair_work(pair: Pair, depth: int, weight_bits: int) -> Plan:
     stored = rows is not None and is_stored_at_once(pair)
     in_strips = rows is not None and not stored
     kept = rows is not None and bool(rows.output.keep)
-    bits = 8 if stored else bits_of(float_out(problem.fused))
+    # The first result of an op that stores it is codes: what is kept has the type before that.
+    bits = 8 if stored else bits_of(float_out(problem.fused) if rows is None else rows.spec.real)
 
     def linear(count: int) -> Work:
         stored_as = Bits(8, weight_bits, 0)
