@@ -12,7 +12,7 @@ from qfuse.ir.sizes import is_row_major, same_shape
 from qfuse.ir.views import as_fused_linear, dtype_of, shape_of, tensor_of
 from qfuse.lower.expand import results_of
 from qfuse.lower.kernel import LinearKernel, LinearProblem, Refusal, problem_of
-from qfuse.lower.kernel_steps import KernelSteps, halves_of
+from qfuse.lower.kernel_steps import KernelSteps, product_of
 from qfuse.lower.operands import FLOATS
 from qfuse.lower.row_problem import RowProblem, row_problem_of
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from qfuse.ir.program import SymbolRange
     from qfuse.ir.views import FusedLinear
     from qfuse.lower.kernel import Claim
-    from qfuse.lower.kernel_steps import TwoHalves
+    from qfuse.lower.kernel_steps import Product
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["Pair", "PairKernel", "pair_of"]
@@ -94,12 +94,12 @@ def pair_of(node: Node, symbols: Mapping[str, SymbolRange]) -> Pair | Refusal | 
     op = as_activation(node)
     if op is None:
         return None
-    halves = halves_of(op)
-    linear = as_fused_linear(op.x if halves is None else halves.source)
+    product = product_of(op)
+    linear = as_fused_linear(op.x if product is None else product.halves.source)
     if linear is None:
         return None
-    shared = halves is None and set(linear.node.users) != {op.node}
-    written = _check_between(linear, op, halves) or KernelSteps.of(linear, op, halves)
+    shared = product is None and set(linear.node.users) != {op.node}
+    written = _check_between(linear, op, product) or KernelSteps.of(linear, op, product)
     if isinstance(written, Refusal):
         return written
     refusal = _check_shapes(linear, op, written)
@@ -124,21 +124,21 @@ def _rows_of(
     return row_problem_of(replace(op, output=replace(op.output, keep=keep)), symbols)
 
 
-def _check_between(linear: FusedLinear, op: Activation, halves: TwoHalves | None) -> Refusal | None:
+def _check_between(linear: FusedLinear, op: Activation, product: Product | None) -> Refusal | None:
     """Refuse what is not only between the two."""
     if linear.out_params is not None or op.x_params is not None:
         return Refusal("what is between the two is stored")
-    between = frozenset({linear.node}) if halves is None else halves.between | {linear.node}
+    between = frozenset({linear.node}) if product is None else product.between | {linear.node}
     outside = {user for node in between for user in node.users} - between - {op.node}
     reads = [node for node in (op.x, *op.extras) if node in between]
     # What is kept lies in memory as rows do.
     keeps = (
-        halves is None
+        product is None
         and op.output.choose is not None
         and not op.epilogue.steps
         and is_row_major(tensor_of(linear.node))
     )
-    if (outside and not keeps) or len(reads) != (1 if halves is None else 2):
+    if (outside and not keeps) or len(reads) != (1 if product is None else 2):
         return Refusal("others read the linear too, or the op reads it more than once")
     return None if 0 in results_of(op.node) else Refusal("nobody reads the result")
 

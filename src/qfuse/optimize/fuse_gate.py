@@ -11,11 +11,9 @@ from qfuse.ir import ops
 from qfuse.ir.epilogue import Mul
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.fused_views import Activation, Output
-from qfuse.ir.movements import movement_of
-from qfuse.ir.picking import Slice
+from qfuse.ir.halves import halves_of, uncast
 from qfuse.ir.sizes import is_row_major
 from qfuse.ir.views import as_fused_linear, tensor_of
-from qfuse.optimize.casts import cast_source
 from qfuse.optimize.gating import gated
 from qfuse.rewrite.rule import Miss, Rule
 
@@ -89,18 +87,9 @@ class FuseGate(Rule[FuseGateSite]):
 
 def _whole(found: Gated) -> Node | None:
     """Return the value whose two halves are multiplied, if that is what is computed."""
-    gate = movement_of(found.x)
-    if not isinstance(gate, Slice):
-        # The step says that it multiplies halves, or there are none.
-        return None if any(isinstance(step, Mul) for step in found.steps) else found.x
     for step in found.steps:
         if isinstance(step, Mul):
-            up = movement_of(_uncast(found.extras[step.index]))
-            return gate.source if isinstance(up, Slice) and up.source is gate.source else None
-    return None
-
-
-def _uncast(node: Node) -> Node:
-    while (source := cast_source(node)) is not None:
-        node = source
-    return node
+            halves = halves_of(found.x, uncast(found.extras[step.index])[1])
+            return None if halves is None else halves.source
+    # The step says that it multiplies halves, or there are none.
+    return found.x
