@@ -8,12 +8,15 @@ import pytest
 import torch
 from tests.optimize.epilogue_cases import Case, fuse, only_miss
 
+from qfuse.ir import ops
 from qfuse.ir.events import MissCode
 from qfuse.ir.fused_views import as_activation
+from qfuse.ir.quant_spec import QuantSpec
 from qfuse.ir.views import as_fused_linear
 from qfuse.optimize import optimize
 from qfuse.optimize.fuse_gate import FuseGate
 from qfuse.rewrite.clone import clone
+from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_tensor
 from qfuse.testing.run import bits_same, random_inputs, run
 
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from qfuse.ir.program import NormalGraph
 
 aten = torch.ops.aten
+F32 = torch.float32
+SCALE = torch.full((1, 1), 0.5)
 
 
 def halves(case: Case, *, at: int = 2, cut: str = "split") -> tuple[Node, Node]:
@@ -152,6 +157,47 @@ def test_refuses_what_are_no_halves_of_one_linear(build: Any) -> None:
 
     assert (miss.code, miss.at) == (MissCode.PATTERN, y)
     assert "no halves of one quantized linear" in miss.reason
+
+
+def test_refuses_a_linear_that_gives_stored_numbers() -> None:
+    """Whatever somebody makes of stored numbers without their scale."""
+    b = GraphBuilder()
+    spec = QuantSpec(torch.int8, -128, 127, (None, None))
+    x, w, scale = b.arg("x", F32, 3, 8), b.const("w", torch.randn(4, 8)), b.const("s", SCALE)
+    args = (x, None, None, "", w, None, None, "", None, scale, None, str(spec), "", [])
+    linear = b.call(ops.linear, *args)
+    parts = [b.call(aten.slice.Tensor, linear, 1, *at) for at in ((0, 2), (2, 4))]
+    y = b.call(aten.mul.Tensor, b.call(aten.relu.default, parts[0]), parts[1])
+    cast = [b.call(aten._to_copy.default, part, dtype=F32) for part in parts]
+    z = b.call(aten.mul.Tensor, b.call(aten.silu.default, cast[0]), cast[1])
+    result = fuse(b.done(y, z), FuseGate)
+
+    assert not result.modified
+    found = [(miss.code, miss.at) for _, miss in result.misses]
+    assert found == [(MissCode.DTYPE, parts[0]), (MissCode.PATTERN, z)]
+
+
+def test_refuses_results_in_another_order_than_rows() -> None:
+    case = Case(3)
+    act = case.b.call(aten.silu.default, halves(case)[0])
+    y = case.b.call(aten.mul.Tensor, act, halves(case)[1])
+    # What a compiler may say of a product that it lays out itself.
+    y.meta["val"] = y.meta["val"].transpose(0, 1).contiguous().transpose(0, 1)
+    miss = only_miss(case.done(y), FuseGate)
+
+    assert (miss.code, miss.at) == (MissCode.SHAPE, y)
+    assert "another order than rows" in miss.reason
+
+
+def test_refuses_operands_that_broadcast() -> None:
+    case = Case()
+    act = case.b.call(aten.silu.default, case.b.call(aten.slice.Tensor, case.y, 1, 0, 2))
+    up = case.b.call(aten.slice.Tensor, case.y, 1, 2, 3)
+    y = case.b.call(aten.mul.Tensor, act, up)
+    miss = only_miss(case.done(y), FuseGate)
+
+    assert (miss.code, miss.at) == (MissCode.SHAPE, up)
+    assert "is spread over" in miss.reason
 
 
 def test_refuses_an_activation_that_others_read() -> None:
