@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.optimize.epilogue_cases import Case, fuse, only_miss
 
 from qfuse.ir import ops
 from qfuse.ir.events import MissCode
 from qfuse.ir.fused_views import as_activation
 from qfuse.ir.quant_spec import QuantSpec
+from qfuse.ir.text import to_text
 from qfuse.ir.views import as_fused_linear
 from qfuse.optimize import optimize
 from qfuse.optimize.fuse_gate import FuseGate
@@ -53,13 +55,35 @@ def epilogues(program: NormalGraph) -> list[str]:
 
 
 @pytest.mark.numeric
+def test_golden_halves_become_one_op() -> None:
+    case = Case()
+    program = case.done(product(case, *halves(case)))
+
+    assert fuse(program, FuseGate).fired == {"fuse-gate": 1}
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[s0, 8]
+%r: float32[s0, 4]
+const %x_scale: float32[1, 1]
+const %x_zero: int32[1, 1]
+%0 = qfuse.quantize(%x, %x_scale, %x_zero, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): int8[s0, 8]
+const %w: int8[4, 8]
+const %w_scale: float32[4, 1]
+const %w_bias: float32[4]
+%1 = qfuse.linear(%0, %x_scale, %x_zero, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int', %w, %w_scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int', %w_bias, None, None, '', '', ()): float32[s0, 4]
+%2 = qfuse.activation(%1, None, None, '', 'glu(silu,gate-first)', (), None, None, '', '', ''): (float32[s0, 2])
+%3 = getitem(%2, 0): float32[s0, 2]
+return (%3)""",
+    )
+
+
+@pytest.mark.numeric
 @pytest.mark.parametrize("rank", [2, 3, 4])
 @pytest.mark.parametrize("cut", ["split", "slice"])
 @pytest.mark.parametrize("gate_left", [True, False])
 @pytest.mark.parametrize("up_first", [True, False])
-def test_golden_halves_become_one_step(
-    rank: int, cut: str, *, gate_left: bool, up_first: bool
-) -> None:
+def test_halves_become_one_step(rank: int, cut: str, *, gate_left: bool, up_first: bool) -> None:
     case = Case(rank)
     parts = halves(case, cut=cut)
     gate, up = parts[::-1] if up_first else parts
@@ -80,7 +104,26 @@ def test_golden_casts_on_both_sides_stay_steps() -> None:
     program = case.done(product(case, *narrow))
 
     assert fuse(program, FuseGate).fired == {"fuse-gate": 1}
-    assert epilogues(program) == ["cast(bfloat16)|act(silu)|mul(0)"]
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[2, s0, 8]
+%r: float32[2, s0, 4]
+const %x_scale: float32[1, 1, 1]
+const %x_zero: int32[1, 1, 1]
+%0 = qfuse.quantize(%x, %x_scale, %x_zero, 'int8[-128,127] *x*x* float32 float32:reciprocal:round-zp int'): int8[2, s0, 8]
+const %w: int8[4, 8]
+const %w_scale: float32[4, 1]
+const %w_bias: float32[4]
+%1 = qfuse.linear(%0, %x_scale, %x_zero, 'int8[-128,127] *x*x* float32 float32:reciprocal:round-zp int', %w, %w_scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int', %w_bias, None, None, '', '', ()): float32[2, s0, 4]
+%2 = aten.split_with_sizes(%1, (2, 2), -1): (float32[2, s0, 2], float32[2, s0, 2])
+%3 = getitem(%2, 0): float32[2, s0, 2]
+%4 = getitem(%2, 1): float32[2, s0, 2]
+%5 = aten._to_copy(%4, dtype=bfloat16): bfloat16[2, s0, 2]
+%6 = qfuse.activation(%3, None, None, '', 'cast(bfloat16)|act(silu)|mul(0)', (%5), None, None, '', '', ''): (bfloat16[2, s0, 2])
+%7 = getitem(%6, 0): bfloat16[2, s0, 2]
+return (%7)""",
+    )
 
 
 @pytest.mark.numeric
