@@ -12,8 +12,12 @@ from qfuse.ir.events import MissCode
 from qfuse.ir.fused_views import as_activation
 from qfuse.ir.views import as_fused_linear
 from qfuse.optimize import optimize
+from qfuse.optimize.fuse_add import FuseAdd
 from qfuse.optimize.fuse_gate import FuseGate
+from qfuse.optimize.fuse_linear import FuseLinear
+from qfuse.optimize.fuse_output_quantize import FuseOutputQuantize
 from qfuse.rewrite.clone import clone
+from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.quant import per_tensor
 from qfuse.testing.run import bits_same, random_inputs, run
 
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
     from qfuse.ir.program import NormalGraph
+    from qfuse.rewrite.rule import Miss, Rule
 
 aten = torch.ops.aten
 
@@ -118,10 +123,56 @@ def test_refuses_what_are_no_halves_of_one_linear(build: Any) -> None:
     y = build(case)
     miss = only_miss(case.done(y, case.x), FuseGate)
 
-    assert miss.code in {MissCode.PATTERN, MissCode.SHAPE}
-    if build is not unequal:
-        assert miss.at is y
-        assert "no halves of one quantized linear" in miss.reason
+    assert (miss.code, miss.at) == (MissCode.PATTERN, y)
+    assert miss.reason == "its factors are no halves of one quantized linear"
+
+
+def test_refuses_a_factor_that_is_spread() -> None:
+    case = Case()
+    gate, up = halves(case)
+    one = case.b.call(aten.slice.Tensor, up, 1, 0, 1)
+    miss = only_miss(case.done(product(case, gate, one), case.x), FuseGate)
+
+    assert (miss.code, miss.at) == (MissCode.SHAPE, one)
+    assert "is spread over" in miss.reason
+
+
+def test_refuses_a_linear_that_gives_stored_numbers() -> None:
+    """Those are floats of eight bits. No kernel runs the graph, but it can be written."""
+    case = Case()
+    case.y, _, _ = case.block.stored(case.y, per_tensor(2, torch.float8_e4m3fn))
+    program = case.done(product(case, *halves(case)))
+    miss = miss_behind(program, FuseOutputQuantize())
+
+    assert miss.code is MissCode.ORDER
+    linear = as_fused_linear(miss.at)
+    assert linear is not None
+    assert linear.out_params is not None
+    assert miss.reason == "the linear gives its result quantized"
+
+
+def test_refuses_results_in_another_order_than_rows() -> None:
+    """A sum has the order of its first operand, and so has the linear that takes it in."""
+    case = Case(4)
+    other = case.b.arg("o", torch.float32, 2, 3, 4, "m")
+    turned = case.b.call(aten.permute.default, other, [0, 1, 3, 2])
+    case.y = case.b.call(aten.add.Tensor, turned, case.y)
+    y = product(case, *halves(case))
+    miss = miss_behind(case.done(y), FuseAdd())
+
+    assert (miss.code, miss.at) == (MissCode.SHAPE, y)
+    assert miss.reason == "the product lies in memory in another order than rows"
+
+
+def miss_behind(program: NormalGraph, rule: Rule[Any]) -> Miss:
+    """The refusal of a gate whose linear another rule has grown."""
+    assert apply_rules(program, [FuseLinear(), rule]).fired[rule.name] == 1
+    before = str(program.graph)
+    result = apply_rules(program, [FuseGate()])
+    assert not result.modified
+    assert str(program.graph) == before
+    (miss,) = [m for _, m in result.misses]
+    return miss
 
 
 def test_refuses_an_activation_that_others_read() -> None:
