@@ -21,9 +21,11 @@ exact in every dtype. Weights are not rounded there: the result is nearer to wha
   scale + (sum of x) * offset``.
 
 No value depends on the number of threads. Sums of more than a few terms have an order that depends
-on the instruction set and on whether there are at most four rows, and with it their last bits; so
-does whether bfloat16 below 2**-126 is taken for zero, which instructions for it do. Nothing but the
-result is written to. The result is contiguous.
+on the instruction set, and with it their last bits, on whether there are at most four rows, and
+in bfloat16 with instructions for it on whether there are at most two: sums then have two parts
+(four bits), or are made of float32 (eight bits), where making bfloat16 costs more than it saves.
+Whether bfloat16 below 2**-126 is taken for zero, which those instructions do, depends on the same.
+Nothing but the result is written to. The result is contiguous.
 
 =================  ==============================================================================
 ``x``              float32, bfloat16 or float16, ``[..., K]``, one axis or more; any strides, zero
@@ -33,7 +35,8 @@ result is written to. The result is contiguous.
                    64]`` from :func:`qfuse.kernels.pack_groups.pack_groups`. More than one group,
                    and offsets, need groups of a multiple of 8 input features.
 ``w_zero_point``   ``None``, or of the same shape: uint8 0 to 15 (``None`` is 8) for
-                   ``linear_w4a16``, int8 (``None`` is 0) for ``linear_w8a16``
+                   ``linear_w4a16``, where higher bits are ignored; int8 (``None`` is 0) for
+                   ``linear_w8a16``
 ``w_offset``       ``None``, or float of the same shape
 ``out_features``   ``N``
 ``bias``           ``None`` or float ``[N]``
