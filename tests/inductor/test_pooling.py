@@ -53,13 +53,16 @@ def text(found: Any) -> str:
 def test_golden() -> None:
     found = freeze(Pooled(), torch.randn(2, 3, 9, 9))
     assert found.report.fired == {"sink-below-max": 1, "cancel-quantize": 1}
-    assert_expected_inline(text(found), """\
+    assert_expected_inline(
+        text(found),
+        """\
 mul = mul.Tensor(arg0_1, 5)
 quantize_per_tensor = quantize_per_tensor.default(mul, 0.05, 3, -128, 127, torch.int8)
 _low_memory_max_pool_with_offsets_default = _low_memory_max_pool_with_offsets.default(quantize_per_tensor, [3, 3], [2, 2], [1, 1], [1, 1], False)
 getitem_2 = getitem(_low_memory_max_pool_with_offsets_default, 0)
 dequantize_per_tensor_1 = dequantize_per_tensor.default(getitem_2, 0.05, 3, -128, 127, torch.int8)
-relu = relu.default(dequantize_per_tensor_1,)""")
+relu = relu.default(dequantize_per_tensor_1,)""",
+    )
 
 
 @pytest.mark.numeric
@@ -102,6 +105,7 @@ class Offsets(Pooled):
     """Two stored numbers may be one real number: which of them was found depends on it."""
 
     def after(self, pooled: torch.Tensor, real: torch.Tensor) -> Any:
+        del pooled
         found, where = functional.max_pool2d(real, **self.pool, return_indices=True)
         return found + 1, where
 

@@ -72,6 +72,7 @@ class Journal:
             self.collect()
             record.before = _digest(record)
             self._records.append(record)
+            self.activity += 1
 
     def stamp(self, record: GraphRecord) -> None:
         """Write the report of a graph, and have its name stored with what is compiled."""
@@ -95,7 +96,7 @@ class Journal:
             self._records.append(record)
 
     def touch(self) -> None:
-        """Remember that something is being compiled."""
+        """Remember that something is being compiled, or looked up in a cache."""
         with self._lock:
             self.activity += 1
             self.collect()

@@ -126,7 +126,9 @@ class _Moving:
             if before is None:
                 break
             source = before
-        within = source is not None and is_quantization(source, QUANTIZE) and _params(source) == params
+        within = (
+            source is not None and is_quantization(source, QUANTIZE) and _params(source) == params
+        )
         whole = torch.iinfo(dtype_of(stored))
         if not within and (whole.min, whole.max) != tuple(node.args[3:5]):
             return
