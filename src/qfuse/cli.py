@@ -101,11 +101,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--quantize", type=click.Choice(recipes.names()), help="quantize with torchao first"
         ),
-        click.option(
-            "--group-size",
-            type=int,
-            help=f"weights per scale; {recipes.WHOLE_CHANNEL} is a whole channel",
-        ),
+        click.option("--group-size", type=int, help="weights per scale; -1: a whole channel"),
         click.option(
             "--size", "sizes", multiple=True, metavar="NAME=VALUE", help="a size of the model"
         ),
@@ -290,7 +286,7 @@ def _request(given: dict[str, Any], check: str) -> Request:
     return Request(
         given["model"],
         given["quantize"],
-        _group_size(given),
+        given["group_size"],
         _sizes(given["sizes"]),
         given["dynamic"],
         choice(Check, check, "check"),
@@ -299,13 +295,6 @@ def _request(given: dict[str, Any], check: str) -> Request:
         given.get("show_plan", False),
         options,
     )
-
-
-def _group_size(given: dict[str, Any]) -> int | None:
-    size: int | None = given["group_size"]
-    if size is not None and given["quantize"] is None:
-        raise OptionsError("--group-size says nothing alone", fix="add --quantize, as in w4a8")
-    return size
 
 
 def _sizes(texts: Sequence[str]) -> dict[str, str]:
@@ -340,6 +329,8 @@ def _prepare(
             fix="compile it from Python with dynamic_shapes=..., or give it larger example sizes",
         )
     if request.quantize is None:
+        if request.group_size is not None:
+            raise OptionsError("--group-size says nothing alone", fix="add --quantize, as in w4a8")
         return loaded.model, args, kwargs, shapes
     say(f"quantizing with {request.quantize}")
     return *_quantized(loaded, request.quantize, shapes, request.group_size), shapes
