@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from qfuse import kernels
 from qfuse.cli import main
+from qfuse.kernels.build import build
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,6 +123,30 @@ def test_bench_says_what_belongs_together(args: list[str], message: str) -> None
 
     assert result.exit_code == 1
     assert message in result.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [("folder", "point QFUSE_CACHE_DIR at"), ("compiler", "install a C++20 compiler")],
+)
+def test_build_kernels_says_once_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, told: str
+) -> None:
+    place = tmp_path / "cache"
+    if missing == "folder":
+        place.write_text("a file")
+    monkeypatch.setenv("QFUSE_CACHE_DIR", str(place))
+    with pytest.raises(kernels.KernelBuildError) as error:
+        build(None, prebuilt=tmp_path / "none")
+    failed = kernels.KernelLibrary(available=False, reason=str(error.value))
+    monkeypatch.setattr(kernels, "load", lambda: failed)
+    result = run("build-kernels")
+
+    assert result.exit_code == 1
+    said = " ".join(result.output.split())
+    assert said.count("do:") == 1
+    assert said.count("install") == (missing == "compiler")
+    assert told in said
 
 
 def test_build_kernels_says_what_there_is_and_copies_it(tmp_path: Path) -> None:

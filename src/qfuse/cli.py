@@ -270,10 +270,8 @@ def build_kernels_command(into: Path | None) -> None:
         say("compiling the kernels (about a minute)")
         library = kernels.load()
     if not library.available:
-        raise QfuseError(
-            f"the kernels could not be built: {library.reason}",
-            fix="install a C++20 compiler (g++ or clang++), or set CXX; qfuse doctor tells more",
-        )
+        # The reason says what to do: it depends on what failed.
+        raise QfuseError(f"the kernels could not be built: {library.reason}")
     _OUT.print(kernel_table(library))
     if into is not None and library.path is not None:
         _OUT.print(f"copied to: {kernels.copy_library(library.path, into)}", soft_wrap=True)

@@ -30,4 +30,6 @@ def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ):
         warnings.filterwarnings("ignore", module=r"torch(ao)?\.")
         warnings.filterwarnings("ignore", category=DeprecationWarning)
+        # Torch copies what it deprecated, in a frame of `copyreg`.
+        warnings.filterwarnings("ignore", message=r".*isinstance\(treespec", category=FutureWarning)
         yield

@@ -102,4 +102,4 @@ def _without_patterns() -> AbstractContextManager[Any]:
     What they make of products are calls of what generates code: nothing can interpret them.
     """
     matcher: Any = importlib.import_module("torch._inductor.pattern_matcher")
-    return mock.patch.object(matcher.PatternMatcherPass, "apply", lambda *_: 0)
+    return mock.patch.object(matcher.PatternMatcherPass, "apply", return_value=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,7 +10,6 @@ import torch
 from tests.inductor.frozen import freeze
 from torch import nn
 
-from qfuse.inductor import hooks, merge
 from qfuse.ir.errors import RewriteError
 from qfuse.ir.events import MissCode, Noted
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from qfuse.report import Report
 
+hooks: Any = importlib.import_module("qfuse.inductor.hooks")
+merge: Any = importlib.import_module("qfuse.inductor.merge")
 aten = torch.ops.aten
 PRODUCTS = (aten.mm.default, aten.addmm.default)
 

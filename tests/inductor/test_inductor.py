@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +13,8 @@ from torch import nn
 import qfuse
 from qfuse.ir.events import MissCode
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 config: Any = importlib.import_module("torch._inductor.config")
+inductor: Any = importlib.import_module("torch._inductor")
 dynamo: Any = importlib.import_module("torch._dynamo")
 passes: Any = importlib.import_module("torch._inductor.custom_graph_pass")
 
@@ -96,18 +94,36 @@ def test_two_models_from_two_threads() -> None:
     assert fired == [1, 1]
 
 
-def test_a_package_keeps_its_weights_and_the_report_says_why(tmp_path: Path) -> None:
-    model, x = Two().eval(), torch.randn(3, 16)
-    with torch.no_grad(), config.patch({**PATCHES, "aot_inductor.compile_wrapper_opt_level": "O0"}):
-        place = torch._inductor.aoti_compile_and_package(
-            torch.export.export(model, (x,)),
-            package_path=str(tmp_path / "two.pt2"),
-            inductor_configs=qfuse.inductor_options(),
-        )
-    loaded = torch._inductor.aoti_load_package(place)
-    torch.testing.assert_close(tuple(loaded(x)), model(x))
-    report = qfuse.reports()[-1]
-    assert not report.fired
-    misses = report.closest_misses
-    assert [miss.code for miss in misses] == [MissCode.NOT_CONSTANT] * 2
-    assert all("AOTInductor" in miss.reason and "qfuse.compile" in miss.reason for miss in misses)
+def stop(_: torch.fx.Graph) -> None:
+    raise KeyboardInterrupt("far enough")
+
+
+def test_a_package_keeps_its_weights_and_the_report_says_why() -> None:
+    exported = torch.export.export(Two().eval(), (torch.randn(3, 16),))
+    before = len(qfuse.reports())
+    for frozen in (False, True):
+        options = qfuse.inductor_options(post_grad_custom_post_pass=stop)
+        with (
+            torch.no_grad(),
+            config.patch({**PATCHES, "freezing": frozen}),
+            pytest.raises(KeyboardInterrupt, match="far enough"),
+        ):
+            inductor.aoti_compile_and_package(exported, inductor_configs=options)
+    found = qfuse.reports()[before:]
+    assert len(found) == 2
+    for report in found:
+        assert not report.fired
+        codes = [miss.code for miss in report.closest_misses]
+        reasons = [miss.reason for miss in report.closest_misses]
+        assert codes == [MissCode.NOT_CONSTANT] * 2
+        assert all("AOTInductor" in text and "qfuse.compile" in text for text in reasons)
+
+
+def test_what_no_cache_is_asked_for_counts_as_compiled() -> None:
+    dynamo.reset()
+    before = len(qfuse.reports())
+    patches = {**PATCHES, "freezing": False, "fx_graph_cache": False}
+    # It would warn, which is an error here.
+    with torch.no_grad(), config.patch(patches), qfuse.inductor_passes():
+        torch.compile(nn.ReLU().eval())(torch.randn(3))
+    assert len(qfuse.reports()) == before + 1

@@ -75,7 +75,8 @@ class Again(nn.Module):
 
     def forward(self, q: torch.Tensor) -> torch.Tensor:
         real = ops.dequantize_per_tensor(q, *self.params)
-        return ops.quantize_per_tensor(real, *self.params).float()
+        stored: torch.Tensor = ops.quantize_per_tensor(real, *self.params)
+        return stored.float()
 
 
 CODES = torch.arange(-128, 128).to(torch.int8)

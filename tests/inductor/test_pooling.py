@@ -105,6 +105,7 @@ class Offsets(Pooled):
     """Two stored numbers may be one real number: which of them was found depends on it."""
 
     def after(self, pooled: torch.Tensor, real: torch.Tensor) -> Any:
+        del pooled
         found, where = functional.max_pool2d(real, **self.pool, return_indices=True)
         return found + 1, where
 

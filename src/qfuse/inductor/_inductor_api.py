@@ -74,8 +74,9 @@ def known_options() -> frozenset[str]:
 
 def expected_type(name: str) -> type | None:
     """Return what ``torch.compile`` wants an option's value to be; ``None`` if it does not look."""
-    found = config.get_type(name)
-    return found if isinstance(found, type) and get_origin(found) is None else None
+    found: Any = config.get_type(name)  # type: ignore[attr-defined]
+    looks = isinstance(found, type) and get_origin(found) is None
+    return found if looks else None
 
 
 def passes_in(value: Any) -> tuple[Any, ...]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
 
 from qfuse.inductor._inductor_api import LOW_MEMORY_POOL
 from qfuse.inductor.pt2e import DEQUANTIZE, is_quantization
-from qfuse.ir.alias import leaves_graph
 from qfuse.ir.events import Exactness, Fired, MissCode, Missed
 from qfuse.ir.program import place_of
 from qfuse.ir.schema import arguments, is_call, overload_of
@@ -83,14 +82,9 @@ def pooled(node: Node) -> Node | None:
 
 
 def _refuse(node: Node, real: Node) -> Miss | None:
-    if any(item.target is not operator.getitem or item.args[1] != 0 for item in node.users):
-        text = "where the elements were found is read too"
-        return Miss(MissCode.SHARED, node, text, progress=2)
-    if len(node.users) != 1 or leaves_graph(node):
-        return Miss(MissCode.SHARED, node, "its elements are read several times", progress=2)
-    if len(real.users) != 1:
-        text = "something else reads what it chooses from too"
-        return Miss(MissCode.SHARED, real, text, progress=2)
+    shared = _refuse_readers(node, real)
+    if shared is not None:
+        return shared
     stored = real.args[0]
     if not isinstance(stored, Node) or dtype_of(stored) not in _STORED:
         text = "what is stored is neither int8 nor uint8"
@@ -104,6 +98,18 @@ def _refuse(node: Node, real: Node) -> Miss | None:
     return None
 
 
+def _refuse_readers(node: Node, real: Node) -> Miss | None:
+    if any(item.target is not operator.getitem or item.args[1] != 0 for item in node.users):
+        text = "where the elements were found is read too"
+        return Miss(MissCode.SHARED, node, text, progress=2)
+    if len(node.users) != 1:
+        return Miss(MissCode.SHARED, node, "its elements are read several times", progress=2)
+    if len(real.users) != 1:
+        text = "something else reads what it chooses from too"
+        return Miss(MissCode.SHARED, real, text, progress=2)
+    return None
+
+
 def _keeps_order(scale: object) -> bool:
     """Whether a scale is positive, and neither makes zero nor infinity of a number."""
     if not isinstance(scale, (int, float)):
@@ -114,7 +120,7 @@ def _keeps_order(scale: object) -> bool:
 
 def _never_empty(node: Node) -> bool:
     """Whether every window holds an element of the source."""
-    a = arguments(node)
+    a: dict[str, Any] = dict(arguments(node))
     if not any(a["padding"]) and not a["ceil_mode"]:
         return True
     before = shape_of(node.args[0])  # type: ignore[arg-type]

@@ -212,7 +212,9 @@ def build(
                     return found, False
             if compiler is None:
                 raise KernelBuildError(
-                    "no C++ compiler was found", fix="install g++ or clang++, or set CXX"
+                    "no C++ compiler was found",
+                    fix="install a C++20 compiler (g++ or clang++), or set CXX; "
+                    "qfuse doctor tells more",
                 )
             return _compile(folder, key, compiler, sources), True
     except (OSError, filelock.Timeout) as error:

@@ -126,8 +126,10 @@ def _load() -> KernelLibrary:
             path, compiled = build(compiler, rebuild=True)
             _register(path)
     except (KernelBuildError, OSError) as error:
-        _log.warning("no own kernels: %s", error)
-        return KernelLibrary(available=False, reason=str(error))
+        # What to do about it is said once, by who shows the reason.
+        reason = str(error)
+        _log.warning("no own kernels: %s", reason.partition("\n")[0])
+        return KernelLibrary(available=False, reason=reason)
     return _loaded(path, compiled=compiled)
 
 
