@@ -166,6 +166,20 @@ def test_fakes_refuse_what_cannot_be(
         (0, torch.ones(5, 28), "does not fit"),
         (1, torch.ones(2, 5, 64, 4, dtype=torch.int16), "does not fit"),
         (5, 129, "does not fit"),
+        (5, -1, "out_features cannot be -1"),
+        (0, torch.ones(()), "at least one axis"),
+        (2, torch.ones(2, 1, 64, dtype=torch.int8), "w_scale must be float"),
+        (2, torch.ones(71), "w_scale .* does not fit"),
+        (2, torch.ones(2, 3, 64), "3 groups share 20"),
+        (2, torch.ones(2, 5, 64), "5 groups share 20"),
+        (2, torch.ones(2, 0, 64), "0 groups share 20"),
+        (3, torch.ones(2, 1, 64), "w_zero_point must be torch"),
+        (3, torch.ones(1, dtype=torch.int16), "w_zero_point must be torch"),
+        (4, torch.ones(70), "groups, and weights with offsets"),
+        (6, torch.ones(4), "bias has 4 elements"),
+        (6, torch.ones(70, dtype=torch.int8), "bias must be float"),
+        (8, "glu(silu,up-first)", "multiplies no halves"),
+        (8, "halves(gate-first)|act(relu)|up()|times()", "multiplies no halves"),
         (9, torch.float64, "must be floats"),
         (10, torch.int8, "must be floats"),
     ],
@@ -181,6 +195,32 @@ def test_fakes_refuse_weight_only_arguments(
 
     with pytest.raises(InputError, match=message):
         op(*meta)
+    with pytest.raises(RuntimeError):
+        op(*args)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_fakes_refuse_parameters_of_groups(library: KernelLibrary, bits: int) -> None:
+    del library
+    op = getattr(torch.ops.qfuse, f"linear_w{bits}a16").default
+    args = weight_only((5, 16), torch.float32, bits)
+    stored = args[3].dtype
+    good = {2: torch.ones(2, 2, 64), 3: torch.ones(2, 2, 64, dtype=stored), 4: torch.ones(2, 2, 64)}
+    bad = {
+        2: torch.ones(1, 2, 64),
+        3: torch.ones(70, dtype=stored),
+        4: torch.ones(2, 2, 64, dtype=stored),
+    }
+    for changes in ({}, *({index: value} for index, value in bad.items())):
+        given = [{**good, **changes}.get(i, arg) for i, arg in enumerate(args)]
+        meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), given)
+        if not changes:
+            assert op(*meta).shape == op(*given).shape
+            continue
+        with pytest.raises(InputError, match=r"does not fit|must be"):
+            op(*meta)
+        with pytest.raises(RuntimeError):
+            op(*given)
 
 
 def test_fakes_refuse_codes_of_another_type(library: KernelLibrary) -> None:

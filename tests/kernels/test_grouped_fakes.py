@@ -83,9 +83,23 @@ def test_fake_results_are_like_real_ones(
         (0, torch.ones(5, K), "x must be int8 or uint8"),
         (0, torch.ones(5, 64, dtype=torch.int8), "does not fit"),
         (3, torch.ones(2, 6, 64, 4, dtype=torch.int8), "does not fit"),
-        (4, torch.zeros(2, 2, 64, dtype=torch.int32), "3 groups"),
-        (6, torch.zeros(2, 2, 64, dtype=torch.int8), "3 groups"),
+        (4, torch.zeros(2, 2, 64, dtype=torch.int32), "w_sums .* does not fit"),
+        (6, torch.zeros(2, 2, 64, dtype=torch.int8), "w_zero_point .* does not fit"),
         (7, 129, "does not fit"),
+        (7, -1, "out_features cannot be -1"),
+        (0, torch.ones((), dtype=torch.int8), "at least one axis"),
+        (1, torch.ones(1, dtype=torch.int32), "x_scale must be float"),
+        (4, torch.zeros(2, 3, 64), "w_sums must be torch.int16 or torch.int32"),
+        (5, torch.ones(70), r"w_scale \(70,\) must be \[blocks, groups, 64\]"),
+        (5, torch.ones(2, 0, 64), "must be .blocks, groups, 64"),
+        (5, torch.ones(2, 5, 64), "5 groups of K = 48"),
+        (5, torch.ones(2, 4, 64), "4 groups of K = 48"),
+        (5, torch.ones(2, 3, 64, dtype=torch.float64), "w_scale must be torch.float32"),
+        (6, torch.zeros(2, 3, 64, dtype=torch.int32), "w_zero_point must be torch.int8"),
+        (6, torch.zeros(1), "w_zero_point must be torch.int8"),
+        (8, torch.ones(4), "bias has 4 elements"),
+        (8, torch.ones(70, dtype=torch.int8), "bias must be float"),
+        (11, torch.float64, "real must be one of"),
         (-1, torch.int8, "the result must be one of"),
     ],
 )
@@ -99,6 +113,23 @@ def test_fakes_refuse_what_cannot_be(
 
     with pytest.raises(InputError, match=message):
         op(*meta)
+    with pytest.raises(RuntimeError):
+        op(*args)
+
+
+def test_fakes_refuse_groups_whose_sums_do_not_fit(library: KernelLibrary) -> None:
+    del library
+    op, args = call((5, K), 8, torch.float32)
+    k = (1 << 15) + 4
+    args[0] = torch.ones(5, k, dtype=torch.int8)
+    args[3] = torch.ones(2, k // 4, 64, 4, dtype=torch.int8)
+    args[4:7] = [torch.ones(2, 1, 64, dtype=torch.int32), torch.ones(2, 1, 64), None]
+    meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
+
+    with pytest.raises(InputError, match="at most 32768 fit int32"):
+        op(*meta)
+    with pytest.raises(RuntimeError, match="up to 32768"):
+        op(*args)
 
 
 class Chain(torch.nn.Module):

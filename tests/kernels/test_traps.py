@@ -18,7 +18,15 @@ import pytest
 import torch
 from tests.kernels.cases import STORED, codes, linear
 
-from qfuse.kernels import KernelLibrary, instruction_set, linear_w4a8, linear_w8a16, pack_grouped
+from qfuse.kernels import (
+    KernelLibrary,
+    instruction_set,
+    linear_w4a8,
+    linear_w4a16,
+    linear_w8a16,
+    pack_grouped,
+    pack_weight4,
+)
 from qfuse.kernels import pack_weight as pack
 
 if TYPE_CHECKING:
@@ -56,6 +64,13 @@ def right_real(rows: int) -> None:
     torch.testing.assert_close(y, x.float() @ weight.float().t(), rtol=0.02, atol=2.0)
 
 
+def right_four(rows: int) -> None:
+    weight, x = torch.randint(0, 16, (130, 128), dtype=torch.uint8), torch.randn(rows, 128)
+    x = x.bfloat16()
+    y = linear_w4a16(x, pack_weight4(weight), torch.ones(130)).float()
+    torch.testing.assert_close(y, x.float() @ (weight.float() - 8).t(), rtol=0.02, atol=0.5)
+
+
 def exact_grouped(rows: int) -> None:
     weight = torch.randint(0, 16, (130, 128), dtype=torch.uint8)
     x = codes((rows, 128), torch.int8)
@@ -64,7 +79,7 @@ def exact_grouped(rows: int) -> None:
     assert torch.equal(y, (x.long() @ weight.long().t()).float())
 
 
-KERNELS = {"w8a8": exact_int8, "w8a16": right_real, "w4a8": exact_grouped}
+KERNELS = {"w8a8": exact_int8, "w8a16": right_real, "w4a16": right_four, "w4a8": exact_grouped}
 
 
 @pytest.fixture(params=sorted(KERNELS))

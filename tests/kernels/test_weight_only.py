@@ -179,6 +179,57 @@ def test_what_is_not_finite_stays_where_it_is(
     assert torch.equal(y[~sign.isnan()], sign[~sign.isnan()])
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("power", [-124, -112, 50, 64, 100])
+def test_small_and_large_numbers_keep_their_bits(
+    isa: str, rows: int, bits: int, power: int
+) -> None:
+    """Numbers near the ends of float32, whose results are in the middle of it."""
+    del isa
+    for groups, zero_point, offset in itertools.product((1, 2), [False, True], [False, True]):
+        case = weight_only(
+            (rows, 64), 70, groups, bits=bits, zero_point=zero_point, offset=offset, bias=False
+        )
+        x = case.x.sign() * (1 + torch.rand(rows, 64)) * 2.0**power
+        offsets = None if case.offset is None else case.offset * 2.0**-power
+        case = replace(case, x=x, scale=case.scale * 2.0**-power, offset=offsets)
+
+        case.check(case.run())
+
+
+def test_a_large_row_leaves_others_their_bits(isa: str) -> None:
+    del isa
+    case = weight_only((3, 64), 70, 2, bits=8, zero_point=True, bias=False)
+    x = case.x * torch.tensor([[2.0**100], [2.0**-120], [1.0]])
+
+    y = replace(case, x=x).run(epilogue="mul(0)", extras=[torch.tensor([2.0**60])])
+
+    alone = [
+        replace(case, x=row[None]).run(epilogue="mul(0)", extras=[torch.tensor([2.0**60])])
+        for row in x[1:]
+    ]
+    torch.testing.assert_close(y[1:], torch.cat(alone), rtol=1e-4, atol=0)
+    exact = x[1:].double() @ case.unrounded().t() * 2.0**60
+    magnitude = x[1:].abs().double() @ case.unrounded().abs().t() * 2.0**60
+    assert ((y[1:].double() - exact).abs() <= 1e-4 * magnitude).all()
+
+
+@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize("rows", [1, 3, 9])
+def test_four_bits_of_a_zero_point_count(isa: str, rows: int, dtype: torch.dtype) -> None:
+    """The others are ignored, on every path alike."""
+    del isa
+    for offset in (False, True):
+        case = weight_only((rows, 64), 70, 2, dtype=dtype, zero_point=True, offset=offset)
+        assert case.zero_point is not None
+        high = torch.randint(0, 16, case.zero_point.shape, dtype=torch.uint8) << 4
+
+        y = replace(case, zero_point=case.zero_point | high).run()
+
+        assert torch.equal(y, case.run())
+
+
 def test_instruction_sets_agree(library: KernelLibrary) -> None:
     """In float32 within the rounding of the sums; what is one product is the same bit for bit."""
     for bits, rows in itertools.product((4, 8), (1, 9)):
@@ -229,9 +280,6 @@ def test_refuses_groups_and_codes_of_the_wrong_kind(library: KernelLibrary) -> N
     del library
     four, eight = weight_only((3, 64), 70, 2), weight_only((3, 64), 70, 2, bits=8)
     (x, packed, scale), options = four.arguments()
-    zero = torch.full((2, 2, 64), 16, dtype=torch.uint8)
-    with pytest.raises(RuntimeError, match="must be 0 to 15"):
-        linear_w4a16(x, packed, scale, **{**options, "w_zero_point": zero})
     with pytest.raises(RuntimeError, match="w_packed must be contiguous Char"):
         linear_w8a16(x, packed, scale, **options)
     with pytest.raises(RuntimeError, match="w_packed must be contiguous Byte"):

@@ -20,7 +20,8 @@ Shapes and dtypes, where they are not those of :mod:`qfuse.kernels.ops`:
 
 ================  ===============================================================================
 ``w_packed``      :func:`qfuse.kernels.pack_groups.pack_grouped` gives these four
-``w_sums``        int32 ``[ceil(N / 64), groups, 64]``: of the codes, zero points not subtracted
+``w_sums``        int16 or int32 ``[ceil(N / 64), groups, 64]``: of the codes, zero points not
+                  subtracted
 ``w_scale``       float32 ``[ceil(N / 64), groups, 64]``
 ``w_zero_point``  ``None``, one int8, or int8 ``[ceil(N / 64), groups, 64]``
 ``out_features``  N
@@ -35,6 +36,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from qfuse.ir.errors import InputError
+from qfuse.kernels.fakes import (
+    REAL,
+    STORED,
+    check_bias,
+    check_packed,
+    check_parameters,
+    check_stored,
+    halves_of,
+)
 from qfuse.kernels.pack import BLOCK, GROUP
 from qfuse.kernels.row_ops import fake_row_results
 
@@ -53,9 +63,9 @@ __all__ = [
     "register_grouped_fakes",
 ]
 
-_REAL = (torch.float32, torch.bfloat16, torch.float16)
-_STORED = (torch.int8, torch.uint8)
-_CODES_PER_BYTE = {torch.uint8: 2, torch.int8: 1}
+_SUMS = (torch.int16, torch.int32)
+# Sums of a group are exact in int32 up to here.
+_MOST_IN_GROUP = 1 << 15
 
 
 def linear_w4a8(  # noqa: PLR0913, PLR0917 - the schema's arguments
@@ -244,16 +254,16 @@ _LEADING = 12
 
 
 def _fake_float(stored: torch.dtype, *args: Any) -> torch.Tensor:
-    return _fake_result(stored, args[:_LEADING], args[_LEADING], _REAL)
+    return _fake_result(stored, args[:_LEADING], args[_LEADING], REAL)
 
 
 def _fake_codes(stored: torch.dtype, *args: Any) -> torch.Tensor:
-    return _fake_result(stored, args[:_LEADING], args[-1], _STORED)
+    return _fake_result(stored, args[:_LEADING], args[-1], STORED)
 
 
 def _fake_rows(stored: torch.dtype, *args: Any) -> RowResult:
     real = args[_LEADING]
-    rows = _fake_result(stored, args[:_LEADING], real, _REAL)
+    rows = _fake_result(stored, args[:_LEADING], real, REAL)
     return fake_row_results(rows, None, real, args[_LEADING + 1 :])
 
 
@@ -264,26 +274,42 @@ def _fake_result(
     possible: tuple[torch.dtype, ...],
 ) -> torch.Tensor:
     """Return the result of an op with weights of a type."""
-    x, _, _, w_packed, w_sums, w_scale, w_zero_point, n, _, _, epilogue, _ = args
-    if x.dtype not in _STORED:
-        raise InputError(f"x must be int8 or uint8, not {x.dtype}")
+    x, x_scale, _, w_packed, *parameters, n, bias, _, epilogue, real = args
+    check_stored(x)
+    if real not in REAL:
+        raise InputError(f"real must be one of {REAL}, not {real}")
     if dtype not in possible:
         raise InputError(f"the result must be one of {possible}, not {dtype}")
-    halves = 2 if "glu(" in epilogue or "halves(" in epilogue else 1
-    k, columns = x.shape[-1], n // halves
-    blocks = halves * ((columns + BLOCK - 1) // BLOCK)
-    step = GROUP * _CODES_PER_BYTE[stored]
-    expected = (blocks, (k + step - 1) // step, BLOCK, GROUP)
-    if n % halves or w_packed.dtype != stored or w_packed.shape != expected:
-        raise InputError(
-            f"w_packed {tuple(w_packed.shape)} does not fit n={n}, k={k}"
-            f"{' in two halves' * (halves - 1)}"
-        )
-    groups = w_scale.shape[1]
-    given = [w_sums, w_scale]
-    if w_zero_point is not None and w_zero_point.numel() != 1:
-        given.append(w_zero_point)
-    if any(t.shape != (blocks, groups, BLOCK) for t in given):
-        raise InputError(f"w_sums, w_scale or w_zero_point do not fit n={n}, {groups} groups")
+    columns, blocks = check_packed(x, w_packed, stored, n, halves_of(epilogue))
+    _check_groups(x.shape[-1], stored, blocks, *parameters)
+    if not x_scale.dtype.is_floating_point:
+        raise InputError(f"x_scale must be float, not {x_scale.dtype}")
+    check_bias(bias, n)
     result: torch.Tensor = x.new_empty((*x.shape[:-1], columns), dtype=dtype)
     return result
+
+
+def _check_groups(
+    k: int,
+    stored: torch.dtype,
+    blocks: int,
+    w_sums: torch.Tensor,
+    w_scale: torch.Tensor,
+    w_zero_point: torch.Tensor | None,
+) -> None:
+    if w_scale.dim() != 3 or not w_scale.shape[1]:  # noqa: PLR2004
+        raise InputError(f"w_scale {tuple(w_scale.shape)} must be [blocks, groups, {BLOCK}]")
+    groups = w_scale.shape[1]
+    multiple = GROUP * (2 if stored == torch.uint8 else 1)
+    if groups > 1 and k % (groups * multiple):
+        raise InputError(
+            f"{groups} groups of K = {k}: a group must be a multiple of {multiple} unless it is K"
+        )
+    if k // groups > _MOST_IN_GROUP:
+        raise InputError(f"a group has {k // groups} elements, at most {_MOST_IN_GROUP} fit int32")
+    shape = (blocks, groups, BLOCK)
+    check_parameters("w_scale", w_scale, (torch.float32,), shape)
+    check_parameters("w_sums", w_sums, _SUMS, shape)
+    if w_zero_point is not None:
+        one = [tuple(w_zero_point.shape)] if w_zero_point.numel() == 1 else []
+        check_parameters("w_zero_point", w_zero_point, (torch.int8,), shape, *one)

@@ -60,7 +60,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from qfuse.ir.errors import InputError
-from qfuse.kernels.pack import BLOCK, GROUP
+from qfuse.kernels.fakes import REAL, STORED, check_packed, check_stored, halves_of
 from qfuse.kernels.row_ops import RowOutput, RowResult, fake_row_results
 
 if TYPE_CHECKING:
@@ -72,9 +72,6 @@ __all__ = [
     "linear_w8a8_rows",
     "register_fakes",
 ]
-
-_REAL = (torch.float32, torch.bfloat16, torch.float16)
-_STORED = (torch.int8, torch.uint8)
 
 
 def linear_w8a8(  # noqa: PLR0913 - the schema's arguments
@@ -253,8 +250,8 @@ def _fake_linear_w8a8(  # noqa: PLR0913, PLR0917 - the schema's arguments
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
     del x_scale, x_zero_point, w_scale, w_zero_point, bias, extras
-    _check_stored(x)
-    if real not in _REAL or out_dtype not in _REAL:
+    check_stored(x)
+    if real not in REAL or out_dtype not in REAL:
         raise InputError(f"real and out_dtype must be floats, not {real} and {out_dtype}")
     return _fake_result(x, w_packed, w_sums.shape[0], out_dtype, epilogue)
 
@@ -281,8 +278,8 @@ def _fake_linear_w8a8_quantized(  # noqa: PLR0913, PLR0917 - the schema's argume
 ) -> torch.Tensor:
     del x_scale, x_zero_point, w_scale, w_zero_point, bias, extras, real
     del out_scale, out_zero_point, quant_min, quant_max, reciprocal, zero_point_first
-    _check_stored(x)
-    if out_dtype not in _STORED:
+    check_stored(x)
+    if out_dtype not in STORED:
         raise InputError(f"codes must be int8 or uint8, not {out_dtype}")
     return _fake_result(x, w_packed, w_sums.shape[0], out_dtype, epilogue)
 
@@ -309,21 +306,8 @@ def _fake_linear_w8a8_rows(  # noqa: PLR0913, PLR0917 - the schema's arguments
     return fake_row_results(rows, None, float_dtype, output)
 
 
-def _check_stored(x: torch.Tensor) -> None:
-    if x.dtype not in _STORED:
-        raise InputError(f"x must be int8 or uint8, not {x.dtype}")
-
-
 def _fake_result(
-    x: torch.Tensor, w_packed: torch.Tensor, n: int, dtype: torch.dtype, epilogue: str = ""
+    x: torch.Tensor, w_packed: torch.Tensor, n: int, dtype: torch.dtype, epilogue: str
 ) -> torch.Tensor:
-    k = x.shape[-1]
-    halves = 2 if "glu(" in epilogue or "halves(" in epilogue else 1
-    columns = n // halves
-    blocks = (halves * ((columns + BLOCK - 1) // BLOCK), (k + GROUP - 1) // GROUP)
-    if n % halves or w_packed.dtype != torch.int8 or w_packed.shape != (*blocks, BLOCK, GROUP):
-        raise InputError(
-            f"w_packed {tuple(w_packed.shape)} does not fit n={n}, k={k}"
-            f"{' in two halves' * (halves - 1)}"
-        )
+    columns, _ = check_packed(x, w_packed, torch.int8, n, halves_of(epilogue))
     return x.new_empty((*x.shape[:-1], columns), dtype=dtype)

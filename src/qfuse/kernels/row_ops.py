@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from qfuse.ir.errors import InputError
+from qfuse.kernels.fakes import REAL, STORED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +49,6 @@ __all__ = [
     "rms_norm_quantized",
 ]
 
-_REAL = (torch.float32, torch.bfloat16, torch.float16)
-_STORED = (torch.int8, torch.uint8)
 # How the schemas end.
 _OUTPUT = (
     "out_scale", "out_zero_point", "formula", "choose_eps", "scale_dtype", "zero_point_dtype",
@@ -263,9 +262,9 @@ def fake_row_results(
     given = dict(zip(_OUTPUT, output, strict=True))
     formula, keep, keep_sum = given["formula"], given["keep"], given["keep_sum"]
     dtype = given["out_dtype"]
-    if x.dtype not in _REAL or real not in _REAL:
+    if x.dtype not in REAL or real not in REAL:
         raise InputError(f"x and real must be floats, not {x.dtype} and {real}")
-    if dtype not in _STORED:
+    if dtype not in STORED:
         raise InputError(f"codes must be int8 or uint8, not {dtype}")
     sum_dtype = x.dtype
     if residual is not None:

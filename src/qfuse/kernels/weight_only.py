@@ -21,9 +21,11 @@ exact in every dtype. Weights are not rounded there: the result is nearer to wha
   scale + (sum of x) * offset``.
 
 No value depends on the number of threads. Sums of more than a few terms have an order that depends
-on the instruction set and on whether there are at most four rows, and with it their last bits; so
-does whether bfloat16 below 2**-126 is taken for zero, which instructions for it do. Nothing but the
-result is written to. The result is contiguous.
+on the instruction set, and with it their last bits, on whether there are at most four rows, and
+in bfloat16 with instructions for it on whether there are at most two: sums then have two parts
+(four bits), or are made of float32 (eight bits), where making bfloat16 costs more than it saves.
+Whether bfloat16 below 2**-126 is taken for zero, which those instructions do, depends on the same.
+Nothing but the result is written to. The result is contiguous.
 
 =================  ==============================================================================
 ``x``              float32, bfloat16 or float16, ``[..., K]``, one axis or more; any strides, zero
@@ -33,7 +35,8 @@ result is written to. The result is contiguous.
                    64]`` from :func:`qfuse.kernels.pack_groups.pack_groups`. More than one group,
                    and offsets, need groups of a multiple of 8 input features.
 ``w_zero_point``   ``None``, or of the same shape: uint8 0 to 15 (``None`` is 8) for
-                   ``linear_w4a16``, int8 (``None`` is 0) for ``linear_w8a16``
+                   ``linear_w4a16``, where higher bits are ignored; int8 (``None`` is 0) for
+                   ``linear_w8a16``
 ``w_offset``       ``None``, or float of the same shape
 ``out_features``   ``N``
 ``bias``           ``None`` or float ``[N]``
@@ -44,19 +47,28 @@ result is written to. The result is contiguous.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from qfuse.ir.errors import InputError
-from qfuse.kernels.pack import BLOCK, GROUP
+from qfuse.kernels.fakes import (
+    check_bias,
+    check_packed,
+    check_parameters,
+    check_real,
+    halves_of,
+)
+from qfuse.kernels.pack import BLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["linear_w4a16", "linear_w8a16", "register_weight_only_fakes"]
+__all__ = ["GROUP_MULTIPLE", "linear_w4a16", "linear_w8a16", "register_weight_only_fakes"]
 
-_REAL = (torch.float32, torch.bfloat16, torch.float16)
+GROUP_MULTIPLE = 8
+"""Several groups, and groups with offsets, begin at multiples of this many input features."""
 
 
 def linear_w4a16(  # noqa: PLR0913 - the schema's arguments
@@ -160,11 +172,12 @@ def _features(w_scale: torch.Tensor, out_features: int | None) -> int:
 
 def register_weight_only_fakes() -> None:
     """Tell torch the shapes and dtypes of the results; the library must have been loaded."""
-    torch.library.register_fake("qfuse::linear_w4a16", _fake_linear_w4a16)
-    torch.library.register_fake("qfuse::linear_w8a16", _fake_linear_w8a16)
+    for name, stored in (("linear_w4a16", torch.uint8), ("linear_w8a16", torch.int8)):
+        torch.library.register_fake(f"qfuse::{name}", partial(_fake_linear, stored))
 
 
-def _fake_linear_w4a16(  # noqa: PLR0913, PLR0917 - the schema's arguments
+def _fake_linear(  # noqa: PLR0913, PLR0917 - the schema's arguments
+    stored: torch.dtype,
     x: torch.Tensor,
     w_packed: torch.Tensor,
     w_scale: torch.Tensor,
@@ -177,41 +190,28 @@ def _fake_linear_w4a16(  # noqa: PLR0913, PLR0917 - the schema's arguments
     compute: torch.dtype,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    del w_scale, w_zero_point, w_offset, bias, extras, epilogue
-    _check_types(x, compute, out_dtype)
-    return _fake_result(x, w_packed, torch.uint8, out_features, out_dtype)
+    del extras
+    check_real(x, compute=compute, out_dtype=out_dtype)
+    if halves_of(epilogue) != 1:
+        raise InputError(f"this kernel multiplies no halves: {epilogue!r}")
+    n, blocks = check_packed(x, w_packed, stored, out_features)
+    groups = w_scale.shape[1] if w_scale.dim() == 3 else 1  # noqa: PLR2004
+    _check_groups(x.shape[-1], groups, whole=groups == 1 and w_offset is None)
+    shapes = [(blocks, groups, BLOCK), *([(n,)] if groups == 1 else [])]
+    check_parameters("w_scale", w_scale, None, *shapes)
+    if w_zero_point is not None:
+        check_parameters("w_zero_point", w_zero_point, (stored,), *shapes)
+    if w_offset is not None:
+        check_parameters("w_offset", w_offset, None, *shapes)
+    check_bias(bias, n)
+    return x.new_empty((*x.shape[:-1], n), dtype=out_dtype)
 
 
-def _fake_linear_w8a16(  # noqa: PLR0913, PLR0917 - the schema's arguments
-    x: torch.Tensor,
-    w_packed: torch.Tensor,
-    w_scale: torch.Tensor,
-    w_zero_point: torch.Tensor | None,
-    w_offset: torch.Tensor | None,
-    out_features: int,
-    bias: torch.Tensor | None,
-    extras: Sequence[torch.Tensor] | None,
-    epilogue: str,
-    compute: torch.dtype,
-    out_dtype: torch.dtype,
-) -> torch.Tensor:
-    del w_scale, w_zero_point, w_offset, bias, extras, epilogue
-    _check_types(x, compute, out_dtype)
-    return _fake_result(x, w_packed, torch.int8, out_features, out_dtype)
-
-
-def _check_types(x: torch.Tensor, compute: torch.dtype, out_dtype: torch.dtype) -> None:
-    if not {x.dtype, compute, out_dtype} <= set(_REAL):
-        types = f"{x.dtype}, {compute} and {out_dtype}"
-        raise InputError(f"x, compute and out_dtype must be floats, not {types}")
-
-
-def _fake_result(
-    x: torch.Tensor, w_packed: torch.Tensor, stored: torch.dtype, n: int, dtype: torch.dtype
-) -> torch.Tensor:
-    k = x.shape[-1]
-    codes = GROUP if stored is torch.int8 else 2 * GROUP
-    blocks = ((n + BLOCK - 1) // BLOCK, (k + codes - 1) // codes)
-    if w_packed.dtype != stored or w_packed.shape != (*blocks, BLOCK, GROUP):
-        raise InputError(f"w_packed {tuple(w_packed.shape)} does not fit n={n}, k={k}")
-    return x.new_empty((*x.shape[:-1], n), dtype=dtype)
+def _check_groups(k: int, groups: int, *, whole: bool) -> None:
+    if whole:
+        return
+    if groups < 1 or k % groups or k // groups % GROUP_MULTIPLE:
+        raise InputError(
+            f"groups, and weights with offsets, must be of a multiple of {GROUP_MULTIPLE} input "
+            f"features; here {groups} groups share {k}"
+        )

@@ -70,7 +70,7 @@ class Codes {
     }
   }
 
-  // The same, times `kRaise`: that saves shifting bytes back. Masking runs where shifting does not.
+  // The same, times `kRaised`: that saves shifting bytes back. Masking runs where shifting does not.
   template <int K>
   QFUSE_INLINE Floats raised() const {
     if constexpr (Bits == 8) {
@@ -88,12 +88,19 @@ class Codes {
 };
 
 template <int Bits>
-constexpr float kRaise = Bits == 8 ? 1.0f / qfuse::kStreamScale : 1.0f;
+constexpr float kRaised = Bits == 8 ? qfuse::kStreamRaise : 1.0f;
+
+// Zero points of one vector of features, as many bits of them as codes have.
+template <int Bits>
+QFUSE_INLINE Ints zero_codes_at(const int8_t* from) {
+  const Ints zeros = widened(load<Bytes>(from, kLanes));
+  return Bits == 4 ? zeros & 15 : zeros;
+}
 
 // Zero points as the codes above are: less the middle code.
 template <int Bits>
 QFUSE_INLINE Floats zeros_at(const int8_t* from) {
-  return __builtin_convertvector(widened(load<Bytes>(from, kLanes)), Floats) - kMiddle<Bits>;
+  return __builtin_convertvector(zero_codes_at<Bits>(from), Floats) - kMiddle<Bits>;
 }
 
 // What becomes of codes in a panel.
@@ -199,7 +206,7 @@ QFUSE_INLINE void stream_group(const qfuse::RealBlock& b, const float* a, int64_
   const int64_t at = group * qfuse::kBlock + column;
   if constexpr (Zero) {
     Unrolled<Vectors>::run([&]<int I>() QFUSE_LAMBDA {
-      zero[I] = zeros_at<Bits>(b.zero + at + I * kLanes) * kRaise<Bits>;
+      zero[I] = zeros_at<Bits>(b.zero + at + I * kLanes) * kRaised<Bits>;
     });
   }
   const uint8_t* from = b.codes + (group * b.group / kCodes<Bits> * qfuse::kBlock + column) * 4;
@@ -228,9 +235,9 @@ QFUSE_INLINE void stream_group(const qfuse::RealBlock& b, const float* a, int64_
   Unrolled<Rows * Vectors>::run([&]<int I>() QFUSE_LAMBDA {
     constexpr int64_t kColumn = I % Vectors * kLanes;
     float* to = sums + I / Vectors * qfuse::kBlock + column + kColumn;
-    add_share(b, at + kColumn, total[I], to);
+    add_share(b, at + kColumn, total[I] * (1.0f / kRaised<Bits>), to);
     if constexpr (Offset) {
-      const Floats offset = load<Floats>(b.offset + at + kColumn, kLanes) * kRaise<Bits>;
+      const Floats offset = load<Floats>(b.offset + at + kColumn, kLanes);
       store(to, accumulated(load<Floats>(to, kLanes), terms[I / Vectors], offset), kLanes);
     }
   });

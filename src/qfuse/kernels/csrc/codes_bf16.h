@@ -62,7 +62,7 @@ class Pairs {
  public:
   QFUSE_INLINE void read_zeros(const int8_t* from) {
     if constexpr (Bits == 4) {
-      zero_ = bits<Floats>(widened(load<Bytes>(from, kLanes)) * 0x10001);
+      zero_ = bits<Floats>(zero_codes_at<Bits>(from) * 0x10001);
     } else {
       zero_ = zeros_at<Bits>(from);
     }

@@ -142,7 +142,8 @@ struct RealBlock {
   int64_t depth;         // input features, padded to whole words
   int64_t group;         // input features that share parameters: a multiple of 8, or all
   const float* scale;    // [groups][64]; null if weights are `code - zero`: the epilogue scales
-  const int8_t* zero;    // [groups][64]; null if all are the middle code, or 0 of eight bits
+  const int8_t* zero;    // [groups][64]; null if all are the middle code, or 0 of eight bits. Of
+                         // codes of four bits the four lowest count.
   const float* offset;   // [groups][64], or null
   Real compute;
   Real real;
@@ -153,7 +154,7 @@ struct CodeKernels {
   // Writes a panel of `depth` weights per feature, from input feature `k` on.
   void (*widen)(const RealBlock& block, int64_t k, int64_t depth, Real type, void* panel);
   // The type that `stream` wants rows in. bfloat16 for four bits has the order of `kStreamOrder` in
-  // every eight input features; float32 for eight bits is multiplied by `kStreamScale`.
+  // every eight input features; float32 for eight bits is less than `kStreamLarge`.
   Real (*stream_type)(Real x, int64_t rows);
   // For at most kStreamRows rows, where weights are read once: sums without a panel. Weights are
   // not rounded; a group's sum is multiplied by its scale.
@@ -161,7 +162,11 @@ struct CodeKernels {
                  float* sums);
 };
 
-constexpr float kStreamScale = 0x1p-24f;  // the kernels read weights times its inverse
+// A stream in float32 multiplies rows with weights of eight bits times kStreamRaise, and the sum of
+// each group with its inverse. Neither a number below kStreamLarge nor the sum of any that fit into
+// memory leaves the range of float32 there.
+constexpr float kStreamRaise = 0x1p24f;
+constexpr float kStreamLarge = 0x1p60f;
 constexpr int64_t kStreamOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
 // Products of real activations with packed weights.
@@ -220,11 +225,12 @@ struct RowKernels {
 // w_zero, and x_terms are its products with it.
 struct Groups {
   int64_t count;
-  const float* scale;      // [count][64]
-  const int32_t* w_sums;   // [count][64]
-  const int8_t* w_zero;    // [count][64], or null
-  const int32_t* x_zero;   // one per row, or null
-  const int32_t* x_terms;  // [rows][count], or null
+  const float* scale;         // [count][64]
+  const int16_t* short_sums;  // [count][64], w_sums if they fit, or null
+  const int32_t* long_sums;   // [count][64], w_sums if there are no short ones
+  const int8_t* w_zero;       // [count][64], or null
+  const int32_t* x_zero;      // one per row, or null
+  const int32_t* x_terms;     // [rows][count], or null
 };
 
 // A tile with weights in groups, each of `depth` groups of four k.

@@ -6,6 +6,8 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 
 #include "buffer.h"
 #include "kernel_api.h"
@@ -23,7 +25,6 @@ constexpr int64_t kLeastRows = 48;
 // A thread gets at least this much to do, in products of 16; about 2 us.
 constexpr int64_t kLeastWork = 8000;
 constexpr int64_t kGroupMultiple = 8;
-constexpr int64_t kMostZero = 15;  // of codes of four bits
 
 // The packed weight and its parameters, with memory for all features of the last block.
 struct Weight {
@@ -60,12 +61,16 @@ struct Weight {
   }
 };
 
+// What a row of a stream has been divided by, for its sums to be multiplied with; powers of two.
+using Factors = std::array<float, kStreamRows>;
+
 struct Problem {
   const Path& path;
   const CodeKernels& kernels;
   const Weight& weight;
-  Rows x;     // in `type`, K padded as that of the weight
   Real type;  // to multiply in
+  Rows x;     // in `type`, K padded as that of the weight
+  Factors factors{};
 };
 
 at::ScalarType scalar_type(Real type) { return type == Real::bf16 ? at::kBFloat16 : at::kFloat; }
@@ -78,13 +83,14 @@ Rows operand_of(const at::Tensor& x, Real type, int64_t depth) {
   return rows_of(padding == 0 ? typed : at::constant_pad_nd(typed, {0, padding}));
 }
 
-// Copies rows for a stream, `Ordered` as kStreamOrder says.
+// Copies rows for a stream, `Ordered` as kStreamOrder says, divided by their factors.
 template <bool Ordered, class From, class To>
-void copy_rows(const Rows& x, float factor, To* to, int64_t ld) {
+void copy_rows(const Rows& x, const Factors& factors, To* to, int64_t ld) {
   const auto* from = x.tensor.const_data_ptr<From>();
   for (int64_t i = 0; i < x.rows; ++i, from += x.ld, to += ld) {
+    const float inverse = 1.0f / factors[i];
     for (int64_t k = 0; k < x.columns; ++k) {
-      to[k] = static_cast<To>(static_cast<float>(from[k]) * factor);
+      to[k] = static_cast<To>(static_cast<float>(from[k]) * inverse);
     }
     std::fill(to + x.columns, to + ld, To(0.0f));
     for (int64_t k = 0; Ordered && k < ld; k += 8) {
@@ -95,30 +101,61 @@ void copy_rows(const Rows& x, float factor, To* to, int64_t ld) {
   }
 }
 
-Rows stream_operand_of(const at::Tensor& x, Real type, const Weight& weight) {
-  const Rows rows = rows_of(x);
-  const int64_t ld = weight.depth;
-  at::Tensor copy = at::empty({rows.rows, ld}, scalar_type(type));
-  const float factor = weight.bits == 8 ? kStreamScale : 1.0f;
-  auto* floats = type == Real::f32 ? copy.mutable_data_ptr<float>() : nullptr;
-  if (type == Real::bf16) {
-    auto* halves = copy.mutable_data_ptr<at::BFloat16>();
-    (weight.bits == 4 ? copy_rows<true, at::BFloat16, at::BFloat16>
-                      : copy_rows<false, at::BFloat16, at::BFloat16>)(rows, 1.0f, halves, ld);
-  } else if (x.scalar_type() == at::kBFloat16) {
-    copy_rows<false, at::BFloat16>(rows, factor, floats, ld);
-  } else if (x.scalar_type() == at::kHalf) {
-    copy_rows<false, at::Half>(rows, factor, floats, ld);
-  } else {
-    copy_rows<false, float>(rows, factor, floats, ld);
+// Rows with numbers as great as kStreamLarge are divided; small ones would lose bits by that.
+template <class From>
+Factors factors_of(const Rows& x) {
+  Factors factors{};
+  const auto* from = x.tensor.const_data_ptr<From>();
+  for (int64_t i = 0; i < x.rows; ++i, from += x.ld) {
+    bool large = false;
+    for (int64_t k = 0; k < x.columns; ++k) {
+      large |= std::abs(static_cast<float>(from[k])) >= kStreamLarge;
+    }
+    factors[i] = large ? kStreamRaise : 1.0f;
   }
-  return {copy, rows.rows, ld, ld};
+  return factors;
+}
+
+// Fills in the rows of a stream; its other parts are there.
+template <class From>
+void read_stream(Problem& p, const Rows& x) {
+  const int64_t ld = p.weight.depth;
+  const at::Tensor copy = at::empty({x.rows, ld}, scalar_type(p.type));
+  p.factors.fill(1.0f);
+  if (p.type == Real::bf16) {
+    auto* to = copy.mutable_data_ptr<at::BFloat16>();
+    (p.weight.bits == 4 ? copy_rows<true, From, at::BFloat16>
+                        : copy_rows<false, From, at::BFloat16>)(x, p.factors, to, ld);
+  } else {
+    if (p.weight.bits == 8) p.factors = factors_of<From>(x);
+    copy_rows<false, From>(x, p.factors, copy.mutable_data_ptr<float>(), ld);
+  }
+  p.x = {copy, x.rows, ld, ld};
+}
+
+void read_stream(Problem& p, const at::Tensor& x) {
+  const Rows rows = rows_of(x);
+  switch (p.weight.real) {
+    case Real::bf16:
+      return read_stream<at::BFloat16>(p, rows);
+    case Real::f16:
+      return read_stream<at::Half>(p, rows);
+    default:
+      return read_stream<float>(p, rows);
+  }
 }
 
 int64_t bytes_of(Real type) { return type == Real::bf16 ? 2 : 4; }
 
 const void* row_of(const Problem& p, int64_t row) {
   return static_cast<const char*>(p.x.tensor.const_data_ptr()) + row * p.x.ld * bytes_of(p.type);
+}
+
+void multiply_back(const Problem& p, float* sums) {
+  for (int64_t i = 0; i < p.x.rows; ++i, sums += kBlock) {
+    if (p.factors[i] == 1.0f) continue;
+    for (int64_t j = 0; j < kBlock; ++j) sums[j] *= p.factors[i];
+  }
 }
 
 void stream(const Problem& p, const Epilogue& epilogue) {
@@ -129,6 +166,7 @@ void stream(const Problem& p, const Epilogue& epilogue) {
                      for (int64_t i = begin; i < end; ++i) {
                        const int64_t columns = w.columns(i);
                        p.kernels.stream(w.block(i), row_of(p, 0), p.x.ld, p.x.rows, columns, sums);
+                       multiply_back(p, sums);
                        p.path.finish(epilogue, sums, 0, p.x.rows, i * kBlock, columns);
                      }
                    });
@@ -195,13 +233,6 @@ at::Tensor parameters_of(const at::Tensor& given, at::ScalarType type, const Wei
   return given.to(type).contiguous();
 }
 
-void check_zeros(const at::Tensor& zero) {
-  const auto* codes = zero.const_data_ptr<uint8_t>();
-  uint8_t all = 0;
-  for (int64_t i = 0; i < zero.numel(); ++i) all |= codes[i];
-  TORCH_CHECK(all <= kMostZero, "w_zero_point must be 0 to 15, the codes of four bits");
-}
-
 void check_groups(const Weight& w) {
   if (w.groups == 1 && w.whole) return;
   TORCH_CHECK(w.groups >= 1 && w.k % w.groups == 0 && w.k / w.groups % kGroupMultiple == 0,
@@ -236,7 +267,6 @@ Weight weight_of(const WeightOnlyLinear& l, int64_t bits) {
   w.scale = parameters_of(l.w_scale, at::kFloat, w, "w_scale");
   if (l.w_zero_point) w.zero = parameters_of(*l.w_zero_point, stored, w, "w_zero_point");
   if (l.w_offset) w.offset = parameters_of(*l.w_offset, at::kFloat, w, "w_offset");
-  if (bits == 4 && w.zero.defined()) check_zeros(w.zero);
   return w;
 }
 
@@ -269,10 +299,12 @@ at::Tensor linear(const WeightOnlyLinear& l, int64_t bits) {
   const CodeKernels& kernels = bits == 4 ? path.real->four : path.real->eight;
   if (rows <= kStreamRows) {
     const Real product = kernels.stream_type(weight.real, rows);
-    stream({path, kernels, weight, stream_operand_of(l.x, product, weight), product}, epilogue);
+    Problem problem{path, kernels, weight, product, {}};
+    read_stream(problem, l.x);
+    stream(problem, epilogue);
   } else {
     const Real product = path.real->type_for(weight.real);
-    multiply({path, kernels, weight, operand_of(l.x, product, weight.depth), product}, epilogue);
+    multiply({path, kernels, weight, product, operand_of(l.x, product, weight.depth)}, epilogue);
   }
   return out;
 }

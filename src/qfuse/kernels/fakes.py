@@ -1,0 +1,116 @@
+"""What shapes and types show of an op's arguments, checked while torch traces.
+
+An op refuses the same when it runs; a graph that cannot run should not be traced to its end first.
+What depends on the number of rows is left to the op: a comparison here would fix a symbolic size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from qfuse.ir.errors import InputError
+from qfuse.kernels.pack import BLOCK, GROUP
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+__all__ = [
+    "REAL",
+    "STORED",
+    "check_bias",
+    "check_packed",
+    "check_parameters",
+    "check_real",
+    "check_stored",
+    "halves_of",
+]
+
+REAL = (torch.float32, torch.bfloat16, torch.float16)
+"""The float types of activations and results."""
+
+STORED = (torch.int8, torch.uint8)
+"""The types of codes."""
+
+_CODES_PER_BYTE = {torch.uint8: 2, torch.int8: 1}
+
+
+def halves_of(epilogue: str) -> int:
+    """Return 2 where the text of an epilogue multiplies halves of the features, else 1."""
+    names = {step.partition("(")[0] for step in epilogue.split("|")}
+    return 2 if names & {"glu", "halves"} else 1
+
+
+def check_stored(x: torch.Tensor) -> None:
+    """Refuse an activation that does not hold codes along one axis or more."""
+    if x.dtype not in STORED:
+        raise InputError(f"x must be int8 or uint8, not {x.dtype}")
+    _check_axes(x)
+
+
+def check_real(x: torch.Tensor, **types: torch.dtype) -> None:
+    """Refuse an activation or a named type that is none of :data:`REAL`."""
+    given = {"x": x.dtype, **types}
+    if not set(given.values()) <= set(REAL):
+        found = ", ".join(map(str, given.values()))
+        raise InputError(f"{', '.join(given)} must be floats, not {found}")
+    _check_axes(x)
+
+
+def _check_axes(x: torch.Tensor) -> None:
+    if x.dim() == 0:
+        raise InputError("x must have at least one axis")
+
+
+def check_packed(
+    x: torch.Tensor, w_packed: torch.Tensor, stored: torch.dtype, n: int, halves: int = 1
+) -> tuple[int, int]:
+    """Refuse a packed weight that does not fit its activation.
+
+    Args:
+        x: Activation ``[..., K]``.
+        w_packed: The weight.
+        stored: uint8 for codes of four bits, int8 for those of eight.
+        n: Output features.
+        halves: In how many pieces they come, each of which begins with a block of its own.
+
+    Returns:
+        How many features a piece has, and how many blocks all have.
+    """
+    if n < 0:
+        raise InputError(f"out_features cannot be {n}")
+    k, columns = x.shape[-1], n // halves
+    blocks = halves * ((columns + BLOCK - 1) // BLOCK)
+    step = GROUP * _CODES_PER_BYTE[stored]
+    expected = (blocks, (k + step - 1) // step, BLOCK, GROUP)
+    if n % halves or w_packed.dtype != stored or w_packed.shape != expected:
+        raise InputError(
+            f"w_packed {tuple(w_packed.shape)} does not fit n={n}, k={k}"
+            f"{' in two halves' * (halves - 1)}"
+        )
+    return columns, blocks
+
+
+def check_parameters(
+    what: str, given: torch.Tensor, types: Collection[torch.dtype] | None, *shapes: tuple[int, ...]
+) -> None:
+    """Refuse a weight's parameters of another type or shape; ``None`` stands for any float type."""
+    wanted = "float" if types is None else " or ".join(map(str, types))
+    fits = given.dtype.is_floating_point if types is None else given.dtype in types
+    if not fits:
+        raise InputError(f"{what} must be {wanted}, not {given.dtype}")
+    if tuple(given.shape) not in shapes:
+        expected = " or ".join(map(str, shapes))
+        raise InputError(f"{what} {tuple(given.shape)} does not fit, expected {expected}")
+
+
+def check_bias(bias: torch.Tensor | None, n: int) -> None:
+    """Refuse a bias that is neither one float nor one per output feature."""
+    if bias is None:
+        return
+    if not bias.dtype.is_floating_point:
+        raise InputError(f"bias must be float, not {bias.dtype}")
+    count = bias.numel()  # may be symbolic, which no set holds
+    if count != 1 and count != n:  # noqa: PLR1714
+        raise InputError(f"bias has {count} elements, expected 1 or {n}")
