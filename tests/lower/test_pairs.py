@@ -18,8 +18,9 @@ from qfuse.ir.fused_views import as_activation
 from qfuse.ir.schema import is_call
 from qfuse.lower.kernel import Claim, Refusal
 from qfuse.lower.packing import Packer
+from qfuse.lower.pair_rows import pair_work
 from qfuse.lower.pairs import Pair, pair_of
-from qfuse.lower.w8a8 import LinearW8A8, pair_work
+from qfuse.lower.w8a8 import LinearW8A8
 from qfuse.testing.run import random_inputs, run
 
 if TYPE_CHECKING:

@@ -207,7 +207,22 @@ def test_refuses_a_linear_that_gives_stored_numbers() -> None:
     b = GraphBuilder()
     spec = QuantSpec(torch.int8, -128, 127, (None, None))
     x, w, scale = b.arg("x", F32, 3, 8), b.const("w", torch.randn(4, 8)), b.const("s", SCALE)
-    args = (x, None, None, "", w, None, None, "", None, scale, None, str(spec), "", [])
+    args: tuple[Any, ...] = (
+        x,
+        None,
+        None,
+        "",
+        w,
+        None,
+        None,
+        "",
+        None,
+        scale,
+        None,
+        str(spec),
+        "",
+        [],
+    )
     linear = b.call(ops.linear, *args)
     parts = [b.call(aten.slice.Tensor, linear, 1, *at) for at in ((0, 2), (2, 4))]
     y = b.call(aten.mul.Tensor, b.call(aten.relu.default, parts[0]), parts[1])

@@ -13,26 +13,23 @@ from qfuse.ir.quant_spec import dtype_range
 from qfuse.lower.groups import first_code, fits_four_bits, group_count
 from qfuse.lower.kernel import Claim, LinearProblem, Refusal, split_epilogue
 from qfuse.lower.operands import (
+    BYTES,
     bits_of,
+    check_activation,
     check_bias,
     check_edge,
     check_epilogue,
     check_extras,
     check_zero_point,
     float_out,
+    output_args,
     rows_share_scale,
     scale_node,
-    typed,
-)
-from qfuse.lower.w8a8 import (
-    call_pair,
-    check_activation,
-    check_pair_output,
-    output_args,
-    pair_work,
     stored_zero,
     takes_output,
+    typed,
 )
+from qfuse.lower.pair_rows import call_pair, check_pair_output, pair_work
 
 if TYPE_CHECKING:
     from torch._ops import OpOverloadPacket
@@ -49,7 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["LinearGrouped"]
 
 _FOUR = 4
-_BYTES = (torch.int8, torch.uint8)
 # Sums of a group are 32 bits wide, and so are products with its zero point.
 _MOST_IN_GROUP = 1 << 15
 # What a group costs beside its products, as that many more input features: to scale its sums takes
@@ -209,7 +205,7 @@ def _extremes(params: QuantParams) -> tuple[int, ...]:
 def _check_bytes(problem: LinearProblem) -> Refusal | None:
     params = problem.fused.weight_params
     assert params is not None, "checked before"
-    if params.spec.dtype not in _BYTES:
+    if params.spec.dtype not in BYTES:
         return Refusal(f"the weight is stored as {params.spec.dtype}")
     if rows_share_scale((1, params.spec.block[1]), (problem.n, problem.k)):
         return Refusal("the weight's scales do not change along its inputs")

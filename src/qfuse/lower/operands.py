@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.fx import Node
+    from torch.fx.node import Argument
 
     from qfuse.ir.epilogue import Step
     from qfuse.ir.quant_spec import Block
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = [
+    "BYTES",
     "FLOATS",
     "MOST_EXTRAS",
     "MOST_STEPS",
     "bits_of",
     "channel_granularity",
+    "check_activation",
     "check_bias",
     "check_edge",
     "check_epilogue",
@@ -45,16 +48,20 @@ __all__ = [
     "float_out",
     "is_plain",
     "is_whole",
+    "output_args",
     "rows_of",
     "rows_share_scale",
     "scale_node",
     "scale_vector",
+    "stored_zero",
+    "takes_output",
     "typed",
 ]
 
 _INT32 = torch.iinfo(torch.int32)
 
 # What qfuse's own kernels take, see kernels/csrc/kernel_api.h.
+BYTES = (torch.int8, torch.uint8)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MOST_STEPS = 8
 MOST_EXTRAS = 4
@@ -226,3 +233,66 @@ def float_out(fused: FusedLinear) -> torch.dtype:
 def bits_of(dtype: torch.dtype) -> int:
     """Return the bits of one stored element."""
     return dtype.itemsize * 8
+
+
+def stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
+    """Return a zero point as the kernel reads it, which raises for what is no stored number.
+
+    A zero point that was chosen from NaN is an arbitrary integer. Its scale is NaN, and so is the
+    result of its row, but the rows of others must not be lost with it.
+    """
+    wide = typed(zero, torch.int32, rw)
+    low, high = dtype_range(dtype)
+    bounds = bounds_of(zero, look=False)
+    inside = bounds is not None and low <= bounds[0] and bounds[1] <= high
+    if inside or constant_value(zero) is not None:
+        return wide
+    return rw.call(torch.ops.aten.clamp.default, wide, low, high)
+
+
+def check_activation(problem: LinearProblem) -> Refusal | None:
+    """Refuse activations that are no bytes with a scale, or one per row."""
+    params = problem.fused.x_params
+    if params is None:
+        return Refusal("the activation is not quantized")
+    if params.spec.dtype not in BYTES:
+        return Refusal(f"the activation is stored as {params.spec.dtype}")
+    if problem.real not in FLOATS:
+        return Refusal(f"the linear computes in {problem.real}")
+    return (
+        check_rows(problem)
+        or check_edge(params, "activation")
+        or check_zero_point(params, "activation")
+    )
+
+
+def takes_output(fused: FusedLinear) -> bool:
+    """Whether the kernel quantizes its output; if not, ATen does behind it."""
+    params = fused.out_params
+    assert params is not None, "the output is quantized"
+    spec = params.spec
+    return (
+        spec.dtype in BYTES
+        and check_edge(params, "output") is None
+        and is_whole(spec.block, shape_of(fused.node))
+        and spec.arithmetic.compute is torch.float32
+        and spec.domain is not ZeroPointDomain.FLOAT_OFFSET
+        and constant_of(params.scale) is not None
+        and (params.zero_point is None or fits_int32(params.zero_point))
+    )
+
+
+def output_args(params: QuantParams, rw: Rewriter) -> list[Argument]:
+    """Return how a result is quantized, in the order of the schemas."""
+    spec = params.spec
+    zero = None if params.zero_point is None else typed(params.zero_point, torch.int32, rw)
+    math = spec.arithmetic
+    return [
+        params.scale,
+        zero,
+        spec.quant_min,
+        spec.quant_max,
+        math.reciprocal,
+        math.zero_point_first,
+        spec.dtype,
+    ]
