@@ -2,7 +2,8 @@
 
 ``qfuse.compile(model, args)`` takes a quantized model and gives a faster one, whose ``report`` says
 what was done, what was not, and why. ``qfuse.explain`` gives the report alone. ``qfuse.passes`` has
-single passes for graphs of your own; it is imported when it is asked for.
+single passes for graphs of your own; it is imported when it is asked for. Who stays with
+``torch.compile`` gives it ``options=qfuse.inductor_options()`` and reads ``qfuse.reports()``.
 """
 
 import importlib as _importlib
@@ -36,6 +37,7 @@ __all__ = [
     "Report",
     "Target",
     "__version__",
+    "clear_reports",
     "compile",
     "explain",
     "inductor_options",
@@ -49,6 +51,7 @@ __all__ = [
 if _typing.TYPE_CHECKING:
     from qfuse import passes
     from qfuse.inductor import (
+        clear_reports,
         inductor_options,
         inductor_passes,
         install,
@@ -56,7 +59,14 @@ if _typing.TYPE_CHECKING:
         uninstall,
     )
 
-_INDUCTOR = ("inductor_options", "inductor_passes", "install", "reports", "uninstall")
+_INDUCTOR = (
+    "clear_reports",
+    "inductor_options",
+    "inductor_passes",
+    "install",
+    "reports",
+    "uninstall",
+)
 
 
 def __getattr__(name: str) -> object:
@@ -65,3 +75,7 @@ def __getattr__(name: str) -> object:
     if name in _INDUCTOR:
         return getattr(_importlib.import_module("qfuse.inductor"), name)
     raise AttributeError(f"module 'qfuse' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

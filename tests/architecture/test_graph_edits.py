@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 MAY_EDIT = {
     "rewrite/rewriter.py": "the only editor: keeps meta, provenance and the event list",
+    "rewrite/adopt.py": "takes over what a rewritten copy of somebody's graph has become",
     "capture/_export_api.py": "copies what torch.export made into a fresh plain graph",
     "backends/*.py": "builds the graph that it hands to its compiler; nobody reads it afterwards",
     "passes/raw.py": "copies a caller's graph into a plain one, and the rewritten one back",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 import types
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,7 @@ PUBLIC = {
     "Report",
     "Target",
     "__version__",
+    "clear_reports",
     "compile",
     "explain",
     "inductor_options",
@@ -78,6 +81,13 @@ def test_the_surface_is_the_table() -> None:
 
 def test_every_public_name_is_there() -> None:
     assert [name for name in qfuse.__all__ if not hasattr(qfuse, name)] == []
+
+
+def test_every_public_name_is_seen_before_it_is_used() -> None:
+    """In a process of its own: what was asked for once is there."""
+    script = "import qfuse; print(sorted(set(qfuse.__all__) - set(dir(qfuse))))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert done.stdout.strip() == b"[]"
 
 
 def test_nothing_else_looks_public() -> None:

@@ -115,10 +115,11 @@ MEAN = replace(EACH, mean=True)
 
 class TestJudge:
     def test_a_cell_counts_only_if_its_interval_excludes_the_bound(self) -> None:
-        cells = [cell(1, 1.0, 1.0), cell(4, 1.0, 1.0, spread=0.3)]
-        (cold, warm) = judge(cells, [EACH])
+        sure, unsure = cell(1, 1.0, 1.0), cell(4, 1.0, 1.0, spread=0.3)
+        (cold, warm) = judge([sure, unsure], [EACH])
 
-        assert (cold.verdict, cold.met, cold.missed, cold.of) == (Verdict.MET, 1, 0, 2)
+        assert (cold.verdict, cold.met, cold.missed, cold.of) == (Verdict.UNDECIDED, 1, 0, 2)
+        assert judge([sure], [EACH])[0].verdict is Verdict.MET
         assert warm.verdict is Verdict.NOT_MEASURED
 
     def test_one_cell_above_misses(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,9 +15,19 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Keep what is written to a folder of the test, and torch's own warnings to torch."""
+    """Keep what is written to a folder of the test, and torch's own warnings to torch.
+
+    A graph that an earlier run left in torch's caches would come without its report, which was in
+    the folder of that run.
+    """
     monkeypatch.setenv("QFUSE_CACHE_DIR", str(tmp_path / "qfuse"))
-    with warnings.catch_warnings():
+    inductor: Any = importlib.import_module("torch._inductor.config")
+    functorch: Any = importlib.import_module("torch._functorch.config")
+    with (
+        inductor.patch(fx_graph_cache=False),
+        functorch.patch(enable_autograd_cache=False),
+        warnings.catch_warnings(),
+    ):
         warnings.filterwarnings("ignore", module=r"torch(ao)?\.")
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         yield

@@ -6,6 +6,7 @@ import importlib
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ import qfuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from torch.fx import GraphModule
 
@@ -81,9 +83,23 @@ def _run(
         )
 
     dynamo.reset()
+    settings = {**settings}
     dynamic = settings.pop("dynamic", None)
-    # What patterns make of products are calls of what generates code: nothing can interpret them.
-    patches = {"freezing": True, "cpp.weight_prepack": False, "pattern_matcher": False, **settings}
-    with warnings.catch_warnings(action="ignore"), config.patch(patches), torch.no_grad():
+    patches = {"freezing": True, "pattern_matcher": False, **settings}
+    with (
+        warnings.catch_warnings(action="ignore"),
+        config.patch(patches),
+        _without_patterns(),
+        torch.no_grad(),
+    ):
         compiled = torch.compile(model, backend=backend, dynamic=dynamic)
         return compiled(*args)
+
+
+def _without_patterns() -> AbstractContextManager[Any]:
+    """Have Inductor's patterns find nothing, which are those of the process once they are there.
+
+    What they make of products are calls of what generates code: nothing can interpret them.
+    """
+    matcher: Any = importlib.import_module("torch._inductor.pattern_matcher")
+    return mock.patch.object(matcher.PatternMatcherPass, "apply", lambda *_: 0)

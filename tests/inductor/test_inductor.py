@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
 
 import qfuse
+from qfuse.ir.events import MissCode
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 config: Any = importlib.import_module("torch._inductor.config")
 dynamo: Any = importlib.import_module("torch._dynamo")
@@ -18,7 +22,7 @@ passes: Any = importlib.import_module("torch._inductor.custom_graph_pass")
 
 pytestmark = pytest.mark.slow
 
-PATCHES = {"freezing": True, "cpp.vec_isa_ok": True}
+PATCHES = {"freezing": True, "cpp.vec_isa_ok": True, "fx_graph_cache": False}
 
 
 class Two(nn.Module):
@@ -90,3 +94,20 @@ def test_two_models_from_two_threads() -> None:
         torch.testing.assert_close(results[index], model(x))
     fired = [report.fired["merge-linears"] for report in qfuse.reports()[before:]]
     assert fired == [1, 1]
+
+
+def test_a_package_keeps_its_weights_and_the_report_says_why(tmp_path: Path) -> None:
+    model, x = Two().eval(), torch.randn(3, 16)
+    with torch.no_grad(), config.patch({**PATCHES, "aot_inductor.compile_wrapper_opt_level": "O0"}):
+        place = torch._inductor.aoti_compile_and_package(
+            torch.export.export(model, (x,)),
+            package_path=str(tmp_path / "two.pt2"),
+            inductor_configs=qfuse.inductor_options(),
+        )
+    loaded = torch._inductor.aoti_load_package(place)
+    torch.testing.assert_close(tuple(loaded(x)), model(x))
+    report = qfuse.reports()[-1]
+    assert not report.fired
+    misses = report.closest_misses
+    assert [miss.code for miss in misses] == [MissCode.NOT_CONSTANT] * 2
+    assert all("AOTInductor" in miss.reason and "qfuse.compile" in miss.reason for miss in misses)

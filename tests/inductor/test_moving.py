@@ -9,8 +9,13 @@ import torch
 import torch.ao.quantization.fx._decomposed
 from tests.inductor.frozen import freeze
 from torch import nn
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from qfuse.inductor.moving import move_quantization
+from qfuse.ir.events import EventLog, Fired
 
 ops = torch.ops.quantized_decomposed
+aten = torch.ops.aten
 PARAMS = (0.05, 3, -128, 127, torch.int8)
 
 
@@ -59,3 +64,71 @@ def test_other_parameters_stay(again: tuple[Any, ...]) -> None:
     assert found.calls(ops.quantize_per_tensor.default) == 2
     for plain, merged in zip(found.plain, found.merged, strict=True):
         assert torch.equal(plain, merged)
+
+
+class Again(nn.Module):
+    """All stored numbers are dequantized and quantized again."""
+
+    def __init__(self, *params: Any) -> None:
+        super().__init__()
+        self.params = params
+
+    def forward(self, q: torch.Tensor) -> torch.Tensor:
+        real = ops.dequantize_per_tensor(q, *self.params)
+        return ops.quantize_per_tensor(real, *self.params).float()
+
+
+CODES = torch.arange(-128, 128).to(torch.int8)
+
+
+@pytest.mark.parametrize(("scale", "zero"), [(0.1, 2**30), (1e37, 0), (1e-42, 0)])
+def test_numbers_that_do_not_come_back_stay(scale: float, zero: int) -> None:
+    found = freeze(Again(scale, zero, -128, 127, torch.int8), CODES)
+    assert not found.report.fired["cancel-quantize"]
+    assert not torch.equal(found.plain, CODES.float())
+    assert torch.equal(found.plain, found.merged)
+
+
+@pytest.mark.parametrize(("scale", "zero"), [(0.1, 1 << 16), (1e33, -(1 << 16)), (1.5e-38, 7)])
+def test_numbers_that_come_back_at_the_edges(scale: float, zero: int) -> None:
+    found = freeze(Again(scale, zero, -128, 127, torch.int8), CODES)
+    assert found.report.fired["cancel-quantize"] == 1
+    assert torch.equal(found.plain, CODES.float())
+    assert torch.equal(found.merged, CODES.float())
+
+
+def test_float8_is_left_alone() -> None:
+    params = (0.1, 0, -448, 448, torch.float8_e4m3fn)
+    q = torch.linspace(-3, 3, 16).to(torch.float8_e4m3fn)
+    found = freeze(Again(*params), q)
+    assert not found.report.fired["cancel-quantize"]
+    assert torch.equal(found.plain, found.merged)
+
+
+def named_graph() -> torch.fx.GraphModule:
+    """Return a graph with every argument given by its name, in another order than the schema's."""
+    graph = torch.fx.Graph()
+    params: dict[str, Any] = {
+        "dtype": torch.int8, "quant_max": 127, "quant_min": -128, "zero_point": 3, "scale": 0.05
+    }  # fmt: skip
+    x = graph.placeholder("x")
+    q = graph.call_function(ops.quantize_per_tensor.default, (), {**params, "input": x})
+    real = graph.call_function(
+        ops.dequantize_per_tensor.default, (), {**params, "out_dtype": None, "input": q}
+    )
+    moved = graph.call_function(aten.view.default, (), {"size": [4, 6], "self": real})
+    moved = graph.call_function(aten.transpose.int, (moved,), {"dim1": 1, "dim0": 0})
+    again = graph.call_function(ops.quantize_per_tensor.default, (moved,), params)
+    graph.output(graph.call_function(aten.neg.default, (again,)))
+    module = torch.fx.GraphModule(nn.Module(), graph)
+    FakeTensorProp(module).propagate(torch.randn(3, 8))
+    return module
+
+
+def test_arguments_by_name_are_kept() -> None:
+    module, x, log = named_graph(), torch.randn(3, 8) * 10, EventLog()
+    plain = module(x)
+    move_quantization(module, {}, log)
+    module.recompile()
+    assert [event.rule for event in log.of(Fired)] == ["lift-quantize", "cancel-quantize"]
+    assert torch.equal(module(x), plain)

@@ -11,7 +11,10 @@ from tests.inductor.frozen import freeze
 from torch import nn
 
 import qfuse
+from qfuse.inductor import merge
+from qfuse.inductor.joining import plan_join
 from qfuse.ir.events import MissCode
+from qfuse.rewrite.rule import Miss
 
 aten = torch.ops.aten
 dynamo: Any = importlib.import_module("torch._dynamo")
@@ -230,6 +233,38 @@ def test_training_is_left_alone() -> None:
     assert report.closest_misses
 
 
+class Four(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(linear(n) for n in (8, 12, 4, 20))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [layer(x).relu() for layer in self.layers]
+
+
+@pytest.mark.parametrize("guilty", range(4))
+def test_one_that_cannot_be_joined_keeps_the_others_not(
+    monkeypatch: pytest.MonkeyPatch, guilty: int
+) -> None:
+    width = (8, 12, 4, 20)[guilty]
+
+    def picky(parts: Any, *rest: Any) -> Any:
+        for part in parts:
+            if width in part.meta["val"].shape:
+                source = part.all_input_nodes[0]
+                return Miss(MissCode.NOT_CONSTANT, source, "it is packed otherwise", progress=3)
+        return plan_join(parts, *rest)
+
+    monkeypatch.setattr(merge, "plan_join", picky)
+    found = freeze(Four().eval(), torch.randn(3, 16))
+    assert found.report.fired == {"merge-linears": 1}
+    assert found.calls(*PRODUCTS) == 2
+    (miss,) = found.report.closest_misses
+    assert miss.reason == "it is packed otherwise"
+    assert [c for c in miss.anchor.module if c.isdigit()] == [str(guilty)]
+    close(found.plain, found.merged)
+
+
 class Stored(nn.Module):
     """Weights as PT2E stores them: of one type, of another range, along the other axis."""
 
@@ -262,6 +297,65 @@ def test_static_weights_stay_stored_and_others_stay_apart() -> None:
     assert found.calls(aten.cat.default) == 0
     codes = [miss.code for miss in found.report.closest_misses]
     assert codes == [MissCode.NOT_CONSTANT, MissCode.DTYPE]
+    close(found.plain, found.merged)
+
+
+class OneScale(nn.Module):
+    """Weights with one scale each, of which two are alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for i in range(3):
+            self.register_buffer(f"w{i}", torch.randint(-127, 128, (8, 16)).to(torch.int8))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        real = torch.ops.quantized_decomposed.dequantize_per_tensor
+        outs = []
+        for i, scale in enumerate([0.02, 0.02, 0.03]):
+            weight = real(getattr(self, f"w{i}"), scale, 0, -128, 127, torch.int8)
+            outs.append(nn.functional.linear(x, weight).relu())
+        return outs
+
+
+def test_weights_of_another_scale_stay_apart_and_the_reason_names_it() -> None:
+    import torch.ao.quantization.fx._decomposed  # noqa: PLC0415 - registers ops
+
+    found = freeze(OneScale().eval(), torch.randn(3, 16))
+    assert found.report.fired["merge-linears"] == 1
+    assert found.calls(*PRODUCTS) == 2
+    (miss,) = found.report.closest_misses
+    assert miss.code is MissCode.DTYPE
+    assert miss.reason.endswith("differs in the scale of self of mat2")
+    close(found.plain, found.merged)
+
+
+class Float8(nn.Module):
+    """float8, one scale for all of a weight."""
+
+    def __init__(self, *scales: float) -> None:
+        super().__init__()
+        for i, scale in enumerate(scales):
+            self.register_buffer(f"w{i}", torch.randn(16, 32).to(torch.float8_e4m3fn))
+            self.register_buffer(f"s{i}", torch.tensor(scale))
+        self.count = len(scales)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        one = torch.ones((), dtype=torch.float32)
+        codes = x.to(torch.float8_e4m3fn)
+        outs = []
+        for i in range(self.count):
+            w, s = getattr(self, f"w{i}"), getattr(self, f"s{i}")
+            out = torch._scaled_mm(codes, w.t(), one, s, out_dtype=torch.bfloat16)
+            outs.append(out.float().sin())
+        return outs
+
+
+def test_products_scaled_as_a_whole_are_merged_if_the_scale_is_one() -> None:
+    found = freeze(Float8(0.5, 0.25, 0.5).eval(), torch.randn(16, 32))
+    assert found.report.fired["merge-linears"] == 1
+    assert found.calls(aten._scaled_mm.default) == 2
+    (miss,) = found.report.closest_misses
+    assert miss.reason.endswith("differs in scale_b")
     close(found.plain, found.merged)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.inductor.frozen import freeze
 from torch import nn
 
 import qfuse
@@ -106,6 +107,24 @@ def test_nothing_compiled_inside_is_a_warning() -> None:
         pass
 
 
+def test_what_is_compiled_without_caches_is_seen_too() -> None:
+    """No key for a cache is made then, so nobody asks a pass for its name."""
+    before = len(qfuse.reports())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with qfuse.inductor_passes():
+            freeze(nn.Linear(4, 4).eval(), torch.randn(2, 4), force_disable_caches=True)
+    assert not [one for one in told if "nothing was compiled" in str(one.message)]
+    assert len(qfuse.reports()) > before
+
+
+def test_asking_for_the_name_of_a_pass_changes_nothing() -> None:
+    options = qfuse.inductor_options()
+    with pytest.warns(UserWarning, match="nothing was compiled"), qfuse.inductor_passes():
+        names = {options[slot].uuid() for slot in SLOTS}
+    assert len(names) == 1
+
+
 def test_somebody_who_overwrites_the_slot_is_named() -> None:
     qfuse.install()
     theirs = Theirs()
@@ -143,6 +162,8 @@ def test_options_compose_with_what_the_user_gives() -> None:
         ({"max_autotun": True}, "did you mean 'max_autotune'"),
         ({"joint_custom_post_pass": 3}, "not a pass"),
         ({"freezing": True}, "too late"),
+        ({"cpp.threads": "x"}, "type int"),
+        ({"max-autotune": 1}, "type bool"),
     ],
 )
 def test_bad_options_are_errors_that_say_what_to_do(given: dict[str, Any], told: str) -> None:
@@ -150,12 +171,38 @@ def test_bad_options_are_errors_that_say_what_to_do(given: dict[str, Any], told:
         qfuse.inductor_options(**given)
 
 
-def test_bad_freezing_is_an_error() -> None:
+@pytest.mark.parametrize("freezing", ["yes", 0, 1, [True]])
+def test_bad_freezing_is_an_error(freezing: Any) -> None:
     with (
         pytest.raises(qfuse.OptionsError, match="freezing"),
-        qfuse.inductor_passes(freezing="yes"),  # type: ignore[arg-type]
+        qfuse.inductor_passes(freezing=freezing),
     ):
         pass
+
+
+@pytest.mark.parametrize("theirs", [None, Theirs()])
+def test_installed_and_in_the_options_is_once(theirs: Any) -> None:
+    setattr(config, SLOT, theirs)
+    qfuse.install()
+    options = qfuse.inductor_options()
+    assert [ours(options[slot]) for slot in SLOTS] == [1, 1]
+    again = qfuse.inductor_options(**options)
+    assert [ours(again[slot]) for slot in SLOTS] == [1, 1]
+    assert (theirs is None) or theirs in options[SLOT]
+    before = len(qfuse.reports())
+    found = freeze(nn.Linear(4, 4).eval(), torch.randn(2, 4))
+    assert len(found.reports) == 1
+    assert len(qfuse.reports()) == before + 2  # freeze() compiles twice, once without options
+
+
+def test_reports_can_be_emptied() -> None:
+    freeze(nn.Linear(4, 4).eval(), torch.randn(2, 4))
+    assert qfuse.reports()
+    qfuse.clear_reports()
+    assert qfuse.reports() == ()
+    found = freeze(nn.Linear(4, 4).eval(), torch.randn(2, 4))
+    assert qfuse.reports() == found.reports
+    assert len(found.reports) == 1
 
 
 def test_their_pass_runs_before_ours_and_once() -> None:

@@ -263,3 +263,34 @@ def test_refuses_arguments_that_do_not_fit(index: int, value: str | None, word: 
     node.args = tuple(value if i == index else a for i, a in enumerate(node.args))
     with pytest.raises(VerifyError, match=word):
         verify(program)
+
+
+@pytest.mark.parametrize(
+    "steps", ["round(1,-,{})", "mul(0,1,-,{})", "add(0,1.0)", "cast(bfloat16)"]
+)
+def test_refuses_to_round_numbers_of_another_type(steps: str) -> None:
+    """As if they were bfloat16, or to store what is bfloat16 as if it were float32."""
+    for real in (F32, BF16):
+        b = GraphBuilder()
+        x, scale = b.arg("x", F32, 2, 8), b.const("scale", torch.full((1, 1), 0.02))
+        spec = QuantSpec(torch.int8, -128, 127, (None, None), real)
+        block = Output(QuantParams(spec, scale, None))
+        epilogue = Epilogue.parse(steps.format(spec))
+        op = Activation(x, x, None, epilogue, (x, scale), block)
+        program = b.done(b.item(b.call(ops.activation, *op.call_args()), 0), stage=OptimizedGraph)
+        if (real is BF16) == (steps == "cast(bfloat16)"):
+            verify(program)
+        else:
+            with pytest.raises(VerifyError, match="real numbers are"):
+                verify(program)
+
+
+def test_the_types_that_steps_give() -> None:
+    """They are torch's own, whatever axes the operands have."""
+    operands = torch.randn(3, dtype=torch.bfloat16), torch.tensor(2.0), torch.tensor([3])
+    epilogue = Epilogue.parse("mul(1)|add(0,2.0)|act(silu)|mul(2)|cast(float16)|mul(0)|mul(1)")
+    y, want = torch.randn(3, dtype=torch.bfloat16), [BF16]
+    for step in epilogue.steps:
+        y = Epilogue((step,)).apply(y, operands)
+        want.append(y.dtype)
+    assert epilogue.real_types(BF16, operands) == tuple(want)

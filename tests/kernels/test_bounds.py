@@ -136,9 +136,12 @@ def test_linear_grouped(isa: str, rows: int, groups: int, four: bool) -> None:
         zero = torch.randint(-8, 16, (n, groups))
         packed = pack_grouped(stored, torch.rand(n, groups), zero)
         x = wide(codes((rows, k), torch.int8), k % 3)
-        args = (x, torch.rand(rows), torch.randint(-9, 9, (rows,), dtype=torch.int32), *packed)
+        x_zero = torch.randint(-9, 9, (rows,), dtype=torch.int32)
+        options = {"out_features": n, "bias": torch.randn(n)}
 
-        same_with_guards(op, args, {"out_features": n, "bias": torch.randn(n)})
+        for dtype in (torch.int16, torch.int32):
+            weight = packed._replace(sums=packed.sums.to(dtype))
+            same_with_guards(op, (x, torch.rand(rows), x_zero, *weight), options)
 
 
 @pytest.mark.parametrize("rows", ROWS)

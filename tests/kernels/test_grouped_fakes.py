@@ -89,7 +89,7 @@ def test_fake_results_are_like_real_ones(
         (7, -1, "out_features cannot be -1"),
         (0, torch.ones((), dtype=torch.int8), "at least one axis"),
         (1, torch.ones(1, dtype=torch.int32), "x_scale must be float"),
-        (4, torch.zeros(2, 3, 64), "w_sums must be torch.int32"),
+        (4, torch.zeros(2, 3, 64), "w_sums must be torch.int16 or torch.int32"),
         (5, torch.ones(70), r"w_scale \(70,\) must be \[blocks, groups, 64\]"),
         (5, torch.ones(2, 0, 64), "must be .blocks, groups, 64"),
         (5, torch.ones(2, 5, 64), "5 groups of K = 48"),

@@ -13,7 +13,13 @@ from tests.kernels.cases import STORED, codes
 from tests.kernels.grouped_cases import BITS, ZEROS, Grouped, grouped
 
 from qfuse.ir.errors import InputError
-from qfuse.kernels import KernelLibrary, instruction_set, linear_w4a8, pack_grouped
+from qfuse.kernels import (
+    KernelLibrary,
+    instruction_set,
+    linear_w4a8,
+    linear_w8a8_grouped,
+    pack_grouped,
+)
 
 # Around the sizes of tiles, blocks and vectors, on every path; brgemm's strips are the longest.
 ROWS = (1, 2, 3, 5, 6, 17, 65, 250)
@@ -244,6 +250,8 @@ def test_inputs_are_not_written_to(isa: str) -> None:
         ({"w_packed": torch.zeros(1, 8, 64, 4, dtype=torch.int8)}, "w_packed must be"),
         ({"w_sums": torch.zeros(1, 2, 64)}, "w_sums must be"),
         ({"w_sums": torch.zeros(1, 1, 64, dtype=torch.int32)}, "w_sums must be"),
+        ({"w_sums": torch.zeros(1, 1, 64, dtype=torch.int16)}, "w_sums must be"),
+        ({"w_sums": torch.zeros(1, 2, 64, dtype=torch.int64)}, "w_sums must be"),
         ({"w_scale": torch.ones(1, 3, 64)}, "a group must be"),
         ({"w_scale": torch.ones(1, 0, 64)}, "w_scale must be"),
         ({"w_scale": torch.ones(5)}, "w_scale must be"),
@@ -276,6 +284,37 @@ def test_refuses(library: KernelLibrary, change: dict[str, Any], message: str) -
 
     with pytest.raises(RuntimeError, match=message):
         linear_w4a8(**{**arguments, **change})
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("rows", [1, 4, 5, 70])
+@pytest.mark.parametrize("zeros", ZEROS)
+@pytest.mark.parametrize(
+    ("bits", "code", "length", "dtype"),
+    [
+        (4, 15, 32, torch.int16),
+        (4, 15, 2184, torch.int16),
+        (4, 15, 2192, torch.int32),
+        (8, -128, 256, torch.int16),
+        (8, 127, 256, torch.int16),
+        (8, -128, 260, torch.int32),
+    ],
+)
+def test_sums_are_short_where_they_fit(  # noqa: PLR0913, PLR0917 - what they depend on
+    isa: str, rows: int, zeros: str, bits: int, code: int, length: int, dtype: torch.dtype
+) -> None:
+    del isa
+    case = grouped((rows, 2 * length), 70, 2, bits=bits, zero_point=True, weight_zeros=zeros)
+    case.weight[:, :length] = code
+    args, options = case.arguments()
+    sums = args[4]
+    assert sums.dtype == dtype
+    assert sums[0, 0].tolist() == [code * length] * 64
+    long = (*args[:4], sums.to(torch.int32), *args[5:])
+    op = linear_w4a8 if bits == 4 else linear_w8a8_grouped
+
+    assert torch.equal(op(*args, **options), case.expected())
+    assert torch.equal(op(*long, **options), case.expected())
 
 
 def test_refuses_sums_that_could_overflow(library: KernelLibrary) -> None:

@@ -201,6 +201,7 @@ def test_what_is_emitted() -> None:
         "w_scales": (1, 2, 64),
         "w_zeros": (1,),
     }
+    assert low.module.get_buffer("w_sums").dtype is torch.int16
     assert low.module.get_buffer("w_zeros").tolist() == [8]
     assert call.args[7:] == (40, None, None, "", torch.float32, torch.float32)
 

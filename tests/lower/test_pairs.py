@@ -14,21 +14,24 @@ from qfuse import kernels
 from qfuse.cost.work import ComputeKind, Work
 from qfuse.ir.choose_spec import Formula
 from qfuse.ir.events import Lowered
+from qfuse.ir.fused_views import as_activation
 from qfuse.ir.schema import is_call
 from qfuse.lower.kernel import Claim, Refusal
 from qfuse.lower.packing import Packer
-from qfuse.lower.w8a8 import LinearW8A8
+from qfuse.lower.pairs import Pair, pair_of
+from qfuse.lower.w8a8 import LinearW8A8, pair_work
 from qfuse.testing.run import random_inputs, run
 
 if TYPE_CHECKING:
     from qfuse.ir.program import LoweredGraph, OptimizedGraph
-    from qfuse.lower.pairs import Pair
 
 pytestmark = pytest.mark.numeric
 
 BF16 = torch.bfloat16
 WHOLE = replace(CODES, block=(None,) * 3)
 ROUNDED = f"act(silu)|round(0,1,{TRIP})|mul(2,0,1,{TRIP})"
+
+NARROW_TRIP = replace(TRIP, real=BF16)
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +75,11 @@ TAKEN = {
     "rounded on both sides": PairCase(
         reads="split", epilogue=ROUNDED, extras=(0.011, 25, "up"), spec=WHOLE, choose=None
     ),
+    "rounded on both sides, bfloat16": PairCase(
+        real=BF16, reads="split",
+        epilogue=f"act(silu)|round(0,1,{NARROW_TRIP})|mul(2,0,1,{NARROW_TRIP})",
+        extras=(0.011, 25, "up"), spec=None,
+    ),
     "rounded behind": PairCase(
         epilogue=f"glu(silu,gate-first)|round(0,-,{TRIP})", extras=(0.02,), spec=None
     ),
@@ -94,6 +102,22 @@ REFUSED = {
     "spread over the result": PairCase(
         epilogue="glu(silu,gate-first)|mul(0)", extras=((1, 1, 70),)
     ),
+    "or the result over it": PairCase(
+        epilogue="act(silu)|mul(0)", extras=((8, 16, 140),), rows=(1, 16)
+    ),
+    "an operand is spread": PairCase(
+        reads="split", epilogue="act(silu)|mul(0)|add(1,1.0)", extras=("up", (8, 16, 70)),
+        rows=(1, 16),
+    ),
+    "it rounds bfloat16 to stored numbers as if it were float32": PairCase(
+        real=BF16, reads="split", epilogue=f"act(silu)|round(0,1,{TRIP})|mul(2)",
+        extras=(0.011, 25, "up"), spec=None,
+    ),
+    "rounds bfloat16 to stored numbers as if": PairCase(
+        real=BF16, reads="split", epilogue=f"act(silu)|mul(2,0,1,{TRIP})",
+        extras=(0.011, 25, "up"), spec=None,
+    ),
+    "it stores bfloat16 as if it were float32": PairCase(real=BF16),
     "it casts to float64": PairCase(
         epilogue="cast(float64)", spec=replace(CODES, real=torch.float64)
     ),
@@ -163,7 +187,7 @@ def test_what_it_does_not_take_runs_apart_with_a_reason(reason: str) -> None:
     rows = [e for e in events_of(low) if e.place.op == "qfuse.activation"]
     assert len(events_of(low)) == 2
     assert any(reason in why for e in rows for _, why in e.losers), rows
-    assert_same_values(program, low)
+    assert_same_values(program, low, narrow=REFUSED[reason].real is BF16)
 
 
 @pytest.mark.parametrize("name", APART)
@@ -218,6 +242,28 @@ def test_what_others_read_of_the_linear_is_kept(real: torch.dtype) -> None:
     (event,) = events_of(low)
     assert event.place.op == "qfuse.linear"
     assert_same_values(program, low, narrow=real is BF16)
+
+
+@pytest.mark.parametrize(
+    ("case", "writes"),
+    [
+        (PairCase(), (4.0, 1.0)),
+        (PairCase(keep="float"), (4.0, 1.0 + 4.0)),
+        (PairCase(real=BF16, spec=replace(CODES, real=BF16), keep="float"), (4.0, 1.0 + 2.0)),
+        (PairCase(spec=WHOLE, choose=None, keep="float"), (4.0, 1.0 + 4.0)),
+        (PairCase(spec=WHOLE, choose=None), (1.0,)),
+        (PairCase(spec=None), (4.0,)),
+        (PairCase(spec=None, real=BF16), (2.0,)),
+    ],
+)
+def test_what_is_written_costs_its_bytes(case: PairCase, writes: tuple[float, ...]) -> None:
+    """Floats in strips and codes of a result of 8 * 16 * 70 numbers, and what is kept of it."""
+    program = case.program()
+    node = next(n for n in program.graph.nodes if as_activation(n) is not None)
+    pair = pair_of(node, program.signature.symbols)
+    assert isinstance(pair, Pair)
+    plan = [work.hint for work in pair_work(pair, pair.problem.k, 8)]
+    assert [sum(work.writes) / (8 * 16 * 70) for work in plan] == pytest.approx(list(writes))
 
 
 def test_two_kernels_are_taken_where_they_are_predicted_faster() -> None:

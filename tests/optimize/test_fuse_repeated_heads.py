@@ -164,3 +164,15 @@ def test_refuses_a_reader_of_strides() -> None:
     miss = only_miss(g.done(rigid), FuseRepeatedHeads)
 
     assert (miss.code, miss.at) == (MissCode.ORDER, rigid)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("shape", [(1, 6, 1, 8), (6, 6, 8), (2, 2, 6, 1, 8)], ids=str)
+def test_refuses_queries_that_are_spread(shape: tuple[int, ...]) -> None:
+    g = Heads()
+    query = g.b.arg("x", torch.float32, *shape)
+    out = g.attention(query, g.repeated(g.k), g.repeated(g.v))
+    miss = only_miss(g.done(out), FuseRepeatedHeads)
+
+    assert (miss.code, miss.at) == (MissCode.SHAPE, out)
+    assert "are spread over keys" in miss.reason

@@ -137,3 +137,19 @@ def test_refuses_a_reader_of_strides() -> None:
     miss = only_miss(g.done(rigid), MergeQueries)
 
     assert (miss.code, miss.at) == (MissCode.ORDER, rigid)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("batches", [(1, 4, 4), (4, 1, 1), (4, 1, 4), (4, 4, 1)])
+def test_refuses_batches_that_are_spread(batches: tuple[int, ...]) -> None:
+    g = Heads()
+    heads, rows = (6, 2, 2), (1, 5, 5)
+    operands = [
+        g.b.arg(f"x{i}", torch.float32, batch, heads[i], rows[i], 8)
+        for i, batch in enumerate(batches)
+    ]
+    out = g.attention(*operands, enable_gqa=True)
+    miss = only_miss(g.done(out), MergeQueries)
+
+    assert (miss.code, miss.at) == (MissCode.SHAPE, out)
+    assert "batches of queries, keys and values are" in miss.reason

@@ -100,9 +100,9 @@ def _grouped_bits(group: int, per_group: int) -> float:
 
 
 def _stored(group: int) -> Family:
-    # A scale and a sum of the codes per group.
+    # A scale and a short sum of the codes per group.
     kinds = {
-        OURS: Kind(Arithmetic.INT8, _grouped_bits(group, 8), 1),
+        OURS: Kind(Arithmetic.INT8, _grouped_bits(group, 6), 1),
         "qlinear": Kind(Arithmetic.INT8, 8, 1),
         "linear bf16": Kind(Arithmetic.BF16, 16, 2),
     }

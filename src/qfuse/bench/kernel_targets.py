@@ -170,7 +170,7 @@ def _judge(target: Target, cells: list[Cell], *, cold: bool) -> Judgement:
     met = sum(ratio.high < target.bound for ratio, _ in found)
     missed = sum(ratio.low > target.bound for ratio, _ in found)
     shown: Ratio | None = worst
-    verdict = _verdict(met, missed)
+    verdict = _verdict(met == len(found), missed > 0)
     if target.mean:
         shown = mean_ratio([(c.series[OURS].rounds, c.series[target.peer].rounds) for c in cells])
         assert shown is not None, "there are cells"
@@ -178,7 +178,7 @@ def _judge(target: Target, cells: list[Cell], *, cold: bool) -> Judgement:
     return Judgement(target, cold, verdict, len(found), met, missed, shown, at)
 
 
-def _verdict(met: int, missed: int) -> Verdict:
+def _verdict(met: bool, missed: bool) -> Verdict:
     if missed:
         return Verdict.MISSED
     return Verdict.MET if met else Verdict.UNDECIDED

@@ -5,6 +5,7 @@ Merging of linears that read one input, in every spelling that reaches Inductor.
 """
 
 from qfuse.inductor.road import (
+    clear_reports,
     inductor_options,
     inductor_passes,
     install,
@@ -12,4 +13,11 @@ from qfuse.inductor.road import (
     uninstall,
 )
 
-__all__ = ["inductor_options", "inductor_passes", "install", "reports", "uninstall"]
+__all__ = [
+    "clear_reports",
+    "inductor_options",
+    "inductor_passes",
+    "install",
+    "reports",
+    "uninstall",
+]

@@ -5,14 +5,15 @@ It imports ``torch._inductor``, so it is imported by what is asked for, never by
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin
 
 import torch
 from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd.schemas import MutationType
 from torch._guards import TracingContext
-from torch._inductor import config, constant_folding
+from torch._inductor import config, constant_folding, inductor_prims
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_custom_graph_passes
+from torch._inductor.virtualized import V
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -24,13 +25,16 @@ if TYPE_CHECKING:
     from torch.fx import Graph
 
 __all__ = [
+    "LOW_MEMORY_POOL",
     "CustomGraphPass",
     "count",
     "counted",
+    "expected_type",
     "folds",
     "freezing_is_on",
     "frozen_inputs",
     "has_kernel",
+    "is_packaged",
     "is_training",
     "known_options",
     "mark_frozen",
@@ -42,6 +46,9 @@ __all__ = [
 ]
 
 _COUNTERS = "inductor"
+
+LOW_MEMORY_POOL: OpOverload = inductor_prims._low_memory_max_pool_with_offsets
+"""Max pooling, as decompositions leave it."""
 
 
 def option(name: str) -> Any:
@@ -63,6 +70,12 @@ def patched(values: Mapping[str, Any]) -> AbstractContextManager[None]:
 def known_options() -> frozenset[str]:
     """Return the names of all options of Inductor."""
     return frozenset(config.get_config_copy())
+
+
+def expected_type(name: str) -> type | None:
+    """Return what ``torch.compile`` wants an option's value to be; ``None`` if it does not look."""
+    found = config.get_type(name)
+    return found if isinstance(found, type) and get_origin(found) is None else None
 
 
 def passes_in(value: Any) -> tuple[Any, ...]:
@@ -112,6 +125,11 @@ def frozen_inputs(graph: Graph) -> dict[Node, torch.Tensor]:
         for index, (node, value) in enumerate(zip(placeholders, values, strict=False))
         if index not in kept and isinstance(value, torch.Tensor)
     }
+
+
+def is_packaged() -> bool:
+    """Whether AOTInductor is compiling, for a package that holds its weights by their names."""
+    return bool(V.aot_compilation)
 
 
 def is_training(graph: Graph) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import warnings
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -15,17 +16,21 @@ from qfuse.capture.provenance import UserFiles, source_line
 from qfuse.inductor import _inductor_api as inductor
 from qfuse.inductor.constants import Constants
 from qfuse.inductor.journal import GraphRecord
-from qfuse.inductor.merge import combine_products, merge_products
+from qfuse.inductor.merge import ROOM, combine_products, merge_products
 from qfuse.inductor.moving import move_quantization
-from qfuse.ir.events import EventLog
+from qfuse.ir.errors import RULE_ERRORS, QfuseError
+from qfuse.ir.events import EventLog, Fired, Noted
 from qfuse.ir.program import MODULE_META, SOURCE_META
+from qfuse.rewrite.adopt import adopt, rehearsal
 
 if TYPE_CHECKING:
-    from torch.fx import Graph, GraphModule
+    from collections.abc import Collection
+
+    from torch.fx import Graph, GraphModule, Node
 
     from qfuse.inductor.journal import Journal
 
-__all__ = ["SLOTS", "Hooks"]
+__all__ = ["SLOTS", "Hooks", "is_ours"]
 
 BEFORE_FREEZING = "joint_custom_post_pass"
 BEHIND_FREEZING = "post_grad_custom_pre_pass"
@@ -36,6 +41,10 @@ _FREEZE = (
     "torch._inductor.config.freezing = True before the first call, and call under torch.no_grad()"
 )
 _GIVEN = "its weight is given by the caller, or written by the graph, so it is not known"
+_PACKAGED = (
+    "its weight can be exchanged by whoever loads the package that AOTInductor makes, frozen or "
+    "not: qfuse.compile merges such weights, and what it gives can be saved"
+)
 _TRAINING = "the graph computes gradients: compile under torch.no_grad() for inference"
 
 
@@ -47,7 +56,6 @@ class _Hook(inductor.CustomGraphPass):
 
     def uuid(self) -> Any:
         """Name what the pass does to a graph, for Inductor's cache keys."""
-        self.hooks.journal.touch()
         return self.hooks.key
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
@@ -63,11 +71,16 @@ class BeforeFreezing(_Hook):
 
 
 class BehindFreezing(_Hook):
-    """When weights are constants, in the layouts that kernels want."""
+    """Behind freezing, where what is counted is kept with the graph in Inductor's caches."""
 
     def __call__(self, graph: Graph) -> None:
-        """Merge packed siblings, and keep the report."""
+        """Keep the report with what is compiled."""
         self.hooks.behind_freezing(graph)
+
+
+def is_ours(value: object) -> bool:
+    """Whether what stands in a slot is one of these passes."""
+    return isinstance(value, _Hook)
 
 
 class Hooks:
@@ -88,24 +101,18 @@ class Hooks:
         }
 
     def before_freezing(self, graph: Graph) -> None:
-        """Merge siblings whose weights are about to be frozen."""
+        """Merge siblings whose weights are about to be frozen, or leave the graph as it is."""
         module = _module_of(graph)
         training = inductor.is_training(graph)
-        values = inductor.frozen_inputs(graph)
-        frozen = bool(values)
-        record = GraphRecord({"road": "inductor", "frozen": frozen})
-        log = EventLog()
-        _mark(graph)
-        reason = _TRAINING if training else (_GIVEN if frozen else _FREEZE)
-        with inductor.on_real_tensors():
-            if not training:
-                move_quantization(module, values, log)
-                combine_products(module, values, log)
-            merge_products(module, Constants(graph, values), reason, log)
-        record.events += log
+        record = GraphRecord({"road": "inductor", "frozen": False})
+        try:
+            record.events += _rewrite(module, record, training=training)
+        except (*RULE_ERRORS, QfuseError) as error:
+            record.events.append(_failed(error))
         self._records[module] = record
         self._thread.last = record if training else None
         self.journal.open(record)
+        _warn(record)
 
     def behind_freezing(self, graph: Graph) -> None:
         """Keep the report with what is compiled."""
@@ -116,6 +123,51 @@ class Hooks:
             record = getattr(self._thread, "last", None)
         if record is not None and not record.stamped:
             self.journal.stamp(record)
+
+
+def _rewrite(module: GraphModule, record: GraphRecord, *, training: bool) -> EventLog:
+    """Rewrite a copy of the graph, and take it over if nothing went wrong.
+
+    Somebody's model is worth more than our bug, and they did not ask for us to compile it.
+    """
+    values = inductor.frozen_inputs(module.graph)
+    record.facts["frozen"] = bool(values)
+    log = EventLog()
+    _mark(module.graph)
+    twin, twins = rehearsal(module)
+    known = {twins[node]: value for node, value in values.items()}
+    with inductor.on_real_tensors():
+        if not training:
+            move_quantization(twin, known, log)
+            combine_products(twin, known, log)
+        merge_products(twin, Constants(twin.graph, known), _reason(values, training=training), log)
+    if log.of(Fired):
+        adopt(module, twin, twins)
+    return log
+
+
+def _reason(values: Collection[Node], *, training: bool) -> str:
+    """Say why a weight is no constant."""
+    if training:
+        return _TRAINING
+    if inductor.is_packaged():
+        return _PACKAGED
+    return _GIVEN if values else _FREEZE
+
+
+def _failed(error: Exception) -> Noted:
+    text = (
+        "the passes failed here, and left the graph as it was, which is a bug of qfuse: please "
+        f"report it ({error!r})"
+    )
+    return Noted(ROOM, text, warn=True)
+
+
+def _warn(record: GraphRecord) -> None:
+    """Warn, when everything is in order: a warning may be an error here."""
+    for event in record.events:
+        if isinstance(event, Noted) and event.warn:
+            warnings.warn(event.text, UserWarning, stacklevel=2)
 
 
 def _module_of(graph: Graph) -> GraphModule:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from qfuse.inductor.numbers import Numbers
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["Join", "Placer", "join_vectors", "plan_join", "spelling"]
+__all__ = ["Join", "Placer", "Spelling", "join_vectors", "plan_join", "spelling"]
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
@@ -76,6 +76,21 @@ class Join:
         return call(op, given, rw)
 
 
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """What freezing keeps, apart from its tensors.
+
+    Attributes:
+        op: Its name.
+        given: The other arguments, by name.
+        below: How its tensors are made, by the name of the argument.
+    """
+
+    op: str
+    given: tuple[tuple[str, Hashable], ...]
+    below: tuple[tuple[str, Hashable], ...]
+
+
 def spelling(part: Node, axis: int, known: Constants, numbers: Numbers) -> Hashable | Miss:
     """Return what constants have in common that can be joined along ``axis``.
 
@@ -88,13 +103,13 @@ def spelling(part: Node, axis: int, known: Constants, numbers: Numbers) -> Hasha
     if below is None:
         text = "parts of it would be put together in every call: freezing does not compute it"
         return Miss(MissCode.NOT_CONSTANT, part, text, progress=3)
-    inner: list[Hashable] = []
+    inner: list[tuple[str, Hashable]] = []
     for name, ((node,), at) in below.items():
         found = spelling(node, at, known, numbers)
         if isinstance(found, Miss):
             return found
         inner.append((name, found))
-    return (str(part.target), _without_data(part, numbers), *inner)
+    return Spelling(str(part.target), _without_data(part, numbers), tuple(inner))
 
 
 def plan_join(
@@ -116,10 +131,12 @@ def plan_join(
     assert all(map(known.folded, parts)), "siblings are spelled alike"
     leaves = [known.values.get(part) for part in parts]
     values = tuple(value for value in leaves if value is not None)
-    packed = [value.is_mkldnn for value in values]
-    if any(packed) and not (all(packed) and len(packed) == len(parts) and axis == 1):
+    packed = [value is not None and value.is_mkldnn for value in leaves]
+    if any(packed) and not (all(packed) and axis == 1):
+        fewer = 2 * sum(packed) <= len(packed)
+        odd = next((p for p, own in zip(parts, packed, strict=True) if own is fewer), parts[0])
         text = "some of its siblings' weights are packed by oneDNN, and some are not"
-        return Miss(MissCode.NOT_CONSTANT, parts[0], text, progress=3)
+        return Miss(MissCode.NOT_CONSTANT, odd, text, progress=3)
     now = now or any(packed)
     return Join(tuple(parts), axis, None, values if now and len(values) == len(parts) else ())
 
@@ -246,7 +263,7 @@ def _inner(named: Sequence[Mapping[str, Any]], name: str, axis: int) -> Below | 
     return {name: (nodes, axis)} if all(isinstance(node, Node) for node in nodes) else None
 
 
-def _without_data(node: Node, numbers: Numbers) -> Hashable:
+def _without_data(node: Node, numbers: Numbers) -> tuple[tuple[str, Hashable], ...]:
     """Return the arguments that are no tensors."""
     plain = {k: v for k, v in arguments(node).items() if not isinstance(v, Node)}
     return tuple((k, numbers.frozen(v)) for k, v in sorted(plain.items()))

@@ -64,12 +64,13 @@ class Journal:
         self._lock = threading.RLock()
         self._records: list[GraphRecord] = []
         self._seen: Counter[str] = Counter()
-        self.activity = 0
+        self._activity = 0
 
     def open(self, record: GraphRecord) -> None:
         """Add a graph that is being compiled."""
         with self._lock:
             self.collect()
+            self._activity += 1
             record.before = _digest(record)
             self._records.append(record)
 
@@ -88,17 +89,23 @@ class Journal:
             self.collect()
             return tuple(record.report() for record in self._records)
 
+    def clear(self) -> None:
+        """Forget the graphs until now; what caches were seen to give is not taken up again."""
+        with self._lock:
+            self.collect()
+            self._records.clear()
+
     def note(self, text: str) -> None:
         """Add what is to be known besides, as a report of its own."""
         with self._lock:
             record = GraphRecord({"road": "inductor"}, [Noted(ROOM, text, warn=True)], stamped=True)
             self._records.append(record)
 
-    def touch(self) -> None:
-        """Remember that something is being compiled."""
+    def activity(self) -> int:
+        """Return a number that grows whenever a graph is compiled, or comes out of a cache."""
         with self._lock:
-            self.activity += 1
             self.collect()
+            return self._activity
 
     def collect(self) -> None:
         """Take up the graphs that were loaded from a cache since the last time."""
@@ -111,6 +118,7 @@ class Journal:
             self._seen[name] = times
 
     def _loaded(self, name: str) -> None:
+        self._activity += 1
         found = _read(name)
         for record in self._records:
             waits = not record.stamped and record.before == found.before

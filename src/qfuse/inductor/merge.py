@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from qfuse.inductor.epilogue import plan_steps
-from qfuse.inductor.joining import Join, Placer, join_vectors, plan_join, spelling
+from qfuse.inductor.joining import Join, Placer, Spelling, join_vectors, plan_join, spelling
 from qfuse.inductor.numbers import Numbers
 from qfuse.inductor.products import as_product, rebuild
 from qfuse.ir.alias import leaves_graph, memory_of
-from qfuse.ir.events import Exactness, Fired, MissCode, Missed
+from qfuse.ir.errors import RewriteError
+from qfuse.ir.events import Exactness, Fired, MissCode, Missed, Noted
 from qfuse.ir.program import place_of
 from qfuse.optimize.restride import restride, rigid_reader
 from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.rewrite.rule import Miss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from torch.fx import GraphModule, Node
 
@@ -116,9 +117,7 @@ class _Merging:
 
     def run(self) -> int:
         plans = [plan for group in self._families() for plan in self._plans(group)]
-        for plan in plans:
-            self._apply(plan)
-        return len(plans)
+        return sum(self._attempt(plan) for plan in plans)
 
     def _families(self) -> list[list[Product]]:
         """Return the products that read one value, for each value that several read."""
@@ -149,7 +148,9 @@ class _Merging:
     def _kind(self, product: Product) -> tuple[tuple[str, Hashable], ...]:
         """Return what siblings have in common besides the input, by names for people."""
         spelled = [
-            (f"how {name} is spelled", self._spelling(product, name)) for name in product.columns
+            entry
+            for name in product.columns
+            for entry in _by_name(name, self._spelling(product, name))
         ]
         return (*product.kind(self._numbers), *spelled)
 
@@ -204,16 +205,39 @@ class _Merging:
     def _planned(self, group: list[Product]) -> list[_Plan]:
         """Join what can be joined; one that cannot does not keep the others from it."""
         group = sorted(group, key=lambda p: self._order[p.node])
+        while len(group) > 1:
+            columns = self._columns(group)
+            if not isinstance(columns, Miss):
+                nodes = [p.node for p in group]
+                steps = plan_steps(nodes, self._known, self._numbers, self._order)
+                return [_Plan(tuple(group), columns, tuple(steps))]
+            guilty = next((p for p in group if _reads(p, columns.at)), group[0])
+            self._missed(guilty, columns)
+            group.remove(guilty)
+        return []
+
+    def _columns(self, group: Sequence[Product]) -> dict[str, Join] | Miss:
         columns: dict[str, Join] = {}
         for name in group[0].columns:
             axis = group[0].spec.columns[name]
             made = plan_join([p.columns[name] for p in group], axis, self._known, self._numbers)
             if isinstance(made, Miss):
-                self._missed(group[0], made)
-                return []
+                return made
             columns[name] = made
-        steps = plan_steps([p.node for p in group], self._known, self._numbers, self._order)
-        return [_Plan(tuple(group), columns, tuple(steps))]
+        return columns
+
+    def _attempt(self, plan: _Plan) -> bool:
+        """Merge one group; what an op rejects is put back, and costs the others nothing."""
+        first = plan.products[0]
+        try:
+            self._apply(plan)
+        except RewriteError as error:
+            miss = Miss(MissCode.BANNED, first.node, "it was rolled back here: {}", error.what)
+            self._missed(first, miss)
+            text = f"a bug of qfuse, please report it: {error.what}"
+            self._log.add(Noted(ROOM, text, place_of(first.node), warn=True))
+            return False
+        return True
 
     def _apply(self, plan: _Plan) -> None:
         first = plan.products[0]
@@ -264,11 +288,35 @@ class _Merging:
         return Miss(MissCode.DTYPE, one.node, text, name, ", ".join(names), progress=3)
 
 
+def _by_name(name: str, spelled: Hashable) -> Iterator[tuple[str, Hashable]]:
+    """Take a spelling apart, so that what differs can be named."""
+    if not isinstance(spelled, Spelling):
+        yield f"how {name} is made", spelled
+        return
+    yield f"how {name} is made", spelled.op
+    yield from ((f"the {given} of {name}", value) for given, value in spelled.given)
+    for inner, found in spelled.below:
+        yield from _by_name(f"{inner} of {name}", found)
+
+
 def _bias(products: Sequence[Product], rw: Rewriter, give: Callable[[Node], Node]) -> Node | None:
     """Add the biases one after the other, if there are any."""
     if all(product.bias is None for product in products):
         return None
     return join_vectors([p.n if p.bias is None else p.bias for p in products], rw, give)
+
+
+def _reads(product: Product, node: Node) -> bool:
+    """Whether a product is a node, or one of its columns is computed of it."""
+    waiting, seen = [product.node], {product.node, product.x}
+    while waiting:
+        one = waiting.pop()
+        if one is node:
+            return True
+        new = [source for source in one.all_input_nodes if source not in seen]
+        seen.update(new)
+        waiting += new
+    return False
 
 
 def _leaves(node: Node, known: Constants) -> list[Node]:

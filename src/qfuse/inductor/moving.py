@@ -6,35 +6,36 @@ by then.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch.fx import Node
 
 from qfuse.inductor.numbers import Numbers
+from qfuse.inductor.pooling import pooled, sink_below_pools
+from qfuse.inductor.products import call
+from qfuse.inductor.pt2e import DEQUANTIZE, QUANTIZE, is_quantization
 from qfuse.ir.alias import leaves_graph
 from qfuse.ir.events import Exactness, Fired
 from qfuse.ir.program import place_of
+from qfuse.ir.round_trip import culprit
 from qfuse.ir.schema import arguments, is_call, overload_of
 from qfuse.ir.sizes import same_shape
-from qfuse.ir.views import dtype_of, shape_of
+from qfuse.ir.views import dtype_of, node_of, shape_of
 from qfuse.rewrite.rewriter import GraphEditor
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
     from typing import Any
 
-    from torch.fx import GraphModule
+    from torch.fx import GraphModule, Node
 
     from qfuse.ir.events import EventLog
+    from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["move_quantization"]
 
 _aten = torch.ops.aten
 _ROOM = "inductor"
-_QUANTIZE = "quantized_decomposed::quantize_per_tensor"
-_DEQUANTIZE = "quantized_decomposed::dequantize_per_tensor"
 # Each element goes somewhere, as it is; nothing is left out and nothing comes in.
 _MOVES = (
     _aten.view.default,
@@ -53,18 +54,20 @@ _STEPS = 32
 def move_quantization(
     module: GraphModule, values: Mapping[Node, torch.Tensor], log: EventLog
 ) -> None:
-    """Lift quantizes above views, combine equal ones, and cancel them against a dequantize.
+    """Sink dequantizes below max pools, lift quantizes, combine equal ones, and cancel them.
 
     Each is exact. A quantize of a dequantize is what was dequantized only if it has the same
-    parameters in the same range, and the numbers are in that range, as those of a quantize are.
+    parameters in the same range, the numbers are in that range, as those of a quantize are, and
+    they come back by the law of :mod:`qfuse.ir.round_trip`.
     """
+    sink_below_pools(module, log)
     moving = _Moving(module, log)
     for node in list(module.graph.nodes):
-        if _is(node, _QUANTIZE):
+        if is_quantization(node, QUANTIZE):
             moving.lift(node)
     moving.combine(values)
     for node in list(module.graph.nodes):
-        if _is(node, _QUANTIZE):
+        if is_quantization(node, QUANTIZE):
             moving.cancel(node)
 
 
@@ -79,20 +82,17 @@ class _Moving:
     def lift(self, node: Node) -> None:
         """Quantize in front of the views, as far as nobody else reads them."""
         moves: list[Node] = []
-        source = node.args[0]
-        while isinstance(source, Node) and is_call(source, *_MOVES) and len(source.users) == 1:
+        source = _source(node)
+        while is_call(source, *_MOVES) and len(source.users) == 1:
             moves.append(source)
-            source = source.args[0]
-        if not moves or not isinstance(source, Node) or leaves_graph(moves[0]):
+            source = _source(source)
+        if not moves or leaves_graph(moves[0]):
             return
         rw = self._editor.rewriter("lift-quantize", node)
-        place, op = place_of(node), overload_of(node)
-        assert op is not None, "it is a call of a quantize"
-        new = first = rw.call(op, source, *node.args[1:])
+        place = place_of(node)
+        new = first = _of(source, node, rw)
         for move in reversed(moves):
-            again = overload_of(move)
-            assert again is not None, "it is a call of a view"
-            new = rw.call(again, new, *move.args[1:])
+            new = _of(new, move, rw)
         rw.replace(node, new)
         rw.commit()
         self._fired("lift-quantize", place, first)
@@ -101,7 +101,7 @@ class _Moving:
         """Quantize once what is quantized alike."""
         numbers = Numbers(self._module.graph, values)
         first: dict[int, Node] = {}
-        for node in [n for n in self._module.graph.nodes if _is(n, _QUANTIZE)]:
+        for node in [n for n in self._module.graph.nodes if is_quantization(n, QUANTIZE)]:
             known = first.setdefault(numbers.of(node), node)
             if known is node or (leaves_graph(node) and leaves_graph(known)):
                 continue
@@ -113,20 +113,20 @@ class _Moving:
 
     def cancel(self, node: Node) -> None:
         """Take what was dequantized."""
-        real = node.args[0]
-        if not isinstance(real, Node) or not _is(real, _DEQUANTIZE):
+        real = _source(node)
+        if not is_quantization(real, DEQUANTIZE) or _params(real) != _params(node):
             return
-        stored, params = real.args[0], _params(node)
-        if not isinstance(stored, Node) or _params(real) != params or not _is_exact(node):
+        if not _is_exact(node):
             return
-        source: Node | None = stored
+        stored = source = _source(real)
         for _ in range(_STEPS):
-            if source is None or not is_call(source, *_MOVES):
+            before = _before(source)
+            if before is None:
                 break
-            source = source.args[0] if isinstance(source.args[0], Node) else None
-        within = source is not None and _is(source, _QUANTIZE) and _params(source) == params
-        whole = torch.iinfo(dtype_of(stored))
-        if not within and (whole.min, whole.max) != tuple(node.args[3:5]):
+            source = before
+        within = is_quantization(source, QUANTIZE) and _params(source) == _params(node)
+        whole, named = torch.iinfo(dtype_of(stored)), arguments(node)
+        if not within and (whole.min, whole.max) != (named["quant_min"], named["quant_max"]):
             return
         if leaves_graph(node) or not same_shape(shape_of(node), shape_of(stored)):
             return
@@ -141,14 +141,22 @@ class _Moving:
         self._log.add(Fired(_ROOM, rule, key, Exactness.EXACT, (place,), (made.name,)))
 
 
-def _is(node: object, name: str) -> bool:
-    """Whether a node is a call with numbers for scale and zero point, in float32."""
-    op = overload_of(node) if isinstance(node, Node) else None
-    if op is None or op._schema.name != name or op._overloadname != "default":  # noqa: SLF001
-        return False
-    assert isinstance(node, Node), "it calls an op"
-    real = node if name == _DEQUANTIZE else node.args[0]
-    return isinstance(real, Node) and dtype_of(real) is torch.float32
+def _source(node: Node) -> Node:
+    """Return what a quantize, a dequantize or a view reads: all of them read one tensor."""
+    return node_of(next(iter(arguments(node).values())))
+
+
+def _of(source: Node, node: Node, rw: Rewriter) -> Node:
+    """Add a call like another one, of something else."""
+    op, named = overload_of(node), arguments(node)
+    assert op is not None, f"not a call of an op: {node.format_node()}"
+    first = next(iter(named))
+    return call(op, {**named, first: source}, rw)
+
+
+def _before(node: Node) -> Node | None:
+    """Return what the elements of a value are all elements of."""
+    return _source(node) if is_call(node, *_MOVES) else pooled(node)
 
 
 def _params(node: Node) -> Hashable:
@@ -160,9 +168,11 @@ def _params(node: Node) -> Hashable:
 def _is_exact(node: Node) -> bool:
     """Whether dividing what was multiplied gives the number again, for each that there is."""
     named = arguments(node)
-    scale, dtype = named["scale"], named["dtype"]
-    small = isinstance(dtype, torch.dtype) and dtype.itemsize <= 2  # noqa: PLR2004 - bytes
-    if not small or not isinstance(scale, (int, float)) or not scale > 0:
+    storage, scale, zero = named["dtype"], named["scale"], named["zero_point"]
+    if not isinstance(storage, torch.dtype):
         return False
-    single = torch.tensor(scale, dtype=torch.float32)
-    return math.isfinite(float(single)) and math.isfinite(float(single.reciprocal()))
+    if not isinstance(scale, (int, float)) or not isinstance(zero, int):
+        return False
+    double = torch.float64
+    numbers = torch.tensor(scale, dtype=double), torch.tensor(zero, dtype=double)
+    return culprit(storage, *numbers) is None

@@ -9,9 +9,9 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from qfuse.inductor import _inductor_api as inductor
-from qfuse.inductor.hooks import SLOTS, Hooks
+from qfuse.inductor.hooks import SLOTS, Hooks, is_ours
 from qfuse.inductor.journal import Journal
-from qfuse.inductor.slots import Slots, composed
+from qfuse.inductor.slots import Slots, composed, without
 from qfuse.ir.errors import OptionsError
 
 if TYPE_CHECKING:
@@ -38,11 +38,17 @@ class Process:
         """
         known = inductor.known_options()
         given = {name.replace("-", "_"): value for name, value in options.items()}
-        for name in given:
+        for name, value in given.items():
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
                 fix = f"did you mean {near[0]!r}?" if near else "see torch._inductor.list_options()"
                 raise OptionsError(f"Inductor has no option {name!r}", fix=fix)
+            expected = inductor.expected_type(name)
+            if expected is not None and not isinstance(value, expected):
+                raise OptionsError(
+                    f"Inductor's option {name!r} is {value!r}",
+                    fix=f"give it a value of type {expected.__name__}",
+                )
         if given.get("freezing") and not inductor.freezing_is_on():
             raise OptionsError(
                 "the option freezing comes too late here: Dynamo reads it from the global config",
@@ -53,7 +59,9 @@ class Process:
         for slot in SLOTS:
             base = given.get(slot, inductor.option(slot))
             _check_passes(slot, base)
-            given[slot] = composed(base, hooks.slots[slot])
+            # Who installed our passes too has them there already.
+            theirs = without(base, [p for p in inductor.passes_in(base) if is_ours(p)])
+            given[slot] = composed(theirs, hooks.slots[slot])
         return given
 
     @contextmanager
@@ -63,17 +71,17 @@ class Process:
         Raises:
             OptionsError: ``freezing`` is no answer to a question.
         """
-        if freezing not in {None, True, False}:
+        if freezing is not None and not isinstance(freezing, bool):
             raise OptionsError(f"freezing must be True, False or None, not {freezing!r}")
         hooks = Hooks(self._journal)
-        before = self._journal.activity
+        before = self._journal.activity()
         with ExitStack() as stack:
             if freezing is not None:
                 stack.enter_context(inductor.patched({"freezing": freezing}))
             self._slots.add(hooks)
             stack.callback(self._slots.remove, hooks)
             yield
-            if self._journal.activity == before:
+            if self._journal.activity() == before:
                 text = (
                     "nothing was compiled within qfuse.inductor_passes(): the first call of a "
                     "compiled model has to be inside; one that was called before is compiled "
@@ -100,7 +108,14 @@ class Process:
         self._slots.look()
         return self._journal.reports()
 
+    def clear(self) -> None:
+        """Forget the reports until now."""
+        self._journal.clear()
 
+
+# Inductor's slots and its counters belong to the process, and a compiled graph says nothing of who
+# asked for it: so the one who finds its report has to be one, too, and there before a second
+# thread asks. Making it changes nothing anywhere; this module is imported by who asks for passes.
 PROCESS = Process()
 
 

@@ -14,13 +14,22 @@ if TYPE_CHECKING:
     from qfuse.inductor.process import Process
     from qfuse.report import Report
 
-__all__ = ["inductor_options", "inductor_passes", "install", "reports", "uninstall"]
+__all__ = [
+    "clear_reports",
+    "inductor_options",
+    "inductor_passes",
+    "install",
+    "reports",
+    "uninstall",
+]
 
 
 def inductor_options(**options: Any) -> dict[str, Any]:
     """Return options for ``torch.compile(model, options=...)`` with qfuse's passes in them.
 
-    ``qfuse.reports()`` says afterwards what the passes did.
+    Linears are merged only where weights are frozen: set ``torch._inductor.config.freezing = True``
+    before the first call, and call under ``torch.no_grad()``. Without that, weights are inputs and
+    nothing is merged. ``qfuse.reports()`` says afterwards what the passes did.
 
     Args:
         options: Inductor's own options, by name (``**{"cpp.threads": 4}`` for those with a dot).
@@ -54,7 +63,8 @@ def inductor_passes(*, freezing: bool | None = None) -> Iterator[None]:
 def install() -> None:
     """Add qfuse's passes to whatever ``torch.compile`` compiles from now on, until uninstalled.
 
-    A second call does nothing. Inductor's options hold for one thread, and so does this.
+    Linears are merged only where weights are frozen: see :func:`inductor_options`. A second call
+    does nothing. Inductor's options hold for one thread, and so does this.
     """
     _process().install()
 
@@ -67,9 +77,15 @@ def uninstall() -> None:
 def reports() -> tuple[Report, ...]:
     """Return a report for each graph that was compiled with qfuse's passes, or came from a cache.
 
-    In the order in which they were compiled. A model may be several graphs.
+    In the order in which they were compiled. A model may be several graphs. Reports are kept until
+    :func:`clear_reports`.
     """
     return _process().reports()
+
+
+def clear_reports() -> None:
+    """Forget the reports of all graphs that were compiled until now, for processes that live on."""
+    _process().clear()
 
 
 def _process() -> Process:

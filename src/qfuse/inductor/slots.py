@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from qfuse.inductor.hooks import Hooks
     from qfuse.inductor.journal import Journal
 
-__all__ = ["Slots", "composed"]
+__all__ = ["Slots", "composed", "without"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Slots:
                         f"{_described(now)}, so qfuse's passes did not run any more: add to what "
                         "is in the slot, or set it first"
                     )
-                seen.append(replace(slot, base=_without(now, slot.ours), value=now))
+                seen.append(replace(slot, base=without(now, slot.ours), value=now))
             else:
                 seen.append(slot)
         return tuple(seen), lost
@@ -128,7 +128,7 @@ def _once(ours: Sequence[Any]) -> list[Any]:
     return list({hook.hooks.key: hook for hook in reversed(ours)}.values())
 
 
-def _without(value: Any, ours: Sequence[Any]) -> Any:
+def without(value: Any, ours: Sequence[Any]) -> Any:
     """Return what is in a slot, without our passes; the same object if there are none."""
     passes = inductor.passes_in(value)
     theirs = [p for p in passes if not any(p is hook for hook in ours)]

@@ -204,6 +204,36 @@ class Epilogue:
                     y = step.apply(y)
         return y
 
+    def real_types(
+        self, first: torch.dtype, extras: Sequence[torch.Tensor]
+    ) -> tuple[torch.dtype, ...]:
+        """Return the float type in front of every step, and the one behind the last.
+
+        Args:
+            first: Type of what the steps begin with, which has axes.
+            extras: The operands, of which only types and axes are read.
+        """
+        types = [first]
+        for step in self.steps:
+            types.append(_type_behind(step, types[-1], extras))
+        return tuple(types)
+
+
+def _type_behind(step: Step, real: torch.dtype, extras: Sequence[torch.Tensor]) -> torch.dtype:
+    match step:
+        case Cast(dtype):
+            return dtype
+        case Round():
+            return step.spec.real
+        case Add(index) | Mul(index, None):
+            other, axes = extras[index].dtype, extras[index].dim()
+        case Mul(index, Round() as rounded):
+            other, axes = rounded.spec.real, extras[index].dim()
+        case _:
+            return real
+    # A float without axes does not widen one that has some.
+    return torch.promote_types(real, other) if axes or not other.is_floating_point else real
+
 
 _STEP = re.compile(r"(?P<kind>act|add|mul|cast|glu|round)\((?P<args>[^()]*)\)")
 

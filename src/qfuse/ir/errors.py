@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "RULE_ERRORS",
     "USER_CODE_ERRORS",
     "BackendError",
     "BlockError",
@@ -33,6 +34,17 @@ USER_CODE_ERRORS = (
     ValueError,
 )
 """What code of somebody else raises when it fails, as far as it is not told to stop."""
+
+RULE_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a rule that did not foresee a graph raises, and an op that is asked for a fake value."""
 
 
 class QfuseError(Exception):

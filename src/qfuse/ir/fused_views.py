@@ -20,6 +20,7 @@ from qfuse.ir.views import (
     as_fused_linear,
     as_quantize,
     as_requantize,
+    dtype_of,
     edge_args,
     node_of,
     optional_node,
@@ -27,6 +28,7 @@ from qfuse.ir.views import (
 )
 
 if TYPE_CHECKING:
+    import torch
     from torch.fx.node import Argument
 
 __all__ = [
@@ -145,6 +147,11 @@ class Activation:
     epilogue: Epilogue
     extras: tuple[Node, ...]
     output: Output
+
+    @property
+    def real(self) -> torch.dtype:
+        """Float type that its steps begin with."""
+        return dtype_of(self.x) if self.x_params is None else self.x_params.spec.real
 
     def call_args(self) -> tuple[Argument, ...]:
         """Return the positional arguments of a ``qfuse::activation`` call with these values."""

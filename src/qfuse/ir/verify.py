@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch._ops import OpOverload
 
 from qfuse.ir import ops
+from qfuse.ir.epilogue import Mul, Round
 from qfuse.ir.errors import BlockError, VerifyError
 from qfuse.ir.fused import Keep
 from qfuse.ir.fused_views import as_activation, as_fused_norm
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
     import torch
     from torch.fx import Node
 
-    from qfuse.ir.fused_views import Output
+    from qfuse.ir.fused_views import Activation, Output
     from qfuse.ir.program import StageGraph
     from qfuse.ir.quant_spec import QuantSpec
-    from qfuse.ir.views import QuantParams
+    from qfuse.ir.views import FusedLinear, QuantParams
 
 __all__ = ["STAGES", "StageSpec", "verify", "verify_node"]
 
@@ -129,6 +130,8 @@ def _verify_params(node: Node) -> None:
         _verify_edge(node, tensor_of(fused.x), fused.x_params, real=None)
         _verify_edge(node, tensor_of(fused.weight), fused.weight_params, real=None)
         _verify_edge(node, tensor_of(node), fused.out_params, real=None)
+        out = None if fused.out_params is None else fused.out_params.spec
+        _verify_steps(fused, out)
     else:
         _verify_kept(node)
 
@@ -145,7 +148,22 @@ def _verify_kept(node: Node) -> None:
         if Keep.FLOAT in activation.output.keep and not activation.epilogue.steps:
             raise _broken(node, "without steps its float result is its input")
         _verify_edge(node, tensor_of(activation.x), activation.x_params, real=None)
+        _verify_steps(activation, activation.output.spec)
         _verify_results(node, activation.output)
+
+
+def _verify_steps(op: FusedLinear | Activation, out: QuantSpec | None) -> None:
+    """Check that what is rounded on the way, and at the end, has the type that the specs say."""
+    types = op.epilogue.real_types(op.real, [tensor_of(extra) for extra in op.extras])
+    edges = [] if out is None else [(types[-1], out)]
+    for step, real in zip(op.epilogue.steps, types, strict=False):
+        if isinstance(step, Round):
+            edges.append((real, step.spec))
+        elif isinstance(step, Mul) and step.rounded is not None:
+            edges.append((dtype_of(op.extras[step.index]), step.rounded.spec))
+    for real, spec in edges:
+        if real != spec.real:
+            raise _broken(op.node, f"real numbers are {real}, the spec says {spec}")
 
 
 def _verify_choice(node: Node) -> None:

@@ -161,6 +161,11 @@ class FusedLinear:
     epilogue: Epilogue
     extras: tuple[Node, ...]
 
+    @property
+    def real(self) -> torch.dtype:
+        """Float type that it computes in and gives to its epilogue."""
+        return dtype_of(self.x) if self.x_params is None else self.x_params.spec.real
+
     def call_args(self) -> tuple[Argument, ...]:
         """Return the positional arguments of a ``qfuse::linear`` call with these values."""
         return (

@@ -20,7 +20,8 @@ Shapes and dtypes, where they are not those of :mod:`qfuse.kernels.ops`:
 
 ================  ===============================================================================
 ``w_packed``      :func:`qfuse.kernels.pack_groups.pack_grouped` gives these four
-``w_sums``        int32 ``[ceil(N / 64), groups, 64]``: of the codes, zero points not subtracted
+``w_sums``        int16 or int32 ``[ceil(N / 64), groups, 64]``: of the codes, zero points not
+                  subtracted
 ``w_scale``       float32 ``[ceil(N / 64), groups, 64]``
 ``w_zero_point``  ``None``, one int8, or int8 ``[ceil(N / 64), groups, 64]``
 ``out_features``  N
@@ -62,6 +63,7 @@ __all__ = [
     "register_grouped_fakes",
 ]
 
+_SUMS = (torch.int16, torch.int32)
 # Sums of a group are exact in int32 up to here.
 _MOST_IN_GROUP = 1 << 15
 
@@ -307,7 +309,7 @@ def _check_groups(
         raise InputError(f"a group has {k // groups} elements, at most {_MOST_IN_GROUP} fit int32")
     shape = (blocks, groups, BLOCK)
     check_parameters("w_scale", w_scale, (torch.float32,), shape)
-    check_parameters("w_sums", w_sums, (torch.int32,), shape)
+    check_parameters("w_sums", w_sums, _SUMS, shape)
     if w_zero_point is not None:
         one = [tuple(w_zero_point.shape)] if w_zero_point.numel() == 1 else []
         check_parameters("w_zero_point", w_zero_point, (torch.int8,), shape, *one)

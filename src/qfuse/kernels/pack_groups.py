@@ -22,12 +22,16 @@ if TYPE_CHECKING:
 __all__ = ["PackedGroups", "pack_grouped", "pack_groups"]
 
 
+# Magnitudes. No sum of codes is -_LARGEST_SHORT but of bytes, whose largest one is negative too.
+_LARGEST_CODE, _LARGEST_BYTE, _LARGEST_SHORT = 15, 1 << 7, 1 << 15
+
+
 class PackedGroups(NamedTuple):
     """A packed weight with what its groups have, in the order of the kernels' arguments.
 
     Attributes:
         weight: The codes.
-        sums: Sum of the codes of each group.
+        sums: Sum of the codes of each group, int16 where no codes could make it too large.
         scale: Scale of each group, float32.
         zero_point: int8: one for all, or one per group; ``None`` is 0.
     """
@@ -83,7 +87,11 @@ def pack_grouped(
         return torch.cat([pack(part) for part in parts])
 
     four = codes.dtype == torch.uint8
-    sums = codes.reshape(n, groups, k // groups).sum(2, dtype=torch.int32)
+    length = k // groups
+    most = length * (_LARGEST_CODE if four else _LARGEST_BYTE)
+    sums = codes.reshape(n, groups, length).sum(2, dtype=torch.int32)
+    # What is read of a group besides its codes is what a product of one row waits for.
+    sums = sums.to(torch.int16) if most <= _LARGEST_SHORT else sums
     zero = None if zero_point is None else _small(zero_point, (n, groups))
     return PackedGroups(
         packed(codes, pack_weight4 if four else lambda part: pack_weight(part)[0]),

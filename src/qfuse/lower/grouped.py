@@ -53,8 +53,8 @@ _BYTES = (torch.int8, torch.uint8)
 # Sums of a group are 32 bits wide, and so are products with its zero point.
 _MOST_IN_GROUP = 1 << 15
 # What a group costs beside its products, as that many more input features: to scale its sums takes
-# about as long as 16 products, and its scale and sums are as many bytes as 16 codes of four bits.
-_GROUP_COST = 16
+# about as long as 12 products, and its scale and sum are as many bytes as 12 codes of four bits.
+_GROUP_COST = 12
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from qfuse.cost import size_range
 from qfuse.ir.epilogue import Epilogue
 from qfuse.ir.program import constant_of
-from qfuse.ir.views import FusedLinear, dtype_of, shape_of
+from qfuse.ir.views import FusedLinear, shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -103,8 +103,7 @@ def problem_of(fused: FusedLinear, symbols: Mapping[str, SymbolRange]) -> Linear
     for size in shape_of(fused.x)[:-1]:
         rows = rows * size
     n, k = (int(s) for s in shape_of(fused.weight))
-    real = fused.x_params.spec.real if fused.x_params else dtype_of(fused.x)
-    return LinearProblem(fused, size_range(rows, symbols), n, k, real)
+    return LinearProblem(fused, size_range(rows, symbols), n, k, fused.real)
 
 
 def split_epilogue(problem: LinearProblem, claim: Claim) -> tuple[Epilogue, Epilogue]:

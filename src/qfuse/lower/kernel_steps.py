@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from qfuse.ir.casts import cast_source
-from qfuse.ir.epilogue import Act, Add, Cast, Glu, Halves, Mul, Round
-from qfuse.ir.movements import movement_of
-from qfuse.ir.picking import Slice
+from qfuse.ir.epilogue import Act, Add, Cast, Glu, Mul, Round
+from qfuse.ir.halves import halves_of, uncast
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import ZeroPointDomain, dtype_name
-from qfuse.ir.views import dtype_of, has_values, shape_of
+from qfuse.ir.views import dtype_of, has_values, shape_of, tensor_of
 from qfuse.lower.kernel import Refusal
 from qfuse.lower.operands import FLOATS, MOST_EXTRAS, MOST_STEPS
 
@@ -24,77 +22,43 @@ if TYPE_CHECKING:
 
     from qfuse.ir.epilogue import Step
     from qfuse.ir.fused_views import Activation
+    from qfuse.ir.halves import TwoHalves
     from qfuse.ir.quant_spec import QuantSpec
     from qfuse.ir.views import FusedLinear
 
-__all__ = ["KernelSteps", "TwoHalves", "halves_of"]
+__all__ = ["KernelSteps", "Product", "product_of"]
 
 _BYTES = (torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class TwoHalves:
-    """The halves of the last axis of a value that an op multiplies.
+class Product:
+    """The product of the halves of the last axis of a value.
 
     Attributes:
-        source: The value.
-        gate: The half that the op reads first.
-        up: The other one as the op reads it, perhaps in another type.
-        casts: The types that the other one is cast to, one after the other.
-        order: Which of them comes first in memory.
+        halves: The value, and what cuts it.
+        up: The half that is not activated as the op reads it, perhaps in another type.
+        casts: The types that it is cast to, one after the other.
         between: Everything between the value and the op.
     """
 
-    source: Node
-    gate: Node
+    halves: TwoHalves
     up: Node
     casts: tuple[torch.dtype, ...]
-    order: Halves
     between: frozenset[Node]
 
 
-def halves_of(op: Activation) -> TwoHalves | None:
+def product_of(op: Activation) -> Product | None:
     """Return the halves of one value that ``op`` multiplies; ``None`` if it does not."""
-    gate = movement_of(op.x)
-    if not isinstance(gate, Slice):
-        return None
-    size = shape_of(gate.source)[-1]
-    if not isinstance(size, int) or size % 2:
-        return None
-    low, high = (0, size // 2), (size // 2, size)
-    others = {low: high, high: low}
-    cut = _cut(op.x, gate.source)
     for step in op.epilogue.steps:
-        if not isinstance(step, Mul) or cut not in others:
+        if not isinstance(step, Mul):
             continue
-        casts, part = _uncast(op.extras[step.index])
-        if _cut(part, gate.source) == others[cut]:
-            order = Halves.GATE_FIRST if cut == low else Halves.UP_FIRST
-            nodes = {op.x, part, *casts, *op.x.all_input_nodes, *part.all_input_nodes}
-            types = tuple(map(dtype_of, casts))
-            between = frozenset(nodes - {gate.source})
-            return TwoHalves(gate.source, op.x, op.extras[step.index], types, order, between)
+        up = op.extras[step.index]
+        casts, part = uncast(up)
+        halves = halves_of(op.x, part)
+        if halves is not None:
+            return Product(halves, up, tuple(map(dtype_of, casts)), halves.cuts | {*casts})
     return None
-
-
-def _uncast(node: Node) -> tuple[list[Node], Node]:
-    """Return the casts that end in ``node``, in their order, and what they cast."""
-    found: list[Node] = []
-    while (source := cast_source(node)) is not None:
-        found.insert(0, node)
-        node = source
-    return found, node
-
-
-def _cut(node: Node, source: Node) -> tuple[int, int] | None:
-    """Return from where to where ``node`` cuts the last axis of ``source``."""
-    cut = movement_of(node)
-    if not isinstance(cut, Slice) or cut.source is not source or cut.step != 1:
-        return None
-    size = shape_of(node)[-1]
-    if cut.axis != len(shape_of(source)) - 1 or cut.start is None or not isinstance(size, int):
-        return None
-    return cut.start, cut.start + size
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +77,15 @@ class KernelSteps:
 
     @classmethod
     def of(
-        cls, linear: FusedLinear, op: Activation, halves: TwoHalves | None
+        cls, linear: FusedLinear, op: Activation, product: Product | None
     ) -> KernelSteps | Refusal:
         """Write the steps of both, one after the other, or say which one has no word."""
         writer = _Writer(linear.extras)
-        for step in linear.epilogue.steps:
-            refusal = writer.write(step)
-            if refusal is not None:
-                return refusal
-        writer.continue_with(op, halves)
-        for step in op.epilogue.steps:
-            refusal = writer.write(step)
-            if refusal is not None:
-                return refusal
+        refusal = writer.write_all(linear)
+        writer.continue_with(op, product)
+        refusal = refusal or writer.write_all(op) or _check_result(op)
+        if refusal is not None:
+            return refusal
         if writer.multiplied and shape_of(linear.weight)[0] % 2:
             return Refusal("the halves of its features are not alike")
         return writer.done()
@@ -140,7 +100,7 @@ class _Writer:
         extras: Those that the kernel will read.
         words: What is written.
         count: How many of the words are steps.
-        halves: What is multiplied.
+        product: The halves that are multiplied, if the op reads halves.
         multiplied: How often.
     """
 
@@ -148,17 +108,25 @@ class _Writer:
     extras: list[Node] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     count: int = 0
-    halves: TwoHalves | None = None
+    product: Product | None = None
     multiplied: int = 0
 
-    def continue_with(self, op: Activation, halves: TwoHalves | None) -> None:
+    def continue_with(self, op: Activation, product: Product | None) -> None:
         """Go on with the steps of the op behind."""
-        self.known, self.halves = op.extras, halves
-        if halves is not None:
-            self.words.append(f"halves({halves.order})")
+        self.known, self.product = op.extras, product
+        if product is not None:
+            self.words.append(f"halves({product.halves.order})")
 
-    def write(self, step: Step) -> Refusal | None:
-        """Write one step."""
+    def write_all(self, op: FusedLinear | Activation) -> Refusal | None:
+        """Write the steps of an op, up to the first one that has no word."""
+        for step, real in zip(op.epilogue.steps, _types(op), strict=False):
+            refusal = self._write(step, real)
+            if refusal is not None:
+                return refusal
+        return None
+
+    def _write(self, step: Step, real: torch.dtype) -> Refusal | None:
+        """Write a step of numbers of the type ``real``."""
         match step:
             case Cast(dtype):
                 return self._cast(dtype)
@@ -167,7 +135,7 @@ class _Writer:
             case Add(index, alpha):
                 self._add(f"add({self._number(index)},{alpha!r})")
             case Round():
-                return self._round(step)
+                return self._round(step, real)
             case Mul():
                 return self._mul(step)
             case Glu(act, order):
@@ -181,7 +149,7 @@ class _Writer:
             return Refusal("the two have too many steps")
         if self.multiplied > 1:
             return Refusal("halves are multiplied twice")
-        if self.halves is not None and self.halves.up in self.extras:
+        if self.product is not None and self.product.up in self.extras:
             return Refusal("a half is read again behind the product")
         return KernelSteps("|".join(self.words), tuple(self.extras), self.multiplied == 1)
 
@@ -197,15 +165,15 @@ class _Writer:
         return self.extras.index(extra)
 
     def _mul(self, step: Mul) -> Refusal | None:
-        if self.halves is None or self.known[step.index] is not self.halves.up:
+        if self.product is None or self.known[step.index] is not self.product.up:
             if step.rounded is not None:
                 return Refusal("a factor is rounded on the way")
             self._add(f"mul({self._number(step.index)})")
             return None
         self.words.append("up()")
-        refusals = [self._cast(dtype) for dtype in self.halves.casts]
+        refusals = [self._cast(dtype) for dtype in self.product.casts]
         if step.rounded is not None:
-            refusals.append(self._round(step.rounded))
+            refusals.append(self._round(step.rounded, dtype_of(self.product.up)))
         self.words.append("times()")
         self.multiplied += 1
         return next((refusal for refusal in refusals if refusal is not None), None)
@@ -216,7 +184,11 @@ class _Writer:
         self._add(str(Cast(dtype)))
         return None
 
-    def _round(self, step: Round) -> Refusal | None:
+    def _round(self, step: Round, real: torch.dtype) -> Refusal | None:
+        if step.spec.real is not real:
+            # The word goes on in the type that it finds.
+            found, said = dtype_name(real), dtype_name(step.spec.real)
+            return Refusal(f"it rounds {found} to stored numbers as if it were {said}")
         scale = _number_of(self.known[step.scale])
         zero = 0.0 if step.zero_point is None else _number_of(self.known[step.zero_point])
         if scale is None or zero is None or not _is_simple(step.spec):
@@ -226,6 +198,19 @@ class _Writer:
         whole = float(zero)
         self._add(f"round({factor!r},{whole!r},{spec.quant_min},{spec.quant_max},{size!r})")
         return None
+
+
+def _types(op: FusedLinear | Activation) -> tuple[torch.dtype, ...]:
+    """Return the type in front of every step, and the one behind the last."""
+    return op.epilogue.real_types(op.real, [tensor_of(extra) for extra in op.extras])
+
+
+def _check_result(op: Activation) -> Refusal | None:
+    """Refuse a result that is stored as if it were of another type than it is."""
+    real, spec = _types(op)[-1], op.output.spec
+    if spec is None or spec.real is real:
+        return None
+    return Refusal(f"it stores {dtype_name(real)} as if it were {dtype_name(spec.real)}")
 
 
 def _number_of(node: Node) -> torch.Tensor | None:

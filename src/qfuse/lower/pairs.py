@@ -12,12 +12,12 @@ from qfuse.ir.sizes import is_row_major, same_shape
 from qfuse.ir.views import as_fused_linear, dtype_of, shape_of, tensor_of
 from qfuse.lower.expand import results_of
 from qfuse.lower.kernel import LinearKernel, LinearProblem, Refusal, problem_of
-from qfuse.lower.kernel_steps import KernelSteps, halves_of
+from qfuse.lower.kernel_steps import KernelSteps, product_of
 from qfuse.lower.operands import FLOATS
 from qfuse.lower.row_problem import RowProblem, row_problem_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from torch.fx import Node
 
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from qfuse.ir.program import SymbolRange
     from qfuse.ir.views import FusedLinear
     from qfuse.lower.kernel import Claim
-    from qfuse.lower.kernel_steps import TwoHalves
+    from qfuse.lower.kernel_steps import Product
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = ["Pair", "PairKernel", "pair_of"]
+
+_SPREAD = "an operand is spread over the result, or the result over it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +94,15 @@ def pair_of(node: Node, symbols: Mapping[str, SymbolRange]) -> Pair | Refusal | 
     op = as_activation(node)
     if op is None:
         return None
-    halves = halves_of(op)
-    linear = as_fused_linear(op.x if halves is None else halves.source)
+    product = product_of(op)
+    linear = as_fused_linear(op.x if product is None else product.halves.source)
     if linear is None:
         return None
-    shared = halves is None and set(linear.node.users) != {op.node}
-    written = _check_between(linear, op, halves) or KernelSteps.of(linear, op, halves)
+    shared = product is None and set(linear.node.users) != {op.node}
+    written = _check_between(linear, op, product) or KernelSteps.of(linear, op, product)
     if isinstance(written, Refusal):
         return written
-    refusal = _check_shapes(op, [x for x in written.extras if x in op.extras])
+    refusal = _check_shapes(linear, op, written)
     if refusal is not None:
         return refusal
     rows = _rows_of(op, symbols, shared=shared)
@@ -122,33 +124,40 @@ def _rows_of(
     return row_problem_of(replace(op, output=replace(op.output, keep=keep)), symbols)
 
 
-def _check_between(linear: FusedLinear, op: Activation, halves: TwoHalves | None) -> Refusal | None:
+def _check_between(linear: FusedLinear, op: Activation, product: Product | None) -> Refusal | None:
     """Refuse what is not only between the two."""
     if linear.out_params is not None or op.x_params is not None:
         return Refusal("what is between the two is stored")
-    between = frozenset({linear.node}) if halves is None else halves.between | {linear.node}
+    between = frozenset({linear.node}) if product is None else product.between | {linear.node}
     outside = {user for node in between for user in node.users} - between - {op.node}
     reads = [node for node in (op.x, *op.extras) if node in between]
     # What is kept lies in memory as rows do.
     keeps = (
-        halves is None
+        product is None
         and op.output.choose is not None
         and not op.epilogue.steps
         and is_row_major(tensor_of(linear.node))
     )
-    if (outside and not keeps) or len(reads) != (1 if halves is None else 2):
+    if (outside and not keeps) or len(reads) != (1 if product is None else 2):
         return Refusal("others read the linear too, or the op reads it more than once")
     return None if 0 in results_of(op.node) else Refusal("nobody reads the result")
 
 
-def _check_shapes(op: Activation, extras: Sequence[Node]) -> Refusal | None:
+def _check_shapes(linear: FusedLinear, op: Activation, written: KernelSteps) -> Refusal | None:
     """Refuse operands of the op that are not as large as its result, one number for one."""
     values = op.node.meta["val"]
-    for extra in extras:
+    features = shape_of(linear.weight)[0]
+    columns = features // 2 if written.halved else features
+    # Nor may an operand of the linear spread what the linear computes.
+    if not same_shape((*shape_of(linear.x)[:-1], columns), values[0].shape):
+        return Refusal(_SPREAD)
+    for extra in written.extras:
+        if extra not in op.extras:
+            continue
         if dtype_of(extra) not in FLOATS:
             return Refusal(f"an operand is {dtype_name(dtype_of(extra))}")
         if not same_shape(shape_of(extra), values[0].shape):
-            return Refusal("an operand is spread over the result, or the result over it")
+            return Refusal(_SPREAD)
     if not all(map(is_row_major, values)):
         return Refusal("its results lie in memory in another order than rows")
     return None

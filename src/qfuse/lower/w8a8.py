@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from torch.fx import Node
     from torch.fx.node import Argument
 
-    from qfuse.cost.model import Plan
     from qfuse.cost.sizes import AtPoints
     from qfuse.ir.views import FusedLinear, QuantParams
     from qfuse.kernels import KernelLibrary
@@ -290,7 +289,7 @@ def is_stored_at_once(pair: Pair) -> bool:
     return given and takes_output(pair.problem.fused)
 
 
-def pair_work(pair: Pair, depth: int, weight_bits: int) -> Plan:
+def pair_work(pair: Pair, depth: int, weight_bits: int) -> list[AtPoints[Work]]:
     """Return the work of the linear, and of encoding strips of rows that are in a cache.
 
     Args:
@@ -302,7 +301,8 @@ def pair_work(pair: Pair, depth: int, weight_bits: int) -> Plan:
     stored = rows is not None and is_stored_at_once(pair)
     in_strips = rows is not None and not stored
     kept = rows is not None and bool(rows.output.keep)
-    bits = 8 if stored else bits_of(float_out(problem.fused))
+    # The first result of an op that stores it is codes: what is kept has the type before that.
+    bits = 8 if stored else bits_of(float_out(problem.fused) if rows is None else rows.spec.real)
 
     def linear(count: int) -> Work:
         stored_as = Bits(8, weight_bits, 0)

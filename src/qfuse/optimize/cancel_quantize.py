@@ -15,6 +15,7 @@ from qfuse.ir.fused_views import stored_spec
 from qfuse.ir.movements import movement_of
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import ZeroPointDomain, dtype_name, dtype_range
+from qfuse.ir.round_trip import Culprit, culprit
 from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.views import (
     Dequantize,
@@ -41,8 +42,6 @@ _aten = torch.ops.aten
 
 _WIDE = (torch.float32, torch.float64)
 _NARROW_STORAGE = (torch.int8, torch.uint8, torch.int16)
-# A stored number of 16 bits and such a zero point are less than 2^17 apart.
-_ZERO_POINTS = 1 << 16
 _STEPS = 32
 
 
@@ -72,9 +71,8 @@ class CancelQuantize(Rule[CancelQuantizeSite]):
 
         q -> ...
 
-    With ``d`` the stored number less the zero point, ``d * s * (1 / s)`` is within four roundings
-    of ``d``. For ``|d| < 2^17`` in float32 that is less than 1/32, so rounding gives ``d`` back.
-    A range that not all stored numbers are known to lie in stays, as a clamp of them.
+    Rounding gives every stored number back, by the law of :mod:`qfuse.ir.round_trip`. A range that
+    not all stored numbers are known to lie in stays, as a clamp of them.
 
     Refuses: parameters that differ; a scale that is computed at run time, which may be infinite;
     scales with which a factor or a product leaves the normal range of float32; an edge or
@@ -139,7 +137,7 @@ def _refuse_difference(quantize: Quantize, new: QuantParams, old: QuantParams) -
 
 
 def _refuse_numbers(params: QuantParams) -> Miss | None:
-    """Refuse scales and zero points with which the argument about roundings does not hold."""
+    """Refuse scales and zero points with which the stored numbers may not come back."""
     scale = constant_of(params.scale)
     if scale is None or scale.is_meta:
         text = "the scale is computed at run time and may be infinite"
@@ -147,21 +145,16 @@ def _refuse_numbers(params: QuantParams) -> Miss | None:
     if scale.dtype not in _WIDE:
         text = "the scale is {}"
         return Miss(MissCode.DTYPE, params.scale, text, dtype_name(scale.dtype), progress=3)
+    zero = None
     if params.zero_point is not None:
         zero = constant_of(params.zero_point)
         if zero is None or zero.is_meta:
             text = "the zero point is computed at run time"
             return Miss(MissCode.NOT_CONSTANT, params.zero_point, text, progress=3)
-        wide = zero.double()
-        if not bool(((wide == wide.round()) & (wide.abs() <= _ZERO_POINTS)).all()):
-            text = "a zero point is not a small integer"
-            return Miss(MissCode.ZERO_POINT, params.zero_point, text, progress=3)
-    size, tiny = scale.float().abs(), torch.finfo(torch.float32).tiny
-    far = torch.finfo(torch.float32).max / (2 * _ZERO_POINTS)
-    if not bool(((size >= tiny) & (size <= far) & (1 / size >= tiny)).all()):
-        text = "a scale leaves the normal range of float32 in a product"
-        return Miss(MissCode.RANGE, params.scale, text, progress=3)
-    return None
+    wrong = culprit(params.spec.dtype, scale, zero)
+    if wrong is Culprit.ZERO_POINT:
+        return Miss(MissCode.ZERO_POINT, node_of(params.zero_point), wrong.value, progress=3)
+    return None if wrong is None else Miss(MissCode.RANGE, params.scale, wrong.value, progress=3)
 
 
 def _cut(q: Node, spec: QuantSpec) -> tuple[int, int] | None:

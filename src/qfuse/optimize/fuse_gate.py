@@ -11,11 +11,9 @@ from qfuse.ir import ops
 from qfuse.ir.epilogue import Mul
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.fused_views import Activation, Output
-from qfuse.ir.movements import movement_of
-from qfuse.ir.picking import Slice
+from qfuse.ir.halves import halves_of, uncast
 from qfuse.ir.sizes import is_row_major
 from qfuse.ir.views import as_fused_linear, tensor_of
-from qfuse.optimize.casts import cast_source
 from qfuse.optimize.gating import gated
 from qfuse.rewrite.rule import Miss, Rule
 
@@ -69,12 +67,9 @@ class FuseGate(Rule[FuseGateSite]):
             return found
         whole = _whole(found)
         linear = None if whole is None else as_fused_linear(whole)
-        if linear is None or not found.steps:
+        if linear is None or linear.out_params is not None or not found.steps:
             text = "its factors are no halves of one quantized linear"
             return Miss(MissCode.PATTERN, node, text, progress=1)
-        if linear.out_params is not None:
-            text = "the linear gives its result quantized"
-            return Miss(MissCode.ORDER, linear.node, text, progress=3)
         if not is_row_major(tensor_of(node)) or not is_row_major(tensor_of(linear.node)):
             text = "the product lies in memory in another order than rows"
             return Miss(MissCode.SHAPE, node, text, progress=3)
@@ -89,18 +84,9 @@ class FuseGate(Rule[FuseGateSite]):
 
 def _whole(found: Gated) -> Node | None:
     """Return the value whose two halves are multiplied, if that is what is computed."""
-    gate = movement_of(found.x)
-    if not isinstance(gate, Slice):
-        # The step says that it multiplies halves, or there are none.
-        return None if any(isinstance(step, Mul) for step in found.steps) else found.x
     for step in found.steps:
         if isinstance(step, Mul):
-            up = movement_of(_uncast(found.extras[step.index]))
-            return gate.source if isinstance(up, Slice) and up.source is gate.source else None
-    return None
-
-
-def _uncast(node: Node) -> Node:
-    while (source := cast_source(node)) is not None:
-        node = source
-    return node
+            halves = halves_of(found.x, uncast(found.extras[step.index])[1])
+            return None if halves is None else halves.source
+    # The step says that it multiplies halves, or there are none.
+    return found.x

@@ -65,7 +65,8 @@ class FuseRepeatedHeads(Rule[RepeatedHeadsSite]):
     The copies are as long as the cache times the group, for every token that is decoded.
 
     Refuses: keys and values that are repeated differently; a number of query heads that is another
-    one; a result of which somebody reads the strides.
+    one; queries of another batch or rank, which are spread over keys and values or these over
+    them; a result of which somebody reads the strides.
     """
 
     name = "fuse-repeated-heads"
@@ -87,16 +88,27 @@ class FuseRepeatedHeads(Rule[RepeatedHeadsSite]):
         if a["enable_gqa"]:
             text = "the attention repeats the repeated heads once more"
             return Miss(MissCode.ARGUMENT, node, text, progress=2)
-        query_heads, repeated = shape_of(node_of(a["query"]))[1], shape_of(node_of(a["key"]))[1]
-        if not (same_size(query_heads, repeated) and _alike(key, value)):
-            text = "there are {} heads of queries, {} of keys repeated from {}, values from {}"
-            heads = query_heads, repeated, shape_of(key)[1], shape_of(value)[1]
-            return Miss(MissCode.SHAPE, node, text, *heads, progress=3)
+        shapes = self._shapes(node, key, value)
+        if shapes is not None:
+            return shapes
         rigid = rigid_reader(node)
         if rigid is not None:
             text = "{} depends on the strides"
             return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)
         return RepeatedHeadsSite(node, key, value)
+
+    def _shapes(self, node: Node, key: Node, value: Node) -> Miss | None:
+        """Refuse queries that are spread over keys and values, and heads that differ."""
+        a = arguments(node)
+        query, repeated = shape_of(node_of(a["query"])), shape_of(node_of(a["key"]))[1]
+        if len(query) != _RANK or not same_size(query[0], shape_of(key)[0]):
+            text = "queries of shape {} are spread over keys of {}"
+            return Miss(MissCode.SHAPE, node, text, tuple(query), tuple(shape_of(key)), progress=3)
+        if same_size(query[1], repeated) and _alike(key, value):
+            return None
+        text = "there are {} heads of queries, {} of keys repeated from {}, values from {}"
+        heads = query[1], repeated, shape_of(key)[1], shape_of(value)[1]
+        return Miss(MissCode.SHAPE, node, text, *heads, progress=3)
 
     def rewrite(self, site: RepeatedHeadsSite, rw: Rewriter) -> None:
         """Let the attention read what was repeated."""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch.fx import Node
 
-from qfuse.ir.epilogue import Act, Cast, Epilogue, Glu, Halves, Mul, Round
+from qfuse.ir.epilogue import Act, Cast, Epilogue, Glu, Mul, Round
 from qfuse.ir.events import MissCode
+from qfuse.ir.halves import halves_of
 from qfuse.ir.movements import movement_of
 from qfuse.ir.picking import Slice
 from qfuse.ir.program import constant_of, op_name
@@ -241,22 +242,11 @@ def _times(node: Node, gate: Node, up: Node, found: Gated) -> Gated | Miss:
 
 def _halves(found: Gated, up: Node) -> Gated | None:
     """View an activation of one half of a tensor, times the other half, as one step."""
-    gate, other = movement_of(found.x), movement_of(up)
-    if not isinstance(gate, Slice) or not isinstance(other, Slice):
-        return None
     act = found.steps[0] if len(found.steps) == 1 else None
-    whole = gate.source
-    last = len(shape_of(whole)) - 1
-    if not isinstance(act, Act) or other.source is not whole or {gate.axis, other.axis} != {last}:
+    halves = halves_of(found.x, up)
+    if halves is None or not isinstance(act, Act):
         return None
-    size = shape_of(whole)[last]
-    if not isinstance(size, int) or size % 2 or gate.step != 1 or other.step != 1:
-        return None
-    low, high = (0, size // 2), (size // 2, size)
-    cuts = (gate.start, gate.end), (other.start, other.end)
-    if cuts == (low, high):
-        return Gated(whole, (Glu(act, Halves.GATE_FIRST),))
-    return Gated(whole, (Glu(act, Halves.UP_FIRST),)) if cuts == (high, low) else None
+    return Gated(halves.source, (Glu(act, halves.order),))
 
 
 def _shared(y: Node, found: Gated) -> Miss | None:

@@ -58,7 +58,8 @@ class MergeQueries(Rule[MergeQueriesSite]):
     Attention reads keys and values once for a group, and not once for each of its heads.
 
     Refuses: several tokens, whose queries would need a mask each; causal masks, which count rows; a
-    mask that differs from head to head; dropout; a result of which somebody reads the strides.
+    mask that differs from head to head; batches of which one is spread over another; dropout;
+    a result of which somebody reads the strides.
     """
 
     name = "merge-queries"
@@ -78,6 +79,11 @@ class MergeQueries(Rule[MergeQueriesSite]):
         if a["is_causal"] or a["dropout_p"] != 0.0:
             text = "a causal mask or dropout, which tell rows apart"
             return Miss(MissCode.ARGUMENT, node, text, progress=2)
+        if not (same_size(query[0], key[0]) and same_size(query[0], value[0])):
+            text = (
+                "the batches of queries, keys and values are {}, {} and {}, one spread over others"
+            )
+            return Miss(MissCode.SHAPE, node, text, query[0], key[0], value[0], progress=2)
         group = _group(query[1], key[1], value[1])
         if group is None:
             text = "heads of queries, keys and values do not form groups of a known size"

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from qfuse.ir.errors import QfuseError, RewriteError
+from qfuse.ir.errors import RULE_ERRORS, QfuseError, RewriteError
 from qfuse.ir.events import Fired, MissCode, Missed, Noted, RolledBack
 from qfuse.ir.program import place_of
 from qfuse.ir.schema import overload_of
@@ -31,17 +31,6 @@ __all__ = ["Checker", "Context", "PassResult", "apply_rules"]
 # Each rewrite consumes at least one node or fills one slot of a fused op, so a run that rewrites
 # far more often than it has nodes goes in circles.
 _REWRITES_PER_NODE = 8
-
-# What a rule that did not foresee a graph raises.
-_BUGS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 class Checker(Protocol):
@@ -159,7 +148,7 @@ class _Run:
             return failed
         try:
             site = rule.match(node)
-        except (*_BUGS, QfuseError) as error:
+        except (*RULE_ERRORS, QfuseError) as error:
             # While normalizing, an error of ours is about the model: an op of it is malformed.
             ours = isinstance(error, QfuseError) and self._context.room == "normalize"
             if self._context.strict or ours:

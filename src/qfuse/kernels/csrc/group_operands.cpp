@@ -41,7 +41,8 @@ void check_weight(const GroupedLinear& l, const GroupedSize& size) {
               " and K = ", size.k, " (last axis of x), not ",
               l.w_packed.scalar_type(), " ", l.w_packed.sizes());
   check_blocks(l.w_scale, at::kFloat, size, "w_scale");
-  check_blocks(l.w_sums, at::kInt, size, "w_sums");
+  const bool short_sums = l.w_sums.scalar_type() == at::kShort;
+  check_blocks(l.w_sums, short_sums ? at::kShort : at::kInt, size, "w_sums");
   if (l.w_zero_point && l.w_zero_point->numel() == 1) {
     TORCH_CHECK(l.w_zero_point->scalar_type() == at::kChar, "w_zero_point must be int8");
   } else if (l.w_zero_point) {

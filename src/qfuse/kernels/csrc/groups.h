@@ -31,16 +31,20 @@ QFUSE_INLINE void with_tile(const qfuse::GroupTile& t, const F& f) {
   with_zeros(t.groups, [&]<class Has>(Has) { f.template operator()<Most, Has>(); });
 }
 
+QFUSE_INLINE Ints w_sums(const qfuse::Groups& g, int64_t at) {
+  if (!g.short_sums) return load<Ints>(g.long_sums + at, kLanes);
+  return widened(load<Numbers>(g.short_sums + at, kLanes));
+}
+
 // What one vector of features has in one group.
 template <class Has>
 struct GroupColumn {
   QFUSE_INLINE GroupColumn(const qfuse::Groups& g, int64_t group, int64_t vector) {
     const int64_t at = group * qfuse::kBlock + vector * kLanes;
     scale = load<Floats>(g.scale + at, kLanes);
-    if constexpr (Has::kX) sums = bits<Words>(load<Ints>(g.w_sums + at, kLanes));
+    if constexpr (Has::kX) sums = bits<Words>(w_sums(g, at));
     if constexpr (Has::kW) {
-      const Bytes zeros = load<Bytes>(g.w_zero + at, kLanes);
-      zero = bits<Words>(__builtin_convertvector(zeros, Ints));
+      zero = bits<Words>(widened(load<Bytes>(g.w_zero + at, kLanes)));
     }
   }
 

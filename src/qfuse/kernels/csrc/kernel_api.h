@@ -225,11 +225,12 @@ struct RowKernels {
 // w_zero, and x_terms are its products with it.
 struct Groups {
   int64_t count;
-  const float* scale;      // [count][64]
-  const int32_t* w_sums;   // [count][64]
-  const int8_t* w_zero;    // [count][64], or null
-  const int32_t* x_zero;   // one per row, or null
-  const int32_t* x_terms;  // [rows][count], or null
+  const float* scale;         // [count][64]
+  const int16_t* short_sums;  // [count][64], w_sums if they fit, or null
+  const int32_t* long_sums;   // [count][64], w_sums if there are no short ones
+  const int8_t* w_zero;       // [count][64], or null
+  const int32_t* x_zero;      // one per row, or null
+  const int32_t* x_terms;     // [rows][count], or null
 };
 
 // A tile with weights in groups, each of `depth` groups of four k.

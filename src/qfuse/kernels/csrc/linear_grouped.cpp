@@ -59,7 +59,8 @@ struct Problem {
     const int64_t first = block * size.groups * kBlock;
     return {groups.count,
             groups.scale + first,
-            groups.w_sums + first,
+            moved(groups.short_sums, first),
+            moved(groups.long_sums, first),
             moved(groups.w_zero, first),
             moved(groups.x_zero, row),
             moved(groups.x_terms, row * size.groups)};
@@ -88,9 +89,11 @@ struct Problem {
       return t.defined() ? t.const_data_ptr<int32_t>() : nullptr;
     };
     const bool zeros = l.w_zero_point && l.w_zero_point->numel() != 1;
+    const bool are_short = l.w_sums.scalar_type() == at::kShort;
     groups = {size.groups,
               l.w_scale.const_data_ptr<float>(),
-              l.w_sums.const_data_ptr<int32_t>(),
+              are_short ? l.w_sums.const_data_ptr<int16_t>() : nullptr,
+              are_short ? nullptr : l.w_sums.const_data_ptr<int32_t>(),
               zeros ? l.w_zero_point->const_data_ptr<int8_t>() : nullptr,
               numbers(input.zeros),
               numbers(input.terms)};

@@ -31,6 +31,7 @@ using Floats = float __attribute__((vector_size(4 * kLanes)));
 using Ints = int32_t __attribute__((vector_size(4 * kLanes)));
 using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
 using Shorts = int16_t __attribute__((vector_size(4 * kLanes)));  // two per lane
+using Numbers = int16_t __attribute__((vector_size(2 * kLanes)));  // one per lane
 using Halves = uint16_t __attribute__((vector_size(2 * kLanes)));
 using Bytes = int8_t __attribute__((vector_size(kLanes)));
 
@@ -138,7 +139,7 @@ QFUSE_INLINE Floats round_even(Floats x) {
   return magnitude(x) < push ? bits<Floats>(bits<Words>(whole) | sign) : x;
 }
 
-// Compilers take the bytes of a vector one by one to widen them.
+// Compilers take the elements of a vector one by one, or its halves, to widen them.
 QFUSE_INLINE Ints widened(Bytes b) {
 #if defined(__AVX512F__)
   return bits<Ints>(_mm512_cvtepi8_epi32(bits<__m128i>(b)));
@@ -146,6 +147,16 @@ QFUSE_INLINE Ints widened(Bytes b) {
   return bits<Ints>(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bits<int64_t>(b))));
 #else
   return __builtin_convertvector(b, Ints);
+#endif
+}
+
+QFUSE_INLINE Ints widened(Numbers n) {
+#if defined(__AVX512F__)
+  return bits<Ints>(_mm512_cvtepi16_epi32(bits<__m256i>(n)));
+#elif defined(__AVX2__)
+  return bits<Ints>(_mm256_cvtepi16_epi32(bits<__m128i>(n)));
+#else
+  return __builtin_convertvector(n, Ints);
 #endif
 }
 

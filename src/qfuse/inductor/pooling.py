@@ -1,0 +1,152 @@
+"""The greatest of what was dequantized is the dequantized greatest, in Inductor's own spelling.
+
+Decompositions make ``prims._low_memory_max_pool_with_offsets`` of a max pool. It gives the elements
+and where in their windows they were.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import TYPE_CHECKING
+
+import torch
+from torch.fx import Node
+
+from qfuse.inductor._inductor_api import LOW_MEMORY_POOL
+from qfuse.inductor.pt2e import DEQUANTIZE, is_quantization
+from qfuse.ir.alias import leaves_graph
+from qfuse.ir.events import Exactness, Fired, MissCode, Missed
+from qfuse.ir.program import place_of
+from qfuse.ir.schema import arguments, is_call, overload_of
+from qfuse.ir.views import dtype_of, shape_of
+from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.rule import Miss
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.fx import GraphModule
+
+    from qfuse.ir.events import EventLog
+
+__all__ = ["pooled", "sink_below_pools"]
+
+_NAME = "sink-below-max"
+_ROOM = "inductor"
+_STORED = (torch.int8, torch.uint8)
+
+
+def sink_below_pools(module: GraphModule, log: EventLog) -> None:
+    """Choose the greatest stored number, and dequantize that.
+
+    Before::
+
+        q -> dequantize(s) -> max_pool -> [0] -> ...
+
+    After::
+
+        q -> max_pool -> [0] -> dequantize(s) -> ...
+
+    Exact: what is greater when stored is greater when real, and windows of padding alone, whose
+    greatest would be infinite, are refused. So is a pool of which it is read where the elements
+    were: numbers that differ when stored may be one real number, of which the first is found.
+
+    Args:
+        module: Its graph is changed in place.
+        log: What was done and what was not.
+    """
+    editor = GraphEditor(module)
+    for node in [n for n in module.graph.nodes if is_call(n, LOW_MEMORY_POOL)]:
+        real = node.args[0]
+        if not isinstance(real, Node) or not is_quantization(real, DEQUANTIZE):
+            continue
+        place = place_of(node)
+        miss = _refuse(node, real) or _sink(node, real, editor)
+        if miss is None:
+            key = f"{_ROOM}/{_NAME}@{place.node}"
+            log.add(Fired(_ROOM, _NAME, key, Exactness.EXACT, (place,)))
+        else:
+            at = place_of(miss.at)
+            log.add(Missed(_ROOM, _NAME, miss.code, miss.reason, place, at, miss.progress))
+
+
+def pooled(node: Node) -> Node | None:
+    """Return what a pool chooses from, if ``node`` are the elements that it chose."""
+    if node.target is not operator.getitem or node.args[1] != 0:
+        return None
+    pool = node.args[0]
+    if not isinstance(pool, Node) or not is_call(pool, LOW_MEMORY_POOL):
+        return None
+    source = pool.args[0]
+    return source if isinstance(source, Node) and _never_empty(pool) else None
+
+
+def _refuse(node: Node, real: Node) -> Miss | None:
+    if any(item.target is not operator.getitem or item.args[1] != 0 for item in node.users):
+        text = "where the elements were found is read too"
+        return Miss(MissCode.SHARED, node, text, progress=2)
+    if len(node.users) != 1 or leaves_graph(node):
+        return Miss(MissCode.SHARED, node, "its elements are read several times", progress=2)
+    if len(real.users) != 1:
+        text = "something else reads what it chooses from too"
+        return Miss(MissCode.SHARED, real, text, progress=2)
+    stored = real.args[0]
+    if not isinstance(stored, Node) or dtype_of(stored) not in _STORED:
+        text = "what is stored is neither int8 nor uint8"
+        return Miss(MissCode.DTYPE, real, text, progress=2)
+    if not _keeps_order(arguments(real)["scale"]):
+        text = "its scale does not keep the order of stored numbers"
+        return Miss(MissCode.RANGE, real, text, progress=2)
+    if not _never_empty(node):
+        text = "a window may hold nothing but padding"
+        return Miss(MissCode.SHAPE, node, text, progress=3)
+    return None
+
+
+def _keeps_order(scale: object) -> bool:
+    """Whether a scale is positive, and neither makes zero nor infinity of a number."""
+    if not isinstance(scale, (int, float)):
+        return False
+    single = float(torch.tensor(scale, dtype=torch.float32))
+    return math.isfinite(single * 2**16) and single >= torch.finfo(torch.float32).tiny
+
+
+def _never_empty(node: Node) -> bool:
+    """Whether every window holds an element of the source."""
+    a = arguments(node)
+    if not any(a["padding"]) and not a["ceil_mode"]:
+        return True
+    before = shape_of(node.args[0])  # type: ignore[arg-type]
+    after = node.meta["val"][0].shape
+    fields = [a[name] for name in ("kernel_size", "stride", "padding", "dilation")]
+    rank = len(fields[0])
+    rows = zip(before[-rank:], after[-rank:], *fields, strict=True)
+    return all(_all_hold_elements(row) for row in rows)
+
+
+def _all_hold_elements(row: Sequence[object]) -> bool:
+    numbers = [n for n in row if isinstance(n, int)]
+    if len(numbers) != len(row):
+        return False  # sizes that vary
+    before, after, size, stride, pad, dilation = numbers
+    starts = range(-pad, -pad + after * stride, stride)
+    inside = range(0, size * dilation, dilation)
+    return all(any(0 <= start + i < before for i in inside) for start in starts)
+
+
+def _sink(node: Node, real: Node, editor: GraphEditor) -> Miss | None:
+    (item,) = node.users
+    rw = editor.rewriter(_NAME, node)
+    stored = real.args[0]
+    chosen = rw.item(rw.call(LOW_MEMORY_POOL, stored, *node.args[1:], **node.kwargs), 0)
+    op = overload_of(real)
+    assert op is not None, "it is a call of a dequantize"
+    new = rw.call(op, chosen, *real.args[1:], **real.kwargs)
+    if new.meta["val"].stride() != item.meta["val"].stride():
+        rw.undo()
+        text = "its elements would lie in another order of memory"
+        return Miss(MissCode.ORDER, node, text, progress=3)
+    rw.replace(item, new)
+    rw.commit()
+    return None

@@ -1,0 +1,27 @@
+"""The ops of PT2E that stand in a graph behind decompositions: quantization with given numbers.
+
+They are known by their names, since torch registers them when somebody quantizes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from qfuse.ir.schema import arguments, overload_of
+from qfuse.ir.views import dtype_of
+
+__all__ = ["DEQUANTIZE", "QUANTIZE", "is_quantization"]
+
+QUANTIZE = "quantized_decomposed::quantize_per_tensor"
+DEQUANTIZE = "quantized_decomposed::dequantize_per_tensor"
+
+
+def is_quantization(node: object, name: str) -> bool:
+    """Whether a node is a call with numbers for scale and zero point, in float32."""
+    op = overload_of(node) if isinstance(node, Node) else None
+    if op is None or op._schema.name != name or op._overloadname != "default":  # noqa: SLF001
+        return False
+    assert isinstance(node, Node), "it calls an op"
+    real = node if name == DEQUANTIZE else arguments(node)["input"]
+    return isinstance(real, Node) and dtype_of(real) is torch.float32
