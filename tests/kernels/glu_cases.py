@@ -9,7 +9,7 @@ import torch
 from tests.kernels.cases import Linear, linear
 
 from qfuse.ir.epilogue import Epilogue, Glu
-from qfuse.kernels import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows, pack_halves
+from qfuse.kernels import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows, pack_weight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Halves:
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         case = self.linear
-        packed, sums = pack_halves(case.weight, case.w_zero_point)
+        packed, sums = pack_weight(case.weight, case.w_zero_point, halves=True)
         args = (case.x, case.x_scale, case.x_zero_point, packed, sums, case.w_scale)
         return args, {
             "w_zero_point": case.w_zero_point,

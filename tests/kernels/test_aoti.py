@@ -18,7 +18,6 @@ from qfuse.kernels import (
     linear_w8a8_quantized,
     linear_w8a8_rows,
     linear_w8a16,
-    pack_halves,
     pack_weight,
 )
 
@@ -60,7 +59,7 @@ class Chain(torch.nn.Module):
         parts = packed, groups, options["w_zero_point"], options["w_offset"]
         for name, part in zip(("w4", "s4", "z4", "o4"), parts, strict=True):
             self.register_buffer(name, part)
-        packed, sums = pack_halves(first.weight)
+        packed, sums = pack_weight(first.weight, halves=True)
         self.register_buffer("w3", packed)
         self.register_buffer("s3", sums)
         self.register_buffer("scale", torch.tensor([0.05], dtype=torch.float64))

@@ -45,6 +45,21 @@ def test_sums_are_of_the_weight_without_its_zero_point() -> None:
     assert torch.equal(moved.long(), (weight.long() - zero.long()[:, None]).sum(1))
 
 
+@pytest.mark.parametrize("half", [1, 64, 70])
+def test_halves_begin_with_a_block_of_their_own(half: int) -> None:
+    weight, zero = codes((2 * half, 6), torch.int8), torch.arange(2 * half) % 100
+
+    packed, sums = pack_weight(weight, zero, halves=True)
+
+    blocks = -(-half // 64)
+    assert packed.is_contiguous()
+    assert torch.equal(unpack_weight(packed[:blocks], half, 6), weight[:half])
+    assert torch.equal(unpack_weight(packed[blocks:], half, 6), weight[half:])
+    assert torch.equal(sums, pack_weight(weight, zero)[1])
+    with pytest.raises(InputError, match="no two halves"):
+        pack_weight(codes((5, 6), torch.int8), halves=True)
+
+
 def test_packing_copies_a_strided_weight_right() -> None:
     weight = codes((12, 40), torch.int8).t()
 

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
+from weakref import ref
 
 import pytest
 import torch
 
 from qfuse.ir import ops
+from qfuse.ir.program import constant_of
 from qfuse.ir.quant_math import dequantize
 from qfuse.ir.quant_spec import Arithmetic, QuantSpec
 from qfuse.ir.schema import is_call
 from qfuse.ir.views import as_dequantize
 from qfuse.kernels.pack4 import unpack_weight4
-from qfuse.lower.groups import first_code, fits_four_bits, group_count
+from qfuse.lower.groups import (
+    first_code,
+    fits_four_bits,
+    group_count,
+    group_scales,
+    group_zero_points,
+)
 from qfuse.lower.kernel import Refusal
-from qfuse.lower.packing import Packer
+from qfuse.lower.packing import Packer, least_code
 from qfuse.testing.build import GraphBuilder
+
+if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from qfuse.ir.views import QuantParams
 
 N, K = 70, 64
 SPEC = QuantSpec(torch.int8, -8, 7, (1, 32))
@@ -43,17 +57,18 @@ def test_codes_and_parameters_say_what_the_source_says(
     assert view is not None
     packer = Packer()
 
-    packed = packer.pack4(view.q, view.params)
+    packed = packer.codes(q, view.params.spec, 4)
 
     groups = group_count(spec, K)
     assert isinstance(groups, int)
-    assert packed.scales.shape == packed.zero_points.shape == (groups, N)
-    codes = unpack_weight4(packed.weight, N, K).to(torch.int32)
-    size = K // packed.scales.shape[0]
-    steps = codes - packed.zero_points.t().repeat_interleave(size, 1)
-    weight = steps.float() * packed.scales.t().repeat_interleave(size, 1)
+    scales = group_scales(view.params, q.shape)
+    zeros = group_zero_points(view.params, q.shape) - least_code(q, view.params.spec, 4)
+    assert scales.shape == zeros.shape == (groups, N)
+    codes = unpack_weight4(packed, N, K).to(torch.int32)
+    steps = codes - zeros.t().repeat_interleave(K // groups, 1)
+    weight = steps.float() * scales.t().repeat_interleave(K // groups, 1)
     assert torch.equal(weight, dequantize(q, scale, zero, spec))
-    assert packer.pack4(view.q, view.params) is packed
+    assert packer.codes(q, view.params.spec, 4) is packed
 
 
 def test_the_zero_point_of_a_symmetric_range_is_the_middle_code() -> None:
@@ -85,9 +100,62 @@ def test_scales_are_rounded_as_the_source_rounds_them() -> None:
     )
     assert view is not None
 
-    packed = Packer().pack4(view.q, view.params)
+    scales = group_scales(view.params, (N, K))
 
-    assert torch.equal(packed.scales, scale.bfloat16().float().t())
+    assert torch.equal(scales, scale.bfloat16().float().t())
+
+
+def weight_of(q: torch.Tensor, spec: QuantSpec) -> tuple[Node, QuantParams]:
+    """A constant weight, with scales for its groups."""
+    b = GraphBuilder()
+    nodes = b.const("q", q), b.const("s", torch.rand(spec.grid(q.shape)))
+    program = b.done(b.call(ops.dequantize, *nodes, None, str(spec)))
+    view = as_dequantize(program.graph.find_nodes(op="call_function", target=ops.dequantize)[0])
+    assert view is not None
+    return view.q, view.params
+
+
+def test_all_rows_share_the_codes_of_a_weight() -> None:
+    """Each in its own parameters, whoever comes first."""
+    for bits, low, high in ((4, 0, 16), (8, -128, 128), (8, 0, 256)):
+        dtype = torch.int8 if low < 0 else torch.uint8
+        spec = QuantSpec(dtype, low, high - 1, (1, 32))
+        for first in (True, False):
+            q = torch.randint(low, high, (N, K)).to(dtype)
+            node, params = weight_of(q, spec)
+            stored, packer = constant_of(node), Packer()
+            assert stored is not None
+            codes = packer.codes(stored, spec, bits) if first else None
+            grouped = packer.pack_grouped(node, params, four=bits == 4)
+
+            codes = packer.codes(stored, spec, bits) if codes is None else codes
+            assert codes is grouped.weight
+            if bits == 8:
+                assert packer.pack(node, params).weight is codes
+
+
+def test_halves_of_whole_blocks_share_the_codes_too() -> None:
+    spec = QuantSpec(torch.int8, -128, 127, (1, None))
+    for n, shared in ((128, True), (70, False)):
+        node, params = weight_of(torch.randint(-128, 128, (n, K)).to(torch.int8), spec)
+        packer = Packer()
+
+        whole, halves = (packer.pack(node, params, halves=h).weight for h in (False, True))
+
+        assert (whole is halves) == shared
+
+
+def test_a_tensor_that_was_packed_lives_as_long_as_what_was_made_of_it() -> None:
+    """Another could have its identity otherwise."""
+    packer = Packer()
+    stored = torch.zeros(N, K, dtype=torch.int8)
+    alive = ref(stored)
+    packer.codes(stored, SPEC, 4)
+    del stored
+
+    assert alive() is not None
+    del packer
+    assert alive() is None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -45,6 +46,56 @@ def test_values(
         assert the_kernel(low) == NAME
         for new, old in pairs(program, low):
             assert compare(new, old, None, Exactness.ROUNDING, SITE).wrong is None
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("rows", [1, 4, 5, 33])
+def test_values_of_weights_that_are_dequantized_in_float16(rows: int) -> None:
+    real = torch.float16
+    wide = QuantSpec(torch.int8, -128, 127, (1, 32))
+    for spec, block in itertools.product((SPEC, UNSIGNED, OFFSET, wide), [(1, 32), (1, None)]):
+        b = GraphBuilder()
+        x = b.arg("x", real, rows, 96)
+        half = replace(spec, block=block, real=real, arithmetic=Arithmetic(torch.float16))
+        weight = dequantized(b, (70, 96), half, zero_point=True)
+        program = b.done(b.call(aten.linear.default, x, weight))
+        low = lowered(program)
+
+        assert the_kernel(low) == ("qfuse.linear_w8a16" if spec is wide else NAME)
+        for new, old in pairs(program, low):
+            assert compare(new, old, None, Exactness.ROUNDING, SITE).wrong is None
+
+
+@pytest.mark.parametrize(
+    ("scale", "offset", "taken"),
+    [
+        (8000.0, None, True),
+        (9000.0, None, False),
+        (torch.inf, None, False),
+        (torch.nan, None, False),
+        (4000.0, 3000.0, True),
+        (4000.0, 40000.0, False),
+    ],
+)
+def test_refuses_weights_that_leave_float16(
+    scale: float, offset: float | None, *, taken: bool
+) -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float16, 2, 64)
+    spec = replace(SPEC if offset is None else OFFSET, real=torch.float16)
+    spec = replace(spec, arithmetic=Arithmetic(torch.float16))
+    q = torch.full((48, 64), 8, dtype=spec.dtype) - (16 if offset is None else 0)
+    q[0, 0] += 15 if offset is None else -8
+    one = None if offset is None else b.const("z", torch.full((48, 2), offset))
+    args = (b.const("q", q), b.const("s", torch.full((48, 2), scale)), one, str(spec))
+    low = lowered(b.done(b.call(aten.linear.default, x, b.call(ops.dequantize, *args))))
+
+    if taken:
+        assert the_kernel(low) == NAME
+    else:
+        assert why_not(low, NAME) == (
+            "the weight may leave the range of float16, which it is dequantized in"
+        )
 
 
 @pytest.mark.numeric

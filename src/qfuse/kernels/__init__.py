@@ -30,7 +30,7 @@ from qfuse.kernels.grouped_ops import (
 )
 from qfuse.kernels.library import KernelLibrary, instruction_set, load
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
-from qfuse.kernels.pack import pack_halves, pack_weight, unpack_weight
+from qfuse.kernels.pack import pack_bytes, pack_weight, unpack_weight, weight_sums
 from qfuse.kernels.pack4 import pack_weight4, unpack_weight4
 from qfuse.kernels.pack_groups import PackedGroups, pack_grouped, pack_groups
 from qfuse.kernels.weight_only import linear_w4a16, linear_w8a16
@@ -57,11 +57,12 @@ __all__ = [
     "linear_w8a8_rows",
     "linear_w8a16",
     "load",
+    "pack_bytes",
     "pack_grouped",
     "pack_groups",
-    "pack_halves",
     "pack_weight",
     "pack_weight4",
     "unpack_weight",
     "unpack_weight4",
+    "weight_sums",
 ]

@@ -17,7 +17,7 @@ rounded each. It is short for ``halves(order)|act(name,args)|times()``: what sta
 ``halves`` and ``up()`` is done on the gate, what stands between ``up()`` and ``times()`` on the
 other half; without ``up()`` that is nothing. Steps in front work on all ``N`` features, steps
 behind on the ``N / 2`` products, which the result is made of. The weight is packed by
-:func:`qfuse.kernels.pack.pack_halves` then.
+:func:`qfuse.kernels.pack.pack_weight` with ``halves=True`` then.
 
 A step ``round(factor,zero,low,high,scale)`` is a trip to stored numbers and back:
 ``(clamp(round(y * factor) + zero, low, high) - zero) * scale``. NaN goes by the code 0.
@@ -37,7 +37,7 @@ Shapes and dtypes that every op takes:
                    at a fixed distance (slices, say) are read in place, others are copied.
 ``x_scale``        one float, or one per row of ``x`` in the order of its leading axes
 ``x_zero_point``   ``None``, one integer, or one per row; in the range of ``x``'s dtype
-``w_packed``       from :func:`qfuse.kernels.pack.pack_weight`, or ``pack_halves``
+``w_packed``       from :func:`qfuse.kernels.pack.pack_weight`
 ``w_sums``         from the same call
 ``w_scale``        one float, or ``[N]``
 ``w_zero_point``   ``None``, one integer, or ``[N]``: what the sums were made with

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from qfuse.ir.errors import InputError
 
-__all__ = ["BLOCK", "GROUP", "pack_halves", "pack_weight", "unpack_weight"]
+__all__ = ["BLOCK", "GROUP", "pack_bytes", "pack_weight", "unpack_weight", "weight_sums"]
 
 BLOCK = 64
 """Output features per block."""
@@ -23,60 +23,70 @@ GROUP = 4
 
 
 def pack_weight(
-    weight: torch.Tensor, zero_point: torch.Tensor | None = None
+    weight: torch.Tensor, zero_point: torch.Tensor | None = None, *, halves: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Pack an int8 weight, and sum its rows.
 
     Args:
         weight: int8 ``[N, K]``.
         zero_point: ``[N]`` or one number, any integer dtype.
+        halves: The output features are two halves that are multiplied: each begins with a block of
+            its own.
 
     Returns:
-        The packed weight, and int32 ``[N]``: for each output feature the sum over ``k`` of
-        ``weight - zero_point``, with which kernels account for the activation's zero point.
+        The packed weight of :func:`pack_bytes`, and the sums of :func:`weight_sums`.
 
     Raises:
-        InputError: The weight is not int8 of two axes.
+        InputError: The weight is not int8 of two axes, or has no two halves.
+    """
+    return pack_bytes(weight, halves=halves), weight_sums(weight, zero_point)
+
+
+def pack_bytes(weight: torch.Tensor, *, halves: bool = False) -> torch.Tensor:
+    """Pack an int8 weight.
+
+    Args:
+        weight: int8 ``[N, K]``.
+        halves: As of :func:`pack_weight`. If a half is whole blocks, that changes nothing.
+
+    Returns:
+        ``[ceil(N / 64), ceil(K / 4), 64, 4]``, contiguous; of halves ``2 * ceil(N / 128)`` blocks.
+
+    Raises:
+        InputError: The weight is not int8 of two axes, or has no two halves.
     """
     if weight.dtype != torch.int8 or weight.dim() != 2:  # noqa: PLR2004
         raise InputError(
             f"a weight to pack must be int8 [N, K], not {weight.dtype} {tuple(weight.shape)}"
         )
+    if not halves:
+        return _blocks(weight)
+    if weight.shape[0] % 2:
+        raise InputError(f"{weight.shape[0]} output features are no two halves")
+    return torch.cat([_blocks(part) for part in weight.chunk(2)])
+
+
+def _blocks(weight: torch.Tensor) -> torch.Tensor:
     n, k = weight.shape
     padded = F.pad(weight, (0, -k % GROUP, 0, -n % BLOCK))
     blocks = padded.reshape(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // GROUP, GROUP)
-    sums = weight.sum(1, dtype=torch.int32)
-    if zero_point is not None:
-        sums = sums - zero_point.to(torch.int32).reshape(-1) * k
-    return blocks.permute(0, 2, 1, 3).contiguous(), sums
+    return blocks.permute(0, 2, 1, 3).contiguous()
 
 
-def pack_halves(
-    weight: torch.Tensor, zero_point: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pack the halves of an int8 weight each for itself, for kernels that multiply their results.
-
-    If a half is whole blocks, that is what :func:`pack_weight` gives.
+def weight_sums(weight: torch.Tensor, zero_point: torch.Tensor | None = None) -> torch.Tensor:
+    """Sum the rows of a weight, with which kernels account for the activation's zero point.
 
     Args:
-        weight: int8 ``[2 * H, K]``.
-        zero_point: ``[2 * H]`` or one number, any integer dtype.
+        weight: int8 ``[N, K]``.
+        zero_point: ``[N]`` or one number, any integer dtype.
 
     Returns:
-        The packed weight ``[2 * ceil(H / 64), ceil(K / 4), 64, 4]``, and the sums as of
-        :func:`pack_weight`.
-
-    Raises:
-        InputError: The weight is not int8 of two axes, the first of them even.
+        int32 ``[N]``: for each output feature the sum over ``k`` of ``weight - zero_point``.
     """
-    if weight.dim() != 2 or weight.shape[0] % 2:  # noqa: PLR2004
-        raise InputError(f"a weight of two halves is int8 [2 * H, K], not {tuple(weight.shape)}")
-    half = weight.shape[0] // 2
-    packed = [pack_weight(part)[0] for part in (weight[:half], weight[half:])]
     sums = weight.sum(1, dtype=torch.int32)
-    if zero_point is not None:
-        sums = sums - zero_point.to(torch.int32).reshape(-1) * weight.shape[1]
-    return torch.cat(packed), sums
+    if zero_point is None:
+        return sums
+    return sums - zero_point.to(torch.int32).reshape(-1) * weight.shape[1]
 
 
 def unpack_weight(packed: torch.Tensor, n: int, k: int) -> torch.Tensor:

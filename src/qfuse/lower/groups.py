@@ -9,6 +9,7 @@ import torch
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_math import expand_blocks
 from qfuse.ir.quant_spec import ZeroPointDomain
+from qfuse.kernels.weight_only import GROUP_MULTIPLE
 from qfuse.lower.kernel import Refusal
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ __all__ = [
 ]
 
 _CODES = 16
-# Kernels take weights apart in pieces of this many input features.
-_GROUP_MULTIPLE = 8
 
 
 def first_code(stored: torch.Tensor, spec: QuantSpec) -> int:
@@ -65,9 +64,9 @@ def group_count(spec: QuantSpec, k: int) -> int | Refusal:
         return 1
     if k == 0:
         return Refusal("the weight is scaled in groups of no input features")
-    if size % _GROUP_MULTIPLE or k % size:
+    if size % GROUP_MULTIPLE or k % size:
         blocks = f"the weight is scaled in blocks of {spec.block_text()}"
-        return Refusal(f"{blocks}: groups must be whole, of a multiple of {_GROUP_MULTIPLE}")
+        return Refusal(f"{blocks}: groups must be whole, of a multiple of {GROUP_MULTIPLE}")
     return k // size
 
 

@@ -17,7 +17,7 @@ from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.kernel import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from torch.fx import Node
     from torch.fx.node import Argument
@@ -65,6 +65,8 @@ BYTES = (torch.int8, torch.uint8)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MOST_STEPS = 8
 MOST_EXTRAS = 4
+# Types to dequantize in that integer kernels stand in for: see ``check_edge``.
+COMPUTES = (torch.float32, torch.bfloat16)
 
 
 def is_whole(block: Block, shape: Sequence[Size]) -> bool:
@@ -97,13 +99,15 @@ def check_rows(problem: LinearProblem) -> Refusal | None:
     return Refusal(f"the activation is scaled in blocks of {spec.block_text()}")
 
 
-def check_edge(params: QuantParams, name: str) -> Refusal | None:
+def check_edge(
+    params: QuantParams, name: str, computes: Collection[torch.dtype] = COMPUTES
+) -> Refusal | None:
     """Refuse what no integer kernel computes: other arithmetic, real offsets.
 
     A source that dequantizes in bfloat16 rounds every number there, and a kernel does not: it is
     nearer to what both mean. In float16 what rounds may also overflow.
     """
-    refusal = check_scales(params, name)
+    refusal = check_scales(params, name, computes)
     if refusal is not None:
         return refusal
     if params.spec.domain is ZeroPointDomain.FLOAT_OFFSET:
@@ -114,14 +118,16 @@ def check_edge(params: QuantParams, name: str) -> Refusal | None:
     return None
 
 
-def check_scales(params: QuantParams, name: str) -> Refusal | None:
+def check_scales(
+    params: QuantParams, name: str, computes: Collection[torch.dtype] = COMPUTES
+) -> Refusal | None:
     """Refuse scales in formats of their own or of two levels, and arithmetic in other types."""
     spec = params.spec
     if spec.scale_format is not ScaleFormat.FLOAT:
         return Refusal(f"the {name}'s scales are stored as {spec.scale_format}")
     if spec.outer is not None:
         return Refusal(f"the {name}'s scales have a second level")
-    if spec.arithmetic.compute not in {torch.float32, torch.bfloat16}:
+    if spec.arithmetic.compute not in computes:
         compute = dtype_name(spec.arithmetic.compute)
         return Refusal(f"the {name} is dequantized in {compute}, kernels compute in float32")
     return None

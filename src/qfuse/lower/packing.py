@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from qfuse.ir.program import constant_of
-from qfuse.kernels import PackedGroups, pack_grouped, pack_halves, pack_weight
+from qfuse.kernels import PackedGroups, pack_bytes, pack_grouped, pack_weight4, weight_sums
 from qfuse.kernels.pack import BLOCK
-from qfuse.kernels.pack4 import pack_weight4
 from qfuse.lower.groups import first_code, group_scales, group_zero_points
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
     from torch.fx import Node
 
+    from qfuse.ir.quant_spec import QuantSpec
     from qfuse.ir.views import QuantParams
     from qfuse.rewrite.rewriter import Rewriter
 
-__all__ = ["Packed", "Packed4", "Packer"]
+__all__ = ["Packed", "Packer", "least_code"]
+
+Made = TypeVar("Made")
+
+_FOUR = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,65 +43,54 @@ class Packed:
     zero_point: torch.Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
-class Packed4:
-    """A packed weight of 4-bit codes.
-
-    Attributes:
-        weight: Codes 0 to 15, in the kernels' layout.
-        scales: float32 ``[groups, N]``, rounded as the source does if it computes in less.
-        zero_points: int32 ``[groups, N]``, of the codes; they may lie outside of 0 to 15.
-    """
-
-    weight: torch.Tensor
-    scales: torch.Tensor
-    zero_points: torch.Tensor
-
-
 @dataclass(slots=True)
 class Packer:
-    """Packs constants and remembers them by identity."""
+    """Packs constants and remembers them by identity, for all rows of a lowering."""
 
-    _known: dict[Hashable, Packed] = field(default_factory=dict)
-    _known4: dict[Hashable, Packed4] = field(default_factory=dict)
-    _known_grouped: dict[Hashable, PackedGroups] = field(default_factory=dict)
-    _laid_out: dict[int, torch.Tensor] = field(default_factory=dict)
+    _known: dict[Hashable, tuple[tuple[torch.Tensor | None, ...], Any]] = field(
+        default_factory=dict
+    )
+
+    def once(
+        self, make: Callable[[], Made], tensors: Sequence[torch.Tensor | None], *rest: Hashable
+    ) -> Made:
+        """Return what ``make`` gave for these tensors and ``rest`` before, or make it now.
+
+        The tensors are kept: the identity of one that is gone may be that of another.
+        """
+        key = (*map(id, tensors), *rest)
+        if key not in self._known:
+            self._known[key] = tuple(tensors), make()
+        made: Made = self._known[key][1]
+        return made
+
+    def codes(self, stored: torch.Tensor, spec: QuantSpec, bits: int) -> torch.Tensor:
+        """Pack the codes of a weight, which of four bits fit them: see ``fits_four_bits``.
+
+        Codes are stored numbers less ``least_code``, whatever type those have.
+        """
+        least = least_code(stored, spec, bits)
+        pack = pack_weight4 if bits == _FOUR else pack_bytes
+        return self._codes(lambda: pack(_moved(stored, least, bits)), stored, bits, least)
 
     def pack(self, node: Node, params: QuantParams, *, halves: bool = False) -> Packed:
         """Pack the constant that ``node`` names, its halves each for itself if that is asked for.
 
         Unsigned weights are packed as signed ones, which moves their zero point by 128.
         """
-        stored = constant_of(node)
-        assert stored is not None, f"not a constant: {node.format_node()}"
+        stored = _constant(node)
         zero = signed_zero_point(stored, params)
-        # Halves of whole blocks are packed as without halves, so one copy serves both.
-        apart = halves and stored.shape[0] % (2 * BLOCK) != 0
-        key = (id(stored), None if zero is None else tuple(zero.tolist()), apart)
-        if key not in self._known:
-            unsigned = stored.dtype is torch.uint8
-            signed = (stored.to(torch.int16) - 128).to(torch.int8) if unsigned else stored
+        apart = _apart(stored, halves=halves)
+
+        def packed() -> Packed:
+            least = least_code(stored, params.spec, 8)
+            signed = _moved(stored, least, 8)
             full = None if zero is None else zero.expand(stored.shape[0]).contiguous()
-            pack = pack_halves if apart else pack_weight
-            self._known[key] = Packed(*pack(signed, full), full)
-        return self._known[key]
+            codes = self._codes(lambda: pack_bytes(signed, halves=apart), stored, 8, least, apart)
+            return Packed(codes, weight_sums(signed, full), full)
 
-    def pack4(self, node: Node, params: QuantParams) -> Packed4:
-        """Pack the constant that ``node`` names, which fits four bits: see ``fits_four_bits``.
-
-        The least code becomes 0, which moves the zero points as far.
-        """
-        stored, scale = constant_of(node), constant_of(params.scale)
-        assert stored is not None, f"not a constant: {node.format_node()}"
-        zero = None if params.zero_point is None else constant_of(params.zero_point)
-        key = (id(stored), id(scale), id(zero), str(params.spec))
-        if key not in self._known4:
-            least = first_code(stored, params.spec)
-            codes = (stored.to(torch.int32) - least).to(torch.uint8)
-            scales = group_scales(params, stored.shape)
-            zeros = group_zero_points(params, stored.shape) - least
-            self._known4[key] = Packed4(pack_weight4(codes), scales, zeros)
-        return self._known4[key]
+        numbers = None if zero is None else tuple(zero.tolist())
+        return self.once(packed, (stored,), "rows", numbers, apart)
 
     def pack_grouped(
         self, node: Node, params: QuantParams, *, four: bool, halves: bool = False
@@ -107,19 +100,21 @@ class Packer:
         Of four bits the least code becomes 0, unsigned bytes become signed: either moves the zero
         points as far.
         """
-        stored, scale = constant_of(node), constant_of(params.scale)
-        assert stored is not None, f"not a constant: {node.format_node()}"
-        zero = None if params.zero_point is None else constant_of(params.zero_point)
-        apart = halves and stored.shape[0] % (2 * BLOCK) != 0
-        key = (id(stored), id(scale), id(zero), str(params.spec), four, apart)
-        if key not in self._known_grouped:
-            unsigned = stored.dtype is torch.uint8
-            least = first_code(stored, params.spec) if four else 128 * unsigned
-            codes = (stored.to(torch.int32) - least).to(torch.uint8 if four else torch.int8)
+        stored, bits = _constant(node), _FOUR if four else 8
+        apart = _apart(stored, halves=halves)
+
+        def packed() -> PackedGroups:
+            least = least_code(stored, params.spec, bits)
             scales = group_scales(params, stored.shape).t()
             zeros = (group_zero_points(params, stored.shape) - least).t()
-            self._known_grouped[key] = pack_grouped(codes, scales, _as_one(zeros), halves=apart)
-        return self._known_grouped[key]
+            codes = _moved(stored, least, bits)
+            made = pack_grouped(codes, scales, _as_one(zeros), halves=apart)
+            # Other rows may have packed the same codes.
+            weight = self._codes(lambda: made.weight, stored, bits, least, apart)
+            return made._replace(weight=weight)
+
+        tensors = (stored, *map(constant_of, params.tensors))
+        return self.once(packed, tensors, "groups", str(params.spec), bits, apart)
 
     def contiguous(self, node: Node, rw: Rewriter) -> Node:
         """Return a weight with its elements in order; a constant is laid out now."""
@@ -128,9 +123,42 @@ class Packer:
             return rw.call(torch.ops.aten.contiguous.default, node)
         if stored.is_contiguous():
             return node
-        if id(stored) not in self._laid_out:
-            self._laid_out[id(stored)] = stored.contiguous()
-        return rw.constant(self._laid_out[id(stored)], f"{node.target}_contiguous")
+        laid_out = self.once(stored.contiguous, (stored,), "contiguous")
+        return rw.constant(laid_out, f"{node.target}_contiguous")
+
+    def _codes(
+        self,
+        make: Callable[[], torch.Tensor],
+        stored: torch.Tensor,
+        bits: int,
+        least: int,
+        apart: bool = False,
+    ) -> torch.Tensor:
+        return self.once(make, (stored,), "codes", bits, least, apart)
+
+
+def least_code(stored: torch.Tensor, spec: QuantSpec, bits: int) -> int:
+    """Return the stored number that becomes code 0, by which zero points move too."""
+    return first_code(stored, spec) if bits == _FOUR else 128 * (stored.dtype is torch.uint8)
+
+
+def _moved(stored: torch.Tensor, least: int, bits: int) -> torch.Tensor:
+    """Return the codes of a weight in the type that kernels know them by."""
+    dtype = torch.uint8 if bits == _FOUR else torch.int8
+    if stored.dtype is dtype and least == 0:
+        return stored
+    return (stored.to(torch.int32) - least).to(dtype)
+
+
+def _apart(stored: torch.Tensor, *, halves: bool) -> bool:
+    # Halves of whole blocks are packed as without halves, so one copy serves both.
+    return halves and stored.shape[0] % (2 * BLOCK) != 0
+
+
+def _constant(node: Node) -> torch.Tensor:
+    stored = constant_of(node)
+    assert stored is not None, f"not a constant: {node.format_node()}"
+    return stored
 
 
 def _as_one(zeros: torch.Tensor) -> torch.Tensor | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,9 +12,9 @@ from qfuse.cost.sizes import AtPoints
 from qfuse.cost.work import Bits, ComputeKind, linear_work
 from qfuse.ir.program import constant_of
 from qfuse.ir.quant_spec import ZeroPointDomain
-from qfuse.kernels import pack_groups, pack_weight
+from qfuse.kernels import pack_groups
+from qfuse.kernels.weight_only import GROUP_MULTIPLE
 from qfuse.lower.groups import (
-    first_code,
     group_count,
     group_offsets,
     group_scales,
@@ -22,6 +23,8 @@ from qfuse.lower.groups import (
 )
 from qfuse.lower.kernel import Claim, Refusal, split_epilogue
 from qfuse.lower.operands import (
+    COMPUTES,
+    FLOATS,
     bits_of,
     check_bias,
     check_edge,
@@ -31,10 +34,9 @@ from qfuse.lower.operands import (
     float_out,
     typed,
 )
+from qfuse.lower.packing import least_code
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from torch.fx.node import Argument
 
     from qfuse.cost.work import Work
@@ -50,8 +52,6 @@ _KINDS = {
     torch.bfloat16: ComputeKind.BF16,
     torch.float16: ComputeKind.F32,
 }
-# A packed group of 64 output features starts at a multiple of this many input features.
-_GROUP_MULTIPLE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +72,24 @@ class RealWeight:
     offset: torch.Tensor | None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RealWeights:
-    """Packs constants and remembers them by identity.
+    """Packs the weights of kernels with real activations.
 
     Attributes:
-        packer: Packs codes of four bits, for other rows too.
+        packer: Packs codes and remembers what was packed, for other rows too.
     """
 
     packer: Packer
-    _known: dict[Hashable, RealWeight] = field(default_factory=dict)
 
     def pack(self, problem: LinearProblem, bits: int) -> RealWeight:
         """Pack the weight of ``problem``, which passed ``check_real_weight``."""
         stored, params = problem.weight, problem.fused.weight_params
         assert stored is not None, "it is a constant"
         assert params is not None, "checked before"
-        key = (id(stored), *(id(constant_of(part)) for part in params.tensors), str(params.spec))
-        if (key, bits) not in self._known:
-            self._known[key, bits] = self._packed(problem, params, bits)
-        return self._known[key, bits]
+        tensors = (stored, *map(constant_of, params.tensors))
+        make = partial(self._packed, stored, params, bits)
+        return self.packer.once(make, tensors, "real", str(params.spec), bits)
 
     def arguments(
         self, problem: LinearProblem, claim: Claim, bits: int, rw: Rewriter
@@ -115,28 +113,17 @@ class RealWeights:
             float_out(fused),
         ]
 
-    def _packed(self, problem: LinearProblem, params: QuantParams, bits: int) -> RealWeight:
-        stored = problem.weight
-        assert stored is not None, "it is a constant"
+    def _packed(self, stored: torch.Tensor, params: QuantParams, bits: int) -> RealWeight:
         zero, implied = zero_points_of(stored, params, bits)
         scale = group_scales(params, stored.shape)
         offset = group_offsets(params, stored.shape)
         kept = None if bool((zero == implied).all()) else zero
         return RealWeight(
-            self._codes(problem, params, bits),
+            self.packer.codes(stored, params.spec, bits),
             pack_groups(scale.t()),
             None if kept is None else pack_groups(kept.t()),
             None if offset is None else pack_groups(offset.t()),
         )
-
-    def _codes(self, problem: LinearProblem, params: QuantParams, bits: int) -> torch.Tensor:
-        stored = problem.weight
-        assert stored is not None, "it is a constant"
-        if bits == 4:  # noqa: PLR2004
-            return self.packer.pack4(problem.fused.weight, params).weight
-        if stored.dtype is torch.uint8:
-            stored = (stored.to(torch.int16) - 128).to(torch.int8)
-        return pack_weight(stored)[0]
 
 
 def zero_points_of(
@@ -147,8 +134,7 @@ def zero_points_of(
     Those that do not fit the codes' type are left as int32.
     """
     four = bits == 4  # noqa: PLR2004
-    least = first_code(stored, params.spec) if four else 128 * (stored.dtype is torch.uint8)
-    zero = group_zero_points(params, stored.shape) - least
+    zero = group_zero_points(params, stored.shape) - least_code(stored, params.spec, bits)
     narrow = zero.to(torch.uint8 if four else torch.int8)
     return (narrow if torch.equal(narrow.to(torch.int32), zero) else zero), 8 if four else 0
 
@@ -174,17 +160,40 @@ def _check_parameters(problem: LinearProblem, params: QuantParams) -> Refusal | 
     groups = group_count(params.spec, problem.k)
     if isinstance(groups, Refusal):
         return groups
+    # Elsewhere than in float16, rounding weights to it would be most of the source's noise.
+    computes = FLOATS if problem.real is torch.float16 else COMPUTES
     if params.spec.domain is not ZeroPointDomain.FLOAT_OFFSET:
-        return check_edge(params, "weight") or check_zero_point(params, "weight")
+        refusal = check_edge(params, "weight", computes) or check_zero_point(params, "weight")
+        return refusal or _check_range(problem, params)
     if not middle_of(params.spec).is_integer():
         low, high = params.spec.quant_min, params.spec.quant_max
         return Refusal(f"the weight's offsets are relative to no number of [{low}, {high}]")
-    if problem.k % _GROUP_MULTIPLE:
+    if problem.k % GROUP_MULTIPLE:
         return Refusal(
             f"the weight has real offsets and {problem.k} input features, kernels take "
-            f"multiples of {_GROUP_MULTIPLE}"
+            f"multiples of {GROUP_MULTIPLE}"
         )
-    return check_scales(params, "weight")
+    return check_scales(params, "weight", computes) or _check_range(problem, params)
+
+
+def _check_range(problem: LinearProblem, params: QuantParams) -> Refusal | None:
+    """Refuse weights that may be infinite in float16, where sums that are scaled are not."""
+    if params.spec.arithmetic.compute is not torch.float16:
+        return None
+    stored = problem.weight
+    assert stored is not None, "it is a constant"
+    if stored.numel() == 0:
+        return None
+    zero = group_zero_points(params, stored.shape).double()
+    low, high = map(float, stored.aminmax())
+    most = torch.maximum((low - zero).abs(), (high - zero).abs())
+    bound = most * group_scales(params, stored.shape).double().abs()
+    offset = group_offsets(params, stored.shape)
+    if offset is not None:
+        bound = bound + offset.double().abs()
+    if bool((bound <= torch.finfo(torch.float16).max).all()):
+        return None
+    return Refusal("the weight may leave the range of float16, which it is dequantized in")
 
 
 def claim_of(problem: LinearProblem, bits: int) -> Claim:
