@@ -45,8 +45,9 @@ def test_explain_writes_json() -> None:
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     kernel = "qfuse.linear_w8a8" if kernels.load().available else "expand"
-    # Two layer norms and the gelu quantize what they give; on four tokens loops are as fast.
-    expected = Counter({kernel: 5}) + Counter({"expand": 3})
+    # Two layer norms quantize what they give; on four tokens loops are as fast. So does the gelu,
+    # which the kernel of the linear in front of it takes along.
+    expected = Counter({kernel: 5}) + Counter({"expand": 2 if kernel != "expand" else 3})
     assert Counter(report["kernels"]) == expected
     assert {event["kind"] for event in report["events"]} >= {"fired", "lowered", "left"}
 
