@@ -82,7 +82,7 @@ class BenchOptions:
     )
     quick: bool = field(default=False, metadata={"help": "one model and one recipe only"})
     goals: bool = field(
-        default=False, metadata={"help": "only the goals, against every engine (15 minutes)"}
+        default=False, metadata={"help": "only the goals, against every engine (25 minutes)"}
     )
     tuned: bool = field(
         default=False, metadata={"help": "add Inductor with max_autotune (compiles for minutes)"}
