@@ -183,6 +183,8 @@ def test_row_kernels(isa: str, dtype: torch.dtype, output: RowOutput) -> None:
 
 def test_a_guard_ends_the_process() -> None:
     """The net holds: one byte too far is a segmentation fault, on either side."""
+    # A sanitizer would answer the fault with a report and an exit of its own.
+    sanitizer = f"{os.environ.get('ASAN_OPTIONS', '')}:handle_segv=0"
     for at_start, index in ((False, 4), (True, -1)):
         code = (
             "import ctypes, torch; from tests.kernels.guard import guarded; "
@@ -192,7 +194,11 @@ def test_a_guard_ends_the_process() -> None:
         )
         done = subprocess.run(
             [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+                "ASAN_OPTIONS": sanitizer,
+            },
             capture_output=True, text=True, check=False, timeout=100,
         )  # fmt: skip
 
