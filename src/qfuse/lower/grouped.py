@@ -20,6 +20,7 @@ from qfuse.lower.operands import (
     check_edge,
     check_epilogue,
     check_extras,
+    check_platform,
     check_zero_point,
     float_out,
     output_args,
@@ -74,9 +75,7 @@ class LinearGrouped:
 
     def supported(self, target: Target) -> Refusal | None:
         """Refuse where the kernels could not be built."""
-        if target.device != "cpu":
-            return Refusal(f"it is a CPU kernel, the target is {target.device}")
-        return None if self.library.available else Refusal(self.library.reason)
+        return check_platform(self.library, target)
 
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
         """Take 8-bit activations per tensor or per row.

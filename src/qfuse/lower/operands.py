@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from qfuse.ir.quant_spec import Block
     from qfuse.ir.sizes import Size
     from qfuse.ir.views import FusedLinear, QuantParams
+    from qfuse.kernels import KernelLibrary
     from qfuse.lower.kernel import LinearProblem
     from qfuse.rewrite.rewriter import Rewriter
+    from qfuse.targets.target import Target
 
 __all__ = [
     "BYTES",
@@ -41,6 +43,7 @@ __all__ = [
     "check_edge",
     "check_epilogue",
     "check_extras",
+    "check_platform",
     "check_rows",
     "check_scales",
     "check_zero_point",
@@ -67,6 +70,13 @@ MOST_STEPS = 8
 MOST_EXTRAS = 4
 # Types to dequantize in that integer kernels stand in for: see ``check_edge``.
 COMPUTES = (torch.float32, torch.bfloat16)
+
+
+def check_platform(library: KernelLibrary, target: Target) -> Refusal | None:
+    """Refuse a target that qfuse's own kernels do not run on, or where they could not be built."""
+    if target.device != "cpu":
+        return Refusal(f"it is a CPU kernel, the target is {target.device}")
+    return None if library.available else Refusal(library.reason)
 
 
 def is_whole(block: Block, shape: Sequence[Size]) -> bool:

@@ -14,7 +14,14 @@ from qfuse.ir.quant_spec import dtype_name
 from qfuse.ir.sizes import same_shape, same_size
 from qfuse.ir.views import dtype_of, shape_of
 from qfuse.lower.kernel import Refusal
-from qfuse.lower.operands import FLOATS, MOST_EXTRAS, MOST_STEPS, is_plain, typed
+from qfuse.lower.operands import (
+    FLOATS,
+    MOST_EXTRAS,
+    MOST_STEPS,
+    check_platform,
+    is_plain,
+    typed,
+)
 from qfuse.lower.row_problem import check_output, output_args
 
 if TYPE_CHECKING:
@@ -37,10 +44,9 @@ class _Row:
 
     def supported(self, target: Target) -> Refusal | None:
         """Refuse where the kernels could not be built, or would run without vectors."""
-        if target.device != "cpu":
-            return Refusal(f"it is a CPU kernel, the target is {target.device}")
-        if not self.library.available:
-            return Refusal(self.library.reason)
+        refusal = check_platform(self.library, target)
+        if refusal is not None:
+            return refusal
         if self.library.instruction_sets[-1] == "portable":
             return Refusal("the processor has no vector instructions that it knows")
         return None

@@ -9,6 +9,7 @@ import torch
 
 from qfuse.lower.groups import fits_four_bits
 from qfuse.lower.kernel import Claim, Refusal
+from qfuse.lower.operands import check_platform
 from qfuse.lower.real_weights import check_real_weight, claim_of, zero_points_of
 
 if TYPE_CHECKING:
@@ -41,9 +42,7 @@ class LinearW4A16:
 
     def supported(self, target: Target) -> Refusal | None:
         """Refuse where the kernels could not be built."""
-        if target.device != "cpu":
-            return Refusal(f"it is a CPU kernel, the target is {target.device}")
-        return None if self.library.available else Refusal(self.library.reason)
+        return check_platform(self.library, target)
 
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
         """Take float activations and weights of at most 16 numbers, in groups or not."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from qfuse.lower.kernel import Claim, Refusal
+from qfuse.lower.operands import check_platform
 from qfuse.lower.real_weights import check_real_weight, claim_of, zero_points_of
 
 if TYPE_CHECKING:
@@ -40,9 +41,7 @@ class LinearW8A16:
 
     def supported(self, target: Target) -> Refusal | None:
         """Refuse where the kernels could not be built."""
-        if target.device != "cpu":
-            return Refusal(f"it is a CPU kernel, the target is {target.device}")
-        return None if self.library.available else Refusal(self.library.reason)
+        return check_platform(self.library, target)
 
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
         """Take float activations and 8-bit weights, in groups along their inputs or not."""
