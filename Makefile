@@ -6,11 +6,13 @@
 #   TORCH_INDEX_URL=...       a package index for torch alone, such as PyTorch's CPU wheel index
 #   EXTRAS=zoo,dev,bench      the extras to install; `bench` adds the peers to compare with
 #   WORKERS=2                 test processes
+#   BASE=HEAD                 the revision that `make replay` compares with
 
 VENV          := .venv
 TORCH_VERSION ?= 2.13.0
 EXTRAS        ?= zoo,dev
 WORKERS       ?= 2
+BASE          ?= HEAD
 
 BIN   := $(VENV)/bin
 # One stamp per combination, so that asking for another torch or more extras installs it.
@@ -21,7 +23,7 @@ STAMP := $(VENV)/.installed-torch-$(TORCH_VERSION)-$(subst $(comma),-,$(EXTRAS))
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench bench-kernels asan fuzz docs clean
+.PHONY: help setup demo test check format bench bench-kernels asan fuzz replay docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +76,9 @@ asan: $(STAMP) ## run the kernels' tests under AddressSanitizer and UBSan
 fuzz: $(STAMP) ## run the property tests with many more examples
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n $(WORKERS) -m property \
 	  --timeout 3600
+
+replay: $(STAMP) ## compare what becomes of the zoo with another revision (BASE=HEAD)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/replay.py $(BASE) $(ARGS)
 
 docs: $(STAMP) ## check the links, and write anew what the code in the documentation prints
 	QFUSE_WRITE_DOCS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/docs
