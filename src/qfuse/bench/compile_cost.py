@@ -11,7 +11,7 @@ import gc
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path  # noqa: TC003 - the type of an option is read at run time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click

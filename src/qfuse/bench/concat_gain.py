@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass, field
-from pathlib import Path  # noqa: TC003 - the type of an option is read at run time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click

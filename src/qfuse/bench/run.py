@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path  # noqa: TC003 - the type of an option is read at run time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
