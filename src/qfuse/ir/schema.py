@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
     from torch.fx.node import Argument
 
-__all__ = ["arguments", "is_call", "overload_of"]
+__all__ = ["argument_defaults", "argument_names", "arguments", "is_call", "overload_of"]
 
 # Schemas keep the default of a dtype as its number in c10/core/ScalarType.h.
 _DTYPES = {
@@ -59,6 +59,17 @@ def arguments(node: Node) -> dict[str, Argument]:
         elif formal.has_default_value():
             bound[formal.name] = _default(formal)
     return bound
+
+
+def argument_names(op: OpOverload) -> tuple[str, ...]:
+    """Return the names of the arguments of ``op``, in order."""
+    return tuple(formal.name for formal in op._schema.arguments)  # noqa: SLF001
+
+
+def argument_defaults(op: OpOverload) -> dict[str, Argument]:
+    """Return the defaults of those arguments of ``op`` that have one."""
+    formals = op._schema.arguments  # noqa: SLF001
+    return {f.name: _default(f) for f in formals if f.has_default_value()}
 
 
 def _default(formal: torch.Argument) -> Argument:

@@ -14,6 +14,7 @@ from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.sizes import same_shape, same_size
 from qfuse.ir.view_ops import RESHAPES, SIZED_VIEWS
 from qfuse.ir.views import dtype_of, node_of, shape_of, tensor_of
+from qfuse.rewrite.pattern import Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from qfuse.rewrite.rewriter import Rewriter
 
 __all__ = [
+    "VIEW",
     "VIEWS",
     "Path",
     "peel",
@@ -48,6 +50,10 @@ def view_source(value: object) -> Node | None:
     if not isinstance(value, Node) or not is_call(value, *VIEWS):
         return None
     return node_of(arguments(value)["self"])
+
+
+VIEW = Step("view", view_source, VIEWS)
+"""A view of any shape, as a step of a pattern."""
 
 
 def rows_source(value: object) -> Node | None:

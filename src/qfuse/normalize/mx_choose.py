@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
 import torch
 
 from qfuse.ir import ops
-from qfuse.ir.events import Exactness, MissCode
-from qfuse.ir.schema import arguments
+from qfuse.ir.events import Exactness
 from qfuse.ir.views import shape_of
-from qfuse.normalize.mx_pattern import MxBlocks, choose_spec, read_codes
-from qfuse.rewrite.rule import Miss, Rule
+from qfuse.normalize.mx_pattern import BLOCKS, choose_spec, exponents
+from qfuse.rewrite.pattern import Match, PatternRule, op
+from qfuse.rewrite.rewriter import Rewriter
 
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
-    from torch.fx import Node
-
-    from qfuse.rewrite.rewriter import Rewriter
-
-__all__ = ["NormalizeMxChoose"]
+_E8M0 = torch.float8_e8m0fnu
 
 
-class NormalizeMxChoose(Rule[tuple["Node", MxBlocks]]):
+class NormalizeMxChoose(PatternRule):
     """The exponents of the greatest magnitudes become a ``qfuse.choose_qparams``.
 
     Before::
@@ -37,24 +29,13 @@ class NormalizeMxChoose(Rule[tuple["Node", MxBlocks]]):
     """
 
     name = "normalize-mx-choose"
-    anchors: ClassVar[tuple[OpOverload, ...]] = (torch.ops.aten.view.dtype,)
     exactness = Exactness.EXACT
+    pattern = op(torch.ops.aten.view.dtype, exponents(), _E8M0).giving(_E8M0)
 
-    def match(self, node: Node) -> tuple[Node, MxBlocks] | Miss:
-        """Match exponents that are viewed as scales."""
-        a = arguments(node)
-        if a["dtype"] is not torch.float8_e8m0fnu:
-            return Miss(MissCode.PATTERN, node, "it is no scale of blocks", progress=0)
-        blocks = read_codes(a["self"])
-        if blocks is None:
-            text = "a scale of blocks is chosen in a way that qfuse does not know"
-            return Miss(MissCode.PATTERN, node, text, progress=1)
-        return node, blocks
-
-    def rewrite(self, site: tuple[Node, MxBlocks], rw: Rewriter) -> None:
+    def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Choose canonically."""
-        node, blocks = site
+        blocks = site[BLOCKS]
         scale = rw.item(rw.call(ops.choose_qparams, blocks.x, str(choose_spec(blocks))), 0)
-        if len(shape_of(scale)) < len(shape_of(node)):
+        if len(shape_of(scale)) < len(shape_of(site.node)):
             scale = rw.call(torch.ops.aten.unsqueeze.default, scale, -1)
-        rw.replace(node, scale)
+        rw.replace(site.node, scale)
