@@ -156,10 +156,11 @@ def _exponent_codes(rounding: Formula, of_top: int) -> Pattern:
 def _scaled(rounding: Formula, stored: torch.dtype, codes: Pattern) -> Pattern:
     """Return the pattern of scaled numbers; what is beyond the range is clamped, or saturates."""
     top = torch.finfo(stored).max
+    # The scales first: a product has any other operand.
     if rounding is Formula.MX_RCEIL:
-        scaled = _wide(_X) * _reciprocal(codes, top)
+        scaled = _reciprocal(codes, top).core() * _wide(_X)
     else:
-        scaled = _wide(_X) / _divisor(codes)
+        scaled = op(_aten.div.Tensor, other=_divisor(codes).core(), self=_wide(_X))
     clamped = op(_aten.clamp.default, scaled, -top, top)
     # torch's cast to e5m2 makes infinities of what is beyond the range.
     return Maybe(clamped, scaled) if stored is torch.float8_e4m3fn else clamped

@@ -35,7 +35,7 @@ class NormalizeMxQuantize(PatternRule):
 
     name = "normalize-mx-quantize"
     exactness = Exactness.EXACT
-    pattern = cast(scaled_blocks().core()).given(
+    pattern = cast(scaled_blocks()).given(
         where(_is_stored, MissCode.PATTERN, "{node} is not the type that the scales are for")
     )
 

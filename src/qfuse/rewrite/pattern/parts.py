@@ -195,13 +195,13 @@ class Op(Pattern):
     def show(self, out: Writer) -> None:
         """Write an infix operator, or a call."""
         sign, args = _INFIX.get(self.ops[0]), list(self.args.items())
-        if sign is not None and [name for name, _ in args] == ["self", "other"]:
+        if sign is not None and self.args.keys() == {"self", "other"}:
             out.put("(" if out.is_nested else "")
-            out.part(args[0][1])
+            out.part(self.args["self"])
             out.put(" ")
             out.head(sign)
             out.put(" ")
-            out.part(args[1][1])
+            out.part(self.args["other"])
             out.put(")" if out.is_nested else "")
             return
         out.head("|".join(dict.fromkeys(_short(each) for each in self.ops)))

@@ -172,6 +172,8 @@ class Search:
 
     def fail(self, frame: Frame, refusal: Refusal) -> None:
         """Note that the search cannot go on here."""
+        if not self._is_furthest():
+            return
         fields = shown({**self.bound, **refusal.fields, "node": frame.node})
         self._note(frame, Miss(refusal.code, frame.node, refusal.text, fields=fields))
 
@@ -228,6 +230,10 @@ class Search:
             return miss
         text = "the search for this pattern was given up after {} steps"
         return Miss(MissCode.PATTERN, self._root, text, self._budget, progress=miss.progress)
+
+    def _is_furthest(self) -> bool:
+        known = self.closest
+        return known is None or (self._core > 0, self._count) > (known.core > 0, known.count)
 
     def _note(self, frame: Frame, miss: Miss) -> None:
         self._keep(Failure(frame, miss, self._core, self._count))
