@@ -396,6 +396,18 @@ def test_the_core_decides_what_is_this_rules_business(on: Board) -> None:
     assert miss(rooted, on.round(on.x)).progress == 0
 
 
+def test_guards_before_the_core_belong_to_it(on: Board) -> None:
+    silent = where(lambda s: s.name == "y", MissCode.AXIS, "it is not y")
+    loud = where(lambda x: x.name == "x", MissCode.SHAPE, "it is not x")
+    pattern = (op(aten.neg.default, X) * S).given(silent).core().given(loud)
+    assert miss(pattern, on.mul(on.neg(on.x), on.x)).progress == 0
+    found = miss(pattern, on.mul(on.neg(on.y), on.y))
+    assert (found.code, found.progress) == (MissCode.SHAPE, 5)
+    leaf = op(aten.neg.default, S.given(silent).core()) - Y
+    assert miss(leaf, on.sub(on.neg(on.x), 1)).progress == 0
+    assert miss(leaf, on.sub(on.neg(on.y), 1)).progress == 3
+
+
 def chain() -> Pattern:
     scaled = Either(X / S, X * op(aten.reciprocal.default, S))
     codes = op(aten.clamp.default, op(aten.round.default, scaled) + Opt(Z), LOW, HIGH)

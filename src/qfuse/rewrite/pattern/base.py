@@ -35,7 +35,7 @@ class Part(ABC):
     dtypes: tuple[torch.dtype, ...] = ()
     guards: tuple[Guard, ...] = ()
     refusal: tuple[MissCode, str] | None = None
-    is_core = False
+    core_at: int | None = None
 
     def named(self, name: str) -> Self:
         """Capture the value under ``name``."""
@@ -59,12 +59,12 @@ class Part(ABC):
         return self._with(refusal=(code, text))
 
     def core(self) -> Self:
-        """Mark what makes a graph this rule's business.
+        """Mark what makes a graph this rule's business: this part, with the guards it has so far.
 
-        A match that did not come as far is no news: its miss has progress 0, and is not reported.
-        Without a core part that is the root.
+        A match that did not come as far is not news: its miss has progress 0 and is not reported.
+        Without a core part that is the kind of the root.
         """
-        return self._with(is_core=True)
+        return self._with(core_at=len(self.guards))
 
     def _with(self, **changes: object) -> Self:
         new = copy.copy(self)
@@ -103,7 +103,7 @@ class Part(ABC):
     @cached_property
     def has_core(self) -> bool:
         """Whether this part or one inside is marked as the core."""
-        return self.is_core or any(child.has_core for child in self.children)
+        return self.core_at is not None or any(child.has_core for child in self.children)
 
     def walk(self, value: object, search: Search, above: Frame | None) -> Iterator[None]:
         """Match ``value``; yield once for every way to do so, with the captures bound."""
@@ -148,17 +148,17 @@ class Part(ABC):
         """Match what is inside, then test the guards."""
         conflicts, outer, matched = search.conflicts, search.closest, False
         search.closest = None
-        search.enter(self.weight, core=self.is_core)
+        search.enter(self.weight, core=self.core_at == 0)
         for _ in self.parts(value, search, frame):
-            added = search.test(self.guards, frame)
+            added = search.test(self.guards, frame, self.core_at)
             if added is None:
                 continue
             if not matched:
                 matched = True
                 search.reopen(outer)
             yield
-            search.forget(added)
-        search.leave(self.weight, core=self.is_core)
+            search.forget(added, core=bool(self.core_at))
+        search.leave(self.weight, core=self.core_at == 0)
         if not matched:
             if frame.node is value and search.conflicts == conflicts:
                 search.bury(self, frame.node)

@@ -11,7 +11,7 @@ from typing import TypeVar
 from torch.fx import Node
 
 from qfuse.ir.events import MissCode
-from qfuse.rewrite.pattern.captures import Capture, Known
+from qfuse.rewrite.pattern.captures import Capture
 from qfuse.rewrite.pattern.search import shown
 from qfuse.rewrite.pattern.through import Path
 from qfuse.rewrite.rule import Miss
@@ -136,8 +136,8 @@ def _nodes(value: object) -> tuple[Node, ...]:
 
 def _blamed(name: str, bound: Mapping[str, object], node: Node) -> Node:
     value = bound.get(name)
-    if isinstance(value, Node):
-        return value
     if isinstance(value, Path):
         return value.base
-    return value.node if isinstance(value, Known) else node
+    # The typed views of nodes say which node they are of.
+    found = value if isinstance(value, Node) else getattr(value, "node", None)
+    return found if isinstance(found, Node) else node

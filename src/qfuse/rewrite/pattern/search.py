@@ -177,27 +177,37 @@ class Search:
         fields = shown({**self.bound, **refusal.fields, "node": frame.node})
         self._note(frame, Miss(refusal.code, frame.node, refusal.text, fields=fields))
 
-    def test(self, guards: tuple[Guard, ...], frame: Frame) -> list[str] | None:
-        """Test guards; return the names that they bound, or ``None`` where one does not hold."""
+    def test(
+        self, guards: tuple[Guard, ...], frame: Frame, core_at: int | None = None
+    ) -> list[str] | None:
+        """Test guards; return the names that they bound, or ``None`` where one does not hold.
+
+        Args:
+            guards: The guards.
+            frame: The part that they belong to.
+            core_at: The number of guards after which the part is a core; 0 is before all.
+        """
         added: list[str] = []
-        count = self._count
-        for guard in guards:
+        count, core = self._count, self._core
+        for index, guard in enumerate(guards):
+            self._core += index > 0 and index == core_at
             found = guard.test(self.bound, frame.node)
             if isinstance(found, Miss):
                 self.conflicts += 1
                 self._note(frame, found)
                 self.forget(added)
-                self._count = count
+                self._count, self._core = count, core
                 return None
             # Each guard that holds is a step towards a match, so a later one is further.
             self._count += 1
             self.bound.update(found)
             added += found
-        self._count = count
+        self._count, self._core = count, core + bool(core_at)
         return added
 
-    def forget(self, names: list[str]) -> None:
-        """Unbind what guards bound."""
+    def forget(self, names: list[str], *, core: bool = False) -> None:
+        """Undo :meth:`test`."""
+        self._core -= core
         for name in names:
             del self.bound[name]
 
