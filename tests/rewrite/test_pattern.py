@@ -39,6 +39,7 @@ from qfuse.rewrite.pattern import (
     cast,
     check,
     explain,
+    guard,
     let,
     match,
     op,
@@ -334,6 +335,15 @@ def test_guards_read_captures_and_have_a_code_and_a_sentence(on: Board) -> None:
     assert told(clamp, on.clamp(on.x, 1, 2)) == (MissCode.ZERO_POINT, "x", "%x has no 1")
 
 
+def test_a_guard_may_be_a_decorated_function(on: Board) -> None:
+    @guard(MissCode.RANGE, "{low} is not negative", at="x")
+    def negative(low: float) -> bool:
+        return low < 0
+
+    clamp = op(aten.clamp.default, X, LOW, HIGH).given(negative)
+    assert told(clamp, on.clamp(on.x, 1, 2)) == (MissCode.RANGE, "x", "1 is not negative")
+
+
 def test_a_guard_is_part_of_the_match(on: Board) -> None:
     # The first order matches and its guard refuses; the second one fits.
     second = where(lambda s: s.name == "x", MissCode.AXIS, "it is not x")
@@ -377,11 +387,11 @@ def test_what_has_other_users_is_told(on: Board) -> None:
 
 
 def test_a_guard_reads_only_what_is_captured() -> None:
-    guard = where(lambda lo: lo > 0, MissCode.RANGE, "{lo} of {hi}")
+    positive = where(lambda lo: lo > 0, MissCode.RANGE, "{lo} of {hi}")
     with pytest.raises(AssertionError, match=r"read \['hi', 'lo'\]"):
 
         class Wrong(PatternRule):
-            pattern = op(aten.neg.default, X).given(guard)
+            pattern = op(aten.neg.default, X).given(positive)
 
 
 # What is told of a miss

@@ -19,7 +19,7 @@ from qfuse.normalize.constants import shared_constant
 from qfuse.normalize.factor import Factor, check_range, constant_factor
 from qfuse.normalize.int_product import IntProduct, as_int_product
 from qfuse.normalize.movement import Path, peel, put_back
-from qfuse.normalize.source_rule import RefusedError
+from qfuse.normalize.source_rule import RefusedError, accepted
 from qfuse.normalize.spread import Spread, is_per_feature, spread_of
 from qfuse.normalize.weights import call_linear
 from qfuse.rewrite.rule import Miss, Rule
@@ -139,7 +139,7 @@ def _check_ranges(
         known = torch.tensor(float(for_x), dtype=torch.float64)
     for scale in (known, None if weight_scale is None else weight_scale.value):
         if scale is not None:
-            check_range(node, scale, spec, shifted=True)
+            accepted(check_range(node, scale, spec, shifted=True))
 
 
 def _split(scale: Argument, y: Node) -> tuple[Argument, Node | None]:

@@ -14,6 +14,7 @@ from qfuse.ir.schema import arguments, is_call
 from qfuse.ir.sizes import same_shape, same_size
 from qfuse.ir.view_ops import RESHAPES, SIZED_VIEWS
 from qfuse.ir.views import dtype_of, node_of, shape_of, tensor_of
+from qfuse.rewrite import pattern
 from qfuse.rewrite.pattern import Step
 
 if TYPE_CHECKING:
@@ -23,19 +24,6 @@ if TYPE_CHECKING:
 
     from qfuse.ir.sizes import Size
     from qfuse.rewrite.rewriter import Rewriter
-
-__all__ = [
-    "VIEW",
-    "VIEWS",
-    "Path",
-    "peel",
-    "put_back",
-    "rows_source",
-    "sized_view",
-    "transpose_source",
-    "view_source",
-    "with_shape",
-]
 
 _aten = torch.ops.aten
 
@@ -54,6 +42,14 @@ def view_source(value: object) -> Node | None:
 
 VIEW = Step("view", view_source, VIEWS)
 """A view of any shape, as a step of a pattern."""
+
+
+def _sized_source(node: Node) -> Node | None:
+    return node_of(arguments(node)["self"]) if is_call(node, *SIZED_VIEWS) else None
+
+
+SIZED_VIEW = Step("view", _sized_source, SIZED_VIEWS)
+"""A view that names its whole shape."""
 
 
 def rows_source(value: object) -> Node | None:
@@ -75,6 +71,10 @@ def rows_source(value: object) -> Node | None:
     if is_call(value, _aten.squeeze.dim):
         return source if _axis(value, len(before)) < len(before) - 1 else None
     return None
+
+
+ROW_VIEW = Step("view", rows_source)
+"""A view that leaves the last axis alone."""
 
 
 def put_back(rw: Rewriter, view: Node, y: Node) -> Node:
@@ -140,6 +140,15 @@ def transpose_source(value: object) -> Node | None:
         assert isinstance(dims, (list, tuple)), f"not a list of axes: {value.format_node()}"
         return node_of(a["self"]) if [_wrap(d, 2) for d in dims] == [1, 0] else None
     return None
+
+
+def reapply(rw: Rewriter, path: pattern.Path, y: Node, dtype: torch.dtype) -> Node:
+    """Give ``y``, which stands for the base of ``path``, a type, and put the views back on."""
+    if dtype_of(y) != dtype:
+        y = rw.call(_aten._to_copy.default, y, dtype=dtype)
+    for view in path.of(ROW_VIEW):
+        y = put_back(rw, view, y)
+    return y
 
 
 @dataclass(frozen=True, slots=True)

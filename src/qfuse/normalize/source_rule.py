@@ -19,9 +19,17 @@ if TYPE_CHECKING:
     from torch.fx import Node
     from torch.fx.node import Argument
 
-__all__ = ["RefusedError", "SourceRule", "dtype_argument", "known_arguments", "promoted"]
+__all__ = [
+    "RefusedError",
+    "SourceRule",
+    "accepted",
+    "dtype_argument",
+    "known_arguments",
+    "promoted",
+]
 
 S = TypeVar("S")
+T = TypeVar("T")
 
 
 class RefusedError(Exception):
@@ -30,6 +38,17 @@ class RefusedError(Exception):
     def __init__(self, code: MissCode, at: Node, template: str, *values: object) -> None:
         self.miss = Miss(code, at, template, *values)
         super().__init__(self.miss)
+
+
+def accepted(found: T | Miss) -> T:
+    """Return what was found.
+
+    Raises:
+        RefusedError: It is a miss.
+    """
+    if isinstance(found, Miss):
+        raise RefusedError(found.code, found.at, "{}", found.reason)
+    return found
 
 
 class SourceRule(Rule[S], ABC):

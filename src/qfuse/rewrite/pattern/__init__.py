@@ -1,7 +1,7 @@
 """Patterns of expressions that explain why they did not match."""
 
 from qfuse.rewrite.pattern.captures import ANY, Arg, Capture, Const, Known, Num, Read, Scalar, V
-from qfuse.rewrite.pattern.guards import bind, check, let, single_use, where
+from qfuse.rewrite.pattern.guards import bind, check, guard, let, single_use, where
 from qfuse.rewrite.pattern.match import Match, PatternRule, explain, match
 from qfuse.rewrite.pattern.parts import Either, Literal, Maybe, Opt, Pattern, op
 from qfuse.rewrite.pattern.through import CAST, Path, Step, Via, cast, through
@@ -31,6 +31,7 @@ __all__ = [
     "cast",
     "check",
     "explain",
+    "guard",
     "let",
     "match",
     "op",

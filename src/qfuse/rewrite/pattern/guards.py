@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from qfuse.ir.events import MissCode
 from qfuse.rewrite.pattern.captures import Capture
+from qfuse.rewrite.pattern.match import Match
 from qfuse.rewrite.pattern.search import shown
 from qfuse.rewrite.pattern.through import Path
 from qfuse.rewrite.rule import Miss
@@ -77,12 +78,17 @@ def where(fn: Callable[..., bool], code: MissCode, text: str, at: str = "") -> W
 
     Args:
         fn: Its parameters are named after captures, and get them; ``None`` where one is missing.
-            ``node`` is the node of the part that is guarded.
+            ``node`` is the node of the part that is guarded, ``match`` all that was captured.
         code: The code of the miss where it does not hold.
         text: The sentence, a template of captures: ``{x}``, ``{x.shape}``, ``{x.dtype}``.
         at: The capture to blame; the node of the part if it is empty.
     """
     return Where(fn, code, text, at)
+
+
+def guard(code: MissCode, text: str, at: str = "") -> Callable[[Callable[..., bool]], Where]:
+    """Make a guard of a function; see :func:`where`."""
+    return lambda fn: Where(fn, code, text, at)
 
 
 def let(capture: Capture[T], fn: Callable[..., T | Miss]) -> Let:
@@ -108,11 +114,11 @@ def check(fn: Callable[..., Miss | None]) -> Let:
 def single_use(*names: str, text: str = "{node} has other users") -> Let:
     """Demand that the nodes that were captured, and what is on a path, have one user each."""
 
-    def shared(bound: Mapping[str, object]) -> Miss | None:
+    def shared(match: Match) -> Miss | None:
         for name in names:
-            for each in _nodes(bound.get(name)):
+            for each in _nodes(match.bound.get(name)):
                 if len(each.users) > 1:
-                    fields = shown({**bound, "node": each})
+                    fields = shown({**match.bound, "node": each})
                     return Miss(MissCode.SHARED, each, text, fields=fields)
         return None
 
@@ -124,7 +130,7 @@ def _parameters(fn: Callable[..., object]) -> tuple[str, ...]:
 
 
 def _values(names: tuple[str, ...], bound: Mapping[str, object], node: Node) -> list[object]:
-    known = {**bound, "node": node, "bound": bound}
+    known = {**bound, "node": node, "match": Match(node, bound)}
     return [known.get(name) for name in names]
 
 

@@ -78,7 +78,7 @@ class PatternRule(Rule[Match]):
 
 def unbound(pattern: Pattern) -> list[str]:
     """Return the names that guards read and nothing captures."""
-    bound, read = {"node", "bound", ""}, set[str]()
+    bound, read = {"node", "match", ""}, set[str]()
     stack: list[Part] = [pattern]
     while stack:
         part = stack.pop()
