@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx import Graph, Node
 
-from qfuse.ir.casts import cast_source
 from qfuse.ir.dtypes import REALS
 from qfuse.ir.events import Exactness, MissCode
-from qfuse.ir.schema import arguments, is_call
-from qfuse.ir.views import as_linear, node_of
+from qfuse.ir.graph.schema import arguments, is_call
+from qfuse.ir.ops.casts import cast_source
+from qfuse.ir.ops.views import as_linear, node_of
 from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.pattern import (
     ANY,

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from collections.abc import Mapping
+from typing import ClassVar, Generic, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from torch._ops import OpOverload
+from torch.fx import Node
 
-    from torch._ops import OpOverload
-    from torch.fx import Node
-
-    from qfuse.cost.model import CostModel
-    from qfuse.ir.events import Exactness, MissCode
-    from qfuse.rewrite.rewriter import Rewriter
-
-__all__ = ["Miss", "Rule"]
+from qfuse.cost.model import CostModel
+from qfuse.ir.events import Exactness, MissCode
+from qfuse.rewrite.rewriter import Rewriter
 
 S = TypeVar("S")
 

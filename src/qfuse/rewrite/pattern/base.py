@@ -6,20 +6,18 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Self, TypeGuard
+from typing import ClassVar, Self, TypeGuard
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from qfuse.ir.events import MissCode
-from qfuse.ir.program import op_name
-from qfuse.ir.quant_spec import dtype_name
-from qfuse.ir.views import dtype_of
+from qfuse.ir.graph.stage_graph import op_name
+from qfuse.ir.ops.views import dtype_of
+from qfuse.ir.quant.spec import dtype_name
 from qfuse.rewrite.pattern.search import Frame, Guard, Refusal, Search
 from qfuse.rewrite.pattern.writer import Writer
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
 
 
 class Part(ABC):

@@ -10,9 +10,9 @@ import torch
 from torch.fx import Node
 from torch.fx.node import Argument
 
-from qfuse.ir.constants import constant_value, number_of
 from qfuse.ir.events import MissCode
-from qfuse.ir.views import shape_of
+from qfuse.ir.ops.constants import constant_value, number_of
+from qfuse.ir.ops.views import shape_of
 from qfuse.rewrite.pattern.base import is_tensor
 from qfuse.rewrite.pattern.parts import Pattern
 from qfuse.rewrite.pattern.search import Refusal

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node
 
+from qfuse.ir.aten import aten
 from qfuse.ir.events import MissCode
-from qfuse.ir.quant_spec import dtype_name
-from qfuse.ir.schema import argument_defaults, argument_names, arguments, is_call, overload_of
+from qfuse.ir.graph.schema import argument_defaults, argument_names, arguments, is_call, overload_of
+from qfuse.ir.quant.spec import dtype_name
 from qfuse.rewrite.pattern.base import Part, describe
 from qfuse.rewrite.pattern.search import Frame, Refusal, Search, same_value
 from qfuse.rewrite.pattern.writer import Writer
 
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
-
-_aten = torch.ops.aten
-
 # `add` commutes as long as `alpha` is 1, which is its default.
 _COMMUTATIVE = frozenset(
     (
-        *(_aten.add.Tensor, _aten.mul.Tensor, _aten.maximum.default, _aten.minimum.default),
-        *(_aten.eq.Tensor, _aten.ne.Tensor, _aten.logical_and.default, _aten.logical_or.default),
-        *(_aten.bitwise_and.Tensor, _aten.bitwise_or.Tensor, _aten.bitwise_xor.Tensor),
+        *(aten.add.Tensor, aten.mul.Tensor, aten.maximum.default, aten.minimum.default),
+        *(aten.eq.Tensor, aten.ne.Tensor, aten.logical_and.default, aten.logical_or.default),
+        *(aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor),
     )
 )
 _INFIX = {
-    _aten.add.Tensor: "+",
-    _aten.sub.Tensor: "-",
-    _aten.mul.Tensor: "*",
-    _aten.div.Tensor: "/",
+    aten.add.Tensor: "+",
+    aten.sub.Tensor: "-",
+    aten.mul.Tensor: "*",
+    aten.div.Tensor: "/",
 }
 
 
@@ -41,16 +37,16 @@ class Pattern(Part):
     """A part of a pattern, and the whole of it. Arithmetic on patterns is a pattern of that."""
 
     def __add__(self, other: object) -> Pattern:
-        return op(_aten.add.Tensor, self, other)
+        return op(aten.add.Tensor, self, other)
 
     def __sub__(self, other: object) -> Pattern:
-        return op(_aten.sub.Tensor, self, other)
+        return op(aten.sub.Tensor, self, other)
 
     def __mul__(self, other: object) -> Pattern:
-        return op(_aten.mul.Tensor, self, other)
+        return op(aten.mul.Tensor, self, other)
 
     def __truediv__(self, other: object) -> Pattern:
-        return op(_aten.div.Tensor, self, other)
+        return op(aten.div.Tensor, self, other)
 
 
 def fit_all(

@@ -16,9 +16,9 @@ from typing import NamedTuple, Protocol
 from torch.fx import Node
 
 from qfuse.ir.events import MissCode
-from qfuse.ir.program import op_name
-from qfuse.ir.quant_spec import dtype_name
-from qfuse.ir.views import dtype_of, shape_of
+from qfuse.ir.graph.stage_graph import op_name
+from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.quant.spec import dtype_name
 from qfuse.rewrite.rule import Miss
 
 # The budget of a search, in steps per part of the pattern. A search without repeated captures

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node
 
-from qfuse.ir.casts import cast_source
+from qfuse.ir.aten import aten
 from qfuse.ir.events import MissCode
+from qfuse.ir.ops.casts import cast_source
 from qfuse.rewrite.pattern.base import Part
 from qfuse.rewrite.pattern.captures import Capture
 from qfuse.rewrite.pattern.parts import Pattern
 from qfuse.rewrite.pattern.search import Frame, Refusal, Search
 from qfuse.rewrite.pattern.writer import Writer
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
 
 _LONGEST = 12
 
@@ -39,7 +37,7 @@ class Step:
     ops: tuple[OpOverload, ...] = ()
 
 
-CAST = Step("cast", cast_source, (torch.ops.aten._to_copy.default,))
+CAST = Step("cast", cast_source, (aten._to_copy.default,))
 """A copy that changes the type and nothing else."""
 
 

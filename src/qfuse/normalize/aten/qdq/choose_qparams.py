@@ -1,0 +1,121 @@
+"""A choice of scales written as arithmetic: the greatest magnitude, clamped and divided."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.fx.node import Argument
+
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.views import Quantize, as_quantize, dtype_of, shape_of
+from qfuse.ir.quant.choose import ChooseSpec, Formula
+from qfuse.ir.sizes import same_size
+from qfuse.rewrite.pattern import ANY, Arg, Capture, Either, Literal, Match, PatternRule, V, op
+from qfuse.rewrite.pattern.guards import guard, let
+from qfuse.rewrite.prelude import Exactness, MissCode, Node, Rewriter, aten
+
+# The reference gives a scale of float16 in float32.
+X = V("x", (torch.float32, torch.bfloat16, torch.float64))
+EPS = Arg("eps")
+SCALE, QUANTIZE = Capture[Node]("scale"), Capture[Quantize]("quantize")
+_PEAK = op(aten.amax.default, op(aten.abs.default, X), Arg("dims"), Arg("keepdim"))
+_NO_LEAST = MissCode.PATTERN, "{found} has no least value, as clamp(min=...) gives one"
+_NO_ZERO = MissCode.ZERO_POINT, "it is quantized with a zero point, which nothing has chosen"
+
+
+@guard(MissCode.GRANULARITY, "the maximum is over {dims} with keepdim={keepdim}, not the last axis")
+def _is_of_rows(x: Node, dims: Argument, keepdim: Argument) -> bool:
+    axes = list(dims) if isinstance(dims, (list, tuple)) else [dims]
+    return axes in ([-1], [len(shape_of(x)) - 1]) and keepdim is True
+
+
+@guard(MissCode.ARGUMENT, "the greatest magnitude is clamped from above too")
+def _is_open_above(most: Argument) -> bool:
+    return most is None
+
+
+@guard(MissCode.ARGUMENT, "the least of the greatest magnitude is {eps}, not a positive number")
+def _is_normal(eps: Argument) -> bool:
+    # Below the normal numbers of float32 it may be rounded on the way to a kernel.
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+        return False
+    return torch.finfo(torch.float32).tiny <= eps < math.inf
+
+
+def _quantize(node: Node) -> Quantize:
+    found = as_quantize(node)
+    assert found is not None, "the pattern starts with a quantize"
+    return found
+
+
+@guard(MissCode.RANGE, "the range of {quantize.params.spec} is not symmetric")
+def _is_symmetric(quantize: Quantize) -> bool:
+    spec = quantize.params.spec
+    top = spec.quant_max
+    return spec.dtype is torch.int8 and top > 0 and spec.quant_min in {-top, -top - 1}
+
+
+@guard(
+    MissCode.RANGE, "the scale divides by {divisor}, not by the greatest quantized value", "scale"
+)
+def _divides_by_top(quantize: Quantize, divisor: Argument) -> bool:
+    return not isinstance(divisor, (bool, Node)) and bool(divisor == quantize.params.spec.quant_max)
+
+
+@guard(MissCode.GRANULARITY, "it is not quantized by rows")
+def _is_by_rows(quantize: Quantize, scale: Node) -> bool:
+    sizes = zip(shape_of(quantize.x)[:-1], quantize.params.spec.block[:-1], strict=True)
+    rows = all(block == 1 or same_size(size, 1) for size, block in sizes)
+    return rows and dtype_of(scale) == dtype_of(quantize.x)
+
+
+class ChooseChain(PatternRule):
+    """``amax(abs(x), -1, keepdim).clamp(min=eps) / quant_max`` becomes ``choose_qparams``.
+
+    Before::
+
+        x -> abs -> amax(-1) -> clamp(min=1e-5) -> div(127) -> scale
+        x, scale -> quantize int8[-128,127]
+
+    After::
+
+        x -> choose_qparams "token-symmetric int8[-128,127] ..." -> scale
+        x, scale -> quantize int8[-128,127]
+
+    Exact: the greatest magnitude is that of the least or that of the greatest element, and the rest
+    is the same operations in the same type. It is a choice only where ``x`` is quantized with it.
+
+    Refuses: a scale that is computed otherwise, or from other data than is quantized; another
+    divisor than the greatest quantized value; a range that is not symmetric, but for one more
+    below; a zero point; a clamp with an upper bound, or whose least scale is not positive and
+    finite; a maximum of anything but whole rows; float16, which the reference leaves for float32.
+    """
+
+    name = "choose-chain"
+    exactness = Exactness.EXACT
+    _least = Either(
+        op(aten.clamp.default, _PEAK.given(_is_of_rows), EPS, Arg("most")).given(_is_open_above),
+        op(aten.clamp_min.default, _PEAK.given(_is_of_rows), EPS),
+    )
+    pattern = op(
+        ops.quantize,
+        X,
+        (_least.otherwise(*_NO_LEAST).given(_is_normal) / Arg("divisor")).core().named("scale"),
+        Literal(None).otherwise(*_NO_ZERO),
+        ANY,
+        Literal(None).otherwise(*_NO_ZERO),
+    ).given(let(QUANTIZE, _quantize), _is_symmetric, _divides_by_top, _is_by_rows)
+
+    def rewrite(self, site: Match, rw: Rewriter) -> None:
+        """Choose where the scale was computed."""
+        spec, real = site[QUANTIZE].params.spec, dtype_of(site[X])
+        eps = site[EPS]
+        assert isinstance(eps, (int, float)), "it is a number"
+        bounds = spec.quant_min, spec.quant_max
+        choose = ChooseSpec(
+            Formula.TOKEN_SYMMETRIC, spec.dtype, *bounds, spec.block, float(eps), real, real
+        )
+        with rw.before(site[SCALE]):
+            scale = rw.item(rw.call(ops.choose_qparams, site[X], str(choose)), 0)
+        rw.replace(site[SCALE], scale)

@@ -1,0 +1,125 @@
+"""A dequantize written as arithmetic: a cast, a subtraction, a multiplication."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx.node import Argument
+
+from qfuse.ir.dtypes import REALS
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.constants import constant_value
+from qfuse.ir.ops.value_range import bounds_of
+from qfuse.ir.ops.views import as_quantize, dtype_of, shape_of
+from qfuse.ir.quant.spec import dtype_name, dtype_range
+from qfuse.normalize.aten.qdq.scale_factor import (
+    Factor,
+    chosen_at_run_time,
+    scale_factor,
+    zero_factor,
+)
+from qfuse.normalize.match.broadcast import block_of
+from qfuse.normalize.match.quantized_values import QUANTIZED, Stored, integers_of, stored_spec
+from qfuse.normalize.match.views import view_source
+from qfuse.rewrite.pattern import Arg, Capture, Match, PatternRule, guard, let
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter
+
+SCALE = Arg("scale")
+VALUE = Capture[Node]("value")
+SCALE_FACTOR = Capture[Factor]("scale_factor")
+ZERO_FACTOR = Capture[Factor | None]("zero_factor")
+
+
+def _is_parameter(q: Node, param: Node) -> bool:
+    """Whether ``param`` was chosen at run time, or made ``q``."""
+    made = as_quantize(_unviewed(q))
+    root, params = _unviewed(param), () if made is None else made.params.tensors
+    return chosen_at_run_time(param) or any(_unviewed(p) is root for p in params)
+
+
+def _unviewed(node: Node) -> Node:
+    while (source := view_source(node)) is not None:
+        node = source
+    return node
+
+
+@guard(MissCode.NOT_CONSTANT, "{scale} is neither a constant nor known to be a scale", at="scale")
+def _is_scale(q: Node, scale: Argument) -> bool:
+    known = not isinstance(scale, Node) or constant_value(scale) is not None
+    return known or (isinstance(scale, Node) and _is_parameter(q, scale))
+
+
+def _scale_factor(node: Node, value: Node, scale: Argument) -> Factor | Miss:
+    compute = torch.float64 if dtype_of(node) is torch.float64 else torch.float32
+    return scale_factor(node, scale, shape_of(value), compute)
+
+
+@guard(MissCode.ZERO_POINT, "{q.dtype} values have no zero point")
+def _may_be_shifted(q: Node, zero: Argument) -> bool:
+    return zero is None or not dtype_of(q).is_floating_point
+
+
+@guard(
+    MissCode.NOT_CONSTANT,
+    "the zero point is not a constant, and no op that chooses zero points gave it: "
+    "quantize symmetrically, or call such an op",
+    at="zero",
+)
+def _is_zero_point(q: Node, zero: Argument) -> bool:
+    if not isinstance(zero, Node) or constant_value(zero) is not None:
+        return True
+    integers = integers_of(zero)
+    return integers is not None and _is_parameter(q, integers)
+
+
+def _zero_factor(node: Node, q: Node, zero: Argument, scale_factor: Factor) -> Factor | Miss | None:
+    factor = zero_factor(node, zero, scale_factor.shape, dtype_of(q))
+    wide = dtype_of(node) in {torch.float32, torch.float64}
+    if wide or not isinstance(factor, Factor) or factor.value is not None:
+        return factor
+    # Other differences than those of 8-bit numbers are rounded to 16 bits.
+    (low, high), bounds = dtype_range(dtype_of(q)), bounds_of(factor.home)
+    if bounds is not None and low <= bounds[0] and bounds[1] <= high:
+        return factor
+    text = "the zero point is not known to lie in [{}, {}], the range of {}"
+    return Miss(MissCode.ZERO_POINT, node, text, low, high, dtype_name(dtype_of(q)))
+
+
+class DequantizeChain(PatternRule):
+    """``(cast(q) - zero_point) * scale`` becomes one ``qfuse.dequantize``.
+
+    Before::
+
+        q -> cast -> sub(zero_point) -> mul(scale)
+
+    After::
+
+        q, scale, zero_point -> qfuse.dequantize
+
+    Exact: 8-bit numbers and their differences are exact in every float type, and a 16-bit type
+    rounds the float32 product once, as ``qfuse.dequantize`` does.
+
+    Refuses: a scale that is neither a constant nor chosen by a dynamic quantization, nor that of
+    the quantize that made ``q``, since then it is just a factor; a scale per element, or one that
+    broadcasts the quantized values to a larger shape; a zero point that is not an 8-bit integer, or
+    has other blocks than the scale.
+    """
+
+    name = "dequantize-chain"
+    exactness = Exactness.EXACT
+    pattern = (
+        (QUANTIZED.named("value") * SCALE.given(_is_scale).core())
+        .giving(*REALS)
+        .given(let(SCALE_FACTOR, _scale_factor), _may_be_shifted, _is_zero_point)
+        .given(let(ZERO_FACTOR, _zero_factor))
+    )
+
+    def rewrite(self, site: Match, rw: Rewriter) -> None:
+        """Build the parameters, then the dequantize."""
+        stored, scale, zero = Stored.of(site), site[SCALE_FACTOR], site[ZERO_FACTOR]
+        shape = shape_of(site[VALUE])
+        block = block_of(shape, scale.shape)
+        assert block is not None, "the scale tiles the quantized values"
+        spec = stored_spec(stored.q, shape, scale.shape, dtype_of(site.node), block)
+        q = stored.build(rw)
+        made = None if zero is None else zero.build(rw)
+        rw.replace(site.node, rw.call(ops.dequantize, q, scale.build(rw), made, str(spec)))

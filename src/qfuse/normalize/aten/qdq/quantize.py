@@ -1,0 +1,143 @@
+"""A quantize written as arithmetic: divide, round, shift, clamp, cast."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx.node import Argument
+
+from qfuse.ir.dtypes import REALS
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.casts import cast_source
+from qfuse.ir.ops.constants import constant_value
+from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.quant.spec import Arithmetic, QuantSpec, dtype_range
+from qfuse.ir.sizes import same_shape
+from qfuse.normalize.aten.qdq.scale_factor import Factor, inverse_factor, scale_factor, zero_factor
+from qfuse.normalize.match.broadcast import block_of
+from qfuse.rewrite.pattern import Match, Pattern, PatternRule, Step, Via
+from qfuse.rewrite.pattern.captures import Arg, Capture, Num, V
+from qfuse.rewrite.pattern.guards import bind, guard, let
+from qfuse.rewrite.pattern.parts import Either, Maybe, Opt, op
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, aten
+
+X, SCALE, INVERSE, ZERO = V("x", REALS), Arg("scale"), Arg("inverse"), Arg("zero_point")
+LOW, HIGH = Num("low"), Num("high")
+DIVIDES, ZERO_FIRST = Capture[bool]("divides"), Capture[bool]("zero_first")
+SCALED = Capture[Node]("scaled")
+SCALE_FACTOR = Capture[Factor]("scale_factor")
+ZERO_FACTOR = Capture[Factor | None]("zero_factor")
+
+
+@guard(MissCode.RANGE, "the clamp [{low}, {high}] is not a range of {node.dtype}", at="clamped")
+def _is_range(node: Node, low: float, high: float) -> bool:
+    least, most = dtype_range(dtype_of(node))
+    return least <= low <= high <= most and (low, high) == (int(low), int(high))
+
+
+@guard(MissCode.SHAPE, "the parameters broadcast {x}, which is quantized", at="scaled")
+def _keeps_shape(node: Node, x: Node, scaled: Node) -> bool:
+    return all(same_shape(shape_of(each), shape_of(x)) for each in (scaled, node))
+
+
+@guard(MissCode.DTYPE, "it changes its float type on the way")
+def _keeps_type(node: Node, scaled: Node) -> bool:
+    return dtype_of(cast_source(node) or node) == dtype_of(scaled)
+
+
+@guard(MissCode.ARITHMETIC, "a number does not act in {scaled.dtype} as a tensor would", "scaled")
+def _acts_as_a_tensor(scale: Argument, inverse: Argument, scaled: Node) -> bool:
+    by = scale if inverse is None else inverse
+    wide = dtype_of(scaled) in {torch.float32, torch.float64}
+    return wide or (isinstance(by, Node) and len(shape_of(by)) > 0)
+
+
+def _scale_factor(x: Node, scale: Argument, inverse: Argument, scaled: Node) -> Factor | Miss:
+    if inverse is not None:
+        return inverse_factor(scaled, inverse, shape_of(x), dtype_of(scaled))
+    return scale_factor(scaled, scale, shape_of(x), dtype_of(scaled))
+
+
+@guard(MissCode.RANGE, "its scale is zero", at="scaled")
+def _is_positive(scale_factor: Factor) -> bool:
+    value = scale_factor.value
+    known = constant_value(scale_factor.home) if value is None else value
+    return known is None or bool((known > 0).all())
+
+
+def _zero_factor(node: Node, scale_factor: Factor, zero_point: Argument) -> Factor | Miss | None:
+    return zero_factor(node, zero_point, scale_factor.shape, dtype_of(node))
+
+
+def _float_source(node: Node) -> Node | None:
+    source = cast_source(node) if dtype_of(node) in {torch.int8, torch.uint8} else None
+    return source if source is not None and dtype_of(source).is_floating_point else None
+
+
+def _clamp(value: Pattern) -> Pattern:
+    low = LOW.otherwise(MissCode.RANGE, "its clamp has no least value")
+    high = HIGH.otherwise(MissCode.RANGE, "its clamp has no greatest value")
+    return op(aten.clamp.default, value, low, high).otherwise(*_NO_CLAMP).named("clamped")
+
+
+def _round(value: Pattern) -> Pattern:
+    return op(aten.round.default, value)
+
+
+_NO_CLAMP = MissCode.RANGE, "{found} is cast without a clamp, which is undefined out of the range"
+_RECIPROCAL = op(aten.reciprocal.default, SCALE)
+_SCALED = Either(
+    (X / SCALE).given(bind(DIVIDES, True)),
+    X * Maybe(_RECIPROCAL * 1, _RECIPROCAL),
+    X * INVERSE,
+).named("scaled")
+_CODES = Either(
+    _clamp(_round(_SCALED) + Opt(ZERO)),
+    _clamp(_round(_SCALED + Opt(ZERO))).given(bind(ZERO_FIRST, True)),
+    _round(_clamp(_SCALED + Opt(ZERO))).given(bind(ZERO_FIRST, True)),
+).otherwise(*_NO_CLAMP)
+_TO_EIGHT_BITS = Step("cast to 8 bits", _float_source, (aten._to_copy.default,))
+
+
+class QuantizeChain(PatternRule):
+    """``clamp(round(x / scale) + zero_point, low, high)`` cast to 8 bits becomes ``quantize``.
+
+    Before::
+
+        x -> div(scale) -> round -> add(zero_point) -> clamp(low, high) -> cast int8
+
+    After::
+
+        x, scale, zero_point -> qfuse.quantize
+
+    Also with a product by the reciprocal instead of the quotient, with the zero point added before
+    rounding, and rounding after clamping to integers, which gives the same quantized values.
+
+    Exact: the same operations in the same order and type, except that one.
+
+    Refuses: a chain without a clamp, whose cast is undefined outside of the range; bounds that are
+    not integers or lie outside of the type; rounding to decimals or down; a constant scale that is
+    zero, negative or not finite; a scale that broadcasts ``x``; a reciprocal that no scale has, or
+    that is computed at run time; a zero point that is not an integer; numbers as scales in 16-bit
+    arithmetic, which are rounded there differently from tensors.
+    """
+
+    name = "quantize-chain"
+    exactness = Exactness.EXACT
+    pattern = (
+        Via(_CODES, _TO_EIGHT_BITS)
+        .otherwise(MissCode.DTYPE, "{found} is not a cast of a float to 8 bits")
+        .given(_is_range, _keeps_shape, _keeps_type, _acts_as_a_tensor)
+        .given(let(SCALE_FACTOR, _scale_factor), _is_positive, let(ZERO_FACTOR, _zero_factor))
+    )
+
+    def rewrite(self, site: Match, rw: Rewriter) -> None:
+        """Build the parameters, then the quantize."""
+        x, scale, zero = site[X], site[SCALE_FACTOR], site[ZERO_FACTOR]
+        zero_first = ZERO_FIRST in site and zero is not None
+        arithmetic = Arithmetic(dtype_of(site[SCALED]), DIVIDES not in site, zero_first)
+        block = block_of(shape_of(x), scale.shape)
+        assert block is not None, "the scale tiles x"
+        bounds = int(site[LOW]), int(site[HIGH])
+        spec = QuantSpec(dtype_of(site.node), *bounds, block, dtype_of(x), arithmetic)
+        made = None if zero is None else zero.build(rw)
+        rw.replace(site.node, rw.call(ops.quantize, x, scale.build(rw), made, str(spec)))

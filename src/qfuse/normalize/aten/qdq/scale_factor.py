@@ -1,0 +1,215 @@
+"""Scales and zero points of chains of plain arithmetic, brought to one entry per block."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx.node import Argument
+
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.ops.casts import cast_source
+from qfuse.ir.ops.constants import constant_value
+from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.quant.spec import QuantSpec, dtype_name, dtype_range
+from qfuse.ir.sizes import Size, same_shape
+from qfuse.normalize.match.broadcast import block_of, padded
+from qfuse.normalize.match.constants import derived
+from qfuse.normalize.match.quantized_values import integers_of
+from qfuse.normalize.match.views import transpose_source, view_source, with_shape
+from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
+
+_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A scale or zero point, and what it must become.
+
+    Attributes:
+        home: The node that it comes from, or that it is written in as a number.
+        shape: One entry per block, in the rank of the data.
+        value: Its value, if it is known before run time.
+        what: A word for it.
+    """
+
+    home: Node
+    shape: tuple[Size, ...]
+    value: torch.Tensor | None
+    what: str
+
+    def build(self, rw: Rewriter) -> Node:
+        """Return a node of this shape."""
+        if self.value is not None:
+            return derived(rw, self.home, self.value, self.what)
+        node = self.home
+        for _ in range(len(self.shape) - len(shape_of(node))):
+            node = rw.call(aten.unsqueeze.default, node, 0)
+        return node
+
+
+def constant_factor(node: Node, value: torch.Tensor, rank: int, what: str) -> Factor:
+    """Return a factor of known value in the given rank, named after the constant behind it."""
+    home = node
+    while (source := view_source(home) or cast_source(home)) is not None:
+        home = source
+    node = home if home.op == "get_attr" else node
+    shape = padded(tuple(value.shape), rank)
+    return Factor(node, shape, value.reshape([int(s) for s in shape]), what)
+
+
+def scale_factor(
+    at: Node, by: Argument, shape: Sequence[Size], compute: torch.dtype
+) -> Factor | Miss:
+    """Read what quantized values of ``shape`` are multiplied or divided by.
+
+    Args:
+        at: The product or quotient.
+        by: The factor: a node or a number.
+        shape: Shape of the quantized values.
+        compute: Type in which a number enters the arithmetic.
+    """
+    if isinstance(by, (int, float)) and not isinstance(by, bool):
+        number = torch.full((1,) * len(shape), float(by), dtype=compute)
+        return _refuse_scale(at, number) or Factor(at, tuple(number.shape), number, "scale")
+    if not isinstance(by, Node) or not dtype_of(by).is_floating_point:
+        return Miss(MissCode.DTYPE, at, "the factor is not a float tensor")
+    if block_of(shape, shape_of(by)) is None or _is_per_element(shape, shape_of(by)):
+        text = "a scale of shape {} does not tile quantized values of shape {}"
+        return Miss(MissCode.SHAPE, by, text, tuple(shape_of(by)), tuple(shape))
+    value = constant_value(by)
+    if value is None or transpose_source(by) is not None:
+        # A transposed scale stays, so that the transpose of its weight can cancel it.
+        factor = Factor(by, padded(shape_of(by), len(shape)), None, "scale")
+    else:
+        factor = constant_factor(by, value, len(shape), "scale")
+    return factor if value is None else _refuse_scale(by, value) or factor
+
+
+def _refuse_scale(at: Node, value: torch.Tensor) -> Miss | None:
+    if bool((value.isfinite() & (value >= 0)).all()):
+        return None
+    return Miss(MissCode.RANGE, at, "the factor is infinite, NaN or negative, so not a scale")
+
+
+def inverse_factor(
+    at: Node, by: Argument, shape: Sequence[Size], compute: torch.dtype
+) -> Factor | Miss:
+    """Read a scale of which the reciprocal, to the bit, is what values are multiplied by.
+
+    Args:
+        at: The product.
+        by: The factor: a node or a number.
+        shape: Shape of the values.
+        compute: Type of the product.
+    """
+    factor = scale_factor(at, by, shape, compute)
+    if isinstance(factor, Miss):
+        return factor
+    if factor.value is None:
+        text = "it is multiplied by the scale, not by its reciprocal"
+        return Miss(MissCode.ARITHMETIC, at, text)
+    value = factor.value.to(compute)
+    for dtype in (torch.float32, torch.float64):
+        scale = value.to(dtype).reciprocal()
+        if torch.equal(scale.reciprocal().to(compute), value):
+            return Factor(factor.home, factor.shape, scale, "reciprocal")
+    return Miss(MissCode.ARITHMETIC, at, "no scale has this factor as its reciprocal")
+
+
+def zero_factor(
+    at: Node, zero: Argument, grid: Sequence[Size], storage: torch.dtype
+) -> Factor | Miss | None:
+    """Read what is subtracted from quantized values whose scale has the shape ``grid``.
+
+    Args:
+        at: The op that ends the chain.
+        zero: What is subtracted or added: a node or a number; ``None`` is zero.
+        grid: Shape of the scale.
+        storage: Type of the quantized values.
+
+    Returns:
+        ``None`` if it is zero everywhere.
+    """
+    if zero is None:
+        return None
+    value = torch.tensor(zero) if isinstance(zero, (int, float)) else constant_value(zero)
+    if value is None:
+        assert isinstance(zero, Node), f"not a zero point: {zero!r}"
+        return _run_time_zero(at, zero, grid)
+    return _known_zero(at, zero if isinstance(zero, Node) else at, value, grid, storage)
+
+
+def _known_zero(
+    at: Node, home: Node, value: torch.Tensor, grid: Sequence[Size], storage: torch.dtype
+) -> Factor | Miss | None:
+    low, high = dtype_range(storage)
+    integers = value.double()
+    if not bool(((integers == integers.round()) & (integers >= low) & (integers <= high)).all()):
+        text = "the zero point is not an integer in [{}, {}], the range of {}"
+        return Miss(MissCode.ZERO_POINT, at, text, low, high, dtype_name(storage))
+    if not bool(integers.any()):
+        return None
+    found = constant_factor(home, integers.to(torch.int32), len(grid), "zero_point")
+    if same_shape(found.shape, grid):
+        return found
+    if value.numel() == 1 and all(isinstance(size, int) for size in grid):
+        assert found.value is not None, "it is a constant"
+        spread = found.value.expand([int(size) for size in grid]).contiguous()
+        return Factor(home, tuple(grid), spread, "zero_point")
+    return _other_blocks(at, found.shape, grid)
+
+
+def chosen_at_run_time(node: Node) -> bool:
+    """Whether ``node`` shows a result of an op that chooses quantization parameters."""
+    seen: Node | None = node
+    for _ in range(_STEPS):
+        if seen is None:
+            return False
+        if seen.op == "call_function" and seen.target is operator.getitem:
+            op = overload_of(seen.all_input_nodes[0])
+            return op is not None and "choose_qparams" in str(op)
+        seen = view_source(seen)
+    return False
+
+
+def check_range(node: Node, scale: torch.Tensor, spec: QuantSpec, *, shifted: bool) -> Miss | None:
+    """Refuse a scale that takes values out of the normal numbers of the type they are rounded to.
+
+    They may overflow, or lose their precision.
+    """
+    info, size = torch.finfo(spec.real), scale.double().abs()
+    most = float(max(-spec.quant_min, spec.quant_max)) * (2 if shifted else 1)
+    normal = (size == 0) | (size >= info.tiny)
+    if bool((size * most <= info.max).all()) and bool(normal.all()):
+        return None
+    text = "scaled numbers would not be normal numbers of {}"
+    return Miss(MissCode.RANGE, node, text, dtype_name(spec.real))
+
+
+def _is_per_element(shape: Sequence[Size], grid: Sequence[Size]) -> bool:
+    sizes = zip(shape, padded(grid, len(shape)), strict=True)
+    return not any(not _is_one(size) and _is_one(count) for size, count in sizes)
+
+
+def _is_one(size: Size) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+def _run_time_zero(at: Node, zero: Node, grid: Sequence[Size]) -> Factor | Miss:
+    """Look through the cast of an integer zero point."""
+    node = integers_of(zero)
+    if node is None:
+        text = "the zero point is neither a constant nor known to be an integer"
+        return Miss(MissCode.NOT_CONSTANT, zero, text)
+    found = with_shape(node, grid)
+    if found is None or not same_shape(padded(shape_of(zero), len(grid)), grid):
+        return _other_blocks(at, shape_of(zero), grid)
+    return Factor(found, tuple(grid), None, "zero_point")
+
+
+def _other_blocks(at: Node, shape: Sequence[Size], grid: Sequence[Size]) -> Miss:
+    text = "a zero point of shape {} has other blocks than a scale of shape {}"
+    return Miss(MissCode.SHAPE, at, text, tuple(shape), tuple(grid))

@@ -1,0 +1,40 @@
+"""The block scales of torchao's ``to_mx``, chosen op by op."""
+
+from __future__ import annotations
+
+import torch
+
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.views import shape_of
+from qfuse.normalize.importers.torchao_mx.patterns import BLOCKS, choose_spec, exponents
+from qfuse.rewrite.pattern import Match, PatternRule, op
+from qfuse.rewrite.prelude import Exactness, Rewriter, aten
+
+_E8M0 = torch.float8_e8m0fnu
+
+
+class NormalizeMxChoose(PatternRule):
+    """The exponents of the greatest magnitudes become a ``qfuse.choose_qparams``.
+
+    Before::
+
+        x -> view in blocks -> abs -> amax -> ... -> where(isnan, 255) -> view as float8_e8m0fnu
+
+    After::
+
+        x -> qfuse.choose_qparams -> unsqueeze
+
+    Refuses: a spelling of another version; rounding to even, which torch cannot export.
+    """
+
+    name = "normalize-mx-choose"
+    exactness = Exactness.EXACT
+    pattern = op(aten.view.dtype, exponents(), _E8M0).giving(_E8M0)
+
+    def rewrite(self, site: Match, rw: Rewriter) -> None:
+        """Choose canonically."""
+        blocks = site[BLOCKS]
+        scale = rw.item(rw.call(ops.choose_qparams, blocks.x, str(choose_spec(blocks))), 0)
+        if len(shape_of(scale)) < len(shape_of(site.node)):
+            scale = rw.call(aten.unsqueeze.default, scale, -1)
+        rw.replace(site.node, scale)
