@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Self, TypeVar, cast
 
 from torch.fx import Node
 
+from qfuse.ir.events import Exactness
 from qfuse.rewrite.pattern.base import Part
 from qfuse.rewrite.pattern.captures import Capture
 from qfuse.rewrite.pattern.parts import Pattern
@@ -70,6 +71,12 @@ class PatternRule(Rule[Match]):
             cls.anchors = tuple(sorted(pattern.heads, key=str))
             unknown = unbound(pattern)
             assert not unknown, f"the guards of {cls.__name__} read {unknown}, never captured"
+
+    @classmethod
+    def row(cls, name: str, exactness: Exactness, pattern: Pattern) -> type[Self]:
+        """Return a rule that differs from this one in name, exactness and pattern."""
+        fields = {"name": name, "exactness": exactness, "pattern": pattern}
+        return cast(type[Self], type(name, (cls,), fields))
 
     def match(self, node: Node) -> Match | Miss:
         """Match the pattern."""
