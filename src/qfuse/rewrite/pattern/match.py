@@ -100,15 +100,21 @@ def unbound(pattern: Pattern) -> list[str]:
 
 def explain(miss: Miss) -> str:
     """Return the pattern with a caret at the part that failed, and the reason; two lines."""
+    shown = pointed(miss)
+    return f"{shown} {miss.reason} (%{miss.at.name})" if shown else miss.reason
+
+
+def pointed(miss: Miss) -> str:
+    """Return the pattern, and under it a caret at the part that failed; "" without a pattern."""
     if not miss.trace:
-        return miss.reason
+        return ""
     root = miss.trace[0]
     assert isinstance(root, Pattern), "a trace starts at the root of a pattern"
     out = Writer(miss.trace)
     out.part(root)
     start, end = out.found or (0, len(out.text))
     text, start, end = _window(out.text, start, end)
-    return f"{text}\n{' ' * start}{'^' * (end - start)} {miss.reason} (%{miss.at.name})"
+    return f"{text}\n{' ' * start}{'^' * (end - start)}"
 
 
 def _window(text: str, start: int, end: int) -> tuple[str, int, int]:

@@ -20,7 +20,7 @@ def _is_bias(y: Node, bias: Node) -> bool:
     return is_per_feature(shape_of(bias), shape_of(y))
 
 
-@guard(MissCode.NOT_CONSTANT, "the summand {bias} is computed at run time", at="bias")
+@guard(MissCode.NOT_CONSTANT, "the summand is computed at run time", at="bias")
 def _is_constant(bias: Node) -> bool:
     return constant_value(bias) is not None
 

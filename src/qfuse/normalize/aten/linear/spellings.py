@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC
+
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.view_ops import SIZED_VIEWS
@@ -55,7 +57,7 @@ SHARED = Read("weight", _shared_matrix, "matrix of all batch entries").given(_is
 """A weight ``[K, N]`` that every batch entry has."""
 
 
-@guard(MissCode.SHAPE, "{bias} of shape {bias.shape} is not one number per feature", at="bias")
+@guard(MissCode.SHAPE, "a summand of shape {bias.shape} is not one number per feature", at="bias")
 def _is_bias(node: Node, bias: Node) -> bool:
     shape = shape_of(bias)
     return bool(shape) and same_shape(shape, (*(1,) * (len(shape) - 1), shape_of(node)[-1]))
@@ -71,12 +73,12 @@ def _contracts_all(x: Node, weight: Node, by_rows: bool | None) -> bool:
     return same_size(shape_of(x)[-1], shape_of(weight)[1 if by_rows else 0])
 
 
-@guard(MissCode.SHAPE, "{x} is a scalar, which has no axis to contract", at="x")
+@guard(MissCode.SHAPE, "a scalar has no axis to contract", at="x")
 def _has_axes(x: Node) -> bool:
     return len(shape_of(x)) > 0
 
 
-class LinearFrom(PatternRule):
+class LinearFrom(PatternRule, ABC):
     """A product of an activation ``x`` and a weight becomes ``linear(x, weight, bias)``.
 
     Before::
