@@ -66,7 +66,9 @@ def assert_same_sums(
     A sum of one product is that product in some libraries, so that 0 * -1 is -0.0, and 0 + 0 * -1
     in others, which is 0.0. A sum of integers has one zero.
     """
-    assert_same(list(map(without_negative_zero, new)), list(map(without_negative_zero, old)), program)
+    assert_same(
+        list(map(without_negative_zero, new)), list(map(without_negative_zero, old)), program
+    )
 
 
 def without_negative_zero(x: torch.Tensor) -> torch.Tensor:
