@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from qfuse.ir import ops
 from qfuse.ir.events import Exactness
+from qfuse.ir.ops import library as ops
 from qfuse.rewrite.rewriter import Journal
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.build import GraphBuilder
