@@ -24,9 +24,9 @@ from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.schedule import MOVING_RULES, move
+from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context, apply_rules
-from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.driver import RewriteContext, apply_rules
 from qfuse.rewrite.rewriter import Journal
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.build import GraphBuilder
@@ -42,7 +42,7 @@ _SPECIAL = (0.0, -0.0, float("inf"), -float("inf"), 3e38, -3e38, 1e-40)
 def moved_phase(program: NormalGraph, *, priced: bool) -> Counter[str]:
     """Run the phase as the schedule does."""
     cost = CostModel(CostProfile.pinned()) if priced else None
-    context = Context("optimize", cost)
+    context = RewriteContext("optimize", cost)
     Combine().run(program, context)
     return move(program, context)
 
@@ -113,7 +113,7 @@ def turned_elements(padded: bool) -> Case:
 def test_strides_of_elements_of_four_bits_stay(padded: bool, fuel: int) -> None:
     case = turned_elements(padded)
     program = clone(case.program)
-    move(program, Context("optimize", gate=Gate(fuel)))
+    move(program, RewriteContext("optimize", budget=RewriteBudget(fuel)))
 
     verify(program)
     assert_unchanged(case, program)
@@ -134,7 +134,7 @@ class RefuseAll:
 def test_undone_rewrites_leave_no_trace(case: Case) -> None:
     program = clone(case.program)
     before = to_text(program.graph)
-    context = Context("optimize", checker=RefuseAll())
+    context = RewriteContext("optimize", checker=RefuseAll())
 
     assert not apply_rules(program, [rule() for rule in MOVING_RULES], context).modified
     assert to_text(program.graph) == before
@@ -146,7 +146,7 @@ def test_any_number_of_rewrites_keeps_every_bit(case: Case, fuel: int) -> None:
     program = clone(case.program)
     inputs = case.inputs()
     checker = SiteChecker(program, inputs)
-    context = Context("optimize", gate=Gate(fuel), checker=checker)
+    context = RewriteContext("optimize", budget=RewriteBudget(fuel), checker=checker)
     move(program, context)
 
     verify(program)
