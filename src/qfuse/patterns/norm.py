@@ -244,11 +244,15 @@ _PRODUCT = Either(
     _divided(_INPUT, mean_square(_INPUT)).given(_is_not_centred, _keeps_shape),
 )
 _ROUNDED = _maybe_cast(_PRODUCT).named(ROUNDED.label)
-_SCALED = Either(
-    _ROUNDED, op(aten.mul.Tensor, other=WEIGHT, self=_ROUNDED).given(check(_refuse_weight))
+_SCALED = Maybe(
+    op(aten.mul.Tensor, other=WEIGHT, self=_ROUNDED).given(check(_refuse_weight)),
+    _ROUNDED,
+    plain_first=True,
 ).named(SCALED.label)
-_SHIFTED = Either(
-    _SCALED, op(aten.add.Tensor, other=BIAS, self=_SCALED).given(check(_refuse_bias))
+_SHIFTED = Maybe(
+    op(aten.add.Tensor, other=BIAS, self=_SCALED).given(check(_refuse_bias)),
+    _SCALED,
+    plain_first=True,
 ).named(SHIFTED.label)
 _TORCH_NORM = Either(
     op(aten.rms_norm.default, _INPUT, ANY, ANY, ANY).core().named(CALL.label),
