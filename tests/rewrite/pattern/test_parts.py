@@ -101,11 +101,15 @@ def test_an_order_is_undone_where_what_follows_does_not_fit(on: Board) -> None:
 
 def test_a_repeated_operand(on: Board) -> None:
     silu = X * op(aten.sigmoid.default, X)
-    gate = on.sigmoid(on.x)
-    assert hit(silu, on.mul(gate, on.x))[X] is on.x
-    twice = on.sigmoid(gate)
-    assert hit(silu, on.mul(twice, gate))[X] is gate
-    assert told(silu, on.mul(gate, on.y)) == (MissCode.PATTERN, "x", "it is not the %y from before")
+    budget = on.sigmoid(on.x)
+    assert hit(silu, on.mul(budget, on.x))[X] is on.x
+    twice = on.sigmoid(budget)
+    assert hit(silu, on.mul(twice, budget))[X] is budget
+    assert told(silu, on.mul(budget, on.y)) == (
+        MissCode.PATTERN,
+        "x",
+        "it is not the %y from before",
+    )
 
 
 def test_an_optional_operand_may_be_missing(on: Board) -> None:

@@ -14,10 +14,10 @@ from qfuse.ir.ops.constants import constant_value, number_of
 from qfuse.ir.ops.views import shape_of
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.ir.sizes import Size
-from qfuse.normalize.match.broadcast import Spread, block_of, spread_of
+from qfuse.normalize.match.broadcast import Broadcast, block_of, broadcast_of
 from qfuse.normalize.match.constants import derived, is_unit, shared_constant
 from qfuse.normalize.match.quantized_values import integers_of, stored_spec
-from qfuse.normalize.match.views import put_back, rows_source, with_shape
+from qfuse.normalize.match.views import reapply_views, rows_source, with_shape
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
 
 _STEPS = 8
@@ -69,7 +69,7 @@ class Activation:
             return rw.call(ops.dequantize, self.q, self.scale, self.zero, str(self.spec))
         q = self.q
         for view in self.before:
-            q = put_back(rw, view, q)
+            q = reapply_views(rw, view, q)
         ones = (1,) * len(shape_of(q))
         zero = self._zero(rw, ones)
         # A number enters float64 arithmetic unrounded.
@@ -127,7 +127,7 @@ def place(
     if isinstance(integer, Miss) or refusal is not None:
         return refusal or integer
     zero = integer
-    scale_rows, zero_rows = (spread is Spread.ROWS for spread in spreads)
+    scale_rows, zero_rows = (spread is Broadcast.ROWS for spread in spreads)
     if not scale_rows and not zero_rows:
         q, after = list(_roots(x))[-1]
         return Activation(q, scale, zero, after=after)
@@ -170,12 +170,12 @@ def _in_shape(param: Argument, grid: tuple[Size, ...]) -> Argument:
     return with_shape(param, grid) or _MISSING
 
 
-def _spread(param: Argument, value: Node) -> Spread | Miss:
+def _spread(param: Argument, value: Node) -> Broadcast | Miss:
     """Return whether ``param`` has an entry per row of ``value``, or one for all."""
     if not isinstance(param, Node):
-        return Spread.TENSOR
-    spread = spread_of(shape_of(param), shape_of(value))
-    if spread in {Spread.ROWS, Spread.TENSOR}:
+        return Broadcast.TENSOR
+    spread = broadcast_of(shape_of(param), shape_of(value))
+    if spread in {Broadcast.ROWS, Broadcast.TENSOR}:
         return spread
     text = "a factor of shape {} on a result of shape {} is not one number per row"
     return Miss(MissCode.AXIS, param, text, tuple(shape_of(param)), tuple(shape_of(value)))

@@ -13,7 +13,7 @@ from qfuse.normalize.aten.int_matmul.activation import Activation
 from qfuse.normalize.aten.int_matmul.products import EIGHT_BITS, is_column_sum
 from qfuse.normalize.aten.int_matmul.weight import Weight
 from qfuse.normalize.aten.qdq.scale_factor import Factor
-from qfuse.normalize.match.broadcast import Spread, is_per_feature, spread_of
+from qfuse.normalize.match.broadcast import Broadcast, broadcast_of, is_per_feature
 from qfuse.normalize.match.quantized_values import keeps_integers
 from qfuse.normalize.match.views import VIEW, view_source
 from qfuse.rewrite.pattern import Match, Step, V, match, through
@@ -107,7 +107,7 @@ def _kind(
 ) -> str | Miss:
     """Say what a factor is: each kind may occur once."""
     root, shape, mine = _root(factor), shape_of(y), shape_of(factor)
-    spread = spread_of(mine, shape)
+    spread = broadcast_of(mine, shape)
     assert weight.q is not None, "the weight is quantized"
     # The sums first: for one output feature they have the shape of a factor for all.
     per_feature = "sums" not in found and is_per_feature(mine, shape)
@@ -116,7 +116,7 @@ def _kind(
     if spread is None:
         text = "a factor of shape {} is not part of a correction"
         return Miss(MissCode.AXIS, factor, text, tuple(mine))
-    on_weight = spread is Spread.CHANNEL
+    on_weight = spread is Broadcast.CHANNEL
     kind, scale = ("weight_scale", weight.scale) if on_weight else ("x_scale", x.scale)
     if kind not in found and _is_scale(root, scale):
         return kind

@@ -19,7 +19,7 @@ from qfuse.normalize.aten.int_matmul.products import EIGHT_BITS, as_int_product
 from qfuse.normalize.aten.int_matmul.shift import SHIFTED, shifted
 from qfuse.normalize.aten.int_matmul.weight import Weight, read_scale
 from qfuse.normalize.aten.qdq.scale_factor import Factor, check_range
-from qfuse.normalize.match.broadcast import Spread, is_per_feature, spread_of
+from qfuse.normalize.match.broadcast import Broadcast, broadcast_of, is_per_feature
 from qfuse.normalize.match.quantized_values import stored_numbers
 from qfuse.normalize.match.views import ROW_VIEW, with_shape
 from qfuse.rewrite.pattern import Path, Step, match
@@ -256,15 +256,15 @@ def _split(scale: Argument, y: Node) -> tuple[Argument, Node | None] | Miss:
     if not dtype_of(scale).is_floating_point:
         return Miss(MissCode.DTYPE, scale, "the factor is not a float tensor")
     shape = shape_of(y)
-    spread = spread_of(shape_of(scale), shape)
+    spread = broadcast_of(shape_of(scale), shape)
     a = arguments(scale) if is_call(scale, aten.mul.Tensor) else {}
     # Both scales may have been multiplied first.
-    if a and (spread is None or (spread is Spread.CHANNEL and constant_value(scale) is None)):
+    if a and (spread is None or (spread is Broadcast.CHANNEL and constant_value(scale) is None)):
         for one, other in ((a["self"], a["other"]), (a["other"], a["self"])):
             if isinstance(other, Node) and is_per_feature(shape_of(other), shape):
                 return one, other
     if spread is not None:
-        return (None, scale) if spread is Spread.CHANNEL else (scale, None)
+        return (None, scale) if spread is Broadcast.CHANNEL else (scale, None)
     text = "a factor of shape {} on a result of shape {} is no scale of either operand"
     return Miss(MissCode.AXIS, scale, text, tuple(shape_of(scale)), tuple(shape))
 

@@ -11,7 +11,7 @@ from qfuse.normalize.aten.int_matmul.products import as_int_product
 from qfuse.normalize.aten.int_matmul.scaled import STEPS, ScaledProduct, as_product
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.match.constants import derived
-from qfuse.normalize.match.views import put_back
+from qfuse.normalize.match.views import reapply_views
 from qfuse.rewrite.pattern import (
     ANY,
     Capture,
@@ -148,5 +148,5 @@ class FuseScaledProduct(PatternRule):
             if dtype_of(y) != dtype_of(found.node):
                 y = rw.call(aten._to_copy.default, y, dtype=dtype_of(found.node))
             for view in found.views:
-                y = put_back(rw, view, y)
+                y = reapply_views(rw, view, y)
         rw.replace(found.node, y)

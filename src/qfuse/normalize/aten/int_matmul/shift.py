@@ -14,7 +14,7 @@ from qfuse.normalize.aten.int_matmul.products import (
     as_int_product,
     is_column_sum,
 )
-from qfuse.normalize.match.broadcast import Spread, is_per_feature, spread_of
+from qfuse.normalize.match.broadcast import Broadcast, broadcast_of, is_per_feature
 from qfuse.rewrite.pattern import (
     Arg,
     Match,
@@ -63,8 +63,8 @@ def _are_per_feature(product: IntProduct, sums: Node) -> bool:
 
 def _zero_refusal(product: IntProduct, zero: Argument, correction: Node) -> Miss | None:
     if isinstance(zero, Node):
-        spread = spread_of(shape_of(zero), shape_of(product.node))
-        if spread not in {Spread.ROWS, Spread.TENSOR}:
+        spread = broadcast_of(shape_of(zero), shape_of(product.node))
+        if spread not in {Broadcast.ROWS, Broadcast.TENSOR}:
             text = "a zero point of shape {} is not one number per row"
             return Miss(MissCode.AXIS, zero, text, tuple(shape_of(zero)))
         if not dtype_of(zero).is_floating_point and dtype_of(zero) is not torch.bool:

@@ -19,7 +19,7 @@ from qfuse.normalize.aten.qdq.scale_factor import (
     constant_factor,
     zero_factor,
 )
-from qfuse.normalize.match.broadcast import Spread, spread_of
+from qfuse.normalize.match.broadcast import Broadcast, broadcast_of
 from qfuse.normalize.match.constants import derived, is_unit, shared_constant
 from qfuse.normalize.match.quantized_values import moved_constant, stored_numbers
 from qfuse.rewrite.pattern.base import is_tensor
@@ -126,7 +126,7 @@ def read_scale(at: Node, by: Argument, y: Node, compute: torch.dtype) -> Factor 
         return constant_factor(at, torch.full((1, 1), float(by), dtype=compute), 2, "scale")
     if not isinstance(by, Node) or not is_tensor(by):
         return Miss(MissCode.DTYPE, at, "the factor is not a tensor")
-    if spread_of(shape_of(by), shape_of(y)) in {None, Spread.ROWS}:
+    if broadcast_of(shape_of(by), shape_of(y)) in {None, Broadcast.ROWS}:
         text = "a factor of shape {} on a result of shape {} is not one number per output feature"
         return Miss(MissCode.AXIS, by, text, tuple(shape_of(by)), tuple(shape_of(y)))
     known = constant_value(by)
