@@ -65,11 +65,11 @@ def test_a_pattern_shows_where_it_failed(on: Board) -> None:
     assert explain(miss(chain(), on.to(scaled, INT8))) == (
         "cast(clamp((round({(x / s) | (x * reciprocal(s))}) + z)?, low, high), int8)\n"
         "                  ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ "
-        "it is aten.floor, not aten.div.Tensor or aten.mul.Tensor (%floor_default)"
+        "expected aten.div.Tensor or aten.mul.Tensor, found aten.floor (%floor_default)"
     )
     open_above = on.clamp(on.round(on.div(on.x, on.y)), -8)
     assert explain(miss(chain(), on.to(open_above, INT8))).splitlines()[1] == (
-        " " * 63 + "^^^^ high is None, not a number (%clamp_default_1)"
+        " " * 63 + "^^^^ expected a number for high, found None (%clamp_default_1)"
     )
     assert explain(Miss(MissCode.AXIS, on.x, "no pattern")) == "no pattern"
 

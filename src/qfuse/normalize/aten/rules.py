@@ -7,15 +7,8 @@ from typing import Any
 from qfuse.normalize.aten.int_matmul.exact import ExactIntMm
 from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
 from qfuse.normalize.aten.int_matmul.shift import IntMmShift
-from qfuse.normalize.aten.linear.addmm import LinearFromAddmm
-from qfuse.normalize.aten.linear.baddbmm import LinearFromBaddbmm
 from qfuse.normalize.aten.linear.bias import FuseBias
-from qfuse.normalize.aten.linear.bmm import LinearFromBmm
-from qfuse.normalize.aten.linear.einsum import LinearFromEinsum
-from qfuse.normalize.aten.linear.inner import LinearFromInner
-from qfuse.normalize.aten.linear.matmul import LinearFromMatmul
-from qfuse.normalize.aten.linear.mm import LinearFromMm
-from qfuse.normalize.aten.linear.mv import LinearFromMv
+from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
 from qfuse.normalize.aten.qdq.dequantize import DequantizeChain
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
@@ -33,14 +26,7 @@ from qfuse.rewrite.rule import Rule
 
 _RULES: tuple[type[Rule[Any]], ...] = (
     # Every spelling of a linear becomes one.
-    LinearFromMm,
-    LinearFromAddmm,
-    LinearFromMatmul,
-    LinearFromMv,
-    LinearFromBmm,
-    LinearFromBaddbmm,
-    LinearFromInner,
-    LinearFromEinsum,
+    *LINEAR_FROM.values(),
     # Products of quantized values with all that scales and shifts them; then those of integers
     # that are not scaled, which have to be right.
     FuseScaledProduct,

@@ -18,7 +18,7 @@ from qfuse.ir.quant.element import Element, ScaleFormat
 from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, dtype_range
 from qfuse.ir.sizes import Size, same_shape
 from qfuse.normalize.match.views import view_source
-from qfuse.rewrite.pattern import Arg, Capture, Match, Maybe, Path, Step, V, match, through, where
+from qfuse.rewrite.pattern import Arg, Capture, Match, Maybe, Path, Step, V, guard, match, through
 from qfuse.rewrite.prelude import MissCode, Node, Rewriter, arguments, aten
 
 STORED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -52,6 +52,12 @@ _WIDE_VIEW = Step("view", _wide_view)
 _DIFFERENCES = Capture[Path]("casts_of_difference")
 
 
+@guard(MissCode.PATTERN, "expected a number for zero, found a bool")
+def _is_number(zero: Argument) -> bool:
+    return not isinstance(zero, bool)
+
+
+@guard(MissCode.PATTERN, "only the integer part of {q.dtype} values is used")
 def _keeps_fractions(q: Node, casts_of_difference: Path | None, views_of_q: Path) -> bool:
     """Integers of float8 are not its numbers, but what is left of them without fractions."""
     steps = views_of_q.nodes[1:] + (casts_of_difference.nodes if casts_of_difference else ())
@@ -59,11 +65,9 @@ def _keeps_fractions(q: Node, casts_of_difference: Path | None, views_of_q: Path
 
 
 _PLAIN = through(Q, _EXACT_CAST, _WIDE_VIEW, path=VIEWS_OF_Q)
-_IS_NUMBER = where(lambda zero: not isinstance(zero, bool), MissCode.PATTERN, "it is a bool")
-
 QUANTIZED = Maybe(
-    through(_PLAIN - ZERO.given(_IS_NUMBER), _EXACT_CAST, path=_DIFFERENCES), _PLAIN
-).given(where(_keeps_fractions, MissCode.PATTERN, "only the integer part of {q} is used"))
+    through(_PLAIN - ZERO.given(_is_number), _EXACT_CAST, path=_DIFFERENCES), _PLAIN
+).given(_keeps_fractions)
 """``view(cast(Q)) - ZERO``, the float value in units of the scale.
 
 Every step is exact: the casts widen, and the difference of two 8-bit numbers fits in every type

@@ -47,7 +47,7 @@ def rows_source(value: object) -> Node | None:
     """Return the source of a view that leaves the last axis alone, or ``None``.
 
     Such a view only merges and splits leading axes, so it commutes with all that acts on rows. It
-    is one that :func:`put_back` can put on a tensor with another last axis.
+    is one that :func:`reapply_views` can put on a tensor with another last axis.
     """
     source = view_source(value)
     if source is None or not isinstance(value, Node):
@@ -133,7 +133,7 @@ def transpose_source(value: object) -> Node | None:
     return None
 
 
-def reapply(rw: Rewriter, path: pattern.Path, y: Node, dtype: torch.dtype) -> Node:
+def reapply_path(rw: Rewriter, path: pattern.Path, y: Node, dtype: torch.dtype) -> Node:
     """Give ``y``, which stands for the base of ``path``, a type, and put the views back on."""
     if dtype_of(y) != dtype:
         y = rw.call(aten._to_copy.default, y, dtype=dtype)

@@ -81,7 +81,8 @@ class Combine(Pass):
     quantizes by hand; elsewhere it is left to the compiler.
 
     Parameters on the meta device have no values. Those of one type and shape, in one role for the
-    same data, are taken as equal if ``RewriteContext.assume_equal`` says so; otherwise that is a miss.
+    same data, are taken as equal if ``RewriteContext.assume_equal`` says so; otherwise that is a
+    miss.
     """
 
     name = "combine"

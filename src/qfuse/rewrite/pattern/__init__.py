@@ -2,7 +2,7 @@
 
 from qfuse.rewrite.pattern.captures import ANY, Arg, Capture, Const, Known, Num, Read, Scalar, V
 from qfuse.rewrite.pattern.guards import bind, check, guard, let, single_use, where
-from qfuse.rewrite.pattern.match import Match, PatternRule, explain, match
+from qfuse.rewrite.pattern.match import Match, PatternRule, explain, match, pointed
 from qfuse.rewrite.pattern.parts import Either, Literal, Maybe, Opt, Pattern, op
 from qfuse.rewrite.pattern.through import CAST, Path, Step, Via, cast, through
 
@@ -35,6 +35,7 @@ __all__ = [
     "let",
     "match",
     "op",
+    "pointed",
     "single_use",
     "through",
     "where",

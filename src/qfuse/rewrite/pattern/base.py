@@ -118,8 +118,9 @@ class Part(ABC):
             yield from self._inside(value, search, frame)
             return
         if not search.agrees(self.label, found):
-            text = f"it is not the {{{self.label}}} from before"
-            search.fail(frame, Refusal(MissCode.PATTERN, text))
+            fields = {"capture": self.label, "found": describe(value)}
+            text = "expected the same value for {capture}, found another {found}"
+            search.fail(frame, Refusal(MissCode.PATTERN, text, fields))
             return
         fresh = self.label not in search.bound
         search.bound.setdefault(self.label, found)
@@ -134,12 +135,11 @@ class Part(ABC):
             code = found.code if self.refusal is None else self.refusal[0]
             return Refusal(code, text, {"found": describe(value), **found.fields})
         if self.dtypes and (not is_tensor(value) or dtype_of(value) not in self.dtypes):
-            code, text = self.refusal or (MissCode.DTYPE, "{capture} is {found}, not {wanted}")
+            text = f"expected {{wanted}} for {self.label}" if self.label else "expected {wanted}"
+            code, text = self.refusal or (MissCode.DTYPE, text + ", found {found}")
             wanted = " or ".join(map(dtype_name, self.dtypes))
             kind = dtype_name(dtype_of(value)) if is_tensor(value) else describe(value)
-            return Refusal(
-                code, text, {"found": kind, "wanted": wanted, "capture": self.label or "it"}
-            )
+            return Refusal(code, text, {"found": kind, "wanted": wanted})
         return found
 
     def _inside(self, value: object, search: Search, frame: Frame) -> Iterator[None]:

@@ -38,8 +38,9 @@ class Capture(Pattern, Generic[T]):
         """Write the name."""
         out.put(self.label or "_")
 
-    def _refuse(self, code: MissCode, text: str, **fields: object) -> Refusal:
-        return Refusal(code, "{capture} is {found}, " + text, {"capture": self.label, **fields})
+    def _refuse(self, code: MissCode, wanted: str) -> Refusal:
+        fields = {"capture": self.label, "wanted": wanted}
+        return Refusal(code, "expected {wanted} for {capture}, found {found}", fields)
 
 
 class Arg(Capture[Argument]):
@@ -73,10 +74,10 @@ class V(Capture[Node]):
         """Accept tensors."""
         if not isinstance(value, Node) or not is_tensor(value):
             code = MissCode.DTYPE if self.dtypes else MissCode.PATTERN
-            return self._refuse(code, "not a tensor")
+            return self._refuse(code, "a tensor")
         if self.rank is not None and len(shape_of(value)) != self.rank:
-            rank = len(shape_of(value))
-            return self._refuse(MissCode.SHAPE, "of {rank} axes", rank=rank)
+            fields = {"rank": len(shape_of(value)), "wanted": self.rank}
+            return Refusal(MissCode.SHAPE, "expected {wanted} axes, found {rank}", fields)
         return value
 
 
@@ -87,7 +88,7 @@ class Num(Capture[float]):
         """Accept numbers."""
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return value
-        return self._refuse(MissCode.NOT_CONSTANT, "not a number")
+        return self._refuse(MissCode.NOT_CONSTANT, "a number")
 
 
 class Scalar(Capture[float]):
@@ -98,7 +99,7 @@ class Scalar(Capture[float]):
         known = number_of(value)
         if known is not None:
             return known
-        return self._refuse(MissCode.NOT_CONSTANT, "not a number that is known")
+        return self._refuse(MissCode.NOT_CONSTANT, "a known number")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +123,7 @@ class Const(Capture[Known]):
         """Compute it."""
         known = constant_value(value)
         if known is None or not isinstance(value, Node):
-            return self._refuse(MissCode.NOT_CONSTANT, "not a constant")
+            return self._refuse(MissCode.NOT_CONSTANT, "a constant")
         return Known(value, known)
 
 
@@ -146,7 +147,7 @@ class Read(Capture[T]):
         if found is not None:
             return found
         fields = {"wanted": self.what}
-        return Refusal(MissCode.PATTERN, "it is {found}, not a {wanted}", fields)
+        return Refusal(MissCode.PATTERN, "expected a {wanted}, found {found}", fields)
 
     def show(self, out: Writer) -> None:
         """Write what it is."""

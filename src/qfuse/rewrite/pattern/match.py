@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Self, TypeVar, cast
 
 from torch.fx import Node
 
+from qfuse.ir.events import Exactness
 from qfuse.rewrite.pattern.base import Part
 from qfuse.rewrite.pattern.captures import Capture
 from qfuse.rewrite.pattern.parts import Pattern
@@ -71,6 +72,12 @@ class PatternRule(Rule[Match]):
             unknown = unbound(pattern)
             assert not unknown, f"the guards of {cls.__name__} read {unknown}, never captured"
 
+    @classmethod
+    def row(cls, name: str, exactness: Exactness, pattern: Pattern) -> type[Self]:
+        """Return a rule that differs from this one in name, exactness and pattern."""
+        fields = {"name": name, "exactness": exactness, "pattern": pattern}
+        return cast(type[Self], type(name, (cls,), fields))
+
     def match(self, node: Node) -> Match | Miss:
         """Match the pattern."""
         return match(self.pattern, node)
@@ -93,15 +100,21 @@ def unbound(pattern: Pattern) -> list[str]:
 
 def explain(miss: Miss) -> str:
     """Return the pattern with a caret at the part that failed, and the reason; two lines."""
+    shown = pointed(miss)
+    return f"{shown} {miss.reason} (%{miss.at.name})" if shown else miss.reason
+
+
+def pointed(miss: Miss) -> str:
+    """Return the pattern, and under it a caret at the part that failed; "" without a pattern."""
     if not miss.trace:
-        return miss.reason
+        return ""
     root = miss.trace[0]
     assert isinstance(root, Pattern), "a trace starts at the root of a pattern"
     out = Writer(miss.trace)
     out.part(root)
     start, end = out.found or (0, len(out.text))
     text, start, end = _window(out.text, start, end)
-    return f"{text}\n{' ' * start}{'^' * (end - start)} {miss.reason} (%{miss.at.name})"
+    return f"{text}\n{' ' * start}{'^' * (end - start)}"
 
 
 def _window(text: str, start: int, end: int) -> tuple[str, int, int]:

@@ -82,7 +82,8 @@ class Literal(Pattern):
             return value
         fields = {"wanted": _text(self.value), "found": describe(value)}
         name = f"{self.name}=" if self.name else ""
-        return Refusal(self.code, f"{{node.op}} has {name}{{found}}, not {{wanted}}", fields)
+        text = f"expected {{node}} with {name}{{wanted}}, found {{found}}"
+        return Refusal(self.code, text, fields)
 
     def show(self, out: Writer) -> None:
         """Write the value."""
@@ -107,7 +108,7 @@ class Items(Pattern):
         if isinstance(value, (list, tuple)) and len(value) == len(self.items):
             return value
         fields = {"wanted": len(self.items)}
-        return Refusal(MissCode.PATTERN, "{node.op} has {found}, not {wanted} items", fields)
+        return Refusal(MissCode.PATTERN, "expected {wanted} items, found {found}", fields)
 
     def parts(self, value: object, search: Search, frame: Frame) -> Iterator[None]:
         """Match each item."""
@@ -302,7 +303,7 @@ def as_pattern(value: object, name: str = "") -> Pattern:
 def unlike(ops: Iterable[OpOverload]) -> Refusal:
     """Return why a value that calls none of ``ops`` does not match."""
     wanted = " or ".join(str(each).removesuffix(".default") for each in ops)
-    return Refusal(MissCode.PATTERN, "it is {found}, not {wanted}", {"wanted": wanted})
+    return Refusal(MissCode.PATTERN, "expected {wanted}, found {found}", {"wanted": wanted})
 
 
 def _sorted(heads: frozenset[OpOverload] | None) -> list[OpOverload]:

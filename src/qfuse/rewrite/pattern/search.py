@@ -92,12 +92,15 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A node as the template of a sentence sees it: ``{x}``, ``{x.shape}``, ``{x.dtype}``."""
+    """A node as the template of a sentence sees it: ``{x}``, ``{x.shape}``, ``{x.dtype}``.
+
+    Not by name: a report counts equal sentences.
+    """
 
     node: Node
 
     def __str__(self) -> str:
-        return f"%{self.node.name}"
+        return op_name(self.node)
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -110,10 +113,6 @@ class _Shown:
     @property
     def dtype(self) -> str:
         return dtype_name(dtype_of(self.node))
-
-    @property
-    def op(self) -> str:
-        return op_name(self.node)
 
 
 def shown(values: Mapping[str, object]) -> dict[str, object]:

@@ -166,7 +166,7 @@ class Via(Pattern):
         if isinstance(value, Node) and self.kind.source(value) is not None:
             return value
         fields = {"wanted": self.kind.name}
-        return Refusal(MissCode.PATTERN, "it is {found}, not a {wanted}", fields)
+        return Refusal(MissCode.PATTERN, "expected a {wanted}, found {found}", fields)
 
     def parts(self, value: object, search: Search, frame: Frame) -> Iterator[None]:
         """Match what is behind the step."""

@@ -7,7 +7,7 @@ from qfuse.ir.ops.views import Linear, as_linear, dtype_of, shape_of
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.match.broadcast import is_per_feature
 from qfuse.normalize.match.constants import derived
-from qfuse.normalize.match.views import ROW_VIEW, reapply
+from qfuse.normalize.match.views import ROW_VIEW, reapply_path
 from qfuse.rewrite.pattern import Capture, Match, Path, PatternRule, Read, V, guard, through
 from qfuse.rewrite.pattern.guards import single_use
 from qfuse.rewrite.prelude import Exactness, MissCode, Node, Rewriter
@@ -20,7 +20,7 @@ def _is_bias(y: Node, bias: Node) -> bool:
     return is_per_feature(shape_of(bias), shape_of(y))
 
 
-@guard(MissCode.NOT_CONSTANT, "the summand {bias} is computed at run time", at="bias")
+@guard(MissCode.NOT_CONSTANT, "the summand is computed at run time", at="bias")
 def _is_constant(bias: Node) -> bool:
     return constant_value(bias) is not None
 
@@ -67,4 +67,4 @@ class FuseBias(PatternRule):
         assert value is not None, "it is a constant"
         bias = derived(rw, site[BIAS], value.reshape(-1).to(dtype_of(linear.node)), "bias")
         new = call_linear(rw, linear.x, linear.weight, bias, like=linear.node)
-        rw.replace(site.node, reapply(rw, site[PATH], new, dtype_of(site.node)))
+        rw.replace(site.node, reapply_path(rw, site[PATH], new, dtype_of(site.node)))

@@ -42,7 +42,7 @@ def _unviewed(node: Node) -> Node:
     return node
 
 
-@guard(MissCode.NOT_CONSTANT, "{scale} is neither a constant nor known to be a scale", at="scale")
+@guard(MissCode.NOT_CONSTANT, "the factor is not known to be a scale", at="scale")
 def _is_scale(q: Node, scale: Argument) -> bool:
     known = not isinstance(scale, Node) or constant_value(scale) is not None
     return known or (isinstance(scale, Node) and _is_parameter(q, scale))

@@ -34,7 +34,7 @@ def _is_range(node: Node, low: float, high: float) -> bool:
     return least <= low <= high <= most and (low, high) == (int(low), int(high))
 
 
-@guard(MissCode.SHAPE, "the parameters broadcast {x}, which is quantized", at="scaled")
+@guard(MissCode.SHAPE, "the parameters broadcast what is quantized", at="scaled")
 def _keeps_shape(node: Node, x: Node, scaled: Node) -> bool:
     return all(same_shape(shape_of(each), shape_of(x)) for each in (scaled, node))
 

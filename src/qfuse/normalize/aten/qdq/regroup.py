@@ -18,7 +18,7 @@ DEQUANTIZE = Read("dequantize", as_dequantize)
 BLOCK = Capture[Block]("block")
 
 
-@guard(MissCode.SHAPE, "the view does not join the last two axes of {dequantize.node}")
+@guard(MissCode.SHAPE, "the view does not join the last two axes of a dequantize")
 def _joins(node: Node, dequantize: Dequantize) -> bool:
     split, joined = shape_of(dequantize.node), shape_of(node)
     return (

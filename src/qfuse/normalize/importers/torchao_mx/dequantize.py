@@ -12,17 +12,7 @@ from qfuse.ir.sizes import same_shape, same_size
 from qfuse.normalize.importers.torchao_mx.patterns import mx_spec, power_of_scale
 from qfuse.normalize.match.constants import derived
 from qfuse.normalize.match.views import VIEW, sized_view, sizes_argument, view_source
-from qfuse.rewrite.pattern import (
-    Capture,
-    Match,
-    Maybe,
-    PatternRule,
-    V,
-    Via,
-    cast,
-    let,
-    where,
-)
+from qfuse.rewrite.pattern import Capture, Match, Maybe, PatternRule, V, Via, cast, guard, let
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter
 
 _STORED = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -36,7 +26,13 @@ _SPEC: Capture[QuantSpec] = Capture("spec")
 _COLUMN = Via(power_of_scale(), VIEW)
 
 
-def _one_type(node: Node, blocks: Node) -> bool:
+@guard(MissCode.PATTERN, "the scales are not a column")
+def _is_column(column: Node) -> bool:
+    return shape_of(column)[-1] == 1
+
+
+@guard(MissCode.DTYPE, "it computes in {node.dtype}")
+def _has_one_type(node: Node, blocks: Node) -> bool:
     return dtype_of(node) in _REALS and dtype_of(node) is dtype_of(blocks)
 
 
@@ -90,8 +86,8 @@ class NormalizeMxDequantize(PatternRule):
         Via(cast(_Q).named("wide"), VIEW).named("blocks")
         * Maybe(cast(_COLUMN), _COLUMN).named("column").core()
     ).given(
-        where(lambda column: shape_of(column)[-1] == 1, MissCode.PATTERN, "{column} is no column"),
-        where(_one_type, MissCode.DTYPE, "it computes in {node.dtype}"),
+        _is_column,
+        _has_one_type,
         let(_ROWS, _row_scales),
         let(_SPEC, _spec_of),
     )

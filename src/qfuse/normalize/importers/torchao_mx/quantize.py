@@ -39,7 +39,7 @@ class NormalizeMxQuantize(PatternRule):
     name = "normalize-mx-quantize"
     exactness = Exactness.EXACT
     pattern = cast(scaled_blocks()).given(
-        where(_is_stored, MissCode.PATTERN, "{node} is not the type that the scales are for")
+        where(_is_stored, MissCode.PATTERN, "the scales are not those of {node.dtype}")
     )
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
