@@ -12,7 +12,7 @@ from torch.fx.node import Argument
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.normalize.aten.int_matmul.exact import ExactIntMm
-from qfuse.normalize.aten.int_matmul.zero_point import IntMmShift
+from qfuse.normalize.aten.int_matmul.shift import IntMmShift
 from qfuse.testing.build import GraphBuilder
 
 K, N = 33, 5

@@ -1,4 +1,4 @@
-"""Where the scale and zero point of an integer product's activation go."""
+"""Where the scale and zero point of a product's activation go."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.fx.node import Argument
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_value, number_of
 from qfuse.ir.ops.views import shape_of
+from qfuse.ir.quant.spec import QuantSpec
 from qfuse.ir.sizes import Size
-from qfuse.normalize.importers.rule import RefusedError
 from qfuse.normalize.match.broadcast import Broadcast, block_of, broadcast_of
-from qfuse.normalize.match.constants import derived, shared_constant
+from qfuse.normalize.match.constants import derived, is_unit, shared_constant
 from qfuse.normalize.match.quantized_values import integers_of, stored_spec
-from qfuse.normalize.match.views import Path, reapply_views, rows_source, with_shape
-from qfuse.rewrite.prelude import MissCode, Node, Rewriter, aten
+from qfuse.normalize.match.views import reapply_views, rows_source, with_shape
+from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
 
 _STEPS = 8
 _INT32 = torch.iinfo(torch.int32)
@@ -26,26 +26,47 @@ _INT32 = torch.iinfo(torch.int32)
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """Stored activations with parameters of their own rank.
+    """Quantized activations with parameters of their own rank.
 
     Attributes:
-        q: The stored numbers.
-        before: Views to put on ``q`` first, so that it has the rows of its scale.
-        after: Views to put on what is made from its rows.
+        q: The quantized values.
         scale: A node or number; ``None`` is 1.
         zero: A node or number; ``None`` is 0.
+        spec: How they are dequantized already; ``None`` if they are not.
+        before: Views to put on ``q`` first, so that it has the rows of its scale.
+        after: Views to put on what is made from its rows.
         rows: Whether there is one scale or zero point per row.
     """
 
     q: Node
-    before: tuple[Node, ...]
-    after: tuple[Node, ...]
     scale: Argument
     zero: Argument
-    rows: bool
+    spec: QuantSpec | None = None
+    before: tuple[Node, ...] = ()
+    after: tuple[Node, ...] = ()
+    rows: bool = False
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether there is a scale other than 1."""
+        known = number_of(self.scale) if not isinstance(self.scale, Node) else None
+        return self.scale is not None and not (
+            known == 1 or (isinstance(self.scale, Node) and is_unit(self.scale))
+        )
+
+    @property
+    def grid(self) -> tuple[Size, ...]:
+        """The shape that a zero point has to have."""
+        if self.spec is not None or self.rows:
+            param = self.scale if isinstance(self.scale, Node) else self.zero
+            assert isinstance(param, Node), "a parameter has rows"
+            return tuple(shape_of(param))
+        return (1,) * len(shape_of(self.q))
 
     def build(self, rw: Rewriter, real: torch.dtype) -> Node:
         """Return the dequantized activation of type ``real``."""
+        if self.spec is not None:
+            return rw.call(ops.dequantize, self.q, self.scale, self.zero, str(self.spec))
         q = self.q
         for view in self.before:
             q = reapply_views(rw, view, q)
@@ -84,7 +105,9 @@ class Activation:
         return shared_constant(rw, self.q, torch.ones(ones), f"one_of_rank_{len(ones)}")
 
 
-def place(x: Node, scale: Argument, zero: Argument, y: Node, path: Path) -> Activation:
+def place(
+    x: Node, scale: Argument, zero: Argument, y: Node, views: tuple[Node, ...]
+) -> Activation | Miss:
     """Find the view of an activation whose rows are those of its parameters.
 
     The parameters are stated for the shape that the activation had when it was quantized, and
@@ -92,57 +115,49 @@ def place(x: Node, scale: Argument, zero: Argument, y: Node, path: Path) -> Acti
     deepest where there are several; otherwise the activation is viewed in the rows of the scale.
 
     Args:
-        x: Stored activation of shape ``[rows, K]``, as the product reads it.
+        x: Quantized activation of shape ``[rows, K]``, as the product reads it.
         scale: Node, number or ``None``; it spreads over ``y``.
         zero: Node, number or ``None``; it spreads over ``x``.
         y: The scaled operand, of shape ``[.., N]``.
-        path: What stands between the product and ``y``.
-
-    Raises:
-        RefusedError: The parameters are neither per row nor per tensor, or they do not fit.
+        views: The views between the product and ``y``.
     """
-    zero = _integer(zero, y)
-    has_scale_rows = _is_rows(scale, y)
-    rows = has_scale_rows or _is_rows(zero, x)
-    if not rows:
+    integer = _integer(zero, y)
+    spreads = _spread(scale, y), _spread(zero if isinstance(integer, Miss) else integer, x)
+    refusal = next((found for found in (integer, *spreads) if isinstance(found, Miss)), None)
+    if isinstance(integer, Miss) or refusal is not None:
+        return refusal or integer
+    zero = integer
+    scale_rows, zero_rows = (spread is Broadcast.ROWS for spread in spreads)
+    if not scale_rows and not zero_rows:
         q, after = list(_roots(x))[-1]
-        return Activation(q, (), after, scale, zero, rows=False)
-    if (has_scale_rows and isinstance(zero, Node) and not _is_rows(zero, x)) or (
-        scale is not None and not has_scale_rows
-    ):
-        text = "scale and zero point have different blocks"
-        raise RefusedError(MissCode.SHAPE, y, text)
+        return Activation(q, scale, zero, after=after)
+    if (isinstance(zero, Node) and not zero_rows) or (scale is not None and not scale_rows):
+        return Miss(MissCode.SHAPE, y, "scale and zero point have different blocks")
     for q, after in reversed(list(_roots(x))):
         grid = (*shape_of(q)[:-1], 1)
         found = _in_shape(scale, grid), _in_shape(zero, grid)
         if found[0] is not _MISSING and found[1] is not _MISSING:
-            return Activation(q, (), after, *found, rows=True)
+            return Activation(q, *found, after=after, rows=True)
     zero = _in_shape(zero, (*shape_of(y)[:-1], 1))
     if zero is _MISSING:
         text = "the zero point cannot be brought to the rows of the scale"
-        raise RefusedError(MissCode.SHAPE, y, text)
-    return Activation(x, path.views, (), scale, zero, rows=True)
+        return Miss(MissCode.SHAPE, y, text)
+    return Activation(x, scale, zero, before=views, rows=True)
 
 
-def _integer(zero: Argument, y: Node) -> Argument:
-    """Return an integer zero point, as a number if it is one number, without a cast to float.
-
-    Raises:
-        RefusedError: It is no integer, or not known to be one.
-    """
+def _integer(zero: Argument, y: Node) -> Argument | Miss:
+    """Return an integer zero point, as a number if it is one number, without a cast to float."""
     known = number_of(zero)
     if known is not None:
         if not math.isfinite(known) or known != int(known):
-            raise RefusedError(MissCode.ZERO_POINT, y, "the zero point {} is no integer", known)
+            return Miss(MissCode.ZERO_POINT, y, "the zero point {} is not an integer", known)
         if not _INT32.min <= known <= _INT32.max:
-            raise RefusedError(MissCode.ZERO_POINT, y, "the zero point {} is no int32", known)
+            return Miss(MissCode.ZERO_POINT, y, "the zero point {} is not an int32", known)
         return int(known)
     if not isinstance(zero, Node):
         return zero
-    node = integers_of(zero)
-    if node is None:
-        raise RefusedError(MissCode.ZERO_POINT, y, "the zero point is not known to be an integer")
-    return node
+    text = "the zero point is not known to be an integer"
+    return integers_of(zero) or Miss(MissCode.ZERO_POINT, y, text)
 
 
 # What `_in_shape` returns if there is no such view; a string is no argument of these calls.
@@ -155,21 +170,15 @@ def _in_shape(param: Argument, grid: tuple[Size, ...]) -> Argument:
     return with_shape(param, grid) or _MISSING
 
 
-def _is_rows(param: Argument, value: Node) -> bool:
-    """Whether ``param`` has an entry per row of ``value``.
-
-    Raises:
-        RefusedError: It spreads in another way than per row or per tensor.
-    """
+def _spread(param: Argument, value: Node) -> Broadcast | Miss:
+    """Return whether ``param`` has an entry per row of ``value``, or one for all."""
     if not isinstance(param, Node):
-        return False
+        return Broadcast.TENSOR
     spread = broadcast_of(shape_of(param), shape_of(value))
-    if spread is Broadcast.ROWS:
-        return True
-    if spread is Broadcast.TENSOR:
-        return False
+    if spread in {Broadcast.ROWS, Broadcast.TENSOR}:
+        return spread
     text = "a factor of shape {} on a result of shape {} is not one number per row"
-    raise RefusedError(MissCode.AXIS, param, text, tuple(shape_of(param)), tuple(shape_of(value)))
+    return Miss(MissCode.AXIS, param, text, tuple(shape_of(param)), tuple(shape_of(value)))
 
 
 def _roots(x: Node) -> Iterator[tuple[Node, tuple[Node, ...]]]:
