@@ -113,7 +113,7 @@ def turned_elements(padded: bool) -> Case:
 def test_strides_of_elements_of_four_bits_stay(padded: bool, fuel: int) -> None:
     case = turned_elements(padded)
     program = clone(case.program)
-    move(program, Context("optimize", gate=Gate(fuel)))
+    move(program, RewriteContext("optimize", budget=RewriteBudget(fuel)))
 
     verify(program)
     assert_unchanged(case, program)

@@ -70,7 +70,7 @@ def without_negative_zero(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x.double() == 0, torch.zeros_like(x), x) if x.is_floating_point() else x
 
 
-def optimized(case: Case, context: Context | None = None) -> OptimizedGraph:
+def optimized(case: Case, context: RewriteContext | None = None) -> OptimizedGraph:
     """Optimize a copy."""
     return optimize(clone(case.program), context)
 
