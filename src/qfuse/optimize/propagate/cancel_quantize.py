@@ -24,7 +24,7 @@ from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.round_trip import RoundTripFailure, culprit
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name, dtype_range
-from qfuse.optimize.propagate.lift_quantize import refuse_layout
+from qfuse.optimize.match.strides import refuse_layout
 from qfuse.optimize.propagate.qdq_pair import quantize_pair
 from qfuse.rewrite.prelude import (
     Exactness,

@@ -87,7 +87,7 @@ class LiftChoose(Rule[LiftChooseSite]):
         mover = ParamMover(rw)
         args: list[Argument] = [site.propagate_up.source, str(spec)]
         if site.choose.outer_scale is not None:
-            seconds = outer_steps([step.moved for step in site.propagate_up.steps])
+            seconds = outer_steps(site.propagate_up.moved)
             args.append(mover.params(site.choose.outer_scale, seconds))
         pair = rw.call(ops.choose_qparams, *args)
         for index in (0, 1):
