@@ -31,7 +31,8 @@ from qfuse.optimize.propagate.fuse_requantize import FuseRequantize
 from qfuse.optimize.propagate.lift_choose import LiftChoose
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 from qfuse.optimize.propagate.lift_requantize import LiftRequantize
-from qfuse.optimize.propagate.sink_dequantize import SinkBelowCollective, SinkDequantize
+from qfuse.optimize.propagate.sink_below_collective import SinkBelowCollective
+from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 from qfuse.optimize.splits.cancel_split import CancelSplit
 from qfuse.optimize.splits.merge_splits import MergeSplits
 from qfuse.optimize.splits.sink_split import SinkSplit
@@ -40,9 +41,12 @@ from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.rewrite.rule import Rule
 
 MOVING_RULES: tuple[type[Rule[Any]], ...] = (
+    # Up: the choice of parameters first, so that the quantize that takes them can follow.
     LiftChoose,
     LiftQuantize,
+    # Down, below whatever `optimize/commute` has an answer for.
     SinkDequantize,
+    # Where the two meet, nothing is cheaper than one op for both, and that than two.
     CancelQuantize,
     FuseRange,
     FuseRequantize,

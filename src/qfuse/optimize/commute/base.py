@@ -81,6 +81,7 @@ class Commutes(ABC):
         ops: What the family consists of.
         folds: Whether the op is applied to quantized constants at once.
         node: The op.
+        source: The operand that carries parameters, if it is one.
     """
 
     __slots__ = ()
@@ -88,6 +89,7 @@ class Commutes(ABC):
     ops: ClassVar[tuple[OpOverload, ...]]
     folds: ClassVar[bool] = False
     node: Node
+    source: Node
 
     @classmethod
     @abstractmethod
@@ -95,9 +97,9 @@ class Commutes(ABC):
         """View a node; ``None`` if it is another op, a miss if its arguments are not covered."""
 
     @property
-    @abstractmethod
     def sources(self) -> tuple[Node, ...]:
         """The operands that carry parameters."""
+        return (self.source,)
 
     @property
     def across_ranks(self) -> bool:

@@ -46,11 +46,6 @@ class Cast(Commutes):
         source = cast_source(node)
         return None if source is None else cls(node, source)
 
-    @property
-    def sources(self) -> tuple[Node, ...]:
-        """What is cast."""
-        return (self.source,)
-
     def lift(self, quantize: Quantize) -> Crossing | Miss:
         """Quantize what was cast, if the cast keeps every number."""
         params = quantize.params

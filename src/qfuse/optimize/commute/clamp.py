@@ -15,11 +15,9 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import Dequantize, Quantize, QuantParams, bits_equal, dtype_of, node_of
 from qfuse.ir.quant.reference import quantize as quantize_reference
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
-from qfuse.optimize.commute.base import Commutes, Crossing, given, unchanged, vanishes
+from qfuse.optimize.commute.base import Commutes, Crossing, given, vanishes
 from qfuse.optimize.match.dequant_table import known_params, table_of
 from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, arguments, aten
-
-_Bounds = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +68,6 @@ class Clamp(Commutes):
         most = torch.finfo(dtype).max
         return cls(node, x, rest) if all(_is_bound(v, most) for v in rest) else None
 
-    @property
-    def sources(self) -> tuple[Node, ...]:
-        """What is cut off."""
-        return (self.source,)
-
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         """Cut tensors off as the op does, its rounding of bounds and its NaN included."""
         op = overload_of(self.node)
@@ -104,7 +97,7 @@ class Clamp(Commutes):
             return bounds
         end = (given(self.node, dequantize.params),)
         if bounds == (None, None):
-            return Crossing(end, unchanged)
+            return Crossing(end)
         return Crossing(end, lambda mover, q: [mover.call(aten.clamp.default, q[0], *bounds)])
 
     def shares_with(self, user: Node) -> bool:
@@ -137,7 +130,7 @@ class Clamp(Commutes):
         low, high = codes[:, 0].tolist()
         return low, high
 
-    def _bounds(self, params: QuantParams) -> _Bounds | Miss:
+    def _bounds(self, params: QuantParams) -> tuple[int | None, int | None] | Miss:
         """Return the least and the greatest quantized value that stay; ``None`` if all do."""
         table = table_of(params)
         if isinstance(table, Miss):

@@ -67,6 +67,7 @@ class MovementOp(Commutes):
 
     Attributes:
         node: The op.
+        source: What it moves.
         movement: What it does to parameters.
     """
 
@@ -74,6 +75,7 @@ class MovementOp(Commutes):
     folds: ClassVar[bool] = True
 
     node: Node
+    source: Node
     movement: Movement
 
     @classmethod
@@ -81,17 +83,12 @@ class MovementOp(Commutes):
         """View a movement; miss an op that moves elements in a way that is not covered."""
         movement = movement_of(node)
         if movement is not None:
-            return cls(node, movement)
+            return cls(node, movement.source, movement)
         op = overload_of(node)
         if op is None or not (op.is_view or op in MOVEMENT_OPS):
             return None
         text = "how {} moves parameters is not covered, with these arguments"
         return Miss(MissCode.ARGUMENT, node, text, op_name(node), progress=1)
-
-    @property
-    def sources(self) -> tuple[Node, ...]:
-        """What is moved."""
-        return (self.movement.source,)
 
     @property
     def across_ranks(self) -> bool:

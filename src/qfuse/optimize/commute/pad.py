@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -26,7 +26,7 @@ from qfuse.ir.quant.reference import dequantize as dequantize_reference
 from qfuse.ir.quant.reference import quantize as quantize_reference
 from qfuse.ir.quant.spec import ZeroPointDomain, dtype_name
 from qfuse.ir.sizes import is_row_major
-from qfuse.optimize.commute.base import Apply, Commutes, Crossing, given, lifted_work
+from qfuse.optimize.commute.base import Commutes, Crossing, End, Work, given, lifted_work
 from qfuse.optimize.match.move_qparams import QuantizedMover
 from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, arguments, aten
 
@@ -69,30 +69,24 @@ class Pad(Commutes):
             return None
         return cls(node, node_of(a["self"]), pads, float(number)) if math.isfinite(number) else None
 
-    @property
-    def sources(self) -> tuple[Node, ...]:
-        """What is padded."""
-        return (self.source,)
-
     def lift(self, quantize: Quantize) -> Crossing | Miss:
         """Quantize what is padded, and pad that with the quantized number."""
         params = quantize.params
-        block = params.spec.block
         axis = self._split_axis(quantize)
         if axis is not None:
             text = "parameters in blocks of {} do not move above a padding of axis {}"
             told = params.spec.block_text(), axis
             return Miss(MissCode.GRANULARITY, self.node, text, *told, progress=2)
         code = _quantized(params, self.value, quantize.node)
-        wrong = code if isinstance(code, Miss) else self._refuse_sizes(tensor_of(self.source))
-        if isinstance(code, Miss) or wrong is not None:
-            return wrong or code
-        sizes = zip(block, shape_of(self.node), strict=True)
+        if isinstance(code, Miss):
+            return code
+        sizes = zip(params.spec.block, shape_of(self.node), strict=True)
         whole = tuple(None if covers(b, size) else b for b, size in sizes)
         spec, own = params.spec.with_block(whole), len(self.node.users) == 1
-        return Crossing(
-            (given(self.source, replace(params, spec=spec)),),
-            self._padding_with(code),
+        return self._crossing(
+            given(self.source, replace(params, spec=spec)),
+            code,
+            tensor_of(self.source),
             lambda: lifted_work(self.node, spec, [self.node], [self.source], goes=own),
         )
 
@@ -101,12 +95,11 @@ class Pad(Commutes):
         (dequantize,) = operands
         params = dequantize.params
         code = _standing_for(params, self.value, self.node)
-        wrong = code if isinstance(code, Miss) else self._refuse_sizes(tensor_of(dequantize.q))
-        if isinstance(code, Miss) or wrong is not None:
-            return wrong or code
+        if isinstance(code, Miss):
+            return code
         spec = params.spec.with_block((None,) * params.spec.rank)
-        made = given(self.node, replace(params, spec=spec))
-        return Crossing((made,), self._padding_with(code))
+        end = given(self.node, replace(params, spec=spec))
+        return self._crossing(end, code, tensor_of(dequantize.q))
 
     def _split_axis(self, quantize: Quantize) -> int | None:
         """Return an axis that is padded and has several blocks, before or after."""
@@ -118,32 +111,28 @@ class Pad(Commutes):
                 return axis
         return None
 
-    def _refuse_sizes(self, x: torch.Tensor) -> Miss | None:
-        """Refuse where :meth:`_result` does not know how the result lies in memory."""
-        fixed = all(isinstance(size, int) for size in x.shape)
-        if fixed or all(map(is_row_major, (x, tensor_of(self.source), tensor_of(self.node)))):
-            return None
-        text = "{} pads a tensor of unknown size that does not lie in row-major order"
-        return Miss(MissCode.SHAPE, self.node, text, op_name(self.node), progress=2)
-
-    def _result(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the type of the padding of another tensor of the same shape.
+    def _crossing(
+        self, end: End, code: int, x: torch.Tensor, work: Callable[[], Work] | None = None
+    ) -> Crossing | Miss:
+        """Pad ``x``, a type, with a quantized value.
 
         Padding a fake tensor takes its symbolic sizes for numbers, so where there are any the type
-        is put together from what is there already.
+        of the result is put together from what is there already.
         """
-        with torch.no_grad():
-            if not all(isinstance(size, int) for size in x.shape):
-                return torch.empty_like(tensor_of(self.node), dtype=x.dtype)
-            made: torch.Tensor = aten.constant_pad_nd.default(x, list(self.pads), 0)
-        return made
+        old, args = tensor_of(self.node), (list(self.pads), code)
+        fixed = all(isinstance(size, int) for size in x.shape)
+        if not fixed and not all(map(is_row_major, (x, tensor_of(self.source), old))):
+            text = "{} pads a tensor of unknown size that does not lie in row-major order"
+            return Miss(MissCode.SHAPE, self.node, text, op_name(self.node), progress=2)
 
-    def _padding_with(self, code: int) -> Apply:
         def apply(mover: QuantizedMover, values: Sequence[Any]) -> Iterable[Any]:
-            made = self._result(mover.type_of(values[0]))
-            return [mover.typed(made, self.ops[0], values[0], list(self.pads), code)]
+            (q,) = values
+            if fixed:
+                return [mover.call(self.ops[0], q, *args)]
+            made = torch.empty_like(old, dtype=mover.type_of(q).dtype)
+            return [mover.typed(made, self.ops[0], q, *args)]
 
-        return apply
+        return Crossing((end,), apply, work)
 
 
 def _known(params: QuantParams) -> tuple[torch.Tensor, torch.Tensor | None] | Miss:

@@ -104,11 +104,6 @@ class Pool(Commutes):
             return Miss(MissCode.SHARED, node, text, progress=2)
         return cls(node, result, x, tuple(range(rank - count, rank)), windows, keeps_axes=True)
 
-    @property
-    def sources(self) -> tuple[Node, ...]:
-        """What it chooses from."""
-        return (self.source,)
-
     def never_empty(self) -> bool:
         """Whether every element of the result is one of the source."""
         before, after = shape_of(self.source), shape_of(self.result)

@@ -25,23 +25,22 @@ class Split(Commutes):
 
     Attributes:
         node: The op.
+        source: What is split.
     """
 
     ops: ClassVar[tuple[OpOverload, ...]] = SPLITS
 
     node: Node
+    source: Node
 
     @classmethod
     def of(cls, node: Node) -> Split | Miss | None:
         """View a split; miss one without users."""
         if not is_call(node, *SPLITS):
             return None
-        return cls(node) if node.users else Miss(MissCode.PATTERN, node, "unused", progress=0)
-
-    @property
-    def sources(self) -> tuple[Node, ...]:
-        """What is split."""
-        return (node_of(arguments(self.node)["self"]),)
+        if not node.users:
+            return Miss(MissCode.PATTERN, node, "nothing reads it", progress=0)
+        return cls(node, node_of(arguments(node)["self"]))
 
     def sink(self, operands: tuple[Dequantize, ...]) -> Crossing | Miss:
         """Move the parameters to every part."""

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from qfuse.cost.model import CostModel
 from qfuse.ir.graph.stage_graph import op_name
-from qfuse.ir.movement.collective import WAITS
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import Dequantize, as_dequantize, tensor_of
 from qfuse.optimize.commute.base import USERS, Commutes, Crossing
@@ -97,31 +96,6 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
         text = "below {} the scales would be sent too, and all ranks would have to do the same"
         start = op.node.all_input_nodes[0]
         return Miss(MissCode.ORDER, op.node, text, op_name(start), progress=2)
-
-
-class SinkBelowCollective(SinkDequantize):
-    """``all_gather(dequantize(q, s))`` becomes ``dequantize(all_gather(q), all_gather(s))``.
-
-    Before::
-
-        q -> dequantize(s) -> all_gather -> wait -> ...
-
-    After::
-
-        q -> all_gather -> wait --.
-        s -> all_gather -> wait --+-> dequantize -> ...
-
-    The same holds for ``all_to_all``. It adds collectives, which all ranks have to call in the
-    same order: only a caller who runs the same rewrites on every rank may use this rule, whatever
-    their constants are, and whichever rewrites a check undoes.
-
-    Refuses: what ``sink-dequantize`` refuses; blocks that would be cut between ranks; shares of
-    unknown or unequal size, if rows share a scale.
-    """
-
-    name = "sink-below-collective"
-    anchors: ClassVar[tuple[OpOverload, ...]] = WAITS
-    across_ranks = True
 
 
 def _refuse_users(op: Commutes, operands: tuple[Dequantize, ...]) -> Miss | None:

@@ -16,7 +16,8 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.propagate.lift_choose import LiftChoose
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize
-from qfuse.optimize.propagate.sink_dequantize import SinkBelowCollective, SinkDequantize
+from qfuse.optimize.propagate.sink_below_collective import SinkBelowCollective
+from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 from qfuse.optimize.schedule import move
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import apply_rules
