@@ -9,8 +9,8 @@ from tests.support.cases.propagate import Graph, applied, only_miss, spec_of, st
 from qfuse.ir.events import MissCode
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain
-from qfuse.optimize.match.clamp import as_clamp
-from qfuse.optimize.propagate.lift_above_clamp import LiftAboveClamp
+from qfuse.optimize.commute.clamp import Clamp
+from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 
 aten = torch.ops.aten
 
@@ -41,7 +41,7 @@ def test_golden_a_rectifier_is_a_range() -> None:
     g = Graph(4, 6)
     program = g.done(clamped(g, aten.relu.default, (), 0.1, -7, spec_of(None, None)))
 
-    assert applied(program, LiftAboveClamp).fired == {"lift-above-clamp": 1}
+    assert applied(program, LiftQuantize).fired == {"lift-quantize": 1}
     assert steps(program) == ["quantize[4, 6]", "dequantize[4, 6]", "neg[4, 6]"]
     spec = spec_after(program)
     assert (spec.quant_min, spec.quant_max) == (-7, 127)
@@ -82,7 +82,7 @@ def test_cutting_off_before_is_cutting_off_after(
     spec = spec_of(None, None, real=real, arithmetic=arithmetic, low=-120, high=119)
     program = g.done(clamped(g, op, args, 0.0123, zero, spec))
 
-    assert applied(program, LiftAboveClamp).fired == {"lift-above-clamp": 1}
+    assert applied(program, LiftQuantize).fired == {"lift-quantize": 1}
 
 
 @pytest.mark.numeric
@@ -92,7 +92,7 @@ def test_blocks_with_one_zero_point() -> None:
     zero = torch.full((3, 1), 5)
     program = g.done(clamped(g, aten.relu.default, (), scale, zero, spec_of(1, None)))
 
-    assert applied(program, LiftAboveClamp).fired == {"lift-above-clamp": 1}
+    assert applied(program, LiftQuantize).fired == {"lift-quantize": 1}
 
 
 @pytest.mark.numeric
@@ -103,7 +103,7 @@ def test_all_quantizes_of_one_clamp() -> None:
     made = [g.quantize(x, spec, constants(g, scale, zero)) for scale, zero in ((0.1, 3), (0.2, 0))]
     program = g.done(*made)
 
-    assert applied(program, LiftAboveClamp).fired == {"lift-above-clamp": 2}
+    assert applied(program, LiftQuantize).fired == {"lift-quantize": 2}
     assert "relu" not in " ".join(steps(program))
 
 
@@ -113,7 +113,7 @@ def test_refuses_a_clamp_that_something_else_reads() -> None:
     spec = spec_of(None, None)
     program = g.done(g.quantize(x, spec, constants(g, 0.1, 3)), x)
 
-    miss = only_miss(program, LiftAboveClamp)
+    miss = only_miss(program, LiftQuantize)
     assert (miss.code, miss.at) == (MissCode.SHARED, x)
 
 
@@ -124,7 +124,7 @@ def test_refuses_parameters_of_run_time() -> None:
     scale, zero = g.choose(g.x, (1, None))
     program = g.done(g.quantize(x, spec, (scale, zero)))
 
-    miss = only_miss(program, LiftAboveClamp)
+    miss = only_miss(program, LiftQuantize)
     assert (miss.code, miss.at) == (MissCode.NOT_CONSTANT, scale)
 
 
@@ -140,7 +140,7 @@ def test_refuses_blocks_that_store_a_bound_differently(case: str) -> None:
         zero[1] = 4
     program = g.done(clamped(g, op, args, scale, zero, spec_of(1, None)))
 
-    assert only_miss(program, LiftAboveClamp).code is MissCode.GRANULARITY
+    assert only_miss(program, LiftQuantize).code is MissCode.GRANULARITY
 
 
 @pytest.mark.parametrize("scale", [-0.1, 0.0, float("inf"), float("nan"), 1e-39])
@@ -148,7 +148,7 @@ def test_refuses_scales_that_keep_no_order(scale: float) -> None:
     g = Graph(4, 6)
     program = g.done(clamped(g, aten.relu.default, (), scale, 3, spec_of(None, None)))
 
-    assert only_miss(program, LiftAboveClamp).code is MissCode.RANGE
+    assert only_miss(program, LiftQuantize).code is MissCode.RANGE
 
 
 def test_refuses_a_zero_point_that_is_no_number() -> None:
@@ -156,7 +156,7 @@ def test_refuses_a_zero_point_that_is_no_number() -> None:
     zero = torch.full((1, 1), float("nan"))
     program = g.done(clamped(g, aten.relu.default, (), 0.1, zero, spec_of(None, None)))
 
-    assert only_miss(program, LiftAboveClamp).code is MissCode.RANGE
+    assert only_miss(program, LiftQuantize).code is MissCode.RANGE
 
 
 def test_refuses_real_offsets() -> None:
@@ -165,7 +165,7 @@ def test_refuses_real_offsets() -> None:
     zero = torch.full((1, 1), 0.5)
 
     program = g.done(clamped(g, aten.relu.default, (), 0.1, zero, spec))
-    assert only_miss(program, LiftAboveClamp).code is MissCode.DTYPE
+    assert only_miss(program, LiftQuantize).code is MissCode.DTYPE
 
 
 def test_refuses_float_storage() -> None:
@@ -174,7 +174,7 @@ def test_refuses_float_storage() -> None:
     x = g.call(aten.relu.default, g.x)
     program = g.done(g.quantize(x, spec, (g.constant(torch.full((1, 1), 0.1), "scale"), None)))
 
-    assert only_miss(program, LiftAboveClamp).code is MissCode.DTYPE
+    assert only_miss(program, LiftQuantize).code is MissCode.DTYPE
 
 
 def test_refuses_bounds_that_are_tensors() -> None:
@@ -183,12 +183,12 @@ def test_refuses_bounds_that_are_tensors() -> None:
     spec = spec_of(None, None)
     program = g.done(g.quantize(x, spec, constants(g, 0.1, 3)))
 
-    assert not applied(program, LiftAboveClamp).modified
+    assert not applied(program, LiftQuantize).modified
 
 
 @pytest.mark.parametrize("bound", [float("nan"), 1e39, -1e39])
 def test_refuses_a_bound_that_is_no_number_of_the_type(bound: float) -> None:
     g = Graph(4, 6)
 
-    assert as_clamp(g.call(aten.clamp.default, g.x, bound)) is None
-    assert as_clamp(g.call(aten.clamp.default, g.x, float("inf"))) is not None
+    assert Clamp.of(g.call(aten.clamp.default, g.x, bound)) is None
+    assert Clamp.of(g.call(aten.clamp.default, g.x, float("inf"))) is not None

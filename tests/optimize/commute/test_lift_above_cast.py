@@ -9,7 +9,7 @@ from tests.support.cases.propagate import Graph, applied, only_miss, priced, spe
 from qfuse.ir.events import MissCode
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import Arithmetic
-from qfuse.optimize.propagate.lift_above_cast import LiftAboveCast
+from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 from qfuse.optimize.schedule import move
 
 aten = torch.ops.aten
@@ -34,7 +34,7 @@ def test_golden_the_narrow_numbers_are_quantized() -> None:
     g = Graph(4, 6, dtype=torch.bfloat16)
     program = g.done(quantized(g, g.call(cast, g.x, dtype=torch.float32), 1, None))
 
-    assert applied(program, LiftAboveCast).fired == {"lift-above-cast": 1}
+    assert applied(program, LiftQuantize).fired == {"lift-quantize": 1}
     assert steps(program) == ["quantize[4, 6]", "dequantize[4, 6]", "neg[4, 6]"]
     (q,) = [n for n in program.graph.nodes if n.target is ops.quantize]
     assert q.args[0].name == "x"
@@ -53,7 +53,7 @@ def test_every_type_and_arithmetic(
     arithmetic = Arithmetic(compute, reciprocal=False, zero_point_first=True)
     program = g.done(quantized(g, wider, None, 3, dtype=storage, arithmetic=arithmetic), wider)
 
-    assert applied(program, LiftAboveCast).fired == {"lift-above-cast": 1}
+    assert applied(program, LiftQuantize).fired == {"lift-quantize": 1}
 
 
 @pytest.mark.numeric
@@ -63,7 +63,7 @@ def test_a_cast_between_movements_is_crossed() -> None:
     program = g.done(quantized(g, g.call(aten.reshape.default, wide, [6, 16]), None, None))
 
     fired = move(program, priced())
-    assert (fired["lift-above-cast"], fired["lift-quantize"]) == (1, 2)
+    assert fired["lift-quantize"] == 3
     assert steps(program)[0] == "quantize[2, 6, 8]"
 
 
@@ -82,7 +82,7 @@ def test_refuses_casts_that_round(narrow: torch.dtype, wide: torch.dtype) -> Non
     x = g.call(cast, g.x, dtype=wide)
     program = g.done(quantized(g, x, None, None))
 
-    miss = only_miss(program, LiftAboveCast)
+    miss = only_miss(program, LiftQuantize)
     assert (miss.code, miss.at) == (MissCode.DTYPE, x)
 
 
@@ -90,7 +90,7 @@ def test_refuses_casts_of_stored_numbers() -> None:
     g = Graph(1)
     x = g.call(cast, g.stored(4, 6), dtype=torch.float32)
 
-    assert only_miss(g.done(quantized(g, x, None, None)), LiftAboveCast).code is MissCode.DTYPE
+    assert only_miss(g.done(quantized(g, x, None, None)), LiftQuantize).code is MissCode.DTYPE
 
 
 def test_refuses_a_cast_that_the_scale_is_chosen_from() -> None:
@@ -99,7 +99,7 @@ def test_refuses_a_cast_that_the_scale_is_chosen_from() -> None:
     spec = spec_of(1, None)
     program = g.done(g.quantize(x, spec, g.choose(x, (1, None))))
 
-    miss = only_miss(program, LiftAboveCast)
+    miss = only_miss(program, LiftQuantize)
     assert (miss.code, miss.at) == (MissCode.SHARED, x)
 
 
@@ -109,4 +109,4 @@ def test_refuses_to_change_the_strides_that_the_caller_sees() -> None:
     x = g.call(cast, turned, dtype=torch.float32, memory_format=torch.contiguous_format)
     program = g.b.done(quantized(g, x, None, None))
 
-    assert not applied(program, LiftAboveCast).modified
+    assert not applied(program, LiftQuantize).modified

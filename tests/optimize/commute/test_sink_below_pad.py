@@ -5,7 +5,7 @@ import torch
 from tests.support.cases.propagate import Graph, applied, only_miss, spec_of, steps
 
 from qfuse.ir.events import MissCode
-from qfuse.optimize.propagate.sink_below_pad import SinkBelowPad
+from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 
 aten = torch.ops.aten
 pad = aten.constant_pad_nd.default
@@ -28,7 +28,7 @@ def test_golden_zeros_are_the_zero_point() -> None:
     g = padded(0.0)
     program = g.done(g.x)
 
-    assert applied(program, SinkBelowPad).fired == {"sink-below-pad": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
     assert steps(program) == ["constant_pad_nd[3, 9]", "dequantize[3, 9]", "neg[3, 9]"]
     (made,) = [n for n in program.graph.nodes if n.target is pad]
     assert made.args[2] == 3
@@ -41,14 +41,14 @@ def test_golden_zeros_are_the_zero_point() -> None:
 def test_numbers_that_are_stored(value: float, zero: int | None, real: torch.dtype) -> None:
     g = padded(value, zero=zero, real=real)
 
-    assert applied(g.done(g.x), SinkBelowPad).fired == {"sink-below-pad": 1}
+    assert applied(g.done(g.x), SinkDequantize).fired == {"sink-dequantize": 1}
 
 
 @pytest.mark.parametrize("value", [0.25, -0.0, 1e3, -52.0])
 def test_refuses_numbers_that_are_not_stored(value: float) -> None:
     g = padded(value)
 
-    assert only_miss(g.done(g.x), SinkBelowPad).code is MissCode.ZERO_POINT
+    assert only_miss(g.done(g.x), SinkDequantize).code is MissCode.ZERO_POINT
 
 
 def test_refuses_several_blocks() -> None:
@@ -57,7 +57,7 @@ def test_refuses_several_blocks() -> None:
     spec = spec_of(1, None)
     program = g.done(g.call(pad, g.dequantize(q, spec, g.params(q, spec)), [1, 2], 0))
 
-    assert only_miss(program, SinkBelowPad).code is MissCode.GRANULARITY
+    assert only_miss(program, SinkDequantize).code is MissCode.GRANULARITY
 
 
 def test_refuses_parameters_of_run_time() -> None:
@@ -68,11 +68,11 @@ def test_refuses_parameters_of_run_time() -> None:
         g.call(pad, g.dequantize(g.quantize(g.x, spec, params), spec, params), [1, 2], 0)
     )
 
-    assert only_miss(program, SinkBelowPad).code is MissCode.NOT_CONSTANT
+    assert only_miss(program, SinkDequantize).code is MissCode.NOT_CONSTANT
 
 
 def test_refuses_a_dequantize_that_something_else_reads() -> None:
     g = padded(0.0)
     program = g.done(g.x, g.x.all_input_nodes[0])
 
-    assert only_miss(program, SinkBelowPad).code is MissCode.SHARED
+    assert only_miss(program, SinkDequantize).code is MissCode.SHARED

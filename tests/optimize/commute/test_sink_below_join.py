@@ -11,7 +11,7 @@ from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
-from qfuse.optimize.propagate.sink_below_join import SinkBelowJoin
+from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 
 aten = torch.ops.aten
 
@@ -38,7 +38,7 @@ def spec_after(program: NormalGraph) -> str:
 def test_golden_scales_per_row_are_joined_like_rows() -> None:
     _, program = joined(aten.cat.default, 0, spec_of(1, None), spec_of(1, None))
 
-    assert applied(program, SinkBelowJoin).fired == {"sink-below-join": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
     assert steps(program) == ["cat[8, 6]", "dequantize[8, 6]", "neg[8, 6]"]
     assert " 1x* " in spec_after(program)
 
@@ -50,7 +50,7 @@ def test_equal_parameters_stay_one(op: Any, axis: int) -> None:
     spec = spec_of(None, None)
     _, program = joined(op, axis, spec, spec, same=True)
 
-    assert applied(program, SinkBelowJoin).fired == {"sink-below-join": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
 
 
 @pytest.mark.numeric
@@ -59,7 +59,7 @@ def test_equal_parameters_stay_one(op: Any, axis: int) -> None:
 def test_a_new_axis_has_a_scale_per_index(axis: int, block: tuple[int | None, ...]) -> None:
     _, program = joined(aten.stack.default, axis, spec_of(*block), spec_of(*block))
 
-    assert applied(program, SinkBelowJoin).fired == {"sink-below-join": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
 
 
 @pytest.mark.numeric
@@ -67,7 +67,7 @@ def test_ranges_unite() -> None:
     low, high = spec_of(None, None, low=-8, high=7), spec_of(None, None, low=0, high=100)
     _, program = joined(aten.cat.default, 1, low, high, same=True)
 
-    applied(program, SinkBelowJoin)
+    applied(program, SinkDequantize)
     assert "int8[-8,100]" in spec_after(program)
 
 
@@ -81,7 +81,7 @@ def test_parameters_of_run_time_are_joined_at_run_time() -> None:
         parts.append(g.dequantize(g.quantize(x, spec, params), spec, params))
     program = g.done(g.call(aten.cat.default, parts, 0))
 
-    assert applied(program, SinkBelowJoin).fired == {"sink-below-join": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
 
 
 SPEC = spec_of(None, None)
@@ -106,7 +106,7 @@ def test_refuses_parameters_that_cannot_be_joined(
 ) -> None:
     _, program = joined(aten.cat.default, 0, first, second)
 
-    assert only_miss(program, SinkBelowJoin).code is code
+    assert only_miss(program, SinkDequantize).code is code
 
 
 def test_refuses_a_float_part() -> None:
@@ -114,7 +114,7 @@ def test_refuses_a_float_part() -> None:
     real = g.dequantize(g.stored(4, 6), SPEC, g.params(g.x, SPEC))
     program = g.done(g.call(aten.cat.default, [real, g.x], 0))
 
-    miss = only_miss(program, SinkBelowJoin)
+    miss = only_miss(program, SinkDequantize)
     assert (miss.code, miss.at) == (MissCode.NOT_QUANTIZED, g.x)
 
 
@@ -126,7 +126,7 @@ def test_refuses_a_zero_point_beside_none() -> None:
     parts = [g.dequantize(left, spec, (scale, zero)), g.dequantize(right, spec, (scale, None))]
     program = g.done(g.call(aten.cat.default, parts, 0))
 
-    assert only_miss(program, SinkBelowJoin).code is MissCode.ZERO_POINT
+    assert only_miss(program, SinkDequantize).code is MissCode.ZERO_POINT
 
 
 def test_refuses_a_dequantize_that_something_else_reads() -> None:
@@ -134,4 +134,4 @@ def test_refuses_a_dequantize_that_something_else_reads() -> None:
     x = g.dequantize(g.stored(4, 6), SPEC, g.params(g.b.arg("y", torch.float32, 4, 6), SPEC))
     program = g.done(g.call(aten.cat.default, [x, x], 0), x)
 
-    assert only_miss(program, SinkBelowJoin).code is MissCode.SHARED
+    assert only_miss(program, SinkDequantize).code is MissCode.SHARED

@@ -9,7 +9,7 @@ from tests.support.cases.propagate import Graph, applied, only_miss, priced, spe
 from qfuse.ir.events import MissCode
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import Arithmetic
-from qfuse.optimize.propagate.sink_below_cast import SinkBelowCast
+from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 from qfuse.optimize.schedule import move
 
 aten = torch.ops.aten
@@ -30,7 +30,7 @@ def test_golden_it_gives_the_type_of_the_cast() -> None:
     x = dequantized(g, torch.float32, torch.float32, 1, None)
     program = g.done(g.call(cast, x, dtype=torch.bfloat16))
 
-    assert applied(program, SinkBelowCast).fired == {"sink-below-cast": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
     assert steps(program) == ["dequantize[4, 6]", "neg[4, 6]"]
     (made,) = [n for n in program.graph.nodes if n.target is ops.dequantize]
     assert made.meta["val"].dtype is torch.bfloat16
@@ -48,7 +48,7 @@ def test_one_rounding_is_one_rounding(
     program = g.done(g.call(cast, x, dtype=given), x)
 
     legal = torch.promote_types(compute, real) == real
-    assert applied(program, SinkBelowCast).fired == ({"sink-below-cast": 1} if legal else {})
+    assert applied(program, SinkDequantize).fired == ({"sink-dequantize": 1} if legal else {})
 
 
 @pytest.mark.numeric
@@ -58,7 +58,7 @@ def test_a_cast_behind_a_movement_is_crossed() -> None:
     turned = g.call(aten.permute.default, x, [1, 0])
     program = g.done(g.call(cast, turned, dtype=torch.bfloat16))
 
-    assert move(program, priced())["sink-below-cast"] == 1
+    assert move(program, priced())["sink-dequantize"] == 2
     assert steps(program) == ["permute[6, 4]", "dequantize[6, 4]", "neg[6, 4]"]
 
 
@@ -67,7 +67,7 @@ def test_refuses_to_make_two_roundings_one() -> None:
     x = dequantized(g, torch.bfloat16, torch.float32, None, None)
     program = g.done(g.call(cast, x, dtype=torch.float32))
 
-    miss = only_miss(program, SinkBelowCast)
+    miss = only_miss(program, SinkDequantize)
     assert (miss.code, miss.at) == (MissCode.ARITHMETIC, x)
 
 
@@ -76,7 +76,7 @@ def test_refuses_a_cast_to_integers() -> None:
     x = dequantized(g, torch.float32, torch.float32, None, None)
     program = g.done(g.call(cast, x, dtype=torch.int32))
 
-    assert only_miss(program, SinkBelowCast).code is MissCode.DTYPE
+    assert only_miss(program, SinkDequantize).code is MissCode.DTYPE
 
 
 def test_refuses_a_cast_that_does_more() -> None:
@@ -84,4 +84,4 @@ def test_refuses_a_cast_that_does_more() -> None:
     x = dequantized(g, torch.float32, torch.float32, None, None)
     y = g.call(cast, x, dtype=torch.bfloat16, memory_format=torch.contiguous_format)
 
-    assert not applied(g.done(y), SinkBelowCast).modified
+    assert not applied(g.done(y), SinkDequantize).modified

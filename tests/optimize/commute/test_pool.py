@@ -8,8 +8,8 @@ from tests.support.cases.propagate import Graph, applied, only_miss, priced, spe
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.quant.spec import QuantSpec
-from qfuse.optimize.match.pool import as_pool
-from qfuse.optimize.propagate.sink_below_max import SinkBelowMax
+from qfuse.optimize.commute.pool import Pool
+from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 from qfuse.optimize.schedule import move
 
 aten = torch.ops.aten
@@ -27,7 +27,7 @@ def test_golden_stored_numbers_are_pooled() -> None:
     x = dequantized(g, g.stored(2, 3, 8, 8), None, 1, None, None)
     program = g.done(g.call(aten.max_pool2d.default, x, [3, 3], [2, 2], [1, 1]))
 
-    assert applied(program, SinkBelowMax).fired == {"sink-below-max": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
     assert steps(program) == [
         *("max_pool2d[2, 3, 4, 4]", "dequantize[2, 3, 4, 4]", "neg[2, 3, 4, 4]"),
     ]
@@ -68,7 +68,7 @@ def test_the_greatest_stored_number_is_the_greatest(
     spec = spec_of(*(None,) * len(shape), dtype=dtype, real=real)
     program = g.done(g.call(op, g.dequantize(q, spec, g.params(q, spec)), *args))
 
-    assert applied(program, SinkBelowMax).fired == {"sink-below-max": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
 
 
 @pytest.mark.numeric
@@ -86,7 +86,7 @@ def test_indices_that_nobody_reads(op: Any, shape: tuple[int, ...]) -> None:
     pooled = g.call(op, x, [2] * (len(shape) - 2))
     program = g.done(g.b.item(pooled, 0))
 
-    assert applied(program, SinkBelowMax).fired == {"sink-below-max": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
     assert "with_indices" not in " ".join(steps(program))
 
 
@@ -99,7 +99,7 @@ def test_a_batch_of_any_size(b: int) -> None:
     x = g.dequantize(g.quantize(g.x, spec, params), spec, params)
     program = g.done(g.call(aten.max_pool2d.default, x, [3, 3], [2, 2], [1, 1]))
 
-    assert applied(program, SinkBelowMax, b=b).fired == {"sink-below-max": 1}
+    assert applied(program, SinkDequantize, b=b).fired == {"sink-dequantize": 1}
 
 
 @pytest.mark.numeric
@@ -124,7 +124,7 @@ def test_refuses_windows_over_several_blocks(axis: int) -> None:
     block[axis] = 1
     y = g.call(aten.max_pool2d.default, dequantized(g, g.stored(1, 2, 8, 8), *block), [2, 2])
 
-    miss = only_miss(g.done(y), SinkBelowMax)
+    miss = only_miss(g.done(y), SinkDequantize)
     assert (miss.code, miss.at) == (MissCode.GRANULARITY, y)
     assert f"axis {axis}" in miss.reason
 
@@ -135,7 +135,7 @@ def test_refuses_a_window_of_nothing_but_padding() -> None:
     y = g.call(aten.max_pool1d.default, x, [2], [1], [1], [2])
     program = g.done(y)
 
-    miss = only_miss(program, SinkBelowMax)
+    miss = only_miss(program, SinkDequantize)
     assert (miss.code, miss.at) == (MissCode.SHAPE, y)
     assert "padding" in miss.reason
 
@@ -155,8 +155,8 @@ def test_windows_of_padding_are_those_whose_greatest_is_infinite(
     size: int, args: tuple[Any, ...], full: bool
 ) -> None:
     g = Graph(1, size)
-    pool = as_pool(g.call(aten.max_pool1d.default, g.x, *args))
-    assert pool is not None
+    pool = Pool.of(g.call(aten.max_pool1d.default, g.x, *args))
+    assert isinstance(pool, Pool)
     assert pool.never_empty() is full
     assert bool(aten.max_pool1d.default(torch.zeros(1, size), *args).isfinite().all()) is full
 
@@ -170,7 +170,7 @@ def test_refuses_padding_beside_sizes_that_are_not_known(case: str) -> None:
     args = ([2, 2], [2, 2], [1, 0]) if case == "pad" else ([2, 2], [2, 2], [0, 0], [1, 1], True)
     y = g.call(aten.max_pool2d.default, x, *args)
 
-    assert only_miss(g.done(y), SinkBelowMax, b=2, h=7).code is MissCode.SHAPE
+    assert only_miss(g.done(y), SinkDequantize, b=2, h=7).code is MissCode.SHAPE
 
 
 def test_refuses_indices_that_are_read() -> None:
@@ -179,7 +179,7 @@ def test_refuses_indices_that_are_read() -> None:
     y = g.call(aten.max_pool2d_with_indices.default, x, [2, 2])
     program = g.done(g.b.item(y, 0), g.b.item(y, 1))
 
-    miss = only_miss(program, SinkBelowMax)
+    miss = only_miss(program, SinkDequantize)
     assert (miss.code, miss.at) == (MissCode.SHARED, y)
 
 
@@ -188,7 +188,7 @@ def test_refuses_a_dequantize_that_something_else_reads() -> None:
     x = dequantized(g, g.stored(2, 8), None, None)
     program = g.done(g.call(aten.amax.default, x, [1]), x)
 
-    miss = only_miss(program, SinkBelowMax)
+    miss = only_miss(program, SinkDequantize)
     assert (miss.code, miss.at) == (MissCode.SHARED, x)
 
 
@@ -198,7 +198,7 @@ def test_refuses_parameters_of_run_time() -> None:
     params = g.choose(g.x, (None, None))
     x = g.dequantize(g.quantize(g.x, spec, params), spec, params)
 
-    miss = only_miss(g.done(g.call(aten.amax.default, x, [1])), SinkBelowMax)
+    miss = only_miss(g.done(g.call(aten.amax.default, x, [1])), SinkDequantize)
     assert (miss.code, miss.at) == (MissCode.NOT_CONSTANT, params[0])
 
 
@@ -209,7 +209,7 @@ def test_refuses_scales_that_keep_no_order(scale: float) -> None:
     spec = spec_of(None, None)
     y = g.call(aten.amax.default, g.dequantize(q, spec, g.params(q, spec, scale)), [1])
 
-    assert only_miss(g.done(y), SinkBelowMax).code is MissCode.RANGE
+    assert only_miss(g.done(y), SinkDequantize).code is MissCode.RANGE
 
 
 def test_refuses_float_storage() -> None:
@@ -219,4 +219,4 @@ def test_refuses_float_storage() -> None:
     scale = g.constant(torch.full((1, 1), 0.1), "scale")
     y = g.call(aten.amax.default, g.dequantize(q, spec, (scale, None)), [1])
 
-    assert only_miss(g.done(y), SinkBelowMax).code is MissCode.DTYPE
+    assert only_miss(g.done(y), SinkDequantize).code is MissCode.DTYPE

@@ -7,7 +7,7 @@ import torch
 from tests.support.cases.propagate import Graph, applied, only_miss, spec_of, steps
 
 from qfuse.ir.events import MissCode
-from qfuse.optimize.propagate.lift_above_pad import LiftAbovePad
+from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 
 aten = torch.ops.aten
 pad = aten.constant_pad_nd.default
@@ -21,7 +21,7 @@ def test_golden_the_padding_is_a_stored_number() -> None:
     zero = g.constant(torch.tensor([[3]]), "zero")
     program = g.done(g.quantize(g.call(pad, g.x, [1, 2], -1.0), spec, (scale, zero)))
 
-    assert applied(program, LiftAbovePad).fired == {"lift-above-pad": 1}
+    assert applied(program, LiftQuantize).fired == {"lift-quantize": 1}
     assert steps(program)[:2] == ["quantize[2, 6]", "constant_pad_nd[2, 9]"]
     (made,) = [n for n in program.graph.nodes if n.target is pad]
     assert made.args[2] == 1
@@ -37,7 +37,7 @@ def test_any_number_can_be_stored(value: float, pads: list[int], real: torch.dty
     spec = spec_of(None, None, dtype=torch.uint8, real=real)
     program = g.done(g.quantize(padded, spec, g.params(padded, spec)))
 
-    assert applied(program, LiftAbovePad).fired == {"lift-above-pad": 1}
+    assert applied(program, LiftQuantize).fired == {"lift-quantize": 1}
 
 
 @pytest.mark.numeric
@@ -48,7 +48,7 @@ def test_rows_that_are_not_padded_keep_their_scales() -> None:
     scale = g.constant(torch.tensor([[0.1], [0.2]]), "scale")
     program = g.done(g.quantize(padded, spec, (scale, None)))
 
-    assert applied(program, LiftAbovePad).fired == {"lift-above-pad": 1}
+    assert applied(program, LiftQuantize).fired == {"lift-quantize": 1}
 
 
 def refused(spec: Any, scale: torch.Tensor, value: float = 0.0) -> MissCode:
@@ -56,7 +56,7 @@ def refused(spec: Any, scale: torch.Tensor, value: float = 0.0) -> MissCode:
     g = Graph(2, 6)
     padded = g.call(pad, g.x, [1, 2], value)
     program = g.done(g.quantize(padded, spec, (g.constant(scale, "scale"), None)))
-    return only_miss(program, LiftAbovePad).code
+    return only_miss(program, LiftQuantize).code
 
 
 def test_refuses_blocks_along_the_padded_axis() -> None:
@@ -74,4 +74,4 @@ def test_refuses_parameters_of_run_time() -> None:
     spec = spec_of(None, None)
     program = g.done(g.quantize(padded, spec, g.choose(padded, (None, None))))
 
-    assert only_miss(program, LiftAbovePad).code is MissCode.NOT_CONSTANT
+    assert only_miss(program, LiftQuantize).code is MissCode.NOT_CONSTANT

@@ -5,14 +5,18 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.movement.base import Moved, Mover, keep, squeezed, with_axis
-from qfuse.ir.ops.views import node_of, shape_of
+from qfuse.ir.ops.views import Dequantize, node_of, shape_of
+from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.sizes import Size, is_positive
-from qfuse.rewrite.prelude import Node, OpOverload, arguments, aten
+from qfuse.optimize.commute.base import Commutes, Crossing, moved, vanishes
+from qfuse.optimize.match.dequant_table import table_of
+from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, arguments, aten
 
 # Per op: over how many axes it goes, what it is called without indices, whether it gives them.
 _WINDOWS: dict[OpOverload, tuple[int, OpOverload, bool]] = {
@@ -24,8 +28,6 @@ _WINDOWS: dict[OpOverload, tuple[int, OpOverload, bool]] = {
     aten.max_pool3d_with_indices.default: (3, aten.max_pool3d.default, True),
 }
 _WHOLE: tuple[OpOverload, ...] = (aten.amax.default, aten.amin.default)
-
-POOLS: tuple[OpOverload, ...] = (*_WINDOWS, *_WHOLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +52,63 @@ class _Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
-    """A choice of the greatest or least element.
+class Pool(Commutes):
+    """A choice of the greatest or least element: max pooling, ``amax`` and ``amin``.
+
+    ``max_pool(dequantize(q, s))`` is ``dequantize(max_pool(q), s)``. Greater quantized values stand
+    for greater floats, so the greatest is the same element. What a window has of padding is below
+    everything in both. Refuses: windows over several blocks; one that holds nothing but padding;
+    indices that are read too; parameters that are computed at run time, which may not keep the
+    order; a dequantize that something else reads too.
 
     Attributes:
         node: The op.
-        result: Its node of the elements; ``None`` if somebody reads where they were found too.
-        x: What it chooses from.
+        result: Its node of the elements.
+        source: What it chooses from.
         axes: The axes along which it does.
         windows: Those along ``axes``; none if whole axes become one element.
         keeps_axes: Whether the result has all axes.
     """
 
+    ops: ClassVar[tuple[OpOverload, ...]] = (*_WINDOWS, *_WHOLE)
+    folds: ClassVar[bool] = True
+
     node: Node
-    result: Node | None
-    x: Node
+    result: Node
+    source: Node
     axes: tuple[int, ...]
     windows: tuple[_Window, ...]
     keeps_axes: bool
 
+    @classmethod
+    def of(cls, node: Node) -> Pool | Miss | None:
+        """View a pool; miss one with arguments that are not numbers, or whose indices are read."""
+        if not is_call(node, *cls.ops):
+            return None
+        a: dict[str, Any] = dict(arguments(node))
+        x = node_of(a["self"])
+        rank = len(shape_of(x))
+        unknown = Miss(
+            MissCode.ARGUMENT, node, "an argument of {} is not known", op_name(node), progress=2
+        )
+        if is_call(node, *_WHOLE):
+            axes = tuple(sorted({axis % rank for axis in a["dim"]})) or tuple(range(rank))
+            return cls(node, node, x, axes, (), bool(a["keepdim"])) if rank else unknown
+        count, _, indexed = _WINDOWS[overload_of(node)]  # type: ignore[index]
+        windows = _windows(a, count)
+        if windows is None:
+            return unknown
+        result = _elements(node) if indexed else node
+        if result is None:
+            text = "where the elements were found is read too"
+            return Miss(MissCode.SHARED, node, text, progress=2)
+        return cls(node, result, x, tuple(range(rank - count, rank)), windows, keeps_axes=True)
+
     def never_empty(self) -> bool:
         """Whether every element of the result is one of the source."""
-        assert self.result is not None, "the result is not read alone"
-        before = shape_of(self.x)
+        before, after = shape_of(self.source), shape_of(self.result)
         if not self.windows:
             return all(is_positive(before[a]) for a in self.axes)
-        after = shape_of(self.result)
         pairs = zip(self.axes, self.windows, strict=True)
         return all(w.all_hold_elements(before[axis], after[axis]) for axis, w in pairs)
 
@@ -99,21 +132,30 @@ class Pool:
         pooled = mover.call(op, rows, *_lists((flat, *windows)))
         return mover.call(aten.squeeze.dims, pooled, [-2])
 
+    def sink(self, operands: tuple[Dequantize, ...]) -> Crossing | Miss:
+        """Choose from the quantized values, and dequantize what was chosen."""
+        (dequantize,) = operands
+        params = dequantize.params
+        for axis in self.axes:
+            if not covers(params.spec.block[axis], shape_of(self.source)[axis]):
+                text = "{} chooses among elements of several blocks along axis {}"
+                told = op_name(self.node), axis
+                return Miss(MissCode.GRANULARITY, self.node, text, *told, progress=2)
+        if not self.never_empty():
+            text = "a window of {} may hold nothing but padding"
+            return Miss(MissCode.SHAPE, self.node, text, op_name(self.node), progress=3)
+        table = table_of(params)
+        if isinstance(table, Miss):
+            return table
+        return Crossing(
+            (moved(self.result, params, [self.forward(params.spec.block)]),),
+            lambda mover, values: [self.apply(mover, values[0])],
+        )
 
-def as_pool(node: Node) -> Pool | None:
-    """View a call of one of ``POOLS``; ``None`` if an argument of it is not a number."""
-    a: dict[str, Any] = dict(arguments(node))
-    x = node_of(a["self"])
-    rank = len(shape_of(x))
-    if is_call(node, *_WHOLE):
-        axes = tuple(sorted({axis % rank for axis in a["dim"]})) or tuple(range(rank))
-        return Pool(node, node, x, axes, (), bool(a["keepdim"])) if rank else None
-    count, _, indexed = _WINDOWS[overload_of(node)]  # type: ignore[index]
-    windows = _windows(a, count)
-    if windows is None:
-        return None
-    axes = tuple(range(rank - count, rank))
-    return Pool(node, _elements(node) if indexed else node, x, axes, windows, keeps_axes=True)
+    def shares_with(self, user: Node) -> bool:
+        """Any user may stay if nothing is dequantized below."""
+        del user
+        return vanishes(self.node)
 
 
 def _elements(node: Node) -> Node | None:

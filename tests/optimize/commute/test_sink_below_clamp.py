@@ -9,7 +9,7 @@ from tests.support.cases.propagate import Graph, applied, only_miss, priced, spe
 from qfuse.ir.events import MissCode
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import QuantSpec
-from qfuse.optimize.propagate.sink_below_clamp import SinkBelowClamp
+from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 from qfuse.optimize.schedule import move
 from qfuse.testing.quant import QuantizedLinear
 
@@ -34,7 +34,7 @@ def test_golden_the_zero_point_is_the_bound() -> None:
     g = Graph(1)
     program = g.done(g.call(aten.relu.default, dequantized(g, 0.1, -7, SPEC)))
 
-    assert applied(program, SinkBelowClamp).fired == {"sink-below-clamp": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
     assert steps(program) == ["clamp[16, 33]", "dequantize[16, 33]", "neg[16, 33]"]
     (cut,) = [n for n in program.graph.nodes if n.target is aten.clamp.default]
     assert cut.args[1:] == (-7, None)
@@ -65,7 +65,7 @@ def test_bounds_that_are_stored(
     spec = spec_of(None, None, dtype=dtype, real=real)
     program = g.done(g.call(op, dequantized(g, 0.0625, 3, spec), *args))
 
-    assert applied(program, SinkBelowClamp).fired == {"sink-below-clamp": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
 
 
 @pytest.mark.numeric
@@ -75,7 +75,7 @@ def test_a_clamp_that_cuts_nothing_off_goes(zero: int) -> None:
     spec = spec_of(None, None, dtype=torch.uint8)
     program = g.done(g.call(aten.relu.default, dequantized(g, 0.1, zero, spec)))
 
-    applied(program, SinkBelowClamp)
+    applied(program, SinkDequantize)
     assert steps(program) == ["dequantize[16, 33]", "neg[16, 33]"]
 
 
@@ -86,7 +86,7 @@ def test_blocks_with_one_zero_point() -> None:
     x = dequantized(g, scale, torch.full((1, 33), 5), spec_of(None, 1))
     program = g.done(g.call(aten.relu.default, x))
 
-    assert applied(program, SinkBelowClamp).fired == {"sink-below-clamp": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
 
 
 @pytest.mark.numeric
@@ -96,7 +96,7 @@ def test_a_linear_reads_what_was_rectified_as_stored_numbers() -> None:
     y = g.call(aten.relu.default, x)
     program = g.done(QuantizedLinear(g.b, 4, 33).linear(y), x)
 
-    assert applied(program, SinkBelowClamp).fired == {"sink-below-clamp": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
 
 
 @pytest.mark.numeric
@@ -118,7 +118,7 @@ def test_refuses_a_bound_that_is_not_stored() -> None:
     g = Graph(1)
     y = g.call(aten.clamp_min.default, dequantized(g, 0.1, 3, SPEC), 0.123)
 
-    miss = only_miss(g.done(y), SinkBelowClamp)
+    miss = only_miss(g.done(y), SinkDequantize)
     assert (miss.code, miss.at) == (MissCode.ZERO_POINT, y)
 
 
@@ -127,7 +127,7 @@ def test_refuses_zero_points_that_differ() -> None:
     zero = torch.arange(33).reshape(1, 33)
     y = g.call(aten.relu.default, dequantized(g, torch.rand(1, 33) + 0.1, zero, spec_of(None, 1)))
 
-    assert only_miss(g.done(y), SinkBelowClamp).code is MissCode.ZERO_POINT
+    assert only_miss(g.done(y), SinkDequantize).code is MissCode.ZERO_POINT
 
 
 def test_refuses_parameters_of_run_time() -> None:
@@ -135,7 +135,7 @@ def test_refuses_parameters_of_run_time() -> None:
     params = g.choose(g.x, (None, None))
     x = g.dequantize(g.quantize(g.x, SPEC, params), SPEC, params)
 
-    miss = only_miss(g.done(g.call(aten.relu.default, x)), SinkBelowClamp)
+    miss = only_miss(g.done(g.call(aten.relu.default, x)), SinkDequantize)
     assert (miss.code, miss.at) == (MissCode.NOT_CONSTANT, params[0])
 
 
@@ -144,7 +144,7 @@ def test_refuses_a_dequantize_that_something_else_reads() -> None:
     x = dequantized(g, 0.1, 3, SPEC)
     program = g.done(g.call(aten.relu.default, x), x)
 
-    miss = only_miss(program, SinkBelowClamp)
+    miss = only_miss(program, SinkDequantize)
     assert (miss.code, miss.at) == (MissCode.SHARED, x)
 
 
@@ -154,7 +154,7 @@ def test_refuses_storage_of_too_many_numbers(dtype: torch.dtype) -> None:
     spec = QuantSpec(dtype, -100, 100, (None, None))
     y = g.call(aten.relu.default, dequantized(g, 0.1, 0, spec))
 
-    assert only_miss(g.done(y), SinkBelowClamp).code is MissCode.DTYPE
+    assert only_miss(g.done(y), SinkDequantize).code is MissCode.DTYPE
 
 
 @pytest.mark.parametrize("scale", [-0.1, float("nan"), float("inf")])
@@ -162,4 +162,4 @@ def test_refuses_scales_that_keep_no_order(scale: float) -> None:
     g = Graph(1)
     y = g.call(aten.relu.default, dequantized(g, scale, 3, SPEC))
 
-    assert only_miss(g.done(y), SinkBelowClamp).code is MissCode.RANGE
+    assert only_miss(g.done(y), SinkDequantize).code is MissCode.RANGE

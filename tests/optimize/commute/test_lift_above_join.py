@@ -8,7 +8,7 @@ from tests.support.cases.propagate import Graph, applied, only_miss, priced, spe
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.ops import library as ops
-from qfuse.optimize.propagate.lift_above_join import LiftAboveJoin
+from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 
 aten = torch.ops.aten
 
@@ -35,7 +35,7 @@ def test_golden_every_part_is_quantized_with_its_part_of_the_parameters() -> Non
     g = Graph(4, 6)
     program = g.done(quantized(g, joined(g, aten.cat.default, 0, 2, 3), 1, None))
 
-    assert applied(program, LiftAboveJoin).fired == {"lift-above-join": 1}
+    assert applied(program, LiftQuantize).fired == {"lift-quantize": 1}
     assert steps(program)[:4] == ["quantize[4, 6]", "quantize[2, 6]", "quantize[3, 6]", "cat[9, 6]"]
     scales = [n.args[1].meta["val"].shape for n in program.graph.nodes if n.target is ops.quantize]
     assert [tuple(s) for s in scales] == [(4, 1), (2, 1), (3, 1)]
@@ -59,7 +59,7 @@ def test_blocks_that_begin_with_parts(
     g = Graph(4, 6)
     program = g.done(quantized(g, joined(g, aten.cat.default, 0, *sizes), *block))
 
-    assert applied(program, LiftAboveJoin).fired == {"lift-above-join": 1}
+    assert applied(program, LiftQuantize).fired == {"lift-quantize": 1}
 
 
 @pytest.mark.numeric
@@ -69,7 +69,7 @@ def test_stacked_tensors(block: tuple[int | None, ...]) -> None:
     other = g.b.arg("y", torch.float32, 4, 6)
     program = g.done(quantized(g, g.call(aten.stack.default, [g.x, other], 1), *block))
 
-    assert applied(program, LiftAboveJoin).fired == {"lift-above-join": 1}
+    assert applied(program, LiftQuantize).fired == {"lift-quantize": 1}
 
 
 @pytest.mark.numeric
@@ -77,7 +77,7 @@ def test_a_part_that_is_there_twice_is_quantized_once() -> None:
     g = Graph(4, 6)
     program = g.done(quantized(g, g.call(aten.cat.default, [g.x, g.x], 1), None, None))
 
-    applied(program, LiftAboveJoin)
+    applied(program, LiftQuantize)
     assert steps(program)[:2] == ["quantize[4, 6]", "cat[4, 12]"]
 
 
@@ -87,14 +87,14 @@ def test_rows_of_a_dynamic_number(m: int) -> None:
     g = Graph("m", 6)
     program = g.done(quantized(g, g.call(aten.cat.default, [g.x, g.x], 0), None, 1))
 
-    assert applied(program, LiftAboveJoin, m=m).fired == {"lift-above-join": 1}
+    assert applied(program, LiftQuantize, m=m).fired == {"lift-quantize": 1}
 
 
 def test_refuses_a_block_that_spans_two_parts() -> None:
     g = Graph(4, 6)
     program = g.done(quantized(g, joined(g, aten.cat.default, 0, 4), 3, None))
 
-    miss = only_miss(program, LiftAboveJoin)
+    miss = only_miss(program, LiftQuantize)
     assert (miss.code, miss.at.name) == (MissCode.GRANULARITY, "cat_default")
 
 
@@ -103,7 +103,7 @@ def test_refuses_scales_along_an_axis_of_unknown_sizes() -> None:
     twice = g.call(aten.cat.default, [g.x, g.x], 0)
     program = g.done(g.quantize(twice, spec_of(1, None), g.choose(twice, (1, None))))
 
-    assert only_miss(program, LiftAboveJoin, m=3).code is MissCode.GRANULARITY
+    assert only_miss(program, LiftQuantize, m=3).code is MissCode.GRANULARITY
 
 
 def test_refuses_parts_that_are_promoted() -> None:
@@ -111,7 +111,7 @@ def test_refuses_parts_that_are_promoted() -> None:
     narrow = g.b.arg("y", torch.bfloat16, 4, 6)
     program = g.done(quantized(g, g.call(aten.cat.default, [g.x, narrow], 0), None, None))
 
-    assert only_miss(program, LiftAboveJoin).code is MissCode.DTYPE
+    assert only_miss(program, LiftQuantize).code is MissCode.DTYPE
 
 
 def test_refuses_the_empty_tensor_that_cat_skips() -> None:
@@ -119,7 +119,7 @@ def test_refuses_the_empty_tensor_that_cat_skips() -> None:
     empty = g.b.arg("y", torch.float32, 0)
     program = g.done(quantized(g, g.call(aten.cat.default, [g.x, empty], 0), None, None))
 
-    assert only_miss(program, LiftAboveJoin).code is MissCode.DTYPE
+    assert only_miss(program, LiftQuantize).code is MissCode.DTYPE
 
 
 def test_refuses_at_a_loss_where_the_joined_numbers_are_needed() -> None:
@@ -127,4 +127,4 @@ def test_refuses_at_a_loss_where_the_joined_numbers_are_needed() -> None:
     twice = g.call(aten.cat.default, [g.x, g.x], 0)
     program = g.done(quantized(g, twice, None, None), twice)
 
-    assert only_miss(program, LiftAboveJoin, context=priced()).code is MissCode.PROFIT
+    assert only_miss(program, LiftQuantize, context=priced()).code is MissCode.PROFIT

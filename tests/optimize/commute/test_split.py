@@ -7,7 +7,7 @@ import torch
 from tests.support.cases.propagate import Graph, applied, only_miss, spec_of, steps
 
 from qfuse.ir.events import MissCode
-from qfuse.optimize.propagate.sink_below_split import SinkBelowSplit
+from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 
 aten = torch.ops.aten
 
@@ -27,7 +27,7 @@ def test_golden_stored_numbers_are_split() -> None:
     _, parts = split(g, None, None)
     program = g.done(g.b.item(parts, 0), g.b.item(parts, 2))
 
-    assert applied(program, SinkBelowSplit).fired == {"sink-below-split": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
     assert sorted(steps(program)) == sorted(["getitem[6, 4]", "dequantize[6, 4]", "neg[6, 4]"] * 2)
 
 
@@ -39,7 +39,7 @@ def test_every_part_takes_its_parameters(block: tuple[int | None, ...], sizes: A
     _, parts = split(g, *block, sizes=sizes)
     program = g.done(*(g.b.item(parts, i) for i in range(len(parts.meta["val"]))))
 
-    assert applied(program, SinkBelowSplit).fired == {"sink-below-split": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
 
 
 @pytest.mark.numeric
@@ -50,7 +50,7 @@ def test_a_dynamic_scale_is_there_already() -> None:
     x = g.dequantize(g.quantize(g.x, spec, params), spec, params)
     program = g.done(g.b.item(g.call(aten.split.Tensor, x, 5, 1), 1))
 
-    assert applied(program, SinkBelowSplit).fired == {"sink-below-split": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
 
 
 def test_refuses_a_block_that_is_cut() -> None:
@@ -58,7 +58,7 @@ def test_refuses_a_block_that_is_cut() -> None:
     _, parts = split(g, None, 3)
     program = g.done(g.b.item(parts, 1), g.b.item(parts, 2))
 
-    assert only_miss(program, SinkBelowSplit).code is MissCode.GRANULARITY
+    assert only_miss(program, SinkDequantize).code is MissCode.GRANULARITY
 
 
 def test_refuses_a_dequantize_that_something_else_reads() -> None:
@@ -66,7 +66,7 @@ def test_refuses_a_dequantize_that_something_else_reads() -> None:
     x, parts = split(g, None, None)
     program = g.done(g.b.item(parts, 1), x)
 
-    miss = only_miss(program, SinkBelowSplit)
+    miss = only_miss(program, SinkDequantize)
     assert (miss.code, miss.at) == (MissCode.SHARED, x)
 
 
@@ -75,4 +75,4 @@ def test_refuses_strides_that_the_caller_would_see() -> None:
     _, parts = split(g, None, None)
     program = g.b.done(g.b.item(parts, 1))
 
-    assert only_miss(program, SinkBelowSplit).code is MissCode.SHAPE
+    assert only_miss(program, SinkDequantize).code is MissCode.SHAPE
