@@ -6,16 +6,13 @@ import functools
 import os
 import secrets
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 from qfuse.targets import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SEED_VARIABLE = "QFUSE_TEST_SEED"
 PROFILE_VARIABLE = "HYPOTHESIS_PROFILE"

@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from click.testing import CliRunner, Result
@@ -13,9 +14,6 @@ from qfuse.cli import main
 from qfuse.cost import profile_path
 from qfuse.kernels.build import build
 from qfuse.targets import Target
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SMALL = [
     f"--size={size}" for size in ("layers=1", "hidden=32", "intermediate=64", "vocab=50", "heads=2")

@@ -12,6 +12,7 @@ import sysconfig
 import venv
 from pathlib import Path
 
+import click
 import pytest
 from packaging.requirements import Requirement
 
@@ -98,7 +99,7 @@ def test_undeclared_packages_are_hidden(environment: Path) -> None:
     assert str(Path(sysconfig.get_path("purelib"))) not in found.stdout
 
 
-@pytest.mark.parametrize("command", ["", *main.commands])
+@pytest.mark.parametrize("command", ["", *main.list_commands(click.Context(main))])
 def test_every_command_starts(environment: Path, tmp_path: Path, command: str) -> None:
     told = call(environment, *([command] if command else []), "--help", folder=tmp_path)
 
@@ -124,9 +125,19 @@ def test_commands_work(environment: Path, tmp_path: Path, args: tuple[str, ...],
     assert says in told.stdout
 
 
-def test_what_needs_an_extra_says_so(environment: Path, tmp_path: Path) -> None:
-    told = call(environment, "explain", "llama", folder=tmp_path)
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("explain", "llama"), "qfuse[zoo]"),
+        (("bench",), "pip install ./benchmarks"),
+        (("demo",), "pip install ./benchmarks"),
+    ],
+)
+def test_what_needs_another_package_says_so(
+    environment: Path, tmp_path: Path, args: tuple[str, ...], says: str
+) -> None:
+    told = call(environment, *args, folder=tmp_path)
 
     assert told.returncode == 1
-    assert "qfuse[zoo]" in told.stderr
+    assert says in told.stderr
     assert "Traceback" not in told.stderr

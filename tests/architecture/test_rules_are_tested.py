@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.architecture.source import PACKAGE, ROOT, Module, modules, write_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RULE_ROOMS = ("normalize", "optimize", "lower")
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.capture.models import Stack, captured, module, same_run
+from tests.support.graphs.capture_models import Stack, captured, module, same_run
 from torch.export import Dim
 
 from qfuse.capture import capture
 from qfuse.ir.errors import CaptureError, InputError
 from qfuse.ir.events import Noted
-from qfuse.ir.run import run_functional
+from qfuse.ir.signature.run import run_functional
 
 pytestmark = pytest.mark.numeric
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.capture.models import assert_same, captured, check_graph, module, same_run
+from tests.support.graphs.capture_models import assert_same, captured, check_graph, module, same_run
 from torch import nn
 
 from qfuse.capture import capture
 from qfuse.ir.errors import CaptureError, InputError
-from qfuse.ir.program import Mutation, constant_of
-from qfuse.ir.run import run_flat, run_functional
+from qfuse.ir.graph.stage_graph import Mutation, constant_of
+from qfuse.ir.signature.run import run_flat, run_functional
 
 pytestmark = pytest.mark.numeric
 

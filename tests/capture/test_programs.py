@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from tests.capture.models import Stack, captured, check_graph, module, same_run
+from tests.support.graphs.capture_models import Stack, captured, check_graph, module, same_run
 from torch.export import Dim
 
 from qfuse.capture import capture
 from qfuse.ir.errors import CaptureError, InputError
-from qfuse.ir.run import run_functional
-
-if TYPE_CHECKING:
-    from qfuse.ir.program import CapturedGraph
+from qfuse.ir.graph.stage_graph import CapturedGraph
+from qfuse.ir.signature.run import run_functional
 
 pytestmark = pytest.mark.numeric
 

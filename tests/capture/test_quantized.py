@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from tests.capture.models import Stack, captured, same_run
+from tests.support.graphs.capture_models import Stack, captured, same_run
 from torch.export import Dim
 
 from qfuse.zoo import _torchao_api as torchao_api
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.numeric
 

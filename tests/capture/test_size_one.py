@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from tests.capture.models import Stack, captured, module, same_run
+from tests.support.graphs.capture_models import Stack, captured, module, same_run
 from torch.export import Dim
 
 from qfuse.capture import size_one
 from qfuse.ir.errors import InputError
 from qfuse.ir.events import Noted
-from qfuse.ir.run import run_functional
-
-if TYPE_CHECKING:
-    from qfuse.ir.program import CapturedGraph
+from qfuse.ir.graph.stage_graph import CapturedGraph
+from qfuse.ir.signature.run import run_functional
 
 pytestmark = pytest.mark.numeric
 

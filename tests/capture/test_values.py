@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tests.capture.models import Stack, assert_same, captured, module, same_run
+from tests.support.graphs.capture_models import Stack, assert_same, captured, module, same_run
 from torch import nn
 
 from qfuse.capture import capture
-from qfuse.ir.run import run_flat, run_functional
+from qfuse.ir.signature.run import run_flat, run_functional
 
 pytestmark = pytest.mark.numeric
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import sys
 import tomllib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.architecture.source import ROOT
-from tests.normalize.sources import (
+from tests.support.sources.dialects import (
     Source,
     codes,
     fired,
@@ -23,13 +25,9 @@ from tests.normalize.sources import (
 )
 
 from qfuse.ir.events import MissCode, Noted
-from qfuse.ir.text import to_text
+from qfuse.ir.graph.text import to_text
 from qfuse.normalize import normalize
-from qfuse.normalize.dialect import Dialect, discover
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+from qfuse.normalize.importers.dialect import Dialect, discover
 
 EXAMPLE = ROOT / "examples" / "simulator_dialect"
 sim = torch.ops.simulator

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
-from tests.normalize.sources import codes, scales
-from tests.passes.graphs import bits_of, check_values, exported, ops_of, same_bits
+from tests.support.graphs.raw_fx import bits_of, check_values, exported, ops_of, same_bits
+from tests.support.sources.dialects import codes, scales
 from torch import nn
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from qfuse.ir.events import MissCode
 from qfuse.normalize.builtin import BUILTIN
 from qfuse.passes import LiftCombineQuantize, MergeLinears
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from torch.fx import GraphModule
 
 KINDS = {
     "mm": "aten.mm",

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.normalize.models import K, N, Spelled, normalized
-from tests.normalize.sources import SEEDS
-from tests.normalize.spelled import aten, calls, codes, finish, same_values, scales
+from tests.support.sources.aten_spellings import aten, calls, codes, finish, same_values, scales
+from tests.support.sources.dialects import SEEDS
+from tests.support.sources.models import K, N, Spelled, normalized
+from torch.fx import Node
 
 from qfuse.capture import capture
 from qfuse.normalize import normalize
-from qfuse.normalize.aten import rules
+from qfuse.normalize.aten.rules import rules
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.run import run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch.fx import Node
 
 
 def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

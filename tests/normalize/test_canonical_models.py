@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from tests.normalize.sources import Source, ops_of, same_bits
+from tests.support.sources.dialects import Source, ops_of, same_bits
+from torch.fx import Node
 
-from qfuse.ir import ops
-from qfuse.ir.elements import CONTAINER
-from qfuse.ir.quant_spec import QuantSpec
-from qfuse.ir.views import as_dequantize, as_quantize
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.views import as_dequantize, as_quantize
+from qfuse.ir.quant.element import CONTAINER
+from qfuse.ir.quant.spec import QuantSpec
 from qfuse.normalize.builtin import BUILTIN
-
-if TYPE_CHECKING:
-    from torch.fx import Node
 
 pytestmark = pytest.mark.numeric
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
-from tests.normalize.sources import Source, codes, ops_of, same_bits, scales
-
-if TYPE_CHECKING:
-    from torch.fx import Node
+from tests.support.sources.dialects import Source, codes, ops_of, same_bits, scales
+from torch.fx import Node
 
 d = torch.ops.quantized_decomposed
 ao = torch.ops.torchao

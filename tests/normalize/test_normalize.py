@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.normalize.sources import DIALECTS, Source, fired, ops_of, same_bits, scales
+from tests.support.sources.dialects import DIALECTS, Source, fired, ops_of, same_bits, scales
 
 from qfuse.ir.errors import NormalizeError
 from qfuse.ir.events import Fired, Noted
-from qfuse.ir.program import MODULE_META, SOURCE_META, NormalGraph
+from qfuse.ir.graph.stage_graph import MODULE_META, SOURCE_META, NormalGraph
 from qfuse.normalize import normalize
-from qfuse.normalize.dialect import Dialect
+from qfuse.normalize.importers.dialect import Dialect
 from qfuse.rewrite.driver import Context
 from qfuse.rewrite.gate import Gate
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from tests.passes.graphs import bits_of, check_values, ops_of, same_bits
+from tests.support.graphs.raw_fx import bits_of, check_values, ops_of, same_bits
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.infra.pass_manager import PassManager
 
@@ -18,9 +19,6 @@ from qfuse.passes import (
     MergeLinears,
     SinkDequantize,
 )
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule
 
 importlib.import_module("torch.ao.quantization.fx._decomposed")
 decomposed = torch.ops.quantized_decomposed

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import operator
 import pickle
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.passes.graphs import (
+from tests.support.graphs.raw_fx import (
     K,
     Siblings,
     bits_of,
@@ -22,6 +22,7 @@ from tests.passes.graphs import (
 )
 from torch import nn
 from torch.export import Dim
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -29,11 +30,6 @@ from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.events import MissCode
 from qfuse.passes import MergeLinears
 from qfuse.passes._torch_api import mode_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch.fx import GraphModule
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.cases.epilogue import Case, calls, fuse, only_miss
+
+from qfuse.ir.events import MissCode
+from qfuse.optimize.fuse.linear_cast import FuseCast
+
+cast = torch.ops.aten._to_copy.default
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_golden_a_narrowing_cast_rounds_where_it_stood(dtype: torch.dtype) -> None:
+    case = Case(rank=3)
+    program = case.done(case.b.call(cast, case.y, dtype=dtype))
+
+    assert fuse(program, FuseCast).fired == {"fuse-cast": 1}
+    name = str(dtype).removeprefix("torch.")
+    assert calls(program) == ["qfuse.quantize", f"linear[cast({name})]"]
+
+
+@pytest.mark.numeric
+def test_golden_there_and_back_keeps_the_rounding() -> None:
+    case = Case()
+    narrow = case.b.call(cast, case.y, dtype=torch.bfloat16)
+    program = case.done(case.b.call(cast, narrow, dtype=torch.float32))
+
+    fuse(program, FuseCast)
+    assert calls(program) == ["qfuse.quantize", "linear[cast(bfloat16)|cast(float32)]"]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float64])
+def test_refuses_other_types(dtype: torch.dtype) -> None:
+    case = Case()
+    program = case.done(case.b.call(cast, case.y, dtype=dtype))
+
+    assert only_miss(program, FuseCast).code is MissCode.DTYPE
+
+
+def test_refuses_a_change_of_memory_format() -> None:
+    case = Case(rank=4)
+    node = case.b.call(cast, case.y, dtype=torch.bfloat16, memory_format=torch.channels_last)
+    program = case.done(node)
+
+    miss = only_miss(program, FuseCast)
+    assert miss.code is MissCode.ARGUMENT
+    assert "memory_format" in miss.reason
