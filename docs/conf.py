@@ -52,7 +52,7 @@ _NAVIGATION = {
         "docs/dialects",
         "docs/kernels",
         "docs/passes",
-        "docs/roads",
+        "docs/entry-points",
         "docs/cli",
         "docs/benchmarks",
     ],
