@@ -17,7 +17,7 @@ from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.events import Fired
 from qfuse.kernels import KernelLibrary
 from qfuse.passes import MergeLinears
-from qfuse.pipeline import Planner
+from qfuse.pipeline import Pipeline
 from qfuse.targets import Target
 from qfuse_bench.report.markdown import replace_section
 
@@ -44,8 +44,8 @@ def model_of(kind: str, x: torch.Tensor) -> nn.Module:
 
 def by_compile(model: nn.Module, x: torch.Tensor) -> bool:
     target, cost = Target.for_testing(), CostModel(CostProfile.pinned())
-    planner = Planner(target, cost, KernelLibrary(False, "test"))
-    log = planner.rewrite(capture(model, (x,), None)).log
+    pipeline = Pipeline(target, cost, KernelLibrary(False, "test"))
+    log = pipeline.rewrite(capture(model, (x,), None)).log
     return any(event.rule == "merge-linears" for event in log.of(Fired))
 
 

@@ -28,7 +28,7 @@ from qfuse.optimize.propagate.sink_below_pad import SinkBelowPad
 from qfuse.optimize.propagate.sink_below_split import SinkBelowSplit
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context
+from qfuse.rewrite.driver import RewriteContext
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import bits_same, random_inputs
 
@@ -222,7 +222,7 @@ def test_quantizes_with_other_second_levels_are_not_one() -> None:
     ]
     program = g.done(*(g.call(aten.neg.default, y) for y in real))
     source = clone(program)
-    Combine().run(program, Context("optimize"))
+    Combine().run(program, RewriteContext("optimize"))
 
     verify(program)
     quantizes = [n for n in program.graph.nodes if as_quantize(n) is not None]

@@ -44,7 +44,7 @@ ACTS = [
 ]
 
 
-class Gate:
+class RewriteBudget:
     """Grows one activation, gate and quantize."""
 
     def __init__(self, draw: st.DrawFn) -> None:
@@ -150,7 +150,7 @@ class Gate:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """An activation, perhaps times something, that is quantized; some of it is read elsewhere."""
-    g = Gate(draw)
+    g = RewriteBudget(draw)
     x, up = g.factors()
     op, args = draw(st.sampled_from(ACTS))
     y = g.keep(g.b.call(op, g.rounded(x), *args))

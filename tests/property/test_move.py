@@ -21,9 +21,9 @@ from qfuse.ir.graph.text import to_text
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.schedule import MOVING_RULES, move
+from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context, apply_rules
-from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.driver import RewriteContext, apply_rules
 from qfuse.rewrite.rewriter import Journal
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.fixed_order import run_fixed_order
@@ -36,7 +36,7 @@ _SPECIAL = (0.0, -0.0, float("inf"), -float("inf"), 3e38, -3e38, 1e-40)
 def moved_phase(program: NormalGraph, *, priced: bool) -> Counter[str]:
     """Run the phase as the schedule does."""
     cost = CostModel(CostProfile.pinned()) if priced else None
-    context = Context("optimize", cost)
+    context = RewriteContext("optimize", cost)
     Combine().run(program, context)
     return move(program, context)
 
@@ -91,7 +91,7 @@ class RefuseAll:
 def test_undone_rewrites_leave_no_trace(case: Case) -> None:
     program = clone(case.program)
     before = to_text(program.graph)
-    context = Context("optimize", checker=RefuseAll())
+    context = RewriteContext("optimize", checker=RefuseAll())
 
     assert not apply_rules(program, [rule() for rule in MOVING_RULES], context).modified
     assert to_text(program.graph) == before
@@ -103,7 +103,7 @@ def test_any_number_of_rewrites_keeps_every_bit(case: Case, fuel: int) -> None:
     program = clone(case.program)
     inputs = case.inputs()
     checker = SiteChecker(program, inputs)
-    context = Context("optimize", gate=Gate(fuel), checker=checker)
+    context = RewriteContext("optimize", budget=RewriteBudget(fuel), checker=checker)
     move(program, context)
 
     verify(program)

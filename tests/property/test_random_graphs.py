@@ -23,10 +23,10 @@ from qfuse.lower.kernels.registry import kernel_rows
 from qfuse.lower.rowwise.kernels import row_kernels
 from qfuse.optimize import optimize
 from qfuse.optimize.schedule import FUSION_RULES
+from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import compare
-from qfuse.rewrite.driver import Context, apply_rules
-from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.driver import RewriteContext, apply_rules
 from qfuse.rewrite.rewriter import Journal
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.rewrite.tolerance import SITE
@@ -47,13 +47,13 @@ def assert_same(
         assert verdict.wrong is None, f"output {index}: {verdict.wrong}\n{to_text(program.graph)}"
 
 
-def optimized(case: Case, context: Context | None = None) -> OptimizedGraph:
+def optimized(case: Case, context: RewriteContext | None = None) -> OptimizedGraph:
     """Optimize a copy."""
     return optimize(clone(case.program), context)
 
 
 def lowered(
-    program: OptimizedGraph, library: kernels.KernelLibrary, context: Context | None = None
+    program: OptimizedGraph, library: kernels.KernelLibrary, context: RewriteContext | None = None
 ) -> LoweredGraph:
     """Lower a copy on the pinned machine."""
     cost = CostModel(CostProfile.pinned())
@@ -100,7 +100,7 @@ def test_any_number_of_rewrites_keeps_every_bit(case: Case, fuel: int) -> None:
     inputs, _ = source_values(case)
     # Merging linears changes the order in which a library sums, and nothing else.
     old = list(run_fixed_order(case.program, inputs))
-    program = optimized(case, Context("optimize", gate=Gate(fuel)))
+    program = optimized(case, RewriteContext("optimize", budget=RewriteBudget(fuel)))
     assert_same(list(run_fixed_order(program, inputs)), old, program)
 
 
@@ -119,7 +119,7 @@ class RefuseAll:
 def test_undone_rewrites_leave_no_trace(case: Case) -> None:
     program = clone(case.program)
     before = to_text(program.graph)
-    context = Context("optimize", checker=RefuseAll())
+    context = RewriteContext("optimize", checker=RefuseAll())
     result = apply_rules(program, [rule() for rule in FUSION_RULES], context)
 
     assert not result.modified
@@ -159,7 +159,7 @@ def test_lower_stays_within_rounding(own: bool, case: Case) -> None:
     checker = SiteChecker(program, inputs)
     cost = CostModel(CostProfile.pinned())
     rows = kernel_rows(library(own))
-    low = lower(program, Target.for_testing(), cost, rows, Context("lower", checker=checker))
+    low = lower(program, Target.for_testing(), cost, rows, RewriteContext("lower", checker=checker))
 
     undone = low.log.of(RolledBack)
     assert not undone, "\n".join(e.reason for e in undone)

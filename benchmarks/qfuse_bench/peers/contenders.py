@@ -30,7 +30,7 @@ from typing import Any, Self
 
 from qfuse.ir.errors import OptionsError
 from qfuse_bench.harness._torch_api import has_cpu_kernel
-from qfuse_bench.harness.comparison import Entrant
+from qfuse_bench.harness.comparison import Competitor
 
 FACTORY = "qfuse_bench.peers.torch:build"
 """What makes a contender in a worker."""
@@ -120,9 +120,9 @@ class Contender:
             return False
         return self.float_type is FloatType.BF16 and self.recipe not in _PT2E
 
-    def entrant(self, like: str | None = None, *, timed: bool = True) -> Entrant:
+    def competitor(self, like: str | None = None, *, timed: bool = True) -> Competitor:
         """Return what takes part in a contest; the arguments are those of the entrant."""
-        return Entrant(self.name, FACTORY, self.to_dict(), like, timed)
+        return Competitor(self.name, FACTORY, self.to_dict(), like, timed)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""

@@ -74,7 +74,7 @@ def pooled(node: Node) -> Node | None:
 
 
 def _refuse(node: Node, real: Node) -> Miss | None:
-    shared = _refuse_readers(node, real)
+    shared = _refuse_users(node, real)
     if shared is not None:
         return shared
     stored = real.args[0]
@@ -90,7 +90,7 @@ def _refuse(node: Node, real: Node) -> Miss | None:
     return None
 
 
-def _refuse_readers(node: Node, real: Node) -> Miss | None:
+def _refuse_users(node: Node, real: Node) -> Miss | None:
     if any(item.target is not operator.getitem or item.args[1] != 0 for item in node.users):
         text = "where the elements were found is read too"
         return Miss(MissCode.SHARED, node, text, progress=2)

@@ -68,7 +68,7 @@ class Place:
 class Event:
     """Base of all events."""
 
-    room: str
+    stage: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from qfuse.passes.attempt import Work
 from qfuse.passes.engine import run_pass
 from qfuse.passes.examples import Examples
 from qfuse.passes.outcome import PassOutcome
-from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.driver import RewriteContext, apply_rules
 from qfuse.rewrite.rule import Rule
 
 
@@ -122,7 +122,7 @@ class GraphPass(ABC):
         return run_pass(self.name, work, module, example_inputs)
 
     @abstractmethod
-    def run(self, program: StageGraph, context: Context) -> object:
+    def run(self, program: StageGraph, context: RewriteContext) -> object:
         """Rewrite a graph in the canonical spelling."""
 
 
@@ -131,7 +131,7 @@ class _MovingPass(GraphPass, ABC):
 
     rules: ClassVar[tuple[type[Rule[Any]], ...]]
 
-    def run(self, program: StageGraph, context: Context) -> object:
+    def run(self, program: StageGraph, context: RewriteContext) -> object:
         """Apply the rules until nothing changes."""
         Combine().run(program, context)
         return settle_rules(program, self.rules, context)
@@ -172,7 +172,7 @@ class MergeLinears(GraphPass):
     name = "merge-linears"
     about = (MergeLinearsPass.name,)
 
-    def run(self, program: StageGraph, context: Context) -> object:
+    def run(self, program: StageGraph, context: RewriteContext) -> object:
         """Combine what the siblings read, then merge them."""
         Combine().run(program, context)
         return MergeLinearsPass().run(program, context)
@@ -184,7 +184,7 @@ class FuseLinears(GraphPass):
     name = "fuse-linears"
     about = tuple(rule.name for rule in FUSION_RULES)
 
-    def run(self, program: StageGraph, context: Context) -> object:
+    def run(self, program: StageGraph, context: RewriteContext) -> object:
         """Grow every linear outward."""
         Combine().run(program, context)
         return apply_rules(program, [rule() for rule in FUSION_RULES], context)
@@ -196,7 +196,7 @@ class FuseResults(GraphPass):
     name = "fuse-results"
     about = tuple(rule.name for rule in RESULT_RULES)
 
-    def run(self, program: StageGraph, context: Context) -> object:
+    def run(self, program: StageGraph, context: RewriteContext) -> object:
         """Grow every result."""
         Combine().run(program, context)
         return apply_rules(program, [rule() for rule in RESULT_RULES], context)

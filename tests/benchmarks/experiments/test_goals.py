@@ -170,8 +170,8 @@ def test_a_run_leaves_out_who_is_not_installed_and_says_so(
 
         def __exit__(self, *_: object) -> None: ...
 
-        def enter(self, entrants: list[object]) -> None:
-            self.names += [entrant.name for entrant in entrants]  # type: ignore[attr-defined]
+        def enter(self, competitors: list[object]) -> None:
+            self.names += [competitor.name for competitor in competitors]  # type: ignore[attr-defined]
 
         def run(self, *_: object) -> dict[str, Entry]:
             asked.extend(self.names)

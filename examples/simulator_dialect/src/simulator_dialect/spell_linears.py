@@ -24,7 +24,7 @@ from qfuse.ir.ops.views import (
 )
 from qfuse.ir.quant.element import Element, encode
 from qfuse.ir.quant.spec import QuantSpec
-from qfuse.optimize.match.strides import restride, rigid_reader
+from qfuse.optimize.match.strides import restride, stride_sensitive_user
 from qfuse.rewrite.rewriter import Rewriter
 from qfuse.rewrite.rule import Miss, Rule
 from simulator_dialect.ops import pack_int4
@@ -146,7 +146,7 @@ class SpellStaticLinear(Rule[SpellStaticLinearSite]):
         if first is None or any(other != first for other in wanted):
             text = "its parts are not all quantized to int8 with one scale and zero point"
             return Miss(MissCode.GRANULARITY, node, text, progress=3)
-        if sizes is not None and any(rigid_reader(quantize) for quantize in quantizes):
+        if sizes is not None and any(stride_sensitive_user(quantize) for quantize in quantizes):
             return Miss(MissCode.ORDER, node, "the strides of a part are relied upon", progress=3)
         return SpellStaticLinearSite(linear, x.q, given, first, tuple(quantizes), sizes)
 

@@ -50,7 +50,7 @@ def rows_source(value: object) -> Node | None:
     return None
 
 
-def put_back(rw: Rewriter, view: Node, y: Node) -> Node:
+def reapply_views(rw: Rewriter, view: Node, y: Node) -> Node:
     """Apply ``view``, of which :func:`rows_source` is not ``None``, to ``y``.
 
     The leading axes of ``y`` are those of the view's own source; its last axis may differ.
@@ -140,11 +140,11 @@ class Path:
         if dtype_of(y) != dtype:
             y = rw.call(aten._to_copy.default, y, dtype=dtype)
         for view in self.views:
-            y = put_back(rw, view, y)
+            y = reapply_views(rw, view, y)
         return y
 
 
-def peel(value: object, *, casts: bool = True) -> Path | None:
+def strip_views(value: object, *, casts: bool = True) -> Path | None:
     """Look through views of rows and, if ``casts``, casts to real types or from int32 to int64.
 
     A cast to float8 is no noise of rounding: it is what a model stores, and where it overflows.

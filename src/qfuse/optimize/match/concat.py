@@ -34,7 +34,7 @@ class Join:
         """Whether the axis is new."""
         return is_call(self.node, aten.stack.default)
 
-    def again(self, mover: Mover, values: Sequence[Any]) -> Any:
+    def apply(self, mover: Mover, values: Sequence[Any]) -> Any:
         """Join other values of the shapes of the parts."""
         op = aten.stack.default if self.is_stack else aten.cat.default
         return mover.call(op, list(values), self.axis)

@@ -21,7 +21,7 @@ from qfuse.ir.movement.slice import Flip
 from qfuse.ir.movement.window import EdgePad
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
-from qfuse.ir.quant.block import Stuck
+from qfuse.ir.quant.block import MoveFailure
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.sizes import same_shape, same_size
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
@@ -164,7 +164,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Climb:
+class PropagatedUp:
     """How far parameters move up a chain of movements.
 
     Attributes:
@@ -177,18 +177,18 @@ class Climb:
     steps: tuple[Step, ...]
     source: Node
     block: Block
-    stuck: tuple[Movement, Stuck] | None = None
+    stuck: tuple[Movement, MoveFailure] | None = None
 
-    def again(self, mover: Any, value: Any) -> Any:
+    def apply(self, mover: Any, value: Any) -> Any:
         """Apply all movements to another value of the source's shape."""
         for step in reversed(self.steps):
-            value = step.movement.again(mover, value)
+            value = step.movement.apply(mover, value)
         return value
 
 
-def climb(
+def propagate_up(
     x: Node, block: Block, crosses: Callable[[Movement], bool], outer: Block | None = None
-) -> Climb:
+) -> PropagatedUp:
     """Move parameters of ``x`` up as far as they move and ``crosses`` allows.
 
     Args:
@@ -203,12 +203,12 @@ def climb(
         if movement is None or not crosses(movement):
             break
         moved = move_levels(movement.backward, block, outer)
-        if isinstance(moved, Stuck):
-            return Climb(tuple(steps), x, block, (movement, moved))
+        if isinstance(moved, MoveFailure):
+            return PropagatedUp(tuple(steps), x, block, (movement, moved))
         steps.append(Step(movement, moved))
         x, block = movement.source, moved.block
         outer = None if moved.outer is None else moved.outer.block
-    return Climb(tuple(steps), x, block)
+    return PropagatedUp(tuple(steps), x, block)
 
 
 def moved_params(rw: Rewriter, params: QuantParams, steps: Sequence[Moved]) -> QuantParams:

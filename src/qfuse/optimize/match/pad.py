@@ -50,7 +50,7 @@ class Pad:
         text = "{} pads a tensor of unknown size that does not lie in row-major order"
         return Miss(MissCode.SHAPE, self.node, text, op_name(self.node), progress=2)
 
-    def again(self, rw: Rewriter, x: Node, value: int) -> Node:
+    def apply(self, rw: Rewriter, x: Node, value: int) -> Node:
         """Pad another value, for which :meth:`result` has an answer, with another number."""
         made = self.result(tensor_of(x))
         assert isinstance(made, torch.Tensor), "a padding of unknown type is refused"

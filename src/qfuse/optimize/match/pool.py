@@ -85,7 +85,7 @@ class Pool:
             block = with_axis(block, axis, None)
         return Moved(block, keep) if self.keeps_axes else squeezed(block, self.axes)
 
-    def again(self, mover: Mover, value: Any) -> Any:
+    def apply(self, mover: Mover, value: Any) -> Any:
         """Choose from other values of the same shape."""
         if not self.windows:
             return mover.call(overload_of(self.node), value, list(self.axes), self.keeps_axes)

@@ -22,12 +22,12 @@ def restride(old: Node, new: Node, rw: Rewriter) -> None:
     stack = [(old, new)]
     while stack:
         before, after = stack.pop()
-        readers = list(before.users)
+        users = list(before.users)
         rw.replace(before, after)
-        stack += [(r, _again(r, after, rw)) for r in readers if _shows(r, after)]
+        stack += [(r, _again(r, after, rw)) for r in users if _shows(r, after)]
 
 
-def rigid_reader(node: Node) -> Node | None:
+def stride_sensitive_user(node: Node) -> Node | None:
     """Return a view of ``node`` that cannot be made again on other strides.
 
     It says something of memory and not of elements, as ``as_strided`` does; or it has several
@@ -36,26 +36,26 @@ def rigid_reader(node: Node) -> Node | None:
     stack = [node]
     while stack:
         source = stack.pop()
-        for reader in source.users:
-            if _shows(reader, source):
-                if movement_of(reader) is None:
-                    return reader
-                stack.append(reader)
+        for user in source.users:
+            if _shows(user, source):
+                if movement_of(user) is None:
+                    return user
+                stack.append(user)
     return None
 
 
-def _shows(reader: Node, source: Node) -> bool:
+def _shows(user: Node, source: Node) -> bool:
     """Whether ``reader`` is a view of ``source``."""
-    op = overload_of(reader)
+    op = overload_of(user)
     views = (aten._unsafe_view.default, aten.reshape.default)
-    if op is None or not (op.is_view or is_call(reader, *views)):
+    if op is None or not (op.is_view or is_call(user, *views)):
         return False
-    return reader.all_input_nodes[0] is source
+    return user.all_input_nodes[0] is source
 
 
-def _again(reader: Node, source: Node, rw: Rewriter) -> Node:
-    movement = movement_of(reader)
+def _again(user: Node, source: Node, rw: Rewriter) -> Node:
+    movement = movement_of(user)
     assert movement is not None, "a value with a rigid reader is not given other strides"
-    with rw.before(reader):
-        made: Node = movement.again(GraphMover(rw), source)
+    with rw.before(user):
+        made: Node = movement.apply(GraphMover(rw), source)
     return made

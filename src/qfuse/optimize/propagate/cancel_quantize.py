@@ -22,7 +22,7 @@ from qfuse.ir.ops.views import (
 )
 from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.element import ScaleFormat
-from qfuse.ir.quant.round_trip import Culprit, culprit
+from qfuse.ir.quant.round_trip import RoundTripFailure, culprit
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name, dtype_range
 from qfuse.optimize.propagate.lift_quantize import refuse_layout
 from qfuse.optimize.propagate.qdq_pair import quantize_pair
@@ -150,7 +150,7 @@ def _refuse_numbers(params: QuantParams) -> Miss | None:
             text = "the zero point is computed at run time"
             return Miss(MissCode.NOT_CONSTANT, params.zero_point, text, progress=3)
     wrong = culprit(params.spec.dtype, scale, zero)
-    if wrong is Culprit.ZERO_POINT:
+    if wrong is RoundTripFailure.ZERO_POINT:
         return Miss(MissCode.ZERO_POINT, node_of(params.zero_point), wrong.value, progress=3)
     return None if wrong is None else Miss(MissCode.RANGE, params.scale, wrong.value, progress=3)
 

@@ -15,7 +15,7 @@ from qfuse.ir.movement.base import Moved, move_levels
 from qfuse.ir.movement.slice import Slice
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import Quantize, as_quantize, shape_of, tensor_of
-from qfuse.ir.quant.block import Stuck, covers
+from qfuse.ir.quant.block import MoveFailure, covers
 from qfuse.optimize.match.concat import JOINS, Join, as_join
 from qfuse.optimize.match.memory_cost import passed, saved
 from qfuse.optimize.match.move_qparams import FakeMover, GraphMover, moved_params
@@ -72,7 +72,7 @@ class LiftAboveJoin(Rule[LiftAboveJoinSite]):
         stored = quantize.params.spec.dtype
         with torch.no_grad():
             parts = [torch.empty_like(tensor_of(part), dtype=stored) for part in join.parts]
-        wrong = refuse_layout(node, join.again(FakeMover(), parts))
+        wrong = refuse_layout(node, join.apply(FakeMover(), parts))
         return wrong or LiftAboveJoinSite(quantize, join, moved)
 
     def gain(self, site: LiftAboveJoinSite, cost: CostModel) -> float | None:
@@ -95,7 +95,7 @@ class LiftAboveJoin(Rule[LiftAboveJoinSite]):
             if key not in made:
                 made[key] = rw.call(ops.quantize, *key)
             parts.append(made[key])
-        rw.replace(site.quantize.node, site.join.again(GraphMover(rw), parts))
+        rw.replace(site.quantize.node, site.join.apply(GraphMover(rw), parts))
 
 
 def _moved(quantize: Quantize, join: Join) -> tuple[Moved, ...] | Miss:
@@ -106,10 +106,12 @@ def _moved(quantize: Quantize, join: Join) -> tuple[Moved, ...] | Miss:
         size = shape_of(join.node)[join.axis]
         levels = (spec.block, *(() if spec.outer is None else (spec.outer,)))
         if unknown and not all(covers(block[join.axis], size) for block in levels):
-            moved: Moved | Stuck = Stuck(f"the sizes along axis {join.axis} are not known")
+            moved: Moved | MoveFailure = MoveFailure(
+                f"the sizes along axis {join.axis} are not known"
+            )
         else:
             moved = move_levels(piece.forward, spec.block, spec.outer)
-        if isinstance(moved, Stuck):
+        if isinstance(moved, MoveFailure):
             return Miss(
                 MissCode.GRANULARITY,
                 join.node,

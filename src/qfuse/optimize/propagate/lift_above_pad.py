@@ -88,7 +88,7 @@ class LiftAbovePad(Rule[LiftAbovePadSite]):
         )
         spec = str(params.spec.with_block(block))
         q = rw.call(ops.quantize, site.pad.x, params.scale, params.zero_point, spec)
-        rw.replace(site.quantize.node, site.pad.again(rw, q, site.code))
+        rw.replace(site.quantize.node, site.pad.apply(rw, q, site.code))
 
 
 def _code(params: QuantParams, value: float, node: Node) -> int | Miss:

@@ -32,15 +32,15 @@ from qfuse.ir.ops.views import (
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.optimize.match.memory_cost import passed, saved
 from qfuse.optimize.match.move_qparams import (
-    Climb,
     FakeMover,
     GraphMover,
-    climb,
+    PropagatedUp,
     copies,
     is_free,
     moved_params,
     movement_name,
     moves_stored,
+    propagate_up,
     reads_any_strides,
     refuse_uncovered,
     same_strides,
@@ -66,7 +66,7 @@ class LiftQuantizeSite:
     """A quantize, and the movements that it crosses."""
 
     quantize: Quantize
-    climb: Climb
+    propagate_up: PropagatedUp
 
 
 class LiftQuantize(Rule[LiftQuantizeSite]):
@@ -113,22 +113,22 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
             return is_free(first) and is_free(movement) and moves_stored(movement, stored)
 
         spec = quantize.params.spec
-        found = climb(quantize.x, spec.block, crosses, spec.outer)
+        found = propagate_up(quantize.x, spec.block, crosses, spec.outer)
         if not found.steps:
             return _refuse_block(quantize, found)
-        moved = found.again(FakeMover(), _stored(found.source, quantize))
+        moved = found.apply(FakeMover(), _stored(found.source, quantize))
         return refuse_layout(node, moved) or LiftQuantizeSite(quantize, found)
 
     def gain(self, site: LiftQuantizeSite, cost: CostModel) -> float | None:
         """Compare what is quantized, and what is copied, before and after."""
-        movement = site.climb.steps[0].movement
+        movement = site.propagate_up.steps[0].movement
         if is_free(movement):
             return None
         real, stored = site.quantize.params.spec.real, site.quantize.params.spec.dtype
         before = [passed(q.x, real, stored) for q in _parts(site, movement)]
         after: list[WorkRange] = []
         if not _quantized_already(site):
-            after.append(passed(site.climb.source, real, stored))
+            after.append(passed(site.propagate_up.source, real, stored))
         if copies(movement):
             after.append(passed(movement.node, stored, stored))
             if all(is_call(user, ops.quantize) for user in movement.node.users):
@@ -137,10 +137,10 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
 
     def rewrite(self, site: LiftQuantizeSite, rw: Rewriter) -> None:
         """Quantize the source and move that."""
-        steps = [step.moved for step in site.climb.steps]
+        steps = [step.moved for step in site.propagate_up.steps]
         params = moved_params(rw, site.quantize.params, steps)
-        q = rw.call(ops.quantize, *params.call_args(site.climb.source))
-        rw.replace(site.quantize.node, site.climb.again(GraphMover(rw), q))
+        q = rw.call(ops.quantize, *params.call_args(site.propagate_up.source))
+        rw.replace(site.quantize.node, site.propagate_up.apply(GraphMover(rw), q))
 
 
 def refuse_layout(node: Node, moved: torch.Tensor, *, moves: bool = True) -> Miss | None:
@@ -165,7 +165,7 @@ def refuse_layout(node: Node, moved: torch.Tensor, *, moves: bool = True) -> Mis
     return Miss(MissCode.SHAPE, node, text, ", ".join(map(op_name, node.users)), progress=3)
 
 
-def _refuse_block(quantize: Quantize, found: Climb) -> Miss:
+def _refuse_block(quantize: Quantize, found: PropagatedUp) -> Miss:
     assert found.stuck is not None, "the first movement was not crossed"
     movement, stuck = found.stuck
     return Miss(
@@ -190,7 +190,7 @@ def _parts(site: LiftQuantizeSite, movement: Movement) -> Iterator[Quantize]:
     yield site.quantize
     if not isinstance(movement, _PICKS):
         return
-    for reader in islice(_readers(site.climb.source), _PARTS):
+    for reader in islice(_users(site.propagate_up.source), _PARTS):
         part = movement_of(reader)
         if not isinstance(part, _PICKS) or reader is movement.node:
             continue
@@ -201,7 +201,7 @@ def _parts(site: LiftQuantizeSite, movement: Movement) -> Iterator[Quantize]:
                 break
 
 
-def _readers(x: Node) -> Iterator[Node]:
+def _users(x: Node) -> Iterator[Node]:
     """Give the readers of ``x``; of a split, its parts."""
     for user in x.users:
         parts = isinstance(user.meta.get("val"), (list, tuple))
@@ -211,11 +211,11 @@ def _readers(x: Node) -> Iterator[Node]:
 def _quantized_already(site: LiftQuantizeSite) -> bool:
     """Whether the source is quantized with these parameters for another part of it."""
     params = site.quantize.params
-    last = site.climb.steps[-1].moved
+    last = site.propagate_up.steps[-1].moved
     spec = params.spec.with_block(last.block, None if last.outer is None else last.outer.block)
-    for user in islice(site.climb.source.users, _PARTS):
+    for user in islice(site.propagate_up.source.users, _PARTS):
         other = as_quantize(user)
-        if other is None or other.x is not site.climb.source or other.params.spec != spec:
+        if other is None or other.x is not site.propagate_up.source or other.params.spec != spec:
             continue
         pairs = zip(_parameters(other.params), _parameters(params), strict=True)
         if all(_same_numbers(a, b) for a, b in pairs):

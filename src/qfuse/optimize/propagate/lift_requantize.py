@@ -11,16 +11,16 @@ from qfuse.ir.movement.base import Moved, Movement, move_levels
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import Requantize, as_requantize, tensor_of
-from qfuse.ir.quant.block import Stuck
+from qfuse.ir.quant.block import MoveFailure
 from qfuse.optimize.match.move_qparams import (
-    Climb,
     FakeMover,
     GraphMover,
-    climb,
+    PropagatedUp,
     is_free,
     moved_params,
     movement_name,
     moves_stored,
+    propagate_up,
 )
 from qfuse.optimize.propagate.lift_quantize import refuse_layout
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
@@ -31,7 +31,7 @@ class LiftRequantizeSite:
     """A requantize, what it crosses, and how the parameters of what it reads move there."""
 
     requantize: Requantize
-    climb: Climb
+    propagate_up: PropagatedUp
     read: tuple[Moved, ...]
 
 
@@ -71,13 +71,13 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
             text = "requantizing before {} would requantize more, or copy twice"
             return Miss(MissCode.ORDER, first.node, text, movement_name(first), progress=2)
         out = requantize.out_params.spec
-        found = climb(requantize.q, out.block, crosses, out.outer)
+        found = propagate_up(requantize.q, out.block, crosses, out.outer)
         read = _read(requantize, found)
         if isinstance(read, Miss):
             return read
         with torch.no_grad():
             q = torch.empty_like(tensor_of(found.source), dtype=dtypes[1])
-        wrong = refuse_layout(node, found.again(FakeMover(), q))
+        wrong = refuse_layout(node, found.apply(FakeMover(), q))
         return wrong or LiftRequantizeSite(requantize, found, read)
 
     def rewrite(self, site: LiftRequantizeSite, rw: Rewriter) -> None:
@@ -85,22 +85,22 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
         old = site.requantize
         made = Requantize(
             old.node,
-            site.climb.source,
+            site.propagate_up.source,
             moved_params(rw, old.params, site.read),
-            moved_params(rw, old.out_params, [step.moved for step in site.climb.steps]),
+            moved_params(rw, old.out_params, [step.moved for step in site.propagate_up.steps]),
         )
         q = rw.call(ops.requantize, *made.call_args())
-        rw.replace(old.node, site.climb.again(GraphMover(rw), q))
+        rw.replace(old.node, site.propagate_up.apply(GraphMover(rw), q))
 
 
-def _read(requantize: Requantize, found: Climb) -> tuple[Moved, ...] | Miss:
+def _read(requantize: Requantize, found: PropagatedUp) -> tuple[Moved, ...] | Miss:
     """Move the block of what is read up the same movements, all of them."""
     stuck = found.stuck
     block, outer = requantize.params.spec.block, requantize.params.spec.outer
     read: list[Moved] = []
     for step in found.steps:
         moved = move_levels(step.movement.backward, block, outer)
-        if isinstance(moved, Stuck):
+        if isinstance(moved, MoveFailure):
             stuck = (step.movement, moved)
             break
         read.append(moved)

@@ -12,7 +12,7 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import Dequantize, as_dequantize, bits_equal, tensor_of
 from qfuse.optimize.match.clamp import CLAMPS, Clamp, as_clamp
 from qfuse.optimize.match.dequant_table import table_of
-from qfuse.optimize.propagate.sink_dequantize import refuse_readers, refuse_sunk
+from qfuse.optimize.propagate.sink_dequantize import refuse_sunk, refuse_users
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule, aten
 
 
@@ -62,7 +62,7 @@ class SinkBelowClamp(Rule[SinkBelowClampSite]):
         dequantize = None if clamp is None else as_dequantize(clamp.x)
         if clamp is None or dequantize is None:
             return Miss(MissCode.PATTERN, node, "it does not clamp a dequantize", progress=0)
-        bounds = refuse_readers(dequantize, node) or _bounds(clamp, dequantize)
+        bounds = refuse_users(dequantize, node) or _bounds(clamp, dequantize)
         if isinstance(bounds, Miss):
             return bounds
         wrong = refuse_sunk(node, tensor_of(dequantize.q))

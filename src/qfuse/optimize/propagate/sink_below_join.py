@@ -74,22 +74,22 @@ class SinkBelowJoin(Rule[SinkBelowJoinSite]):
                 told = op_name(node), op_name(part)
                 return Miss(MissCode.NOT_QUANTIZED, part, text, *told, progress=2)
             parts.append(dequantize)
-        site = _refuse_readers(node, parts) or _joined(join, tuple(parts))
+        site = _refuse_users(node, parts) or _joined(join, tuple(parts))
         if isinstance(site, Miss):
             return site
         with torch.no_grad():
-            moved = join.again(FakeMover(), [tensor_of(p.q) for p in parts])
+            moved = join.apply(FakeMover(), [tensor_of(p.q) for p in parts])
         return refuse_sunk(node, moved) or site
 
     def rewrite(self, site: SinkBelowJoinSite, rw: Rewriter) -> None:
         """Join the stored numbers and, if they differ, the parameters."""
-        q = site.join.again(GraphMover(rw), [part.q for part in site.parts])
+        q = site.join.apply(GraphMover(rw), [part.q for part in site.parts])
         params = _params(site, rw)
         real = rw.call(ops.dequantize, *params.call_args(q))
         rw.replace(site.join.node, real)
 
 
-def _refuse_readers(node: Node, parts: Sequence[Dequantize]) -> Miss | None:
+def _refuse_users(node: Node, parts: Sequence[Dequantize]) -> Miss | None:
     for part in parts:
         for user in part.node.users:
             if user is not node:
@@ -204,5 +204,5 @@ def _join_nodes(join: Join, nodes: list[Node], rw: Rewriter) -> Node:
     mover = GraphMover(rw)
     values = [value for value in map(constant_of, nodes) if value is not None]
     if len(values) == len(nodes):
-        return mover.node(join.again(TensorMover(), values), str(nodes[0].target))
-    return mover.node(join.again(mover, nodes), "joined")
+        return mover.node(join.apply(TensorMover(), values), str(nodes[0].target))
+    return mover.node(join.apply(mover, nodes), "joined")

@@ -13,7 +13,7 @@ from qfuse.ir.quant.block import covers
 from qfuse.optimize.match.dequant_table import table_of
 from qfuse.optimize.match.move_qparams import FakeMover, GraphMover, moved_params
 from qfuse.optimize.match.pool import POOLS, Pool, as_pool
-from qfuse.optimize.propagate.sink_dequantize import refuse_readers, refuse_sunk
+from qfuse.optimize.propagate.sink_dequantize import refuse_sunk, refuse_users
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -73,10 +73,10 @@ class SinkBelowMax(Rule[SinkBelowMaxSite]):
             text = "where the elements were found is read too"
             return Miss(MissCode.SHARED, node, text, progress=2)
         wrong = (
-            refuse_readers(dequantize, node)
+            refuse_users(dequantize, node)
             or _refuse_windows(pool, dequantize)
             or _refuse_order(dequantize)
-            or refuse_sunk(pool.result, pool.again(FakeMover(), tensor_of(dequantize.q)))
+            or refuse_sunk(pool.result, pool.apply(FakeMover(), tensor_of(dequantize.q)))
         )
         moved = pool.forward(dequantize.params.spec.block)
         return wrong or SinkBelowMaxSite(pool, pool.result, dequantize, moved)
@@ -84,7 +84,7 @@ class SinkBelowMax(Rule[SinkBelowMaxSite]):
     def rewrite(self, site: SinkBelowMaxSite, rw: Rewriter) -> None:
         """Choose from the stored numbers, and dequantize what was chosen."""
         mover = GraphMover(rw)
-        q = mover.node(site.pool.again(mover, mover.open(site.dequantize.q)), "chosen")
+        q = mover.node(site.pool.apply(mover, mover.open(site.dequantize.q)), "chosen")
         params = moved_params(rw, site.dequantize.params, [site.moved])
         real = rw.call(ops.dequantize, *params.call_args(q))
         rw.replace(site.result, real)

@@ -65,7 +65,7 @@ class SinkBelowPad(Rule[SinkBelowPadSite]):
     def rewrite(self, site: SinkBelowPadSite, rw: Rewriter) -> None:
         """Pad the stored numbers, and dequantize that."""
         params = site.dequantize.params
-        q = site.pad.again(rw, site.dequantize.q, site.code)
+        q = site.pad.apply(rw, site.dequantize.q, site.code)
         spec = str(params.spec.with_block((None,) * params.spec.rank))
         real = rw.call(ops.dequantize, q, params.scale, params.zero_point, spec)
         rw.replace(site.pad.node, real)

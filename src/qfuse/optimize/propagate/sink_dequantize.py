@@ -19,7 +19,7 @@ from qfuse.ir.movement.registry import MOVEMENT_OPS, SPLITS, movement_of
 from qfuse.ir.movement.slice import Select, Slice
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import Dequantize, as_dequantize, as_linear, shape_of, tensor_of
-from qfuse.ir.quant.block import Stuck
+from qfuse.ir.quant.block import MoveFailure
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.optimize.match.memory_cost import passed, saved
 from qfuse.optimize.match.move_qparams import (
@@ -87,7 +87,7 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
         if isinstance(step, Miss):
             return step
         with torch.no_grad():
-            moved = movement.again(FakeMover(), tensor_of(dequantize.q))
+            moved = movement.apply(FakeMover(), tensor_of(dequantize.q))
         parts = isinstance(movement, (Slice, Select))
         return refuse_sunk(node, moved, parts=parts) or SinkDequantizeSite(dequantize, step)
 
@@ -111,7 +111,7 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
         """Move the stored numbers, and dequantize that."""
         movement = site.step.movement
         mover = GraphMover(rw)
-        q = mover.node(movement.again(mover, mover.open(site.dequantize.q)), "moved")
+        q = mover.node(movement.apply(mover, mover.open(site.dequantize.q)), "moved")
         params = moved_params(rw, site.dequantize.params, [site.step.moved])
         sunk = rw.call(ops.dequantize, *params.call_args(q))
         rw.replace(movement.node, sunk)
@@ -130,7 +130,7 @@ def sink_step(dequantize: Dequantize, movement: Movement) -> Step | Miss:
         told = movement_name(movement), dtype_name(spec.dtype)
         return Miss(MissCode.DTYPE, movement.node, text, *told, progress=2)
     moved = move_levels(movement.forward, spec.block, spec.outer)
-    if not isinstance(moved, Stuck):
+    if not isinstance(moved, MoveFailure):
         return Step(movement, moved)
     return Miss(
         MissCode.GRANULARITY,
@@ -144,7 +144,7 @@ def sink_step(dequantize: Dequantize, movement: Movement) -> Step | Miss:
     )
 
 
-def refuse_readers(dequantize: Dequantize, node: Node) -> Miss | None:
+def refuse_users(dequantize: Dequantize, node: Node) -> Miss | None:
     """Refuse a dequantize that something besides ``node`` reads, if ``node`` stays one too."""
     for user in islice(dequantize.node.users, _READERS):
         if user is not node and not vanishes(node):

@@ -144,14 +144,14 @@ def test_refuses_a_bias_that_is_computed_at_run_time() -> None:
 
 
 @pytest.mark.parametrize("reader", ["linear", "view"])
-def test_refuses_an_unscaled_result_that_others_read(reader: str) -> None:
+def test_refuses_an_unscaled_result_that_others_read(user: str) -> None:
     b = GraphBuilder()
     linear = product(b, 6)
     view = b.call(aten.view.default, linear, (2, 3, N))
     y = b.call(aten.mul.Tensor, view, b.const("s", scales(N)))
-    program = finish(b, y, linear if reader == "linear" else view)
+    program = finish(b, y, linear if user == "linear" else view)
 
-    assert refusal(program, WeightOnlyScale()) == (MissCode.SHARED, f"{reader}_default")
+    assert refusal(program, WeightOnlyScale()) == (MissCode.SHARED, f"{user}_default")
 
 
 def test_refuses_a_float_weight() -> None:

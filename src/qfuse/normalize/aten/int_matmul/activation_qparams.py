@@ -14,10 +14,10 @@ from qfuse.ir.ops.constants import constant_value, number_of
 from qfuse.ir.ops.views import shape_of
 from qfuse.ir.sizes import Size
 from qfuse.normalize.importers.rule import RefusedError
-from qfuse.normalize.match.broadcast import Spread, block_of, spread_of
+from qfuse.normalize.match.broadcast import Broadcast, block_of, broadcast_of
 from qfuse.normalize.match.constants import derived, shared_constant
 from qfuse.normalize.match.quantized_values import integers_of, stored_spec
-from qfuse.normalize.match.views import Path, put_back, rows_source, with_shape
+from qfuse.normalize.match.views import Path, reapply_views, rows_source, with_shape
 from qfuse.rewrite.prelude import MissCode, Node, Rewriter, aten
 
 _STEPS = 8
@@ -48,7 +48,7 @@ class Activation:
         """Return the dequantized activation of type ``real``."""
         q = self.q
         for view in self.before:
-            q = put_back(rw, view, q)
+            q = reapply_views(rw, view, q)
         ones = (1,) * len(shape_of(q))
         zero = self._zero(rw, ones)
         # A number enters float64 arithmetic unrounded.
@@ -163,10 +163,10 @@ def _is_rows(param: Argument, value: Node) -> bool:
     """
     if not isinstance(param, Node):
         return False
-    spread = spread_of(shape_of(param), shape_of(value))
-    if spread is Spread.ROWS:
+    spread = broadcast_of(shape_of(param), shape_of(value))
+    if spread is Broadcast.ROWS:
         return True
-    if spread is Spread.TENSOR:
+    if spread is Broadcast.TENSOR:
         return False
     text = "a factor of shape {} on a result of shape {} is not one number per row"
     raise RefusedError(MissCode.AXIS, param, text, tuple(shape_of(param)), tuple(shape_of(value)))

@@ -18,9 +18,9 @@ from qfuse.normalize.aten.int_matmul.match import IntProduct, as_int_product
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.aten.qdq.scale_factor import Factor, check_range, constant_factor
 from qfuse.normalize.importers.rule import RefusedError
-from qfuse.normalize.match.broadcast import Spread, is_per_feature, spread_of
+from qfuse.normalize.match.broadcast import Broadcast, broadcast_of, is_per_feature
 from qfuse.normalize.match.constants import shared_constant
-from qfuse.normalize.match.views import Path, peel, put_back
+from qfuse.normalize.match.views import Path, reapply_views, strip_views
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -88,7 +88,7 @@ class IntMmChain(Rule[IntMmChainSite]):
         """Match a product of scaled integers and a scale, in either order."""
         a = arguments(node)
         for value, scale in ((a["self"], a["other"]), (a["other"], a["self"])):
-            path = peel(value)
+            path = strip_views(value)
             product = None if path is None else as_int_product(path.base)
             if path is None or product is None or not dtype_of(node).is_floating_point:
                 continue
@@ -104,7 +104,7 @@ class IntMmChain(Rule[IntMmChainSite]):
         x = site.x.build(rw, site.real)
         y = call_linear(rw, x, _weight(site, rw))
         for view in site.x.after:
-            y = put_back(rw, view, y)
+            y = reapply_views(rw, view, y)
         path = site.path.without_views() if site.x.before else site.path
         rw.replace(site.node, path.restore(rw, y, dtype_of(site.node)))
 
@@ -148,10 +148,10 @@ def _split(scale: Argument, y: Node) -> tuple[Argument, Node | None]:
     if not dtype_of(scale).is_floating_point:
         raise RefusedError(MissCode.DTYPE, scale, "the factor is no float tensor")
     shape = shape_of(y)
-    spread = spread_of(shape_of(scale), shape)
-    if spread in {Spread.ROWS, Spread.TENSOR}:
+    spread = broadcast_of(shape_of(scale), shape)
+    if spread in {Broadcast.ROWS, Broadcast.TENSOR}:
         return scale, None
-    if spread is Spread.CHANNEL and constant_value(scale) is not None:
+    if spread is Broadcast.CHANNEL and constant_value(scale) is not None:
         return None, scale
     # Both scales may have been multiplied first.
     if is_call(scale, aten.mul.Tensor):
@@ -159,7 +159,7 @@ def _split(scale: Argument, y: Node) -> tuple[Argument, Node | None]:
         for one, other in ((a["self"], a["other"]), (a["other"], a["self"])):
             if isinstance(other, Node) and is_per_feature(shape_of(other), shape):
                 return one, other
-    if spread is Spread.CHANNEL:
+    if spread is Broadcast.CHANNEL:
         return None, scale
     text = "a factor of shape {} on a result of shape {} is no scale of either operand"
     raise RefusedError(MissCode.AXIS, scale, text, tuple(shape_of(scale)), tuple(shape))

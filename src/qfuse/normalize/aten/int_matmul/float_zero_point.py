@@ -16,10 +16,10 @@ from qfuse.ir.ops.views import Dequantize, Linear, as_dequantize, as_linear, dty
 from qfuse.normalize.aten.int_matmul.match import EIGHT_BITS, IntProduct, column_sum
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.importers.rule import RefusedError
-from qfuse.normalize.match.broadcast import Spread, is_per_feature, spread_of
+from qfuse.normalize.match.broadcast import Broadcast, broadcast_of, is_per_feature
 from qfuse.normalize.match.constants import is_unit
 from qfuse.normalize.match.quantized_values import keeps_integers
-from qfuse.normalize.match.views import Path, peel, view_source, with_shape
+from qfuse.normalize.match.views import Path, strip_views, view_source, with_shape
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -76,7 +76,7 @@ class FloatZeroPoint(Rule[FloatZeroPointSite]):
     def match(self, node: Node) -> FloatZeroPointSite | Miss:
         """Match the difference of such a linear and a product of several factors."""
         a = arguments(node)
-        path, other = peel(a["self"]), _without_casts(a["other"])
+        path, other = strip_views(a["self"]), _without_casts(a["other"])
         linear = None if path is None else as_linear(path.base)
         act = None if linear is None else as_dequantize(linear.x)
         weight = None if linear is None else as_dequantize(linear.weight)
@@ -150,13 +150,13 @@ class _Factors:
         product = IntProduct(self.y, self.act.q, None, w.q, rows=True)
         shape, mine = shape_of(self.y), shape_of(factor)
         root = _root(factor)
-        spread = spread_of(mine, shape)
+        spread = broadcast_of(mine, shape)
         # The sums first: for one output feature they have the shape of a factor for all.
         if not self.summed and is_per_feature(mine, shape) and column_sum(root, product):
             self.summed = True
-        elif spread is Spread.CHANNEL:
+        elif spread is Broadcast.CHANNEL:
             self._take_weight_scale(factor, root)
-        elif spread in {Spread.ROWS, Spread.TENSOR}:
+        elif spread in {Broadcast.ROWS, Broadcast.TENSOR}:
             self._take_row(factor, root)
         else:
             text = "a factor of shape {} is not part of a correction"

@@ -16,7 +16,7 @@ from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.importers.rule import RefusedError
 from qfuse.normalize.match.constants import is_unit
 from qfuse.normalize.match.quantized_values import Stored, stored_numbers
-from qfuse.normalize.match.views import Path, peel, put_back
+from qfuse.normalize.match.views import Path, reapply_views, strip_views
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -70,7 +70,7 @@ class RowScale(Rule[RowScaleSite]):
         """Match a product of such a linear and a scale, in either order."""
         a = arguments(node)
         for value, scale in ((a["self"], a["other"]), (a["other"], a["self"])):
-            path = peel(value)
+            path = strip_views(value)
             linear = None if path is None else as_linear(path.base)
             if path is None or linear is None:
                 continue
@@ -92,7 +92,7 @@ class RowScale(Rule[RowScaleSite]):
         like = site.linear.node if same else None
         y = call_linear(rw, x, site.linear.weight, like=like)
         for view in site.x.after:
-            y = put_back(rw, view, y)
+            y = reapply_views(rw, view, y)
         path = site.path.without_views() if site.x.before else site.path
         rw.replace(site.node, path.restore(rw, y, dtype_of(site.node)))
 

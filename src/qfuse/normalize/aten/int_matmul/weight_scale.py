@@ -23,10 +23,10 @@ from qfuse.normalize.aten.qdq.scale_factor import (
     zero_factor,
 )
 from qfuse.normalize.importers.rule import RefusedError
-from qfuse.normalize.match.broadcast import Spread, spread_of
+from qfuse.normalize.match.broadcast import Broadcast, broadcast_of
 from qfuse.normalize.match.constants import derived, is_unit
 from qfuse.normalize.match.quantized_values import moved_constant, stored_numbers
-from qfuse.normalize.match.views import Path, peel
+from qfuse.normalize.match.views import Path, strip_views
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -101,7 +101,7 @@ class WeightOnlyScale(Rule[WeightScaleSite]):
         """Match a product of such a linear and a scale, in either order."""
         a = arguments(node)
         for value, scale in ((a["self"], a["other"]), (a["other"], a["self"])):
-            path = peel(value)
+            path = strip_views(value)
             linear = None if path is None else as_linear(path.base)
             if path is None or linear is None or not _is_unscaled(linear.weight):
                 continue
@@ -162,8 +162,8 @@ def _read_scale(node: Node, by: Argument, value: Node, compute: torch.dtype) -> 
     if isinstance(by, (int, float)) and not isinstance(by, bool):
         return constant_factor(node, torch.full((1, 1), float(by), dtype=compute), 2, "scale")
     assert isinstance(by, Node), f"not a factor: {by!r}"
-    spread = spread_of(shape_of(by), shape_of(value))
-    if spread is None or spread is Spread.ROWS:
+    spread = broadcast_of(shape_of(by), shape_of(value))
+    if spread is None or spread is Broadcast.ROWS:
         text = "a factor of shape {} on a result of shape {} is not one number per output feature"
         raise RefusedError(MissCode.AXIS, by, text, tuple(shape_of(by)), tuple(shape_of(value)))
     known = constant_value(by)

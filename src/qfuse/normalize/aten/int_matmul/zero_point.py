@@ -19,7 +19,7 @@ from qfuse.normalize.aten.int_matmul.match import (
     integers_behind,
 )
 from qfuse.normalize.importers.rule import RefusedError
-from qfuse.normalize.match.broadcast import Spread, is_per_feature, spread_of
+from qfuse.normalize.match.broadcast import Broadcast, broadcast_of, is_per_feature
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -128,7 +128,7 @@ def _read(node: Node, product: IntProduct, correction: Node) -> IntMmShiftSite:
         text = "sums of shape {} are not one number per output feature"
         raise RefusedError(MissCode.AXIS, sums, text, tuple(shape_of(sums)))
     if isinstance(zero, Node):
-        if spread_of(shape_of(zero), shape) not in {Spread.ROWS, Spread.TENSOR}:
+        if broadcast_of(shape_of(zero), shape) not in {Broadcast.ROWS, Broadcast.TENSOR}:
             text = "a zero point of shape {} is not one number per row"
             raise RefusedError(MissCode.AXIS, zero, text, tuple(shape_of(zero)))
         if dtype_of(zero).is_floating_point or dtype_of(zero) is torch.bool:

@@ -60,7 +60,7 @@ def not_a_linear(weight: Node) -> Miss | None:
     return Miss(MissCode.NOT_CONSTANT, weight, text, progress=0)
 
 
-def spread_refusal(node: Node, x: Node, weight: Node, axis: int) -> Miss | None:
+def broadcast_refusal(node: Node, x: Node, weight: Node, axis: int) -> Miss | None:
     """Refuse a contraction of axes of different sizes: one of them has one element, and is spread.
 
     Args:

@@ -14,7 +14,7 @@ from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.importers.rule import RefusedError
 from qfuse.normalize.match.broadcast import is_per_feature
 from qfuse.normalize.match.constants import derived
-from qfuse.normalize.match.views import Path, peel
+from qfuse.normalize.match.views import Path, strip_views
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -73,7 +73,7 @@ class FuseBias(Rule[BiasSite]):
         """Match a sum of a linear and a constant, in either order."""
         a = arguments(node)
         for value, bias in ((a["self"], a["other"]), (a["other"], a["self"])):
-            path = peel(value, casts=False)
+            path = strip_views(value, casts=False)
             linear = None if path is None else as_linear(path.base)
             if path is None or linear is None or not isinstance(value, Node):
                 continue

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from qfuse.ir.ops.views import node_of, shape_of
-from qfuse.normalize.aten.linear.base import LinearFrom, ProductSite, spread_refusal
+from qfuse.normalize.aten.linear.base import LinearFrom, ProductSite, broadcast_refusal
 from qfuse.normalize.aten.linear.weights import is_weight
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, arguments
 
@@ -50,7 +50,7 @@ class LinearFromEinsum(LinearFrom):
             if layout is None:
                 text = "{} is more than a product over the last axis"
                 return Miss(MissCode.PATTERN, node, text, equation, progress=2)
-            refusal = spread_refusal(node, activation, w, int(layout.rows))
+            refusal = broadcast_refusal(node, activation, w, int(layout.rows))
             return refusal or ProductSite(node, activation, w, rows=layout.rows)
         return Miss(
             MissCode.NOT_CONSTANT, node, "both operands are computed at run time", progress=0

@@ -9,8 +9,8 @@ from qfuse.ir.ops.views import node_of, shape_of
 from qfuse.normalize.aten.linear.base import (
     LinearFrom,
     ProductSite,
+    broadcast_refusal,
     not_a_linear,
-    spread_refusal,
 )
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, arguments, aten
 
@@ -42,13 +42,13 @@ class LinearFromInner(LinearFrom):
         if is_call(node, aten.inner.default):
             if not shape_of(x):
                 return Miss(MissCode.SHAPE, x, "a scalar has no axis to contract", progress=0)
-            return spread_refusal(node, x, weight, 1) or ProductSite(node, x, weight, rows=True)
+            return broadcast_refusal(node, x, weight, 1) or ProductSite(node, x, weight, rows=True)
         axes = (_only_axis(a["dims_self"], x), _only_axis(a["dims_other"], weight))
         if axes[0] != len(shape_of(x)) - 1 or axes[1] is None:
             text = "it contracts axes {} and {}, a linear the last one of its input"
             return Miss(MissCode.AXIS, node, text, a["dims_self"], a["dims_other"], progress=2)
         site = ProductSite(node, x, weight, rows=axes[1] == 1)
-        return spread_refusal(node, x, weight, axes[1]) or site
+        return broadcast_refusal(node, x, weight, axes[1]) or site
 
 
 def _only_axis(axes: object, tensor: Node) -> int | None:

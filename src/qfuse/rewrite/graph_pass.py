@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from qfuse.ir.events import Exactness
 from qfuse.ir.graph.stage_graph import StageGraph
-from qfuse.rewrite.driver import Context, PassResult
+from qfuse.rewrite.driver import PassResult, RewriteContext
 
 
 class Pass(ABC):
@@ -22,5 +22,5 @@ class Pass(ABC):
     exactness: ClassVar[Exactness]
 
     @abstractmethod
-    def run(self, program: StageGraph, context: Context) -> PassResult:
+    def run(self, program: StageGraph, context: RewriteContext) -> PassResult:
         """Rewrite ``program`` in place, in time linear in its size."""

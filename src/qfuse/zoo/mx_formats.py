@@ -22,7 +22,7 @@ _E4M3_LEAST = torch.finfo(torch.float8_e4m3fn).tiny
 
 
 @dataclass(frozen=True)
-class MicroFormat:
+class MxFormat:
     """A format of rows in blocks.
 
     Attributes:
@@ -41,21 +41,21 @@ class MicroFormat:
         return self.spec.block[-1]
 
     @property
-    def weight(self) -> MicroFormat:
+    def weight(self) -> MxFormat:
         """The format of weights: a scale per row where activations have one for all."""
         if self.spec.block[0] is not None:
             return self
         block = (1, None)
-        return MicroFormat(self.spec.with_block(block), replace(self.choose, block=block))
+        return MxFormat(self.spec.with_block(block), replace(self.choose, block=block))
 
 
-def mx(element: Element = Element.WHOLE, rounding: Formula = Formula.MX_RCEIL) -> MicroFormat:
+def mx(element: Element = Element.WHOLE, rounding: Formula = Formula.MX_RCEIL) -> MxFormat:
     """Blocks of 32 with a power of two; the elements are ``float8_e4m3fn`` or narrower."""
     codes = stored_range(CONTAINER, element)
     # Of the ways to round the exponent, this one multiplies by the reciprocal.
     math = Arithmetic(reciprocal=rounding is Formula.MX_RCEIL)
     block = (1, 32)
-    return MicroFormat(
+    return MxFormat(
         QuantSpec(
             CONTAINER,
             *codes,
@@ -77,16 +77,16 @@ def mx(element: Element = Element.WHOLE, rounding: Formula = Formula.MX_RCEIL) -
     )
 
 
-def float8(*, per_tensor: bool = False) -> MicroFormat:
+def float8(*, per_tensor: bool = False) -> MxFormat:
     """Rows of ``float8_e4m3fn`` with a scale each, or one for all rows of the activation."""
     codes = stored_range(CONTAINER, Element.WHOLE)
     block = (None if per_tensor else 1, None)
     divide = Arithmetic(reciprocal=False)
     spec = QuantSpec(CONTAINER, *codes, block, arithmetic=divide, domain=ZeroPointDomain.NONE)
-    return MicroFormat(spec, ChooseSpec(Formula.AO_FLOAT8, CONTAINER, *codes, block, 0.0))
+    return MxFormat(spec, ChooseSpec(Formula.AO_FLOAT8, CONTAINER, *codes, block, 0.0))
 
 
-def nvfp4() -> MicroFormat:
+def nvfp4() -> MxFormat:
     """Blocks of 16 with a scale in ``float8_e4m3fn``, relative to one of the whole tensor."""
     element = Element.E2M1
     codes = stored_range(CONTAINER, element)
@@ -110,7 +110,7 @@ def nvfp4() -> MicroFormat:
         outer=True,
     )
     whole = ChooseSpec(Formula.NVFP4_OUTER, CONTAINER, *codes, (None, None), 0.0, element=element)
-    return MicroFormat(spec, choose, whole)
+    return MxFormat(spec, choose, whole)
 
 
 def peak_scale(peak: torch.Tensor) -> torch.Tensor:
@@ -120,7 +120,7 @@ def peak_scale(peak: torch.Tensor) -> torch.Tensor:
     return outer
 
 
-class MicroLinear(nn.Module):
+class MxLinear(nn.Module):
     """A linear layer that multiplies rows and a weight of one format.
 
     Args:
@@ -139,7 +139,7 @@ class MicroLinear(nn.Module):
     def __init__(
         self,
         linear: nn.Linear,
-        form: MicroFormat,
+        form: MxFormat,
         act_outer_scale: torch.Tensor | None = None,
         *,
         weights_only: bool = False,
@@ -179,7 +179,7 @@ class MicroLinear(nn.Module):
 
 
 def _scales(
-    x: torch.Tensor, form: MicroFormat, outer: torch.Tensor | None
+    x: torch.Tensor, form: MxFormat, outer: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Choose the scales of a matrix, of both levels if there are two."""
     if form.outer is not None and outer is None:

@@ -9,8 +9,8 @@ from torch import nn
 from torch.fx import GraphModule
 
 from qfuse.passes._torch_api import new_mode
-from qfuse.rewrite.adopt import adopt, rehearsal
 from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.transaction import apply_to, working_copy
 
 aten = torch.ops.aten
 
@@ -54,7 +54,7 @@ def results(m: GraphModule, x: torch.Tensor) -> list[torch.Tensor]:
 def test_the_copy_is_rewritten_and_the_module_is_not() -> None:
     own, x = module(), torch.randn(4)
     before, expected = str(own.graph), results(own, x)
-    twin, _ = rehearsal(own)
+    twin, _ = working_copy(own)
     assert str(twin.graph) == before
     rewritten(twin)
     assert str(own.graph) == before
@@ -66,10 +66,10 @@ def test_the_copy_is_rewritten_and_the_module_is_not() -> None:
 def test_the_graph_and_untouched_nodes_are_the_same_objects() -> None:
     own, x = module(), torch.randn(4)
     graph, nodes = own.graph, {n.name: n for n in own.graph.nodes}
-    twin, twins = rehearsal(own)
+    twin, twins = working_copy(own)
     assert list(twins) == list(nodes.values())
     rewritten(twin)
-    adopt(own, twin, twins)
+    apply_to(own, twin, twins)
     graph.lint()
     assert own.graph is graph
     kept = {name: node for name, node in nodes.items() if node in set(graph.nodes)}
@@ -86,5 +86,5 @@ def test_the_graph_and_untouched_nodes_are_the_same_objects() -> None:
 def test_nothing_rewritten_changes_nothing() -> None:
     own = module()
     before = str(own.graph)
-    adopt(own, *rehearsal(own))
+    apply_to(own, *working_copy(own))
     assert str(own.graph) == before

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Gate:
+class RewriteBudget:
     """Asked before every rewrite, in the order in which they happen.
 
     Rewriting is deterministic, so the first ``fuel`` rewrites of two runs over the same graph

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from qfuse.ir.events import EventLog, Exactness, Place, RolledBack
-from qfuse.rewrite.driver import Context
+from qfuse.rewrite.driver import RewriteContext
 from qfuse.rewrite.rewriter import Rewriter
 
 
-def settle(
-    rw: Rewriter, context: Context, log: EventLog, key: str, exactness: Exactness, place: Place
+def verify_and_commit(
+    rw: Rewriter,
+    context: RewriteContext,
+    log: EventLog,
+    key: str,
+    exactness: Exactness,
+    place: Place,
 ) -> bool:
     """Commit what ``rw`` did if its values hold; undo it otherwise.
 
@@ -28,7 +33,7 @@ def settle(
     if wrong is not None:
         rw.undo()
         rule = key.partition("@")[0].partition("/")[2]
-        log.add(RolledBack(context.room, rule, key, (place,), wrong))
+        log.add(RolledBack(context.stage, rule, key, (place,), wrong))
         return False
     erased, _ = rw.commit()
     if checker is not None:

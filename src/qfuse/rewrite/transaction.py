@@ -8,7 +8,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 
-def rehearsal(module: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:
+def working_copy(module: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:
     """Return a copy of a module, and its node for each node of the module.
 
     Constants and fake values are shared.
@@ -22,7 +22,7 @@ def rehearsal(module: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:
     return GraphModule(module, graph), twins
 
 
-def adopt(module: GraphModule, twin: GraphModule, twins: Mapping[Node, Node]) -> None:
+def apply_to(module: GraphModule, twin: GraphModule, twins: Mapping[Node, Node]) -> None:
     """Make the graph of ``module`` what that of its copy has become.
 
     The graph is the same object, and what was not rewritten are the same nodes: others may hold
@@ -30,8 +30,8 @@ def adopt(module: GraphModule, twin: GraphModule, twins: Mapping[Node, Node]) ->
 
     Args:
         module: The module.
-        twin: The copy that :func:`rehearsal` gave, rewritten.
-        twins: Its nodes, as :func:`rehearsal` gave them.
+        twin: The copy that :func:`working_copy` gave, rewritten.
+        twins: Its nodes, as :func:`working_copy` gave them.
     """
     graph = module.graph
     before = list(graph.nodes)
