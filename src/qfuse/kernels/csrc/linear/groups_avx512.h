@@ -4,7 +4,7 @@
 
 #include <immintrin.h>
 
-#include "groups.h"
+#include "linear/groups.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "linear_a16.h"
+#include "linear/linear_a16.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -9,10 +9,10 @@
 #include <array>
 #include <cmath>
 
-#include "buffer.h"
+#include "linear/buffer.h"
 #include "kernel_api.h"
-#include "operands.h"
-#include "select.h"
+#include "linear/operands.h"
+#include "isa/select.h"
 
 namespace qfuse {
 namespace {

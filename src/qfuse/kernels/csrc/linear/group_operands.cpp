@@ -1,4 +1,4 @@
-#include "group_operands.h"
+#include "linear/group_operands.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "stored.h"
+#include "quantized/stored.h"
 
 namespace qfuse {
 namespace {

@@ -2,7 +2,7 @@
 // [-20, 20] by tests/kernels/test_epilogue.py, whose bounds are in cases.py.
 #pragma once
 
-#include "vec.h"
+#include "isa/vec.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "choose.h"
+#include "rowwise/choose.h"
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>

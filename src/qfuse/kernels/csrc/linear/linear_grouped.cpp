@@ -1,4 +1,4 @@
-#include "linear_grouped.h"
+#include "linear/linear_grouped.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -6,12 +6,12 @@
 
 #include <algorithm>
 
-#include "buffer.h"
-#include "group_operands.h"
+#include "linear/buffer.h"
+#include "linear/group_operands.h"
 #include "kernel_api.h"
-#include "operands.h"
-#include "select.h"
-#include "stored.h"
+#include "linear/operands.h"
+#include "isa/select.h"
+#include "quantized/stored.h"
 
 namespace qfuse {
 namespace {

@@ -1,7 +1,7 @@
 // The steps of an epilogue, and the last one, which makes codes, on vectors of a row.
 #pragma once
 
-#include "activations.h"
+#include "rowwise/activations.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // Real activations times panels of real weights, for any instruction set.
 #pragma once
 
-#include "codes.h"
+#include "quantized/codes.h"
 
 namespace {
 

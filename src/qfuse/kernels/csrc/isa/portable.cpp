@@ -1,8 +1,8 @@
 // The path for any processor: the compiler's vector types, no instructions of anyone in particular.
-#include "finish.h"
-#include "groups.h"
-#include "real.h"
-#include "rows.h"
+#include "linear/finish.h"
+#include "linear/groups.h"
+#include "quantized/real.h"
+#include "rowwise/rows.h"
 
 namespace {
 

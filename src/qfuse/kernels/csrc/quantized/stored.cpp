@@ -1,9 +1,9 @@
-#include "stored.h"
+#include "quantized/stored.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
-#include "operands.h"
+#include "linear/operands.h"
 
 namespace qfuse {
 

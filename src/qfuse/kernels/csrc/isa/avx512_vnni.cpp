@@ -3,10 +3,10 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "finish.h"
-#include "groups_avx512.h"
-#include "real_avx512.h"
-#include "rows.h"
+#include "linear/finish.h"
+#include "linear/groups_avx512.h"
+#include "quantized/real_avx512.h"
+#include "rowwise/rows.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "row_quantize.h"
+#include "rowwise/row_quantize.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -7,12 +7,12 @@
 
 #include <algorithm>
 
-#include "buffer.h"
-#include "choose.h"
+#include "linear/buffer.h"
+#include "rowwise/choose.h"
 #include "kernel_api.h"
-#include "operands.h"
-#include "quantizer.h"
-#include "select.h"
+#include "linear/operands.h"
+#include "rowwise/quantizer.h"
+#include "isa/select.h"
 
 namespace qfuse {
 namespace {

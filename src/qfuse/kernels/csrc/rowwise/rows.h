@@ -2,7 +2,7 @@
 // it is normalized, measured and encoded. See RowJob.
 #pragma once
 
-#include "steps.h"
+#include "rowwise/steps.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "linear_w8a8.h"
+#include "linear/linear_w8a8.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <vector>
 
-#include "buffer.h"
+#include "linear/buffer.h"
 #include "kernel_api.h"
-#include "operands.h"
-#include "select.h"
-#include "stored.h"
+#include "linear/operands.h"
+#include "isa/select.h"
+#include "quantized/stored.h"
 
 namespace qfuse {
 namespace {

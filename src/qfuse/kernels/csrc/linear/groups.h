@@ -2,7 +2,7 @@
 // of a group to float totals. See Groups.
 #pragma once
 
-#include "vec.h"
+#include "isa/vec.h"
 
 namespace {
 

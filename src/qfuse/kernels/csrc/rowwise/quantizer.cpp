@@ -1,8 +1,8 @@
-#include "quantizer.h"
+#include "rowwise/quantizer.h"
 
 #include <c10/core/ScalarType.h>
 
-#include "operands.h"
+#include "linear/operands.h"
 
 namespace qfuse {
 namespace {

@@ -1,7 +1,7 @@
 // From integer sums to the output: scales, bias, the epilogue's steps, conversion. See Epilogue.
 #pragma once
 
-#include "steps.h"
+#include "rowwise/steps.h"
 
 namespace {
 

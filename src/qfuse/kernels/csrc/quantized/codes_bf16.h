@@ -1,7 +1,7 @@
 // Packed codes as pairs of bfloat16, for AVX512 with instructions that multiply those.
 #pragma once
 
-#include "codes.h"
+#include "quantized/codes.h"
 
 namespace {
 

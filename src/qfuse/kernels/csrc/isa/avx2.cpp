@@ -3,10 +3,10 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "finish.h"
-#include "groups_avx2.h"
-#include "real.h"
-#include "rows.h"
+#include "linear/finish.h"
+#include "linear/groups_avx2.h"
+#include "quantized/real.h"
+#include "rowwise/rows.h"
 
 namespace {
 

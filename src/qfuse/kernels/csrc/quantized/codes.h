@@ -4,7 +4,7 @@
 // where it is not, widening happens in registers, so that memory is read as it is packed.
 #pragma once
 
-#include "vec.h"
+#include "isa/vec.h"
 
 namespace {
 

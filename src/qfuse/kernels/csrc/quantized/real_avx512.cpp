@@ -1,9 +1,9 @@
 // Real activations times packed weights with AVX512, in bfloat16 where the processor multiplies that.
 #if defined(__x86_64__)
-#include "real_avx512.h"
+#include "quantized/real_avx512.h"
 
-#include "codes_bf16.h"
-#include "real.h"
+#include "quantized/codes_bf16.h"
+#include "quantized/real.h"
 
 namespace {
 

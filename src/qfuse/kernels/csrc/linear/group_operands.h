@@ -1,8 +1,8 @@
 // The operands of linears with weights in groups, as the kernels read them.
 #pragma once
 
-#include "linear_grouped.h"
-#include "operands.h"
+#include "linear/linear_grouped.h"
+#include "linear/operands.h"
 
 namespace qfuse {
 

@@ -1,4 +1,4 @@
-#include "operands.h"
+#include "linear/operands.h"
 
 #include <c10/core/ScalarType.h>
 

@@ -1,4 +1,4 @@
-#include "select.h"
+#include "isa/select.h"
 
 #include <ATen/native/CPUBlas.h>
 #include <c10/core/ScalarType.h>

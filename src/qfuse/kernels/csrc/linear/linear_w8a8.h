@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "quantizer.h"
-#include "row_quantize.h"
+#include "rowwise/quantizer.h"
+#include "rowwise/row_quantize.h"
 
 namespace qfuse {
 

@@ -17,7 +17,7 @@
 #include <exception>
 
 #include "kernel_api.h"
-#include "real_avx512.h"
+#include "quantized/real_avx512.h"
 
 namespace qfuse {
 namespace {
