@@ -179,7 +179,7 @@ def test_a_run_leaves_out_who_is_not_installed_and_says_so(
             return {name: replace(made, name=name) for name in self.names}
 
     monkeypatch.setattr(goal_run, "CELLS", (CELL,))
-    monkeypatch.setattr(goal_run, "Contest", Pretend)
+    monkeypatch.setattr(goal_run, "Comparison", Pretend)
     monkeypatch.setattr(goal_run, "prepare_machine", lambda _: None)
     monkeypatch.setattr(goal_run, "example_inputs", lambda *_: [])
     absent = "not installed: pip install openvino"
