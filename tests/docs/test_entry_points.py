@@ -1,4 +1,4 @@
-"""The table of what each way in fuses is what they do."""
+"""The table shows what each entry point merges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qfuse.pipeline import Pipeline
 from qfuse.targets import Target
 from qfuse_bench.report.markdown import replace_section
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "roads.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "entry-points.md"
 KINDS = {
     "float": "float",
     "int8, activations per token": "int8-dynamic",
@@ -65,10 +65,10 @@ def by_options_unfrozen(model: nn.Module, x: torch.Tensor) -> bool:
 def table() -> str:
     names = ("`qfuse.compile`", "`qfuse.passes`", "`inductor_options`", "the same, not frozen")
     lines = [f"| linears | {' | '.join(names)} |", "|---|---|---|---|---|"]
-    roads: list[Any] = [by_compile, by_passes, by_options, by_options_unfrozen]
+    entries: list[Any] = [by_compile, by_passes, by_options, by_options_unfrozen]
     for name, kind in KINDS.items():
         x = torch.randn(32, 64)
-        cells = ["merged" if road(model_of(kind, x), x) else "apart" for road in roads]
+        cells = ["merged" if entry(model_of(kind, x), x) else "separate" for entry in entries]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -78,7 +78,7 @@ def table() -> str:
 def test_the_table_says_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QFUSE_CACHE_DIR", str(tmp_path))
     text = PAGE.read_text(encoding="utf-8")
-    written = replace_section(text, "roads", table())
+    written = replace_section(text, "entry-points", table())
     if os.environ.get("QFUSE_WRITE_DOCS"):
         PAGE.write_text(written, encoding="utf-8")
     assert PAGE.read_text(encoding="utf-8") == written
