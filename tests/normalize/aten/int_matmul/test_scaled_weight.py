@@ -143,7 +143,7 @@ def test_refuses_a_bias_that_is_computed_at_run_time() -> None:
     assert refusal(finish(b, y), FuseScaledProduct()) == (MissCode.NOT_CONSTANT, "b")
 
 
-@pytest.mark.parametrize("reader", ["linear", "view"])
+@pytest.mark.parametrize("user", ["linear", "view"])
 def test_refuses_an_unscaled_result_that_others_read(user: str) -> None:
     b = GraphBuilder()
     linear = product(b, 6)

@@ -117,7 +117,9 @@ class ScaledProduct:
             return Miss(MissCode.DTYPE, by, "the factor is not a tensor")
         if self.real is None:
             return self._integers_scaled(path, node, by)
-        on_weight = on_x = Miss(MissCode.PATTERN, node, "both operands are scaled already")
+        scaled = Miss(MissCode.PATTERN, node, "both operands are scaled already")
+        on_weight: ScaledProduct | Miss = scaled
+        on_x: ScaledProduct | Miss = scaled
         if self.weight.is_open:
             on_weight = self._weight_scaled(path, node, by)
         if self.takes_row_scale and isinstance(on_weight, Miss):
