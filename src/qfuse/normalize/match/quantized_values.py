@@ -116,17 +116,6 @@ def stored_numbers(value: object) -> Stored | None:
     return Stored.of(found) if isinstance(found, Match) else None
 
 
-def difference(node: Node) -> tuple[Node, Argument] | None:
-    """Return the two sides of a plain subtraction of a node or number from a node."""
-    if not is_call(node, aten.sub.Tensor):
-        return None
-    a = arguments(node)
-    left, right = a["self"], a["other"]
-    if not isinstance(left, Node) or a["alpha"] != 1 or isinstance(right, bool):
-        return None
-    return (left, right) if isinstance(right, (Node, int, float)) else None
-
-
 def integers_of(value: Node) -> Node | None:
     """Return the integers that ``value`` shows as floats, ``None`` if they may be other numbers."""
     node = value

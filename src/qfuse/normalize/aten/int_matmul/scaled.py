@@ -94,6 +94,8 @@ class ScaledProduct:
             return self._scaled(path, node, by)
         if self.real is None:
             return self._shifted(node)
+        if not self.takes_correction:
+            return Miss(MissCode.PATTERN, node, "the operands are not dequantized")
         return self._corrected(path, node)
 
     def _dtypes(self, path: Path) -> tuple[torch.dtype, ...]:
@@ -115,17 +117,18 @@ class ScaledProduct:
             return Miss(MissCode.DTYPE, by, "the factor is not a tensor")
         if self.real is None:
             return self._integers_scaled(path, node, by)
-        if not self.takes_row_scale:
-            return self._weight_scaled(path, node, by)
-        on_x: ScaledProduct | Miss | None = None
+        scaled = Miss(MissCode.PATTERN, node, "both operands are scaled already")
+        on_weight: ScaledProduct | Miss = scaled
+        on_x: ScaledProduct | Miss = scaled
         if self.weight.is_open:
             on_weight = self._weight_scaled(path, node, by)
-            if isinstance(on_weight, ScaledProduct):
-                return on_weight
+        if self.takes_row_scale and isinstance(on_weight, Miss):
             on_x = self._rows_scaled(path, node, by)
-            if isinstance(on_x, Miss) and on_x.code is MissCode.AXIS:
-                return on_weight
-        return on_x or self._rows_scaled(path, node, by)
+        if isinstance(on_weight, ScaledProduct) or not self.takes_row_scale:
+            return on_weight
+        # A factor that is not one per row was meant for the weight.
+        is_for_weight = isinstance(on_x, Miss) and on_x.code is MissCode.AXIS
+        return on_weight if is_for_weight and self.weight.is_open else on_x
 
     def _integers_scaled(self, path: Path, node: Node, by: Argument) -> ScaledProduct | Miss:
         """Give the first factor behind integers to the activation, to the weight, or to both."""

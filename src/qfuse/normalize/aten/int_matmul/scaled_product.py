@@ -82,7 +82,7 @@ def _continues(user: Node, y: Node) -> bool:
     if not is_call(user, aten.sub.Tensor):
         return False
     a = arguments(user)
-    return a["self"] is y and a["other"] is not y and a["alpha"] == 1
+    return a["self"] is y and a["other"] is not y and bool(a["alpha"] == 1)
 
 
 class FuseScaledProduct(PatternRule):
