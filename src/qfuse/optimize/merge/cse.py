@@ -13,7 +13,7 @@ from qfuse.ir.movement.collective import WAITS
 from qfuse.ir.movement.registry import MOVEMENT_OPS, SPLITS
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import bits_of, has_values, tensor_of
-from qfuse.optimize.match.concat import JOINS
+from qfuse.optimize.commute.join import JOINS
 from qfuse.rewrite.commit import verify_and_commit
 from qfuse.rewrite.driver import PassResult, RewriteContext
 from qfuse.rewrite.graph_pass import Pass
