@@ -60,6 +60,7 @@ _NAVIGATION = {
     "Development": [
         "CONTRIBUTING",
         "docs/architecture",
+        "docs/writing-a-rule",
         "examples/simulator_dialect/README",
     ],
     "Decisions": [*_DECISIONS, "docs/adr/template"],
