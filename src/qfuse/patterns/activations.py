@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch.fx.node import Argument
 
-from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.ops.epilogue import Act
 from qfuse.ir.ops.views import node_of
+from qfuse.rewrite.pattern import Step
 from qfuse.rewrite.prelude import Node, OpOverload, arguments, aten
 
 _PLAIN: dict[OpOverload, str] = {
@@ -34,6 +35,14 @@ def activated(node: Node) -> Node:
     """Return what an activation is applied to."""
     a = arguments(node)
     return node_of(a["self"] if "self" in a else a["input"])
+
+
+def _source(node: Node) -> Node | None:
+    return activated(node) if is_call(node, *ACTIVATION_OPS) else None
+
+
+ACTIVATION = Step("activation", _source, ACTIVATION_OPS)
+"""A call that :func:`activation_of` may know."""
 
 
 def activation_of(node: Node) -> Act | None:
