@@ -37,7 +37,7 @@ from qfuse.lower.rowwise.kernels import row_kernels
 from qfuse.normalize import normalize
 from qfuse.optimize import optimize
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.targets import Target
 from qfuse.zoo import recipes
 

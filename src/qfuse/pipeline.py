@@ -26,7 +26,7 @@ from qfuse.options import Check
 from qfuse.rewrite.budget import RewriteBudget, rule_of
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import Verdict
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.targets.target import Target
 

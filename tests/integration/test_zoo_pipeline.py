@@ -19,7 +19,7 @@ from qfuse.ir.ops.views import as_quantize
 from qfuse.normalize import normalize
 from qfuse.optimize import optimize
 from qfuse.optimize.fuse.match_norm import Norm, norm_of
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.zoo import recipes
 
 pytestmark = [

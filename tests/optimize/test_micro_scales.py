@@ -28,7 +28,7 @@ from qfuse.optimize.propagate.sink_below_pad import SinkBelowPad
 from qfuse.optimize.propagate.sink_below_split import SinkBelowSplit
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import bits_same, random_inputs
 

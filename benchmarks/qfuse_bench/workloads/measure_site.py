@@ -20,7 +20,7 @@ from qfuse.optimize import optimize
 from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.targets import Target
 from qfuse_bench.harness.measure import Series, compare, measure
 from qfuse_bench.harness.stats import Ratio

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qfuse.ir.events import EventLog, Exactness, Place, RolledBack
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.rewriter import Rewriter
 
 

@@ -21,7 +21,7 @@ from qfuse.lower.kernels.registry import kernel_rows
 from qfuse.lower.rowwise.kernels import row_kernels
 from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.targets import Target
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import stored_like
