@@ -22,7 +22,7 @@ from qfuse.kernels.row_ops import (
     layer_norm_quantized,
     rms_norm_quantized,
 )
-from qfuse.lower.rowwise.problem import ROW_FORMULAS
+from qfuse.lower.problems.rowwise import ROWWISE_FORMULAS
 
 pytestmark = pytest.mark.numeric
 
@@ -47,7 +47,7 @@ def arithmetics(real: torch.dtype) -> Iterator[dict[str, Any]]:
     ("formula", "span"),
     [
         (formula, span)
-        for formula in ROW_FORMULAS
+        for formula in ROWWISE_FORMULAS
         for span in [(-128, 127), (-127, 127), (0, 255), (0, 127)]
         # It divides by the least code.
         if formula is not Formula.AO_SYMMETRIC_NO_CLIPPING or span[0]

@@ -19,8 +19,7 @@ from qfuse.ir.graph.stage_graph import LoweredGraph, NormalGraph, OptimizedGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.stages.verify import verify
 from qfuse.lower import lower
-from qfuse.lower.kernels.registry import kernel_rows
-from qfuse.lower.rowwise.kernels import row_kernels
+from qfuse.lower.kernels.registry import all_kernels, linear_kernels
 from qfuse.optimize import optimize
 from qfuse.optimize.schedule import FUSION_RULES
 from qfuse.rewrite.budget import RewriteBudget
@@ -58,8 +57,7 @@ def lowered(
 ) -> LoweredGraph:
     """Lower a copy on the pinned machine."""
     cost = CostModel(CostProfile.pinned())
-    target, linears, rows = Target.for_testing(), kernel_rows(library), row_kernels(library)
-    return lower(clone(program), target, cost, linears, context, rows=rows)
+    return lower(clone(program), Target.for_testing(), cost, all_kernels(library), context)
 
 
 def run_code(program: StageGraph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -159,8 +157,9 @@ def test_lower_stays_within_rounding(own: bool, case: Case) -> None:
     # code that flips in one layer is not held against the layers behind it.
     checker = SiteChecker(program, inputs)
     cost = CostModel(CostProfile.pinned())
-    rows = kernel_rows(library(own))
-    low = lower(program, Target.for_testing(), cost, rows, RewriteContext("lower", checker=checker))
+    registry = linear_kernels(library(own))
+    context = RewriteContext("lower", checker=checker)
+    low = lower(program, Target.for_testing(), cost, registry, context)
 
     undone = low.log.of(RolledBack)
     assert not undone, "\n".join(e.reason for e in undone)

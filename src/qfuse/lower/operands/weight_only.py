@@ -1,9 +1,11 @@
-"""Packed weights for real activations: what both rows of such kernels check, pack and pay."""
+"""Packed weights for real activations: what kernels of such linears check, pack and pay."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch.fx.node import Argument
@@ -13,30 +15,34 @@ from qfuse.cost.work import Bits, ComputeKind, Work, linear_work
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.spec import ZeroPointDomain
-from qfuse.kernels import pack_groups
+from qfuse.ir.refusal import Refusal
+from qfuse.kernels import KernelLibrary, pack_groups
 from qfuse.kernels.weight_only import GROUP_MULTIPLE
-from qfuse.lower.kernel.groups import (
-    group_count,
-    group_offsets,
-    group_scales,
-    group_zero_points,
-    middle_of,
-)
-from qfuse.lower.kernel.operands import (
+from qfuse.lower.operands.checks import (
     COMPUTES,
     FLOATS,
     bits_of,
     check_bias,
     check_edge,
     check_epilogue,
+    check_platform,
     check_scales,
     check_zero_point,
     float_out,
     typed,
 )
-from qfuse.lower.kernel.packing import Packer, least_code
-from qfuse.lower.kernel.protocol import Claim, LinearProblem, Refusal, split_epilogue
-from qfuse.rewrite.rewriter import Rewriter
+from qfuse.lower.operands.groups import (
+    group_count,
+    group_offsets,
+    group_scales,
+    group_zero_points,
+    middle_of,
+)
+from qfuse.lower.operands.packing import Packer, least_code
+from qfuse.lower.problems.linear import LinearProblem, split_epilogue
+from qfuse.lower.select.kernel import LINEAR, Claim, Span
+from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
+from qfuse.targets.target import Target
 
 _KINDS = {
     torch.float32: ComputeKind.F32,
@@ -68,7 +74,7 @@ class RealWeights:
     """Packs the weights of kernels with real activations.
 
     Attributes:
-        packer: Packs codes and remembers what was packed, for other rows too.
+        packer: Packs codes and remembers what was packed, for other kernels too.
     """
 
     packer: Packer
@@ -115,6 +121,49 @@ class RealWeights:
             None if kept is None else pack_groups(kept.t()),
             None if offset is None else pack_groups(offset.t()),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class WeightOnlyLinear(ABC):
+    """A linear of float activations with a packed weight, as the op ``qfuse::name``.
+
+    Attributes:
+        library: The compiled kernels, or why there are none.
+        weights: Packs weights, for all kernels of a lowering.
+    """
+
+    covers: ClassVar[tuple[Span, ...]] = (LINEAR,)
+
+    library: KernelLibrary
+    weights: RealWeights
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What the report calls it: ``qfuse.`` and the name of the op."""
+
+    @property
+    @abstractmethod
+    def bits(self) -> int:
+        """Bits of one packed weight."""
+
+    @abstractmethod
+    def check(self, problem: LinearProblem) -> Refusal | None:
+        """Refuse weights that do not fit the packed ones."""
+
+    def supported(self, target: Target) -> Refusal | None:
+        """Refuse where the kernels could not be built."""
+        return check_platform(self.library, target)
+
+    def accepts(self, problem: LinearProblem) -> Claim | Refusal:
+        """Take float activations, and weights with one scale per group of input features."""
+        return check_real_weight(problem) or self.check(problem) or claim_of(problem, self.bits)
+
+    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
+        """Add the call with the packed weight."""
+        args = self.weights.arguments(problem, claim, self.bits, rw)
+        op: OpOverload = getattr(torch.ops.qfuse, self.name.removeprefix("qfuse.")).default
+        return {0: rw.call(op, *args)}
 
 
 def zero_points_of(
@@ -188,7 +237,7 @@ def _check_range(problem: LinearProblem, params: QuantParams) -> Refusal | None:
 
 
 def claim_of(problem: LinearProblem, bits: int) -> Claim:
-    """Return the claim of a row whose codes have ``bits`` bits: all of the epilogue."""
+    """Return the claim of a kernel whose codes have ``bits`` bits: all of the epilogue."""
     params = problem.fused.weight_params
     assert params is not None, "checked before"
     groups = group_count(params.spec, problem.k)

@@ -13,7 +13,7 @@ from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.kernels import PackedGroups, pack_bytes, pack_grouped, pack_weight4, weight_sums
 from qfuse.kernels.pack import BLOCK
-from qfuse.lower.kernel.groups import first_code, group_scales, group_zero_points
+from qfuse.lower.operands.groups import first_code, group_scales, group_zero_points
 from qfuse.rewrite.prelude import Node, Rewriter
 
 Made = TypeVar("Made")

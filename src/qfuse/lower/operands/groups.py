@@ -10,8 +10,8 @@ from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.reference import expand_blocks
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
+from qfuse.ir.refusal import Refusal
 from qfuse.kernels.weight_only import GROUP_MULTIPLE
-from qfuse.lower.kernel.protocol import Refusal
 
 _CODES = 16
 

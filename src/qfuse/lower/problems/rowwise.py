@@ -1,10 +1,10 @@
-"""Fused ops that quantize their result as they make it, as kernels of rows see them."""
+"""Fused ops that quantize their result as they make it, as rowwise kernels see them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 from torch.fx.node import Argument
@@ -19,15 +19,17 @@ from qfuse.ir.ops.fused_views import Activation, LayerNorm, Output, RmsNorm
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.choose import Formula
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import Size, is_row_major, same_shape
-from qfuse.lower.kernel.operands import FLOATS, bits_of, fits_int32, is_whole, rows_share_scale
-from qfuse.lower.kernel.protocol import Refusal
+from qfuse.lower.expand.expand import results_of
+from qfuse.lower.operands.checks import FLOATS, bits_of, fits_int32, is_whole, rows_share_scale
+from qfuse.lower.problems.problem import Problem, Replaced
+from qfuse.lower.select.kernel import Claim, Span
 from qfuse.rewrite.prelude import Node, Rewriter
-from qfuse.targets import Target
 
-RowOp = RmsNorm | LayerNorm | Activation
+RowwiseOp = RmsNorm | LayerNorm | Activation
 
-ROW_FORMULAS = (
+ROWWISE_FORMULAS = (
     Formula.AO_SYMMETRIC,
     Formula.AO_SYMMETRIC_NO_CLIPPING,
     Formula.AO_ASYMMETRIC,
@@ -46,8 +48,8 @@ _KEPT = {Keep.FLOAT: 3, Keep.SUM: 4}
 
 
 @dataclass(frozen=True, slots=True)
-class RowProblem:
-    """A fused op as row kernels see it.
+class RowwiseProblem(Problem):
+    """A fused op as rowwise kernels see it.
 
     Attributes:
         op: The op, viewed.
@@ -57,11 +59,34 @@ class RowProblem:
         shape: Shape of the result.
     """
 
-    op: RowOp
+    op: RowwiseOp
     spec: QuantSpec
     elements: SizeRange
     made: SizeRange
     shape: tuple[Size, ...]
+
+    rule: ClassVar[str] = "lower-rowwise"
+    has_rival: ClassVar[bool] = True
+
+    @property
+    def span(self) -> Span:
+        """The op."""
+        return (type(self.op),)
+
+    @property
+    def place(self) -> Node:
+        """The op."""
+        return self.op.node
+
+    @property
+    def anchor(self) -> Node:
+        """The op."""
+        return self.op.node
+
+    @property
+    def replaced(self) -> tuple[Replaced, ...]:
+        """The results of the op."""
+        return tuple(Replaced(node, index) for index, node in results_of(self.op.node).items())
 
     @property
     def output(self) -> Output:
@@ -83,6 +108,22 @@ class RowProblem:
             if index == self.output.place(kept):
                 return _KEPT[kept]
         return index
+
+    def results(self, call: Node, rw: Rewriter) -> dict[int, Node]:
+        """Return the results of a call of a kernel by the index that the op has them at."""
+        indices = results_of(self.op.node)
+        return {index: rw.item(call, self.kernel_result(index)) for index in indices}
+
+    def claim(self, statistics: int) -> Claim:
+        """Return the claim of a kernel that computes so many statistics of a row.
+
+        A compiler's loops read a row once for each statistic, once for its extremes, and once for
+        the codes. With given parameters it is one all the same: loops that vectorize alike were
+        measured to be as fast or faster, although they read a row again. Extremes are what they
+        are slow at.
+        """
+        count = 1 if self.output.choose is None else statistics + 2
+        return Claim(0, True, self.once(), loops=self.passes(count))
 
     def once(self) -> Plan:
         """What it costs to read everything once, in one call."""
@@ -106,29 +147,8 @@ class RowProblem:
         return pointwise_work(self.made, [], bits)
 
 
-class RowKernel(Protocol):
-    """One row of the table. ``supported`` is about the platform, ``accepts`` about the call."""
-
-    @property
-    def name(self) -> str:
-        """What the report calls it."""
-
-    @property
-    def op(self) -> type[RowOp]:
-        """The view of the op that it is for."""
-
-    def supported(self, target: Target) -> Refusal | None:
-        """Return why this platform cannot run it, or ``None``."""
-
-    def accepts(self, problem: RowProblem) -> int | Refusal:
-        """Return how many readings of compiled loops this is worth, or why it refuses."""
-
-    def emit(self, problem: RowProblem, rw: Rewriter) -> Node:
-        """Add the call, whose results :meth:`RowProblem.kernel_result` tells apart."""
-
-
-def row_problem_of(op: RowOp, symbols: Mapping[str, SymbolRange]) -> RowProblem | Refusal:
-    """Describe ``op``, or say why no kernel of rows takes anything like it."""
+def rowwise_problem(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> RowwiseProblem | Refusal:
+    """Describe ``op``, or say why no rowwise kernel takes anything like it."""
     shape = shape_of(op.x)
     if op.output.spec is None:
         return Refusal("its result is not quantized")
@@ -140,10 +160,10 @@ def row_problem_of(op: RowOp, symbols: Mapping[str, SymbolRange]) -> RowProblem 
         return Refusal("its results lie in memory in another order than rows")
     made = tuple(op.node.meta["val"][0].shape)
     read, written = (size_range(_product(sizes), symbols) for sizes in (shape, made))
-    return RowProblem(op, op.output.spec, read, written, made)
+    return RowwiseProblem(op, op.output.spec, read, written, made)
 
 
-def loops_of(op: RowOp, symbols: Mapping[str, SymbolRange]) -> Plan:
+def loops_of(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> Plan:
     """Return what loops of a compiler cost that give a float result, in no call."""
     value = op.node.meta["val"][0]
     read, written = (
@@ -163,7 +183,7 @@ def _product(sizes: Sequence[Size]) -> Size:
     return count
 
 
-def check_output(problem: RowProblem) -> Refusal | None:
+def check_output(problem: RowwiseProblem) -> Refusal | None:
     """Refuse codes that are no bytes, or scales that are neither one per row nor one for all."""
     spec = problem.spec
     if spec.dtype not in _BYTES:
@@ -178,7 +198,7 @@ def check_output(problem: RowProblem) -> Refusal | None:
     return _check_given(problem) if problem.output.choose is None else _check_chosen(problem)
 
 
-def _check_given(problem: RowProblem) -> Refusal | None:
+def _check_given(problem: RowwiseProblem) -> Refusal | None:
     params = problem.output.params
     assert params is not None, "a quantized output has parameters, given or chosen"
     if not is_whole(params.spec.block, problem.shape):
@@ -190,12 +210,12 @@ def _check_given(problem: RowProblem) -> Refusal | None:
     return None
 
 
-def _check_chosen(problem: RowProblem) -> Refusal | None:
+def _check_chosen(problem: RowwiseProblem) -> Refusal | None:
     choose, spec = problem.output.choose, problem.spec
     assert choose is not None, "its parameters are chosen"
     if not rows_share_scale(choose.block, problem.shape) or choose.block != spec.block:
         return Refusal(f"its scale is chosen for blocks of {spec.block_text()}, not for rows")
-    if choose.formula not in ROW_FORMULAS:
+    if choose.formula not in ROWWISE_FORMULAS:
         return Refusal(f"its scale is chosen as {choose.formula}")
     span = choose.dtype, choose.quant_min, choose.quant_max
     if span != (spec.dtype, spec.quant_min, spec.quant_max):
@@ -205,8 +225,8 @@ def _check_chosen(problem: RowProblem) -> Refusal | None:
     return None
 
 
-def output_args(problem: RowProblem) -> list[Argument]:
-    """Return the arguments of a row kernel that say how rows become codes."""
+def rowwise_output_args(problem: RowwiseProblem) -> list[Argument]:
+    """Return the arguments of a rowwise kernel that say how rows become codes."""
     spec, choose, params = problem.spec, problem.output.choose, problem.output.params
     math = spec.arithmetic
     given: list[Argument] = [None, None] if params is None else [params.scale, params.zero_point]

@@ -14,8 +14,8 @@ from qfuse.ir.ops.epilogue import Act, Add, Cast, Glu, Mul, Round, Step
 from qfuse.ir.ops.fused_views import Activation
 from qfuse.ir.ops.views import FusedLinear, dtype_of, has_values, shape_of, tensor_of
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name
-from qfuse.lower.kernel.operands import FLOATS, MOST_EXTRAS, MOST_STEPS
-from qfuse.lower.kernel.protocol import Refusal
+from qfuse.ir.refusal import Refusal
+from qfuse.lower.operands.checks import FLOATS, MOST_EXTRAS, MOST_STEPS
 
 _BYTES = (torch.int8, torch.uint8)
 

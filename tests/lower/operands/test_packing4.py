@@ -15,16 +15,16 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import QuantParams, as_dequantize
 from qfuse.ir.quant.reference import dequantize
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec
+from qfuse.ir.refusal import Refusal
 from qfuse.kernels.pack4 import unpack_weight4
-from qfuse.lower.kernel.groups import (
+from qfuse.lower.operands.groups import (
     first_code,
     fits_four_bits,
     group_count,
     group_scales,
     group_zero_points,
 )
-from qfuse.lower.kernel.packing import Packer, least_code
-from qfuse.lower.kernel.protocol import Refusal
+from qfuse.lower.operands.packing import Packer, least_code
 from qfuse.testing.build import GraphBuilder
 
 N, K = 70, 64

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import ClassVar
 
 from qfuse.ir.graph.stage_graph import SymbolRange
 from qfuse.ir.ops.fused_reference import Keep
 from qfuse.ir.ops.fused_views import Activation, as_activation
 from qfuse.ir.ops.views import FusedLinear, as_fused_linear, dtype_of, shape_of, tensor_of
 from qfuse.ir.quant.spec import dtype_name
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import is_row_major, same_shape
 from qfuse.lower.expand.expand import results_of
-from qfuse.lower.kernel.operands import FLOATS
-from qfuse.lower.kernel.protocol import Claim, LinearKernel, LinearProblem, Refusal, problem_of
-from qfuse.lower.linear_rowwise.epilogue_text import KernelSteps, Product, product_of
-from qfuse.lower.rowwise.problem import RowProblem, row_problem_of
-from qfuse.rewrite.prelude import Node, Rewriter
+from qfuse.lower.operands.checks import FLOATS
+from qfuse.lower.problems.epilogue_text import KernelSteps, Product, product_of
+from qfuse.lower.problems.linear import LinearProblem, linear_problem
+from qfuse.lower.problems.problem import Problem, Replaced
+from qfuse.lower.problems.rowwise import RowwiseProblem, rowwise_problem
+from qfuse.lower.select.kernel import LINEAR_ROWWISE, Span
+from qfuse.rewrite.prelude import Node
 
 _SPREAD = "an operand is spread over the result, or the result over it"
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class LinearRowwiseProblem(Problem):
     """A linear, and the op behind it.
 
     Attributes:
@@ -40,10 +43,40 @@ class Pair:
     problem: LinearProblem
     linear: FusedLinear
     op: Activation
-    rows: RowProblem | None
+    rows: RowwiseProblem | None
     steps: str
     halved: bool
     shared: bool
+
+    rule: ClassVar[str] = "lower-linear-rowwise"
+    has_rival: ClassVar[bool] = True
+
+    @property
+    def span(self) -> Span:
+        """A linear and a rowwise op."""
+        return LINEAR_ROWWISE
+
+    @property
+    def place(self) -> Node:
+        """The linear."""
+        return self.linear.node
+
+    @property
+    def anchor(self) -> Node:
+        """The op; the linear if it has other users, which may come before the op."""
+        return self.linear.node if self.shared else self.op.node
+
+    @property
+    def replaced(self) -> tuple[Replaced, ...]:
+        """The results of the op, and that of the linear if it is shared."""
+        results = [Replaced(node, index) for index, node in results_of(self.op.node).items()]
+        if self.shared:
+            results.append(Replaced(self.linear.node, self.kept_at, frozenset({self.op.node})))
+        return tuple(results)
+
+    def label(self, kernel: str) -> str:
+        """Say that it is about both."""
+        return f"{kernel} with the linear"
 
     @property
     def columns(self) -> int:
@@ -57,21 +90,9 @@ class Pair:
         return self.rows.output.place(Keep.FLOAT)
 
 
-@runtime_checkable
-class PairKernel(LinearKernel, Protocol):
-    """A row of the table of linears that also takes the op behind one, whole or not at all."""
-
-    def accepts_pair(self, pair: Pair) -> Claim | Refusal:
-        """Return what it costs to run both, or why it does not."""
-
-    def emit_pair(self, pair: Pair, rw: Rewriter) -> dict[int, Node]:
-        """Add the call; return the results of the op by index.
-
-        If the linear is shared, its own result is one more.
-        """
-
-
-def pair_of(node: Node, symbols: Mapping[str, SymbolRange]) -> Pair | Refusal | None:
+def linear_rowwise_problem(
+    node: Node, symbols: Mapping[str, SymbolRange]
+) -> LinearRowwiseProblem | Refusal | None:
     """View ``node`` as the op behind a linear; ``None`` if it is no such op.
 
     The op reads the linear, or the two halves of its features.
@@ -99,18 +120,18 @@ def pair_of(node: Node, symbols: Mapping[str, SymbolRange]) -> Pair | Refusal | 
         return rows
     first = results_of(node)[0]
     both = replace(linear, node=first, extras=written.extras, out_params=op.output.params)
-    problem = problem_of(both, symbols)
-    return Pair(problem, linear, op, rows, written.text, written.halved, shared)
+    problem = linear_problem(both, symbols)
+    return LinearRowwiseProblem(problem, linear, op, rows, written.text, written.halved, shared)
 
 
 def _rows_of(
     op: Activation, symbols: Mapping[str, SymbolRange], *, shared: bool
-) -> RowProblem | Refusal | None:
+) -> RowwiseProblem | Refusal | None:
     """Return how rows become codes, and what else is given; ``None`` if the result is float."""
     if op.output.spec is None:
         return None
     keep = op.output.keep | ({Keep.FLOAT} if shared else set())
-    return row_problem_of(replace(op, output=replace(op.output, keep=keep)), symbols)
+    return rowwise_problem(replace(op, output=replace(op.output, keep=keep)), symbols)
 
 
 def _check_between(linear: FusedLinear, op: Activation, product: Product | None) -> Refusal | None:

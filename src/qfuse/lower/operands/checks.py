@@ -14,9 +14,10 @@ from qfuse.ir.ops.value_range import bounds_of
 from qfuse.ir.ops.views import FusedLinear, QuantParams, dtype_of, shape_of
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.spec import Block, Granularity, ZeroPointDomain, dtype_name, dtype_range
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import Size, same_size
 from qfuse.kernels import KernelLibrary
-from qfuse.lower.kernel.protocol import LinearProblem, Refusal
+from qfuse.lower.problems.linear import LinearProblem
 from qfuse.rewrite.prelude import Node, Rewriter
 from qfuse.targets.target import Target
 

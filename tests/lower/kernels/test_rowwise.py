@@ -18,7 +18,7 @@ from qfuse.ir.ops.norm_spec import NormSpec, Root, Statistic
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain
 from qfuse.lower import lower
-from qfuse.lower.rowwise.kernels import row_kernels
+from qfuse.lower.kernels.registry import all_kernels, linear_kernels
 from qfuse.rewrite.clone import clone
 from qfuse.targets import Target
 from qfuse.testing.build import GraphBuilder
@@ -85,9 +85,11 @@ def lowered(
     target: Target | None = None,
 ) -> LoweredGraph:
     """Lower a copy of ``program`` for a pinned machine."""
-    rows = row_kernels(kernels.load() if library is None else library)
+    library = kernels.load() if library is None else library
+    linears = len(linear_kernels(library))
+    rowwise = all_kernels(library)[linears:]
     cost = CostModel(CostProfile.pinned())
-    return lower(clone(program), target or Target.for_testing(), cost, (), rows=rows)
+    return lower(clone(program), target or Target.for_testing(), cost, rowwise)
 
 
 def event_of(low: LoweredGraph) -> Lowered:
