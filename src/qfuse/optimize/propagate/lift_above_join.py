@@ -15,7 +15,8 @@ from qfuse.ir.movement.base import Moved, move_levels
 from qfuse.ir.movement.slice import Slice
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import Quantize, as_quantize, shape_of, tensor_of
-from qfuse.ir.quant.block import MoveFailure, covers
+from qfuse.ir.quant.block import covers
+from qfuse.ir.refusal import Refusal
 from qfuse.optimize.match.concat import JOINS, Join, as_join
 from qfuse.optimize.match.memory_cost import passed, saved
 from qfuse.optimize.match.move_qparams import FakeMover, GraphMover, moved_params
@@ -106,12 +107,10 @@ def _moved(quantize: Quantize, join: Join) -> tuple[Moved, ...] | Miss:
         size = shape_of(join.node)[join.axis]
         levels = (spec.block, *(() if spec.outer is None else (spec.outer,)))
         if unknown and not all(covers(block[join.axis], size) for block in levels):
-            moved: Moved | MoveFailure = MoveFailure(
-                f"the sizes along axis {join.axis} are not known"
-            )
+            moved: Moved | Refusal = Refusal(f"the sizes along axis {join.axis} are not known")
         else:
             moved = move_levels(piece.forward, spec.block, spec.outer)
-        if isinstance(moved, MoveFailure):
+        if isinstance(moved, Refusal):
             return Miss(
                 MissCode.GRANULARITY,
                 join.node,

@@ -11,7 +11,7 @@ from qfuse.ir.movement.base import Moved, Movement, move_levels
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import Requantize, as_requantize, tensor_of
-from qfuse.ir.quant.block import MoveFailure
+from qfuse.ir.refusal import Refusal
 from qfuse.optimize.match.move_qparams import (
     FakeMover,
     GraphMover,
@@ -100,7 +100,7 @@ def _read(requantize: Requantize, found: PropagatedUp) -> tuple[Moved, ...] | Mi
     read: list[Moved] = []
     for step in found.steps:
         moved = move_levels(step.movement.backward, block, outer)
-        if isinstance(moved, MoveFailure):
+        if isinstance(moved, Refusal):
             stuck = (step.movement, moved)
             break
         read.append(moved)

@@ -19,8 +19,8 @@ from qfuse.ir.movement.registry import MOVEMENT_OPS, SPLITS, movement_of
 from qfuse.ir.movement.slice import Select, Slice
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import Dequantize, as_dequantize, as_linear, shape_of, tensor_of
-from qfuse.ir.quant.block import MoveFailure
 from qfuse.ir.quant.spec import dtype_name
+from qfuse.ir.refusal import Refusal
 from qfuse.optimize.match.memory_cost import passed, saved
 from qfuse.optimize.match.move_qparams import (
     FakeMover,
@@ -130,7 +130,7 @@ def sink_step(dequantize: Dequantize, movement: Movement) -> Step | Miss:
         told = movement_name(movement), dtype_name(spec.dtype)
         return Miss(MissCode.DTYPE, movement.node, text, *told, progress=2)
     moved = move_levels(movement.forward, spec.block, spec.outer)
-    if not isinstance(moved, MoveFailure):
+    if not isinstance(moved, Refusal):
         return Step(movement, moved)
     return Miss(
         MissCode.GRANULARITY,
