@@ -55,6 +55,11 @@ def arguments(node: Node) -> dict[str, Argument]:
     return bound
 
 
+def argument_names(op: OpOverload) -> tuple[str, ...]:
+    """Return the names of the arguments of ``op``, in order."""
+    return tuple(formal.name for formal in op._schema.arguments)  # noqa: SLF001
+
+
 def _default(formal: torch.Argument) -> Argument:
     """Return the default of an argument; that of a dtype as a dtype."""
     value: Argument = formal.default_value

@@ -16,8 +16,8 @@ from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.quant.choose import Formula
 from qfuse.ir.quant.reference import quantize
 from qfuse.kernels import KernelLibrary, instruction_set
-from qfuse.kernels.row_ops import (
-    RowOutput,
+from qfuse.kernels.rowwise import (
+    RowwiseOutput,
     activation_quantized,
     layer_norm_quantized,
     rms_norm_quantized,
@@ -93,7 +93,7 @@ def test_a_given_scale_encodes_by_bits(
     for first in (True, False):
         for zero in (None, 0, info.min + 3):
             given = None if zero is None else torch.tensor(zero, dtype=torch.int32)
-            output = RowOutput(
+            output = RowwiseOutput(
                 quant_min=info.min,
                 quant_max=info.max - 5,
                 dtype=dtype,
