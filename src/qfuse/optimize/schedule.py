@@ -29,20 +29,10 @@ from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.optimize.propagate.cancel_quantize import CancelQuantize
 from qfuse.optimize.propagate.fuse_range import FuseRange
 from qfuse.optimize.propagate.fuse_requantize import FuseRequantize
-from qfuse.optimize.propagate.lift_above_cast import LiftAboveCast
-from qfuse.optimize.propagate.lift_above_clamp import LiftAboveClamp
-from qfuse.optimize.propagate.lift_above_join import LiftAboveJoin
-from qfuse.optimize.propagate.lift_above_pad import LiftAbovePad
 from qfuse.optimize.propagate.lift_choose import LiftChoose
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 from qfuse.optimize.propagate.lift_requantize import LiftRequantize
-from qfuse.optimize.propagate.sink_below_cast import SinkBelowCast
-from qfuse.optimize.propagate.sink_below_clamp import SinkBelowClamp
 from qfuse.optimize.propagate.sink_below_collective import SinkBelowCollective
-from qfuse.optimize.propagate.sink_below_join import SinkBelowJoin
-from qfuse.optimize.propagate.sink_below_max import SinkBelowMax
-from qfuse.optimize.propagate.sink_below_pad import SinkBelowPad
-from qfuse.optimize.propagate.sink_below_split import SinkBelowSplit
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 from qfuse.optimize.splits.cancel_split import CancelSplit
 from qfuse.optimize.splits.merge_splits import MergeSplits
@@ -54,19 +44,12 @@ from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.rewrite.rule import Rule
 
 MOVING_RULES: tuple[type[Rule[Any]], ...] = (
+    # Up: the choice of parameters first, so that the quantize that takes them can follow.
     LiftChoose,
     LiftQuantize,
-    LiftAboveJoin,
-    LiftAbovePad,
-    LiftAboveCast,
-    LiftAboveClamp,
+    # Down, below whatever `optimize/commute` has an answer for.
     SinkDequantize,
-    SinkBelowSplit,
-    SinkBelowJoin,
-    SinkBelowPad,
-    SinkBelowCast,
-    SinkBelowClamp,
-    SinkBelowMax,
+    # Where the two meet, nothing is cheaper than one op for both, and that than two.
     CancelQuantize,
     FuseRange,
     FuseRequantize,

@@ -13,6 +13,7 @@ from qfuse.cost.model import CostModel
 from qfuse.ir.events import Exactness, Missed, Place
 from qfuse.ir.graph.stage_graph import StageGraph, place_of
 from qfuse.rewrite.budget import RewriteBudget
+from qfuse.rewrite.pattern import pointed
 from qfuse.rewrite.rewriter import Journal, origins
 from qfuse.rewrite.rule import Miss
 
@@ -106,7 +107,8 @@ class PassResult:
     ) -> None:
         """Note why ``rule`` did not fire at ``node``."""
         places = place_of(node), place_of(miss.at)
-        event = Missed(context.stage, rule, miss.code, miss.reason, *places, miss.progress)
+        pattern = pointed(miss)
+        event = Missed(context.stage, rule, miss.code, miss.reason, *places, miss.progress, pattern)
         self.misses.append((rule, miss))
         self.missed.append(event)
         if context.log_misses:

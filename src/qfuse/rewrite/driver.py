@@ -24,6 +24,9 @@ from qfuse.rewrite.session import Applied, RewriteSession, Undone
 # far more often than it has nodes goes in circles.
 _REWRITES_PER_NODE = 8
 
+# What matched came further than anything that did not.
+_MATCHED = 1_000
+
 
 def apply_rules(
     program: StageGraph, rules: Sequence[Rule[Any]], context: RewriteContext | None = None
@@ -104,7 +107,7 @@ class _Run:
         gain = None if cost is None else rule.gain(site, cost)
         if gain is not None and not gain > 0:
             text = "it would cost {:.3g} us per call" if math.isfinite(gain) else "it never pays"
-            return Miss(MissCode.PROFIT, node, text, -gain * 1e6, progress=9)
+            return Miss(MissCode.PROFIT, node, text, -gain * 1e6, progress=_MATCHED)
         return site, gain
 
     def _fire(self, rule: Rule[Any], node: Node, site: Any, gain: float | None) -> bool:

@@ -21,6 +21,14 @@ def covers(b: int | None, size: Size) -> bool:
     return b is None or (isinstance(size, int) and 0 < size <= b)
 
 
+def same_grid(a: Block, b: Block, shape: Sequence[Size]) -> bool:
+    """Whether two blocks divide a shape in the same way."""
+    return all(
+        x == y or (covers(x, size) and covers(y, size))
+        for x, y, size in zip(a, b, shape, strict=True)
+    )
+
+
 def fill_ones(block: Sequence[int | None], free: Sequence[bool]) -> Block:
     """Choose the block of axes of size 1, where 1 and the whole axis mean the same.
 

@@ -15,7 +15,7 @@ from qfuse.ir.movement.registry import MOVEMENT_OPS, SPLITS
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import bits_of, has_values, tensor_of
 from qfuse.ir.refusal import Refusal
-from qfuse.optimize.match.concat import JOINS
+from qfuse.optimize.commute.join import JOINS
 from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.rewrite.graph_pass import Pass
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, arguments, aten

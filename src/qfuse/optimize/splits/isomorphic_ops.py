@@ -19,9 +19,9 @@ from qfuse.ir.movement.slice import Select, Slice
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import as_quantize, shape_of
 from qfuse.ir.sizes import same_shape, same_size
+from qfuse.optimize.commute.join import as_join
 from qfuse.optimize.match.activations import ACTIVATION_OPS
 from qfuse.optimize.match.casts import besides_dtype
-from qfuse.optimize.match.concat import as_join
 from qfuse.rewrite.prelude import Node, OpOverload, arguments, aten
 
 POINTWISE: frozenset[OpOverload] = frozenset(
