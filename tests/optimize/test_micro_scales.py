@@ -23,7 +23,7 @@ from qfuse.optimize.propagate.lift_choose import LiftChoose
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import bits_same, random_inputs
 

@@ -32,7 +32,8 @@ from qfuse.passes.attempt import Work
 from qfuse.passes.engine import run_pass
 from qfuse.passes.examples import Examples
 from qfuse.passes.outcome import PassOutcome
-from qfuse.rewrite.driver import RewriteContext, apply_rules
+from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Rule
 
 

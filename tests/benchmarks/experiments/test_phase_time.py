@@ -15,7 +15,7 @@ from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.optimize.schedule import move
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import bits_same, random_inputs
 from qfuse_bench.experiments.phase_time import PhaseOptions, PhaseRow, run_phase_cost, verdicts

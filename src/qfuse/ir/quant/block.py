@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qfuse.ir.errors import BlockError, NormalizeError
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import Size, exact_quotient, same_shape, same_size
 
 if TYPE_CHECKING:
     from qfuse.ir.quant.spec import Block
 
 _BLOCK = re.compile(r"(\d+|\*)(x(\d+|\*))*")
-
-
-@dataclass(frozen=True, slots=True)
-class MoveFailure:
-    """Why parameters do not move."""
-
-    reason: str
 
 
 def covers(b: int | None, size: Size) -> bool:
@@ -50,7 +43,7 @@ def fill_ones(block: Sequence[int | None], free: Sequence[bool]) -> Block:
     )
 
 
-def view_block(block: Block, before: Sequence[Size], after: Sequence[Size]) -> Block | MoveFailure:
+def view_block(block: Block, before: Sequence[Size], after: Sequence[Size]) -> Block | Refusal:
     """Return the block after a tensor of shape ``before`` was viewed as ``after``.
 
     The blocks stay what they are, only the axes that count them change; the order of blocks is
@@ -66,13 +59,13 @@ def view_block(block: Block, before: Sequence[Size], after: Sequence[Size]) -> B
     if all(covers(b, size) for b, size in zip(block, before, strict=True)):
         return (None,) * len(after)
     if any(same_size(size, 0) for size in (*before, *after)):
-        return MoveFailure("an empty tensor is viewed")
+        return Refusal("an empty tensor is viewed")
     done: list[int | None] = [None] * len(after)
     for ins, outs in _groups(before, after):
         found = _regroup(
             [block[i] for i in ins], [before[i] for i in ins], [after[j] for j in outs]
         )
-        if isinstance(found, MoveFailure):
+        if isinstance(found, Refusal):
             return found
         for j, b in zip(outs, found, strict=True):
             done[j] = b
@@ -120,7 +113,7 @@ def _groups(before: Sequence[Size], after: Sequence[Size]) -> Iterator[tuple[lis
 
 def _regroup(
     block: Sequence[int | None], before: Sequence[Size], after: Sequence[Size]
-) -> Sequence[int | None] | MoveFailure:
+) -> Sequence[int | None] | Refusal:
     """Move the block of one run of axes: whole, element by element, or contiguous chunks."""
     if len(before) == 1 and len(after) == 1:
         return block
@@ -129,20 +122,20 @@ def _regroup(
     if all(b == 1 for b in block):
         return [1] * len(after)
     chunk = _chunk(block, before)
-    return chunk if isinstance(chunk, MoveFailure) else _tile(chunk, after)
+    return chunk if isinstance(chunk, Refusal) else _tile(chunk, after)
 
 
-def _chunk(block: Sequence[int | None], sizes: Sequence[Size]) -> Size | MoveFailure:
+def _chunk(block: Sequence[int | None], sizes: Sequence[Size]) -> Size | Refusal:
     """Return how many neighbours in row-major order share a scale."""
     first = next(axis for axis, b in enumerate(block) if b != 1)
     inner = zip(block[first + 1 :], sizes[first + 1 :], strict=True)
     if not all(covers(b, size) for b, size in inner):
-        return MoveFailure("elements that share a scale are not neighbours in memory order")
+        return Refusal("elements that share a scale are not neighbours in memory order")
     chunk, size = block[first], sizes[first]
     if chunk is None or covers(chunk, size):
         count: Size = size
     elif first > 0 and exact_quotient(size, chunk) is None:
-        return MoveFailure("the last block of an axis is partial")
+        return Refusal("the last block of an axis is partial")
     else:
         count = chunk
     for inner_size in sizes[first + 1 :]:
@@ -150,7 +143,7 @@ def _chunk(block: Sequence[int | None], sizes: Sequence[Size]) -> Size | MoveFai
     return count
 
 
-def _tile(chunk: Size, sizes: Sequence[Size]) -> list[int | None] | MoveFailure:
+def _tile(chunk: Size, sizes: Sequence[Size]) -> list[int | None] | Refusal:
     """Return the block whose elements are runs of ``chunk`` neighbours."""
     done: list[int | None] = []
     rest = chunk
@@ -166,8 +159,8 @@ def _tile(chunk: Size, sizes: Sequence[Size]) -> list[int | None] | MoveFailure:
             done.append(rest)
             rest = 1
         else:
-            return MoveFailure("blocks would not line up with the new axes")
-    return done[::-1] if same_size(rest, 1) else MoveFailure("a block is larger than the tensor")
+            return Refusal("blocks would not line up with the new axes")
+    return done[::-1] if same_size(rest, 1) else Refusal("a block is larger than the tensor")
 
 
 def block_grid(block: Block, shape: Sequence[Size]) -> tuple[Size, ...]:

@@ -20,8 +20,9 @@ from qfuse.ir.ops.views import (
     shape_of,
     tensor_of,
 )
-from qfuse.ir.quant.block import MoveFailure, covers
+from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.spec import Block, QuantSpec, ZeroPointDomain
+from qfuse.ir.refusal import Refusal
 from qfuse.optimize.commute.base import Commutes, Crossing, End, Work, lifted_work, moved
 from qfuse.optimize.match.move_qparams import GraphMover
 from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, Rewriter, arguments, aten
@@ -101,12 +102,10 @@ class Join(Commutes):
         ends: list[End] = []
         for piece in self.pieces():
             if isinstance(piece, Slice) and None in piece.bounds and not whole:
-                step: Moved | MoveFailure = MoveFailure(
-                    f"the sizes along axis {self.axis} are not known"
-                )
+                step: Moved | Refusal = Refusal(f"the sizes along axis {self.axis} are not known")
             else:
                 step = move_levels(piece.forward, spec.block, spec.outer)
-            if isinstance(step, MoveFailure):
+            if isinstance(step, Refusal):
                 text = "{} parameters in blocks of {} do not come apart above {}: {}"
                 blocks_of = spec.granularity(shape_of(quantize.x)), spec.block_text()
                 told = *blocks_of, op_name(self.node), step.reason

@@ -26,8 +26,8 @@ from qfuse.ir.ops.views import (
     node_of,
     shape_of,
 )
-from qfuse.ir.quant.block import MoveFailure
 from qfuse.ir.quant.spec import QuantSpec, dtype_name
+from qfuse.ir.refusal import Refusal
 from qfuse.optimize.commute.base import (
     USERS,
     Commutes,
@@ -166,7 +166,7 @@ def moved_down(movement: Movement, dequantize: Dequantize) -> Moved | Miss:
     if not moves_stored(movement, spec.dtype):
         return _refuse_dtype(movement, spec)
     step = move_levels(movement.forward, spec.block, spec.outer)
-    if isinstance(step, MoveFailure):
+    if isinstance(step, Refusal):
         return _refuse_block(movement, step, spec, dequantize.node, "below")
     return step
 
@@ -177,7 +177,7 @@ def _refuse_dtype(movement: Movement, spec: QuantSpec) -> Miss:
 
 
 def _refuse_block(
-    movement: Movement, failure: MoveFailure, spec: QuantSpec, x: Node, where: str
+    movement: Movement, failure: Refusal, spec: QuantSpec, x: Node, where: str
 ) -> Miss:
     text = "{} parameters in blocks of {} do not move {} {}: {}"
     blocks = spec.granularity(shape_of(x)), spec.block_text()

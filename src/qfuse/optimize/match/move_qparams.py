@@ -21,8 +21,8 @@ from qfuse.ir.movement.slice import Flip
 from qfuse.ir.movement.window import EdgePad
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
-from qfuse.ir.quant.block import MoveFailure
 from qfuse.ir.quant.spec import Block
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_shape, same_size
 from qfuse.rewrite.prelude import Node, OpOverload, Rewriter, aten
 
@@ -205,7 +205,7 @@ class PropagatedUp:
     steps: tuple[Step, ...]
     source: Node
     block: Block
-    stuck: tuple[Movement, MoveFailure] | None = None
+    stuck: tuple[Movement, Refusal] | None = None
 
     @property
     def moved(self) -> tuple[Moved, ...]:
@@ -236,7 +236,7 @@ def propagate_up(
         if movement is None or not crosses(movement):
             break
         moved = move_levels(movement.backward, block, outer)
-        if isinstance(moved, MoveFailure):
+        if isinstance(moved, Refusal):
             return PropagatedUp(tuple(steps), x, block, (movement, moved))
         steps.append(Step(movement, moved))
         x, block = movement.source, moved.block

@@ -15,7 +15,8 @@ from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.movement.reshape import Expand
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import Choose, as_choose, shape_of
-from qfuse.ir.quant.block import MoveFailure, block_text, same_grid
+from qfuse.ir.quant.block import block_text, same_grid
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import is_positive
 from qfuse.optimize.match.move_qparams import (
     FakeMover,
@@ -109,7 +110,7 @@ def _down(choose: Choose, found: PropagatedUp) -> tuple[Moved, ...] | Miss:
     down: list[Moved] = []
     for step in reversed(found.steps):
         moved = step.movement.forward(block)
-        if isinstance(moved, MoveFailure):
+        if isinstance(moved, Refusal):
             text = "what is chosen above {} does not move down: {}"
             at = step.movement.node
             told = movement_name(step.movement), moved.reason
