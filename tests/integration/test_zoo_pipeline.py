@@ -19,7 +19,7 @@ from qfuse.ir.ops.views import as_quantize
 from qfuse.normalize import normalize
 from qfuse.optimize import optimize
 from qfuse.patterns.norm import A_NORM
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.pattern import Match, match
 from qfuse.zoo import recipes
 

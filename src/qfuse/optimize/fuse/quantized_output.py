@@ -17,8 +17,7 @@ from qfuse.ir.quant.block import block_text, covers
 from qfuse.ir.quant.choose import fixed_zero_point
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.spec import ZeroPointDomain, dtype_name, stored_name
-from qfuse.ir.sizes import is_row_major
-from qfuse.optimize.match.move_qparams import same_strides
+from qfuse.ir.sizes import is_row_major, same_strides
 from qfuse.rewrite.pattern import ANY, Capture, Pattern, let, op
 from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, Rewriter
 

@@ -19,7 +19,7 @@ from qfuse.ir.movement.slice import Select, Slice
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import as_quantize, shape_of
 from qfuse.ir.sizes import same_shape, same_size
-from qfuse.optimize.match.concat import as_join
+from qfuse.optimize.commute.join import as_join
 from qfuse.patterns.activations import ACTIVATION_OPS
 from qfuse.patterns.casts import besides_dtype
 from qfuse.rewrite.prelude import Node, OpOverload, arguments, aten

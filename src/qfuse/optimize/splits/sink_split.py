@@ -23,8 +23,8 @@ from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.movement.slice import Slice
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import as_dequantize, as_fused_linear, as_linear, dtype_of, tensor_of
-from qfuse.ir.sizes import Size, same_size
-from qfuse.optimize.match.move_qparams import copies, same_strides
+from qfuse.ir.sizes import Size, same_size, same_strides
+from qfuse.optimize.match.move_qparams import copies
 from qfuse.optimize.match.strides import restride, stride_sensitive_user
 from qfuse.optimize.splits.isomorphic_ops import IsomorphicOps, widen
 from qfuse.patterns.activations import ACTIVATION_OPS
