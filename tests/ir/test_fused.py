@@ -99,7 +99,7 @@ def test_results_come_in_order_and_expand_to_the_same_bits(
     _, program = build(output, keep, layer=layer)
     verify(program)
     source = clone(program)
-    target, cost = Target.detect(extensions=False), CostModel(CostProfile.pinned())
+    target, cost = Target.for_testing(), CostModel(CostProfile.pinned())
     lowered = lower(program, target, cost, ())
     assert not [n for n in lowered.graph.nodes if "qfuse" in str(n.target)]
     for m in (1, 5):
@@ -148,7 +148,7 @@ def test_the_gate_of_swiglu_is_an_activation() -> None:
     scale, zero = choose_qparams(y, SYMMETRIC)
     want = (quantize(y, scale, None, STORED), scale, zero, y)
     assert bits_same(run(program, [g, u]), want)
-    target, cost = Target.detect(extensions=False), CostModel(CostProfile.pinned())
+    target, cost = Target.for_testing(), CostModel(CostProfile.pinned())
     assert bits_same(run(lower(program, target, cost, ()), [g, u]), want)
 
 

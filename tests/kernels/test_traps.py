@@ -212,7 +212,7 @@ with instruction_set("brgemm"):
 def test_code_is_generated_for_few_numbers_of_rows(library: KernelLibrary, tmp_path: Path) -> None:
     """It is kept for ever, per thread: 1 to 15 rows, and the multiples of 16 up to a tile."""
     if "brgemm" not in library.instruction_sets:
-        pytest.skip("this processor has no brgemm")
+        pytest.skip("needs brgemm")
     some, every = map(int, run(GENERATING, folder=tmp_path, ONEDNN_JIT_DUMP="1").split())
 
     tried_at_start = 1
@@ -222,7 +222,7 @@ def test_code_is_generated_for_few_numbers_of_rows(library: KernelLibrary, tmp_p
 def test_another_path_is_not_chosen_by_a_switch(library: KernelLibrary) -> None:
     """What was forced stays forced when oneDNN is back."""
     if "brgemm" not in library.instruction_sets:
-        pytest.skip("this processor has no brgemm")
+        pytest.skip("needs brgemm")
     with instruction_set("brgemm"):
         for on in (True, False, True):
             switch(on=on)

@@ -11,7 +11,6 @@ from tests.lower.pair_cases import PairCase
 from tests.lower.pair_cases import lowered as lower_pair
 from tests.lower.test_pairs import REFUSED, TAKEN, assert_same_values
 
-from qfuse import kernels
 from qfuse.ir import ops
 from qfuse.ir.events import Exactness, Lowered
 from qfuse.ir.quant_spec import Arithmetic, QuantSpec, ZeroPointDomain
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 FOUR, EIGHT = "qfuse.linear_w4a8", "qfuse.linear_w8a8_grouped"
-pytestmark = pytest.mark.skipif(not kernels.load().available, reason=kernels.load().reason)
+pytestmark = pytest.mark.own_kernels
 
 
 def int4(block: tuple[int | None, int | None] = (1, 32), **changes: object) -> QuantSpec:

@@ -35,10 +35,7 @@ ROUNDED = f"act(silu)|round(0,1,{TRIP})|mul(2,0,1,{TRIP})"
 NARROW_TRIP = replace(TRIP, real=BF16)
 
 
-@pytest.fixture(autouse=True)
-def _library() -> None:
-    if not kernels.load().available:
-        pytest.skip(kernels.load().reason)
+pytestmark = pytest.mark.own_kernels
 
 
 TAKEN = {

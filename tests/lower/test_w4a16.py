@@ -7,7 +7,6 @@ import pytest
 import torch
 from tests.lower.cases import NO_KERNELS, dequantized, lowered, pairs, the_kernel, why_not
 
-from qfuse import kernels
 from qfuse.ir import ops
 from qfuse.ir.events import Exactness, Lowered
 from qfuse.ir.quant_spec import Arithmetic, QuantSpec, ZeroPointDomain
@@ -22,7 +21,7 @@ SPEC = QuantSpec(torch.int8, -8, 7, (1, 32))
 UNSIGNED = QuantSpec(torch.uint8, 0, 15, (1, 32))
 OFFSET = replace(UNSIGNED, domain=ZeroPointDomain.FLOAT_OFFSET)
 
-pytestmark = pytest.mark.skipif(not kernels.load().available, reason=kernels.load().reason)
+pytestmark = pytest.mark.own_kernels
 
 
 @pytest.mark.numeric

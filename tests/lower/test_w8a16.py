@@ -4,7 +4,6 @@ import pytest
 import torch
 from tests.lower.cases import NO_KERNELS, dequantized, lowered, pairs, the_kernel, why_not
 
-from qfuse import kernels
 from qfuse.ir import ops
 from qfuse.ir.events import Exactness
 from qfuse.ir.quant_spec import Arithmetic, QuantSpec, ZeroPointDomain
@@ -18,7 +17,7 @@ from qfuse.testing.run import random_inputs, run
 aten = torch.ops.aten
 NAME = "qfuse.linear_w8a16"
 
-pytestmark = pytest.mark.skipif(not kernels.load().available, reason=kernels.load().reason)
+pytestmark = pytest.mark.own_kernels
 
 
 @pytest.mark.numeric

@@ -9,7 +9,6 @@ import torch
 from tests.lower.cases import NO_KERNELS, lowered, pairs, the_kernel, why_not
 from tests.normalize.spelled import truth
 
-from qfuse import kernels
 from qfuse.ir import ops
 from qfuse.ir.events import Exactness
 from qfuse.ir.quant_spec import Arithmetic, QuantSpec
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 NAME = "qfuse.linear_w8a8"
 
-pytestmark = pytest.mark.skipif(not kernels.load().available, reason=kernels.load().reason)
+pytestmark = pytest.mark.own_kernels
 
 
 def simple(spec: QuantSpec, weight: QuantSpec | None = None) -> tuple[GraphBuilder, torch.fx.Node]:

@@ -20,6 +20,7 @@ from qfuse.optimize.lift_choose import LiftChoose
 from qfuse.optimize.lift_quantize import LiftQuantize
 from qfuse.optimize.schedule import move
 from qfuse.rewrite.clone import clone
+from qfuse.targets import Target
 from qfuse.testing.run import run
 
 if TYPE_CHECKING:
@@ -189,6 +190,7 @@ def test_explain_sees_movement_of_a_free_batch() -> None:
         Module(lambda x: per_tensor(heads(per_tensor(x))).neg()),
         (torch.randn(3, 5, 16),),
         dynamic_shapes=FREE,
+        target=Target.for_testing(),
     )
 
     assert report.fired["cancel-quantize"] == 1

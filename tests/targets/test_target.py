@@ -170,6 +170,39 @@ def test_vnni(features: set[str], expected: bool) -> None:
     assert Target.for_testing(features=frozenset(features)).has_vnni is expected
 
 
+@pytest.mark.parametrize(
+    ("isa", "capability", "best", "vnni"),
+    [
+        ("portable", "DEFAULT", None, False),
+        ("avx2", "AVX2", "avx2", False),
+        ("avx512_vnni", "AVX512", "avx512_vnni", True),
+        ("amx", "AVX512", "amx_int8", True),
+    ],
+)
+def test_an_instruction_set_decides_features_and_capability(
+    isa: str, capability: str, best: str | None, vnni: bool
+) -> None:
+    target = Target.for_testing(isa=isa)
+
+    assert target.aten_capability == capability
+    assert target.has_vnni is vnni
+    assert best is None or target.has(best)
+    assert target.features <= set(FEATURES)
+    assert Target.for_testing(isa=isa, features=frozenset()).features == frozenset()
+
+
+def test_targets_for_tests_have_avx512_vnni_unless_told_otherwise() -> None:
+    assert Target.for_testing() == Target.for_testing(isa="avx512_vnni")
+    names = {Target.for_testing(isa=isa).fingerprint() for isa in ("portable", "avx2", "amx")}
+    assert len(names | {Target.for_testing().fingerprint()}) == 4
+
+
+def test_an_unknown_instruction_set_is_an_error() -> None:
+    with pytest.raises(OptionsError, match="unknown instruction set 'avx512'") as error:
+        Target.for_testing(isa="avx512")
+    assert "portable, avx2, avx512_vnni, amx" in str(error.value)
+
+
 @pytest.mark.parametrize("name", ["pinned", "no compiler", "this machine"])
 def test_json_round_trip(name: str) -> None:
     target = {
