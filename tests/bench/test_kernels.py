@@ -48,6 +48,7 @@ def test_weight_only_contenders_agree(name: str, tolerance: float) -> None:
     torch.testing.assert_close(found[OURS], found["linear"], atol=tolerance * 10, rtol=tolerance)
 
 
+@pytest.mark.isa("vnni")
 @pytest.mark.own_kernels
 def test_int8_contenders_agree() -> None:
     found = answers("w8a8")
@@ -57,6 +58,7 @@ def test_int8_contenders_agree() -> None:
 
 
 @pytest.mark.parametrize("name", ["w8a8-static", "w8a8-bf16", "w8a8-codes", "w8a8-gelu"])
+@pytest.mark.isa("vnni")  # Without it oneDNN saturates.
 @pytest.mark.own_kernels
 def test_static_contenders_agree(name: str) -> None:
     found = answers(name)

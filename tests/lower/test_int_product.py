@@ -10,9 +10,7 @@ from qfuse.targets import Target
 
 aten = torch.ops.aten
 
-pytestmark = pytest.mark.skipif(
-    not Target.detect(extensions=False).has_vnni, reason="torch's integer product saturates here"
-)
+TARGET = Target.for_testing()
 
 
 class Bare(nn.Module):
@@ -22,7 +20,8 @@ class Bare(nn.Module):
 
     def __init__(self, n: int, k: int) -> None:
         super().__init__()
-        self.register_buffer("w", torch.randint(-127, 128, (n, k)).to(torch.int8))
+        # Small enough not to saturate on a CPU without VNNI, which is not what is planned for.
+        self.register_buffer("w", torch.randint(-8, 9, (n, k)).to(torch.int8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch._int_mm(x, self.w[: self.w.shape[0] // 2].t())
@@ -36,7 +35,7 @@ def rows(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("backend", ["eager", "auto"])
 def test_golden_a_bare_product_stays_in_bytes(backend: str) -> None:
     model, x = Bare(16, 40).eval(), rows(6, 40)
-    fast = qfuse.compile(model, (x,), options={"backend": backend})
+    fast = qfuse.compile(model, (x,), target=TARGET, options={"backend": backend})
     assert fast.report.kernels == {"aten._int_mm": 1}
     assert "aten.mm" not in str(fast.plan)
     assert torch.equal(fast(x), model(x))
@@ -49,7 +48,11 @@ def test_refuses_a_size_that_may_be_one(rows_of_call: int) -> None:
     model = Bare(16, 40).eval()
     batch = torch.export.Dim("batch", min=1, max=64)
     fast = qfuse.compile(
-        model, (rows(6, 40),), dynamic_shapes={"x": {0: batch}}, options={"backend": "eager"}
+        model,
+        (rows(6, 40),),
+        dynamic_shapes={"x": {0: batch}},
+        target=TARGET,
+        options={"backend": "eager"},
     )
     (note,) = (note for note in fast.report.notes if "several times slower" in note.text)
     assert "when a size is 1" in note.text
@@ -65,7 +68,7 @@ def test_a_product_with_scales_is_a_linear() -> None:
             return torch._int_mm(x, self.w.t()).float() * 0.01
 
     model, x = Scaled(16, 40).eval(), rows(6, 40)
-    fast = qfuse.compile(model, (x,), options={"backend": "eager"})
+    fast = qfuse.compile(model, (x,), target=TARGET, options={"backend": "eager"})
     best = "qfuse.linear_w8a8" if kernels.load().available else "aten._int_mm"
     assert fast.report.kernels == {best: 1}
     torch.testing.assert_close(fast(x), model(x))

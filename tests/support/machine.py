@@ -106,7 +106,14 @@ def needs_own_kernels() -> None:
 
 
 def needs(*features: str) -> None:
-    """Skip a test where the CPU lacks one of these instruction sets."""
-    missing = [name for name in features if not this_machine().has(name)]
+    """Skip a test where the CPU lacks one of these instruction sets.
+
+    ``vnni`` stands for any that adds products of bytes without saturating.
+    """
+    missing = [name for name in features if not _has(name)]
     if missing:
         pytest.skip(f"needs {' and '.join(missing)}")
+
+
+def _has(name: str) -> bool:
+    return this_machine().has_vnni if name == "vnni" else this_machine().has(name)
