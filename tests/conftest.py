@@ -47,7 +47,7 @@ settings.register_profile(
     max_examples=int(os.environ.get(EXAMPLES_VARIABLE, "1000")),
 )
 
-# Before anything is computed: oneDNN and ATen read these variables once.
+# Before anything is computed: ATen reads its variable once.
 machine.set_variables()
 
 

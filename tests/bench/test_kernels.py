@@ -48,7 +48,6 @@ def test_weight_only_contenders_agree(name: str, tolerance: float) -> None:
     torch.testing.assert_close(found[OURS], found["linear"], atol=tolerance * 10, rtol=tolerance)
 
 
-@pytest.mark.isa("vnni")
 @pytest.mark.own_kernels
 def test_int8_contenders_agree() -> None:
     found = answers("w8a8")

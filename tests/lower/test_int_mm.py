@@ -34,7 +34,6 @@ def last(b: GraphBuilder) -> torch.fx.Node:
     return node
 
 
-@pytest.mark.isa("vnni")  # Without it the product saturates.
 @pytest.mark.numeric
 @pytest.mark.parametrize("shape", [(4,), (2, 3), (2, 1, 5)])
 def test_values_at_every_rank(shape: tuple[int, ...]) -> None:
@@ -56,7 +55,6 @@ def test_refuses_sizes_that_may_be_one(shape: tuple[int | str, ...], n: int, k: 
     assert why_not(low, NAME) == "it returns garbage when a size is 1"
 
 
-@pytest.mark.isa("vnni")  # Without it the product saturates.
 @pytest.mark.numeric
 def test_values_of_rows_that_are_expanded() -> None:
     b = GraphBuilder()

@@ -20,8 +20,7 @@ class Bare(nn.Module):
 
     def __init__(self, n: int, k: int) -> None:
         super().__init__()
-        # Small enough not to saturate on a CPU without VNNI, which is not what is planned for.
-        self.register_buffer("w", torch.randint(-8, 9, (n, k)).to(torch.int8))
+        self.register_buffer("w", torch.randint(-127, 128, (n, k)).to(torch.int8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch._int_mm(x, self.w[: self.w.shape[0] // 2].t())
