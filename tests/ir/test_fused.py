@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import torch.nn.functional as F
+from expecttest import assert_expected_inline
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -126,12 +127,18 @@ def test_results_come_in_order_and_expand_to_the_same_bits(
 
 def test_golden_text() -> None:
     _, program = build("asymmetric", frozenset({Keep.SUM}))
-    assert to_text(program.graph).splitlines()[3] == (
-        "%0 = qfuse.rms_norm(%x, %r, %weight, "
-        "'axes=1 eps=1e-06 float32:float32:float32:float32 rsqrt squares', None, None, "
-        "'int8[-128,127] 1x1x* float32 float32:reciprocal:round-zp int', "
-        "'ao-asymmetric int8[-128,127] 1x1x* eps=1e-05 float32 int8', 'sum'): "
-        "(int8[2, s0, 8], float32[2, s0, 1], int8[2, s0, 1], float32[2, s0, 8])"
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[2, s0, 8]
+%r: float32[2, s0, 8]
+const %weight: float32[8]
+%0 = qfuse.rms_norm(%x, %r, %weight, 'axes=1 eps=1e-06 float32:float32:float32:float32 rsqrt squares', None, None, 'int8[-128,127] 1x1x* float32 float32:reciprocal:round-zp int', 'ao-asymmetric int8[-128,127] 1x1x* eps=1e-05 float32 int8', 'sum'): (int8[2, s0, 8], float32[2, s0, 1], int8[2, s0, 1], float32[2, s0, 8])
+%1 = getitem(%0, 0): int8[2, s0, 8]
+%2 = getitem(%0, 1): float32[2, s0, 1]
+%3 = getitem(%0, 2): int8[2, s0, 1]
+%4 = getitem(%0, 3): float32[2, s0, 8]
+return (%1, %2, %3, %4)""",
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.lower.cases import NO_KERNELS
 from tests.lower.pair_cases import CHOOSE, CODES, TRIP, PairCase, lowered
 
@@ -16,6 +17,7 @@ from qfuse.ir.choose_spec import Formula
 from qfuse.ir.events import Lowered
 from qfuse.ir.fused_views import as_activation
 from qfuse.ir.schema import is_call
+from qfuse.ir.text import to_text
 from qfuse.lower.kernel import Claim, Refusal
 from qfuse.lower.packing import Packer
 from qfuse.lower.pair_rows import pair_work
@@ -200,6 +202,20 @@ def test_golden_one_call_is_left_of_both() -> None:
     low = lowered(PairCase(spec=WHOLE, choose=None).program())
     calls = [n for n in low.graph.nodes if n.op == "call_function"]
     assert [str(n.target) for n in calls] == ["qfuse.linear_w8a8_quantized.default"]
+    assert_expected_inline(
+        to_text(low.graph),
+        """\
+%q: int8[8, 16, 36]
+%q_scale: float32[8, 16, 1]
+const %bias: float32[140]
+const %scale: float32[1, 1, 1]
+const %zero: int32[1, 1, 1]
+const %w_packed: int8[4, 9, 64, 4]
+const %w_sums: int32[140]
+const %w_scale_vector: float32[140]
+%0 = qfuse.linear_w8a8_quantized(%q, %q_scale, None, %w_packed, %w_sums, %w_scale_vector, None, %bias, None, 'glu(silu,gate-first)', float32, %scale, %zero, -128, 127, True, False, int8): int8[8, 16, 70]
+return (%0)""",
+    )
     low = lowered(PairCase(keep="float").program())
     calls = [n for n in low.graph.nodes if is_call(n, torch.ops.qfuse.linear_w8a8_rows.default)]
     assert len(calls) == 1

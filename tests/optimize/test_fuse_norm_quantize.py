@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.optimize.move_cases import applied
 from tests.optimize.norm_cases import (
     Spelling,
@@ -45,19 +46,17 @@ def test_golden_llama_in_bfloat16_with_its_residual() -> None:
     program = w.done(w.dynamic(w.spelled(LLAMA, total)), w.call(aten.neg.default, total))
 
     fused(program, m=3)
-    assert to_text(program.graph) == (
-        "%x: bfloat16[2, s0, 8]\n"
-        "%r: bfloat16[2, s0, 8]\n"
-        "const %weight1: bfloat16[8]\n"
-        "%0 = qfuse.rms_norm(%x, %r, %weight1, "
-        "'axes=1 eps=1e-05 float32:float32:bfloat16:bfloat16 rsqrt squares', None, None, "
-        "'int8[-128,127] 1x1x* bfloat16 float32:reciprocal:round-zp int', "
-        "'ao-symmetric int8[-128,127] 1x1x* eps=1e-06 float32 int32', 'sum'): "
-        "(int8[2, s0, 8], float32[2, s0, 1], int32[2, s0, 1], bfloat16[2, s0, 8])\n"
-        "%1 = getitem(%0, 0): int8[2, s0, 8]\n"
-        "%2 = getitem(%0, 3): bfloat16[2, s0, 8]\n"
-        "%3 = aten.neg(%2): bfloat16[2, s0, 8]\n"
-        "return (%1, %3)"
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: bfloat16[2, s0, 8]
+%r: bfloat16[2, s0, 8]
+const %weight1: bfloat16[8]
+%0 = qfuse.rms_norm(%x, %r, %weight1, 'axes=1 eps=1e-05 float32:float32:bfloat16:bfloat16 rsqrt squares', None, None, 'int8[-128,127] 1x1x* bfloat16 float32:reciprocal:round-zp int', 'ao-symmetric int8[-128,127] 1x1x* eps=1e-06 float32 int32', 'sum'): (int8[2, s0, 8], float32[2, s0, 1], int32[2, s0, 1], bfloat16[2, s0, 8])
+%1 = getitem(%0, 0): int8[2, s0, 8]
+%2 = getitem(%0, 3): bfloat16[2, s0, 8]
+%3 = aten.neg(%2): bfloat16[2, s0, 8]
+return (%1, %3)""",
     )
 
 

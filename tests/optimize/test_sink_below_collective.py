@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.normalize.sources import equal_but_for_nan
 from tests.optimize.move_cases import Graph, priced, spec_of, steps
 from tests.optimize.ranks import run_on_ranks
@@ -13,6 +14,7 @@ from tests.optimize.ranks import run_on_ranks
 from qfuse.ir import ops
 from qfuse.ir.events import MissCode
 from qfuse.ir.movements import movement_of
+from qfuse.ir.text import to_text
 from qfuse.ir.verify import verify
 from qfuse.optimize.lift_choose import LiftChoose
 from qfuse.optimize.lift_quantize import LiftQuantize
@@ -100,6 +102,24 @@ def test_golden_dynamic_rows_are_gathered() -> None:
         *("all_gather_into_tensor[18, 1]", "wait_tensor[18, 1]") * 2,
         *("dequantize[18, 8]", "neg[18, 8]"),
     ]
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[6, 8]
+%0 = qfuse.choose_qparams(%x, 'ao-asymmetric int8[-128,127] 1x* eps=1e-07 float32 int32'): (float32[6, 1], int32[6, 1])
+%1 = getitem(%0, 0): float32[6, 1]
+%2 = getitem(%0, 1): int32[6, 1]
+%3 = qfuse.quantize(%x, %1, %2, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): int8[6, 8]
+%4 = _c10d_functional.all_gather_into_tensor(%3, 3, '0'): int8[18, 8]
+%5 = _c10d_functional.wait_tensor(%4): int8[18, 8]
+%6 = _c10d_functional.all_gather_into_tensor(%1, 3, '0'): float32[18, 1]
+%7 = _c10d_functional.wait_tensor(%6): float32[18, 1]
+%8 = _c10d_functional.all_gather_into_tensor(%2, 3, '0'): int32[18, 1]
+%9 = _c10d_functional.wait_tensor(%8): int32[18, 1]
+%10 = qfuse.dequantize(%5, %7, %9, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[18, 8]
+%11 = aten.neg(%10): float32[18, 8]
+return (%11)""",
+    )
 
 
 @pytest.mark.parametrize("block", [(None, None), (1, None), (2, None)], ids=str)
