@@ -10,6 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from qfuse.bench import kernel_cells
 from qfuse.bench.kernel_cells import Cell, Stillness, cold_and_warm
 from qfuse.bench.kernel_contenders import OURS, Arithmetic, Kind, Shape
 from qfuse.bench.kernel_families import FAMILIES
@@ -225,10 +226,26 @@ class TestGrid:
             run_kernels(options, Console(quiet=True))
 
 
-def test_stillness_gives_up() -> None:
-    stillness = Stillness(0.0)
+@pytest.mark.parametrize(
+    ("patience", "regions", "looks"),
+    [(0.0, [9.0], 0), (1e-9, [9.0], 1), (60.0, [9.0, 0.0], 2)],
+    ids=["no time", "time is up", "still at last"],
+)
+def test_stillness_looks_until_it_is_still_or_time_is_up(
+    monkeypatch: pytest.MonkeyPatch, patience: float, regions: list[float], looks: int
+) -> None:
+    asked: list[float] = []
 
-    stillness.wait()
+    def region(stillness: Stillness) -> float:
+        del stillness
+        asked.append(regions[min(len(asked) // kernel_cells._LOOKS, len(regions) - 1)])
+        return asked[-1]
+
+    monkeypatch.setattr(Stillness, "_region", region)
+    monkeypatch.setattr(kernel_cells, "_PAUSE_SECONDS", 0.0)
+    Stillness(patience).wait()
+
+    assert len(asked) == looks * kernel_cells._LOOKS
 
 
 class TestResults:

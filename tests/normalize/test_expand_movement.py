@@ -123,7 +123,7 @@ def test_indices_along_an_axis() -> None:
     assert ops_of(program, "aten") == ["gather"]
 
 
-def refused(source: Source, *outs: Any) -> Any:
+def assert_unchanged(source: Source, *outs: Any) -> Any:
     """Normalize what is not spelled anew."""
     text = to_text(source.b.graph)
     program = normalize(source.done(*outs), dialects=(SPELL,))
@@ -135,7 +135,7 @@ def refused(source: Source, *outs: Any) -> Any:
 def test_refuses_a_padding_with_what_is_there() -> None:
     source = Source()
     x = source.arg(torch.randn(2, 6, 3))
-    program = refused(source, source.b.call(aten.pad.default, x, [1, 1], "reflect"))
+    program = assert_unchanged(source, source.b.call(aten.pad.default, x, [1, 1], "reflect"))
     assert ops_of(program, "aten") == ["pad"]
 
 
@@ -143,20 +143,20 @@ def test_refuses_a_padding_with_what_is_there() -> None:
 def test_refuses_vectors_that_get_an_axis(op: Any) -> None:
     source = Source()
     x = source.arg(torch.randn(6))
-    refused(source, source.b.call(op, [x, x]))
+    assert_unchanged(source, source.b.call(op, [x, x]))
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((1, 3), 1), ((2, 3), None)])
 def test_refuses_indices_that_are_spread(shape: tuple[int, ...], axis: int | None) -> None:
     source = Source()
     x, index = source.arg(torch.randn(2, 6)), source.arg(torch.randint(0, 2, shape))
-    refused(source, source.b.call(aten.take_along_dim.default, x, index, axis))
+    assert_unchanged(source, source.b.call(aten.take_along_dim.default, x, index, axis))
 
 
 def test_refuses_images_of_unknown_size() -> None:
     source = Source()
     x = source.b.arg("x", torch.float32, 2, 8, "H", "W")
-    refused(source, source.b.call(aten.pixel_shuffle.default, x, 2))
+    assert_unchanged(source, source.b.call(aten.pixel_shuffle.default, x, 2))
 
 
 def test_refuses_other_strides() -> None:
@@ -165,7 +165,7 @@ def test_refuses_other_strides() -> None:
     last = source.b.call(aten.clone.default, x, memory_format=torch.channels_last)
     y = source.b.call(aten.neg.default, source.b.call(aten.pixel_shuffle.default, last, 2))
     assert not y.meta["val"].is_contiguous()
-    miss = only_miss(refused(source, y))
+    miss = only_miss(assert_unchanged(source, y))
     assert miss.code is MissCode.SHAPE
 
 

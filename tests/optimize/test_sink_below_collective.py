@@ -128,7 +128,8 @@ def test_parameters_are_exchanged_with_their_rows(block: tuple[int | None, ...])
     spec = spec_of(*block)
     params = g.params(g.x, spec)
     x = g.dequantize(g.quantize(g.x, spec, params), spec, params)
-    sunk(g, exchanged(g, x, [2, 2, 2]), dynamic=False)
+    program = sunk(g, exchanged(g, x, [2, 2, 2]), dynamic=False)
+    assert steps(program)[-2:] == ["dequantize[6, 8]", "neg[6, 8]"]
 
 
 def test_rows_of_unequal_shares() -> None:

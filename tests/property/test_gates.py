@@ -171,7 +171,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def fuse(case: Case) -> Counter[str]:
+def check_fuse(case: Case) -> Counter[str]:
     """Fuse; bits and strides stay, or nothing happens."""
     torch.manual_seed(case.seed)
     program, source = case.program, clone(case.program)
@@ -187,4 +187,4 @@ def fuse(case: Case) -> Counter[str]:
 
 @given(cases())
 def test_bits_and_strides_stay(case: Case) -> None:
-    fuse(case)
+    check_fuse(case)
