@@ -5,10 +5,12 @@ import torch
 from expecttest import assert_expected_inline
 from tests.normalize.sources import Source, fired, ops_of, run, same_bits
 
+from qfuse.ir.events import MissCode
 from qfuse.ir.text import to_text
 from qfuse.normalize import normalize
 from qfuse.normalize.dialect import Dialect
 from qfuse.normalize.drop_copy import DropCopy
+from qfuse.rewrite.rule import Miss
 
 aten = torch.ops.aten
 COPIES_GO = Dialect("copies", lambda: [DropCopy()])
@@ -128,6 +130,9 @@ def test_refuses_a_copy_that_makes_a_tensor_contiguous() -> None:
     copy = source.b.call(aten.clone.default, x, memory_format=torch.contiguous_format)
     y = source.b.call(aten.view.default, copy, [24])
 
+    miss = DropCopy().match(copy)
+    assert isinstance(miss, Miss)
+    assert (miss.code, miss.at) == (MissCode.SHAPE, copy)
     program = same_bits(source, y, dialects=(COPIES_GO,))
     assert fired(program) == []
     assert ops_of(program, "aten") == ["t", "clone", "view"]

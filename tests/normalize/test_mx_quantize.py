@@ -8,9 +8,11 @@ from expecttest import assert_expected_inline
 from tests.normalize.mx import MODES, Quantizes, hard, normalized
 from tests.normalize.sources import fired, ops_of
 
+from qfuse.ir.events import MissCode
 from qfuse.ir.schema import is_call
 from qfuse.ir.text import to_text
 from qfuse.normalize.mx_quantize import NormalizeMxQuantize
+from qfuse.rewrite.rule import Miss
 
 if TYPE_CHECKING:
     from qfuse.ir.program import CapturedGraph
@@ -68,6 +70,10 @@ def test_refuses_another_range(top: float) -> None:
         edit=lambda p: _replaced(p, aten.clamp.default, min=-top, max=top),
     )
     assert "quantize" not in ops_of(program)
+    cast = [n for n in program.graph.nodes if is_call(n, aten._to_copy.default)][-1]
+    miss = NormalizeMxQuantize().match(cast)
+    assert isinstance(miss, Miss)
+    assert (miss.code, miss.at) == (MissCode.PATTERN, cast)
 
 
 def test_refuses_scales_of_other_numbers() -> None:
