@@ -34,7 +34,7 @@ help: ## show this list
 
 setup: $(STAMP) ## create the environment in .venv (the other targets do it when they need to)
 
-$(STAMP): pyproject.toml tools/find-python
+$(STAMP): pyproject.toml benchmarks/pyproject.toml tools/find-python
 	@if [ ! -x $(BIN)/pip ]; then \
 	  python=$$(sh tools/find-python $(PYTHON)) || exit 1; \
 	  echo "creating $(VENV) with $$python"; \
@@ -43,11 +43,11 @@ $(STAMP): pyproject.toml tools/find-python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "torch==$(TORCH_VERSION)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  --editable ".[$(EXTRAS)]" "torch==$(TORCH_VERSION)"
+	  --editable ".[$(EXTRAS)]" --editable ./benchmarks "torch==$(TORCH_VERSION)"
 	@rm -f $(VENV)/.installed-torch-* && touch $@
 
 demo: $(STAMP) ## quantize and compile a real sentence encoder, and say what came of it
-	$(BIN)/python -m qfuse.bench.demo
+	$(BIN)/qfuse demo
 
 # One OpenMP thread each: two test processes with a full team each fight over the cores.
 PYTEST := OMP_NUM_THREADS=1 QFUSE_TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(WORKERS)
@@ -69,13 +69,13 @@ format: $(STAMP) ## format the code and fix what the linter can
 	$(BIN)/ruff format .
 
 bench: $(STAMP) ## measure against the peers that are installed
-	$(BIN)/python -m qfuse.bench.phase_gain
-	$(BIN)/python -m qfuse.bench.concat_gain
-	$(BIN)/python -m qfuse.bench --goals
-	$(BIN)/python -m qfuse.bench
+	$(BIN)/python -m qfuse_bench.experiments.ablation
+	$(BIN)/python -m qfuse_bench.experiments.inductor_merge
+	$(BIN)/qfuse bench --goals
+	$(BIN)/qfuse bench
 
 bench-kernels: $(STAMP) ## measure the kernels against torch's (ARGS=--quick for a part)
-	$(BIN)/python -m qfuse.bench.kernels $(ARGS)
+	$(BIN)/python -m qfuse_bench.kernels.run $(ARGS)
 
 # Built ahead: a test has a time limit. Capturing by pytest's own means lets the report through.
 asan: $(STAMP) ## run the kernels' tests under AddressSanitizer and UBSan
@@ -93,4 +93,4 @@ docs: $(STAMP) ## check the links, and write anew what the code in the documenta
 
 clean: ## remove the environment, caches and build outputs
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -10,9 +10,6 @@ from click.testing import CliRunner, Result
 from qfuse import kernels
 from qfuse.cli import main
 from qfuse.kernels.build import build
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SMALL = [
     f"--size={size}" for size in ("layers=1", "hidden=32", "intermediate=64", "vocab=50", "heads=2")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -14,24 +15,19 @@ from qfuse.backends.eager import run_eagerly
 from qfuse.capture import capture
 from qfuse.cost import CostModel, CostProfile
 from qfuse.cost.work import Work
-from qfuse.ir.calling import Caller
 from qfuse.ir.errors import CheckError
 from qfuse.ir.events import Checked, Lowered, RolledBack
-from qfuse.ir.run import run_flat
+from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph
+from qfuse.ir.signature.caller import Caller
+from qfuse.ir.signature.run import run_flat
 from qfuse.lower import lower
-from qfuse.lower.kernel import Claim
+from qfuse.lower.kernel.protocol import Claim, LinearProblem, Refusal
 from qfuse.model_check import ModelCheck, bisect
 from qfuse.options import Check
 from qfuse.pipeline import Planner
 from qfuse.rewrite.clone import clone
+from qfuse.rewrite.rewriter import Rewriter
 from qfuse.targets import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from qfuse.ir.program import CapturedGraph, LoweredGraph
-    from qfuse.lower.kernel import LinearProblem, Refusal
-    from qfuse.rewrite.rewriter import Rewriter
 
 aten = torch.ops.aten
 NONE = kernels.KernelLibrary(available=False, reason="not in this test")

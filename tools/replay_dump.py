@@ -29,11 +29,11 @@ from qfuse import kernels, zoo
 from qfuse.capture import capture
 from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.events import Left, Lowered, Missed
-from qfuse.ir.program import LoweredGraph, OptimizedGraph
-from qfuse.ir.text import to_text
+from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph
+from qfuse.ir.graph.text import to_text
 from qfuse.lower import lower
-from qfuse.lower.row_kernels import row_kernels
-from qfuse.lower.rows import kernel_rows
+from qfuse.lower.kernels.registry import kernel_rows
+from qfuse.lower.rowwise.kernels import row_kernels
 from qfuse.normalize import normalize
 from qfuse.optimize import optimize
 from qfuse.rewrite.clone import clone

@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.export import ExportedProgram
+from torch.nn import Module
 
 from qfuse import kernels
 from qfuse.backends import BackendOptions, CompiledModule, compile_graph
 from qfuse.capture import capture
 from qfuse.cost import CostModel, load_or_measure
-from qfuse.ir.calling import Caller
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.events import Noted
-from qfuse.ir.quant_spec import dtype_name
+from qfuse.ir.graph.stage_graph import CapturedGraph
+from qfuse.ir.quant.spec import dtype_name
+from qfuse.ir.signature.caller import Caller
 from qfuse.options import Check, Options, choice
 from qfuse.pipeline import Plan, Planner
 from qfuse.report import Report
 from qfuse.targets import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch.export import ExportedProgram
-    from torch.nn import Module
-
-    from qfuse.ir.program import CapturedGraph
-
-__all__ = ["CompiledModel", "compile", "explain"]
 
 
 class CompiledModel(CompiledModule):

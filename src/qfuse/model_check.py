@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from qfuse.ir.dtypes import REALS
 from qfuse.ir.events import Exactness
-from qfuse.ir.schema import overload_of
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.stage_graph import StageGraph
 from qfuse.rewrite.compare import Verdict, compare
 from qfuse.rewrite.tolerance import MODEL
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from qfuse.ir.program import StageGraph
-
-__all__ = ["ModelCheck", "bisect"]
 
 _RUNS = 3
 # One code in so many lies within float32 noise of a tie; at least one per tensor does here.

@@ -9,8 +9,6 @@ from typing import Any
 
 from qfuse.ir.errors import OptionsError
 
-__all__ = ["Backend", "Check", "Options"]
-
 
 class Check(StrEnum):
     """How values are checked while compiling.

@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from qfuse.backends import compile_graph
+import torch
+
+from qfuse.backends import Runner, compile_graph
+from qfuse.cost.model import CostModel
 from qfuse.ir.errors import CaptureError, CheckError, OptionsError
 from qfuse.ir.events import Checked, Exactness, Noted, RolledBack
-from qfuse.ir.run import run_flat
-from qfuse.ir.text import to_text
-from qfuse.ir.verify import verify
+from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph
+from qfuse.ir.graph.text import to_text
+from qfuse.ir.signature.run import run_flat
+from qfuse.ir.stages.verify import verify
+from qfuse.kernels import KernelLibrary
 from qfuse.lower import lower
-from qfuse.lower.row_kernels import row_kernels
-from qfuse.lower.rows import kernel_rows
+from qfuse.lower.kernels.registry import kernel_rows
+from qfuse.lower.rowwise.kernels import row_kernels
 from qfuse.model_check import ModelCheck, bisect
 from qfuse.normalize import normalize
 from qfuse.optimize import optimize, rewrite_names
 from qfuse.options import Check
 from qfuse.rewrite.clone import clone
+from qfuse.rewrite.compare import Verdict
 from qfuse.rewrite.driver import Context
 from qfuse.rewrite.gate import Gate, rule_of
 from qfuse.rewrite.site_check import SiteChecker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch
-
-    from qfuse.backends import Runner
-    from qfuse.cost.model import CostModel
-    from qfuse.ir.program import CapturedGraph, LoweredGraph
-    from qfuse.kernels import KernelLibrary
-    from qfuse.rewrite.compare import Verdict
-    from qfuse.targets.target import Target
-
-__all__ = ["Plan", "Planner"]
+from qfuse.targets.target import Target
 
 _ATTEMPTS = 8
 

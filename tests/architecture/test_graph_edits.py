@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.architecture.source import PACKAGE, Module, modules, write_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MAY_EDIT = {
     "rewrite/rewriter.py": "the only editor: keeps meta, provenance and the event list",

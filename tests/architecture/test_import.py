@@ -6,14 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.architecture.source import PACKAGE, write_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEAVY = ("openvino", "torch._dynamo", "torch._inductor", "torchao", "transformers")
 

@@ -6,24 +6,21 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.architecture.source import ROOMS, ROOT, write_tree
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 RUN = "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
 
 def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
-    """Run the contracts of ``root/pyproject.toml`` on ``root/src``."""
+    """Run the contracts of ``root/pyproject.toml`` on ``root/src`` and ``root/benchmarks``."""
     return subprocess.run(
         [sys.executable, "-c", RUN, "--no-cache", "--no-logo"],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root / "src")},
+        env={**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root / 'benchmarks'}"},
         capture_output=True,
         text=True,
         check=False,
@@ -35,7 +32,8 @@ def small_project(root: Path, files: dict[str, str]) -> Path:
     """The real contracts over a package that has every room and ``files``."""
     shutil.copy(ROOT / "pyproject.toml", root)
     package = {f"src/qfuse/{room}/__init__.py": "" for room in ("", "ir", "rewrite", *ROOMS)}
-    return write_tree(root, {**package, "src/qfuse/_version.py": "", **files})
+    extra = {"src/qfuse/_version.py": "", "benchmarks/qfuse_bench/__init__.py": ""}
+    return write_tree(root, {**package, **extra, **files})
 
 
 def test_contracts_hold() -> None:
@@ -74,6 +72,11 @@ def test_contracts_hold_on_a_package_without_imports(tmp_path: Path) -> None:
             "qfuse.ir is not allowed to import qfuse.rewrite",
         ),
         ("pipeline.py", "import qfuse.api", "qfuse.pipeline is not allowed to import qfuse.api"),
+        (
+            "lower/peers.py",
+            "import qfuse_bench",
+            "qfuse is not allowed to import qfuse_bench",
+        ),
         ("misc.py", "", "The following modules are not listed as layers"),
         (
             "ir/ao.py",

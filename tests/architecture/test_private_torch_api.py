@@ -5,14 +5,11 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.architecture.source import PACKAGE, Module, modules, write_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Types that public functions of torch take and return, but that have no public name.
 TYPES_ONLY = ("torch._ops", "torch.utils._pytree")
@@ -65,8 +62,14 @@ class PrivateNames(ast.NodeVisitor):
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         for name in node.names:
             dotted = f"{node.module}.{name.name}"
-            self._see(node, dotted)
+            if node.module not in TYPES_ONLY:
+                self._see(node, dotted)
             self._alias[name.asname or name.name] = dotted
+
+    def visit_Name(self, node: ast.Name) -> None:
+        dotted = self._alias.get(node.id, "")
+        if dotted.rpartition(".")[0] in TYPES_ONLY:
+            self._see(node, dotted)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         parts: list[str] = []
@@ -131,6 +134,10 @@ def test_a_room_has_at_most_one_api_file() -> None:
     [
         ("import torch._dynamo", "torch._dynamo"),
         ("from torch import _inductor", "torch._inductor"),
+        (
+            "from torch._ops import HigherOrder\nisinstance(x, HigherOrder)",
+            "torch._ops.HigherOrder",
+        ),
         ("from torch._subclasses.fake_tensor import F", "torch._subclasses.fake_tensor.F"),
         ("import torch\ntorch._C._x()", "torch._C._x"),
         ("import torch as t\nt._guards.tracing", "torch._guards.tracing"),
@@ -154,6 +161,7 @@ def test_a_private_name_is_found(tmp_path: Path, text: str, name: str) -> None:
         "from torch._ops import OpOverload\nisinstance(x, OpOverload)",
         "if TYPE_CHECKING:\n    from torch._ops import OpOverload",
         "import torch\ndef f(x: torch._ops.OpOverload) -> torch._ops.OpOverload: ...",
+        "from torch._ops import OpOverloadPacket\ndef f(x: OpOverloadPacket) -> None: ...",
         "import torch\nx: torch._ops.OpOverload = torch.ops.aten.mm.default",
     ],
 )

@@ -6,15 +6,13 @@ What counts is the assertion: a golden test shows a text, a refusal names its ``
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.architecture.source import PACKAGE, ROOT, Module, modules, write_tree
 from tests.architecture.test_assertions import names_code, shows_text
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RULE_ROOMS = ("normalize", "optimize", "lower")
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
-from tests.backends.graphs import decode_constants, decode_graph, projection_graph
+from tests.support.graphs.lowered import decode_constants, decode_graph, projection_graph
 
 from qfuse.backends import BackendOptions, CompiledModule, build, compile_graph
+from qfuse.ir.graph.stage_graph import LoweredGraph
 from qfuse.targets.compiler import find_compiler
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from qfuse.ir.program import LoweredGraph
 
 
 class Pair(NamedTuple):

@@ -6,22 +6,19 @@ import hashlib
 import json
 import logging
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.backends.conftest import Pair
 
 from qfuse.backends import BackendOptions, CompiledModule, _inductor_api, compile_graph
 from qfuse.backends.cache import Built, PackageCache
 from qfuse.backends.toolchain import isa_runs_here
 from qfuse.ir.errors import BackendError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from tests.backends.conftest import Pair
 
 
 class Compiler:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import pickle
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from tests.backends.conftest import Pair
 
+from qfuse.backends import CompiledModule
 from qfuse.ir.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.backends.conftest import Pair
-
-    from qfuse.backends import CompiledModule
 
 
 def inputs(rows: int) -> tuple[torch.Tensor, torch.Tensor]:

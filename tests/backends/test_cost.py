@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
-from tests.backends.graphs import aten, finish
+from tests.backends.conftest import Pair
+from tests.support.graphs.lowered import aten, finish
 
 from qfuse.backends import BackendOptions, compile_graph
 from qfuse.testing.build import GraphBuilder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from tests.backends.conftest import Pair
 
 
 def seconds(work: Callable[[], object], repeat: int, rounds: int = 7) -> float:

@@ -8,23 +8,21 @@ import random
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
 import torch
-from tests.backends.graphs import aten, finish
+from tests.support.graphs.lowered import aten, finish
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from qfuse.backends import BackendOptions, CompiledModule, _inductor_api, compile_graph
 from qfuse.backends.eager import EagerRunner
 from qfuse.ir.errors import BackendError
 from qfuse.ir.events import Noted
+from qfuse.ir.graph.stage_graph import LoweredGraph
 from qfuse.testing._fake_api import declare_range
 from qfuse.testing.build import GraphBuilder
-
-if TYPE_CHECKING:
-    from qfuse.ir.program import LoweredGraph
 
 
 def wide_graph() -> LoweredGraph:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
-from tests.backends.graphs import aten, finish
+from tests.support.graphs.lowered import aten, finish
 
 from qfuse.backends.key import (
     BAKED_BYTES,
@@ -17,10 +15,8 @@ from qfuse.backends.key import (
 )
 from qfuse.backends.prepare import prepare
 from qfuse.ir.errors import CacheError
+from qfuse.ir.graph.stage_graph import LoweredGraph
 from qfuse.testing.build import GraphBuilder
-
-if TYPE_CHECKING:
-    from qfuse.ir.program import LoweredGraph
 
 
 def graph(

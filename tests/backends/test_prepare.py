@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.backends.graphs import aten, decode_constants, decode_graph, finish, projection_graph
+from tests.support.graphs.lowered import (
+    aten,
+    decode_constants,
+    decode_graph,
+    finish,
+    projection_graph,
+)
+from torch.fx import Node
 
 from qfuse.backends.key import program_text
-from qfuse.backends.prepare import prepare
+from qfuse.backends.prepare import Program, prepare
 from qfuse.ir.errors import BackendError
 from qfuse.testing.build import GraphBuilder
-
-if TYPE_CHECKING:
-    from torch.fx import Node
-
-    from qfuse.backends.prepare import Program
 
 
 def text(program: Program) -> str:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.backends.conftest import Pair
 
+from qfuse.backends import CompiledModule
 from qfuse.ir.errors import InputError
-
-if TYPE_CHECKING:
-    from tests.backends.conftest import Pair
-
-    from qfuse.backends import CompiledModule
 
 
 def source_step(

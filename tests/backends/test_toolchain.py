@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import stat
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
-from tests.backends.graphs import projection_graph
+from tests.support.graphs.lowered import projection_graph
 
 from qfuse.backends import BackendOptions, CompiledModule, compile_graph, toolchain
 from qfuse.ir.errors import BackendError, OptionsError
 from qfuse.ir.events import Noted
 from qfuse.targets.compiler import Compiler
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

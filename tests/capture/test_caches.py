@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.capture.models import assert_same, captured
+from tests.support.graphs.capture_models import assert_same, captured
 from torch.export import Dim
 
 from qfuse.capture import capture
 from qfuse.ir.errors import CaptureError, InputError
 from qfuse.ir.events import Noted
-from qfuse.ir.run import run_functional
+from qfuse.ir.signature.run import run_functional
 from qfuse.zoo._torchao_api import quiet_imports
 
 transformers = pytest.importorskip("transformers")

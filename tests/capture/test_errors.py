@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.capture.models import Block, module
+from tests.support.graphs.capture_models import Block, module
 from torch import nn
 
 from qfuse.capture import capture

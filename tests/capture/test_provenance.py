@@ -8,11 +8,11 @@ import sysconfig
 from pathlib import Path
 
 import torch
-from tests.capture.models import Stack, captured, module
+from tests.support.graphs.capture_models import Stack, captured, module
 from torch import nn
 
 from qfuse.capture.provenance import UserFiles, source_line
-from qfuse.ir.program import place_of
+from qfuse.ir.graph.stage_graph import place_of
 
 
 def test_the_users_line_and_the_path_of_the_module() -> None:

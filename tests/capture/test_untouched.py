@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.capture.models import Stack, assert_same, captured, module
+from tests.support.graphs.capture_models import Stack, assert_same, captured, module
 from torch import nn
 
 from qfuse.capture import capture

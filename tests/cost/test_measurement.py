@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,6 @@ from qfuse.cost import ComputeKind, CostProfile, _torch_api, measure, probes
 from qfuse.cost.measurement import _Basics, _rounded
 from qfuse.cost.probes import Probe
 from qfuse.targets import KernelState, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -17,13 +16,11 @@ from qfuse.cost import (
     CostProfile,
     SizeRange,
     Work,
+    WorkRange,
     at_points,
     linear_work,
     pointwise_work,
 )
-
-if TYPE_CHECKING:
-    from qfuse.cost import WorkRange
 
 # Speeds that make mental arithmetic possible.
 PLAIN = replace(

@@ -11,8 +11,8 @@ from qfuse import kernels, zoo
 from qfuse.cli import main
 from qfuse.ir import events
 from qfuse.ir.events import Event, MissCode
-from qfuse.lower.row_kernels import row_kernels
-from qfuse.lower.rows import kernel_rows
+from qfuse.lower.kernels.registry import kernel_rows
+from qfuse.lower.rowwise.kernels import row_kernels
 from qfuse.options import Check
 
 DOCS = Path(__file__).parents[2] / "docs"

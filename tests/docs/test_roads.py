@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from tests.inductor.frozen import freeze
 from tests.inductor.test_merge import Three, quantized
+from tests.support.frozen_inductor import freeze
+from torch import nn
 
-from qfuse.bench.page import replace_section
 from qfuse.capture import capture
 from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.events import Fired
@@ -19,9 +19,7 @@ from qfuse.kernels import KernelLibrary
 from qfuse.passes import MergeLinears
 from qfuse.pipeline import Planner
 from qfuse.targets import Target
-
-if TYPE_CHECKING:
-    from torch import nn
+from qfuse_bench.report.markdown import replace_section
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "roads.md"
 KINDS = {

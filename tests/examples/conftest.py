@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 from tests.architecture.source import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
 
 
 @pytest.fixture(scope="session")

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
-from tests.normalize.sources import codes, scales
-from tests.passes.graphs import bits_of, check_values, exported, ops_of, same_bits
+from tests.support.graphs.raw_fx import assert_same_bits, bits_of, check_values, exported, ops_of
+from tests.support.sources.dialects import codes, scales
 from torch import nn
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from qfuse.ir.events import MissCode
 from qfuse.normalize.builtin import BUILTIN
 from qfuse.passes import LiftCombineQuantize, MergeLinears
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from torch.fx import GraphModule
 
 KINDS = {
     "mm": "aten.mm",
@@ -68,7 +65,7 @@ def test_a_layer_has_four_linears(simulator: ModuleType, kind: str) -> None:
         6 * depth  # with the two products of attention
     )
     assert not any(name.startswith("qfuse.") for name in after)
-    same_bits(before, bits_of(module, [x], simulator.dialect))
+    assert_same_bits(before, bits_of(module, [x], simulator.dialect))
     check_values(module, x)
     assert not MergeLinears(**options(simulator))(module).modified
 
@@ -134,7 +131,7 @@ def test_quantizes_rise_above_views_and_become_one(simulator: ModuleType, device
     assert outcome.assumed == 0
     check_values(module, *inputs)
     if device == "cpu":
-        same_bits(expected, module(*inputs))
+        assert_same_bits(expected, module(*inputs))
 
 
 @torch.no_grad()
@@ -181,9 +178,9 @@ def test_one_group_that_cannot_be_said_does_not_keep_others(simulator: ModuleTyp
     assert outcome.fired["merge-linears"] == 1
     assert ops_of(module)["simulator.static_quant_linear"] == 3
     assert {miss.room for miss in outcome.misses} == {"spell"}
-    same_bits(before, bits_of(module, inputs, simulator.dialect))
+    assert_same_bits(before, bits_of(module, inputs, simulator.dialect))
     canonical = make_fx(call)(*inputs)
     outcome = MergeLinears(**options(simulator, spelling="canonical"))(canonical)
     assert outcome.fired["merge-linears"] == 2
     assert ops_of(canonical)["aten.linear"] == 2
-    same_bits(before, bits_of(canonical, inputs, simulator.dialect))
+    assert_same_bits(before, bits_of(canonical, inputs, simulator.dialect))

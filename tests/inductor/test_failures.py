@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from tests.inductor.frozen import freeze
+from tests.support.frozen_inductor import freeze
 from torch import nn
 
 from qfuse.ir.errors import RewriteError
 from qfuse.ir.events import MissCode, Noted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from qfuse.report import Report
+from qfuse.report import Report
 
 hooks: Any = importlib.import_module("qfuse.inductor.hooks")
 merge: Any = importlib.import_module("qfuse.inductor.merge")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from tests.inductor.frozen import freeze
+from tests.support.frozen_inductor import freeze
 from torch import nn
+from torch.fx import GraphModule
 
 from qfuse.ir.events import MissCode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch.fx import GraphModule
 
 aten = torch.ops.aten
 

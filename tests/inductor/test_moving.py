@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed
-from tests.inductor.frozen import freeze
+from tests.support.frozen_inductor import freeze
 from torch import nn
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 

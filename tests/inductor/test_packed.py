@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
-from tests.inductor.frozen import freeze
+from tests.support.frozen_inductor import freeze
 from torch import nn
 from torch.fx import Graph, GraphModule
 
@@ -15,9 +16,6 @@ from qfuse.inductor.constants import Constants
 from qfuse.inductor.merge import merge_products
 from qfuse.ir.events import EventLog, Fired, MissCode, Missed
 from qfuse.passes._torch_api import new_mode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 aten = torch.ops.aten
 BLOCK = 32

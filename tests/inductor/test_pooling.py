@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.ao.quantization.fx._decomposed
 from expecttest import assert_expected_inline
-from tests.inductor.frozen import freeze
+from tests.support.frozen_inductor import freeze
 from torch import nn
 from torch.nn import functional
 

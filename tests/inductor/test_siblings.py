@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.inductor.frozen import freeze
+from tests.support.frozen_inductor import freeze
 from torch import nn
 
 import qfuse

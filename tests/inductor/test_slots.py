@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
-from tests.inductor.frozen import freeze
+from tests.support.frozen_inductor import freeze
 from torch import nn
+from torch.fx import Graph
 
 import qfuse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch.fx import Graph
 
 config: Any = importlib.import_module("torch._inductor.config")
 passes: Any = importlib.import_module("torch._inductor.custom_graph_pass")

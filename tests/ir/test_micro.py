@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from qfuse.ir import ops
-from qfuse.ir.blocks import Stuck
-from qfuse.ir.choose_spec import ChooseSpec, Formula
-from qfuse.ir.elements import CONTAINER, Element, ScaleFormat, encode
-from qfuse.ir.epilogue import Epilogue
 from qfuse.ir.errors import BlockError, NormalizeError, VerifyError
-from qfuse.ir.movement import Moved, move_levels
-from qfuse.ir.quant_math import dequantize, quantize
-from qfuse.ir.quant_spec import Arithmetic, QuantSpec, ZeroPointDomain, stored_range
-from qfuse.ir.verify import verify
+from qfuse.ir.movement.base import Moved, move_levels
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.epilogue import Epilogue
+from qfuse.ir.quant.block import Stuck
+from qfuse.ir.quant.choose import ChooseSpec, Formula
+from qfuse.ir.quant.element import CONTAINER, Element, ScaleFormat, encode
+from qfuse.ir.quant.reference import dequantize, quantize
+from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain, stored_range
+from qfuse.ir.stages.verify import verify
 from qfuse.testing.build import GraphBuilder
 from qfuse.zoo._torchao_api import quiet_imports
 
@@ -33,8 +32,7 @@ with quiet_imports():
         per_tensor_amax_to_scale,
     )
 
-if TYPE_CHECKING:
-    from qfuse.ir.quant_spec import Block
+from qfuse.ir.quant.spec import Block
 
 pytestmark = pytest.mark.numeric
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from qfuse.kernels import KernelLibrary, instruction_set, load
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 INSTRUCTION_SETS = ("portable", "avx2", "avx512_vnni", "brgemm")
 

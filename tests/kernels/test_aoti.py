@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.kernels.cases import Linear, linear
-from tests.kernels.row_cases import dynamic
-from tests.kernels.weight_only_cases import weight_only
+from tests.support.cases.linear_kernel import Linear, linear
+from tests.support.cases.rowwise_kernel import dynamic
+from tests.support.cases.weight_only import weight_only
 
 from qfuse.kernels import (
     KernelLibrary,
@@ -20,9 +20,6 @@ from qfuse.kernels import (
     linear_w8a16,
     pack_weight,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 N = 70
 K = 36

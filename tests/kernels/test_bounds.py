@@ -6,16 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from tests.kernels.cases import STORED, codes, linear
-from tests.kernels.glu_cases import halves
-from tests.kernels.guard import guarded, guarded_arguments
-from tests.kernels.row_cases import dynamic
+from tests.support.cases.glu import halves
+from tests.support.cases.linear_kernel import STORED, codes, linear
+from tests.support.cases.rowwise_kernel import dynamic
+from tests.support.guard_pages import guarded, guarded_arguments
 
 from qfuse.kernels import (
     linear_w4a8,
@@ -36,9 +37,6 @@ from qfuse.kernels.row_ops import (
     layer_norm_quantized,
     rms_norm_quantized,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 ROWS = (1, 4, 5, 7, 17, 70)
@@ -189,7 +187,7 @@ def test_a_guard_ends_the_process() -> None:
     sanitizer = f"{os.environ.get('ASAN_OPTIONS', '')}:handle_segv=0"
     for at_start, index in ((False, 4), (True, -1)):
         code = (
-            "import ctypes, torch; from tests.kernels.guard import guarded; "
+            "import ctypes, torch; from tests.support.guard_pages import guarded; "
             f"x = guarded(torch.arange(4, dtype=torch.uint8), at_start={at_start}); "
             "first = ctypes.cast(x.data_ptr(), ctypes.POINTER(ctypes.c_uint8)); "
             f"print(first[0], flush=True); first[{index}]"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.kernels.cases import ACTIVATION_ERROR, REAL, STORED, Linear, linear
+from tests.support.cases.linear_kernel import ACTIVATION_ERROR, REAL, STORED, Linear, linear
 
-from qfuse.ir.epilogue import ACTIVATIONS, Epilogue
+from qfuse.ir.ops.epilogue import ACTIVATIONS, Epilogue
 from qfuse.kernels import KernelLibrary, linear_w8a8_quantized, pack_weight
 
 pytestmark = pytest.mark.numeric

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from tests.kernels.cases import REAL, STORED, linear
-from tests.kernels.row_cases import dynamic
-from tests.kernels.weight_only_cases import weight_only as weight_only_case
+from tests.support.cases.linear_kernel import REAL, STORED, linear
+from tests.support.cases.rowwise_kernel import dynamic
+from tests.support.cases.weight_only import weight_only as weight_only_case
 
 from qfuse.ir.errors import InputError
-from qfuse.kernels import linear_w8a8, pack_weight
-
-if TYPE_CHECKING:
-    from qfuse.kernels import KernelLibrary
+from qfuse.kernels import KernelLibrary, linear_w8a8, pack_weight
 
 CHECKS = (
     "test_schema",

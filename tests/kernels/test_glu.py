@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.kernels.cases import REAL, STORED, Linear
-from tests.kernels.glu_cases import activated, halves
-from tests.kernels.row_cases import dynamic
+from tests.support.cases.glu import activated, halves
+from tests.support.cases.linear_kernel import REAL, STORED, Linear
+from tests.support.cases.rowwise_kernel import dynamic
 
-from qfuse.ir.epilogue import ACTIVATIONS, Epilogue
+from qfuse.ir.ops.epilogue import ACTIVATIONS, Epilogue
 from qfuse.kernels import (
     KernelLibrary,
     instruction_set,

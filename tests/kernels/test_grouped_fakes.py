@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tests.kernels.cases import REAL, STORED
-from tests.kernels.grouped_cases import BITS, grouped
-from tests.kernels.row_cases import dynamic
+from tests.support.cases.linear_grouped import BITS, grouped
+from tests.support.cases.linear_kernel import REAL, STORED
+from tests.support.cases.rowwise_kernel import dynamic
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels import (
+    KernelLibrary,
     linear_w4a8,
     linear_w4a8_quantized,
     linear_w4a8_rows,
@@ -19,11 +21,6 @@ from qfuse.kernels import (
     linear_w8a8_grouped_quantized,
     pack_grouped,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from qfuse.kernels import KernelLibrary
 
 CHECKS = (
     "test_schema",

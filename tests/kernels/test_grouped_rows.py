@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from tests.kernels.cases import REAL, STORED
-from tests.kernels.glu_cases import activated
-from tests.kernels.grouped_cases import BITS, ZEROS, Grouped, grouped
-from tests.kernels.row_cases import dynamic
+from tests.support.cases.glu import activated
+from tests.support.cases.linear_grouped import BITS, ZEROS, Grouped, grouped
+from tests.support.cases.linear_kernel import REAL, STORED
+from tests.support.cases.rowwise_kernel import dynamic
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels import (
+    KernelLibrary,
     instruction_set,
     linear_w4a8,
     linear_w4a8_quantized,
@@ -24,11 +25,7 @@ from qfuse.kernels import (
     linear_w8a8_grouped_rows,
     pack_grouped,
 )
-from qfuse.kernels.row_ops import activation_quantized
-
-if TYPE_CHECKING:
-    from qfuse.kernels import KernelLibrary
-    from qfuse.kernels.row_ops import RowOutput
+from qfuse.kernels.row_ops import RowOutput, activation_quantized
 
 pytestmark = pytest.mark.numeric
 

@@ -1,17 +1,13 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tests.kernels.cases import linear
+from tests.support.cases.linear_kernel import linear
 
 from qfuse.ir.errors import OptionsError
-from qfuse.kernels import instruction_set, load
-
-if TYPE_CHECKING:
-    from qfuse.kernels import KernelLibrary
+from qfuse.kernels import KernelLibrary, instruction_set, load
 
 
 def test_loading_again_gives_the_same(library: KernelLibrary) -> None:

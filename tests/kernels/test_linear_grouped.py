@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.kernels.cases import STORED, codes
-from tests.kernels.grouped_cases import BITS, ZEROS, Grouped, grouped
+from tests.support.cases.linear_grouped import BITS, ZEROS, Grouped, grouped
+from tests.support.cases.linear_kernel import STORED, codes
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels import (

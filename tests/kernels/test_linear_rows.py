@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tests.kernels.cases import REAL, STORED
-from tests.kernels.glu_cases import Halves, halves
-from tests.kernels.row_cases import assert_dynamic, dynamic
+from tests.support.cases.glu import Halves, halves
+from tests.support.cases.linear_kernel import REAL, STORED
+from tests.support.cases.rowwise_kernel import assert_dynamic, dynamic
 
-from qfuse.ir.choose_spec import Formula
-from qfuse.kernels import instruction_set, linear_w8a8, linear_w8a8_rows, pack_weight
+from qfuse.ir.quant.choose import Formula
+from qfuse.kernels import KernelLibrary, instruction_set, linear_w8a8, linear_w8a8_rows, pack_weight
 from qfuse.kernels.row_ops import RowOutput, activation_quantized
-
-if TYPE_CHECKING:
-    from qfuse.kernels import KernelLibrary
 
 pytestmark = pytest.mark.numeric
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.kernels.cases import REAL, codes
+from tests.support.cases.linear_kernel import REAL, codes
 
-from qfuse.ir.epilogue import Epilogue
+from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.kernels import KernelLibrary, instruction_set, linear_w8a16, pack_weight
 
 # Around the rows of tiles and of strips, and where streaming ends.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.kernels.cases import STORED, Linear, codes, linear
+from tests.support.cases.linear_kernel import STORED, Linear, codes, linear
 
 from qfuse.kernels import KernelLibrary, instruction_set, linear_w8a8, pack_weight
 

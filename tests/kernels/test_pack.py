@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kernels.cases import codes
+from tests.support.cases.linear_kernel import codes
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels import pack_weight, unpack_weight

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.kernels.cases import REAL, STORED
-from tests.kernels.row_cases import assert_dynamic, dynamic, rows, specs
+from tests.support.cases.linear_kernel import REAL, STORED
+from tests.support.cases.rowwise_kernel import assert_dynamic, dynamic, rows, specs
 
-from qfuse.ir.choose_spec import Formula
-from qfuse.ir.epilogue import Epilogue
-from qfuse.ir.quant_math import quantize
-from qfuse.kernels import instruction_set
+from qfuse.ir.ops.epilogue import Epilogue
+from qfuse.ir.quant.choose import Formula
+from qfuse.ir.quant.reference import quantize
+from qfuse.kernels import KernelLibrary, instruction_set
 from qfuse.kernels.row_ops import (
     RowOutput,
     activation_quantized,
     layer_norm_quantized,
     rms_norm_quantized,
 )
-from qfuse.lower.row_problem import ROW_FORMULAS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from qfuse.kernels import KernelLibrary
+from qfuse.lower.rowwise.problem import ROW_FORMULAS
 
 pytestmark = pytest.mark.numeric
 

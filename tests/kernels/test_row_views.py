@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from tests.kernels.row_cases import assert_dynamic, dynamic, specs
+from tests.support.cases.rowwise_kernel import assert_dynamic, dynamic, specs
 
-from qfuse.ir.choose_spec import choose_qparams
 from qfuse.ir.errors import InputError
-from qfuse.ir.quant_math import quantize
+from qfuse.ir.quant.choose import choose_qparams
+from qfuse.ir.quant.reference import quantize
+from qfuse.kernels import KernelLibrary
 from qfuse.kernels.row_ops import RowOutput, activation_quantized, rms_norm_quantized
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from qfuse.kernels import KernelLibrary
 
 pytestmark = pytest.mark.numeric
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.kernels.cases import STORED, codes, linear
+from tests.support.cases.linear_kernel import STORED, codes, linear
 
 pytestmark = pytest.mark.numeric
 

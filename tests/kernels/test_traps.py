@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tests.kernels.cases import STORED, codes, linear
+from tests.support.cases.linear_kernel import STORED, codes, linear
 
 from qfuse.kernels import (
     KernelLibrary,
@@ -28,9 +28,6 @@ from qfuse.kernels import (
     pack_weight4,
 )
 from qfuse.kernels import pack_weight as pack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
 ROWS = (1, 3, 40, 300)
@@ -199,7 +196,7 @@ GENERATING = """
 import torch
 from pathlib import Path
 from qfuse.kernels import instruction_set, load
-from tests.kernels.cases import linear
+from tests.support.cases.linear_kernel import linear
 load()
 torch.set_num_threads(1)
 with instruction_set("brgemm"):

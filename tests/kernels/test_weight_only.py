@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.kernels.cases import REAL
-from tests.kernels.weight_only_cases import weight_only
+from tests.support.cases.linear_kernel import REAL
+from tests.support.cases.weight_only import weight_only
 
-from qfuse.ir.epilogue import Epilogue
+from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.kernels import KernelLibrary, instruction_set, linear_w4a16, linear_w8a16
 
 pytestmark = pytest.mark.numeric

@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from qfuse.ir import ops
+from qfuse.ir.graph.stage_graph import OptimizedGraph
+from qfuse.ir.ops import library as ops
 from qfuse.lower.leftovers import reason_to_stay
 from qfuse.optimize import optimize
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear, per_tensor
-
-if TYPE_CHECKING:
-    from qfuse.ir.program import OptimizedGraph
 
 aten = torch.ops.aten
 

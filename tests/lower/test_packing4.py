@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from weakref import ref
 
 import pytest
 import torch
+from torch.fx import Node
 
-from qfuse.ir import ops
-from qfuse.ir.program import constant_of
-from qfuse.ir.quant_math import dequantize
-from qfuse.ir.quant_spec import Arithmetic, QuantSpec
-from qfuse.ir.schema import is_call
-from qfuse.ir.views import as_dequantize
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.views import QuantParams, as_dequantize
+from qfuse.ir.quant.reference import dequantize
+from qfuse.ir.quant.spec import Arithmetic, QuantSpec
 from qfuse.kernels.pack4 import unpack_weight4
-from qfuse.lower.groups import (
+from qfuse.lower.kernel.groups import (
     first_code,
     fits_four_bits,
     group_count,
     group_scales,
     group_zero_points,
 )
-from qfuse.lower.kernel import Refusal
-from qfuse.lower.packing import Packer, least_code
+from qfuse.lower.kernel.packing import Packer, least_code
+from qfuse.lower.kernel.protocol import Refusal
 from qfuse.testing.build import GraphBuilder
-
-if TYPE_CHECKING:
-    from torch.fx import Node
-
-    from qfuse.ir.views import QuantParams
 
 N, K = 70, 64
 SPEC = QuantSpec(torch.int8, -8, 7, (1, 32))

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.normalize.models import K, N, Spelled, normalized
-from tests.normalize.sources import SEEDS
-from tests.normalize.spelled import aten, calls, codes, finish, same_values, scales
+from tests.support.sources.aten_spellings import (
+    assert_same_values,
+    aten,
+    calls,
+    codes,
+    finish,
+    scales,
+)
+from tests.support.sources.dialects import SEEDS
+from tests.support.sources.models import K, N, Spelled, normalized
+from torch.fx import Node
 
 from qfuse.capture import capture
 from qfuse.normalize import normalize
-from qfuse.normalize.aten import rules
+from qfuse.normalize.aten.rules import rules
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.run import run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch.fx import Node
 
 
 def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,7 +152,7 @@ def test_chains_in_any_order_agree(
             chain.y = chain.b.call(aten._to_copy.default, chain.y, dtype=torch.bfloat16)
     program = finish(chain.b, chain.y)
 
-    same_values(program, [codes(*rows, K), scales(*rows, 1)], *rules())
+    assert_same_values(program, [codes(*rows, K), scales(*rows, 1)], *rules())
 
     # A bias that comes before a scale is scaled too, which no single linear says.
     if order.index("bias") > max(order.index("row"), order.index("feature")):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
-from tests.normalize.sources import Source, codes, ops_of, same_bits, scales
-
-if TYPE_CHECKING:
-    from torch.fx import Node
+from tests.support.sources.dialects import Source, assert_same_bits, codes, ops_of, scales
+from torch.fx import Node
 
 d = torch.ops.quantized_decomposed
 ao = torch.ops.torchao
@@ -68,4 +64,4 @@ def test_quantizes_and_dequantizes(op: str, layout: str) -> None:
                 call(ao.dequantize_affine.default, q, block, s, z, torch.int8),
             )
 
-    assert ops_of(same_bits(source, *outs)) == ["quantize", "dequantize"]
+    assert ops_of(assert_same_bits(source, *outs)) == ["quantize", "dequantize"]

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
-from tests.normalize.sources import ops_of, run
+from tests.support.sources.dialects import ops_of, run
 from torch import nn
 
 from qfuse.capture import capture
 from qfuse.ir.events import Exactness, Fired, Noted
-from qfuse.ir.views import Linear, as_dequantize, as_linear, bits_equal, dtype_of
+from qfuse.ir.graph.stage_graph import CapturedGraph, NormalGraph
+from qfuse.ir.ops.views import Linear, as_dequantize, as_linear, bits_equal, dtype_of
 from qfuse.model_check import ModelCheck
 from qfuse.normalize import normalize
 from qfuse.rewrite.clone import clone
 from qfuse.zoo import recipes
-
-if TYPE_CHECKING:
-    from qfuse.ir.program import CapturedGraph, NormalGraph
 
 DYNAMIC = ("pt2e-dynamic", "w8a8-dynamic", "w8a8-dynamic-tensor", "w8a8-dynamic-asym", "w4a8")
 STATIC = ("w8a8-static", "w8a8-static-bf16", "w8a8-static-ao")

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.normalize.sources import equal_but_for_nan
-from tests.optimize.move_cases import Graph, applied, priced, spec_of, steps
+from tests.support.cases.propagate import Graph, applied, priced, spec_of, steps
+from tests.support.sources.dialects import equal_but_for_nan
 from torch.export import Dim
 
 import qfuse
 from qfuse.capture import capture
-from qfuse.ir.text import to_text
-from qfuse.ir.verify import verify
+from qfuse.ir.graph.stage_graph import NormalGraph
+from qfuse.ir.graph.text import to_text
+from qfuse.ir.stages.verify import verify
 from qfuse.normalize import normalize
-from qfuse.optimize.combine import Combine
-from qfuse.optimize.lift_choose import LiftChoose
-from qfuse.optimize.lift_quantize import LiftQuantize
+from qfuse.optimize.merge.cse import Combine
+from qfuse.optimize.propagate.lift_choose import LiftChoose
+from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 from qfuse.optimize.schedule import move
 from qfuse.rewrite.clone import clone
 from qfuse.targets import Target
 from qfuse.testing.run import run
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable
-
-    from qfuse.ir.program import NormalGraph
 
 pytestmark = pytest.mark.numeric
 

@@ -7,28 +7,24 @@ again after a rewrite.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch.fx import Node
 
-from qfuse.bench.journeys import KINDS, calls_in, journey
 from qfuse.cost import CostModel, CostProfile
-from qfuse.ir import ops
-from qfuse.optimize.combine import Combine
-from qfuse.optimize.merge_linears import MergeLinears
+from qfuse.ir.graph.stage_graph import NormalGraph
+from qfuse.ir.ops import library as ops
+from qfuse.optimize.merge.cse import Combine
+from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.optimize.schedule import MOVING_RULES, SPLIT_RULES, move, sink_splits
 from qfuse.rewrite.driver import Context
 from qfuse.rewrite.rewriter import Rewriter
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch.fx import Node
-
-    from qfuse.ir.program import NormalGraph
+from qfuse_bench.workloads.movement_graphs import KINDS, calls_in, journey
 
 aten = torch.ops.aten
 

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
-from tests.optimize.micro_cases import SPECS, dequantized, mx, nv, params
-from tests.optimize.move_cases import Graph
+from tests.support.cases.mx_linear import SPECS, dequantized, mx, nv, params
+from tests.support.cases.propagate import Graph
+from torch.fx import Node
 
-from qfuse.ir import ops
-from qfuse.ir.elements import CONTAINER, Element
 from qfuse.ir.events import MissCode
-from qfuse.ir.program import OptimizedGraph
-from qfuse.ir.verify import verify
-from qfuse.ir.views import as_dequantize, as_fused_linear, as_linear, as_quantize
-from qfuse.optimize.fuse_linear import FuseLinear
-from qfuse.optimize.fuse_output_quantize import FuseOutputQuantize
-from qfuse.optimize.merge_linears import MergeLinears
+from qfuse.ir.graph.stage_graph import NormalGraph, OptimizedGraph
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.views import as_dequantize, as_fused_linear, as_linear, as_quantize
+from qfuse.ir.quant.element import CONTAINER, Element
+from qfuse.ir.quant.spec import Block, QuantSpec
+from qfuse.ir.stages.verify import verify
+from qfuse.optimize.fuse.linear import FuseLinear
+from qfuse.optimize.fuse.linear_output import FuseOutputQuantize
+from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import Context, apply_rules
-from qfuse.rewrite.rule import Miss
+from qfuse.rewrite.rule import Miss, Rule
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import bits_same, random_inputs
-
-if TYPE_CHECKING:
-    from collections import Counter
-
-    from torch.fx import Node
-
-    from qfuse.ir.program import NormalGraph
-    from qfuse.ir.quant_spec import Block, QuantSpec
-    from qfuse.rewrite.rule import Rule
 
 aten = torch.ops.aten
 

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from tests.optimize.micro_cases import SPECS, chosen, dequantized, mx, nv, params
-from tests.optimize.move_cases import Graph, applied, only_miss, steps
+from tests.support.cases.mx_linear import SPECS, chosen, dequantized, mx, nv, params
+from tests.support.cases.propagate import Graph, applied, only_miss, steps
+from torch.fx import Node
 
-from qfuse.ir import ops
-from qfuse.ir.elements import ScaleFormat
 from qfuse.ir.events import MissCode
-from qfuse.ir.quant_spec import QuantSpec, ZeroPointDomain
-from qfuse.ir.verify import verify
-from qfuse.ir.views import as_dequantize, as_quantize
-from qfuse.optimize.cancel_quantize import CancelQuantize
-from qfuse.optimize.combine import Combine
-from qfuse.optimize.fuse_requantize import FuseRequantize
-from qfuse.optimize.lift_above_join import LiftAboveJoin
-from qfuse.optimize.lift_above_pad import LiftAbovePad
-from qfuse.optimize.lift_choose import LiftChoose
-from qfuse.optimize.lift_quantize import LiftQuantize
-from qfuse.optimize.sink_below_join import SinkBelowJoin
-from qfuse.optimize.sink_below_pad import SinkBelowPad
-from qfuse.optimize.sink_below_split import SinkBelowSplit
-from qfuse.optimize.sink_dequantize import SinkDequantize
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.views import as_dequantize, as_quantize
+from qfuse.ir.quant.element import ScaleFormat
+from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
+from qfuse.ir.stages.verify import verify
+from qfuse.optimize.merge.cse import Combine
+from qfuse.optimize.propagate.cancel_quantize import CancelQuantize
+from qfuse.optimize.propagate.fuse_requantize import FuseRequantize
+from qfuse.optimize.propagate.lift_above_join import LiftAboveJoin
+from qfuse.optimize.propagate.lift_above_pad import LiftAbovePad
+from qfuse.optimize.propagate.lift_choose import LiftChoose
+from qfuse.optimize.propagate.lift_quantize import LiftQuantize
+from qfuse.optimize.propagate.sink_below_join import SinkBelowJoin
+from qfuse.optimize.propagate.sink_below_pad import SinkBelowPad
+from qfuse.optimize.propagate.sink_below_split import SinkBelowSplit
+from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import Context
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import bits_same, random_inputs
-
-if TYPE_CHECKING:
-    from torch.fx import Node
-
 
 aten = torch.ops.aten
 NONE = ZeroPointDomain.NONE

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from tests.optimize.norm_cases import Spelling, Writer, fused
-
-if TYPE_CHECKING:
-    from torch.fx import Node
+from tests.support.cases.norm import Spelling, Writer, fused
+from torch.fx import Node
 
 pytestmark = pytest.mark.numeric
 

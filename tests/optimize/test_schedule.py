@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.normalize.sources import equal_but_for_nan
-from tests.optimize.move_cases import Graph, priced, spec_of, steps
+from tests.support.cases.propagate import Graph, priced, spec_of, steps
+from tests.support.sources.dialects import equal_but_for_nan
 
 from qfuse.ir.events import Missed
 from qfuse.optimize.schedule import MOVING_RULES, move

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from tests.normalize.sources import equal_but_for_nan
-from tests.optimize.move_cases import Graph, priced, spec_of, steps
+from tests.support.cases.propagate import Graph, priced, spec_of, steps
+from tests.support.sources.dialects import equal_but_for_nan
 
-from qfuse.ir.verify import verify
-from qfuse.optimize.combine import Combine
+from qfuse.ir.graph.stage_graph import NormalGraph
+from qfuse.ir.stages.verify import verify
+from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.schedule import move
 from qfuse.rewrite.clone import clone
 from qfuse.testing.run import random_inputs, run
-
-if TYPE_CHECKING:
-    from qfuse.ir.program import NormalGraph
 
 pytestmark = pytest.mark.numeric
 

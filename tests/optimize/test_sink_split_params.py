@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.optimize.micro_cases import nv, params
-from tests.optimize.move_cases import Graph, priced, spec_of, steps
-from tests.optimize.split_cases import matmuls, parts, sunk
+from tests.support.cases.mx_linear import nv, params
+from tests.support.cases.propagate import Graph, priced, spec_of, steps
+from tests.support.cases.splits import matmuls, parts, sunk
 
-from qfuse.ir import ops
-from qfuse.optimize.sink_split import SinkSplit
+from qfuse.ir.ops import library as ops
+from qfuse.optimize.splits.sink_split import SinkSplit
 from qfuse.rewrite.driver import apply_rules
 
 aten = torch.ops.aten

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from tests.passes.graphs import untouched
+from tests.support.graphs.raw_fx import untouched
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from qfuse.passes import MergeLinears
 from qfuse.passes.in_place import functional_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 aten = torch.ops.aten
 

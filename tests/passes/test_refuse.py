@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from tests.passes.graphs import K, Siblings, exported, untouched
+from tests.support.graphs.raw_fx import K, Siblings, exported, untouched
 from torch import nn
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from qfuse.ir.errors import GraphError, OptionsError
-from qfuse.normalize.dialect import Dialect
+from qfuse.normalize.importers.dialect import Dialect
 from qfuse.passes import (
     CancelQuantize,
     FuseLinears,
@@ -22,9 +23,6 @@ from qfuse.passes import (
     SinkDequantize,
 )
 from qfuse.rewrite.rewriter import GraphEditor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from tests.passes.graphs import K, exported
+from tests.support.graphs.raw_fx import K, exported
 from torch import nn
 
 from qfuse.passes import MergeLinears

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.normalize.sources import difference, equal_but_for_nan, strides
-from tests.property.row_case import Case
-from tests.property.specs import SEEDS
+from tests.support.sources.dialects import difference, equal_but_for_nan, strides
+from tests.support.strategies.quant_specs import SEEDS
+from tests.support.strategies.rowwise import Case
+from torch.fx import Node
 
-from qfuse.ir import ops
-from qfuse.ir.choose_spec import ChooseSpec, Formula, fixed_zero_point
-from qfuse.ir.elements import CONTAINER, Element, ScaleFormat
-from qfuse.ir.program import OptimizedGraph
-from qfuse.ir.quant_spec import Arithmetic, QuantSpec, ZeroPointDomain
-from qfuse.ir.text import to_text
-from qfuse.ir.verify import verify
-from qfuse.ir.views import dtype_of, shape_of
-from qfuse.optimize.fuse_activation_quantize import FuseActivationQuantize
+from qfuse.ir.graph.stage_graph import OptimizedGraph
+from qfuse.ir.graph.text import to_text
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.quant.choose import ChooseSpec, Formula, fixed_zero_point
+from qfuse.ir.quant.element import CONTAINER, Element, ScaleFormat
+from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, ZeroPointDomain
+from qfuse.ir.stages.verify import verify
+from qfuse.optimize.fuse.activation import FuseActivationQuantize
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.run import random_inputs, run
-
-if TYPE_CHECKING:
-    from collections import Counter
-
-    from torch.fx import Node
-
-    from qfuse.ir.quant_spec import Block
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
 

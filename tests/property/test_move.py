@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.normalize.sources import difference, equal_but_for_nan, results, strides
-from tests.property.move_steps import move_cases
+from tests.support.sources.dialects import difference, equal_but_for_nan, results, strides
+from tests.support.strategies.linear_steps import Case
+from tests.support.strategies.movement_steps import move_cases
+from torch.fx import Node
 
 from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.events import Exactness, RolledBack
-from qfuse.ir.text import to_text
-from qfuse.ir.verify import verify
-from qfuse.optimize.combine import Combine
+from qfuse.ir.graph.stage_graph import NormalGraph
+from qfuse.ir.graph.text import to_text
+from qfuse.ir.stages.verify import verify
+from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.schedule import MOVING_RULES, move
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import Context, apply_rules
 from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.rewriter import Journal
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.fixed_order import run_fixed_order
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Sequence
-
-    from tests.property.steps import Case
-    from torch.fx import Node
-
-    from qfuse.ir.program import NormalGraph
-    from qfuse.rewrite.rewriter import Journal
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
 

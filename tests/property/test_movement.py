@@ -5,27 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.specs import blocks, shapes
+from tests.support.strategies.quant_specs import blocks, shapes
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 
-from qfuse.ir.blocks import Stuck
-from qfuse.ir.movement import Movement, TensorMover
-from qfuse.ir.movements import movement_of
-from qfuse.ir.quant_math import expand_blocks
-from qfuse.ir.quant_spec import QuantSpec
-from qfuse.ir.reshaping import Copy
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from qfuse.ir.quant_spec import Block
+from qfuse.ir.movement.base import Movement, TensorMover
+from qfuse.ir.movement.registry import movement_of
+from qfuse.ir.movement.reshape import Copy
+from qfuse.ir.quant.block import Stuck
+from qfuse.ir.quant.reference import expand_blocks
+from qfuse.ir.quant.spec import Block, QuantSpec
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
 

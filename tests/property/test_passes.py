@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.normalize.sources import difference, equal_but_for_nan, strides
-from tests.passes.graphs import bits_of
-from tests.property.move_steps import move_cases as movement_cases
-from tests.property.steps import cases as linear_cases
+from tests.support.graphs.raw_fx import bits_of
+from tests.support.sources.dialects import difference, equal_but_for_nan, strides
+from tests.support.strategies.linear_steps import Case
+from tests.support.strategies.linear_steps import cases as linear_cases
+from tests.support.strategies.movement_steps import move_cases as movement_cases
 
-from qfuse.passes import CancelQuantize, LiftCombineQuantize, MergeLinears, SinkDequantize
+from qfuse.passes import (
+    CancelQuantize,
+    GraphPass,
+    LiftCombineQuantize,
+    MergeLinears,
+    SinkDequantize,
+)
 from qfuse.rewrite.clone import clone
 from qfuse.testing.run import run
-
-if TYPE_CHECKING:
-    from tests.property.steps import Case
-
-    from qfuse.passes import GraphPass
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
 MOVING = st.sampled_from([LiftCombineQuantize, SinkDequantize, CancelQuantize])

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.property.specs import FLOATS, SEEDS, arithmetics, blocks, shapes
+from tests.support.strategies.quant_specs import FLOATS, SEEDS, arithmetics, blocks, shapes
 
-from qfuse.ir.quant_math import dequantize, expand_blocks, quantize, reduce_blocks
-from qfuse.ir.quant_spec import Block, QuantSpec, ZeroPointDomain
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from qfuse.ir.quant.reference import dequantize, expand_blocks, quantize, reduce_blocks
+from qfuse.ir.quant.spec import Block, QuantSpec, ZeroPointDomain
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
 

@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.lower.cases import NO_KERNELS
-from tests.property.steps import Case, cases
+from tests.support.cases.lowering import NO_KERNELS
+from tests.support.strategies.linear_steps import Case, cases
+from torch.fx import Node
 
 from qfuse import kernels
 from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.events import EventLog, Exactness, RolledBack
-from qfuse.ir.program import NormalGraph
-from qfuse.ir.text import to_text
-from qfuse.ir.verify import verify
+from qfuse.ir.graph.stage_graph import LoweredGraph, NormalGraph, OptimizedGraph, StageGraph
+from qfuse.ir.graph.text import to_text
+from qfuse.ir.stages.verify import verify
 from qfuse.lower import lower
-from qfuse.lower.row_kernels import row_kernels
-from qfuse.lower.rows import kernel_rows
+from qfuse.lower.kernels.registry import kernel_rows
+from qfuse.lower.rowwise.kernels import row_kernels
 from qfuse.optimize import optimize
 from qfuse.optimize.schedule import FUSION_RULES
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import compare
 from qfuse.rewrite.driver import Context, apply_rules
 from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.rewriter import Journal
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.rewrite.tolerance import SITE
 from qfuse.targets import Target
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import run
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.fx import Node
-
-    from qfuse.ir.program import LoweredGraph, OptimizedGraph, StageGraph
-    from qfuse.rewrite.rewriter import Journal
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.property.specs import choose_specs, quant_specs, shapes
+from tests.support.strategies.quant_specs import choose_specs, quant_specs, shapes
 
 from qfuse.ir.errors import BlockError
-from qfuse.ir.quant_spec import Block, Granularity, QuantSpec
-
-if TYPE_CHECKING:
-    from qfuse.ir.choose_spec import ChooseSpec
+from qfuse.ir.quant.choose import ChooseSpec
+from qfuse.ir.quant.spec import Block, Granularity, QuantSpec
 
 pytestmark = pytest.mark.property
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.specs import any_specs, choose_specs, epilogues
+from tests.support.strategies.quant_specs import any_specs, choose_specs, epilogues
 
-from qfuse.ir.choose_spec import ChooseSpec
-from qfuse.ir.epilogue import Epilogue
 from qfuse.ir.errors import NormalizeError
-from qfuse.ir.quant_spec import QuantSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from qfuse.ir.ops.epilogue import Epilogue
+from qfuse.ir.quant.choose import ChooseSpec
+from qfuse.ir.quant.spec import QuantSpec
 
 pytestmark = pytest.mark.property
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.normalize.sources import equal_but_for_nan, strides
-from tests.property.row_case import Case
-from tests.property.specs import SEEDS
+from tests.support.sources.dialects import equal_but_for_nan, strides
+from tests.support.strategies.quant_specs import SEEDS
+from tests.support.strategies.rowwise import Case
+from torch.fx import Node
 
+from qfuse.ir.graph.text import to_text
+from qfuse.ir.ops.views import shape_of
 from qfuse.ir.sizes import same_shape
-from qfuse.ir.text import to_text
-from qfuse.ir.verify import verify
-from qfuse.ir.views import shape_of
+from qfuse.ir.stages.verify import verify
 from qfuse.optimize.schedule import sink_splits
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import Context
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import random_inputs, run
-
-if TYPE_CHECKING:
-    from torch.fx import Node
-
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.rewrite.rules import (
+from tests.support.toy_rules import (
     BlindRule,
     BrokenNeg,
     CostlyRelu,
@@ -15,7 +15,7 @@ from tests.rewrite.rules import (
 from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.errors import RewriteError
 from qfuse.ir.events import Fired, MissCode, Missed, Noted, RolledBack
-from qfuse.ir.text import to_text
+from qfuse.ir.graph.text import to_text
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import Context, apply_rules
 from qfuse.rewrite.gate import Gate

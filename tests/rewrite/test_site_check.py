@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.rewrite.rules import DoubleNegation, NegToMul, WrongAbs
+from tests.support.toy_rules import DoubleNegation, NegToMul, WrongAbs
 
 from qfuse.ir.events import Checked, Exactness, Fired, MissCode, RolledBack
-from qfuse.ir.program import NormalGraph
-from qfuse.ir.text import to_text
-from qfuse.ir.verify import verify
+from qfuse.ir.graph.stage_graph import NormalGraph
+from qfuse.ir.graph.text import to_text
+from qfuse.ir.stages.verify import verify
 from qfuse.rewrite.driver import Context, PassResult, apply_rules
 from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.rewrite.site_check import SiteChecker

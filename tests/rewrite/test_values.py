@@ -6,12 +6,12 @@ from typing import get_args
 
 import pytest
 import torch
-from tests.optimize.micro_cases import mx
+from tests.support.cases.mx_linear import mx
 
-from qfuse.ir import ops
-from qfuse.ir.epilogue import Act, Add, Cast, Epilogue, Glu, Halves, Mul, Round, Step
-from qfuse.ir.fused_views import Activation, Output
-from qfuse.ir.quant_spec import Arithmetic, QuantSpec
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.epilogue import Act, Add, Cast, Epilogue, Glu, Halves, Mul, Round, Step
+from qfuse.ir.ops.fused_views import Activation, Output
+from qfuse.ir.quant.spec import Arithmetic, QuantSpec
 from qfuse.rewrite.values import Values, wide_value
 from qfuse.testing.build import GraphBuilder
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import types
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from qfuse.targets.compiler import Compiler, find_compiler, try_compiler
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

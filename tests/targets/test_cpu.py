@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qfuse.targets.cpu import FEATURES, read_cpu
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CPUINFO = """\
 processor\t: 0

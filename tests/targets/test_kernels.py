@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +13,6 @@ import torch
 from qfuse.ir.errors import OptionsError
 from qfuse.targets import KERNELS, KernelProbe, KernelState, probe_kernel
 from qfuse.targets.kernels import probe_kernels
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 class Namespace:

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from qfuse.ir.choose_spec import Formula
-from qfuse.ir.elements import Element
+from qfuse.ir.quant.choose import Formula
+from qfuse.ir.quant.element import Element
 from qfuse.zoo import recipes
 from qfuse.zoo._torchao_api import quiet_imports
 from qfuse.zoo.micro import MicroLinear, float8, mx, nvfp4, peak_scale

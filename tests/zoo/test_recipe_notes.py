@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tests.zoo.tiny import sqnr, tiny
+from tests.support.graphs.tiny_models import sqnr, tiny
 from torch import nn
 
 from qfuse.zoo.recipes import quantize

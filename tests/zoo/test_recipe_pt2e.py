@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 import torch
-from tests.zoo.tiny import TwoLinears, sqnr, tiny
+from tests.support.graphs.tiny_models import TwoLinears, sqnr, tiny
 from torch import nn
 
 from qfuse.zoo.recipes import quantize

@@ -6,23 +6,20 @@ import copy
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from tests.zoo.tiny import TINY, TwoLinears, flat, sqnr, tiny
+from tests.support.graphs.tiny_models import TINY, TwoLinears, flat, sqnr, tiny
 from torch import nn
 
 from qfuse import zoo
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.zoo import recipes
+from qfuse.zoo.family import Example
 from qfuse.zoo.recipes import quantize
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from qfuse.zoo.family import Example
 
 # From torch's own code, when a graph that torch.export made is copied.
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
@@ -30,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 PT2E = frozenset({"w8a8-static", "w8a8-static-bf16", "pt2e-dynamic"})
 INT4 = frozenset({"w4a8", "w4a8-asym", "w4a16", "w4a16-asym", "w4a16-packed"})
 
-# How many layers each model of `tests/zoo/tiny.py` has: (linear, convolution that PT2E takes).
+# How many layers each model of `tests/support/graphs/tiny_models.py` has: (linear, convolution that PT2E takes).
 LAYERS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         "llama": (8, 0),  # q, k, v, o, gate, up, down; and the head

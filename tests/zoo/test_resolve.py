@@ -6,19 +6,16 @@ import os
 import subprocess
 import sys
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
-from tests.zoo.tiny import TINY
+from tests.support.graphs.tiny_models import TINY
 from torch import nn
 
 from qfuse.ir.errors import OptionsError
 from qfuse.zoo import recipes
 from qfuse.zoo.resolve import load
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FACTORIES = """
 import torch

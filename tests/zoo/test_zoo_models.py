@@ -6,11 +6,12 @@ import copy
 import subprocess
 import sys
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tests.zoo.tiny import TINY, flat, sqnr, tiny
+from tests.support.graphs.tiny_models import TINY, flat, sqnr, tiny
 from torch import nn
 
 from qfuse import zoo
@@ -18,9 +19,6 @@ from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.zoo import minilm
 from qfuse.zoo.family import Sizes, parse_sizes
 from qfuse.zoo.llama import LlamaSizes
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ALL = pytest.mark.parametrize("name", TINY)
 

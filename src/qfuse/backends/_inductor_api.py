@@ -11,32 +11,17 @@ import sys
 import tempfile
 import threading
 import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from qfuse.ir.errors import BackendError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from torch.fx import GraphModule
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-__all__ = [
-    "FAILURES",
-    "PINNED",
-    "Compiled",
-    "arch_flags",
-    "compile_package",
-    "config_digest",
-    "copied_size",
-    "load_package",
-    "new_fake_mode",
-]
 
 MODEL_NAME = "model"
 """Name of the one model in a package; the loader asks for it."""

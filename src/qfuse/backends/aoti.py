@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
+from qfuse.backends.eager import EagerRunner
+from qfuse.backends.prepare import Program
 from qfuse.ir.errors import InputError
-from qfuse.ir.memory import address_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from qfuse.backends.eager import EagerRunner
-    from qfuse.backends.prepare import Program
-    from qfuse.ir.size_expr import SizeFunction
-
-__all__ = ["AotiRunner"]
+from qfuse.ir.graph.memory import address_of
+from qfuse.ir.signature.size_expr import SizeFunction
 
 
 class AotiRunner:

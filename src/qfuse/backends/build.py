@@ -10,7 +10,6 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from filelock import Timeout
@@ -21,18 +20,13 @@ from qfuse.backends.cache import Built, Entry, PackageCache
 from qfuse.backends.eager import run_eagerly
 from qfuse.backends.key import constant_digest, package_digest, program_digest
 from qfuse.backends.prepare import Program, prepare
+from qfuse.backends.runner import BackendOptions, Progress
 from qfuse.backends.toolchain import check_toolchain, isa_runs_here
 from qfuse.ir.errors import BackendError, CacheError, InputError
 from qfuse.ir.events import Noted
-from qfuse.ir.size_expr import parse_size
+from qfuse.ir.graph.stage_graph import LoweredGraph
+from qfuse.ir.signature.size_expr import SizeFunction, parse_size
 from qfuse.targets.storage import cache_directory
-
-if TYPE_CHECKING:
-    from qfuse.backends.runner import BackendOptions, Progress
-    from qfuse.ir.program import LoweredGraph
-    from qfuse.ir.size_expr import SizeFunction
-
-__all__ = ["compile_aoti"]
 
 _logger = logging.getLogger("qfuse")
 

@@ -13,23 +13,18 @@ import json
 import logging
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from qfuse.backends.key import constant_digest
 from qfuse.ir.errors import CacheError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import torch
-
-__all__ = ["Built", "Entry", "PackageCache", "read_entry", "write_entry"]
 
 _FORMAT = 1
 _LOCK_SECONDS = 1800
@@ -46,7 +41,8 @@ class Built:
         extras: Constants that the compiler made.
         isa: Vector ISA that the code needs, as the package says it.
         baked: Digest of every constant whose value went into the code.
-        conditions: What must hold of the sizes of a call, as ``qfuse.ir.size_expr`` reads it.
+        conditions: What must hold of the sizes of a call, as ``qfuse.ir.signature.size_expr``
+            reads it.
     """
 
     extras: dict[str, torch.Tensor]

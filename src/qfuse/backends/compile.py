@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from qfuse.backends.build import compile_aoti
 from qfuse.backends.eager import run_eagerly
-from qfuse.backends.runner import BackendOptions
+from qfuse.backends.runner import BackendOptions, Progress, Runner
 from qfuse.ir.errors import BackendError, OptionsError
 from qfuse.ir.events import Noted
-
-if TYPE_CHECKING:
-    from qfuse.backends.runner import Progress, Runner
-    from qfuse.ir.program import LoweredGraph
-
-__all__ = ["compile_graph"]
+from qfuse.ir.graph.stage_graph import LoweredGraph
 
 
 def compile_graph(

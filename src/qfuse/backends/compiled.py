@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 
-from qfuse.ir.calling import Caller
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from qfuse.backends.runner import Runner
-    from qfuse.ir.program import Signature
-
-__all__ = ["CompiledModule"]
+from qfuse.backends.runner import Runner
+from qfuse.ir.graph.stage_graph import Signature
+from qfuse.ir.signature.caller import Caller
 
 
 class CompiledModule:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from qfuse.ir.memory import address_of, write_values
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from qfuse.ir.program import LoweredGraph, Mutation
-
-__all__ = ["EagerRunner", "run_eagerly"]
+from qfuse.ir.graph.memory import address_of, write_values
+from qfuse.ir.graph.stage_graph import LoweredGraph, Mutation
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from qfuse.backends.layout import size_hint
+from qfuse.backends.prepare import Program
 from qfuse.ir.errors import CacheError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    from qfuse.backends.prepare import Program
-
-__all__ = ["BAKED_BYTES", "constant_digest", "package_digest", "program_digest", "program_text"]
 
 BAKED_BYTES = 1024
 """Constants up to this size count with their values: compilers bake small ones into code.

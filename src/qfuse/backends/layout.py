@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["Layout", "dense_strides", "size_hint"]
 
 
 def size_hint(size: int | torch.SymInt) -> int:

@@ -8,27 +8,20 @@ a ``copy_`` at the end of the graph, which Inductor turns into a write in place.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from qfuse.backends import _inductor_api
 from qfuse.backends.layout import Layout, dense_strides
 from qfuse.ir.errors import BackendError
-from qfuse.ir.memory import address_of
-from qfuse.ir.program import MUTABLE_META, place_of
-from qfuse.ir.schema import arguments, overload_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    from qfuse.ir.program import InputSpec, LoweredGraph, Mutation
-
-__all__ = ["Program", "Size", "prepare"]
+from qfuse.ir.graph.memory import address_of
+from qfuse.ir.graph.schema import arguments, overload_of
+from qfuse.ir.graph.stage_graph import MUTABLE_META, InputSpec, LoweredGraph, Mutation, place_of
 
 aten = torch.ops.aten
 

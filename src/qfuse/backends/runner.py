@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
+
+import torch
 
 from qfuse.ir.errors import OptionsError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import torch
-
-__all__ = ["BackendOptions", "Progress", "Runner"]
 
 Progress = Callable[[str], None]
 """Told, in a few words, what a long compilation is doing now."""

@@ -6,19 +6,13 @@ import hashlib
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from qfuse.backends import _inductor_api
 from qfuse.ir.errors import BackendError
-from qfuse.targets.compiler import find_compiler, try_compiler
+from qfuse.targets.compiler import Compiler, find_compiler, try_compiler
 from qfuse.targets.storage import write_atomically
-
-if TYPE_CHECKING:
-    from qfuse.targets.compiler import Compiler
-
-__all__ = ["check_toolchain", "isa_runs_here"]
 
 _TRIAL_SECONDS = 60
 _TRIAL_SOURCE = "#include <immintrin.h>\nint main() { return 0; }\n"

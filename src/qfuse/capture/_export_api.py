@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch._ops import HigherOrderOperator
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from torch.export import ExportedProgram
-    from torch.utils._pytree import TreeSpec
-
-__all__ = [
-    "CONSTANT_KINDS",
-    "Size",
-    "as_value",
-    "build_module",
-    "decompose",
-    "error_kind",
-    "export",
-    "flatten",
-    "flatten_with_paths",
-    "guards_of",
-    "higher_order_name",
-    "is_subclass",
-    "keyword_names",
-    "orig_arg_names",
-    "plain_parts",
-    "read_size",
-    "register_container",
-    "trace_errors",
-    "unflatten",
-]
+from torch.utils._pytree import TreeSpec
 
 CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 

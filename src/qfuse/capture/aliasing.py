@@ -6,28 +6,22 @@ written, or that two writes go to one tensor, can be read off the traced one alo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
-import torch
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
-from qfuse.ir.schema import arguments, is_call, overload_of
+from qfuse.ir.aten import aten
+from qfuse.ir.graph.schema import arguments, is_call, overload_of
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.export import ExportedProgram
-
-__all__ = ["returned_inputs", "written_inputs"]
-
-_aten = torch.ops.aten
 _COPIES_IF_NEEDED = (
-    _aten.contiguous.default,
-    _aten.to.device,
-    _aten.to.dtype,
-    _aten.to.dtype_layout,
-    _aten.to.other,
+    aten.contiguous.default,
+    aten.to.device,
+    aten.to.dtype,
+    aten.to.dtype_layout,
+    aten.to.other,
 )
 
 

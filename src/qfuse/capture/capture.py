@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -25,23 +26,16 @@ from qfuse.capture.aliasing import returned_inputs, written_inputs
 from qfuse.capture.constants import check_names, check_written, collect_constants
 from qfuse.capture.containers import note_cache
 from qfuse.capture.diagnose import capture_error
-from qfuse.capture.example import Parameters, leaves_of, read_call
+from qfuse.capture.example import Leaf, Parameters, leaves_of, read_call
 from qfuse.capture.provenance import UserFiles, annotate, source_line
 from qfuse.capture.signature import note_fixed_sizes, read_interface
 from qfuse.capture.size_one import check_size_one
 from qfuse.capture.training import check_modules, check_random
 from qfuse.capture.untouched import untouched
-from qfuse.ir.calling import Caller
 from qfuse.ir.errors import CaptureError
 from qfuse.ir.events import EventLog, Noted
-from qfuse.ir.program import MUTABLE_META, CapturedGraph
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from qfuse.capture.example import Leaf
-
-__all__ = ["capture"]
+from qfuse.ir.graph.stage_graph import MUTABLE_META, CapturedGraph
+from qfuse.ir.signature.caller import Caller
 
 _ASSIGNED = "assigned during export"
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 import torch
-from torch.export.graph_signature import InputKind
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec
 
 from qfuse.capture._export_api import CONSTANT_KINDS, plain_parts
 from qfuse.ir.errors import CaptureError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from torch.export import ExportedProgram
-    from torch.export.graph_signature import InputSpec
-
-__all__ = ["check_names", "check_written", "collect_constants"]
 
 
 def collect_constants(

@@ -9,18 +9,14 @@ and rebuilding one runs nothing.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from qfuse.capture._export_api import register_container
 from qfuse.ir.errors import CaptureError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["note_cache", "register_caches", "verify_cache"]
 
 _MODULE = "transformers.cache_utils"
 # The classes, and the layers whose whole state is tensors that forward writes or replaces.

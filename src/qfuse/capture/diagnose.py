@@ -9,8 +9,6 @@ from qfuse.capture._export_api import error_kind
 from qfuse.capture.provenance import UserFiles
 from qfuse.ir.errors import CaptureError
 
-__all__ = ["capture_error"]
-
 _FILE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 # What torch says about debugging torch: up to the end of the sentence, or all that follows.
 _SENTENCE = re.compile(r"\s*(For more information|For extended logs|If you suspect)[^\n]*")

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from qfuse.capture._export_api import flatten, flatten_with_paths, is_subclass, unflatten
 from qfuse.capture.containers import register_caches, verify_cache
 from qfuse.ir.errors import CaptureError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["Leaf", "Parameters", "axis_order", "is_dynamic", "leaves_of", "read_call"]
 
 _CONSTANTS = (int, float, bool, str, type(None))
 

@@ -6,16 +6,12 @@ import importlib.util
 import re
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.fx import GraphModule, Node
 
-from qfuse.ir.program import MODULE_META, SOURCE_META
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
-
-__all__ = ["UserFiles", "annotate", "source_line"]
+from qfuse.ir.graph.stage_graph import MODULE_META, SOURCE_META
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.*)$')
 

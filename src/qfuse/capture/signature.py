@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.export.graph_signature import (
     ConstantArgument,
     InputKind,
@@ -15,19 +16,11 @@ from torch.export.graph_signature import (
 )
 
 from qfuse.capture._export_api import guards_of, read_size
-from qfuse.capture.example import axis_order, is_dynamic
+from qfuse.capture.example import Leaf, Parameters, axis_order, is_dynamic
 from qfuse.capture.sizes import SizeTable
 from qfuse.ir.errors import CaptureError
-from qfuse.ir.events import Noted
-from qfuse.ir.program import InputSpec, Mutation, OutputSpec, Signature
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
-
-    from qfuse.capture.example import Leaf, Parameters
-    from qfuse.ir.events import EventLog
-
-__all__ = ["Interface", "note_fixed_sizes", "read_interface"]
+from qfuse.ir.events import EventLog, Noted
+from qfuse.ir.graph.stage_graph import InputSpec, Mutation, OutputSpec, Signature
 
 _WRITES = (
     OutputKind.BUFFER_MUTATION,

@@ -8,30 +8,24 @@ results differ too, the range is cut: a size of 1 is refused instead of answered
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
+from torch.export import ExportedProgram
 from torch.fx import Node
 
 from qfuse.capture.training import is_random
-from qfuse.ir.calling import Caller
 from qfuse.ir.errors import CaptureError, InputError
 from qfuse.ir.events import Exactness, Noted
-from qfuse.ir.run import run_flat
-from qfuse.ir.schema import overload_of
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.stage_graph import CapturedGraph
+from qfuse.ir.signature.caller import Caller
+from qfuse.ir.signature.run import run_flat
 from qfuse.rewrite.compare import compare
 from qfuse.rewrite.tolerance import MODEL
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.export import ExportedProgram
-
-    from qfuse.ir.program import CapturedGraph
-
-__all__ = ["Source", "check_size_one"]
 
 # What a trace has or lacks depending on sizes alone: at a size of 1 a slice is the whole.
 _IDLE = (

@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+import torch
+from torch.export import ExportedProgram
 
 from qfuse.capture._export_api import Size, read_size
+from qfuse.capture.example import Leaf
 from qfuse.ir.errors import CaptureError, InputError
-from qfuse.ir.program import SymbolRange
-from qfuse.ir.size_expr import parse_size
-
-if TYPE_CHECKING:
-    import torch
-    from torch.export import ExportedProgram
-
-    from qfuse.capture.example import Leaf
-
-__all__ = ["SizeTable"]
+from qfuse.ir.graph.stage_graph import SymbolRange
+from qfuse.ir.signature.size_expr import parse_size
 
 
 @dataclass(slots=True)

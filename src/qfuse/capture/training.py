@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
 from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
 
 from qfuse.ir.errors import CaptureError
 from qfuse.ir.events import EventLog, Noted
-from qfuse.ir.program import place_of
-from qfuse.ir.schema import arguments, overload_of
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
-
-__all__ = ["check_modules", "check_random", "is_random"]
+from qfuse.ir.graph.schema import arguments, overload_of
+from qfuse.ir.graph.stage_graph import place_of
 
 _DROPOUTS = (
     nn.Dropout,

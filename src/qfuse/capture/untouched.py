@@ -8,16 +8,12 @@ and that ``forward`` writes in place (they are really written, once per trace).
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["untouched"]
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 

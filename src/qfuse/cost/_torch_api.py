@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -12,13 +13,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from qfuse.cost.sizes import SizeRange
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from qfuse.ir.program import SymbolRange
-
-__all__ = ["int8_linear", "int8_matmul", "on_one_thread", "plain_execution", "size_range"]
+from qfuse.ir.graph.stage_graph import SymbolRange
 
 T = TypeVar("T")
 

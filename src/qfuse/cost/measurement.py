@@ -19,20 +19,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from qfuse.cost import _torch_api, probes
 from qfuse.cost.profile import CostProfile
 from qfuse.cost.work import ComputeKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from qfuse.targets import Target
-
-__all__ = ["measure"]
+from qfuse.targets import Target
 
 _BUDGET_SECONDS = 1.2
 _FIRST_ROUNDS = 3

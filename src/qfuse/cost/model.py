@@ -9,16 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
+from qfuse.cost.profile import CostProfile
 from qfuse.cost.sizes import AtPoints
 from qfuse.cost.units import bytes_text, operations_text, rate_text, seconds_text
 from qfuse.cost.work import ComputeKind, Work, WorkRange
-
-if TYPE_CHECKING:
-    from qfuse.cost.profile import CostProfile
-
-__all__ = ["Bound", "Comparison", "CostModel", "Estimate", "Plan"]
 
 # Sums of the same numbers in another order differ by this much at most.
 _ROUNDING = 1e-9

@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     Build = Callable[[int, int, int], Callable[[], object]]
     """Takes rows, depth and columns of a product; gives something that computes it."""
 
-__all__ = [
-    "UNKNOWN_CACHE_BYTES",
-    "Probe",
-    "Products",
-    "cache_probe",
-    "call_probe",
-    "memory_probe",
-    "products",
-    "region_probe",
-]
 
 UNKNOWN_CACHE_BYTES = 8 << 20
 # TensorIterator splits work among threads from 32,768 elements on (at::internal::GRAIN_SIZE).

@@ -10,8 +10,6 @@ from typing import Any, Self
 from qfuse.cost.units import bytes_text, rate_text, seconds_text
 from qfuse.ir.errors import OptionsError
 
-__all__ = ["CostProfile"]
-
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from qfuse.ir.errors import OptionsError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-__all__ = ["UNBOUNDED", "AtPoints", "Size", "SizeRange", "at_points"]
 
 # The largest size that is examined where none is declared. Costs grow linearly from well below
 # it, so a larger one would give the same answers.

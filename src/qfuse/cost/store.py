@@ -5,23 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import filelock
 
 from qfuse.cost.measurement import measure
 from qfuse.cost.profile import CostProfile
 from qfuse.ir.errors import CacheError, OptionsError
-from qfuse.targets import cache_directory, write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from qfuse.targets import Target
-
-__all__ = ["load_or_measure", "profile_path"]
+from qfuse.targets import Target, cache_directory, write_atomically
 
 _log = logging.getLogger(__name__)
 

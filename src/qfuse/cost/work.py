@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from qfuse.cost.sizes import AtPoints, Size, at_points
 from qfuse.ir.errors import OptionsError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = [
-    "Bits",
-    "ComputeKind",
-    "Work",
-    "WorkRange",
-    "linear_work",
-    "pointwise_work",
-    "without_calls",
-]
 
 
 class ComputeKind(StrEnum):

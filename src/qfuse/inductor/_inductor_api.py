@@ -5,47 +5,26 @@ It imports ``torch._inductor``, so it is imported by what is asked for, never by
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_origin
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, get_origin
 
 import torch
 from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd.schemas import MutationType
 from torch._guards import TracingContext
-from torch._inductor import config, constant_folding, inductor_prims
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_custom_graph_passes
+from torch._inductor import config, constant_folding, custom_graph_pass, inductor_prims
+from torch._inductor.custom_graph_pass import get_custom_graph_passes
 from torch._inductor.virtualized import V
-from torch.fx import Node
+from torch.fx import Graph
 from torch.utils._python_dispatch import _disable_current_modes
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from contextlib import AbstractContextManager
-
-    from torch._ops import OpOverload
-    from torch.fx import Graph
-
-__all__ = [
-    "LOW_MEMORY_POOL",
-    "CustomGraphPass",
-    "count",
-    "counted",
-    "expected_type",
-    "folds",
-    "freezing_is_on",
-    "frozen_inputs",
-    "has_kernel",
-    "is_packaged",
-    "is_training",
-    "known_options",
-    "mark_frozen",
-    "on_real_tensors",
-    "option",
-    "passes_in",
-    "patched",
-    "set_option",
-]
+from qfuse.rewrite.prelude import Node, OpOverload
 
 _COUNTERS = "inductor"
+
+CustomGraphPass = custom_graph_pass.CustomGraphPass
+"""A pass with a ``uuid()``, which the caches of Inductor ask for."""
 
 LOW_MEMORY_POOL: OpOverload = inductor_prims._low_memory_max_pool_with_offsets
 """Max pooling, as decompositions leave it."""

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
+from torch.fx import Graph, Node
 
 from qfuse.inductor._inductor_api import folds
-from qfuse.ir.schema import overload_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch.fx import Graph, Node
-
-__all__ = ["Constants", "is_pure"]
+from qfuse.ir.graph.schema import overload_of
 
 
 def is_pure(node: Node) -> bool:

@@ -6,36 +6,24 @@ come behind them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.fx import Node
 
-from qfuse.inductor.constants import is_pure
-from qfuse.inductor.joining import Join, join_vectors, plan_join
+from qfuse.inductor.constants import Constants, is_pure
+from qfuse.inductor.joining import Join, Placer, join_vectors, plan_join
+from qfuse.inductor.numbers import Numbers
 from qfuse.inductor.products import call
-from qfuse.ir.schema import arguments, is_call, overload_of
+from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.sizes import same_shape
-from qfuse.ir.views import dtype_of, shape_of
-from qfuse.rewrite.rule import Miss
+from qfuse.rewrite.prelude import Miss, Node, OpOverload, Rewriter, arguments, aten
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch._ops import OpOverload
-
-    from qfuse.inductor.constants import Constants
-    from qfuse.inductor.joining import Placer
-    from qfuse.inductor.numbers import Numbers
-    from qfuse.rewrite.rewriter import Rewriter
-
-__all__ = ["Step", "plan_steps"]
-
-_aten = torch.ops.aten
-_RESHAPES = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
+_RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 _CAST = torch.ops.prims.convert_element_type.default
-_ADD = _aten.add.Tensor
+_ADD = aten.add.Tensor
 _MOST_STEPS = 64
 
 

@@ -6,31 +6,24 @@ import hashlib
 import json
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.fx import Graph, GraphModule, Node
 
 from qfuse.backends.key import package_digest
 from qfuse.capture.provenance import UserFiles, source_line
 from qfuse.inductor import _inductor_api as inductor
 from qfuse.inductor.constants import Constants
-from qfuse.inductor.journal import GraphRecord
+from qfuse.inductor.journal import GraphRecord, Journal
 from qfuse.inductor.merge import ROOM, combine_products, merge_products
 from qfuse.inductor.moving import move_quantization
 from qfuse.ir.errors import RULE_ERRORS, QfuseError
 from qfuse.ir.events import EventLog, Fired, Noted
-from qfuse.ir.program import MODULE_META, SOURCE_META
+from qfuse.ir.graph.stage_graph import MODULE_META, SOURCE_META
 from qfuse.rewrite.adopt import adopt, rehearsal
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from torch.fx import Graph, GraphModule, Node
-
-    from qfuse.inductor.journal import Journal
-
-__all__ = ["SLOTS", "Hooks", "is_ours"]
 
 BEFORE_FREEZING = "joint_custom_post_pass"
 BEHIND_FREEZING = "post_grad_custom_pre_pass"

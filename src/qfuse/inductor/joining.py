@@ -6,32 +6,21 @@ the cast of an int8 weight. Parts are joined below those, so that the patterns f
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.fx import Node
 from torch.fx.node import map_arg
 
 from qfuse.inductor._inductor_api import mark_frozen
+from qfuse.inductor.constants import Constants
+from qfuse.inductor.numbers import Numbers
 from qfuse.inductor.products import call
-from qfuse.ir.events import MissCode
-from qfuse.ir.schema import arguments, is_call, overload_of
-from qfuse.ir.views import dtype_of, shape_of
-from qfuse.rewrite.rule import Miss
+from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, Rewriter, arguments, aten
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
-
-    from torch._ops import OpOverload
-
-    from qfuse.inductor.constants import Constants
-    from qfuse.inductor.numbers import Numbers
-    from qfuse.rewrite.rewriter import Rewriter
-
-__all__ = ["Join", "Placer", "Spelling", "join_vectors", "plan_join", "spelling"]
-
-_aten = torch.ops.aten
 _prims = torch.ops.prims
 _CAST = _prims.convert_element_type.default
 _MATRIX = 2
@@ -146,9 +135,9 @@ def _beside(parts: Sequence[Node], axis: int, rw: Rewriter) -> Node:
     values = [part.meta["val"] for part in parts]
     turned = [v.dim() == _MATRIX and v.stride(0) == 1 and v.stride(1) != 1 for v in values]
     if axis != 1 or not all(turned):
-        return rw.call(_aten.cat.default, list(parts), axis)
-    rows = [rw.call(_aten.permute.default, part, [1, 0]) for part in parts]
-    return rw.call(_aten.permute.default, rw.call(_aten.cat.default, rows), [1, 0])
+        return rw.call(aten.cat.default, list(parts), axis)
+    rows = [rw.call(aten.permute.default, part, [1, 0]) for part in parts]
+    return rw.call(aten.permute.default, rw.call(aten.cat.default, rows), [1, 0])
 
 
 def _packed_again(values: Sequence[torch.Tensor], like: Node, rw: Rewriter) -> Node:
@@ -174,7 +163,7 @@ def join_vectors(parts: Sequence[Node | int], rw: Rewriter, give: Callable[[Node
         else:
             zeros = torch.full((part,), -0.0, dtype=like.dtype, device=like.device)
             joined.append(rw.constant(zeros, "no_bias"))
-    return rw.call(_aten.cat.default, joined)
+    return rw.call(aten.cat.default, joined)
 
 
 class Placer:
@@ -226,7 +215,7 @@ def _below(parts: Sequence[Node], axis: int, numbers: Numbers) -> Below | None:
     if len({_without_data(part, numbers) for part in parts}) != 1:
         return None
     named = [arguments(part) for part in parts]
-    if is_call(first, _aten.permute.default, _aten.t.default):
+    if is_call(first, aten.permute.default, aten.t.default):
         dims: Any = named[0].get("dims", (1, 0))
         return _inner(named, "self", int(dims[axis]) % len(dims))
     if is_call(first, _CAST):

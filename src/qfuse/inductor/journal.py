@@ -12,20 +12,17 @@ import hashlib
 import json
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from qfuse.inductor._inductor_api import count, counted
 from qfuse.inductor.merge import ROOM
-from qfuse.ir.events import Event, Exactness, Fired, MissCode, Missed, Noted, Place
+from qfuse.ir.events import Event, Fired, Missed, Noted, Place
 from qfuse.report import Report
+from qfuse.rewrite.prelude import Exactness, MissCode
 from qfuse.targets import cache_directory, write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-__all__ = ["GraphRecord", "Journal"]
 
 PREFIX = "qfuse_report:"
 _FORMAT = 1

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch.fx import GraphModule
 
-from qfuse.inductor.epilogue import plan_steps
+from qfuse.inductor.constants import Constants
+from qfuse.inductor.epilogue import Step, plan_steps
 from qfuse.inductor.joining import Join, Placer, Spelling, join_vectors, plan_join, spelling
 from qfuse.inductor.numbers import Numbers
-from qfuse.inductor.products import as_product, rebuild
-from qfuse.ir.alias import leaves_graph, memory_of
+from qfuse.inductor.products import Product, as_product, rebuild
 from qfuse.ir.errors import RewriteError
-from qfuse.ir.events import Exactness, Fired, MissCode, Missed, Noted
-from qfuse.ir.program import place_of
-from qfuse.optimize.restride import restride, rigid_reader
+from qfuse.ir.events import EventLog, Fired, Missed, Noted
+from qfuse.ir.graph.alias import leaves_graph, memory_of
+from qfuse.ir.graph.stage_graph import place_of
+from qfuse.optimize.match.strides import restride, rigid_reader
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, aten
 from qfuse.rewrite.rewriter import GraphEditor
-from qfuse.rewrite.rule import Miss
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-
-    from torch.fx import GraphModule, Node
-
-    from qfuse.inductor.constants import Constants
-    from qfuse.inductor.epilogue import Step
-    from qfuse.inductor.products import Product
-    from qfuse.ir.events import EventLog
-    from qfuse.rewrite.rewriter import Rewriter
-
-__all__ = ["NAME", "ROOM", "combine_products", "merge_products"]
-
-_aten = torch.ops.aten
 ROOM = "inductor"
 NAME = "merge-linears"
 _CHAIN = 64
@@ -260,14 +248,14 @@ class _Merging:
     def _split(self, wide: Node, last: Sequence[Node], widths: list[int], rw: Rewriter) -> None:
         place = min(last, key=self._order.__getitem__)
         with rw.before(place):
-            split = rw.call(_aten.split_with_sizes.default, wide, widths, -1)
+            split = rw.call(aten.split_with_sizes.default, wide, widths, -1)
             parts = [rw.item(split, index) for index in range(len(widths))]
             for old, part in zip(last, parts, strict=True):
                 own = leaves_graph(old) or rigid_reader(old) is not None
                 if own:
                     # Nobody else has the memory of a product, and it lies there without gaps.
                     dense = torch.contiguous_format
-                    rw.replace(old, rw.call(_aten.clone.default, part, memory_format=dense))
+                    rw.replace(old, rw.call(aten.clone.default, part, memory_format=dense))
                 else:
                     restride(old, part, rw)
 

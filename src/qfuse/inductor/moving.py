@@ -6,47 +6,38 @@ by then.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 import torch
+from torch.fx import GraphModule
 
 from qfuse.inductor.numbers import Numbers
 from qfuse.inductor.pooling import pooled, sink_below_pools
 from qfuse.inductor.products import call
 from qfuse.inductor.pt2e import DEQUANTIZE, QUANTIZE, is_quantization
-from qfuse.ir.alias import leaves_graph
-from qfuse.ir.events import Exactness, Fired
-from qfuse.ir.program import place_of
-from qfuse.ir.round_trip import culprit
-from qfuse.ir.schema import arguments, is_call, overload_of
+from qfuse.ir.events import EventLog, Fired
+from qfuse.ir.graph.alias import leaves_graph
+from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.graph.stage_graph import place_of
+from qfuse.ir.ops.views import dtype_of, node_of, shape_of
+from qfuse.ir.quant.round_trip import culprit
 from qfuse.ir.sizes import same_shape
-from qfuse.ir.views import dtype_of, node_of, shape_of
+from qfuse.rewrite.prelude import Exactness, Node, Rewriter, arguments, aten
 from qfuse.rewrite.rewriter import GraphEditor
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
-    from typing import Any
-
-    from torch.fx import GraphModule, Node
-
-    from qfuse.ir.events import EventLog
-    from qfuse.rewrite.rewriter import Rewriter
-
-__all__ = ["move_quantization"]
-
-_aten = torch.ops.aten
 _ROOM = "inductor"
 # Each element goes somewhere, as it is; nothing is left out and nothing comes in.
 _MOVES = (
-    _aten.view.default,
-    _aten.reshape.default,
-    _aten._unsafe_view.default,
-    _aten.permute.default,
-    _aten.transpose.int,
-    _aten.t.default,
-    _aten.squeeze.dim,
-    _aten.squeeze.dims,
-    _aten.unsqueeze.default,
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten.permute.default,
+    aten.transpose.int,
+    aten.t.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
 )
 _STEPS = 32
 
@@ -58,7 +49,7 @@ def move_quantization(
 
     Each is exact. A quantize of a dequantize is what was dequantized only if it has the same
     parameters in the same range, the numbers are in that range, as those of a quantize are, and
-    they come back by the law of :mod:`qfuse.ir.round_trip`.
+    they come back by the law of :mod:`qfuse.ir.quant.round_trip`.
     """
     sink_below_pools(module, log)
     moving = _Moving(module, log)

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterable, Mapping
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph
 
 from qfuse.inductor.constants import is_pure
-from qfuse.ir.alias import memory_of
-from qfuse.ir.schema import arguments, is_call, overload_of
-from qfuse.ir.views import bits_of
+from qfuse.ir.graph.alias import memory_of
+from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.ops.views import bits_of
+from qfuse.rewrite.prelude import Node, arguments, aten
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping
-
-    from torch.fx import Graph
-
-__all__ = ["Numbers"]
-
-_aten = torch.ops.aten
 _BITS_LIMIT = 1 << 16  # bytes; greater constants are equal only if they are one tensor
-_RESHAPES = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
+_RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
 class Numbers:
@@ -85,7 +78,7 @@ def _written(nodes: Iterable[Node]) -> set[Node]:
         op = overload_of(node)
         if op is not None and op._schema.is_mutable:  # noqa: SLF001 - the way to ask
             waiting += [memory_of(source) for source in node.all_input_nodes]
-            if not is_call(node, _aten.copy_.default):
+            if not is_call(node, aten.copy_.default):
                 found.update(waiting)
         elif node.op != "output":
             found.update(waiting)

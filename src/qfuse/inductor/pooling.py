@@ -8,28 +8,20 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule
 
 from qfuse.inductor._inductor_api import LOW_MEMORY_POOL
 from qfuse.inductor.pt2e import DEQUANTIZE, is_quantization
-from qfuse.ir.events import Exactness, Fired, MissCode, Missed
-from qfuse.ir.program import place_of
-from qfuse.ir.schema import arguments, is_call, overload_of
-from qfuse.ir.views import dtype_of, shape_of
+from qfuse.ir.events import EventLog, Fired, Missed
+from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.graph.stage_graph import place_of
+from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, arguments
 from qfuse.rewrite.rewriter import GraphEditor
-from qfuse.rewrite.rule import Miss
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.fx import GraphModule
-
-    from qfuse.ir.events import EventLog
-
-__all__ = ["pooled", "sink_below_pools"]
 
 _NAME = "sink-below-max"
 _ROOM = "inductor"

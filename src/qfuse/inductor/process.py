@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import difflib
 import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qfuse.inductor import _inductor_api as inductor
 from qfuse.inductor.hooks import SLOTS, Hooks, is_ours
 from qfuse.inductor.journal import Journal
 from qfuse.inductor.slots import Slots, composed, without
 from qfuse.ir.errors import OptionsError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from qfuse.report import Report
-
-__all__ = ["PROCESS", "Process"]
+from qfuse.report import Report
 
 
 class Process:

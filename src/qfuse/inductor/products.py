@@ -5,27 +5,16 @@ What they read, and along which axis of each operand the features of the output 
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch.fx import Node
+from typing import Any
 
 from qfuse.inductor._inductor_api import has_kernel
-from qfuse.ir.schema import arguments, overload_of
-from qfuse.ir.views import dtype_of, shape_of, tensor_of
+from qfuse.inductor.numbers import Numbers
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.ops.views import dtype_of, shape_of, tensor_of
+from qfuse.rewrite.prelude import Node, OpOverload, Rewriter, arguments, aten
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
-
-    from torch._ops import OpOverload
-
-    from qfuse.inductor.numbers import Numbers
-    from qfuse.rewrite.rewriter import Rewriter
-
-__all__ = ["Product", "as_product", "call", "rebuild"]
-
-_aten = torch.ops.aten
 _BLOCKED = 4
 
 
@@ -150,7 +139,7 @@ def rebuild(
     """Add the product again with other operands."""
     op: OpOverload = product.node.target  # type: ignore[assignment]
     if product.spec.family == "mm":
-        op = _aten.mm.default if bias is None else _aten.addmm.default
+        op = aten.mm.default if bias is None else aten.addmm.default
     spec = _SPECS[op._schema.name]  # noqa: SLF001 - the way to ask
     given = {**product.fixed, **columns, spec.x: x}
     if spec.bias is not None:

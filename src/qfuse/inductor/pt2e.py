@@ -6,12 +6,10 @@ They are known by their names, since torch registers them when somebody quantize
 from __future__ import annotations
 
 import torch
-from torch.fx import Node
 
-from qfuse.ir.schema import arguments, overload_of
-from qfuse.ir.views import dtype_of
-
-__all__ = ["DEQUANTIZE", "QUANTIZE", "is_quantization"]
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.ops.views import dtype_of
+from qfuse.rewrite.prelude import Node, arguments
 
 QUANTIZE = "quantized_decomposed::quantize_per_tensor"
 DEQUANTIZE = "quantized_decomposed::dequantize_per_tensor"

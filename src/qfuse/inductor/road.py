@@ -5,23 +5,15 @@ Inductor takes a second to import, and is needed when somebody asks, not before.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from qfuse.report import Report
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    # It imports Inductor, which `import qfuse` must not.
     from qfuse.inductor.process import Process
-    from qfuse.report import Report
-
-__all__ = [
-    "clear_reports",
-    "inductor_options",
-    "inductor_passes",
-    "install",
-    "reports",
-    "uninstall",
-]
 
 
 def inductor_options(**options: Any) -> dict[str, Any]:

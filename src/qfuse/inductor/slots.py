@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qfuse.inductor import _inductor_api as inductor
-from qfuse.inductor.hooks import SLOTS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from qfuse.inductor.hooks import Hooks
-    from qfuse.inductor.journal import Journal
-
-__all__ = ["Slots", "composed", "without"]
+from qfuse.inductor.hooks import SLOTS, Hooks
+from qfuse.inductor.journal import Journal
 
 
 @dataclass(frozen=True, slots=True)

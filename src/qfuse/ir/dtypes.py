@@ -6,8 +6,6 @@ import math
 
 import torch
 
-__all__ = ["REALS", "exact_integers", "widens"]
-
 REALS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """The float types that models compute in."""
 

@@ -2,24 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "RULE_ERRORS",
-    "USER_CODE_ERRORS",
-    "BackendError",
-    "BlockError",
-    "CacheError",
-    "CaptureError",
-    "CheckError",
-    "GraphError",
-    "InputError",
-    "NormalizeError",
-    "OptionsError",
-    "QfuseError",
-    "RewriteError",
-    "VerifyError",
-]
-
-
 USER_CODE_ERRORS = (
     ArithmeticError,
     AssertionError,

@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = [
-    "Checked",
-    "Event",
-    "EventLog",
-    "Exactness",
-    "Fired",
-    "Left",
-    "Lowered",
-    "MissCode",
-    "Missed",
-    "Noted",
-    "Place",
-    "RolledBack",
-]
+from typing import TypeVar
 
 
 class Exactness(StrEnum):

@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.fx.node import Argument
-
-__all__ = [
-    "Size",
-    "element_count",
-    "exact_quotient",
-    "is_positive",
-    "is_row_major",
-    "same_shape",
-    "same_size",
-    "size_of",
-    "sizes_of",
-]
+from torch.fx.node import Argument
 
 Size = int | torch.SymInt
 

@@ -36,17 +36,6 @@ import torch
 
 from qfuse.ir.errors import CacheError, OptionsError, QfuseError
 
-__all__ = [
-    "Compiler",
-    "Entry",
-    "KernelBuildError",
-    "build",
-    "copy_library",
-    "describe",
-    "find_compiler",
-    "kernel_cache",
-]
-
 _log = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).with_name("csrc")

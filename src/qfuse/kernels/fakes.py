@@ -6,26 +6,12 @@ What depends on the number of rows is left to the op: a comparison here would fi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 import torch
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels.pack import BLOCK, GROUP
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-__all__ = [
-    "REAL",
-    "STORED",
-    "check_bias",
-    "check_packed",
-    "check_parameters",
-    "check_real",
-    "check_stored",
-    "halves_of",
-]
 
 REAL = (torch.float32, torch.bfloat16, torch.float16)
 """The float types of activations and results."""

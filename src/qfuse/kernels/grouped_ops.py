@@ -30,8 +30,9 @@ Shapes and dtypes, where they are not those of :mod:`qfuse.kernels.ops`:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -46,22 +47,7 @@ from qfuse.kernels.fakes import (
     halves_of,
 )
 from qfuse.kernels.pack import BLOCK, GROUP
-from qfuse.kernels.row_ops import fake_row_results
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from qfuse.kernels.row_ops import RowOutput, RowResult
-
-__all__ = [
-    "linear_w4a8",
-    "linear_w4a8_quantized",
-    "linear_w4a8_rows",
-    "linear_w8a8_grouped",
-    "linear_w8a8_grouped_quantized",
-    "linear_w8a8_grouped_rows",
-    "register_grouped_fakes",
-]
+from qfuse.kernels.row_ops import RowOutput, RowResult, fake_row_results
 
 _SUMS = (torch.int16, torch.int32)
 # Sums of a group are exact in int32 up to here.

@@ -6,8 +6,9 @@ import contextlib
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 
@@ -17,12 +18,6 @@ from qfuse.kernels.grouped_ops import register_grouped_fakes
 from qfuse.kernels.ops import register_fakes
 from qfuse.kernels.row_ops import register_row_fakes
 from qfuse.kernels.weight_only import register_weight_only_fakes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-__all__ = ["KernelLibrary", "instruction_set", "load"]
 
 _log = logging.getLogger(__name__)
 

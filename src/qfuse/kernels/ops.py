@@ -55,23 +55,13 @@ Scales may have any float dtype and are rounded to float32; zero points any inte
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels.fakes import REAL, STORED, check_packed, check_stored, halves_of
 from qfuse.kernels.row_ops import RowOutput, RowResult, fake_row_results
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = [
-    "linear_w8a8",
-    "linear_w8a8_quantized",
-    "linear_w8a8_rows",
-    "register_fakes",
-]
 
 
 def linear_w8a8(  # noqa: PLR0913 - the schema's arguments

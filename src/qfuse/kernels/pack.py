@@ -13,8 +13,6 @@ import torch.nn.functional as F
 
 from qfuse.ir.errors import InputError
 
-__all__ = ["BLOCK", "GROUP", "pack_bytes", "pack_weight", "unpack_weight", "weight_sums"]
-
 BLOCK = 64
 """Output features per block."""
 

@@ -14,8 +14,6 @@ import torch.nn.functional as F
 from qfuse.ir.errors import InputError
 from qfuse.kernels.pack import BLOCK, GROUP
 
-__all__ = ["pack_weight4", "unpack_weight4"]
-
 _PAIR = 2 * GROUP
 _CODES = 16
 

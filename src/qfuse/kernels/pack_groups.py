@@ -7,7 +7,8 @@ of a block of 64 output features in one piece, in the order in which it is read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +16,6 @@ import torch.nn.functional as F
 from qfuse.ir.errors import InputError
 from qfuse.kernels.pack import BLOCK, pack_weight
 from qfuse.kernels.pack4 import pack_weight4
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["PackedGroups", "pack_grouped", "pack_groups"]
-
 
 # Magnitudes. No sum of codes is -_LARGEST_SHORT but of bytes, whose largest one is negative too.
 _LARGEST_CODE, _LARGEST_BYTE, _LARGEST_SHORT = 15, 1 << 7, 1 << 15

@@ -9,9 +9,10 @@ With ``x`` of shape ``[..., K]``:
    * weight + bias`` with the biased variance, rounded to ``real``. ``activation_quantized``: the
    steps of an epilogue, each rounded as :mod:`qfuse.kernels.ops` says.
 3. With a formula, scale and zero point are chosen for each row from its extremes, as
-   :func:`qfuse.ir.choose_spec.choose_qparams` does it in the row's dtype, bit for bit if the row
+   :func:`qfuse.ir.quant.choose.choose_qparams` does it in the row's dtype, bit for bit if the row
    is finite; a zero point that is computed from NaN is 0. Else there is one scale for all.
-4. Codes, as :func:`qfuse.ir.quant_math.quantize` makes them with these numbers, bit for bit. NaN
+4. Codes, as :func:`qfuse.ir.quant.reference.quantize` makes them with these numbers, bit for bit.
+NaN
    becomes 0.
 
 Sums are 64 float32 sums of every 64th element, added up in their order: neither the number of
@@ -28,26 +29,14 @@ contiguous.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels.fakes import REAL, STORED
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = [
-    "RowOutput",
-    "RowResult",
-    "activation_quantized",
-    "fake_row_results",
-    "layer_norm_quantized",
-    "register_row_fakes",
-    "rms_norm_quantized",
-]
 
 # How the schemas end.
 _OUTPUT = (
@@ -70,7 +59,8 @@ class RowOutput:
         scale: One float of any float dtype, without a formula.
         zero_point: One number, or ``None``.
         formula: How each row's scale and zero point are chosen, a value of
-            :class:`~qfuse.ir.choose_spec.Formula` but that of float8; ``""`` takes the given scale.
+            :class:`~qfuse.ir.quant.choose.Formula` but that of float8; ``""`` takes the given
+            scale.
         eps: Least scale of the formula.
         scale_dtype: Of the scales that are chosen.
         zero_point_dtype: Of the zero points that are chosen.

@@ -47,8 +47,8 @@ Nothing but the result is written to. The result is contiguous.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -61,11 +61,6 @@ from qfuse.kernels.fakes import (
     halves_of,
 )
 from qfuse.kernels.pack import BLOCK
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["GROUP_MULTIPLE", "linear_w4a16", "linear_w8a16", "register_weight_only_fakes"]
 
 GROUP_MULTIPLE = 8
 """Several groups, and groups with offsets, begin at multiples of this many input features."""

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx.node import map_arg
 
-from qfuse.ir.alias import leaves_graph
-from qfuse.ir.events import Exactness
-from qfuse.ir.program import constant_of, place_of
-from qfuse.ir.schema import overload_of
+from qfuse.ir.graph.alias import leaves_graph
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.stage_graph import StageGraph, constant_of, place_of
+from qfuse.rewrite.driver import Context
+from qfuse.rewrite.prelude import Exactness, Node
 from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.rewrite.settle import settle
-
-if TYPE_CHECKING:
-    from torch.fx import Node
-
-    from qfuse.ir.program import StageGraph
-    from qfuse.rewrite.driver import Context
-
-__all__ = ["drop_unused_constants", "fold_constants"]
 
 # Scales, zero points and their reciprocals fit; weights stay as they are stored.
 _LIMIT_BYTES = 1 << 16

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from qfuse.ir import ops
-from qfuse.ir.fused_views import output_of, result_of
-from qfuse.ir.movements import SPLITS, movement_of
-from qfuse.ir.program import constant_of, op_name
-from qfuse.ir.schema import is_call
-from qfuse.ir.views import as_dequantize, as_quantize
+from torch.fx import Node
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch.fx import Node
-
-__all__ = ["reason_to_stay"]
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.stage_graph import constant_of, op_name
+from qfuse.ir.movement.registry import SPLITS, movement_of
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.fused_views import output_of, result_of
+from qfuse.ir.ops.views import as_dequantize, as_quantize
 
 # Reasons are sentences for people; what is further away than this is not what they ask about.
 _MOST_READERS = 64

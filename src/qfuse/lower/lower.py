@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from torch.fx import Node
-
-from qfuse.ir import ops
+from qfuse.cost.model import CostModel
 from qfuse.ir.errors import CheckError
-from qfuse.ir.events import Exactness, Left, Lowered
-from qfuse.ir.program import LoweredGraph, OptimizedGraph, place_of
-from qfuse.ir.schema import is_call
-from qfuse.ir.verify import verify
-from qfuse.ir.views import FusedLinear, as_fused_linear
-from qfuse.lower.describe import describe
-from qfuse.lower.expand import Expander, results_of
+from qfuse.ir.events import Left, Lowered
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph, place_of
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.epilogue import Epilogue
+from qfuse.ir.ops.views import FusedLinear, as_fused_linear
+from qfuse.ir.stages.verify import verify
+from qfuse.lower.expand.describe import describe
+from qfuse.lower.expand.expand import Expander, results_of
 from qfuse.lower.fold import drop_unused_constants, fold_constants
-from qfuse.lower.int_product import lower_int_products
-from qfuse.lower.kernel import LinearProblem, problem_of, split_epilogue
+from qfuse.lower.kernel.context import Workbench
+from qfuse.lower.kernel.protocol import LinearKernel, LinearProblem, problem_of, split_epilogue
+from qfuse.lower.kernel.select import Choice, choose
+from qfuse.lower.kernels.aten_int_product import lower_int_products
 from qfuse.lower.leftovers import reason_to_stay
-from qfuse.lower.pair_lowering import PairLowering
-from qfuse.lower.row_lowering import lower_rows
-from qfuse.lower.table import Choice, choose
-from qfuse.lower.workbench import Workbench
+from qfuse.lower.linear_rowwise.lower import PairLowering
+from qfuse.lower.rowwise.lower import lower_rows
+from qfuse.lower.rowwise.problem import RowKernel
 from qfuse.rewrite.driver import Context
+from qfuse.rewrite.prelude import Exactness, Node, Rewriter
 from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.rewrite.settle import settle
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from qfuse.cost.model import CostModel
-    from qfuse.ir.epilogue import Epilogue
-    from qfuse.lower.kernel import LinearKernel
-    from qfuse.lower.row_problem import RowKernel
-    from qfuse.rewrite.rewriter import Rewriter
-    from qfuse.targets.target import Target
-
-__all__ = ["lower"]
+from qfuse.targets.target import Target
 
 
 def lower(

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from qfuse.normalize import aten
-from qfuse.normalize.casts import CASTS
-from qfuse.normalize.decomposed import DECOMPOSED
-from qfuse.normalize.dialect import Dialect
-from qfuse.normalize.spell_mm import SpellMm
-from qfuse.normalize.torchao_affine import TORCHAO_AFFINE
-from qfuse.normalize.torchao_mx import TORCHAO_MX
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = ["ATEN", "BUILTIN"]
+from qfuse.normalize.aten import rules as aten
+from qfuse.normalize.aten.cast_rules import CASTS
+from qfuse.normalize.aten.linear.to_mm import SpellMm
+from qfuse.normalize.importers.dialect import Dialect
+from qfuse.normalize.importers.pt2e.dialect import DECOMPOSED
+from qfuse.normalize.importers.torchao.dialect import TORCHAO_AFFINE
+from qfuse.normalize.importers.torchao_mx.dialect import TORCHAO_MX
 
 ATEN = Dialect("aten", aten.rules, spell=lambda source: [SpellMm(source)])
 

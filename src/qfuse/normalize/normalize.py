@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from qfuse.ir.program import NormalGraph
-from qfuse.ir.verify import verify
+from qfuse.ir.graph.stage_graph import CapturedGraph, NormalGraph
+from qfuse.ir.stages.verify import verify
 from qfuse.normalize.builtin import BUILTIN
-from qfuse.normalize.dialect import discover, rules_of
-from qfuse.normalize.leftovers import note_leftovers
+from qfuse.normalize.importers.dialect import Dialect, discover, rules_of
+from qfuse.normalize.unrecognized import note_leftovers
 from qfuse.rewrite.driver import Context, apply_rules
 from qfuse.rewrite.rewriter import GraphEditor
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from qfuse.ir.program import CapturedGraph
-    from qfuse.normalize.dialect import Dialect
-
-__all__ = ["normalize"]
 
 
 def normalize(

@@ -3,69 +3,52 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from qfuse.ir.events import Missed
-from qfuse.ir.program import NormalGraph, OptimizedGraph
-from qfuse.ir.verify import verify
-from qfuse.optimize.cancel_quantize import CancelQuantize
-from qfuse.optimize.cancel_split import CancelSplit
-from qfuse.optimize.combine import Combine
-from qfuse.optimize.fuse_activation import FuseActivation
-from qfuse.optimize.fuse_activation_quantize import FuseActivationQuantize
-from qfuse.optimize.fuse_add import FuseAdd
-from qfuse.optimize.fuse_cast import FuseCast
-from qfuse.optimize.fuse_gate import FuseGate
-from qfuse.optimize.fuse_linear import FuseLinear
-from qfuse.optimize.fuse_norm_quantize import FuseNormQuantize
-from qfuse.optimize.fuse_output_quantize import FuseOutputQuantize
-from qfuse.optimize.fuse_range import FuseRange
-from qfuse.optimize.fuse_repeated_heads import FuseRepeatedHeads
-from qfuse.optimize.fuse_requantize import FuseRequantize
-from qfuse.optimize.lift_above_cast import LiftAboveCast
-from qfuse.optimize.lift_above_clamp import LiftAboveClamp
-from qfuse.optimize.lift_above_join import LiftAboveJoin
-from qfuse.optimize.lift_above_pad import LiftAbovePad
-from qfuse.optimize.lift_choose import LiftChoose
-from qfuse.optimize.lift_quantize import LiftQuantize
-from qfuse.optimize.lift_requantize import LiftRequantize
-from qfuse.optimize.merge_convolutions import MergeConvolutions
-from qfuse.optimize.merge_linears import MergeLinears
-from qfuse.optimize.merge_queries import MergeQueries
-from qfuse.optimize.merge_splits import MergeSplits
-from qfuse.optimize.narrow_floats import NarrowFloats
-from qfuse.optimize.sink_below_cast import SinkBelowCast
-from qfuse.optimize.sink_below_clamp import SinkBelowClamp
-from qfuse.optimize.sink_below_collective import SinkBelowCollective
-from qfuse.optimize.sink_below_join import SinkBelowJoin
-from qfuse.optimize.sink_below_max import SinkBelowMax
-from qfuse.optimize.sink_below_pad import SinkBelowPad
-from qfuse.optimize.sink_below_split import SinkBelowSplit
-from qfuse.optimize.sink_dequantize import SinkDequantize
-from qfuse.optimize.sink_split import SinkSplit
+from qfuse.ir.graph.stage_graph import NormalGraph, OptimizedGraph, StageGraph
+from qfuse.ir.stages.verify import verify
+from qfuse.optimize.attention.fuse_repeated_heads import FuseRepeatedHeads
+from qfuse.optimize.attention.merge_queries import MergeQueries
+from qfuse.optimize.fuse.activation import FuseActivationQuantize
+from qfuse.optimize.fuse.gate import FuseGate
+from qfuse.optimize.fuse.linear import FuseLinear
+from qfuse.optimize.fuse.linear_activation import FuseActivation
+from qfuse.optimize.fuse.linear_add import FuseAdd
+from qfuse.optimize.fuse.linear_cast import FuseCast
+from qfuse.optimize.fuse.linear_output import FuseOutputQuantize
+from qfuse.optimize.fuse.norm import FuseNormQuantize
+from qfuse.optimize.lower_precision import NarrowFloats
+from qfuse.optimize.merge.cse import Combine
+from qfuse.optimize.merge.merge_convolutions import MergeConvolutions
+from qfuse.optimize.merge.merge_linears import MergeLinears
+from qfuse.optimize.propagate.cancel_quantize import CancelQuantize
+from qfuse.optimize.propagate.fuse_range import FuseRange
+from qfuse.optimize.propagate.fuse_requantize import FuseRequantize
+from qfuse.optimize.propagate.lift_above_cast import LiftAboveCast
+from qfuse.optimize.propagate.lift_above_clamp import LiftAboveClamp
+from qfuse.optimize.propagate.lift_above_join import LiftAboveJoin
+from qfuse.optimize.propagate.lift_above_pad import LiftAbovePad
+from qfuse.optimize.propagate.lift_choose import LiftChoose
+from qfuse.optimize.propagate.lift_quantize import LiftQuantize
+from qfuse.optimize.propagate.lift_requantize import LiftRequantize
+from qfuse.optimize.propagate.sink_below_cast import SinkBelowCast
+from qfuse.optimize.propagate.sink_below_clamp import SinkBelowClamp
+from qfuse.optimize.propagate.sink_below_collective import SinkBelowCollective
+from qfuse.optimize.propagate.sink_below_join import SinkBelowJoin
+from qfuse.optimize.propagate.sink_below_max import SinkBelowMax
+from qfuse.optimize.propagate.sink_below_pad import SinkBelowPad
+from qfuse.optimize.propagate.sink_below_split import SinkBelowSplit
+from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
+from qfuse.optimize.splits.cancel_split import CancelSplit
+from qfuse.optimize.splits.merge_splits import MergeSplits
+from qfuse.optimize.splits.sink_split import SinkSplit
 from qfuse.rewrite.driver import Context, apply_rules
 from qfuse.rewrite.rewriter import GraphEditor
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from qfuse.ir.program import StageGraph
-    from qfuse.rewrite.rule import Rule
-
-__all__ = [
-    "ATTENTION_RULES",
-    "FUSION_RULES",
-    "MOVING_RULES",
-    "RESULT_RULES",
-    "SPLIT_RULES",
-    "move",
-    "optimize",
-    "settle_rules",
-    "sink_splits",
-]
+from qfuse.rewrite.rule import Rule
 
 MOVING_RULES: tuple[type[Rule[Any]], ...] = (
     LiftChoose,

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch._ops import HigherOrderOperator, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-if TYPE_CHECKING:
-    import torch
-
-__all__ = [
-    "called_kind",
-    "empty_like",
-    "is_fake",
-    "is_guards",
-    "is_symbolic",
-    "mode_of",
-    "new_mode",
-]
 
 
 def new_mode() -> FakeTensorMode:

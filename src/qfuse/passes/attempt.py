@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from qfuse.ir import ops
+from qfuse.cost import CostModel
 from qfuse.ir.events import Fired, Missed
-from qfuse.ir.movements import movement_of
-from qfuse.ir.schema import overload_of
-from qfuse.ir.verify import StageSpec, verify_node
-from qfuse.normalize.dialect import rules_of
-from qfuse.optimize.combine import Combine
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.stage_graph import CapturedGraph, StageGraph
+from qfuse.ir.movement.registry import movement_of
+from qfuse.ir.ops import library as ops
+from qfuse.ir.stages.verify import StageSpec, verify_node
+from qfuse.normalize.importers.dialect import Dialect, rules_of
+from qfuse.optimize.merge.cse import Combine
 from qfuse.passes.outcome import PASS_ROOM, SPELL_ROOM, on_the_way
 from qfuse.passes.own_outputs import own_outputs
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.prelude import Node, OpOverload
 from qfuse.rewrite.rewriter import RULE_META, origins
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from torch._ops import OpOverload
-    from torch.fx import Node
-
-    from qfuse.cost import CostModel
-    from qfuse.ir.program import CapturedGraph, StageGraph
-    from qfuse.normalize.dialect import Dialect
-
-__all__ = ["Attempt", "Work", "attempt"]
 
 _ANY = StageSpec(own=(*ops.CANONICAL, *ops.FUSED), kernels=True)
 

@@ -3,54 +3,38 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+from torch.fx import GraphModule
 
 from qfuse.cost import CostModel
 from qfuse.ir.errors import OptionsError
+from qfuse.ir.graph.stage_graph import StageGraph
 from qfuse.normalize.builtin import BUILTIN
-from qfuse.normalize.dialect import Dialect, discover
-from qfuse.optimize.cancel_quantize import CancelQuantize as CancelQuantizeRule
-from qfuse.optimize.combine import Combine
-from qfuse.optimize.fuse_requantize import FuseRequantize
-from qfuse.optimize.lift_above_join import LiftAboveJoin
-from qfuse.optimize.lift_above_pad import LiftAbovePad
-from qfuse.optimize.lift_choose import LiftChoose
-from qfuse.optimize.lift_quantize import LiftQuantize
-from qfuse.optimize.merge_linears import MergeLinears as MergeLinearsPass
+from qfuse.normalize.importers.dialect import Dialect, discover
+from qfuse.optimize.merge.cse import Combine
+from qfuse.optimize.merge.merge_linears import MergeLinears as MergeLinearsPass
+from qfuse.optimize.propagate.cancel_quantize import CancelQuantize as CancelQuantizeRule
+from qfuse.optimize.propagate.fuse_requantize import FuseRequantize
+from qfuse.optimize.propagate.lift_above_join import LiftAboveJoin
+from qfuse.optimize.propagate.lift_above_pad import LiftAbovePad
+from qfuse.optimize.propagate.lift_choose import LiftChoose
+from qfuse.optimize.propagate.lift_quantize import LiftQuantize
+from qfuse.optimize.propagate.sink_below_join import SinkBelowJoin
+from qfuse.optimize.propagate.sink_below_pad import SinkBelowPad
+from qfuse.optimize.propagate.sink_below_split import SinkBelowSplit
+from qfuse.optimize.propagate.sink_dequantize import SinkDequantize as SinkDequantizeRule
 from qfuse.optimize.schedule import FUSION_RULES, RESULT_RULES, settle_rules
-from qfuse.optimize.sink_below_join import SinkBelowJoin
-from qfuse.optimize.sink_below_pad import SinkBelowPad
-from qfuse.optimize.sink_below_split import SinkBelowSplit
-from qfuse.optimize.sink_dequantize import SinkDequantize as SinkDequantizeRule
 from qfuse.options import choice
 from qfuse.passes.attempt import Work
 from qfuse.passes.engine import run_pass
-from qfuse.rewrite.driver import apply_rules
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.fx import GraphModule
-
-    from qfuse.ir.program import StageGraph
-    from qfuse.passes.examples import Examples
-    from qfuse.passes.outcome import PassOutcome
-    from qfuse.rewrite.driver import Context
-    from qfuse.rewrite.rule import Rule
-
-__all__ = [
-    "CancelQuantize",
-    "Equality",
-    "FuseLinears",
-    "FuseResults",
-    "GraphPass",
-    "LiftCombineQuantize",
-    "MergeLinears",
-    "SinkDequantize",
-    "Spelling",
-]
+from qfuse.passes.examples import Examples
+from qfuse.passes.outcome import PassOutcome
+from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.rule import Rule
 
 
 class Equality(StrEnum):

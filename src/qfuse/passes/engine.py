@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from qfuse.ir.events import Fired, Missed
+from torch.fx import GraphModule, Node
+
+from qfuse.ir.events import Event, Fired, Missed
+from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.passes.attempt import Attempt, Work, attempt
+from qfuse.passes.examples import Examples
 from qfuse.passes.outcome import PASS_ROOM, PassOutcome
 from qfuse.passes.raw import RawGraph, take
 from qfuse.passes.refuse import check_graph
 from qfuse.report import Report
 from qfuse.rewrite.clone import clone
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Iterable, Sequence
-
-    from torch.fx import GraphModule, Node
-
-    from qfuse.ir.events import Event
-    from qfuse.ir.program import CapturedGraph
-    from qfuse.passes.examples import Examples
-
-__all__ = ["run_pass"]
 
 _GROWTHS = 3
 _WITHDRAWALS = 16

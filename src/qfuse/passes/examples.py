@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.fx import Node
 
 from qfuse.ir.errors import GraphError
-from qfuse.ir.quant_spec import dtype_name
+from qfuse.ir.quant.spec import dtype_name
 from qfuse.passes.refuse import refused
-
-if TYPE_CHECKING:
-    from torch.fx import Node
-
-__all__ = ["Examples", "check_example", "in_order", "known_kind"]
 
 Examples = Sequence[Any] | Mapping[str, Any]
 

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from qfuse.ir.errors import GraphError
-from qfuse.ir.schema import overload_of
+from qfuse.ir.graph.schema import overload_of
 from qfuse.passes._torch_api import is_fake, is_symbolic, mode_of, new_mode
-from qfuse.passes.examples import check_example, in_order, known_kind
+from qfuse.passes.examples import Examples, check_example, in_order, known_kind
 from qfuse.passes.refuse import refused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch.fx import Graph, GraphModule, Node
-
-    from qfuse.passes.examples import Examples
-
-__all__ = ["Fakes", "fill", "is_valueless", "without_values"]
 
 _GIVE = "pass example inputs as the pass's second argument, or trace the graph with fake values"
 _OTHERS = "give example inputs of the shapes and types that the graph was traced with"

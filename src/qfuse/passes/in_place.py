@@ -5,29 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.fx import Node
 from torch.fx.node import map_arg
 
-from qfuse.ir.schema import overload_of
+from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.sizes import same_shape
 from qfuse.passes._torch_api import is_symbolic
-
-__all__ = ["functional_of"]
-
-_aten = torch.ops.aten
+from qfuse.rewrite.prelude import Node, OpOverload, aten
 
 # Besides elementwise ops, they give memory that is new.
 _FRESH = (
-    _aten.addmm.default,
-    _aten.amax.default,
-    _aten.amin.default,
-    _aten.bmm.default,
-    _aten.clone.default,
-    _aten.mean.dim,
-    _aten.mm.default,
-    _aten.sum.dim_IntList,
-    _aten._to_copy.default,
+    aten.addmm.default,
+    aten.amax.default,
+    aten.amin.default,
+    aten.bmm.default,
+    aten.clone.default,
+    aten.mean.dim,
+    aten.mm.default,
+    aten.sum.dim_IntList,
+    aten._to_copy.default,
 )
 
 
@@ -60,7 +55,7 @@ def _counterpart(op: OpOverload) -> OpOverload | None:
     base = op._schema.name.removeprefix("aten::")  # noqa: SLF001
     if not base.endswith("_"):
         return None
-    packet = getattr(_aten, base[:-1], None)
+    packet = getattr(aten, base[:-1], None)
     found = getattr(packet, op._overloadname, None)  # noqa: SLF001
     if not isinstance(found, OpOverload) or torch.Tag.pointwise not in found.tags:
         return None

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from torch.fx import GraphModule
 
 from qfuse.ir.events import Exactness, Fired, Missed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch.fx import GraphModule
-
-    from qfuse.report import Report
-
-__all__ = ["PASS_ROOM", "SPELL_ROOM", "PassOutcome", "on_the_way"]
+from qfuse.report import Report
 
 PASS_ROOM = "passes"
 SPELL_ROOM = "spell"

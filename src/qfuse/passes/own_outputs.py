@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING
 
 import torch
+from torch.fx import Node
 
-from qfuse.ir.alias import memory_of
-from qfuse.ir.movements import SPLITS
-from qfuse.ir.schema import is_call
+from qfuse.ir.graph.alias import memory_of
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.stage_graph import StageGraph
+from qfuse.ir.movement.registry import SPLITS
 from qfuse.rewrite.rewriter import RULE_META, GraphEditor
-
-if TYPE_CHECKING:
-    from torch.fx import Node
-
-    from qfuse.ir.program import StageGraph
-
-__all__ = ["own_outputs"]
 
 _NAME = "own-outputs"
 

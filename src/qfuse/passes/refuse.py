@@ -6,18 +6,16 @@ import operator
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from qfuse.capture.provenance import UserFiles, source_line
-from qfuse.ir._tree_api import is_subclass
 from qfuse.ir.errors import GraphError
-from qfuse.ir.schema import is_call
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.signature._tree_api import is_subclass
 from qfuse.passes._torch_api import called_kind, is_fake, is_guards
 from qfuse.passes.in_place import functional_of
-
-__all__ = ["attribute_of", "check_graph", "is_aside", "refused"]
+from qfuse.rewrite.prelude import Node, OpOverload
 
 _FUNCTIONAL = (
     "make it functional: torch.export.export(...).run_decompositions({}).module(), "

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING
 
 import torch
 from rich.table import Table
 
-from qfuse.kernels import describe
-
-if TYPE_CHECKING:
-    from qfuse.kernels import KernelLibrary
-
-__all__ = ["kernel_table"]
+from qfuse.kernels import KernelLibrary, describe
 
 
 def kernel_table(library: KernelLibrary) -> Table:

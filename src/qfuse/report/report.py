@@ -5,19 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 
-from qfuse.ir.events import Checked, Fired, Left, Lowered, Missed, Noted, RolledBack
+from qfuse.ir.events import Checked, Event, Fired, Left, Lowered, Missed, Noted, RolledBack
 from qfuse.report.tables import render
-
-if TYPE_CHECKING:
-    from rich.console import ConsoleOptions, RenderResult
-
-    from qfuse.ir.events import Event
-
-__all__ = ["Report"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from qfuse.ir.events import Checked, Place
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from qfuse.ir.events import Checked, Place
     from qfuse.report.report import Report
-
-__all__ = ["render"]
 
 _MOST_ROWS = 40
 

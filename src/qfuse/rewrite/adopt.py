@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-__all__ = ["adopt", "rehearsal"]
 
 
 def rehearsal(module: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from torch.fx import GraphModule
 
 from qfuse.ir.events import EventLog
-
-if TYPE_CHECKING:
-    from qfuse.ir.program import StageGraph
-
-__all__ = ["clone"]
+from qfuse.ir.graph.stage_graph import StageGraph
 
 P = TypeVar("P", bound="StageGraph")
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from qfuse.ir.events import Exactness
-from qfuse.ir.quant_spec import dtype_name
-
-if TYPE_CHECKING:
-    from qfuse.rewrite.tolerance import Tolerance
-
-__all__ = ["Verdict", "compare"]
+from qfuse.ir.quant.spec import dtype_name
+from qfuse.rewrite.tolerance import Tolerance
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from qfuse.cost.model import CostModel
 from qfuse.ir.errors import RULE_ERRORS, QfuseError, RewriteError
-from qfuse.ir.events import Fired, MissCode, Missed, Noted, RolledBack
-from qfuse.ir.program import place_of
-from qfuse.ir.schema import overload_of
+from qfuse.ir.events import EventLog, Exactness, Fired, MissCode, Missed, Noted, RolledBack
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.stage_graph import StageGraph, place_of
 from qfuse.rewrite.gate import Gate
-from qfuse.rewrite.rewriter import GraphEditor, origins
+from qfuse.rewrite.rewriter import GraphEditor, Journal, Rewriter, origins
 from qfuse.rewrite.rule import Miss, Rule
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch._ops import OpOverload
-    from torch.fx import Node
-
-    from qfuse.cost.model import CostModel
-    from qfuse.ir.events import EventLog, Exactness
-    from qfuse.ir.program import StageGraph
-    from qfuse.rewrite.rewriter import Journal, Rewriter
-
-__all__ = ["Checker", "Context", "PassResult", "apply_rules"]
 
 # Each rewrite consumes at least one node or fills one slot of a fused op, so a run that rewrites
 # far more often than it has nodes goes in circles.

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.fx.node import map_arg
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.fx.node import Argument, map_arg
 
 from qfuse.ir.errors import RewriteError
-from qfuse.ir.program import MODULE_META, SOURCE_META, place_of
+from qfuse.ir.graph.stage_graph import MODULE_META, SOURCE_META, place_of
+from qfuse.ir.graph.text import type_text
 from qfuse.ir.sizes import same_shape
-from qfuse.ir.text import type_text
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
-    from torch._ops import OpOverload
-    from torch.fx import GraphModule, Node
-    from torch.fx.node import Argument
-
-__all__ = ["ORIGIN_META", "RULE_META", "GraphEditor", "Journal", "Rewriter", "origins"]
 
 ORIGIN_META = "qfuse_origin"
 """Meta key: names of the captured nodes that a node stands for."""

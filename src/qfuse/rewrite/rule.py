@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
-    from torch.fx import Node
+from torch._ops import OpOverload
+from torch.fx import Node
 
-    from qfuse.cost.model import CostModel
-    from qfuse.ir.events import Exactness, MissCode
-    from qfuse.rewrite.rewriter import Rewriter
-
-__all__ = ["Miss", "Rule"]
+from qfuse.cost.model import CostModel
+from qfuse.ir.events import Exactness, MissCode
+from qfuse.rewrite.rewriter import Rewriter
 
 S = TypeVar("S")
 

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from qfuse.ir.events import RolledBack
-
-if TYPE_CHECKING:
-    from qfuse.ir.events import EventLog, Exactness, Place
-    from qfuse.rewrite.driver import Context
-    from qfuse.rewrite.rewriter import Rewriter
-
-__all__ = ["settle"]
+from qfuse.ir.events import EventLog, Exactness, Place, RolledBack
+from qfuse.rewrite.driver import Context
+from qfuse.rewrite.rewriter import Rewriter
 
 
 def settle(

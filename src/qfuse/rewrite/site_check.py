@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
+from torch.fx import Node
 
 from qfuse.ir.events import Checked, Exactness
+from qfuse.ir.graph.stage_graph import StageGraph
 from qfuse.rewrite.compare import Verdict, compare
+from qfuse.rewrite.rewriter import Journal
 from qfuse.rewrite.tolerance import SITE
 from qfuse.rewrite.values import Values, meeting_points, region_value, wide_value
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch.fx import Node
-
-    from qfuse.ir.program import StageGraph
-    from qfuse.rewrite.rewriter import Journal
-
-__all__ = ["SiteChecker"]
 
 
 class SiteChecker:

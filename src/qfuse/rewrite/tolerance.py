@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["MODEL", "SITE", "Tolerance"]
-
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from qfuse.ir.choose_spec import ChooseSpec
-from qfuse.ir.epilogue import Cast, Epilogue, Mul, Round
 from qfuse.ir.errors import NormalizeError
-from qfuse.ir.norm_spec import NormSpec
-from qfuse.ir.quant_spec import QuantSpec
-from qfuse.ir.schema import overload_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from torch.fx import GraphModule, Node
-
-    from qfuse.ir.epilogue import Step
-
-__all__ = ["Values", "meeting_points", "region_value", "wide_value"]
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.ops.epilogue import Cast, Epilogue, Mul, Round, Step
+from qfuse.ir.ops.norm_spec import NormSpec
+from qfuse.ir.quant.choose import ChooseSpec
+from qfuse.ir.quant.spec import QuantSpec
 
 _OLD, _NEW = 1, 2
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-if TYPE_CHECKING:
-    from qfuse.ir.events import Exactness
-    from qfuse.ir.program import StageGraph
-    from qfuse.rewrite.driver import Context, PassResult
-
-__all__ = ["Pass"]
+from qfuse.ir.events import Exactness
+from qfuse.ir.graph.stage_graph import StageGraph
+from qfuse.rewrite.driver import Context, PassResult
 
 
 class Pass(ABC):

@@ -3,30 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = [
-    "aten_capability",
-    "cpu_capabilities",
-    "grad_enabled",
-    "inductor_compilers",
-    "inductor_freezing",
-    "int_mm_exact",
-    "int_mm_fills_one_row",
-    "mkldnn_enabled",
-    "op_exists",
-    "op_has_kernel",
-    "pre_grad_pass_installed",
-    "real_tensors",
-    "thread_count",
-    "torch_version",
-]
 
 
 def torch_version() -> str:

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from qfuse.targets import _torch_api
 
-__all__ = ["Compiler", "find_compiler", "python_headers", "try_compiler"]
-
 _VERSION_SECONDS = 10
 _TRIAL_SECONDS = 60
 _TRIAL_SOURCE = """\

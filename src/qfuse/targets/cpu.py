@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["FEATURES", "Cpu", "read_cpu"]
+from typing import Any
 
 # Names of instruction sets as the Linux kernel spells them (the keys of the ARM ones are torch's),
 # and torch's name where it differs.

@@ -8,20 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from qfuse.targets import _torch_api
 from qfuse.targets.compiler import python_headers, try_compiler
 from qfuse.targets.kernels import KernelState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from qfuse.targets.target import Target
-
-__all__ = ["Environment", "Finding", "Level", "diagnose"]
+from qfuse.targets.target import Target
 
 # The released versions that qfuse is tested with: at least, and below.
 TORCH_RANGE = ((2, 13), (2, 16))

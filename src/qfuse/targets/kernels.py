@@ -11,17 +11,12 @@ import importlib
 import importlib.util
 import logging
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from qfuse.ir.errors import OptionsError
 from qfuse.targets import _torch_api
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-__all__ = ["KERNELS", "KernelProbe", "KernelState", "probe_kernel", "probe_kernels"]
 
 _log = logging.getLogger(__name__)
 

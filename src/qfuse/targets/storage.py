@@ -8,8 +8,6 @@ from pathlib import Path
 
 import platformdirs
 
-__all__ = ["CACHE_VARIABLE", "cache_directory", "write_atomically"]
-
 CACHE_VARIABLE = "QFUSE_CACHE_DIR"
 
 

@@ -6,19 +6,15 @@ import hashlib
 import importlib.metadata
 import json
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from qfuse.ir.errors import OptionsError
 from qfuse.targets import _torch_api
 from qfuse.targets.compiler import Compiler, find_compiler
 from qfuse.targets.cpu import FEATURES, read_cpu
 from qfuse.targets.kernels import KERNELS, KernelProbe, KernelState, probe_kernels
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-__all__ = ["Target"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.value_ranges import ValueRanges
-
-if TYPE_CHECKING:
-    import torch
-
-__all__ = ["declare_range", "new_fake_mode"]
 
 
 def new_fake_mode() -> FakeTensorMode:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TypeVar, overload
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
-from torch.fx.node import map_arg
+from torch.fx.node import Argument, map_arg
 
-from qfuse.ir._tree_api import structure
 from qfuse.ir.events import EventLog
-from qfuse.ir.program import InputSpec, NormalGraph, OutputSpec, Signature, StageGraph, SymbolRange
+from qfuse.ir.graph.stage_graph import (
+    InputSpec,
+    NormalGraph,
+    OutputSpec,
+    Signature,
+    StageGraph,
+    SymbolRange,
+)
+from qfuse.ir.signature._tree_api import structure
 from qfuse.testing._fake_api import declare_range, new_fake_mode
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
-    from torch.fx.node import Argument
-
-__all__ = ["GraphBuilder"]
 
 G = TypeVar("G", bound=StageGraph)
 

@@ -7,36 +7,26 @@ rewrite that only moves, merges or splits. Here the bits of such a rewrite must 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.fx import Interpreter
+from torch.fx import GraphModule, Interpreter, Node
 
-from qfuse.ir import ops
-from qfuse.ir.convolutions import as_convolution
-from qfuse.ir.epilogue import Epilogue
-from qfuse.ir.quant_math import dequantize, quantize
-from qfuse.ir.quant_spec import QuantSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch.fx import GraphModule, Node
-
-    from qfuse.ir.convolutions import Convolution
-    from qfuse.ir.program import StageGraph
-
-__all__ = ["run_fixed_order"]
-
-
-_aten = torch.ops.aten
+from qfuse.ir.aten import aten
+from qfuse.ir.graph.stage_graph import StageGraph
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.convolution import Convolution, as_convolution
+from qfuse.ir.ops.epilogue import Epilogue
+from qfuse.ir.quant.reference import dequantize, quantize
+from qfuse.ir.quant.spec import QuantSpec
 
 _FUNCTIONS = frozenset(
     (
-        *(_aten.silu.default, _aten.sigmoid.default, _aten.tanh.default, _aten.gelu.default),
-        *(_aten.exp.default, _aten.erf.default, _aten.sin.default, _aten.cos.default),
-        *(_aten.pow.Tensor_Scalar, _aten.rsqrt.default, _aten.hardswish.default),
+        *(aten.silu.default, aten.sigmoid.default, aten.tanh.default, aten.gelu.default),
+        *(aten.exp.default, aten.erf.default, aten.sin.default, aten.cos.default),
+        *(aten.pow.Tensor_Scalar, aten.rsqrt.default, aten.hardswish.default),
     )
 )
 """Functions that a library computes by several formulas."""

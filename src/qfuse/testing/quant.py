@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
+from torch.fx import Node
 
-from qfuse.ir import ops
-from qfuse.ir.quant_spec import QuantSpec, dtype_range
-
-if TYPE_CHECKING:
-    from torch.fx import Node
-
-    from qfuse.testing.build import GraphBuilder
-
-__all__ = ["QuantizedLinear", "per_channel", "per_tensor", "per_token", "stored_like"]
+from qfuse.ir.ops import library as ops
+from qfuse.ir.quant.spec import QuantSpec, dtype_range
+from qfuse.testing.build import GraphBuilder
 
 
 def per_tensor(rank: int, dtype: torch.dtype = torch.int8, **changes: object) -> QuantSpec:

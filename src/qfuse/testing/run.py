@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.fx import Interpreter
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from qfuse.ir.program import StageGraph
-
-__all__ = ["bits_same", "random_inputs", "run"]
+from qfuse.ir.graph.stage_graph import StageGraph
 
 
 def random_inputs(program: StageGraph, **sizes: int) -> list[torch.Tensor]:

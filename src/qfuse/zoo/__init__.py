@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qfuse.ir.errors import OptionsError
 from qfuse.zoo import bert, convnets, llama, minilm, vit, whisper
-from qfuse.zoo.family import ZooModel
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from qfuse.zoo.family import Family
+from qfuse.zoo.family import Family, ZooModel
 
 __all__ = ["ZooModel", "build", "describe", "names"]
 

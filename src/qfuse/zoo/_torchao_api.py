@@ -10,31 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from torch import nn
-
-__all__ = [
-    "convert",
-    "float8_weights",
-    "int8_dynamic",
-    "int8_dynamic_int_weights",
-    "int8_static",
-    "int8_weights",
-    "int_weights",
-    "is_quantized",
-    "loaded",
-    "packed_int4_weights",
-    "prepare",
-    "quantize_linears",
-    "quiet_imports",
-]
+from torch import nn
 
 # (logger, text): what torchao logs while it is imported. None of it is for a user on a CPU.
 _IMPORT_LOGS = (

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from qfuse.zoo._extras import transformers
-from qfuse.zoo.family import Family, Sizes
+from qfuse.zoo.family import Example, Family, Sizes
 from qfuse.zoo.weights import cast_weights, perturb, seeded
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import nn
-
-    from qfuse.zoo.family import Example
-
-__all__ = ["FAMILY", "BertSizes", "padded_tokens"]
 
 
 @dataclass(frozen=True, kw_only=True)

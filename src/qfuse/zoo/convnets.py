@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from qfuse.ir.errors import OptionsError
@@ -12,11 +12,6 @@ from qfuse.zoo._extras import transformers
 from qfuse.zoo.family import Family
 from qfuse.zoo.vit import ImageClassifier, ImageSizes, draw_images, image_limits
 from qfuse.zoo.weights import cast_weights, measure_batch_norms, perturb, seeded
-
-if TYPE_CHECKING:
-    import torch
-
-__all__ = ["MOBILENET", "RESNET", "MobileNetSizes", "ResNetSizes"]
 
 _LEAST_IMAGES = 4
 _PIXELS = 2**16

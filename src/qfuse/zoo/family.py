@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch import nn
 from torch.export import Dim
 
 from qfuse.ir.errors import OptionsError
 from qfuse.zoo._torchao_api import quiet_imports
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from torch import nn
-
-__all__ = ["Example", "Family", "Sizes", "ZooModel", "parse_sizes"]
 
 Example = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments for one call of a model."""

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from qfuse.zoo import _torchao_api as ao
+from qfuse.zoo.family import Example
 from qfuse.zoo.notes import Note, Outcome, group_notes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from qfuse.zoo.family import Example
-
-__all__ = ["LinearScheme", "quantize_with"]
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _OUTSIDE = {

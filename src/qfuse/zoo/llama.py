@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from qfuse.zoo._extras import transformers
-from qfuse.zoo.family import Family, Sizes
+from qfuse.zoo.family import Example, Family, Sizes
 from qfuse.zoo.weights import cast_weights, perturb, seeded
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from qfuse.zoo.family import Example
-
-__all__ = ["DECODE", "PREFILL", "LlamaDecode", "LlamaPrefill", "LlamaSizes"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from qfuse.ir import ops
-from qfuse.ir.choose_spec import ChooseSpec, Formula
-from qfuse.ir.elements import CONTAINER, Element, ScaleFormat
-from qfuse.ir.quant_spec import Arithmetic, QuantSpec, ZeroPointDomain, stored_range
-
-__all__ = ["MicroFormat", "MicroLinear", "float8", "mx", "nvfp4", "peak_scale"]
+from qfuse.ir.ops import library as ops
+from qfuse.ir.quant.choose import ChooseSpec, Formula
+from qfuse.ir.quant.element import CONTAINER, Element, ScaleFormat
+from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain, stored_range
 
 _E4M3_LEAST = torch.finfo(torch.float8_e4m3fn).tiny
 

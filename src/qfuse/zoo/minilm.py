@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import re
 import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from safetensors.torch import load_file
@@ -19,15 +20,8 @@ from torch import nn
 
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.zoo._extras import minilm_folder, transformers
-from qfuse.zoo.family import Family, Sizes
+from qfuse.zoo.family import Example, Family, Sizes
 from qfuse.zoo.weights import cast_weights, seeded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from qfuse.zoo.family import Example
-
-__all__ = ["FAMILY", "LONGEST", "MiniLmSizes", "SentenceEncoder", "sentences", "tokenize"]
 
 LONGEST = 512
 """Positions that the model has embeddings for."""

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import nn
-
-__all__ = ["Note", "Outcome", "group_notes"]
+from torch import nn
 
 _SHOWN = 3
 

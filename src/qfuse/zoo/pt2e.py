@@ -5,22 +5,16 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import GraphModule, Node
 
 from qfuse.zoo import _torchao_api as ao
+from qfuse.zoo.family import Example
 from qfuse.zoo.notes import Note, Outcome, group_notes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from torch.fx import GraphModule, Node
-
-    from qfuse.zoo.family import Example
-
-__all__ = ["Autocast", "quantize_exported", "under_autocast"]
 
 _ATEN = torch.ops.aten
 _WEIGHTED = frozenset(

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-from qfuse.ir.elements import Element
 from qfuse.ir.errors import OptionsError, QfuseError
+from qfuse.ir.quant.element import Element
 from qfuse.zoo import _torchao_api as ao
+from qfuse.zoo.family import Example
 from qfuse.zoo.linears import LinearScheme, quantize_with
 from qfuse.zoo.micro import MicroFormat, MicroLinear, float8, mx, nvfp4, peak_scale
+from qfuse.zoo.notes import Note, Outcome
 from qfuse.zoo.pt2e import quantize_exported, under_autocast
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from qfuse.zoo.family import Example
-    from qfuse.zoo.notes import Note, Outcome
-
-__all__ = ["WHOLE_CHANNEL", "Quantized", "describe", "names", "quantize"]
 
 WHOLE_CHANNEL = -1
 """As a group size: one scale for all weights of an output feature."""

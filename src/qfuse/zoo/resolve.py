@@ -9,23 +9,18 @@ import inspect
 import sys
 import traceback
 import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from qfuse import zoo
 from qfuse.ir.errors import USER_CODE_ERRORS, OptionsError
 from qfuse.zoo import _torchao_api as ao
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from torch.export import ExportedProgram
-
-__all__ = ["Loaded", "load"]
 
 _FORMS = "a name of the zoo, module:factory, or the path of a .pt2 file"
 _RETURNS = "return model, (model, args) or (model, args, kwargs)"

@@ -8,15 +8,10 @@ give nearly the right answer. Here none of these is trivial.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
 from torch import nn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["cast_weights", "measure_batch_norms", "perturb", "seeded"]
 
 
 @contextlib.contextmanager

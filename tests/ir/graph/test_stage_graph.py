@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qfuse.ir import ops
-from qfuse.ir.program import (
+from qfuse.ir.graph.stage_graph import (
     MODULE_META,
     MUTABLE_META,
     SOURCE_META,
@@ -21,8 +21,8 @@ from qfuse.ir.program import (
     op_name,
     place_of,
 )
-from qfuse.ir.quant_spec import QuantSpec
-from qfuse.ir.verify import STAGES
+from qfuse.ir.quant.spec import QuantSpec
+from qfuse.ir.stages.verify import STAGES
 from qfuse.testing.build import GraphBuilder
 
 aten = torch.ops.aten

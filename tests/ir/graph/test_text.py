@@ -9,9 +9,9 @@ import torch
 from expecttest import assert_expected_inline
 
 from qfuse.ir import ops
-from qfuse.ir.program import NormalGraph
-from qfuse.ir.quant_spec import QuantSpec
-from qfuse.ir.text import op_text, to_text, type_text
+from qfuse.ir.graph.stage_graph import NormalGraph
+from qfuse.ir.graph.text import op_text, to_text, type_text
+from qfuse.ir.quant.spec import QuantSpec
 from qfuse.testing.build import GraphBuilder
 
 aten = torch.ops.aten

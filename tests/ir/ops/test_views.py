@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from qfuse.ir import ops
-from qfuse.ir.choose_spec import ChooseSpec, Formula
-from qfuse.ir.quant_spec import QuantSpec
-from qfuse.ir.views import (
+from qfuse.ir.ops.views import (
     QuantParams,
     as_choose,
     as_dequantize,
@@ -30,6 +28,8 @@ from qfuse.ir.views import (
     shape_of,
     tensor_of,
 )
+from qfuse.ir.quant.choose import ChooseSpec, Formula
+from qfuse.ir.quant.spec import QuantSpec
 from qfuse.testing.build import GraphBuilder
 
 aten = torch.ops.aten

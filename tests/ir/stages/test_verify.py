@@ -11,14 +11,8 @@ import pytest
 import torch
 
 from qfuse.ir import ops
-from qfuse.ir.choose_spec import ChooseSpec, Formula
-from qfuse.ir.elements import ScaleFormat
-from qfuse.ir.epilogue import Epilogue
 from qfuse.ir.errors import VerifyError
-from qfuse.ir.fused import Keep
-from qfuse.ir.fused_views import Activation, Output, RmsNorm
-from qfuse.ir.norm_spec import NormSpec
-from qfuse.ir.program import (
+from qfuse.ir.graph.stage_graph import (
     MUTABLE_META,
     SOURCE_META,
     CapturedGraph,
@@ -28,9 +22,15 @@ from qfuse.ir.program import (
     OutputSpec,
     StageGraph,
 )
-from qfuse.ir.quant_spec import QuantSpec, ZeroPointDomain
-from qfuse.ir.verify import STAGES, verify
-from qfuse.ir.views import QuantParams
+from qfuse.ir.ops.epilogue import Epilogue
+from qfuse.ir.ops.fused_reference import Keep
+from qfuse.ir.ops.fused_views import Activation, Output, RmsNorm
+from qfuse.ir.ops.norm_spec import NormSpec
+from qfuse.ir.ops.views import QuantParams
+from qfuse.ir.quant.choose import ChooseSpec, Formula
+from qfuse.ir.quant.element import ScaleFormat
+from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
+from qfuse.ir.stages.verify import STAGES, verify
 from qfuse.testing.build import GraphBuilder
 
 aten = torch.ops.aten

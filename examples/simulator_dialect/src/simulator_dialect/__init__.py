@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from qfuse.normalize.dialect import Dialect
+from torch._ops import OpOverload
+
+from qfuse.normalize.importers.dialect import Dialect
+from qfuse.rewrite.rule import Rule
 from simulator_dialect import ops
 from simulator_dialect.linears import Fp8Linear, Int4Linear, Mxfp4Linear, StaticQuantLinear
 from simulator_dialect.quantizes import DynamicQuantize, DynamicQuantizeMxfp4, StaticQuantize
 from simulator_dialect.spell_linears import SpellStaticLinear, SpellWeightOnlyLinear
 from simulator_dialect.spell_quantizes import SpellDynamicQuantize, SpellStaticQuantize
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch._ops import OpOverload
-
-    from qfuse.rewrite.rule import Rule
 
 __all__ = ["dialect", "ops"]
 

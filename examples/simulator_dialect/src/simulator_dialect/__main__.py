@@ -7,7 +7,7 @@ from torch import nn
 
 from qfuse.capture import capture
 from qfuse.ir.events import Noted
-from qfuse.ir.text import to_text
+from qfuse.ir.graph.text import to_text
 from qfuse.normalize import normalize
 from simulator_dialect import ops
 

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
+from torch._ops import OpOverload
+from torch.fx import Node
 
-from qfuse.ir import ops
-from qfuse.ir.elements import Element, decode
 from qfuse.ir.events import Exactness, MissCode
-from qfuse.ir.program import constant_of
-from qfuse.ir.quant_spec import QuantSpec, dtype_range
-from qfuse.ir.schema import arguments
-from qfuse.ir.views import dtype_of, node_of, optional_node, shape_of, tensor_of
-from qfuse.normalize.params import Param
+from qfuse.ir.graph.schema import arguments
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.views import dtype_of, node_of, optional_node, shape_of, tensor_of
+from qfuse.ir.quant.element import Element, decode
+from qfuse.ir.quant.spec import QuantSpec, dtype_range
+from qfuse.normalize.importers.qparams import Param
+from qfuse.rewrite.rewriter import Rewriter
 from qfuse.rewrite.rule import Miss, Rule
 from simulator_dialect.ops import unpack_int4
 from simulator_dialect.quantizes import DIVIDE, mxfp4
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
-    from torch.fx import Node
-
-    from qfuse.rewrite.rewriter import Rewriter
-
-__all__ = ["Fp8Linear", "Int4Linear", "Mxfp4Linear", "StaticQuantLinear", "WeightSite"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from simulator_dialect import ops
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["KINDS", "Layer"]
 
 KINDS = ("mm", "addmm", "static", "int4", "fp8", "mxfp4")
 _HEADS, _KV_HEADS, _HEAD, _WIDE = 4, 2, 8, 48

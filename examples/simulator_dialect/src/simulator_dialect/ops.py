@@ -5,17 +5,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-__all__ = [
-    "dynamic_quantize_asymmetric",
-    "dynamic_quantize_mxfp4",
-    "dynamic_quantize_symmetric",
-    "fp8_linear",
-    "int4_linear",
-    "mxfp4_linear",
-    "quantize",
-    "static_quant_linear",
-]
-
 EPS = 1e-6
 MXFP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 MXFP4_CODES = (*MXFP4_VALUES, *(-value for value in MXFP4_VALUES))

@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
+from torch._ops import OpOverload
+from torch.fx import Node
 
-from qfuse.ir import ops
-from qfuse.ir.choose_spec import ChooseSpec, Formula
-from qfuse.ir.elements import CONTAINER, Element, ScaleFormat
 from qfuse.ir.events import Exactness, MissCode
-from qfuse.ir.quant_spec import Arithmetic, QuantSpec, ZeroPointDomain, stored_range
-from qfuse.ir.schema import arguments
-from qfuse.ir.views import dtype_of, node_of, shape_of
-from qfuse.normalize.choose import results_of
-from qfuse.normalize.params import Param
-from qfuse.normalize.source_rule import RefusedError, SourceRule
+from qfuse.ir.graph.schema import arguments
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.views import dtype_of, node_of, shape_of
+from qfuse.ir.quant.choose import ChooseSpec, Formula
+from qfuse.ir.quant.element import CONTAINER, Element, ScaleFormat
+from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, ZeroPointDomain, stored_range
+from qfuse.normalize.importers.choose import results_of
+from qfuse.normalize.importers.qparams import Param
+from qfuse.normalize.importers.rule import RefusedError, SourceRule
+from qfuse.rewrite.rewriter import Rewriter
 from qfuse.rewrite.rule import Miss, Rule
 from simulator_dialect.ops import EPS
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
-    from torch.fx import Node
-
-    from qfuse.ir.quant_spec import Block
-    from qfuse.rewrite.rewriter import Rewriter
-
-__all__ = [
-    "DIVIDE",
-    "MAX_BITS",
-    "DynamicQuantize",
-    "DynamicQuantizeMxfp4",
-    "DynamicSite",
-    "StaticQuantize",
-    "StaticSite",
-    "mxfp4",
-    "mxfp4_choice",
-]
 
 # The simulator divides by the scale, in the type of the data.
 DIVIDE = Arithmetic(torch.float32, reciprocal=False)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
+from torch._ops import OpOverload
+from torch.fx import Node
 
-from qfuse.ir.elements import Element, encode
 from qfuse.ir.events import Exactness, MissCode
-from qfuse.ir.program import constant_of
-from qfuse.ir.quant_spec import QuantSpec
-from qfuse.ir.views import (
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops.views import (
     Linear,
     QuantParams,
     as_dequantize,
@@ -21,25 +22,13 @@ from qfuse.ir.views import (
     has_values,
     shape_of,
 )
-from qfuse.optimize.restride import restride, rigid_reader
+from qfuse.ir.quant.element import Element, encode
+from qfuse.ir.quant.spec import QuantSpec
+from qfuse.optimize.match.strides import restride, rigid_reader
+from qfuse.rewrite.rewriter import Rewriter
 from qfuse.rewrite.rule import Miss, Rule
 from simulator_dialect.ops import pack_int4
 from simulator_dialect.quantizes import DIVIDE, mxfp4
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch._ops import OpOverload
-    from torch.fx import Node
-
-    from qfuse.rewrite.rewriter import Rewriter
-
-__all__ = [
-    "SpellStaticLinear",
-    "SpellStaticLinearSite",
-    "SpellWeightOnlyLinear",
-    "SpellWeightOnlySite",
-]
 
 sim = torch.ops.simulator
 _split = torch.ops.aten.split_with_sizes.default

@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
+from torch._ops import OpOverload
+from torch.fx import Node
 
-from qfuse.ir import ops
-from qfuse.ir.choose_spec import ChooseSpec, Formula
-from qfuse.ir.elements import ScaleFormat
 from qfuse.ir.events import Exactness, MissCode
-from qfuse.ir.program import constant_of
-from qfuse.ir.quant_spec import QuantSpec
-from qfuse.ir.views import Quantize, as_choose, as_quantize, dtype_of, shape_of
-from qfuse.normalize.params import without_reshapes
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.views import Choose, Quantize, as_choose, as_quantize, dtype_of, shape_of
+from qfuse.ir.quant.choose import ChooseSpec, Formula
+from qfuse.ir.quant.element import ScaleFormat
+from qfuse.ir.quant.spec import Block, QuantSpec
+from qfuse.normalize.importers.qparams import without_reshapes
+from qfuse.rewrite.rewriter import Rewriter
 from qfuse.rewrite.rule import Miss, Rule
 from simulator_dialect.ops import EPS
 from simulator_dialect.quantizes import DIVIDE, MAX_BITS, mxfp4, mxfp4_choice
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
-    from torch.fx import Node
-
-    from qfuse.ir.quant_spec import Block
-    from qfuse.ir.views import Choose
-    from qfuse.rewrite.rewriter import Rewriter
-
-__all__ = [
-    "SpellDynamicQuantize",
-    "SpellDynamicSite",
-    "SpellStaticQuantize",
-    "SpellStaticSite",
-]
 
 sim = torch.ops.simulator
 _FORMULAS = (

@@ -7,7 +7,7 @@
 
 namespace qfuse {
 
-// The formulas of src/qfuse/ir/choose_spec.py, which names their sources.
+// The formulas of src/qfuse/ir/quant/choose.py, which names their sources.
 enum class Formula : int32_t {
   given,
   ao_symmetric,

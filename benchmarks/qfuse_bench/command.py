@@ -1,0 +1,72 @@
+"""``qfuse bench``, which the command line finds by entry point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from qfuse.cli.main import parse_sizes, quantize_loaded
+from qfuse.cli.options import options_of
+from qfuse.ir.errors import OptionsError
+from qfuse.zoo import recipes
+from qfuse.zoo.resolve import load
+from qfuse_bench.experiments.merge_sites import ModelSites, SiteOptions, run_sites
+from qfuse_bench.experiments.models import BenchOptions, run_bench
+
+
+@click.command("bench")
+@click.argument("model", required=False)
+@click.option("--sites", "sites", is_flag=True, help="where linears are merged: gain and measured")
+@click.option(
+    "--quantize", type=click.Choice(recipes.names()), help="quantize MODEL first (--sites)"
+)
+@click.option(
+    "--size", "sizes", multiple=True, metavar="NAME=VALUE", help="a size of MODEL (--sites)"
+)
+@options_of(BenchOptions)
+def bench_command(
+    model: str | None, sites: bool, quantize: str | None, sizes: tuple[str, ...], **given: Any
+) -> None:
+    """Measure qfuse against Inductor and torchao on the same quantized models.
+
+    With --sites: the linears that may be merged, in built-in sizes or in MODEL (a zoo name,
+    module:factory, or a .pt2 file), apart and merged, and whether the cost model decides right.
+    """
+    options = BenchOptions(**given)
+    if sites:
+        _bench_sites(model, quantize, sizes, options)
+    elif model is not None or quantize is not None or sizes:
+        raise OptionsError(
+            "a model of your own is measured by its merge sites only",
+            fix="add --sites; the built-in models are chosen by --models and --recipes",
+        )
+    else:
+        run_bench(options)
+
+
+def _bench_sites(
+    spec: str | None, quantize: str | None, sizes: tuple[str, ...], options: BenchOptions
+) -> None:
+    """Measure the merge sites of a model, or the built-in ones."""
+    if options.models or options.recipes or options.tuned or options.goals:
+        raise OptionsError(
+            "--models, --recipes, --tuned and --goals are not for --sites",
+            fix="name one model before --sites, and quantize it by --quantize",
+        )
+    asked = SiteOptions(
+        rounds=options.rounds,
+        threads=options.threads,
+        patience=options.patience,
+        quick=options.quick,
+        json=options.json,
+        page=options.page,
+    )
+    if spec is None:
+        run_sites(asked)
+        return
+    loaded = load(spec, parse_sizes(sizes))
+    model, args, kwargs = loaded.model, loaded.args, dict(loaded.kwargs or {})
+    if quantize is not None:
+        model, args, kwargs = quantize_loaded(loaded, quantize, None)
+    run_sites(asked, model=ModelSites(spec, model, args, kwargs))

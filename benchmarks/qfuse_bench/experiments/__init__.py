@@ -1,0 +1,1 @@
+"""The experiments: what is measured, and what page it writes."""

@@ -1,0 +1,293 @@
+"""``python -m qfuse_bench.experiments.demo``: the main job, on a real model with real sentences.
+
+The sentence encoder all-MiniLM-L6-v2, with trained weights, is quantized to int8 with torchao and
+compiled with qfuse. Shown is what was fused, what was left and why, what a batch costs against
+the peers, what it takes in memory, and what quantizing did to the answers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.rule import Rule
+from rich.table import Table
+
+from qfuse.cli.options import options_of
+from qfuse.ir.errors import OptionsError, QfuseError
+from qfuse.report import Report
+from qfuse.zoo import minilm, recipes
+from qfuse_bench.harness.comparison import Contest, Entry, Verdict
+from qfuse_bench.harness.machine import Bystanders, Setting, prepare_machine
+from qfuse_bench.harness.measure import LEAST_ROUNDS, compare
+from qfuse_bench.harness.process import WorkerError
+from qfuse_bench.harness.progress import Watch, watching
+from qfuse_bench.harness.retrieval import Agreement, compare_embeddings
+from qfuse_bench.harness.worker import Inputs
+from qfuse_bench.peers.cases import RECIPES
+from qfuse_bench.peers.contenders import (
+    Contender,
+    Engine,
+    FloatType,
+    eager_model,
+    float_peers,
+    quantized_pair,
+)
+from qfuse_bench.report import format as words
+from qfuse_bench.report.tables import ratio_text, setting_text, time_text
+
+_LONGEST = 128  # tokens; no sentence of the library is longer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What the demo does.
+
+    Attributes:
+        recipe: How to quantize: a name of :data:`qfuse_bench.peers.cases.RECIPES`, or of the zoo.
+        sentences: How many to encode.
+        batch: Sentences per call.
+        rounds: Interleaved rounds of timing.
+        threads: OpenMP threads of everybody; 0 takes torch's default.
+        patience: Seconds to wait for other programs to be quiet.
+    """
+
+    recipe: str = field(
+        default="dynamic",
+        metadata={"help": f"how to quantize: {', '.join(RECIPES)}, or a zoo name"},
+    )
+    sentences: int = field(default=384, metadata={"help": "sentences to encode"})
+    batch: int = field(default=32, metadata={"help": "sentences per call"})
+    rounds: int = field(default=15, metadata={"help": "interleaved rounds of timing"})
+    threads: int = field(default=0, metadata={"help": "threads of everybody; 0: torch's default"})
+    patience: float = field(
+        default=20.0, metadata={"help": "seconds to wait for other programs to be quiet"}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What everybody does: encode these batches; the first one is what is timed."""
+
+    batches: list[Inputs]
+    sizes: dict[str, int]
+    recipe: str
+    threads: int
+    rounds: int
+    patience: float
+
+    @property
+    def eager(self) -> Contender:
+        """The quantized model without a compiler, for all sizes."""
+        return eager_model("minilm", self.sizes, self.recipe, dynamic=True)
+
+    def pair(self, kind: FloatType) -> list[Contender]:
+        """Torch's and our compiler on the quantized model; ours for all sizes."""
+        return quantized_pair("minilm", self.sizes, self.recipe, kind, dynamic=True)
+
+    def ours(self, kind: FloatType) -> str:
+        """Name of qfuse's entry at a float type."""
+        return next(c.name for c in self.pair(kind) if c.engine is Engine.QFUSE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Findings:
+    entries: Mapping[str, Entry]
+    agreements: Mapping[str, Agreement]
+    report: Report | None
+    others: float
+
+
+def run_demo(options: DemoOptions, console: Console) -> bool:
+    """Run the demo and print what was found; return whether qfuse did its job.
+
+    Raises:
+        QfuseError: The model, the sentences or an option are not there.
+    """
+    job = _prepare(options)
+    _introduce(job, options, console)
+    with watching(console, _steps(job)) as watch:
+        findings = _measure(job, watch)
+    if findings.report is not None:
+        console.print(Rule("what qfuse did, and why"))
+        console.print(findings.report)
+    console.print(Rule("what it brings"))
+    console.print(_times(findings, job))
+    console.print(_answers(findings))
+    for line in _trouble(findings.entries):
+        console.print(escape(line), style="red", highlight=False)
+    setting = Setting.here(job.threads)
+    console.print(setting_text(setting, job.rounds, findings.others))
+    return all(findings.entries[job.ours(kind)].verdict is Verdict.OK for kind in FloatType)
+
+
+def _prepare(options: DemoOptions) -> _Job:
+    recipe = RECIPES.get(options.recipe, options.recipe)
+    recipes.describe(recipe)  # raises for one that does not exist
+    if options.rounds < LEAST_ROUNDS:
+        raise OptionsError(
+            f"{options.rounds} rounds are too few", fix=f"ask for {LEAST_ROUNDS} or more"
+        )
+    if not 1 <= options.batch <= options.sentences:
+        raise OptionsError(
+            f"no full batch of {options.batch} in {options.sentences} sentences",
+            fix="ask for more sentences, or a smaller batch",
+        )
+    texts = minilm.sentences(options.sentences)
+    batches: list[Inputs] = [
+        ((), minilm.tokenize(texts[i : i + options.batch], _LONGEST))
+        for i in range(0, len(texts), options.batch)
+    ]
+    batch, seq = batches[0][1]["input_ids"].shape
+    threads = options.threads or torch.get_num_threads()
+    sizes = {"batch": batch, "seq": seq}
+    return _Job(batches, sizes, recipe, threads, options.rounds, options.patience)
+
+
+def _steps(job: _Job) -> int:
+    return len(float_peers("minilm", job.sizes)) + 1 + 2 * len(FloatType) + job.rounds
+
+
+def _introduce(job: _Job, options: DemoOptions, console: Console) -> None:
+    shapes = sorted({one[1]["input_ids"].shape[1] for one in job.batches})
+    console.print(Rule("qfuse"))
+    console.print(
+        f"all-MiniLM-L6-v2 with its trained weights encodes {options.sentences} sentences of the "
+        f"standard library's docstrings,\nin batches of {options.batch} padded to {shapes[0]} to "
+        f"{shapes[-1]} tokens. Recipe {job.recipe}: {recipes.describe(job.recipe)}.\n"
+        f"qfuse compiles it once for all batch and sequence sizes; torch.compile gets the one size "
+        f"that is timed ({job.sizes['batch']} x {job.sizes['seq']}).\nEverybody runs in a process "
+        f"of its own, with {job.threads} threads.",
+        highlight=False,
+    )
+
+
+def _measure(job: _Job, watch: Watch) -> _Findings:
+    """Build everybody, collect the answers, and time.
+
+    Raises:
+        QfuseError: The float model does not run, so there is nothing to compare with.
+    """
+    watch.say("building kernels and measuring speeds, once per machine")
+    prepare_machine(job.threads)
+    floats = float_peers("minilm", job.sizes)
+    ours = [job.ours(kind) for kind in FloatType]
+    entrants = [
+        *(contender.entrant() for contender in floats),
+        job.eager.entrant(timed=False),
+        *(c.entrant(job.eager.name) for kind in FloatType for c in job.pair(kind)),
+    ]
+    with Contest(job.batches[:1], floats[0].name, job.threads, watch) as contest:
+        try:
+            contest.enter(entrants)
+            reference = _embeddings(contest, floats[0].name, job)
+        except WorkerError as error:
+            raise QfuseError(f"the float model does not run: {error}") from error
+        agreements = {}
+        for name in (job.eager.name, *ours):
+            watch.say(f"encoding all sentences with {name}")
+            try:
+                found = _embeddings(contest, name, job)
+            except WorkerError:
+                continue  # its entry says why
+            agreements[name] = compare_embeddings(reference, found)
+        reports = [w.state() for name in ours if (w := contest.worker(name)) is not None]
+        bystanders = Bystanders()
+        entries = contest.run(job.rounds, "a batch", job.patience)
+        report = reports[0] if reports else None
+        return _Findings(entries, agreements, report, bystanders.share())
+
+
+def _embeddings(contest: Contest, name: str, job: _Job) -> torch.Tensor:
+    """Encode all sentences."""
+    worker = contest.worker(name)
+    if worker is None:
+        raise WorkerError(f"{name} is not there")
+    return torch.cat([outputs[0] for outputs in worker.answers(job.batches)])
+
+
+def _times(findings: _Findings, job: _Job) -> Table:
+    size = f"{job.sizes['batch']} sentences x {job.sizes['seq']} tokens"
+    table = Table(
+        title=f"One batch of {size}: median of {job.rounds} rounds "
+        "(10 % of the calls are below the figure in parentheses)",
+        title_justify="left",
+    )
+    table.add_column("model and what runs it")
+    for column in ("ms", "qfuse takes, at equal dtype", "MB after", "MB peak", "MB building"):
+        table.add_column(column, justify="right", no_wrap=column != "qfuse takes, at equal dtype")
+    for name, entry in findings.entries.items():
+        if name == job.eager.name and entry.verdict is Verdict.OK:
+            continue  # it gives answers only
+        memory = entry.memory
+        table.add_row(
+            _title(name),
+            time_text(entry),
+            _against_qfuse(entry, findings.entries, job),
+            words.megabytes(None if memory is None else memory.resident),
+            words.megabytes(None if memory is None else memory.peak),
+            words.megabytes(entry.build_peak),
+        )
+    return table
+
+
+def _against_qfuse(entry: Entry, entries: Mapping[str, Entry], job: _Job) -> Any:
+    """Return qfuse's time over this one's, where float dtypes are equal."""
+    kind = FloatType.BF16 if FloatType.BF16 in entry.name.split() else FloatType.F32
+    ours = entries[job.ours(kind)]
+    if ours is entry or ours.time is None or entry.time is None:
+        return "-"
+    return ratio_text(compare(ours.time, entry.time))
+
+
+def _title(name: str) -> str:
+    titles = {
+        Engine.EAGER: "eager",
+        Engine.INDUCTOR: "torch.compile, frozen",
+        Engine.QFUSE: "qfuse",
+    }
+    engine, kind, *recipe = name.split()
+    model = "int8" if recipe else "float"
+    peer = " + torchao" if recipe and engine == Engine.INDUCTOR else ""
+    return f"{model} {kind}: {titles[Engine(engine)]}{peer}"
+
+
+def _answers(findings: _Findings) -> Table:
+    table = Table(title="The answers against the float model in f32", title_justify="left")
+    table.add_column("int8 model under")
+    for column in ("mean cosine", "least cosine", "same nearest sentence"):
+        table.add_column(column, justify="right")
+    for name, agreement in findings.agreements.items():
+        table.add_row(
+            _title(name),
+            f"{agreement.mean_cosine:.4f}",
+            f"{agreement.least_cosine:.4f}",
+            f"{agreement.same_nearest:.1%}",
+        )
+    return table
+
+
+def _trouble(entries: Mapping[str, Entry]) -> list[str]:
+    return [f"{_title(e.name)}: {e.verdict}, {e.reason}" for e in entries.values() if e.reason]
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@options_of(DemoOptions)
+def main(**given: Any) -> None:
+    """Quantize and compile a real sentence encoder, and say what was done and what it brought."""
+    try:
+        worked = run_demo(DemoOptions(**given), Console())
+    except QfuseError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        sys.exit(1)
+    sys.exit(0 if worked else 1)
+
+
+if __name__ == "__main__":
+    main()

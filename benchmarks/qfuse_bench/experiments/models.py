@@ -1,0 +1,234 @@
+"""The benchmark: every model under every recipe, by qfuse and by its peers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from qfuse.ir.errors import OptionsError
+from qfuse_bench.experiments.goal_run import GoalRun, run_goals
+from qfuse_bench.experiments.goals import CELLS
+from qfuse_bench.harness.comparison import Contest
+from qfuse_bench.harness.machine import Bystanders, Setting, prepare_machine
+from qfuse_bench.harness.measure import LEAST_ROUNDS
+from qfuse_bench.harness.process import WorkerError
+from qfuse_bench.harness.progress import Watch, watching
+from qfuse_bench.peers.cases import (
+    CASES,
+    GROUP_SIZES,
+    RECIPES,
+    USUAL_RECIPES,
+    Case,
+    example_inputs,
+    pick,
+)
+from qfuse_bench.peers.contenders import (
+    Contender,
+    FloatType,
+    eager_model,
+    float_peers,
+    quantized_pair,
+)
+from qfuse_bench.report.markdown import write_section
+from qfuse_bench.report.results import Match, Results, pairs_of
+from qfuse_bench.report.tables import show
+
+_QUICK_MODELS = ("minilm",)
+_QUICK_RECIPES = ("dynamic",)
+_SECTION = "models"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """What to measure.
+
+    Attributes:
+        models: Names out of :data:`qfuse_bench.peers.cases.CASES`; none is all.
+        recipes: Names out of :data:`qfuse_bench.peers.cases.RECIPES`; none is those without a group
+            size in their names.
+        rounds: Interleaved rounds per model and recipe.
+        threads: OpenMP threads of every contender; 0 takes torch's default.
+        patience: Seconds to wait, per model and recipe, for other programs to leave the cores.
+        quick: One model and one recipe.
+        goals: Only what :data:`qfuse_bench.experiments.goals.CELLS` asks for, with what came of it.
+        tuned: Add Inductor with ``max_autotune``, which takes minutes to compile.
+        json: Where to write everything that was measured.
+        page: A page with a section to write the tables into.
+    """
+
+    models: tuple[str, ...] = field(
+        default=(), metadata={"help": f"what to measure, out of {', '.join(CASES)} [all]"}
+    )
+    recipes: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": f"how to quantize, out of {', '.join(RECIPES)} [{', '.join(USUAL_RECIPES)}]"
+        },
+    )
+    rounds: int = field(default=21, metadata={"help": "interleaved rounds per model and recipe"})
+    threads: int = field(
+        default=0, metadata={"help": "threads of every contender; 0 takes torch's default"}
+    )
+    patience: float = field(
+        default=60.0,
+        metadata={"help": "seconds to wait, per model and recipe, for other programs to be quiet"},
+    )
+    quick: bool = field(default=False, metadata={"help": "one model and one recipe only"})
+    goals: bool = field(
+        default=False, metadata={"help": "only the goals, against every engine (25 minutes)"}
+    )
+    tuned: bool = field(
+        default=False, metadata={"help": "add Inductor with max_autotune (compiles for minutes)"}
+    )
+    json: Path | None = field(
+        default=None, metadata={"help": "write everything that was measured to a file"}
+    )
+    page: Path | None = field(
+        default=None, metadata={"help": "a Markdown page to write the tables into"}
+    )
+
+
+def run_bench(options: BenchOptions, console: Console | None = None) -> None:
+    """Measure, show a table, and write what was asked for.
+
+    Raises:
+        OptionsError: A model, a recipe or a number does not exist.
+    """
+    console = console or Console()
+    plan = _Plan.of(options)
+    setting = Setting.here(plan.threads)
+    if options.goals:
+        _check_goals(options)
+        run = GoalRun(
+            setting=setting,
+            rounds=plan.rounds,
+            patience=plan.patience,
+            models=options.models,
+            json=options.json,
+            page=options.page,
+        )
+        run_goals(run, console)
+    else:
+        _run_models(options, plan, setting, console)
+    if options.page is not None:
+        console.print(f"the tables are in {options.page}", highlight=False)
+
+
+def _check_goals(options: BenchOptions) -> None:
+    if options.recipes or options.quick or options.tuned:
+        raise OptionsError(
+            "--recipes, --quick and --tuned are not for --goals",
+            fix="the goals say how models are quantized; --models picks among their models",
+        )
+    pick(options.models, dict.fromkeys(cell.case for cell in CELLS), "goal for the model")
+
+
+def _run_models(options: BenchOptions, plan: _Plan, setting: Setting, console: Console) -> None:
+    matches: list[Match] = []
+    skipped: dict[str, str] = {}
+    with watching(console, plan.steps) as watch:
+        watch.say("building kernels and measuring speeds, once per machine")
+        prepare_machine(plan.threads)
+        for case in plan.cases:
+            try:
+                for match in _measure_case(case, plan, watch):
+                    matches.append(match)
+                    # A run takes hours: what is measured is kept, whatever happens to the rest.
+                    _write(Results(setting, plan.rounds, tuple(matches), skipped), options)
+            except WorkerError as error:
+                skipped[case.name] = str(error)
+    results = Results(setting, plan.rounds, tuple(matches), skipped)
+    show(results, console)
+    _write(results, options)
+
+
+def _write(results: Results, options: BenchOptions) -> None:
+    """Write what was measured to where it was asked for."""
+    if options.json is not None:
+        text = json.dumps(results.to_dict(), indent=1)
+        options.json.write_text(text, encoding="utf-8")
+    if options.page is not None:
+        write_section(options.page, _SECTION, results=results)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    cases: tuple[Case, ...]
+    recipes: tuple[str, ...]
+    rounds: int
+    threads: int
+    patience: float
+    tuned: bool
+
+    @classmethod
+    def of(cls, options: BenchOptions) -> _Plan:
+        models = options.models or (_QUICK_MODELS if options.quick else ())
+        recipes = options.recipes or (_QUICK_RECIPES if options.quick else USUAL_RECIPES)
+        if options.rounds < LEAST_ROUNDS:
+            raise OptionsError(
+                f"{options.rounds} rounds are too few", fix=f"ask for {LEAST_ROUNDS} or more"
+            )
+        if options.threads < 0:
+            raise OptionsError(f"{options.threads} threads cannot be", fix="give 1, or 0")
+        return cls(
+            tuple(CASES[name] for name in pick(models, CASES, "model")),
+            tuple(pick(recipes, RECIPES, "recipe")),
+            options.rounds,
+            options.threads or torch.get_num_threads(),
+            options.patience,
+            options.tuned,
+        )
+
+    def floats(self, case: Case) -> list[Contender]:
+        return float_peers(case.model, case.sizes)
+
+    def quantized(self, case: Case, recipe: str, kind: FloatType) -> list[Contender]:
+        return quantized_pair(
+            case.model,
+            case.sizes,
+            RECIPES[recipe],
+            kind,
+            tuned=self.tuned,
+            group_size=GROUP_SIZES.get(recipe),
+        )
+
+    @property
+    def steps(self) -> int:
+        """Contenders to build, and rounds."""
+        per_recipe = 1 + len(FloatType) * (2 + self.tuned) + self.rounds
+        return len(self.cases) * (3 + len(self.recipes) * per_recipe)
+
+
+def _measure_case(case: Case, plan: _Plan, watch: Watch) -> Iterator[Match]:
+    """Measure one model under every recipe; the float contenders live on from one to the next.
+
+    Raises:
+        WorkerError: The float model does not run.
+    """
+    inputs = example_inputs(case, case.seeds)
+    floats = plan.floats(case)
+    with Contest(inputs, floats[0].name, plan.threads, watch) as contest:
+        contest.enter([peer.entrant() for peer in floats])
+        for recipe in plan.recipes:
+            yield _measure_recipe(case, recipe, plan, contest, floats)
+
+
+def _measure_recipe(
+    case: Case, recipe: str, plan: _Plan, contest: Contest, floats: list[Contender]
+) -> Match:
+    group_size = GROUP_SIZES.get(recipe)
+    eager = eager_model(case.model, case.sizes, RECIPES[recipe], group_size=group_size)
+    quantized = [c for kind in FloatType for c in plan.quantized(case, recipe, kind)]
+    contest.enter([eager.entrant(timed=False), *(c.entrant(eager.name) for c in quantized)])
+    bystanders = Bystanders()
+    entries = contest.run(plan.rounds, f"{case.name}, {recipe}", plan.patience)
+    others = bystanders.share()
+    contest.leave([eager.name, *(contender.name for contender in quantized)])
+    named = {(c.engine, c.float_type, c.recipe is not None): c.name for c in (*floats, *quantized)}
+    pairs = pairs_of(case.name, recipe, entries, named, FloatType)
+    return Match(case.name, case.what, recipe, entries, pairs, others)

@@ -1,0 +1,1 @@
+"""Measuring: processes, interleaved rounds, statistics."""

@@ -1,0 +1,192 @@
+"""The measuring side of a worker: start it, tell it what to do, and know why it died."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from qfuse_bench.harness.memory import Memory
+from qfuse_bench.harness.worker import Inputs
+
+_BUILD_SECONDS = 900.0
+_COMMAND_SECONDS = 300.0
+_QUIT_SECONDS = 10.0
+_LONGEST_REASON = 200
+
+
+class WorkerError(Exception):
+    """A contender could not be built, or died. The message is one line for a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker is to hold.
+
+    Attributes:
+        factory: ``module:function`` that makes a :class:`qfuse_bench.harness.worker.Subject` of the
+            arguments and the example inputs.
+        arguments: JSON values for it.
+        threads: OpenMP threads of the process, the same for all that are compared.
+    """
+
+    factory: str
+    arguments: Mapping[str, Any]
+    threads: int
+
+
+class Worker:
+    """A process with one contender, from its start until :meth:`close`.
+
+    Attributes:
+        facts: What the contender tells about itself.
+        build_seconds: Time to build and compile it, up to the end of its first call.
+        built: Its memory after that; the peak includes compiling.
+    """
+
+    def __init__(self, job: Job, example: Inputs) -> None:
+        """Start the process and wait until the contender is ready.
+
+        Raises:
+            WorkerError: It could not be built.
+        """
+        self._folder = tempfile.TemporaryDirectory(prefix="qfuse-bench-")
+        self._files = 0
+        self._stderr = Path(self._folder.name) / "stderr"
+        with self._stderr.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "qfuse_bench.harness.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=_environment(job.threads),
+                text=True,
+                encoding="utf-8",
+            )
+        spec = {
+            "factory": job.factory,
+            "arguments": dict(job.arguments),
+            "threads": job.threads,
+            "example": self._write([example]),
+        }
+        try:
+            ready = self._ask(spec, _BUILD_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+        self.facts: dict[str, Any] = ready["facts"]
+        self.build_seconds: float = ready["seconds"]
+        self.built = Memory(**ready["memory"])
+        self._counts_peak: bool = ready["counts_peak"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def time_block(self, calls: int) -> list[float]:
+        """Return the seconds of each of ``calls`` calls on the example inputs, after a warm-up."""
+        seconds: list[float] = self._ask({"do": "time", "calls": calls})["seconds"]
+        return seconds
+
+    def answers(self, inputs: Sequence[Inputs]) -> list[list[torch.Tensor]]:
+        """Return, for every input, the float tensors of the result."""
+        to = self._path()
+        self._ask({"do": "answer", "inputs": self._write(list(inputs)), "to": str(to)})
+        results: list[list[torch.Tensor]] = torch.load(to)
+        to.unlink()
+        return results
+
+    def memory(self) -> Memory:
+        """Return what it holds, and the most that it held since it was built."""
+        memory = Memory(**self._ask({"do": "memory"}))
+        return memory if self._counts_peak else Memory(memory.resident, None)
+
+    def state(self) -> Any:
+        """Return what the contender hands over, such as a report."""
+        to = self._path()
+        self._ask({"do": "state", "to": str(to)})
+        # Written by our own child into a folder that only this user can read.
+        return pickle.loads(to.read_bytes())
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None, "the worker was started with a pipe"
+        assert self._process.stdout is not None, "the worker was started with a pipe"
+        with contextlib.suppress(BrokenPipeError):  # it may be gone already
+            self._process.stdin.close()
+        try:
+            self._process.wait(_QUIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._folder.cleanup()
+
+    def _ask(self, command: dict[str, Any], limit: float = _COMMAND_SECONDS) -> dict[str, Any]:
+        assert self._process.stdin is not None, "the worker was started with a pipe"
+        assert self._process.stdout is not None, "the worker was started with a pipe"
+        watch = threading.Timer(limit, self._process.kill)
+        watch.start()
+        try:
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            late = not watch.is_alive()
+            watch.cancel()
+        if not line:
+            raise WorkerError(f"not done after {limit:.0f} s" if late else self._why_it_died())
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _why_it_died(self) -> str:
+        code = self._process.wait()
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return _last_error(self._stderr.read_text(encoding="utf-8", errors="replace"), code)
+
+    def _path(self) -> Path:
+        self._files += 1
+        return Path(self._folder.name) / f"{self._files}"
+
+    def _write(self, inputs: list[Inputs]) -> str:
+        path = self._path()
+        torch.save(inputs, path)
+        return str(path)
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """Return the environment of a worker: the same for every contender."""
+    # One process that compiles: a pool of them would be counted as nobody's memory.
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def _last_error(text: str, code: int) -> str:
+    """Return the error of the last traceback in ``text``, as one line."""
+    _, found, traceback = text.rpartition("Traceback (most recent call last):")
+    for line in traceback.splitlines() if found else ():
+        # The error is the first line of a traceback that is not indented.
+        if line and not line[0].isspace():
+            return line if len(line) <= _LONGEST_REASON else f"{line[:_LONGEST_REASON]}..."
+    return f"exit status {code}"

@@ -1,0 +1,1 @@
+"""The contenders: qfuse and its peers."""

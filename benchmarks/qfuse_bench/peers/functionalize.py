@@ -1,0 +1,71 @@
+"""A model as a pure function, for runtimes that know no buffers that are written."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from qfuse.zoo import ZooModel
+
+_STATE = ("keys_", "values_")
+
+
+class _Functional(nn.Module):
+    """Takes buffers that a module writes behind its inputs, gives them behind its result."""
+
+    def __init__(self, inner: nn.Module, names: tuple[str, ...], order: tuple[str, ...]) -> None:
+        super().__init__()
+        self.inner = inner
+        self.names = names
+        self.order = order
+
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Call the module on inputs and state; return its float results and the new state."""
+        count = len(values) - len(self.names)
+        # Written in place below: what comes in belongs to the caller.
+        state = dict(zip(self.names, (v.clone() for v in values[count:]), strict=True))
+        inputs = dict(zip(self.order, values[:count], strict=True))
+        result = torch.func.functional_call(self.inner, state, (), inputs)
+        return (result, *state.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A model of the zoo without state of its own.
+
+    Attributes:
+        module: Takes inputs and then the state, gives one result and then the new state.
+        inputs: Example inputs, in the order in which the module takes them.
+        state: What the buffers hold at first; nothing for most models.
+        names: Names of the inputs.
+    """
+
+    module: nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    state: tuple[torch.Tensor, ...]
+    names: tuple[str, ...]
+
+    def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Return the inputs of a call in the order in which the module takes them."""
+        given = dict(zip(self.names, args, strict=False)) | kwargs
+        return [given[name] for name in self.names]
+
+    def export(self) -> torch.export.ExportedProgram:
+        """Export it for these sizes."""
+        with torch.no_grad():
+            return torch.export.export(self.module, (*self.inputs, *self.state), strict=False)
+
+
+def function_of(model: ZooModel) -> Function:
+    """Return a model whose only state are the caches that it writes, without that."""
+    names = tuple(n for n, _ in model.module.named_buffers() if n.startswith(_STATE))
+    known = tuple(inspect.signature(model.module.forward).parameters)
+    given = dict(zip(known, model.args, strict=False)) | model.kwargs
+    order = tuple(name for name in known if name in given)
+    state = tuple(model.module.get_buffer(name).clone() for name in names)
+    module = _Functional(model.module, names, order).eval()
+    return Function(module, tuple(given[name] for name in order), state, order)

@@ -1,0 +1,53 @@
+"""Sections of a Markdown page that are generated, and the rest of it that is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from qfuse.ir.errors import OptionsError
+from qfuse_bench.report import format as words
+
+
+def render(section: str, **values: Any) -> str:
+    """Return a section's text from its template, ``templates/<section>.md.j2``."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("qfuse_bench"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # Markdown, not HTML
+    )
+    return environment.get_template(f"{section}.md.j2").render(words=words, **values)
+
+
+def replace_section(text: str, section: str, body: str) -> str:
+    """Return ``text`` with what stands between the section's marks replaced by ``body``.
+
+    The marks are the lines ``<!-- begin: section -->`` and ``<!-- end: section -->``.
+
+    Raises:
+        OptionsError: The text does not have these two lines, once and in this order.
+    """
+    begin, end = f"<!-- begin: {section} -->\n", f"<!-- end: {section} -->\n"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise OptionsError(
+            f"the page has no section {section!r}",
+            fix=f"put the lines {begin.strip()!r} and {end.strip()!r} where it belongs",
+        )
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n{body.strip()}\n\n{end}{rest.partition(end)[2]}"
+
+
+def write_section(page: Path, section: str, **values: Any) -> None:
+    """Render a section from its template into a page.
+
+    Raises:
+        OptionsError: The page is missing, or has no such section.
+    """
+    if not page.is_file():
+        raise OptionsError(f"there is no page {page}", fix="give the path of an existing one")
+    text = page.read_text(encoding="utf-8")
+    page.write_text(replace_section(text, section, render(section, **values)), encoding="utf-8")

@@ -1,0 +1,208 @@
+"""What a run of the benchmark found: entries per model and recipe, pairs, and their means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from qfuse_bench.harness.comparison import Entry
+from qfuse_bench.harness.machine import Setting
+from qfuse_bench.harness.measure import compare
+from qfuse_bench.harness.stats import Ratio, mean_ratio
+from qfuse_bench.peers.contenders import Engine, FloatType
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two engines on the same quantized model at the same float type.
+
+    Attributes:
+        model: What tables call the model and its size.
+        recipe: What tables call the recipe.
+        float_type: What is not quantized was computed in this.
+        plain: The float model under ``torch.compile`` at this type.
+        theirs: Inductor with torchao's patterns.
+        ours: qfuse.
+    """
+
+    model: str
+    recipe: str
+    float_type: FloatType
+    plain: Entry
+    theirs: Entry
+    ours: Entry
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """Our time over theirs; nothing unless both count."""
+        return _ratio(self.ours, self.theirs)
+
+    @property
+    def speedup_over_float(self) -> Ratio | None:
+        """The compiled float model's time over ours: above 1 quantizing paid."""
+        return _ratio(self.plain, self.ours)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One model under one recipe: everybody who was measured in the same rounds.
+
+    Attributes:
+        case: Name of the model and its size.
+        what: The size in words.
+        recipe: Name of the recipe.
+        entries: By the contender's name.
+        pairs: Those of them that are compared.
+        others: The fraction of the machine that was busy with other things meanwhile.
+    """
+
+    case: str
+    what: str
+    recipe: str
+    entries: Mapping[str, Entry]
+    pairs: tuple[Pair, ...]
+    others: float
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """A whole run.
+
+    Attributes:
+        setting: What it was measured on.
+        rounds: Rounds per match.
+        matches: In the order in which they were measured.
+        skipped: What could not be measured at all, and why.
+    """
+
+    setting: Setting
+    rounds: int
+    matches: tuple[Match, ...]
+    skipped: Mapping[str, str]
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """All pairs."""
+        return [pair for match in self.matches for pair in match.pairs]
+
+    @property
+    def others(self) -> float:
+        """The worst of the matches: how busy the machine was with other things."""
+        return max((match.others for match in self.matches), default=0.0)
+
+    def mean(
+        self, recipe: str | None = None, float_type: FloatType | None = None
+    ) -> tuple[Ratio | None, int]:
+        """Return the geometric mean of the ratios that there are, and how many there are.
+
+        Args:
+            recipe: Of this recipe only.
+            float_type: At this float type only.
+        """
+        chosen = [
+            pair
+            for pair in self.pairs
+            if recipe in {None, pair.recipe} and float_type in {None, pair.float_type}
+        ]
+        series = [(pair.ours.time, pair.theirs.time) for pair in chosen]
+        counted = [(a.rounds, b.rounds) for a, b in series if a is not None and b is not None]
+        return mean_ratio(counted), len(counted)
+
+    def means(self) -> list[tuple[str, Ratio, int]]:
+        """Return the means of the whole, of each recipe and of each float type, with counts."""
+        recipes = dict.fromkeys(pair.recipe for pair in self.pairs)
+        asked: list[tuple[str, str | None, FloatType | None]] = [("all", None, None)]
+        asked += [(recipe, recipe, None) for recipe in recipes]
+        asked += [(f"all at {kind}", None, kind) for kind in FloatType]
+        found = []
+        for name, recipe, float_type in asked:
+            ratio, count = self.mean(recipe, float_type)
+            if ratio is not None:
+                found.append((name, ratio, count))
+        return found
+
+    def trouble(self) -> list[str]:
+        """Return a line for everything that is not a time, and why."""
+        lines = [f"{name}: {reason}" for name, reason in self.skipped.items()]
+        seen: dict[str, None] = {}
+        for match in self.matches:
+            for entry in match.entries.values():
+                if entry.reason:
+                    seen[f"{match.case}, {entry.name}: {entry.verdict}, {entry.reason}"] = None
+        return [*lines, *seen]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values: everything that was measured, and the ratios."""
+        return {
+            "setting": asdict(self.setting),
+            "rounds": self.rounds,
+            "means": [
+                {"of": name, "count": count, **asdict(ratio)} for name, ratio, count in self.means()
+            ],
+            "matches": [
+                {
+                    "case": match.case,
+                    "what": match.what,
+                    "recipe": match.recipe,
+                    "others": match.others,
+                    "entries": [entry_values(entry) for entry in match.entries.values()],
+                    "pairs": [_pair(pair) for pair in match.pairs],
+                }
+                for match in self.matches
+            ],
+            "skipped": dict(self.skipped),
+        }
+
+
+def pairs_of(
+    case: str,
+    recipe: str,
+    entries: Mapping[str, Entry],
+    named: Mapping[tuple[Engine, FloatType, bool], str],
+    float_types: Iterable[FloatType],
+) -> tuple[Pair, ...]:
+    """Put together who is compared with whom.
+
+    Args:
+        case: What tables call the model.
+        recipe: What tables call the recipe.
+        entries: By the contender's name.
+        named: The contender's name by engine, float type, and whether it is quantized.
+        float_types: The float types that were measured.
+    """
+    return tuple(
+        Pair(
+            case,
+            recipe,
+            float_type,
+            plain=entries[named[Engine.INDUCTOR, float_type, False]],
+            theirs=entries[named[Engine.INDUCTOR, float_type, True]],
+            ours=entries[named[Engine.QFUSE, float_type, True]],
+        )
+        for float_type in float_types
+    )
+
+
+def _ratio(above: Entry, below: Entry) -> Ratio | None:
+    if above.time is None or below.time is None:
+        return None
+    return compare(above.time, below.time)
+
+
+def entry_values(entry: Entry) -> dict[str, Any]:
+    """Return what was seen of one contender, as JSON values."""
+    values = asdict(entry)
+    if entry.series is not None:
+        values["median"], values["p10"] = entry.series.median, entry.series.p10
+        values["series"] = {"rounds": entry.series.rounds}
+    return values
+
+
+def _pair(pair: Pair) -> dict[str, Any]:
+    return {
+        "float_type": pair.float_type,
+        "ours": pair.ours.name,
+        "theirs": pair.theirs.name,
+        "ratio": None if pair.ratio is None else asdict(pair.ratio),
+    }

@@ -1,0 +1,1 @@
+"""Graphs and models to measure on."""

@@ -1,0 +1,322 @@
+"""The command line: ``qfuse compile | explain | doctor | build-kernels``, and plugins."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import qfuse
+from qfuse import kernels
+from qfuse.cli.options import options_of
+from qfuse.cli.plugins import plugin_command, plugin_names
+from qfuse.ir.errors import OptionsError, QfuseError
+from qfuse.ir.quant.spec import parse_dtype
+from qfuse.options import Check, Options, choice
+from qfuse.report import Report
+from qfuse.report.kernel_table import kernel_table
+from qfuse.targets import Target, diagnose
+from qfuse.zoo import recipes
+from qfuse.zoo.resolve import Loaded, load
+
+_OUT = Console()
+_ERR = Console(stderr=True)
+_FLOATS = {"float32": None, "bfloat16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What ``compile`` and ``explain`` were asked for.
+
+    Attributes:
+        model: A zoo name, ``module:factory``, or a ``.pt2`` file.
+        quantize: Recipe to quantize with first, or ``None``.
+        group_size: Weights per scale, or ``None`` for the recipe's default.
+        sizes: Sizes of the model, as text.
+        dynamic: Whether the sizes that the model declares variable stay variable.
+        check: How values are checked.
+        float_dtype: ``bfloat16``, or ``None`` for the model's own types.
+        report_json: Where to write the report as JSON; ``-`` is standard output.
+        show_plan: Whether to print the graph that runs.
+        options: Everything else.
+    """
+
+    model: str
+    quantize: str | None
+    group_size: int | None
+    sizes: dict[str, str]
+    dynamic: bool
+    check: Check
+    float_dtype: str | None
+    report_json: str | None
+    show_plan: bool
+    options: Options
+
+
+class _Group(click.Group):
+    """Adds the commands of other packages, and shows qfuse's own errors without a traceback."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *plugin_names()})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, cmd_name) or plugin_command(cmd_name)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except QfuseError as error:
+            _ERR.print(f"[bold red]{type(error).__name__}[/]: ", end="")
+            _ERR.print(str(error), markup=False, highlight=False)
+            ctx.exit(1)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(qfuse.__version__, prog_name="qfuse")
+@click.option("-v", "--verbose", is_flag=True, help="show what is logged")
+def main(verbose: bool) -> None:
+    """Compile quantized PyTorch models, and say what was done and why."""
+    level = logging.INFO if verbose else logging.WARNING
+    log = logging.getLogger("qfuse")
+    log.addHandler(RichHandler(console=_ERR, show_path=False))
+    log.setLevel(level)
+
+
+def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what ``compile`` and ``explain`` have in common."""
+    options = (
+        click.argument("model"),
+        click.option(
+            "--quantize", type=click.Choice(recipes.names()), help="quantize with torchao first"
+        ),
+        click.option("--group-size", type=int, help="weights per scale; -1: a whole channel"),
+        click.option(
+            "--size", "sizes", multiple=True, metavar="NAME=VALUE", help="a size of the model"
+        ),
+        click.option(
+            "--dynamic/--static",
+            default=False,
+            show_default=True,
+            help="keep the sizes variable that the model declares so",
+        ),
+        click.option(
+            "--float-dtype",
+            type=click.Choice(list(_FLOATS)),
+            default="float32",
+            show_default=True,
+            help="type of what is not quantized; bfloat16 is lossy",
+        ),
+        click.option("--json", "report_json", metavar="FILE", help="write the report as JSON"),
+        options_of(Options),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@main.command("compile")
+@_model_options
+@click.option(
+    "--check",
+    type=click.Choice([c.value for c in Check]),
+    default=Check.PIPELINE.value,
+    show_default=True,
+    help="how values are checked",
+)
+@click.option("--plan", "show_plan", is_flag=True, help="print the graph that runs")
+def compile_command(check: str, **given: Any) -> None:
+    """Compile MODEL (a zoo name, module:factory, or a .pt2 file), run it once, and report."""
+    request = _request(given, check)
+    loaded = load(request.model, request.sizes)
+    with _progress() as say:
+        model, args, kwargs, shapes = _prepare(request, loaded, say)
+        fast = qfuse.compile(
+            model,
+            args,
+            kwargs,
+            dynamic_shapes=shapes,
+            check=request.check.value,
+            float_dtype=_float_dtype(request),
+            options=request.options,
+            progress=say,
+        )
+        say("running the compiled model once")
+        fast(*args, **kwargs)
+    _show(fast.report, request)
+    if request.show_plan:
+        # Beside a report on standard output, which somebody parses.
+        out = _ERR if request.report_json == "-" else _OUT
+        out.print(str(fast.plan), markup=False, highlight=False)
+
+
+@main.command("explain")
+@_model_options
+def explain_command(**given: Any) -> None:
+    """Say what compiling MODEL would do and why, without compiling or running it."""
+    request = _request(given, Check.OFF.value)
+    loaded = load(request.model, request.sizes)
+    with _progress() as say:
+        model, args, kwargs, shapes = _prepare(request, loaded, say)
+        report = qfuse.explain(
+            model,
+            args,
+            kwargs,
+            dynamic_shapes=shapes,
+            float_dtype=_float_dtype(request),
+            options=request.options,
+            progress=say,
+        )
+    _show(report, request)
+
+
+@main.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="print the findings as JSON")
+def doctor_command(as_json: bool) -> None:
+    """Say what this machine has, and what would silently not fuse, with what to do."""
+    findings = diagnose(Target.detect())
+    if as_json:
+        click.echo(json.dumps([asdict(f) for f in findings], indent=2, default=str))
+        return
+    table = Table(title="qfuse doctor", title_justify="left")
+    for column in ("", "what", "what was seen", "what to do"):
+        table.add_column(column, overflow="fold")
+    style = {"ok": "green", "warn": "yellow", "bad": "red"}
+    for finding in findings:
+        level = str(finding.level)
+        mark = f"[{style[level]}]{level}[/]"
+        table.add_row(mark, finding.what, finding.detail, finding.fix)
+    _OUT.print(table)
+
+
+@main.command("build-kernels")
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="also copy them into a folder, for a wheel with kernels inside",
+)
+def build_kernels_command(into: Path | None) -> None:
+    """Compile qfuse's own kernels for this machine, ahead of the first use."""
+    with _progress() as say:
+        say("compiling the kernels (about a minute)")
+        library = kernels.load()
+    if not library.available:
+        # The reason says what to do: it depends on what failed.
+        raise QfuseError(f"the kernels could not be built: {library.reason}")
+    _OUT.print(kernel_table(library))
+    if into is not None and library.path is not None:
+        _OUT.print(f"copied to: {kernels.copy_library(library.path, into)}", soft_wrap=True)
+
+
+def _request(given: dict[str, Any], check: str) -> Request:
+    """Check everything that can be checked before anything slow begins."""
+    options = Options.of({f.name: given[f.name] for f in fields(Options)})
+    _check_writable(given["report_json"])
+    return Request(
+        given["model"],
+        given["quantize"],
+        given["group_size"],
+        parse_sizes(given["sizes"]),
+        given["dynamic"],
+        choice(Check, check, "check"),
+        _FLOATS[given["float_dtype"]],
+        given["report_json"],
+        given.get("show_plan", False),
+        options,
+    )
+
+
+def parse_sizes(texts: Sequence[str]) -> dict[str, str]:
+    """Return the sizes of a model from texts of the form ``NAME=VALUE``."""
+    sizes: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise OptionsError(f"--size {text!r} is not NAME=VALUE", fix="as in --size layers=2")
+        sizes[name] = value
+    return sizes
+
+
+def _check_writable(target: str | None) -> None:
+    """Refuse a file that cannot be written, before the work whose result it would hold."""
+    if target in {None, "-"}:
+        return
+    path = Path(str(target))
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else "lies in a folder that does not exist"
+        raise OptionsError(f"--json {target} {what}", fix="give the path of a file")
+
+
+def _prepare(
+    request: Request, loaded: Loaded, say: Callable[[str], None]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
+    """Return what :func:`qfuse.compile` takes: model, inputs, dynamic shapes."""
+    args, kwargs = loaded.args, dict(loaded.kwargs or {})
+    shapes = loaded.dynamic_shapes if request.dynamic else None
+    if request.dynamic and loaded.dynamic_shapes is None:
+        raise OptionsError(
+            f"{request.model} does not say which of its sizes may vary",
+            fix="compile it from Python with dynamic_shapes=..., or give it larger example sizes",
+        )
+    if request.quantize is None:
+        if request.group_size is not None:
+            raise OptionsError("--group-size says nothing alone", fix="add --quantize, as in w4a8")
+        return loaded.model, args, kwargs, shapes
+    say(f"quantizing with {request.quantize}")
+    return *quantize_loaded(loaded, request.quantize, shapes, request.group_size), shapes
+
+
+def quantize_loaded(
+    loaded: Loaded, recipe: str, shapes: Any, group_size: int | None = None
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Quantize a model, and say what was not; return it with its inputs."""
+    if isinstance(loaded.model, torch.export.ExportedProgram):
+        raise OptionsError(
+            "an exported program cannot be quantized any more",
+            where=loaded.spec,
+            fix="leave out --quantize, or quantize the module before exporting it",
+        )
+    args, kwargs = loaded.args, dict(loaded.kwargs or {})
+    quantized = recipes.quantize(
+        loaded.model, recipe, args, kwargs, dynamic_shapes=shapes, group_size=group_size
+    )
+    for note in quantized.notes:
+        _ERR.print(f"not quantized: {note}", style="yellow", markup=False)
+    return quantized.model, args, kwargs
+
+
+def _show(report: Report, request: Request) -> None:
+    if request.report_json == "-":
+        click.echo(report.to_json())
+        return
+    if request.report_json is not None:
+        Path(request.report_json).write_text(report.to_json(), encoding="utf-8")
+    _OUT.print(report)
+
+
+def _float_dtype(request: Request) -> torch.dtype | None:
+    return None if request.float_dtype is None else parse_dtype(request.float_dtype)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Show what is being done and for how long, on the terminal's error stream."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=_ERR, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def say(step: str) -> None:
+            bar.update(task, description=step)
+
+        yield say

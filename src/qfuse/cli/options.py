@@ -1,0 +1,48 @@
+"""Command line options made from the fields of a dataclass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import click
+
+
+def options_of(kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds one option per field of a dataclass.
+
+    A field's default and type decide the form of its option, its ``metadata["help"]`` the text. A
+    field of type ``tuple[str, ...]`` may be given several times.
+    """
+    hints = get_type_hints(kind)
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for field in reversed(fields(kind)):
+            assert field.default is not MISSING, f"option {field.name} has no default"
+            command = _option(field.name, field.default, hints[field.name], field.metadata["help"])(
+                command
+            )
+        return command
+
+    return decorate
+
+
+def _option(
+    name: str, default: Any, hint: Any, text: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    flag = f"--{name.replace('_', '-')}"
+    if isinstance(default, bool):
+        return click.option(f"{flag}/--no-{flag[2:]}", default=default, help=text)
+    if isinstance(default, tuple):
+        return click.option(flag, multiple=True, default=default, metavar="NAME", help=text)
+    if isinstance(default, StrEnum):
+        choice = click.Choice([member.value for member in type(default)])
+        return click.option(flag, type=choice, default=default.value, show_default=True, help=text)
+    if hint == Path | None:
+        place = click.Path(path_type=Path, dir_okay=False)
+        return click.option(flag, type=place, default=default, metavar="FILE", help=text)
+    shown = default is not None
+    return click.option(flag, type=type(default), default=default, show_default=shown, help=text)

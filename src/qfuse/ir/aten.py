@@ -1,0 +1,5 @@
+"""``torch.ops.aten``, under the name that every rule calls it by."""
+
+import torch
+
+aten = torch.ops.aten

@@ -1,0 +1,1 @@
+"""Graphs between stages: their types, their text, their memory."""

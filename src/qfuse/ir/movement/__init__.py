@@ -1,0 +1,1 @@
+"""Movements: how quantization parameters follow data that moves."""

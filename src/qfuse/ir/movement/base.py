@@ -1,0 +1,157 @@
+"""Ops that move elements and compute nothing, and what they do to quantization parameters.
+
+The parameters of a tensor denote a tensor of the data's shape, one number per element. A movement
+moves both alike. It is legal for the parameters exactly when the moved ones are again constant on
+the blocks of a regular grid that are the blocks from before; :meth:`Movement.forward` gives that
+grid for the result of the movement, :meth:`Movement.backward` the one for its source.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch.fx import Node
+
+from qfuse.ir.aten import aten
+from qfuse.ir.ops.views import shape_of
+from qfuse.ir.quant.block import Stuck, block_text
+from qfuse.ir.quant.spec import Block
+from qfuse.ir.sizes import Size
+
+
+class Mover(Protocol):
+    """Applies ops to what stands for parameters: nodes of a graph, or tensors."""
+
+    def call(self, op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply an op."""
+
+    def sizes(self, node: Node) -> list[Any]:
+        """Return the sizes of a node's value, in a form that an op takes."""
+
+    def at_run_time(self, value: Any) -> Any:
+        """Return a value such that what is applied to it is not computed before run time."""
+
+
+class TensorMover:
+    """Applies ops to tensors at once."""
+
+    def call(self, op: Any, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Apply an op."""
+        return op(value, *args, **kwargs)
+
+    def sizes(self, node: Node) -> list[Any]:
+        """Return the sizes."""
+        return list(shape_of(node))
+
+    def at_run_time(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the value: to tensors, ops are applied at once."""
+        return value
+
+
+Apply: TypeAlias = Callable[[Mover, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Parameters after they moved.
+
+    Attributes:
+        block: The new block.
+        apply: Moves a scale or a zero point.
+        outer: The same for the second level of scales, if there is one.
+    """
+
+    block: Block
+    apply: Apply
+    outer: Moved | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Movement(ABC):
+    """One op that moves elements.
+
+    Attributes:
+        node: The op.
+        source: What it moves.
+    """
+
+    node: Node
+    source: Node
+
+    bijective = False
+    """Whether it neither drops nor repeats elements."""
+
+    @property
+    def before(self) -> Sequence[Size]:
+        """Shape of the source."""
+        return shape_of(self.source)
+
+    @property
+    def after(self) -> Sequence[Size]:
+        """Shape of the result."""
+        return shape_of(self.node)
+
+    @abstractmethod
+    def forward(self, block: Block) -> Moved | Stuck:
+        """Take parameters of the source to parameters of the result."""
+
+    @abstractmethod
+    def backward(self, block: Block) -> Moved | Stuck:
+        """Take parameters of the result to parameters of the source."""
+
+    @abstractmethod
+    def again(self, mover: Mover, value: Any) -> Any:
+        """Apply the same movement to another value of the source's shape."""
+
+
+def move_levels(
+    move: Callable[[Block], Moved | Stuck], block: Block, outer: Block | None
+) -> Moved | Stuck:
+    """Move parameters that may have a second level of scales; both levels move, or none.
+
+    Args:
+        move: :meth:`Movement.forward` or :meth:`Movement.backward`.
+        block: The block of the parameters.
+        outer: The block of their second level of scales.
+    """
+    moved = move(block)
+    if outer is None or isinstance(moved, Stuck):
+        return moved
+    second = move(outer)
+    if isinstance(second, Stuck):
+        return Stuck(
+            f"their second level of scales, in blocks of {block_text(outer)}: {second.reason}"
+        )
+    return replace(moved, outer=second)
+
+
+def keep(mover: Mover, value: Any) -> Any:
+    """Leave parameters as they are."""
+    del mover
+    return value
+
+
+def unsqueeze(mover: Mover, value: Any, axes: Sequence[int]) -> Any:
+    """Add axes of size 1, of which the numbers count in the result."""
+    for axis in axes:
+        value = mover.call(aten.unsqueeze.default, value, axis)
+    return value
+
+
+def squeezed(block: Block, axes: Sequence[int]) -> Moved:
+    """Take axes of one block out of a grid."""
+    left = tuple(b for axis, b in enumerate(block) if axis not in axes)
+
+    def apply(mover: Mover, value: Any) -> Any:
+        return mover.call(aten.squeeze.dims, value, list(axes)) if axes else value
+
+    return Moved(left, apply)
+
+
+def with_axis(block: Block, axis: int, b: int | None) -> Block:
+    """Return the block with another size along one axis."""
+    return (*block[:axis], b, *block[axis + 1 :])

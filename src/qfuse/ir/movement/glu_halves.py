@@ -1,0 +1,67 @@
+"""The two halves of the last axis of one value, which an op multiplies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from qfuse.ir.movement.registry import movement_of
+from qfuse.ir.movement.slice import Slice
+from qfuse.ir.ops.casts import cast_source
+from qfuse.ir.ops.epilogue import Halves
+from qfuse.ir.ops.views import shape_of
+
+
+@dataclass(frozen=True, slots=True)
+class TwoHalves:
+    """A value that is cut in the middle of its last axis.
+
+    Attributes:
+        source: The value.
+        order: Which of the halves comes first in memory.
+        cuts: What cuts it: the halves, and the split that they are parts of.
+    """
+
+    source: Node
+    order: Halves
+    cuts: frozenset[Node]
+
+
+def halves_of(gate: Node, up: Node) -> TwoHalves | None:
+    """View two nodes as the first and the second half of one value, in any order, or ``None``."""
+    cut = movement_of(gate)
+    if not isinstance(cut, Slice):
+        return None
+    source = cut.source
+    size = shape_of(source)[-1]
+    if not isinstance(size, int) or size % 2:
+        return None
+    low, high = (0, size // 2), (size // 2, size)
+    orders = {(low, high): Halves.GATE_FIRST, (high, low): Halves.UP_FIRST}
+    bounds = _bounds(gate, source), _bounds(up, source)
+    if bounds[0] is None or bounds[1] is None or bounds not in orders:
+        return None
+    nodes = {gate, up, *gate.all_input_nodes, *up.all_input_nodes} - {source}
+    return TwoHalves(source, orders[bounds[0], bounds[1]], frozenset(nodes))
+
+
+def uncast(node: Node) -> tuple[list[Node], Node]:
+    """Return the casts that end in ``node``, in their order, and what they cast."""
+    found: list[Node] = []
+    while (source := cast_source(node)) is not None:
+        found.insert(0, node)
+        node = source
+    return found, node
+
+
+def _bounds(node: Node, source: Node) -> tuple[int, int] | None:
+    """Return from where to where ``node`` cuts the last axis of ``source``."""
+    cut = movement_of(node)
+    if not isinstance(cut, Slice) or cut.source is not source or cut.step != 1:
+        return None
+    # A slice may ask for more than there is.
+    size = shape_of(node)[-1]
+    if cut.axis != len(shape_of(source)) - 1 or cut.start is None or not isinstance(size, int):
+        return None
+    return cut.start, cut.start + size

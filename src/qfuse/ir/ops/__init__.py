@@ -1,0 +1,1 @@
+"""The ops of qfuse: schemas, references, and typed views of their nodes."""

@@ -1,0 +1,84 @@
+"""Values that are known before the first call."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from qfuse.ir.aten import aten
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops.view_ops import RESHAPES, TURNS
+
+# What importers and people do to scales and zero points between the parameter and its use.
+_FOLDABLE = frozenset(
+    (
+        *RESHAPES,
+        *TURNS,
+        *(
+            aten.expand.default,
+            aten.slice.Tensor,
+            aten.select.int,
+            aten.alias.default,
+            aten.clone.default,
+        ),
+        *(aten.detach.default, aten.lift_fresh_copy.default, aten._to_copy.default),
+        *(aten.zeros_like.default, aten.ones_like.default, aten.full_like.default),
+        *(aten.full.default, aten.zeros.default, aten.ones.default),
+        *(aten.scalar_tensor.default, aten.reciprocal.default, aten.neg.default),
+        *(aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, aten.sub.Tensor),
+    )
+)
+# Parameters of large weights in small groups fit; weights themselves are never computed with.
+_LIMIT = 1 << 22
+_DEPTH = 12
+
+
+def constant_value(value: object, depth: int = _DEPTH) -> torch.Tensor | None:
+    """Return the value of a node that is computed from constants by simple ops, or ``None``.
+
+    The same op computes it as would at run time, so nothing is lost by reading it now. Tensors
+    without data (on the meta device) have no value.
+    """
+    if not isinstance(value, Node) or depth == 0:
+        return None
+    if value.op == "get_attr":
+        known = constant_of(value)
+        return None if known is None or known.is_meta else known
+    if overload_of(value) not in _FOLDABLE or not _is_small(value):
+        return None
+    inputs: dict[Node, torch.Tensor] = {}
+    for node in value.all_input_nodes:
+        known = constant_value(node, depth - 1)
+        if known is None:
+            return None
+        inputs[node] = known
+    op = overload_of(value)
+    assert op is not None, "only calls of ops are foldable"
+    args, kwargs = map_arg((value.args, value.kwargs), lambda n: inputs[n])
+    with torch.no_grad():
+        result = op(*args, **kwargs)
+    return result if isinstance(result, torch.Tensor) else None
+
+
+def number_of(value: object) -> int | float | None:
+    """Return a number that is written in the graph, or the value of a constant of one element."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, float)):
+        return value
+    tensor = constant_value(value)
+    if tensor is None or tensor.numel() != 1 or tensor.dtype is torch.bool:
+        return None
+    item: int | float = tensor.item()
+    return item
+
+
+def _is_small(node: Node) -> bool:
+    fake = node.meta.get("val")
+    return (
+        isinstance(fake, torch.Tensor)
+        and all(isinstance(size, int) for size in fake.shape)
+        and fake.numel() <= _LIMIT
+    )

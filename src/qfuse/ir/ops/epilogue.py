@@ -1,0 +1,257 @@
+"""What happens to a fused op's result before it leaves: steps as data, text and meaning."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from qfuse.ir.errors import NormalizeError
+from qfuse.ir.quant.reference import dequantize, quantize
+from qfuse.ir.quant.spec import QuantSpec, dtype_name, parse_dtype
+
+ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "hardtanh": F.hardtanh,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "leaky_relu": F.leaky_relu,
+}
+"""Unary activations by name, each with the torch function that is its meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Apply an activation."""
+
+    name: str
+    args: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        return f"act({','.join((self.name, *map(repr, self.args)))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Add ``alpha * extras[index]``."""
+
+    index: int
+    alpha: float = 1.0
+
+    def __str__(self) -> str:
+        return f"add({self.index},{self.alpha!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Quantize and dequantize again: what a source rounds to stored numbers on the way.
+
+    Attributes:
+        scale: Which of the extras is the scale.
+        zero_point: Which of them is the zero point, if there is one.
+        spec: Everything else; its scales have one level.
+    """
+
+    scale: int
+    zero_point: int | None
+    spec: QuantSpec
+
+    def __post_init__(self) -> None:
+        if self.spec.outer is not None:
+            raise NormalizeError(f"a step rounds with one level of scales: {self.spec}")
+
+    def __str__(self) -> str:
+        return f"round({self.text})"
+
+    @property
+    def text(self) -> str:
+        """The arguments."""
+        zero = "-" if self.zero_point is None else self.zero_point
+        return f"{self.scale},{zero},{self.spec}"
+
+    def apply(self, y: torch.Tensor, extras: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the stored numbers' real values."""
+        scale = extras[self.scale]
+        zero = None if self.zero_point is None else extras[self.zero_point]
+        return dequantize(quantize(y, scale, zero, self.spec), scale, zero, self.spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Mul:
+    """Multiply by ``extras[index]``, which may be rounded first."""
+
+    index: int
+    rounded: Round | None = None
+
+    def __str__(self) -> str:
+        return f"mul({self.index}{'' if self.rounded is None else f',{self.rounded.text}'})"
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Round to another float type."""
+
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"cast({dtype_name(self.dtype)})"
+
+
+class Halves(StrEnum):
+    """Which half of the last axis is the gate."""
+
+    GATE_FIRST = "gate-first"
+    UP_FIRST = "up-first"
+
+
+@dataclass(frozen=True, slots=True)
+class Glu:
+    """Multiply the activation of one half of the last axis by the other half, which halves it."""
+
+    act: Act
+    halves: Halves
+
+    def __str__(self) -> str:
+        return f"glu({','.join((self.act.name, *map(repr, self.act.args), self.halves))})"
+
+    def apply(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the product.
+
+        Args:
+            y: Tensor with an even last axis.
+        """
+        half = y.shape[-1] // 2
+        # Slices, and not a split, which lists parts: their number could depend on a size.
+        parts = y[..., :half], y[..., half:]
+        gate, up = parts if self.halves is Halves.GATE_FIRST else parts[::-1]
+        return ACTIVATIONS[self.act.name](gate, *self.act.args) * up
+
+
+Step = Act | Add | Mul | Cast | Glu | Round
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """The steps, in order. The text is the steps joined by ``|``; no step is the empty text."""
+
+    steps: tuple[Step, ...] = ()
+
+    def __str__(self) -> str:
+        return "|".join(map(str, self.steps))
+
+    def then(self, step: Step) -> Epilogue:
+        """Return the epilogue with one more step."""
+        return Epilogue((*self.steps, step))
+
+    @classmethod
+    def parse(cls, text: str) -> Epilogue:
+        """Read the canonical text back.
+
+        >>> Epilogue.parse("act(relu)|add(0,1.0)|cast(bfloat16)").steps[1]
+        Add(index=0, alpha=1.0)
+
+        Raises:
+            NormalizeError: The text is not an epilogue.
+        """
+        return _parse(text)
+
+    def apply(self, y: torch.Tensor, extras: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Run the steps on ``y``; type promotion is torch's own."""
+        for step in self.steps:
+            match step:
+                case Act(name, args):
+                    y = ACTIVATIONS[name](y, *args)
+                case Add(index, alpha):
+                    y = (
+                        torch.add(y, extras[index], alpha=alpha)
+                        if alpha != 1
+                        else y + extras[index]
+                    )
+                case Mul(index, rounded):
+                    other = extras[index]
+                    y = y * (other if rounded is None else rounded.apply(other, extras))
+                case Round():
+                    y = step.apply(y, extras)
+                case Cast(dtype):
+                    y = y.to(dtype)
+                case Glu():
+                    y = step.apply(y)
+        return y
+
+    def real_types(
+        self, first: torch.dtype, extras: Sequence[torch.Tensor]
+    ) -> tuple[torch.dtype, ...]:
+        """Return the float type in front of every step, and the one behind the last.
+
+        Args:
+            first: Type of what the steps begin with, which has axes.
+            extras: The operands, of which only types and axes are read.
+        """
+        types = [first]
+        for step in self.steps:
+            types.append(_type_behind(step, types[-1], extras))
+        return tuple(types)
+
+
+def _type_behind(step: Step, real: torch.dtype, extras: Sequence[torch.Tensor]) -> torch.dtype:
+    match step:
+        case Cast(dtype):
+            return dtype
+        case Round():
+            return step.spec.real
+        case Add(index) | Mul(index, None):
+            other, axes = extras[index].dtype, extras[index].dim()
+        case Mul(index, Round() as rounded):
+            other, axes = rounded.spec.real, extras[index].dim()
+        case _:
+            return real
+    # A float without axes does not widen one that has some.
+    return torch.promote_types(real, other) if axes or not other.is_floating_point else real
+
+
+_STEP = re.compile(r"(?P<kind>act|add|mul|cast|glu|round)\((?P<args>[^()]*)\)")
+
+
+@cache
+def _parse(text: str) -> Epilogue:
+    return Epilogue(tuple(_parse_step(part) for part in text.split("|") if text))
+
+
+def _parse_step(text: str) -> Step:
+    found = _STEP.fullmatch(text)
+    if found is None:
+        raise NormalizeError(f"not an epilogue step: {text!r}")
+    kind, args = found["kind"], found["args"].split(",")
+    if kind == "cast":
+        return Cast(parse_dtype(found["args"]))
+    try:
+        if kind in {"act", "glu"} and args[0] in ACTIVATIONS:
+            if kind == "act":
+                return Act(args[0], tuple(map(float, args[1:])))
+            return Glu(Act(args[0], tuple(map(float, args[1:-1]))), Halves(args[-1]))
+        if kind == "add":
+            index, alpha = args
+            return Add(int(index), float(alpha))
+        if kind == "mul":
+            index, _, rounded = found["args"].partition(",")
+            return Mul(int(index), _parse_round(rounded) if rounded else None)
+        if kind == "round":
+            return _parse_round(found["args"])
+    except ValueError as error:
+        raise NormalizeError(f"not the arguments of an epilogue step: {text!r}") from error
+    raise NormalizeError(f"unknown activation {args[0]!r}")
+
+
+def _parse_round(text: str) -> Round:
+    scale, zero, spec = text.split(",", 2)
+    return Round(int(scale), None if zero == "-" else int(zero), QuantSpec.parse(spec))

@@ -1,0 +1,27 @@
+"""The ops that show all elements in row-major order and at most change the shape, in one place."""
+
+from __future__ import annotations
+
+from torch._ops import OpOverload
+
+from qfuse.ir.aten import aten
+
+SIZED_VIEWS: tuple[OpOverload, ...] = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+)
+"""Views that name their whole shape."""
+
+SQUEEZES: tuple[OpOverload, ...] = (
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+)
+"""Views that drop axes of size 1."""
+
+RESHAPES: tuple[OpOverload, ...] = (*SIZED_VIEWS, *SQUEEZES, aten.unsqueeze.default)
+"""All of them."""
+
+TURNS: tuple[OpOverload, ...] = (aten.permute.default, aten.transpose.int, aten.t.default)
+"""Views that put the axes in another order."""

@@ -1,0 +1,1 @@
+"""Quantization parameters: how quantized values map to real numbers."""

@@ -1,0 +1,84 @@
+"""How microscaling chooses its scales, bit for bit as ``torchao.prototype.mx_formats`` does.
+
+All functions take the greatest magnitude of every block in float32, NaN if the block holds one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from qfuse.ir.quant.element import Element, greatest, mantissa_bits
+
+_FIELD = 23  # where the exponent begins in the bits of a float32
+_BIAS = 127
+_NAN = 255
+_INFINITE = 254
+
+
+def power_scale(
+    peak: torch.Tensor, rounding: str, dtype: torch.dtype, element: Element
+) -> torch.Tensor:
+    """Return a power of two as ``float8_e8m0fnu``: ``to_mx``.
+
+    Args:
+        peak: Greatest magnitudes.
+        rounding: ``floor`` (that of the OCP specification), ``ceil`` and ``even`` round the
+            exponent of the peak; ``rceil`` rounds up that of its ratio to the greatest element.
+        dtype: Storage type of the elements.
+        element: Their format.
+    """
+    top = greatest(dtype, element)
+    if rounding == "rceil":
+        codes = _ratio_codes(peak / top)
+    else:
+        codes = _exponent_codes(peak, rounding, top, mantissa_bits(dtype, element))
+    return codes.view(torch.float8_e8m0fnu)
+
+
+def _ratio_codes(ratio: torch.Tensor) -> torch.Tensor:
+    rounded = torch.clamp(torch.ceil(torch.log2(ratio)), min=-_BIAS, max=_BIAS) + _BIAS
+    known = rounded.masked_fill(torch.isinf(ratio), _INFINITE)
+    return known.masked_fill(torch.isnan(ratio), _NAN).to(torch.uint8)
+
+
+def _exponent_codes(peak: torch.Tensor, rounding: str, top: float, mantissa: int) -> torch.Tensor:
+    bits = peak.view(torch.int32)
+    if rounding == "even":
+        # Half a step of the element's mantissa carries into the exponent.
+        bits = bits + (1 << (_FIELD - mantissa - 1))
+    exponent = ((bits >> _FIELD) & _NAN) - _BIAS
+    if rounding == "ceil":
+        exponent = exponent + ((bits & ((1 << _FIELD) - 1)) > 0)
+    of_top = math.frexp(top)[1] - 1
+    codes = torch.clamp(exponent - of_top, min=-_BIAS, max=_BIAS + 1) + _BIAS
+    return codes.masked_fill(torch.isnan(peak), _NAN).to(torch.uint8)
+
+
+def block_scale(
+    peak: torch.Tensor, top: float, least: float, outer_scale: torch.Tensor | None
+) -> torch.Tensor:
+    """Return a scale as ``float8_e4m3fn``: ``nvfp4_quantize``.
+
+    Args:
+        peak: Greatest magnitudes.
+        top: The greatest element.
+        least: The least scale.
+        outer_scale: What the scale is relative to.
+    """
+    scale = peak / top
+    if outer_scale is not None:
+        scale = scale / outer_scale.to(torch.float32)
+    most = torch.finfo(torch.float8_e4m3fn).max
+    return torch.clamp(scale, min=least, max=most).to(torch.float8_e4m3fn)
+
+
+def tensor_scale(peak: torch.Tensor, top: float) -> torch.Tensor:
+    """Return the scale with which those of blocks fill their range: ``per_tensor_amax_to_scale``.
+
+    Args:
+        peak: Greatest magnitude of the tensor.
+        top: The greatest element.
+    """
+    return peak / (torch.finfo(torch.float8_e4m3fn).max * top)

@@ -1,0 +1,61 @@
+"""When quantizing what was dequantized gives the stored numbers again: the one copy of this law.
+
+With ``d`` the stored number less the zero point, ``d * s * (1 / s)`` is within four roundings of
+``d``. For ``|d| < 2^17`` in float32 that is less than 1/32, so rounding to the nearest gives ``d``
+back, and adding the zero point is exact.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import torch
+
+# A stored number of 16 bits and such a zero point are less than 2^17 apart.
+_STORED_BYTES = 2
+_ZERO_POINTS = 1 << 16
+
+
+class Culprit(StrEnum):
+    """What a round trip through real numbers may fail at."""
+
+    STORAGE = "the stored numbers are not integers of at most 16 bits"
+    ZERO_POINT = "a zero point is not a small integer"
+    SCALE = "a scale leaves the normal range of float32 in a product"
+
+
+def culprit(
+    storage: torch.dtype, scale: torch.Tensor, zero_point: torch.Tensor | None
+) -> Culprit | None:
+    """Say with what ``quantize(dequantize(q, s), s)`` may differ from ``q``; ``None`` if never.
+
+    It holds for arithmetic in float32 or wider, and for numbers in the range that is quantized to:
+    others are cut off to it.
+
+    Args:
+        storage: What the stored numbers are.
+        scale: Any shape, finite or not. A sign changes nothing.
+        zero_point: Any shape, or ``None`` for zeros.
+    """
+    if not _is_small(storage):
+        return Culprit.STORAGE
+    if zero_point is not None and not _are_small(zero_point):
+        return Culprit.ZERO_POINT
+    return None if _stay_normal(scale) else Culprit.SCALE
+
+
+def _is_small(storage: torch.dtype) -> bool:
+    real = storage.is_floating_point or storage.is_complex
+    return not real and storage is not torch.bool and storage.itemsize <= _STORED_BYTES
+
+
+def _are_small(zero_point: torch.Tensor) -> bool:
+    wide = zero_point.double()
+    return bool(((wide == wide.round()) & (wide.abs() <= _ZERO_POINTS)).all())
+
+
+def _stay_normal(scale: torch.Tensor) -> bool:
+    """Whether the scale, its reciprocal and every product are normal numbers of float32."""
+    size, facts = scale.float().abs(), torch.finfo(torch.float32)
+    most = facts.max / (2 * _ZERO_POINTS)
+    return bool(((size >= facts.tiny) & (size <= most) & (1 / size >= facts.tiny)).all())

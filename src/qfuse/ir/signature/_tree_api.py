@@ -1,0 +1,73 @@
+"""Nested containers and their structure: the floor's only file on torch's private pytree module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import TreeSpec
+
+
+def structure(tree: object) -> TreeSpec:
+    """Return the structure of ``tree``."""
+    return pytree.tree_structure(tree)
+
+
+def flatten_like(spec: TreeSpec, tree: object) -> list[Any]:
+    """Return what ``tree`` holds at the leaves of ``spec``; dictionaries may be in any order.
+
+    Raises:
+        ValueError: ``tree`` has another structure.
+    """
+    return spec.flatten_up_to(tree)
+
+
+def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
+    """Return the tree of structure ``spec`` with ``leaves``."""
+    return pytree.tree_unflatten(leaves, spec)
+
+
+def positional_children(in_spec: TreeSpec) -> list[TreeSpec]:
+    """Return the structure of each positional argument of a tree of ``(args, kwargs)``."""
+    return list(in_spec.child(0).children())
+
+
+def keyword_children(in_spec: TreeSpec) -> dict[str, TreeSpec]:
+    """Return the structure of each keyword argument of a tree of ``(args, kwargs)``."""
+    keywords = in_spec.child(1)
+    return dict(zip(keywords.context or (), keywords.children(), strict=True))
+
+
+def is_subclass(value: object) -> bool:
+    """Return whether ``value`` is a tensor that wraps others, such as a quantized one."""
+    return is_traceable_wrapper_subclass(value)
+
+
+def difference(name: str, want: TreeSpec, got: TreeSpec) -> tuple[str, str, str]:
+    """Return where two structures first differ, and what stands there in each, for people."""
+    if want.is_leaf() or got.is_leaf() or want.type is not got.type:
+        return name, _container(want), _container(got)
+    left, right = _keyed(want), _keyed(got)
+    if left.keys() != right.keys():
+        return name, _container(want), _container(got)
+    for key, child in left.items():
+        if child != right[key]:
+            return difference(f"{name}[{key!r}]", child, right[key])
+    return name, f"{want.context}", f"{got.context}"
+
+
+def _keyed(spec: TreeSpec) -> dict[Any, TreeSpec]:
+    keys = spec.context if issubclass(spec.type, dict) else None
+    return dict(zip(keys or range(spec.num_children), spec.children(), strict=False))
+
+
+def _container(spec: TreeSpec) -> str:
+    """Describe the outermost container for people."""
+    if spec.is_leaf():
+        return "a tensor or a constant"
+    name = str(getattr(spec.type, "__name__", spec.type))
+    if issubclass(spec.type, dict):
+        return f"{name} with keys {list(_keyed(spec))}"
+    return f"{name} of {spec.num_children}" if spec.type in {list, tuple} else name

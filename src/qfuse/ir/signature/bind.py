@@ -1,0 +1,138 @@
+"""From a call's arguments to the flat leaves of a signature, in the order of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch.utils._pytree import TreeSpec
+
+from qfuse.ir.errors import InputError
+from qfuse.ir.graph.stage_graph import Signature
+from qfuse.ir.signature._tree_api import (
+    difference,
+    flatten_like,
+    keyword_children,
+    positional_children,
+    structure,
+)
+
+Key: TypeAlias = str | int
+"""A parameter's name, or the position of an argument that has none (``*args``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """One argument of the captured call: its key and structure, ``None`` for a single leaf."""
+
+    key: Key
+    tree: TreeSpec | None
+
+
+class Binder:
+    """Finds each argument of the captured call among the arguments of a new one.
+
+    A new call may give by keyword what was captured by position and the other way round, keywords
+    in any order, and may leave out or spell out parameters that have their default value.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self._parameters = signature.parameters
+        self._defaults = signature.defaults
+        positional = positional_children(signature.in_spec)
+        keywords = keyword_children(signature.in_spec)
+        slots = [_Slot(self._key(i), _tree(child)) for i, child in enumerate(positional)]
+        slots += [_Slot(name, _tree(child)) for name, child in keywords.items()]
+        self._slots = tuple(slots)
+        self._n_positional = len(positional)
+        self._keywords = tuple(keywords)
+        self._keyword_set = keywords.keys()
+        self._flat = all(slot.tree is None for slot in slots)
+
+    def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any]:
+        """Return the leaves of a call.
+
+        Raises:
+            InputError: An argument is missing, unexpected, given twice, or nested differently.
+        """
+        if len(args) == self._n_positional and kwargs.keys() == self._keyword_set:
+            values = [*args, *[kwargs[name] for name in self._keywords]]
+        else:
+            values = self._sort(args, kwargs)
+        if self._flat:
+            return values
+        leaves: list[Any] = []
+        for slot, value in zip(self._slots, values, strict=True):
+            if slot.tree is None:
+                leaves.append(value)
+            else:
+                leaves += _flatten(slot, slot.tree, value)
+        return leaves
+
+    def _key(self, position: int) -> Key:
+        return self._parameters[position] if position < len(self._parameters) else position
+
+    def _sort(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any]:
+        given: dict[Key, object] = {self._key(i): value for i, value in enumerate(args)}
+        for name, value in kwargs.items():
+            if name in given:
+                raise InputError(
+                    f"{name} was given twice, by position and by keyword",
+                    fix="give it once",
+                )
+            given[name] = value
+        values = [self._take(slot, given) for slot in self._slots]
+        for key, value in given.items():
+            self._accept_default(key, value)
+        return values
+
+    def _take(self, slot: _Slot, given: dict[Key, object]) -> object:
+        if slot.key in given:
+            return given.pop(slot.key)
+        if slot.tree is None and slot.key in self._defaults:
+            return self._defaults[str(slot.key)]
+        raise InputError(
+            f"{_name(slot.key)} is missing: the model was captured with it",
+            fix=f"pass it; the captured call was ({self._call()})",
+        )
+
+    def _accept_default(self, key: Key, value: object) -> None:
+        """Allow an argument that was not captured, if it says what leaving it out says."""
+        if key in self._defaults and same_constant(value, self._defaults[str(key)]):
+            return
+        raise InputError(
+            f"{_name(key)} is unexpected: the model was captured without it",
+            fix=f"leave it out, or compile again with it; the captured call was ({self._call()})",
+        )
+
+    def _call(self) -> str:
+        """Spell the captured call."""
+        positional = [str(slot.key) for slot in self._slots[: self._n_positional]]
+        return ", ".join([*positional, *(f"{name}=..." for name in self._keywords)])
+
+
+def same_constant(value: object, constant: object) -> bool:
+    """Return whether a leaf that is not a tensor is the captured one: same type, same value."""
+    if type(value) is not type(constant):
+        return False
+    return bool(value == constant) or (value != value and constant != constant)  # noqa: PLR0124
+
+
+def _tree(spec: TreeSpec) -> TreeSpec | None:
+    return None if spec.is_leaf() else spec
+
+
+def _name(key: Key) -> str:
+    return key if isinstance(key, str) else f"argument {key}"
+
+
+def _flatten(slot: _Slot, want: TreeSpec, value: object) -> list[Any]:
+    try:
+        return flatten_like(want, value)
+    except ValueError as error:
+        where, expected, came = difference(_name(slot.key), want, structure(value))
+        raise InputError(
+            f"{where}: expected {expected}, got {came}",
+            fix="nest the inputs as they were when the model was captured",
+        ) from error

@@ -1,0 +1,109 @@
+"""How a captured program is called: arguments in, guarded tensors out, results back in their shape.
+
+Whoever runs a graph, interpreted or compiled, goes through one :class:`Caller`, so that all of
+them accept the same calls, refuse the same ones in the same words, and write where the source
+program writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from qfuse.ir.graph.memory import write_values
+from qfuse.ir.graph.stage_graph import Mutation, Signature
+from qfuse.ir.signature._tree_api import unflatten
+from qfuse.ir.signature.bind import Binder
+from qfuse.ir.signature.guards import Guards
+from qfuse.ir.signature.size_expr import parse_size
+
+
+class Caller:
+    """Calls graphs of one signature. Made once, used for every call, from any thread.
+
+    A run is::
+
+        leaves = caller.bind(args, kwargs)
+        outputs = run(caller.check(leaves))
+        return caller.finish(module, outputs, leaves)
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self.signature = signature
+        self._binder = Binder(signature)
+        self._guards = Guards(signature)
+        self._sized = {
+            index: parse_size(spec.size)
+            for index, spec in enumerate(signature.outputs)
+            if spec.size is not None
+        }
+
+    def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any]:
+        """Return the flat leaves of a call, in the order of ``Signature.inputs``.
+
+        Raises:
+            InputError: An argument is missing, unexpected, given twice, or nested differently.
+        """
+        return self._binder.bind(args, kwargs)
+
+    def check(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
+        """Check every leaf and return the tensors for the placeholders, in order.
+
+        The tensors are detached and laid out as they were captured; the leaves are left alone.
+
+        Raises:
+            InputError: A leaf is not what the graph was captured for.
+        """
+        return self._guards.check(leaves)
+
+    def finish(self, module: GraphModule, outputs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        """Write what the source program writes, and return its result.
+
+        Args:
+            module: Holds the buffers that the program writes.
+            outputs: The graph's outputs, mutated values first.
+            leaves: What :meth:`bind` returned.
+        """
+        return self.rebuild(self.write(module, outputs, leaves), leaves)
+
+    def write(
+        self, module: GraphModule, outputs: Sequence[Any], leaves: Sequence[Any]
+    ) -> list[Any]:
+        """Write the mutated values to where they belong, and return the other outputs.
+
+        A value or output that shares memory with a target is copied first: in the graph all values
+        are from before the first write.
+        """
+        mutations = self.signature.mutations
+        if not mutations:
+            return list(outputs)
+        targets = [_target(mutation, module, leaves) for mutation in mutations]
+        written = write_values(targets, [m.output for m in mutations], outputs)
+        return written[len(mutations) :]
+
+    def rebuild(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        """Return the model's result from the graph's outputs after the mutated values."""
+        sizes = self._guards.sizes(leaves) if self._sized else {}
+        flat = []
+        for position, spec in enumerate(self.signature.outputs):
+            if spec.input_index is not None:
+                flat.append(leaves[spec.input_index])
+            elif spec.index is not None:
+                flat.append(outputs[spec.index])
+            elif position in self._sized:
+                flat.append(self._sized[position](sizes))
+            else:
+                flat.append(spec.constant)
+        return unflatten(flat, self.signature.out_spec)
+
+
+def _target(mutation: Mutation, module: GraphModule, leaves: Sequence[Any]) -> torch.Tensor:
+    """Return the tensor that a mutation writes."""
+    if mutation.buffer is not None:
+        return module.get_buffer(mutation.buffer)
+    assert mutation.input_index is not None, "a mutation writes a buffer or an input"
+    target: torch.Tensor = leaves[mutation.input_index]
+    return target

@@ -1,0 +1,46 @@
+"""Run a graph of any stage on real tensors, one op at a time: the reference for all else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter
+
+from qfuse.ir.graph.stage_graph import StageGraph
+from qfuse.ir.signature.caller import Caller
+
+
+def run_flat(module: GraphModule, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Return the graph's flat outputs, mutated values first; nothing is written to.
+
+    Autocast is off inside: the graph spells out every cast that its source did.
+    """
+    devices = {"cpu", *(value.device.type for value in inputs)}
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        for device in sorted(devices):
+            if torch.amp.is_autocast_available(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        return tuple(Interpreter(module).run(*inputs))
+
+
+def run_functional(
+    program: StageGraph, *args: object, **kwargs: object
+) -> tuple[tuple[torch.Tensor, ...], Any]:
+    """Call ``program`` as its source is called: check, run, write, and rebuild the result.
+
+    Returns:
+        The mutated values in the order of ``Signature.mutations``, and the model's result.
+
+    Raises:
+        InputError: The call does not fit the signature.
+    """
+    caller = Caller(program.signature)
+    leaves = caller.bind(args, kwargs)
+    outputs = run_flat(program.module, caller.check(leaves))
+    # Copied, because a value may be the very buffer that is written next.
+    written = tuple(value.clone() for value in outputs[: len(program.signature.mutations)])
+    return written, caller.finish(program.module, outputs, leaves)

@@ -1,0 +1,1 @@
+"""What may pass each stage boundary."""

@@ -1,0 +1,1 @@
+"""Ops that no kernel takes are expanded to ATen."""

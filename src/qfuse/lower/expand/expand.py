@@ -1,0 +1,112 @@
+"""Expand an op that no kernel takes into the ATen calls that are its meaning.
+
+The calls are traced from the op's own reference, so there is no second copy of the arithmetic.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import Argument, map_arg
+
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.ops.epilogue import Epilogue
+from qfuse.ir.ops.library import reference_of
+from qfuse.rewrite.prelude import Node, Rewriter
+
+
+class Expander:
+    """Traces each distinct call once and replays the trace for every call alike."""
+
+    def __init__(self) -> None:
+        self._templates: dict[Hashable, GraphModule] = {}
+
+    def expand(self, node: Node, rw: Rewriter) -> Node | tuple[Node, ...]:
+        """Add the expansion of ``node`` before it and return the node or nodes of its result."""
+        op = overload_of(node)
+        assert op is not None, f"not a call of an op: {node.format_node()}"
+        reference = reference_of(op)
+        tensors = list(dict.fromkeys(node.all_input_nodes))
+
+        def run(*values: torch.Tensor) -> object:
+            known = dict(zip(tensors, values, strict=True))
+            args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
+            return reference(*args, **kwargs)
+
+        result: Node | tuple[Node, ...] = self._inline(run, _call_text(node, tensors), tensors, rw)
+        return result
+
+    def apply(self, epilogue: Epilogue, y: Node, extras: Sequence[Node], rw: Rewriter) -> Node:
+        """Add ``epilogue`` on ``y`` as ATen calls."""
+        tensors = [y, *extras]
+
+        def run(first: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+            return epilogue.apply(first, rest)
+
+        result: Node = self._inline(run, str(epilogue), tensors, rw)
+        return result
+
+    def _inline(
+        self, run: Callable[..., object], text: str, tensors: list[Node], rw: Rewriter
+    ) -> Any:
+        key = (text, tuple(_type_key(t.meta["val"]) for t in tensors))
+        template = self._templates.get(key)
+        if template is None:
+            # Before dispatch, so that a linear stays a linear: the same call gives the same bits,
+            # and its decomposition squeezes a temporary in place when there is one axis.
+            with torch.no_grad():
+                template = make_fx(run, pre_dispatch=True)(*(t.meta["val"] for t in tensors))
+            self._templates[key] = template
+        return _replay(template, tensors, rw)
+
+
+def _replay(template: GraphModule, tensors: list[Node], rw: Rewriter) -> Any:
+    known: dict[Node, Node] = {}
+    inputs = iter(tensors)
+    for step in template.graph.nodes:
+        if step.op == "placeholder":
+            known[step] = next(inputs)
+        elif step.op == "get_attr":
+            value = getattr(template, str(step.target))
+            known[step] = rw.constant(value, "literal")
+        elif step.op == "call_function":
+            args, kwargs = map_arg((step.args, step.kwargs), lambda n: known[n])
+            known[step] = rw.replay(step.target, args, kwargs, step.meta["val"])
+    result: Argument = template.graph.output_node().args[0]
+    return map_arg(result, lambda n: known[n])
+
+
+def _call_text(node: Node, tensors: list[Node]) -> str:
+    """Write the call with its tensors numbered: what it computes apart from their types."""
+    order: dict[Node, Any] = {t: _Slot(index) for index, t in enumerate(tensors)}
+    return f"{node.target}{map_arg((node.args, node.kwargs), lambda n: order[n])!r}"
+
+
+def _type_key(value: torch.Tensor) -> Hashable:
+    """Tell tensors apart that could trace differently."""
+    sizes = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
+    return (value.dtype, value.device, *sizes)
+
+
+class _Slot:
+    """Stands for a tensor argument in the text of a call."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def __repr__(self) -> str:
+        return f"<{self._index}>"
+
+
+def results_of(node: Node) -> dict[int, Node]:
+    """Return the ``getitem`` users of a node of several results, by index."""
+    return {
+        int(u.args[1]): u  # type: ignore[arg-type]
+        for u in node.users
+        if u.target is operator.getitem
+    }

@@ -1,0 +1,1 @@
+"""What a kernel of the registry is, and how one is selected."""

@@ -1,0 +1,1 @@
+"""The registry: one file for each kernel."""

@@ -1,0 +1,123 @@
+"""torch's own integer product, with scales and bias behind it: for machines without a compiler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from qfuse.cost.model import Plan
+from qfuse.cost.sizes import AtPoints
+from qfuse.cost.work import Bits, ComputeKind, linear_work, pointwise_work
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops.views import QuantParams, shape_of
+from qfuse.lower.kernel.operands import (
+    channel_granularity,
+    check_bias,
+    check_edge,
+    check_rows,
+    rows_of,
+    scale_node,
+    scale_vector,
+    typed,
+)
+from qfuse.lower.kernel.packing import Packer
+from qfuse.lower.kernel.protocol import Claim, LinearProblem, Refusal
+from qfuse.rewrite.prelude import Node, Rewriter, aten
+from qfuse.targets.target import Target
+
+_OP = "aten::_int_mm"
+INT_MM = "aten._int_mm"
+_LEAST = 2
+# The product of two bytes is at most 2^14, and sums are 32 bits wide with their sign.
+_MOST_K = (1 << 17) - 1
+
+
+def int_mm_refusal(target: Target) -> Refusal | None:
+    """Refuse where torch's integer product is missing or saturates."""
+    if not target.has_kernel(_OP):
+        return Refusal("torch has no such kernel here")
+    return None if target.has_vnni else Refusal("without VNNI its partial sums saturate")
+
+
+@dataclass(frozen=True, slots=True)
+class IntMM:
+    """The row of ``aten._int_mm``: symmetric int8 on both sides.
+
+    It is taken only where no size can be 1: with one row oneDNN reads the row stride of a
+    tensor whose stride means nothing, and leaves its output uninitialized. Without VNNI its
+    16-bit intermediate sums saturate.
+
+    Attributes:
+        packer: Lays out weights, for all rows of a lowering.
+    """
+
+    packer: Packer
+    name: str = INT_MM
+
+    def supported(self, target: Target) -> Refusal | None:
+        """Refuse where the product is missing or saturates."""
+        return int_mm_refusal(target)
+
+    def accepts(self, problem: LinearProblem) -> Claim | Refusal:
+        """Take symmetric int8 activations and weights of at least two rows."""
+        fused = problem.fused
+        if fused.x_params is None:
+            return Refusal("the activation is not quantized")
+        granularity = channel_granularity(problem)
+        if isinstance(granularity, Refusal):
+            return granularity
+        assert fused.weight_params is not None, "a granularity needs params"
+        if min(problem.rows.low, problem.n, problem.k) < _LEAST:
+            return Refusal("it returns garbage when a size is 1")
+        if problem.k > _MOST_K:
+            return Refusal(f"{problem.k} input features could overflow its sums")
+        refusal = (
+            _check_symmetric(fused.x_params, "activation")
+            or _check_symmetric(fused.weight_params, "weight")
+            or check_rows(problem)
+            or check_bias(problem)
+        )
+        if refusal is not None:
+            return refusal
+        return Claim(0, False, _work(problem))
+
+    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
+        """Add product, scales, bias and the cast to the linear's own type."""
+        del claim
+        fused = problem.fused
+        assert fused.x_params is not None, "accepted without activation params"
+        assert fused.weight_params is not None, "accepted without weight params"
+        lead = [*rw.sizes(fused.x, len(shape_of(fused.x)) - 1), problem.n]
+        flat = rows_of(fused.x, problem.k, rw)
+        weight = self.packer.contiguous(fused.weight, rw)
+        sums = rw.call(aten._int_mm.default, flat, rw.call(aten.t.default, weight))
+        y = rw.call(aten._to_copy.default, sums, dtype=torch.float32)
+        y = rw.call(aten.reshape.default, y, lead)
+        y = rw.call(aten.mul.Tensor, y, scale_node(fused.x_params, rw))
+        scale = scale_vector(fused.weight_params, torch.float32, problem.n, rw)
+        y = rw.call(aten.mul.Tensor, y, scale)
+        if fused.bias is not None:
+            y = rw.call(aten.add.Tensor, y, typed(fused.bias, torch.float32, rw))
+        if problem.real is torch.float32:
+            return y
+        return rw.call(aten._to_copy.default, y, dtype=problem.real)
+
+
+def _check_symmetric(params: QuantParams, name: str) -> Refusal | None:
+    if params.spec.dtype is not torch.int8:
+        return Refusal(f"the {name} is stored as {params.spec.dtype}")
+    if params.zero_point is not None:
+        zero = constant_of(params.zero_point)
+        if zero is None or bool(zero.any()):
+            return Refusal(f"the {name} has a zero point")
+    if name == "weight" and constant_of(params.scale) is None:
+        return Refusal("the weight's scale is computed at run time")
+    return check_edge(params, name)
+
+
+def _work(problem: LinearProblem) -> Plan:
+    """The product, which sets up a oneDNN primitive on every call, and one pass over its sums."""
+    product = linear_work(problem.rows, problem.k, problem.n, Bits(8, 8, 32), ComputeKind.INT8)
+    called = AtPoints(*(work.with_calls(1, 1) for work in product.values))
+    return called, pointwise_work(problem.rows * problem.n, [32], [32])

@@ -1,0 +1,114 @@
+"""torch's own int8 weight-only linear: fast for few rows, hopeless for many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from qfuse.cost.sizes import AtPoints
+from qfuse.cost.work import Bits, ComputeKind, Work, linear_work
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops.views import shape_of
+from qfuse.lower.kernel.operands import (
+    bits_of,
+    channel_granularity,
+    check_bias,
+    check_edge,
+    rows_of,
+    scale_vector,
+)
+from qfuse.lower.kernel.packing import Packer
+from qfuse.lower.kernel.protocol import Claim, LinearProblem, Refusal
+from qfuse.rewrite.prelude import Node, Rewriter, aten
+from qfuse.targets.target import Target
+
+_OP = "aten::_weight_int8pack_mm"
+_REALS = (torch.float32, torch.bfloat16, torch.float16)
+# Its loop over bfloat16 has no tail: what is left of a row is multiplied with what lies behind it.
+_BFLOAT16_BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class WeightInt8Pack:
+    """The row of ``aten._weight_int8pack_mm``: float activations, int8 weights per channel.
+
+    Attributes:
+        packer: Lays out weights, for all rows of a lowering.
+    """
+
+    packer: Packer
+    name: str = "aten._weight_int8pack_mm"
+
+    def supported(self, target: Target) -> Refusal | None:
+        """Refuse where torch has no such kernel."""
+        return None if target.has_kernel(_OP) else Refusal("torch has no such kernel here")
+
+    def accepts(self, problem: LinearProblem) -> Claim | Refusal:
+        """Take symmetric int8 weights with one scale per output feature."""
+        params = problem.fused.weight_params
+        refusal = _check_activation(problem)
+        if refusal is not None:
+            return refusal
+        granularity = channel_granularity(problem)
+        if isinstance(granularity, Refusal):
+            return granularity
+        assert params is not None, "a granularity needs params"
+        if params.spec.dtype is not torch.int8:
+            return Refusal(f"the weight is stored as {params.spec.dtype}")
+        refusal = check_edge(params, "weight") or _check_values(problem) or check_bias(problem)
+        if refusal is not None:
+            return refusal
+        return Claim(0, False, _work(problem))
+
+    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
+        """Add the product on two axes, and the bias behind it."""
+        del claim
+        fused = problem.fused
+        params = fused.weight_params
+        assert params is not None, "accepted without weight params"
+        shape = shape_of(fused.x)
+        scale = scale_vector(params, problem.real, problem.n, rw)
+        flat = rows_of(fused.x, problem.k, rw)
+        weight = self.packer.contiguous(fused.weight, rw)
+        y = rw.call(aten._weight_int8pack_mm.default, flat, weight, scale)
+        y = rw.call(aten.reshape.default, y, [*rw.sizes(fused.x, len(shape) - 1), problem.n])
+        return y if fused.bias is None else rw.call(aten.add.Tensor, y, fused.bias)
+
+
+def _check_activation(problem: LinearProblem) -> Refusal | None:
+    if problem.fused.x_params is not None:
+        return Refusal("the activation is quantized")
+    if problem.real not in _REALS:
+        return Refusal(f"the linear computes in {problem.real}")
+    if problem.k == 0:
+        return Refusal("the linear has no input features")
+    if problem.real is torch.bfloat16 and problem.k % _BFLOAT16_BLOCK:
+        what = f"no multiple of {_BFLOAT16_BLOCK}, in bfloat16"
+        return Refusal(f"{problem.k} input features are {what} it reads beyond the end of a row")
+    return None
+
+
+def _check_values(problem: LinearProblem) -> Refusal | None:
+    params = problem.fused.weight_params
+    assert params is not None, "a granularity needs params"
+    scale = constant_of(params.scale)
+    if scale is None:
+        return Refusal("the weight's scale is computed at run time")
+    if not torch.equal(scale.to(problem.real).to(scale.dtype), scale):
+        return Refusal(f"it wants scales in {problem.real}, and these would be rounded")
+    zero = None if params.zero_point is None else constant_of(params.zero_point)
+    if params.zero_point is not None and (zero is None or bool(zero.any())):
+        return Refusal("the weight has a zero point")
+    return None
+
+
+def _work(problem: LinearProblem) -> AtPoints[Work]:
+    """Every row streams the weight at the rate of a single row: nothing is reused among rows."""
+    size = bits_of(problem.real)
+    whole = linear_work(problem.rows, problem.k, problem.n, Bits(size, 8, size), ComputeKind.F32)
+    return AtPoints(*(_unshared(work) for work in whole.values))
+
+
+def _unshared(work: Work) -> Work:
+    return Work(work.flops, work.kind, work.weight_bytes, work.reads, work.writes, work.flops, 1, 0)

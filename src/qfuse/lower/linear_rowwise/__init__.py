@@ -1,0 +1,1 @@
+"""A linear and the rowwise op behind it, in one kernel."""

@@ -1,0 +1,1 @@
+"""Kernels that work on whole rows: norms and activations with quantization."""

@@ -1,0 +1,1 @@
+"""Integer matrix products with scales become linears of dequantized operands."""

@@ -1,0 +1,1 @@
+"""Every spelling of a linear becomes ``aten.linear``."""

@@ -1,0 +1,87 @@
+"""A linear as the ``mm`` or ``addmm`` that it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops.views import Linear, as_linear, shape_of
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule, aten
+from qfuse.rewrite.rewriter import RULE_META, origins
+
+_PRODUCTS = frozenset((aten.mm.default, aten.addmm.default))
+_MATRIX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SpellMmSite:
+    """A linear that was a product of matrices."""
+
+    linear: Linear
+
+
+class SpellMm(Rule[SpellMmSite]):
+    """``linear(x, w, b)`` that was made of ``mm`` and ``addmm`` becomes one of them again.
+
+    Before::
+
+        x, w, b -> linear
+
+    After::
+
+        w -> permute --+
+        x -> reshape --+-> addmm(b) -> view
+
+    A constant that lies in memory as ``[K, N]`` is turned ahead, without a ``permute``; reshape and
+    view are there if ``x`` is no matrix.
+
+    Args:
+        source: What each node of the source called, by its name.
+
+    Refuses: a linear that the source wrote as one; an input without rows.
+    """
+
+    name = "spell-mm"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.linear.default,)
+    exactness = Exactness.EXACT
+
+    def __init__(self, source: Mapping[str, OpOverload]) -> None:
+        self._source = source
+
+    def match(self, node: Node) -> SpellMmSite | Miss:
+        """Match a linear that a rule made of products of matrices."""
+        linear = as_linear(node)
+        assert linear is not None, "the anchor is a linear"
+        called = {self._source[name] for name in origins(node) if name in self._source}
+        own = RULE_META in node.meta and called & _PRODUCTS
+        if not own or aten.linear.default in called:
+            text = "the source did not write it as mm or addmm"
+            return Miss(MissCode.PATTERN, node, text, progress=0)
+        if len(shape_of(linear.x)) < _MATRIX:
+            return Miss(MissCode.SHAPE, linear.x, "its input has no rows", progress=2)
+        return SpellMmSite(linear)
+
+    def rewrite(self, site: SpellMmSite, rw: Rewriter) -> None:
+        """Turn the weight, and multiply matrices."""
+        linear, x = site.linear, site.linear.x
+        weight = _turned(linear.weight, rw)
+        shape = shape_of(x)
+        if len(shape) > _MATRIX:
+            x = rw.call(aten.reshape.default, x, [-1, shape[-1]])
+        if linear.bias is None:
+            made = rw.call(aten.mm.default, x, weight)
+        else:
+            made = rw.call(aten.addmm.default, linear.bias, x, weight)
+        if len(shape) > _MATRIX:
+            rows = rw.sizes(linear.x, len(shape) - 1)
+            made = rw.call(aten.view.default, made, [*rows, shape_of(made)[-1]])
+        rw.replace(linear.node, made)
+
+
+def _turned(weight: Node, rw: Rewriter) -> Node:
+    value = constant_of(weight)
+    if value is None or not value.t().is_contiguous():
+        return rw.call(aten.permute.default, weight, [1, 0])
+    return rw.constant(value.t(), str(weight.target))

@@ -1,0 +1,1 @@
+"""Quantize, dequantize and choose_qparams that are written in plain ATen."""

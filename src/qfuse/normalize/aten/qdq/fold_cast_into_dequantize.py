@@ -1,0 +1,67 @@
+"""A dequantize that is rounded to another type is a dequantize to that type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.casts import cast_source
+from qfuse.ir.ops.views import Dequantize, as_dequantize, dtype_of
+from qfuse.ir.quant.spec import dtype_name
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class CastOfDequantize:
+    """A cast, and the dequantize that it reads."""
+
+    node: Node
+    dequantize: Dequantize
+
+
+class FoldCastIntoDequantize(Rule[CastOfDequantize]):
+    """``cast(dequantize(q))`` becomes a dequantize to the type of the cast.
+
+    Before, as autocast leaves it::
+
+        q -> dequantize to float32, in float32 -> _to_copy(dtype=bfloat16)
+
+    After::
+
+        q -> dequantize to bfloat16, in float32
+
+    The canonical dequantize computes in its own type and rounds once to its real type, so the two
+    are one if the first of the two roundings was none. Other readers keep their dequantize.
+
+    Refuses: a dequantize that rounds already, since two roundings are not one; a cast to a type
+    that is no float type.
+    """
+
+    name = "fold-cast-into-dequantize"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (torch.ops.aten._to_copy.default,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> CastOfDequantize | Miss:
+        """Match a pure cast to a float type."""
+        dequantize = as_dequantize(cast_source(node))
+        if dequantize is None:
+            return Miss(MissCode.PATTERN, node, "it is no cast of a dequantize", progress=0)
+        spec = dequantize.params.spec
+        if dtype_of(node) not in {torch.float32, torch.bfloat16, torch.float16, torch.float64}:
+            text = "a dequantize does not give {}"
+            return Miss(MissCode.DTYPE, node, text, dtype_name(dtype_of(node)), progress=2)
+        if torch.promote_types(spec.arithmetic.compute, spec.real) != spec.real:
+            text = "the dequantize rounds from {} to {} already, and two roundings are not one"
+            names = dtype_name(spec.arithmetic.compute), dtype_name(spec.real)
+            return Miss(MissCode.ARITHMETIC, dequantize.node, text, *names, progress=2)
+        return CastOfDequantize(node, dequantize)
+
+    def rewrite(self, site: CastOfDequantize, rw: Rewriter) -> None:
+        """Dequantize once more, to the other type."""
+        params = site.dequantize.params
+        spec = replace(params.spec, real=dtype_of(site.node))
+        args = replace(params, spec=spec).call_args(site.dequantize.q)
+        rw.replace(site.node, rw.call(ops.dequantize, *args))

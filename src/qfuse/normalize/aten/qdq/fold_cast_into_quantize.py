@@ -1,0 +1,67 @@
+"""A quantize of widened numbers is a quantize of the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from qfuse.ir.dtypes import widens
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.casts import cast_source
+from qfuse.ir.ops.views import Quantize, as_quantize, dtype_of
+from qfuse.ir.quant.spec import dtype_name
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeOfCast:
+    """A quantize, and what the cast before it reads."""
+
+    quantize: Quantize
+    source: Node
+
+
+class FoldCastIntoQuantize(Rule[QuantizeOfCast]):
+    """``quantize(widen(x))`` becomes a quantize of ``x``.
+
+    Before::
+
+        x: bfloat16 -> _to_copy(dtype=float32) -> quantize, in float32
+
+    After::
+
+        x: bfloat16 -> quantize, in float32
+
+    Refuses: a cast that rounds; a cast of stored numbers, integers or float8; one that the scale is
+    chosen from, since the choice computes in the wide type and both must read the same node to be
+    quantized at once.
+    """
+
+    name = "fold-cast-into-quantize"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (ops.quantize,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> QuantizeOfCast | Miss:
+        """Match a quantize of a cast."""
+        quantize = as_quantize(node)
+        assert quantize is not None, "the anchor is a quantize"
+        source = cast_source(quantize.x)
+        if source is None:
+            return Miss(MissCode.PATTERN, node, "it quantizes no cast", progress=0)
+        narrow, wide = dtype_of(source), quantize.params.spec.real
+        if not widens(narrow, wide):
+            text = "the cast from {} to {} is not exact"
+            names = dtype_name(narrow), dtype_name(wide)
+            return Miss(MissCode.DTYPE, quantize.x, text, *names, progress=2)
+        if any(is_call(user, ops.choose_qparams) for user in quantize.x.users):
+            text = "the scale is chosen from the widened tensor"
+            return Miss(MissCode.SHARED, quantize.x, text, progress=2)
+        return QuantizeOfCast(quantize, source)
+
+    def rewrite(self, site: QuantizeOfCast, rw: Rewriter) -> None:
+        """Quantize what was cast; the arithmetic stays in the wide type."""
+        params = site.quantize.params
+        spec = replace(params.spec, real=dtype_of(site.source))
+        args = replace(params, spec=spec).call_args(site.source)
+        rw.replace(site.quantize.node, rw.call(ops.quantize, *args))

@@ -1,0 +1,76 @@
+"""The dialect of plain ATen: linears, weight-only and integer linears, quantization by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qfuse.normalize.aten.int_matmul.chain import IntMmChain
+from qfuse.normalize.aten.int_matmul.exact import ExactIntMm
+from qfuse.normalize.aten.int_matmul.float_zero_point import FloatZeroPoint
+from qfuse.normalize.aten.int_matmul.row_scale import RowScale
+from qfuse.normalize.aten.int_matmul.weight_scale import WeightOnlyScale
+from qfuse.normalize.aten.int_matmul.zero_point import IntMmShift
+from qfuse.normalize.aten.linear.addmm import LinearFromAddmm
+from qfuse.normalize.aten.linear.baddbmm import LinearFromBaddbmm
+from qfuse.normalize.aten.linear.bias import FuseBias
+from qfuse.normalize.aten.linear.bmm import LinearFromBmm
+from qfuse.normalize.aten.linear.einsum import LinearFromEinsum
+from qfuse.normalize.aten.linear.inner import LinearFromInner
+from qfuse.normalize.aten.linear.matmul import LinearFromMatmul
+from qfuse.normalize.aten.linear.mm import LinearFromMm
+from qfuse.normalize.aten.linear.mv import LinearFromMv
+from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
+from qfuse.normalize.aten.qdq.dequantize import DequantizeChain
+from qfuse.normalize.aten.qdq.fold_constants import FoldStored
+from qfuse.normalize.aten.qdq.quantize import QuantizeChain
+from qfuse.normalize.aten.qdq.regroup import RegroupDequantize
+from qfuse.normalize.aten.views.cancel_transpose import CancelTranspose
+from qfuse.normalize.aten.views.drop_copy import DropCopy
+from qfuse.normalize.aten.views.drop_view import DropView
+from qfuse.normalize.aten.views.expand import ExpandMovement
+from qfuse.normalize.aten.views.lift_transpose import LiftTranspose
+from qfuse.normalize.aten.views.lift_view import LiftView
+from qfuse.normalize.aten.views.merge_views import MergeViews
+from qfuse.normalize.aten.views.sink_view import SinkView
+from qfuse.rewrite.rule import Rule
+
+_RULES: tuple[type[Rule[Any]], ...] = (
+    # Every spelling of a linear becomes one.
+    LinearFromMm,
+    LinearFromAddmm,
+    LinearFromMatmul,
+    LinearFromMv,
+    LinearFromBmm,
+    LinearFromBaddbmm,
+    LinearFromInner,
+    LinearFromEinsum,
+    # Integer products: first right, then with the zero point inside, then with their scales.
+    ExactIntMm,
+    IntMmShift,
+    IntMmChain,
+    # What scales and shifts the result of a linear goes to its operands.
+    WeightOnlyScale,
+    RowScale,
+    FloatZeroPoint,
+    FuseBias,
+    # Quantization written as arithmetic.
+    QuantizeChain,
+    ChooseChain,
+    DequantizeChain,
+    RegroupDequantize,
+    # Movement: one spelling, whatever undoes itself goes, and weights end in constants.
+    ExpandMovement,
+    DropCopy,
+    DropView,
+    MergeViews,
+    SinkView,
+    LiftView,
+    CancelTranspose,
+    LiftTranspose,
+    FoldStored,
+)
+
+
+def rules() -> tuple[Rule[Any], ...]:
+    """Return the rules in the order in which they are tried at a node."""
+    return tuple(rule() for rule in _RULES)

@@ -1,0 +1,1 @@
+"""Views and copies: one spelling, and those that do nothing are dropped."""

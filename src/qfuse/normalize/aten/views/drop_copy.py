@@ -1,0 +1,79 @@
+"""A copy that changes nothing is nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qfuse.ir.graph.alias import leaves_graph, memory_of
+from qfuse.ir.ops.views import node_of, tensor_of
+from qfuse.ir.sizes import same_shape
+from qfuse.rewrite.prelude import (
+    Exactness,
+    Miss,
+    MissCode,
+    Node,
+    OpOverload,
+    Rewriter,
+    Rule,
+    arguments,
+    aten,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IdleCopy:
+    """A copy, and what it copies."""
+
+    node: Node
+    source: Node
+
+
+class DropCopy(Rule[IdleCopy]):
+    """``clone``, ``detach`` and a cast to the dtype that is there already become their source.
+
+    Before::
+
+        x: float32 -> _to_copy(dtype=float32) -> relu
+
+    After::
+
+        x: float32 -> relu
+
+    Refuses: a copy that changes dtype, device or strides, or pins memory; a copy that keeps what
+    the caller gets apart from an input, a constant or another output.
+    """
+
+    name = "drop-copy"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (
+        aten._to_copy.default,
+        aten.clone.default,
+        aten.contiguous.default,
+        aten.detach.default,
+        aten.lift_fresh_copy.default,
+        aten.to.dtype,
+        aten.to.dtype_layout,
+        aten.type_as.default,
+    )
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> IdleCopy | Miss:
+        """Match a copy that is equal to its source in all that can be seen of a tensor."""
+        a = arguments(node)
+        source = node_of(a["self"])
+        old, new = tensor_of(source), tensor_of(node)
+        same = old.dtype == new.dtype and old.device == new.device and old.layout == new.layout
+        if not same or a.get("pin_memory"):
+            return Miss(MissCode.DTYPE, node, "it changes the type or the place", progress=0)
+        if not same_shape(old.stride(), new.stride()):
+            return Miss(MissCode.SHAPE, node, "it changes the strides", progress=0)
+        if leaves_graph(node):
+            memory = memory_of(source)
+            if memory.op != "call_function" or leaves_graph(memory):
+                text = "the caller gets a copy of {}, not the tensor itself"
+                return Miss(MissCode.SHARED, memory, text, memory.name, progress=0)
+        return IdleCopy(node, source)
+
+    def rewrite(self, site: IdleCopy, rw: Rewriter) -> None:
+        """Let every reader read the source."""
+        rw.replace(site.node, site.source)

@@ -1,0 +1,57 @@
+"""A view that keeps the shape is nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from qfuse.ir.ops.views import node_of, shape_of
+from qfuse.ir.sizes import same_shape
+from qfuse.normalize.match.views import VIEWS
+from qfuse.rewrite.prelude import (
+    Exactness,
+    Miss,
+    MissCode,
+    Node,
+    OpOverload,
+    Rewriter,
+    Rule,
+    arguments,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IdleView:
+    """A view, and the node of the same shape that it shows."""
+
+    node: Node
+    source: Node
+
+
+class DropView(Rule[IdleView]):
+    """``view(x)``, ``expand(x)`` and their like become ``x`` where the shape stays the same.
+
+    Refuses: a view that changes the shape; one that gives an input or a constant back to the
+    caller, since the graph would then return that tensor itself.
+    """
+
+    name = "drop-view"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (*VIEWS, torch.ops.aten.expand.default)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> IdleView | Miss:
+        """Match a view that changes nothing for any input."""
+        source = node_of(arguments(node)["self"])
+        if not same_shape(shape_of(source), shape_of(node)):
+            return Miss(MissCode.SHAPE, node, "it changes the shape", progress=0)
+        leaves = any(user.op == "output" for user in node.users)
+        if leaves and source.op != "call_function":
+            text = "the caller gets a view of {}, not the tensor itself"
+            return Miss(MissCode.SHARED, source, text, source.name, progress=0)
+        return IdleView(node, source)
+
+    def rewrite(self, site: IdleView, rw: Rewriter) -> None:
+        """Let every reader read the source."""
+        rw.replace(site.node, site.source)

@@ -1,0 +1,75 @@
+"""A view that splits the rows of a linear goes above it, where it merges with another view."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qfuse.ir.ops.view_ops import SIZED_VIEWS
+from qfuse.ir.ops.views import Linear, as_linear, shape_of
+from qfuse.normalize.aten.linear.weights import call_linear
+from qfuse.normalize.match.views import put_back, rows_source, view_source
+from qfuse.rewrite.prelude import (
+    Exactness,
+    Miss,
+    MissCode,
+    Node,
+    OpOverload,
+    Rewriter,
+    Rule,
+    arguments,
+)
+
+_MATRIX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LiftViewSite:
+    """A view, and the linear of a matrix that it alone reads."""
+
+    view: Node
+    linear: Linear
+
+
+class LiftView(Rule[LiftViewSite]):
+    """``view(linear(view(x), w))`` becomes ``linear(view(view(x)), w)``, where two views are one.
+
+    Before::
+
+        x [B, S, H, D] -> view [B*S, H*D] -> linear -> view [B, S, N]
+
+    After::
+
+        x [B, S, H, D] -> view [B*S, H*D] -> view [B, S, H*D] -> linear
+
+    What reads the linear then reads it directly. ``sink-view`` goes the other way, where the first
+    view is the one that disappears.
+
+    Rounding: a linear on more than two axes may round before it adds its bias.
+
+    Refuses: a view that changes the last axis; a linear that others read; a linear whose input is
+    not a view, so that nothing would be gained, or not a matrix, so that there may be no such view.
+    """
+
+    name = "lift-view"
+    anchors: ClassVar[tuple[OpOverload, ...]] = SIZED_VIEWS
+    exactness = Exactness.ROUNDING
+
+    def match(self, node: Node) -> LiftViewSite | Miss:
+        """Match a view of rows of a linear of a view."""
+        linear = as_linear(arguments(node)["self"])
+        if linear is None or rows_source(node) is None:
+            text = "it is no view of the rows of a linear"
+            return Miss(MissCode.PATTERN, node, text, progress=0)
+        if view_source(linear.x) is None or len(shape_of(linear.x)) != _MATRIX:
+            text = "the input of the linear is not a matrix that is a view"
+            return Miss(MissCode.PATTERN, linear.x, text, progress=0)
+        if len(linear.node.users) > 1:
+            return Miss(MissCode.SHARED, linear.node, "others read the linear too", progress=0)
+        return LiftViewSite(node, linear)
+
+    def rewrite(self, site: LiftViewSite, rw: Rewriter) -> None:
+        """View the input, and apply the linear to that."""
+        linear = site.linear
+        x = put_back(rw, site.view, linear.x)
+        rw.replace(site.view, call_linear(rw, x, linear.weight, linear.bias, like=site.view))

@@ -1,0 +1,1 @@
+"""Importers: each source dialect of quantization becomes the canonical ops."""

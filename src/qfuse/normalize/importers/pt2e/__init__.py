@@ -1,0 +1,1 @@
+"""PT2E's ``quantized_decomposed`` ops."""

@@ -1,0 +1,221 @@
+"""``quantized_decomposed.(de)quantize_per_token``: parameters broadcast from the right.
+
+Nothing is cast first: the arithmetic is what torch's promotion of the data and the scale gives.
+Quantize adds the zero point before it rounds.
+
+``choose_qparams_per_token`` gives scales of the data's type although its shape function promises
+float64, so a scale that it chose cannot be judged by its fake value. Such a choice is normalized
+together with the op that reads it.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from qfuse.ir.errors import BlockError
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.view_ops import RESHAPES
+from qfuse.ir.ops.views import dtype_of, node_of, shape_of
+from qfuse.ir.quant.choose import ChooseSpec, Formula
+from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, dtype_name
+from qfuse.ir.sizes import element_count, same_size
+from qfuse.normalize.importers.errors import cannot_run
+from qfuse.normalize.importers.qdq import (
+    EdgeRule,
+    EdgeSite,
+    check_clamp,
+    check_codes,
+    check_rounds_nothing,
+    check_subtraction,
+    check_zero_point_dtype,
+    code_range,
+    make_spec,
+)
+from qfuse.normalize.importers.qparams import check_float, fit, fit_zero_point
+from qfuse.normalize.importers.rule import RefusedError, dtype_argument, known_arguments, promoted
+from qfuse.normalize.importers.torch_ops import Registered, registered
+from qfuse.rewrite.prelude import MissCode, Node, OpOverload, Rewriter, arguments, aten
+
+_ARGUMENTS = ("input", "scales", "zero_points", "quant_min", "quant_max", "dtype")
+
+# What may be done to a scale between its choice and its use.
+_PASSING = (
+    *RESHAPES,
+    *(aten.expand.default, aten.clone.default, aten._to_copy.default, aten.alias.default),
+    *(aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, aten.clamp.default),
+)
+_CHOOSE = "quantized_decomposed::choose_qparams_per_token"
+
+
+@dataclass(frozen=True, slots=True)
+class _ChosenScale:
+    """The scale of a ``choose_qparams_per_token``, with the dtype that it really has."""
+
+    x: Node
+    spec: ChooseSpec
+
+    def build(self, rw: Rewriter, hint: str) -> Node:
+        """Choose again, canonically; equal choices are combined later."""
+        del hint
+        return rw.item(rw.call(ops.choose_qparams, self.x, str(self.spec)), 0)
+
+
+class NormalizeQuantizePerToken(EdgeRule):
+    """``quantize_per_token`` becomes ``qfuse.quantize`` with one scale per token.
+
+    Refuses: parameters without axes, which torch promotes by other rules; a zero point of a wider
+    float type, or of another shape than the scale; float8, which is rounded to integers first;
+    bounds that are not exact in the type that it clamps in.
+    """
+
+    name = "normalize-quantize-per-token"
+    anchors = Registered("quantized_decomposed::quantize_per_token")
+    op: ClassVar[OpOverload] = ops.quantize
+
+    def read(self, node: Node) -> EdgeSite:
+        """Read a call."""
+        a = known_arguments(node, _ARGUMENTS)
+        x, scale, zero = node_of(a["input"]), node_of(a["scales"]), node_of(a["zero_points"])
+        dtype, real = dtype_argument(a["dtype"]), dtype_of(x)
+        check_rounds_nothing(node, dtype)
+        chosen = _chosen(scale, zero)
+        codes = code_range(node, a["quant_min"], a["quant_max"])
+        check_codes(node, dtype, codes)
+        of_scale = dtype_of(scale) if chosen is None else chosen.spec.scale_dtype
+        math = Arithmetic(promoted(node, real, of_scale), zero_point_first=True)
+        spec = make_spec(node, (dtype, codes), _block(node, x, scale, zero), real, math)
+        check_clamp(node, spec)
+        if chosen is not None:
+            return EdgeSite(node, x, chosen, None, spec)
+        check_zero_point_dtype(zero, math.compute)
+        return _site(node, x, scale, zero, spec)
+
+
+class NormalizeDequantizePerToken(EdgeRule):
+    """``dequantize_per_token`` becomes ``qfuse.dequantize`` with one scale per token.
+
+    Refuses: parameters without axes; a zero point of another shape than the scale, or whose
+    difference from the stored numbers may not be exact; a dtype argument, which the op ignores,
+    that is not the dtype of the stored numbers.
+    """
+
+    name = "normalize-dequantize-per-token"
+    anchors = Registered("quantized_decomposed::dequantize_per_token")
+    op: ClassVar[OpOverload] = ops.dequantize
+
+    def read(self, node: Node) -> EdgeSite:
+        """Read a call."""
+        a = known_arguments(node, (*_ARGUMENTS, "output_dtype"))
+        q, scale, zero = node_of(a["input"]), node_of(a["scales"]), node_of(a["zero_points"])
+        dtype = dtype_argument(a["dtype"])
+        if dtype != dtype_of(q):
+            text = "it is said to dequantize {}, and is given {}"
+            names = dtype_name(dtype), dtype_name(dtype_of(q))
+            raise RefusedError(MissCode.DTYPE, node, text, *names)
+        if dtype.is_floating_point:
+            raise cannot_run(node, f"it subtracts integers from {dtype_name(dtype)}")
+        chosen = _chosen(scale, zero)
+        codes = code_range(node, a["quant_min"], a["quant_max"])
+        of_scale = dtype_of(scale) if chosen is None else chosen.spec.scale_dtype
+        math = Arithmetic(of_scale, zero_point_first=True)
+        real = dtype_argument(a["output_dtype"])
+        spec = make_spec(node, (dtype, codes), _block(node, q, scale, zero), real, math)
+        if chosen is not None:
+            return EdgeSite(node, q, chosen, None, spec)
+        check_subtraction(q, zero, math.compute)
+        return _site(node, q, scale, zero, spec)
+
+
+def _site(node: Node, value: Node, scale: Node, zero_point: Node, spec: QuantSpec) -> EdgeSite:
+    check_float(scale)
+    grid = spec.grid(shape_of(value))
+    fitted = fit(node, scale, grid)
+    return EdgeSite(node, value, fitted, fit_zero_point(node, zero_point, grid), spec)
+
+
+def _chosen(scale: Node, zero_point: Node) -> _ChosenScale | None:
+    """Return what chose the parameters, if their fake values cannot be believed.
+
+    Raises:
+        RefusedError: They come from such a choice in another way than directly and together.
+    """
+    choose = _choose_of(scale)
+    if choose is None and _choose_of(zero_point) is None:
+        return None
+    direct = scale.target is operator.getitem and zero_point.target is operator.getitem
+    if choose is None or not direct or _choose_of(zero_point) is not choose:
+        text = (
+            "only part of a choose_qparams_per_token arrives as it is, and its dtype is not known"
+        )
+        raise RefusedError(MissCode.DTYPE, scale, text)
+    a = arguments(choose)
+    x, dtype = node_of(a["input"]), dtype_argument(a["dtype"])
+    if dtype is not torch.int8:
+        raise cannot_run(choose, f"it chooses for int8 alone, not for {dtype_name(dtype)}")
+    # It widens float16, and nothing else.
+    kind = torch.float32 if dtype_of(x) is torch.float16 else dtype_of(x)
+    block = (*(1,) * (len(shape_of(x)) - 1), None)
+    spec = ChooseSpec(Formula.TOKEN_SYMMETRIC, torch.int8, -128, 127, block, 1e-5, kind, kind)
+    return _ChosenScale(x, spec)
+
+
+def _choose_of(param: Node) -> Node | None:
+    """Return the ``choose_qparams_per_token`` that ``param`` is made from, if there is one."""
+    ops_of_choice = registered(_CHOOSE)
+    while param.target is operator.getitem or is_call(param, *_PASSING):
+        param = param.all_input_nodes[0]
+    return param if is_call(param, *ops_of_choice) else None
+
+
+def _block(node: Node, value: Node, scale: Node, zero_point: Node) -> Block:
+    """Return the blocks of parameters that are broadcast against the data from the right.
+
+    Raises:
+        BlockError: They do not fit.
+        RefusedError: They are broadcast differently, or sizes are not known.
+    """
+    blocks = [_block_of(node, value, param) for param in (scale, zero_point)]
+    if blocks[0] != blocks[1]:
+        text = "scale and zero point are broadcast differently: {} and {}"
+        shapes = shape_of(scale), shape_of(zero_point)
+        raise RefusedError(MissCode.SHAPE, node, text, *shapes)
+    return blocks[0]
+
+
+def _block_of(node: Node, value: Node, param: Node) -> Block:
+    shape, given = shape_of(value), shape_of(param)
+    if not given or not shape:
+        text = "a tensor without axes is promoted by other rules"
+        raise RefusedError(MissCode.SHAPE, node, text)
+    padded = (*(1,) * (len(shape) - len(given)), *given)
+    count, tokens = element_count(given), element_count(shape[:-1])
+    if len(padded) != len(shape) or (None not in (count, tokens) and count != tokens):
+        raise _misfit(node, param, shape)
+    block: list[int | None] = []
+    for axis, (size, have) in enumerate(zip(shape, padded, strict=True)):
+        # An axis of one element has one block either way; per token is what everybody means.
+        if same_size(have, 1) and (axis == len(shape) - 1 or not same_size(size, 1)):
+            block.append(None)
+        elif same_size(have, size):
+            block.append(1)
+        elif isinstance(have, int) and isinstance(size, int):
+            raise _misfit(node, param, shape)
+        else:
+            text = "it is not known before run time whether {} is one entry per token of {}"
+            raise RefusedError(MissCode.SHAPE, node, text, given, shape)
+    return tuple(block)
+
+
+def _misfit(node: Node, param: Node, shape: object) -> BlockError:
+    return cannot_run(
+        node,
+        f"parameters of shape {tuple(shape_of(param))} do not fit data of shape {shape}: "
+        "one per token is needed",
+        fix="give parameters of the data's shape, with the last axis 1",
+        kind=BlockError,
+    )

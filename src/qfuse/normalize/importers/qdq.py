@@ -1,0 +1,226 @@
+"""Rules for quantize- and dequantize-like ops: their site, their edit, and what they must check."""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch.fx.node import Argument
+
+from qfuse.ir.dtypes import REALS, exact_integers
+from qfuse.ir.ops.value_range import Bounds, bounds_of, is_zero
+from qfuse.ir.ops.views import dtype_of
+from qfuse.ir.quant.spec import (
+    STORAGE_DTYPES,
+    Arithmetic,
+    Block,
+    QuantSpec,
+    dtype_name,
+    dtype_range,
+)
+from qfuse.normalize.importers.errors import cannot_run
+from qfuse.normalize.importers.rule import RefusedError, SourceRule, promoted
+from qfuse.rewrite.prelude import MissCode, Node, OpOverload, Rewriter
+
+_DECOMPOSED_STORAGE = (*STORAGE_DTYPES, torch.uint16)
+
+
+class Recipe(Protocol):
+    """How to make the node of a scale or zero point."""
+
+    def build(self, rw: Rewriter, hint: str) -> Node:
+        """Make it; ``hint`` names it if it is new."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeSite:
+    """A source op that quantizes or dequantizes, in the canonical terms.
+
+    Attributes:
+        node: The source op.
+        value: What it reads: real numbers for a quantize, stored ones for a dequantize.
+        scale: Its scale.
+        zero_point: Its zero point, if it has one that is not zero.
+        spec: Everything else.
+    """
+
+    node: Node
+    value: Node
+    scale: Recipe
+    zero_point: Recipe | None
+    spec: QuantSpec
+
+
+class EdgeRule(SourceRule[EdgeSite], ABC):
+    """Replaces a source op by one canonical op.
+
+    Attributes:
+        op: ``qfuse.quantize`` or ``qfuse.dequantize``.
+    """
+
+    op: ClassVar[OpOverload]
+
+    def rewrite(self, site: EdgeSite, rw: Rewriter) -> None:
+        """Build the parameters, then the canonical op."""
+        name = site.node.name
+        scale = site.scale.build(rw, f"{name}_scale")
+        zero = None
+        if site.zero_point is not None:
+            zero = site.zero_point.build(rw, f"{name}_zero_point")
+        # It computes the very value of the source op, so there is nothing to infer.
+        args = (site.value, scale, zero, str(site.spec))
+        rw.replace(site.node, rw.replay(self.op, args, {}, site.node.meta["val"]))
+
+
+def code_range(node: Node, low: Argument, high: Argument) -> Bounds:
+    """Return the range of stored numbers that a source op names.
+
+    Raises:
+        RefusedError: It is no pair of integers that is known now.
+    """
+    ends = []
+    for name, value in (("least", low), ("greatest", high)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            text = "the {} stored number is not known before run time"
+            raise RefusedError(MissCode.NOT_CONSTANT, node, text, name)
+        if value != int(value):
+            text = "the {} stored number is no integer: {}"
+            raise RefusedError(MissCode.RANGE, node, text, name, value)
+        ends.append(int(value))
+    return ends[0], ends[1]
+
+
+def make_spec(
+    node: Node,
+    storage: tuple[torch.dtype, Bounds],
+    block: Block,
+    real: torch.dtype,
+    arithmetic: Arithmetic,
+) -> QuantSpec:
+    """Return the spec of an edge.
+
+    Raises:
+        RefusedError: The canonical language cannot say it.
+    """
+    dtype, codes = storage
+    if dtype not in STORAGE_DTYPES:
+        text = "{} is not a storage type"
+        raise RefusedError(MissCode.DTYPE, node, text, dtype_name(dtype))
+    low, high = dtype_range(dtype)
+    if not low <= codes[0] <= codes[1] <= high:
+        text = "its range [{}, {}] does not fit in {}"
+        raise RefusedError(MissCode.RANGE, node, text, *codes, dtype_name(dtype))
+    for name, kind in (("real side", real), ("arithmetic", arithmetic.compute)):
+        if kind not in REALS:
+            text = "its {} is {}, which the language does not have"
+            raise RefusedError(MissCode.DTYPE, node, text, name, dtype_name(kind))
+    return QuantSpec(dtype, *codes, block, real, arithmetic)
+
+
+def check_codes(node: Node, dtype: torch.dtype, codes: Bounds) -> None:
+    """Check a range as an op of the ``quantized_decomposed`` namespace does when it runs.
+
+    Raises:
+        NormalizeError: The op does not store this type, or the range exceeds it.
+    """
+    if dtype not in _DECOMPOSED_STORAGE:
+        raise cannot_run(node, f"it does not store {dtype_name(dtype)}")
+    low, high = dtype_range(dtype)
+    if codes[0] < low or codes[1] > high:
+        what = f"the range {list(codes)} exceeds {dtype_name(dtype)} [{low}, {high}]"
+        raise cannot_run(node, what)
+
+
+def check_stored(node: Node, q: Node, dtype: torch.dtype) -> None:
+    """Check that a dequantize names the dtype that it gets, as its op does when it runs.
+
+    Raises:
+        NormalizeError: It does not.
+    """
+    if dtype_of(q) != dtype:
+        given = dtype_name(dtype_of(q))
+        raise cannot_run(node, f"a dequantize of {dtype_name(dtype)} is given {given}")
+
+
+def check_rounds_nothing(node: Node, dtype: torch.dtype) -> None:
+    """Check that a quantize that rounds to integers is not one to a float type.
+
+    Raises:
+        RefusedError: It is; the canonical op rounds to the float type, not to integers.
+    """
+    if dtype.is_floating_point:
+        text = "it rounds to integers before {}, which the language does not say"
+        raise RefusedError(MissCode.ARITHMETIC, node, text, dtype_name(dtype))
+
+
+def check_clamp(node: Node, spec: QuantSpec) -> None:
+    """Check that a quantize's bounds are numbers of the type that it clamps in.
+
+    Any other bound is rounded out of the storage type, and the conversion of what it lets through
+    is undefined: it differs between kernels.
+
+    Raises:
+        RefusedError: They are not.
+    """
+    compute = spec.arithmetic.compute
+    if spec.dtype.is_floating_point:
+        return
+    for code in (spec.quant_min, spec.quant_max):
+        if torch.tensor(code, dtype=torch.float64).to(compute).item() != code:
+            text = "its bound {} is not exact in {}, in which it clamps"
+            raise RefusedError(MissCode.ARITHMETIC, node, text, code, dtype_name(compute))
+
+
+def check_zero_point_dtype(zero_point: Node, compute: torch.dtype) -> None:
+    """Check that a zero point does not lift the source's arithmetic above ``compute``.
+
+    Raises:
+        RefusedError: It does.
+    """
+    dtype = dtype_of(zero_point)
+    if promoted(zero_point, compute, dtype) != compute:
+        text = "the zero point is {}, so that the source goes on in another type than {}"
+        raise RefusedError(MissCode.DTYPE, zero_point, text, dtype_name(dtype), dtype_name(compute))
+
+
+def check_subtraction(q: Node, zero_point: Node | None, compute: torch.dtype) -> None:
+    """Check a dequantize that takes ``q - zero_point`` in the common type of the two.
+
+    It does so before it converts to the type of the scale; the canonical op converts first. An
+    integer type that is too narrow wraps, and a float type rounds.
+
+    Raises:
+        RefusedError: The two ways may differ.
+    """
+    if zero_point is None:
+        return
+    check_zero_point_dtype(zero_point, compute)
+    taken = promoted(q, dtype_of(q), dtype_of(zero_point))
+    if taken == compute or (is_zero(zero_point) and not taken.is_floating_point):
+        return
+    if not all(exact_difference(q, zero_point, within) for within in (taken, compute)):
+        text = "it subtracts the zero point in {} and multiplies in {}, which may not be exact"
+        raise RefusedError(
+            MissCode.ARITHMETIC, zero_point, text, dtype_name(taken), dtype_name(compute)
+        )
+
+
+def exact_difference(q: Node, zero_point: Node | int, within: torch.dtype) -> bool:
+    """Whether ``q``, ``zero_point`` and ``q - zero_point`` are surely exact in ``within``."""
+    low, high = exact_integers(within)
+    # Dtypes tell enough nearly always; looking at values costs reading them.
+    for look in (False, True):
+        stored = bounds_of(q, look=look)
+        zero: Bounds | None
+        if isinstance(zero_point, int):
+            zero = (zero_point, zero_point)
+        else:
+            zero = bounds_of(zero_point, look=look)
+        if stored is None or zero is None:
+            continue
+        ends = (*stored, *zero, stored[0] - zero[1], stored[1] - zero[0])
+        if low <= min(ends) and max(ends) <= high:
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""torchao's affine and float8 ops."""

@@ -1,0 +1,78 @@
+"""How a factor broadcasts over a tensor, told by position and without guarding a symbol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from qfuse.ir.quant.spec import Block
+from qfuse.ir.sizes import Size, same_shape, same_size
+
+
+class Spread(StrEnum):
+    """How a factor broadcasts over a tensor of shape ``[..., N]``."""
+
+    TENSOR = "per-tensor"
+    CHANNEL = "per-channel"
+    ROWS = "per-row"
+
+
+def spread_of(factor: Sequence[Size], shape: Sequence[Size]) -> Spread | None:
+    """Say how a factor of shape ``factor`` spreads over a tensor of ``shape``.
+
+    Returns:
+        ``None`` if it spreads in another way: along another axis, over some of the leading axes
+        only, or so that the result is larger than the tensor. The axis is told by position, never
+        by size: ``[N, 1]`` on ``[N, N]`` is per row.
+    """
+    if len(factor) > len(shape):
+        return None
+    sizes = padded(factor, len(shape))
+    if all(_is_one(size) for size in sizes):
+        return Spread.TENSOR
+    lead, last = sizes[:-1], sizes[-1]
+    if all(_is_one(size) for size in lead):
+        return Spread.CHANNEL if same_size(last, shape[-1]) else None
+    if _is_one(last) and same_shape(lead, shape[:-1]):
+        return Spread.ROWS
+    return None
+
+
+def is_per_feature(factor: Sequence[Size], shape: Sequence[Size]) -> bool:
+    """Whether ``factor`` has one entry per index of the last axis of ``shape``, however many."""
+    if not factor or len(factor) > len(shape):
+        return False
+    return all(map(_is_one, factor[:-1])) and same_size(factor[-1], shape[-1])
+
+
+def block_of(shape: Sequence[Size], grid: Sequence[Size]) -> Block | None:
+    """Return the block of a scale that broadcasts over a tensor, in the rank of the tensor.
+
+    Args:
+        shape: Shape of the stored tensor.
+        grid: Shape of the scale; missing leading axes are taken as 1.
+
+    Returns:
+        Per axis ``None`` where one scale covers the axis and 1 where each index has its own; or
+        ``None`` if ``grid`` does not broadcast to ``shape``, or has one scale per element.
+    """
+    if len(grid) > len(shape):
+        return None
+    block: list[int | None] = []
+    for size, count in zip(shape, padded(grid, len(shape)), strict=True):
+        if _is_one(count):
+            block.append(None)
+        elif same_size(size, count):
+            block.append(1)
+        else:
+            return None
+    return tuple(block) if None in block else None
+
+
+def padded(grid: Sequence[Size], rank: int) -> tuple[Size, ...]:
+    """Return ``grid`` with ones in front, as broadcasting reads it."""
+    return (*(1,) * (rank - len(grid)), *grid)
+
+
+def _is_one(size: Size) -> bool:
+    return isinstance(size, int) and size == 1

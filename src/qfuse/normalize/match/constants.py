@@ -1,0 +1,138 @@
+"""Expressions of constants, and constants made from them."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx.node import map_arg
+
+from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops.views import bits_equal, has_values
+from qfuse.rewrite.prelude import Node, Rewriter, aten
+
+_EXPRESSION = 64
+# Larger tensors are told apart by where they are.
+_LIMIT = 1 << 22
+
+
+def evaluated(node: Node) -> torch.Tensor | None:
+    """Compute a constant expression of any ATen ops and any size, or return ``None``.
+
+    For what would otherwise be computed in every call, such as weights that are unpacked.
+    """
+    if not is_constant_expression(node):
+        return None
+    known: dict[Node, torch.Tensor] = {}
+    stack = [node]
+    while stack:
+        top = stack[-1]
+        missing = [n for n in top.all_input_nodes if n not in known]
+        if missing and top not in known:
+            stack.extend(missing)
+            continue
+        stack.pop()
+        if top in known:
+            continue
+        value = _called(top, known)
+        if not isinstance(value, torch.Tensor) or value.is_meta:
+            return None
+        known[top] = value
+    return known[node]
+
+
+def _called(node: Node, known: dict[Node, torch.Tensor]) -> object:
+    """Return the value of a constant, or of a deterministic ATen call of known values."""
+    if node.op == "get_attr":
+        return constant_of(node)
+    op = overload_of(node)
+    if op is None or op.namespace != "aten" or torch.Tag.nondeterministic_seeded in op.tags:
+        return None
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
+    with torch.no_grad():
+        return op(*args, **kwargs)
+
+
+def is_unit(scale: Node) -> bool:
+    """Whether a scale is 1 by construction: nothing was scaled yet."""
+    if is_call(scale, aten.ones_like.default):
+        return True
+    value = constant_of(scale)
+    return value is not None and not value.is_meta and value.numel() == 1 and value.item() == 1
+
+
+def is_constant_expression(node: Node) -> bool:
+    """Whether ``node`` depends on constants alone: a weight, however it is computed.
+
+    The search is bounded; what is larger is not a weight.
+    """
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        top = stack.pop()
+        if top in seen:
+            continue
+        seen.add(top)
+        if len(seen) > _EXPRESSION:
+            return False
+        if top.op == "get_attr":
+            if constant_of(top) is None:
+                return False
+        elif top.op != "call_function" or not top.all_input_nodes:
+            return False
+        stack.extend(top.all_input_nodes)
+    return True
+
+
+def derived(rw: Rewriter, home: Node, value: torch.Tensor, what: str) -> Node:
+    """Add a constant that is made from ``home``, once.
+
+    A value equal to ``home`` itself is ``home``; one that was derived before under the same name
+    is that one, so parameters that were tied stay tied.
+
+    Args:
+        rw: The rewriter.
+        home: What the value is made from.
+        value: The value.
+        what: A word for it, as the end of the constant's name.
+    """
+    own = constant_of(home)
+    if own is not None and _same(own, value):
+        return rw.constant(own, str(home.target))
+    owner = home.target if home.op == "get_attr" else home.name
+    if not has_values(value):
+        # What is made of one tensor in one way is one, although there are no bits to compare.
+        return _derived_without_values(rw, home, value, f"{owner}_{what}")
+    return shared_constant(rw, home, value, f"{owner}_{what}")
+
+
+def _derived_without_values(rw: Rewriter, home: Node, value: torch.Tensor, name: str) -> Node:
+    parts = (name, str(value.dtype), *map(str, value.shape), *map(str, value.stride()))
+    name = "".join(c if c.isalnum() else "_" for c in "_".join(parts).replace("torch.", ""))
+    known = getattr(home.graph.owning_module, name, None)
+    return rw.constant(known if isinstance(known, torch.Tensor) else value, name)
+
+
+def shared_constant(rw: Rewriter, near: Node, value: torch.Tensor, name: str) -> Node:
+    """Add a constant under ``name``, or take the equal one that has this name already.
+
+    Args:
+        rw: The rewriter.
+        near: Any node of the graph.
+        value: The value.
+        name: The name.
+    """
+    name = "".join(c if c.isalnum() else "_" for c in name)
+    known = getattr(near.graph.owning_module, name, None)
+    if isinstance(known, torch.Tensor) and _same(known, value):
+        return rw.constant(known, name)
+    return rw.constant(value, name)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
+        return False
+    if a.is_meta or b.is_meta:
+        return a is b
+    if a.data_ptr() == b.data_ptr() and a.stride() == b.stride():
+        return True
+    return a.numel() <= _LIMIT and bits_equal(a, b)

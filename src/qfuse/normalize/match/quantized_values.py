@@ -1,0 +1,187 @@
+"""Stored numbers behind casts, views and the subtraction of a zero point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch.fx.node import Argument
+
+from qfuse.ir.dtypes import REALS, exact_integers
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops.casts import cast_source
+from qfuse.ir.ops.value_range import bounds_of
+from qfuse.ir.ops.views import as_quantize, dtype_of, node_of
+from qfuse.ir.quant.element import Element, ScaleFormat
+from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, dtype_range
+from qfuse.ir.sizes import Size, same_shape
+from qfuse.normalize.match.views import view_source
+from qfuse.rewrite.prelude import Node, Rewriter, arguments, aten
+
+STORED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
+"""Types whose every value is exact in every float type that models compute in."""
+
+_FULL = (torch.float32, torch.float64)
+_WIDE_INTEGERS = (torch.int16, torch.int32, torch.int64)
+_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """``view(cast(q)) - zero``, the real number in units of the scale.
+
+    Attributes:
+        q: The stored numbers, of one of the ``STORED`` types.
+        views: Views between ``q`` and the value, from ``q`` outward.
+        zero: What is subtracted: a node, a number or ``None``. It has the shape of the value, or
+            broadcasts to it.
+    """
+
+    q: Node
+    views: tuple[Node, ...] = ()
+    zero: Argument = None
+
+    def build(self, rw: Rewriter) -> Node:
+        """Return the stored numbers in the shape of the value."""
+        q = self.q
+        for view in self.views:
+            rest = [v for k, v in arguments(view).items() if k != "self"]
+            q = rw.call(view.target, q, *rest)  # type: ignore[arg-type]
+        return q
+
+
+def stored_numbers(value: object) -> Stored | None:
+    """Read ``value`` as stored numbers that were cast, reshaped and shifted, or return ``None``.
+
+    Every step is exact: the casts widen, and the difference of two 8-bit numbers fits in every
+    type that it may be taken in. That the zero point is an 8-bit number is left to the caller.
+    """
+    node, zero, views = value, None, list[Node]()
+    whole = False
+    for _ in range(_STEPS):
+        if not isinstance(node, Node) or not isinstance(node.meta.get("val"), torch.Tensor):
+            return None
+        dtype = dtype_of(node)
+        if dtype in STORED:
+            # Integers of float8 are not its numbers, but what is left of them without fractions.
+            truncated = whole and dtype.is_floating_point
+            return None if truncated else Stored(node, tuple(reversed(views)), zero)
+        if dtype not in REALS and dtype not in _WIDE_INTEGERS:
+            return None
+        whole = whole or dtype in _WIDE_INTEGERS
+        shifted = difference(node)
+        if shifted is not None:
+            if zero is not None or views:
+                return None
+            node, zero = shifted
+            continue
+        source = view_source(node)
+        if source is not None:
+            views.append(node)
+        node = source if source is not None else cast_source(node)
+    return None
+
+
+def difference(node: Node) -> tuple[Node, Argument] | None:
+    """Return the two sides of a plain subtraction of a node or number from a node."""
+    if not is_call(node, aten.sub.Tensor):
+        return None
+    a = arguments(node)
+    left, right = a["self"], a["other"]
+    if not isinstance(left, Node) or a["alpha"] != 1 or isinstance(right, bool):
+        return None
+    return (left, right) if isinstance(right, (Node, int, float)) else None
+
+
+def integers_of(value: Node) -> Node | None:
+    """Return the integers that ``value`` shows as floats, ``None`` if they may be other numbers."""
+    node = value
+    while dtype_of(node).is_floating_point:
+        source = cast_source(node)
+        if source is None or not keeps_integers(source, dtype_of(node)):
+            return None
+        node = source
+    return node
+
+
+def keeps_integers(source: Node, dtype: torch.dtype) -> bool:
+    """Whether a cast of zero points to a float type keeps them.
+
+    Wide types do: where they do not, ``qfuse.dequantize``, which computes in them, does neither.
+    """
+    if dtype in _FULL:
+        return True
+    bounds = bounds_of(source)
+    low, high = exact_integers(dtype)
+    return dtype in REALS and bounds is not None and low <= bounds[0] and bounds[1] <= high
+
+
+def stored_spec(
+    stored: Node, shape: Sequence[Size], grid: Sequence[Size], real: torch.dtype, block: Block
+) -> QuantSpec:
+    """Describe stored numbers as the quantize that made them does, if there is one.
+
+    Args:
+        stored: The stored numbers, in whatever shape.
+        shape: The shape in which they are dequantized.
+        grid: The shape of their scale, of the same rank.
+        real: Float type that they are dequantized to.
+        block: What ``grid`` says of ``shape``; the quantize may say more where an axis is 1.
+    """
+    compute = torch.float64 if real is torch.float64 else torch.float32
+    root: Node | None = stored
+    made = None
+    while root is not None and made is None:
+        made = as_quantize(root)
+        root = view_source(root)
+    if made is None:
+        dtype = dtype_of(stored)
+        return QuantSpec(dtype, *dtype_range(dtype), block, real, Arithmetic(compute))
+    spec = made.params.spec
+    if spec.rank == len(shape) and same_shape(spec.grid(shape), grid):
+        block = spec.block
+    arithmetic = replace(spec.arithmetic, compute=compute)
+    if not spec.is_plain:
+        # What multiplies them here is one float per block, whatever they were rounded to.
+        whole, plain = Element.WHOLE, ScaleFormat.FLOAT
+        spec = replace(spec, element=whole, scale_format=plain, outer=None)
+    return replace(spec, block=block, real=real, arithmetic=arithmetic)
+
+
+def moved_constant(node: Node) -> tuple[Node, torch.Tensor] | None:
+    """Return the constant that ``node`` is a view of, and its value in the shape of ``node``.
+
+    The value shares the constant's memory, however large it is.
+    """
+    path: list[Node] = []
+    for _ in range(_STEPS):
+        value = constant_of(node)
+        if value is not None:
+            root = node
+            for step in reversed(path):
+                rest = [v for k, v in arguments(step).items() if k != "self"]
+                assert callable(step.target), "it is a call of an op"
+                value = step.target(value, *rest)
+            assert isinstance(value, torch.Tensor), "a view of a tensor is one"
+            return root, value
+        if not is_call(node, *_MOVES):
+            return None
+        path.append(node)
+        node = node_of(arguments(node)["self"])
+    return None
+
+
+_MOVES = (
+    aten.view.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.alias.default,
+    aten.t.default,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.slice.Tensor,
+)

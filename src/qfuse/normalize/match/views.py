@@ -1,0 +1,184 @@
+"""Views and casts that stand between the parts of a pattern, seen through and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch.fx.node import Argument
+
+from qfuse.ir.dtypes import REALS
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.ops.casts import cast_source
+from qfuse.ir.ops.view_ops import RESHAPES, SIZED_VIEWS
+from qfuse.ir.ops.views import dtype_of, node_of, shape_of, tensor_of
+from qfuse.ir.sizes import Size, same_shape, same_size
+from qfuse.rewrite.prelude import Node, Rewriter, arguments, aten
+
+VIEWS = (*RESHAPES, aten.alias.default)
+"""Ops that keep all elements in row-major order and at most change the shape."""
+
+_STEPS = 12
+
+
+def view_source(value: object) -> Node | None:
+    """Return what ``value`` shows in another shape, or ``None`` if it is not a view."""
+    if not isinstance(value, Node) or not is_call(value, *VIEWS):
+        return None
+    return node_of(arguments(value)["self"])
+
+
+def rows_source(value: object) -> Node | None:
+    """Return the source of a view that leaves the last axis alone, or ``None``.
+
+    Such a view only merges and splits leading axes, so it commutes with all that acts on rows. It
+    is one that :func:`put_back` can put on a tensor with another last axis.
+    """
+    source = view_source(value)
+    if source is None or not isinstance(value, Node):
+        return None
+    before, after = shape_of(source), shape_of(value)
+    if not before or not after or not same_size(before[-1], after[-1]):
+        return None
+    if is_call(value, *SIZED_VIEWS, aten.alias.default):
+        return source
+    if is_call(value, aten.unsqueeze.default):
+        return source if _axis(value, len(after)) < len(after) - 1 else None
+    if is_call(value, aten.squeeze.dim):
+        return source if _axis(value, len(before)) < len(before) - 1 else None
+    return None
+
+
+def put_back(rw: Rewriter, view: Node, y: Node) -> Node:
+    """Apply ``view``, of which :func:`rows_source` is not ``None``, to ``y``.
+
+    The leading axes of ``y`` are those of the view's own source; its last axis may differ.
+    """
+    if is_call(view, aten.alias.default):
+        return y
+    if is_call(view, aten.unsqueeze.default):
+        return rw.call(aten.unsqueeze.default, y, _axis(view, len(shape_of(view))))
+    if is_call(view, aten.squeeze.dim):
+        return rw.call(aten.squeeze.dim, y, _axis(view, len(shape_of(y))))
+    sizes, last = sizes_argument(view), shape_of(y)[-1]
+    if dtype_of(y) == dtype_of(view) and same_size(last, shape_of(view)[-1]):
+        # The same rows of as many numbers: the type of the result is known.
+        return rw.replay(aten.view.default, (y, [*sizes[:-1], last]), {}, tensor_of(view))
+    return sized_view(rw, y, sizes, last=last)
+
+
+def sized_view(rw: Rewriter, y: Node, sizes: Sequence[Argument], last: Size | None = None) -> Node:
+    """View ``y`` in the given sizes, of which the last may be replaced."""
+    size: list[Argument] = list(sizes)
+    if last is not None:
+        assert isinstance(last, int), f"the last axis of {y} is not static"
+        size[-1] = last
+    return rw.call(aten.view.default, y, size)
+
+
+def sizes_argument(view: Node) -> Sequence[Argument]:
+    """Return the shape that one of ``SIZED_VIEWS`` names, as it is written in the graph."""
+    a = arguments(view)
+    sizes = a["shape"] if "shape" in a else a["size"]
+    assert isinstance(sizes, (list, tuple)), f"not a list of sizes: {view.format_node()}"
+    return sizes
+
+
+def with_shape(node: Node, shape: Sequence[Size]) -> Node | None:
+    """Return ``node``, or what it is a view of, whichever first has ``shape``."""
+    found: Node | None = node
+    for _ in range(_STEPS):
+        if found is None or same_shape(shape_of(found), shape):
+            return found
+        found = view_source(found)
+    return None
+
+
+def transpose_source(value: object) -> Node | None:
+    """Return the matrix that ``value`` is the transpose of, or ``None``."""
+    if not isinstance(value, Node) or not isinstance(value.meta.get("val"), torch.Tensor):
+        return None
+    if len(shape_of(value)) != 2:  # noqa: PLR2004
+        return None
+    if is_call(value, aten.t.default):
+        return node_of(arguments(value)["self"])
+    if is_call(value, aten.transpose.int):
+        a = arguments(value)
+        axes = (_wrap(a["dim0"], 2), _wrap(a["dim1"], 2))
+        return node_of(a["self"]) if set(axes) == {0, 1} else None
+    if is_call(value, aten.permute.default):
+        a = arguments(value)
+        dims = a["dims"]
+        assert isinstance(dims, (list, tuple)), f"not a list of axes: {value.format_node()}"
+        return node_of(a["self"]) if [_wrap(d, 2) for d in dims] == [1, 0] else None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """What stands between an operand and the op that a pattern is about.
+
+    Attributes:
+        base: The first node that is neither a view of rows nor a cast to one of ``REALS``.
+        views: The views, from ``base`` outward.
+        dtypes: The types of the casts, from ``base`` outward.
+        shared: A node from ``base`` to the operand that has another reader, if there is one.
+    """
+
+    base: Node
+    views: tuple[Node, ...]
+    dtypes: tuple[torch.dtype, ...]
+    shared: Node | None
+
+    def without_views(self) -> Path:
+        """Return the path of a value that has its views already."""
+        return replace(self, views=())
+
+    def restore(self, rw: Rewriter, y: Node, dtype: torch.dtype) -> Node:
+        """Give ``y``, which stands for ``base``, the type ``dtype``, and put the views back on."""
+        if dtype_of(y) != dtype:
+            y = rw.call(aten._to_copy.default, y, dtype=dtype)
+        for view in self.views:
+            y = put_back(rw, view, y)
+        return y
+
+
+def peel(value: object, *, casts: bool = True) -> Path | None:
+    """Look through views of rows and, if ``casts``, casts to real types or from int32 to int64.
+
+    A cast to float8 is no noise of rounding: it is what a model stores, and where it overflows.
+    """
+    if not isinstance(value, Node) or not isinstance(value.meta.get("val"), torch.Tensor):
+        return None
+    views: list[Node] = []
+    dtypes: list[torch.dtype] = []
+    shared: Node | None = None
+    node = value
+    for _ in range(_STEPS):
+        if len(node.users) > 1:
+            shared = node
+        source = rows_source(node)
+        if source is not None:
+            views.append(node)
+        elif casts and dtype_of(node) in REALS:
+            source = cast_source(node)
+            if source is not None:
+                dtypes.append(dtype_of(node))
+        elif casts and dtype_of(node) is torch.int64:
+            source = cast_source(node)
+            if source is not None and dtype_of(source) is not torch.int32:
+                source = None
+        if source is None:
+            break
+        node = source
+    return Path(node, tuple(reversed(views)), tuple(reversed(dtypes)), shared)
+
+
+def _axis(view: Node, rank: int) -> int:
+    return _wrap(arguments(view)["dim"], rank)
+
+
+def _wrap(axis: Argument, rank: int) -> int:
+    assert isinstance(axis, int), f"not an axis: {axis!r}"
+    return axis % rank if rank else 0

@@ -1,0 +1,75 @@
+"""What no dialect recognised: named in the log if it can run, an error if it never can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from qfuse.ir.events import Missed, Noted
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.stage_graph import NormalGraph, op_name, place_of
+from qfuse.normalize.importers.dialect import Dialect
+from qfuse.normalize.importers.errors import cannot_run
+from qfuse.rewrite.prelude import Node, OpOverload
+from qfuse.targets.kernels import KernelProbe, KernelState, probe_kernel
+
+_QUANTIZED = frozenset({"quantized_decomposed", "torchao", "quantized", "onednn"})
+
+# Where code for an op may be registered, besides the device's own key.
+_COMPOSITE = (
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+    "Autograd",
+)
+_DEVICE_KEYS = {"cpu": ("CPU", "MkldnnCPU", "QuantizedCPU"), "cuda": ("CUDA", "QuantizedCUDA")}
+
+
+def note_leftovers(program: NormalGraph, dialects: Sequence[Dialect], room: str) -> None:
+    """Name every quantized op of a source that is still in the graph.
+
+    Raises:
+        NormalizeError: One of them has no code on its device.
+    """
+    namespaces = _QUANTIZED.union(*(d.namespaces for d in dialects))
+    limits = {op: why for d in dialects for op, why in d.limits.items()}
+    reasons = {e.anchor.node: e.reason for e in program.log.of(Missed)}
+    for node in program.graph.nodes:
+        op = overload_of(node)
+        if op is None or op.namespace not in namespaces:
+            continue
+        if not _has_kernel(op, node):
+            raise cannot_run(
+                node,
+                f"{op} has a schema but no kernel here, so it can never run",
+                fix="install a build of its package that has the kernel, "
+                "or quantize with another recipe",
+            )
+        why = reasons.get(node.name) or limits.get(_qualified(op).partition(".")[0])
+        text = f"{op_name(node)} stays as it is: {why or 'no dialect knows it'}"
+        program.log.add(Noted(room, text, place_of(node), warn=True))
+
+
+def _has_kernel(op: OpOverload, node: Node) -> bool:
+    """Whether a call arrives at code; what is on no real device is not asked."""
+    keys = _DEVICE_KEYS.get(_device_of(node))
+    if keys is None:
+        return True
+    return any(
+        probe_kernel(KernelProbe(_qualified(op), key)) is KernelState.AVAILABLE
+        for key in (*keys, *_COMPOSITE)
+    )
+
+
+def _qualified(op: OpOverload) -> str:
+    """Return ``namespace::op``, or ``namespace::op.overload``."""
+    namespace, name, overload = str(op).split(".")
+    return f"{namespace}::{name}" if overload == "default" else f"{namespace}::{name}.{overload}"
+
+
+def _device_of(node: Node) -> str:
+    value = node.meta.get("val")
+    while isinstance(value, (tuple, list)) and value:
+        value = value[0]
+    return value.device.type if isinstance(value, torch.Tensor) else ""

@@ -1,0 +1,165 @@
+"""Attention reads keys and values that several heads share where they lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.stage_graph import op_name
+from qfuse.ir.ops.views import node_of, shape_of
+from qfuse.ir.sizes import same_shape, same_size
+from qfuse.optimize.match.strides import restride, rigid_reader
+from qfuse.rewrite.prelude import (
+    Exactness,
+    Miss,
+    MissCode,
+    Node,
+    OpOverload,
+    Rewriter,
+    Rule,
+    arguments,
+    aten,
+)
+
+_ATTENTION = aten.scaled_dot_product_attention.default
+_VIEWS: tuple[OpOverload, ...] = (
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+)
+_RANK = 4  # batch, heads, positions, width of a head
+_GROUP_AXIS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedHeadsSite:
+    """An attention, and the keys and values before they were repeated.
+
+    Attributes:
+        node: The attention.
+        key: Keys [batch, shared heads, positions, width].
+        value: Values, likewise.
+    """
+
+    node: Node
+    key: Node
+    value: Node
+
+
+class FuseRepeatedHeads(Rule[RepeatedHeadsSite]):
+    """Attention over repeated keys and values is attention in groups over those that are there.
+
+    Before::
+
+        k [b, 8, s, d] -> unsqueeze -> expand -> clone -> view [b, 16, s, d] --.
+        v [b, 8, s, d] -> unsqueeze -> expand -> clone -> view [b, 16, s, d] --attention
+        q [b, 16, l, d] -------------------------------------------------------'
+
+    After::
+
+        k, v [b, 8, s, d], q [b, 16, l, d] -> attention (enable_gqa)
+
+    The copies are as long as the cache times the group, for every token that is decoded.
+
+    Refuses: keys and values that are repeated differently; a number of query heads that is another
+    one; queries of another batch or rank, which are spread over keys and values or these over
+    them; a result of which somebody reads the strides.
+    """
+
+    name = "fuse-repeated-heads"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (_ATTENTION,)
+    exactness = Exactness.EXACT
+    # A library may choose another formula for groups.
+    proof = Exactness.ROUNDING
+
+    def match(self, node: Node) -> RepeatedHeadsSite | Miss:
+        """Match an attention of which keys and values are repeated along their heads alike."""
+        a = arguments(node)
+        key, value = (_before_repeat(node_of(a[name])) for name in ("key", "value"))
+        if key is None and value is None:
+            text = "neither keys nor values are repeated"
+            return Miss(MissCode.PATTERN, node, text, progress=0)
+        if key is None or value is None:
+            text = "only one of keys and values is repeated in a way that is understood"
+            return Miss(MissCode.PATTERN, node, text, progress=2)
+        if a["enable_gqa"]:
+            text = "the attention repeats the repeated heads once more"
+            return Miss(MissCode.ARGUMENT, node, text, progress=2)
+        shapes = self._shapes(node, key, value)
+        if shapes is not None:
+            return shapes
+        rigid = rigid_reader(node)
+        if rigid is not None:
+            text = "{} depends on the strides"
+            return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)
+        return RepeatedHeadsSite(node, key, value)
+
+    def _shapes(self, node: Node, key: Node, value: Node) -> Miss | None:
+        """Refuse queries that are spread over keys and values, and heads that differ."""
+        a = arguments(node)
+        query, repeated = shape_of(node_of(a["query"])), shape_of(node_of(a["key"]))[1]
+        if len(query) != _RANK or not same_size(query[0], shape_of(key)[0]):
+            text = "queries of shape {} are spread over keys of {}"
+            return Miss(MissCode.SHAPE, node, text, tuple(query), tuple(shape_of(key)), progress=3)
+        if same_size(query[1], repeated) and _alike(key, value):
+            return None
+        text = "there are {} heads of queries, {} of keys repeated from {}, values from {}"
+        heads = query[1], repeated, shape_of(key)[1], shape_of(value)[1]
+        return Miss(MissCode.SHAPE, node, text, *heads, progress=3)
+
+    def rewrite(self, site: RepeatedHeadsSite, rw: Rewriter) -> None:
+        """Let the attention read what was repeated."""
+        a = arguments(site.node)
+        found = rw.call(
+            _ATTENTION,
+            a["query"],
+            site.key,
+            site.value,
+            *(a[name] for name in ("attn_mask", "dropout_p", "is_causal")),
+            scale=a["scale"],
+            enable_gqa=True,
+        )
+        restride(site.node, found, rw)
+
+
+def _alike(key: Node, value: Node) -> bool:
+    """Whether keys and values have the same batches and heads."""
+    return same_shape(shape_of(key)[:2], shape_of(value)[:2])
+
+
+def _before_repeat(node: Node) -> Node | None:
+    """Return what ``node`` repeats along its heads, each head several times in a row."""
+    if not is_call(node, *_VIEWS):
+        return None
+    spread = node_of(arguments(node)["self"])
+    if is_call(spread, aten.clone.default):
+        spread = node_of(arguments(spread)["self"])
+    if not is_call(spread, aten.expand.default):
+        return None
+    single = node_of(arguments(spread)["self"])
+    if not is_call(single, aten.unsqueeze.default):
+        return None
+    source = node_of(arguments(single)["self"])
+    shape = shape_of(source)
+    if len(shape) != _RANK:
+        return None
+    groups = shape_of(spread)[_GROUP_AXIS]
+    heads = shape[1]
+    if not isinstance(heads, int) or not isinstance(groups, int) or groups < 1:
+        return None
+    batch, _, positions, width = shape
+    # The shapes say what each step does, however its arguments are spelled.
+    steps = (
+        (single, (batch, heads, 1, positions, width)),
+        (spread, (batch, heads, groups, positions, width)),
+        (node, (batch, heads * groups, positions, width)),
+    )
+    right = all(same_shape(shape_of(step), want) for step, want in steps)
+    return source if right and _adds_group_axis(single) else None
+
+
+def _adds_group_axis(single: Node) -> bool:
+    # A cache of one head or one position has the same shape with the new axis elsewhere.
+    axis = arguments(single)["dim"]
+    return isinstance(axis, int) and axis % (_RANK + 1) == _GROUP_AXIS

@@ -1,0 +1,1 @@
+"""Operations become fused ops: linear with epilogue, norm, activation."""

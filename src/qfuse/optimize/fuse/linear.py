@@ -1,0 +1,95 @@
+"""Run a linear on stored numbers: ``linear(dequantize(x), dequantize(w), b)`` becomes one op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops.epilogue import Epilogue
+from qfuse.ir.ops.views import (
+    Dequantize,
+    FusedLinear,
+    Linear,
+    as_dequantize,
+    as_linear,
+    dtype_of,
+    shape_of,
+)
+from qfuse.optimize.fuse.epilogue import replace_by
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSite:
+    """A linear whose weight, and perhaps activation, is a dequantize."""
+
+    linear: Linear
+    act: Dequantize | None
+    weight: Dequantize
+
+
+class FuseLinear(Rule[LinearSite]):
+    """Fuse the dequantizes of a linear's operands into it.
+
+    Before::
+
+        q -> dequantize --.
+        w -> dequantize --+-> aten.linear
+
+    After::
+
+        q, w -> qfuse.linear
+
+    A shared dequantize stays for its other users. An activation that is not quantized stays a
+    float edge: that is a weight-only linear.
+
+    Refuses: a float weight; a weight that is not a constant; a weight of another rank than 2.
+    """
+
+    name = "fuse-linear"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (torch.ops.aten.linear.default,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> LinearSite | Miss:
+        """Match a linear with a dequantized constant weight."""
+        linear = as_linear(node)
+        assert linear is not None, "the anchor is a linear"
+        weight, act = as_dequantize(linear.weight), as_dequantize(linear.x)
+        if weight is None:
+            if act is not None:
+                return Miss(
+                    MissCode.NOT_QUANTIZED,
+                    linear.weight,
+                    "the activation is quantized but the weight is {}",
+                    dtype_of(linear.weight),
+                    progress=2,
+                )
+            return Miss(MissCode.NOT_QUANTIZED, linear.weight, "the weight is not quantized")
+        if constant_of(weight.q) is None:
+            text = "the stored weight is computed at run time, so it cannot be packed ahead"
+            return Miss(MissCode.NOT_CONSTANT, weight.q, text, progress=3)
+        if len(shape_of(linear.weight)) != 2:  # noqa: PLR2004
+            text = "the weight has rank {}, a linear's has 2"
+            return Miss(
+                MissCode.SHAPE, linear.weight, text, len(shape_of(linear.weight)), progress=3
+            )
+        return LinearSite(linear, act, weight)
+
+    def rewrite(self, site: LinearSite, rw: Rewriter) -> None:
+        """Replace the linear; dequantizes that nothing else reads die."""
+        linear, act, weight = site.linear, site.act, site.weight
+        fused = FusedLinear(
+            linear.node,
+            linear.x if act is None else act.q,
+            None if act is None else act.params,
+            weight.q,
+            weight.params,
+            linear.bias,
+            None,
+            Epilogue(),
+            (),
+        )
+        replace_by(fused, linear.node, rw)

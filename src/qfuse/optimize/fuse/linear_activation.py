@@ -1,0 +1,48 @@
+"""Put the activation after a fused linear into its epilogue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qfuse.ir.ops.epilogue import Act
+from qfuse.ir.ops.views import FusedLinear
+from qfuse.optimize.fuse.epilogue import append_step, open_linear
+from qfuse.optimize.match.activations import ACTIVATION_OPS, activated, activation_of
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationSite:
+    """A fused linear and the activation that alone reads it."""
+
+    fused: FusedLinear
+    node: Node
+    act: Act
+
+
+class FuseActivation(Rule[ActivationSite]):
+    """``act(qfuse.linear(...))`` becomes ``qfuse.linear(..., epilogue="act(...)")``.
+
+    Refuses: a linear that others read; bounds or slopes that are not numbers; a clamp with one
+    bound only on the upper side (there is no activation of that name), or with bounds that cross.
+    """
+
+    name = "fuse-activation"
+    anchors: ClassVar[tuple[OpOverload, ...]] = ACTIVATION_OPS
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> ActivationSite | Miss:
+        """Match an activation whose input is an open fused linear."""
+        fused = open_linear(activated(node), node)
+        if isinstance(fused, Miss):
+            return fused
+        act = activation_of(node)
+        if act is None:
+            text = "{} with these arguments is not an activation of the fused op"
+            return Miss(MissCode.ARGUMENT, node, text, node.target, progress=3)
+        return ActivationSite(fused, node, act)
+
+    def rewrite(self, site: ActivationSite, rw: Rewriter) -> None:
+        """Replace the activation by the grown linear."""
+        append_step(site.fused, site.node, site.act, rw)

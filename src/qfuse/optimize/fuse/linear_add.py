@@ -1,0 +1,95 @@
+"""Put the residual addition after a fused linear into its epilogue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from qfuse.ir.ops.epilogue import Add
+from qfuse.ir.ops.views import FusedLinear, dtype_of, shape_of
+from qfuse.ir.sizes import same_shape
+from qfuse.optimize.fuse.epilogue import append_step, open_linear
+from qfuse.rewrite.prelude import (
+    Exactness,
+    Miss,
+    MissCode,
+    Node,
+    OpOverload,
+    Rewriter,
+    Rule,
+    arguments,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AddSite:
+    """A fused linear, the sum that alone reads it, and the other summand."""
+
+    fused: FusedLinear
+    node: Node
+    other: Node
+    alpha: float
+
+
+class FuseAdd(Rule[AddSite]):
+    """``qfuse.linear(...) + alpha * other`` becomes one op with ``other`` as an extra.
+
+    Refuses: a summand that is not a tensor; a sum of two reads of the same linear; ``alpha`` on
+    the linear's side; a summand that would broadcast the linear's result to a larger shape; a
+    summand that is not of the linear's shape, since a residual is; integer summands.
+    """
+
+    name = "fuse-add"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (torch.ops.aten.add.Tensor,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> AddSite | Miss:
+        """Match a sum of an open fused linear and a float tensor of its shape."""
+        a = arguments(node)
+        left, right, alpha = a["self"], a["other"], a["alpha"]
+        if not isinstance(alpha, (int, float)):
+            return Miss(MissCode.ARGUMENT, node, "alpha is not a number", progress=1)
+        first = self._match_side(node, left, right, float(alpha), scaled=False)
+        if not isinstance(first, Miss):
+            return first
+        second = self._match_side(node, right, left, float(alpha), scaled=True)
+        if not isinstance(second, Miss):
+            return second
+        return max(first, second, key=lambda miss: miss.progress)
+
+    def _match_side(
+        self, node: Node, linear: object, other: object, alpha: float, *, scaled: bool
+    ) -> AddSite | Miss:
+        fused = open_linear(linear, node)
+        if isinstance(fused, Miss):
+            return fused
+        found = _refuse(node, fused, other, alpha if scaled else 1.0)
+        if isinstance(found, Miss):
+            return found
+        return AddSite(fused, node, found, 1.0 if scaled else alpha)
+
+    def rewrite(self, site: AddSite, rw: Rewriter) -> None:
+        """Replace the sum by the grown linear."""
+        step = Add(len(site.fused.extras), site.alpha)
+        append_step(site.fused, site.node, step, rw, extra=site.other)
+
+
+def _refuse(node: Node, fused: FusedLinear, other: object, own_alpha: float) -> Node | Miss:
+    """Return the other summand if it is a residual, or why it is none."""
+    if not isinstance(other, Node) or not isinstance(other.meta["val"], torch.Tensor):
+        return Miss(MissCode.ARGUMENT, node, "the other summand is a number", progress=3)
+    if other is fused.node:
+        return Miss(MissCode.SHARED, node, "the linear is added to itself", progress=3)
+    if own_alpha != 1.0:
+        text = "alpha={} scales the linear, not the other summand"
+        return Miss(MissCode.ARGUMENT, node, text, own_alpha, progress=3)
+    if not dtype_of(other).is_floating_point:
+        text = "the other summand is {}"
+        return Miss(MissCode.DTYPE, other, text, dtype_of(other), progress=3)
+    shape, mine = tuple(shape_of(other)), tuple(shape_of(fused.node))
+    if not same_shape(shape, mine):
+        text = "a summand of shape {} is not a residual of shape {}"
+        return Miss(MissCode.SHAPE, other, text, shape, mine, progress=3)
+    return other

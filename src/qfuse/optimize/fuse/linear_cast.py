@@ -1,0 +1,65 @@
+"""Put the float cast after a fused linear into its epilogue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from qfuse.ir.ops.epilogue import Cast
+from qfuse.ir.ops.views import FusedLinear
+from qfuse.optimize.fuse.epilogue import append_step, open_linear
+from qfuse.optimize.match.casts import besides_dtype
+from qfuse.rewrite.prelude import (
+    Exactness,
+    Miss,
+    MissCode,
+    Node,
+    OpOverload,
+    Rewriter,
+    Rule,
+    arguments,
+)
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class CastSite:
+    """A fused linear and the cast that alone reads it."""
+
+    fused: FusedLinear
+    node: Node
+    dtype: torch.dtype
+
+
+class FuseCast(Rule[CastSite]):
+    """``cast(qfuse.linear(...))`` becomes one op that rounds where the cast stood.
+
+    Refuses: a cast to an integer or to float64; a copy that also changes device, layout or memory
+    format.
+    """
+
+    name = "fuse-cast"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (torch.ops.aten._to_copy.default,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> CastSite | Miss:
+        """Match a pure float cast of an open fused linear."""
+        a = arguments(node)
+        fused = open_linear(a["self"], node)
+        if isinstance(fused, Miss):
+            return fused
+        dtype = a["dtype"]
+        if dtype not in _FLOATS or not isinstance(dtype, torch.dtype):
+            return Miss(MissCode.DTYPE, node, "a cast to {} is not an epilogue", dtype, progress=3)
+        moved = besides_dtype(node)
+        if moved:
+            text = "the copy also changes {}"
+            return Miss(MissCode.ARGUMENT, node, text, ", ".join(moved), progress=3)
+        return CastSite(fused, node, dtype)
+
+    def rewrite(self, site: CastSite, rw: Rewriter) -> None:
+        """Replace the cast by the grown linear."""
+        append_step(site.fused, site.node, Cast(site.dtype), rw)

@@ -1,0 +1,200 @@
+"""What the rules have in common that let an op give its result quantized, and others too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx.node import Argument, map_arg
+
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops.fused_reference import Keep
+from qfuse.ir.ops.fused_views import Output, result_of
+from qfuse.ir.ops.views import Choose, Quantize, as_choose, shape_of, tensor_of
+from qfuse.ir.quant.block import block_text, covers
+from qfuse.ir.quant.choose import fixed_zero_point
+from qfuse.ir.quant.element import ScaleFormat
+from qfuse.ir.quant.spec import ZeroPointDomain, dtype_name, stored_name
+from qfuse.ir.sizes import is_row_major
+from qfuse.optimize.match.move_qparams import same_strides
+from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, Rewriter
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedResult:
+    """A quantize, and the choice of its parameters if they are chosen for what it quantizes.
+
+    Attributes:
+        quantize: The quantize.
+        choose: The choice; ``None`` if the parameters are given.
+    """
+
+    quantize: Quantize
+    choose: Choose | None
+
+    @property
+    def ends(self) -> tuple[Node, ...]:
+        """The nodes that read the float result and will be gone."""
+        choice = () if self.choose is None else (self.choose.node,)
+        return (*choice, self.quantize.node)
+
+    def block(self, keep: frozenset[Keep]) -> Output:
+        """Return the output block of an op that gives this result."""
+        params = self.quantize.params
+        if self.choose is None:
+            return Output(params, None, keep)
+        return Output(None, (params.spec, self.choose.spec), keep)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A float value that others read too.
+
+    Attributes:
+        what: Which one it is.
+        node: The node that gives it now.
+        dying: Those of its readers that will be gone.
+    """
+
+    what: Keep
+    node: Node
+    dying: frozenset[Node]
+
+    @property
+    def readers(self) -> list[Node]:
+        """Those that stay."""
+        return [user for user in self.node.users if user not in self.dying]
+
+
+def quantized_result(quantize: Quantize) -> QuantizedResult | Miss:
+    """Tell whether the parameters of a quantize are chosen for its own input.
+
+    Refuses: scales of two levels, used or chosen; a choice for other blocks, for another storage or
+    format of scales, or whose zero point is left out although it may be another than zero.
+    """
+    params = quantize.params
+    if params.outer_scale is not None:
+        text = "its scales have a second level, and a fused op gives one"
+        return Miss(MissCode.GRANULARITY, quantize.node, text, progress=4)
+    scale = result_of(params.scale)
+    choose = None if scale is None or scale[1] != 0 else as_choose(scale[0])
+    if choose is None or choose.x is not quantize.x:
+        return QuantizedResult(quantize, None)
+    return _refuse_choice(quantize, choose) or QuantizedResult(quantize, choose)
+
+
+def _refuse_choice(quantize: Quantize, choose: Choose) -> Miss | None:
+    """Refuse a choice for the input of a quantize that is not what the quantize uses."""
+    params = quantize.params
+    node, spec, chosen = quantize.node, params.spec, choose.spec
+    if chosen.outer or choose.outer_scale is not None:
+        text = "its scales are chosen relative to a second level, and a fused op chooses one"
+        return Miss(MissCode.GRANULARITY, node, text, progress=4)
+    pairs = zip(spec.block, chosen.block, shape_of(quantize.x), strict=True)
+    if not all(a == b or (covers(a, size) and covers(b, size)) for a, b, size in pairs):
+        text = "parameters are chosen in blocks of {} and used in blocks of {}"
+        told = block_text(chosen.block), spec.block_text()
+        return Miss(MissCode.GRANULARITY, node, text, *told, progress=4)
+    if (spec.dtype, spec.element) != (chosen.dtype, chosen.element):
+        text = "parameters that are chosen for {} are used for {}"
+        kinds = (chosen.dtype, chosen.element), (spec.dtype, spec.element)
+        return Miss(MissCode.DTYPE, node, text, *(stored_name(*k) for k in kinds), progress=4)
+    if not _is_format_of(chosen.scale_dtype, spec.scale_format):
+        text = "scales that are chosen in {} are read as {}"
+        told = dtype_name(chosen.scale_dtype), spec.scale_format
+        return Miss(MissCode.DTYPE, node, text, *told, progress=4)
+    zero = params.zero_point
+    own = zero is not None and result_of(zero) == (choose.node, 1)
+    always_zero = fixed_zero_point(chosen) == 0
+    if spec.domain is ZeroPointDomain.FLOAT_OFFSET or not (own or (zero is None and always_zero)):
+        text = "it does not use the zero point that is chosen with its scale"
+        return Miss(MissCode.ZERO_POINT, node, text, progress=4)
+    return None
+
+
+def _is_format_of(dtype: torch.dtype, scale_format: ScaleFormat) -> bool:
+    """Whether scales of a type are in a format; those of one byte have formats of their own."""
+    if scale_format.dtype is not None:
+        return dtype is scale_format.dtype
+    return dtype.itemsize > 1
+
+
+def insertion_point(
+    result: QuantizedResult, kept: Sequence[Kept], args: Sequence[Argument]
+) -> Node | Miss:
+    """Return the first reader of what the new op gives, if all that it reads comes before.
+
+    Constants may come later: they are read anew.
+    """
+    point = min((*result.ends, *(reader for k in kept for reader in k.readers)))
+    for operand in _nodes(args):
+        if not operand < point and constant_of(operand) is None:
+            text = "%{} is computed only after %{} has read what the fused op gives"
+            return Miss(MissCode.ORDER, operand, text, operand.name, point.name, progress=4)
+    return point
+
+
+def results_like(
+    op: OpOverload, args: Sequence[Argument], result: QuantizedResult, kept: Sequence[Kept]
+) -> list[torch.Tensor] | Miss:
+    """Return the (fake) results of the new op, which replace others of the same strides.
+
+    Refuses: strides that would change.
+    """
+    choice = () if result.choose is None else tuple(result.choose.node.meta["val"])
+    node = result.quantize.node
+    old = [tensor_of(node), *choice, *(tensor_of(k.node) for k in kept)]
+    if all(is_row_major(tensor_of(n)) for n in (*_nodes(args), node, *(k.node for k in kept))):
+        # Elementwise arithmetic leaves row-major tensors row-major.
+        return old
+    new = op(*map_arg(tuple(args), lambda n: n.meta["val"]))
+    for before, after in zip(old, new, strict=True):
+        if not same_strides(before, after):
+            text = "the strides of a result would change from {} to {}"
+            told = before.stride(), after.stride()
+            return Miss(MissCode.SHAPE, node, text, *told, progress=4)
+    return list(new)
+
+
+def replace_results(
+    node: Node, result: QuantizedResult, output: Output, kept: Sequence[Kept], rw: Rewriter
+) -> None:
+    """Let all readers read the results of the new op.
+
+    Args:
+        node: The new op.
+        result: The quantize, and the choice of its parameters, that it replaces.
+        output: Its output block.
+        kept: The float values that it replaces.
+        rw: Edits the graph; new nodes go next to the new op.
+    """
+    items = [rw.item(node, index) for index in range(output.count)]
+    rw.replace(result.quantize.node, items[0])
+    if result.choose is not None:
+        for part in list(result.choose.node.users):
+            found = result_of(part)
+            assert found is not None, "the users of a choice are its results"
+            rw.replace(part, items[1 + found[1]])
+    for k in kept:
+        rw.replace(k.node, items[output.place(k.what)], but=k.dying)
+
+
+def available(args: Sequence[Argument], point: Node, rw: Rewriter) -> tuple[Argument, ...]:
+    """Return the arguments of a call before ``point``, constants that come later read anew."""
+
+    def earlier(node: Node) -> Node:
+        if node < point:
+            return node
+        value = constant_of(node)
+        assert value is not None, "what comes later is a constant"
+        return rw.constant(value, str(node.target))
+
+    read: tuple[Argument, ...] = map_arg(tuple(args), earlier)
+    return read
+
+
+def _nodes(args: Sequence[Argument]) -> list[Node]:
+    found: list[Node] = []
+    map_arg(tuple(args), found.append)
+    return found

@@ -1,0 +1,169 @@
+"""Run the float products that are left in bfloat16, on request: this loses precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch.fx.node import map_arg
+
+from qfuse.ir.events import Fired, Missed
+from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.graph.stage_graph import StageGraph, constant_of, place_of
+from qfuse.ir.ops.views import optional_node
+from qfuse.rewrite.driver import Context, PassResult
+from qfuse.rewrite.prelude import (
+    Exactness,
+    Miss,
+    MissCode,
+    Node,
+    OpOverload,
+    Rewriter,
+    arguments,
+    aten,
+)
+from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.whole import Pass
+
+_ATTENTION = aten.scaled_dot_product_attention.default
+_PRODUCTS: tuple[OpOverload, ...] = (
+    aten.linear.default,
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.matmul.default,
+    aten.convolution.default,
+    aten.conv1d.default,
+    aten.conv2d.default,
+    aten.conv3d.default,
+    _ATTENTION,
+)
+
+
+class NarrowFloats(Pass):
+    """Cast the operands of float32 products to bfloat16, and their results back.
+
+    Softmax, norms and residual sums stay in float32, as under autocast, and so does the mask of an
+    attention: its greatest numbers are infinite in bfloat16, and a row that is masked altogether
+    would be NaN. Quantized ops are not touched: their stored numbers say how precise they are.
+
+    Refuses: a product that computes in another type; constants that bfloat16 cannot hold; a summand
+    that is computed at run time, which may be such a mask.
+    """
+
+    name: ClassVar[str] = "narrow-floats"
+    exactness = Exactness.LOSSY
+
+    def run(self, program: StageGraph, context: Context) -> PassResult:
+        """Narrow every product, in one sweep."""
+        result = PassResult()
+        editor = GraphEditor(program.module)
+        narrow = _Narrowing()
+        for node in list(program.graph.nodes):
+            # What nobody reads is erased with its casts, and these may be others' casts too.
+            if not node.users or not _is_float32_product(node):
+                continue
+            key = f"{context.room}/{self.name}@{node.name}"
+            miss = narrow.refusal(node)
+            if miss is not None:
+                self._report(program, context, node, miss, result)
+                continue
+            if not context.gate.allows(key):
+                continue
+            place = place_of(node)
+            rw = editor.rewriter(self.name, node)
+            rw.replace(node, narrow.product(node, rw))
+            rw.commit()
+            program.log.add(Fired(context.room, self.name, key, self.exactness, (place,)))
+            result.fired[self.name] += 1
+        return result
+
+    def _report(
+        self, program: StageGraph, context: Context, node: Node, miss: Miss, result: PassResult
+    ) -> None:
+        result.misses.append((self.name, miss))
+        places = place_of(node), place_of(miss.at)
+        event = Missed(context.room, self.name, miss.code, miss.reason, *places, miss.progress)
+        program.log.add(event)
+
+
+@dataclass(slots=True)
+class _Narrowing:
+    """The casts of one sweep: what several products read is cast once.
+
+    Attributes:
+        constants: Constants in bfloat16, by the identity of the constant; ``None`` where it does
+            not hold them.
+        casts: Casts of what is computed at run time, which come before all later readers.
+    """
+
+    constants: dict[int, torch.Tensor | None] = field(default_factory=dict)
+    casts: dict[Node, Node] = field(default_factory=dict)
+
+    def refusal(self, node: Node) -> Miss | None:
+        """Return why a product must stay as it is."""
+        summand = _summand(node)
+        for operand in _operands(node):
+            value = constant_of(operand)
+            if value is not None and self._narrow(value) is None:
+                text = "{} has numbers that are infinite in bfloat16"
+                return Miss(MissCode.RANGE, operand, text, operand.target)
+            if value is None and operand is summand:
+                text = "what is added to the product is computed at run time, and may be a mask"
+                return Miss(MissCode.RANGE, operand, text)
+        return None
+
+    def product(self, node: Node, rw: Rewriter) -> Node:
+        """Add the product in bfloat16, and the cast of its result."""
+        casts = {operand: self._cast(operand, rw) for operand in _operands(node)}
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: casts.get(n, n))
+        op = overload_of(node)
+        assert op is not None, "a product is a call of an op"
+        product = rw.call(op, *args, **kwargs)
+        return rw.call(aten._to_copy.default, product, dtype=torch.float32)
+
+    def _cast(self, operand: Node, rw: Rewriter) -> Node:
+        value = constant_of(operand)
+        if value is not None:
+            narrowed = self._narrow(value)
+            assert narrowed is not None, "asked before"
+            return rw.constant(narrowed, f"{operand.target}_bfloat16")
+        if operand not in self.casts:
+            self.casts[operand] = rw.call(aten._to_copy.default, operand, dtype=torch.bfloat16)
+        return self.casts[operand]
+
+    def _narrow(self, value: torch.Tensor) -> torch.Tensor | None:
+        if id(value) not in self.constants:
+            narrowed = value.to(torch.bfloat16)
+            overflows = not value.is_meta and bool((narrowed.isinf() & value.isfinite()).any())
+            self.constants[id(value)] = None if overflows else narrowed
+        return self.constants[id(value)]
+
+
+def _is_float32_product(node: Node) -> bool:
+    if not is_call(node, *_PRODUCTS):
+        return False
+    types = {n.meta["val"].dtype for n in node.all_input_nodes if _is_real(n)}
+    return types == {torch.float32} and node.meta["val"].dtype is torch.float32
+
+
+def _is_real(node: Node) -> bool:
+    value = node.meta["val"]
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _operands(node: Node) -> list[Node]:
+    """Return what is narrowed: the real operands, without the mask of an attention."""
+    mask = _summand(node) if is_call(node, _ATTENTION) else None
+    used = dict.fromkeys(n for n in node.all_input_nodes if _is_real(n))
+    return [n for n in used if n is not mask]
+
+
+def _summand(node: Node) -> Node | None:
+    """Return what is added to a product."""
+    a = arguments(node)
+    if is_call(node, aten.addmm.default):
+        return optional_node(a["self"])
+    found = [a[name] for name in ("attn_mask", "bias") if name in a]
+    return optional_node(found[0]) if found else None

@@ -1,0 +1,1 @@
+"""Helpers of the rules of this stage: matching and prices, not rewriting."""

@@ -1,0 +1,45 @@
+"""Casts between float types, as rules that look through them see them."""
+
+from __future__ import annotations
+
+import torch
+
+from qfuse.ir.dtypes import REALS, widens
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.ops import casts
+from qfuse.ir.ops.views import dtype_of, node_of
+from qfuse.rewrite.prelude import Node, arguments, aten
+
+
+def besides_dtype(node: Node) -> list[str]:
+    """Return what an ``aten._to_copy`` changes besides the dtype."""
+    a = arguments(node)
+    source = node_of(a["self"]).meta["val"]
+    same = {
+        "layout": torch.strided,
+        "device": source.device,
+        "memory_format": torch.preserve_format,
+    }
+    changed = [k for k, v in same.items() if a.get(k) is not None and a[k] != v]
+    return [*changed, "pinning"] if a.get("pin_memory") else changed
+
+
+def cast_source(node: Node) -> Node | None:
+    """Return what ``node`` casts from one float type to another, or to the same; else ``None``."""
+    source = casts.cast_source(node)
+    if is_call(node, aten.type_as.default):
+        source = node_of(arguments(node)["self"])
+    if source is None:
+        return None
+    return source if {dtype_of(source), dtype_of(node)} <= set(REALS) else None
+
+
+def exact_source(node: Node) -> tuple[Node, list[Node]]:
+    """Look through casts that keep every number; return what is behind them, and them."""
+    crossed: list[Node] = []
+    while (source := cast_source(node)) is not None:
+        if not widens(dtype_of(source), dtype_of(node)):
+            break
+        crossed.append(node)
+        node = source
+    return node, crossed

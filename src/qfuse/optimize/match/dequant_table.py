@@ -1,0 +1,81 @@
+"""What every stored number stands for: proofs by looking at all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from qfuse.ir.ops.constants import constant_value
+from qfuse.ir.ops.views import QuantParams
+from qfuse.ir.quant.reference import dequantize as dequantize_reference
+from qfuse.ir.quant.spec import dtype_name, dtype_range
+from qfuse.rewrite.prelude import Miss, MissCode, Node
+
+_TABULATED = (torch.int8, torch.uint8, torch.int16)
+_LIMIT = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The real numbers of a dequantize.
+
+    Attributes:
+        low: The least stored number of the type.
+        high: The greatest one.
+        reals: What each stands for, ascending, per block: shape ``[high - low + 1, blocks]``.
+    """
+
+    low: int
+    high: int
+    reals: torch.Tensor
+
+
+def known_params(params: QuantParams) -> tuple[torch.Tensor, torch.Tensor | None] | Miss:
+    """Return scale and zero point; refuse those that are computed at run time."""
+    values = [
+        None if node is None else constant_value(node) for node in (params.scale, params.zero_point)
+    ]
+    scale, zero = values
+    if scale is None or (zero is None and params.zero_point is not None):
+        text = "the scale or the zero point is computed at run time"
+        at: Node = params.scale if scale is None or params.zero_point is None else params.zero_point
+        return Miss(MissCode.NOT_CONSTANT, at, text, progress=3)
+    return scale, zero
+
+
+def table_of(params: QuantParams) -> Table | Miss:
+    """Return what all stored numbers stand for, if greater ones stand for greater real numbers.
+
+    Not a number and the negative zero are refused: which of two zeros is greater, torch leaves
+    open.
+    """
+    spec = params.spec
+    if spec.dtype not in _TABULATED:
+        text = "{} has too many numbers to look at all of them, or no order that ops keep"
+        return Miss(MissCode.DTYPE, params.scale, text, dtype_name(spec.dtype), progress=3)
+    if not spec.is_plain:
+        text = "scales in a format of their own, or of two levels, are not tabulated"
+        return Miss(MissCode.GRANULARITY, params.scale, text, progress=3)
+    known = known_params(params)
+    if isinstance(known, Miss):
+        return known
+    scale, zero = known
+    low, high = dtype_range(spec.dtype)
+    count = high - low + 1
+    if count * scale.numel() > _LIMIT:
+        text = "{} blocks are too many to look at every number of"
+        return Miss(MissCode.GRANULARITY, params.scale, text, scale.numel(), progress=3)
+    codes = torch.arange(low, high + 1, dtype=torch.int32, device=scale.device).to(spec.dtype)
+    reals = dequantize_reference(
+        codes[:, None].expand(count, scale.numel()),
+        scale.reshape(1, -1),
+        None if zero is None else zero.reshape(1, -1),
+        spec.with_block((None, 1)),
+    )
+    ordered = bool((reals[1:] >= reals[:-1]).all()) and not bool(reals.isnan().any())
+    negative_zero = bool(((reals == 0) & torch.signbit(reals)).any())
+    if not ordered or negative_zero:
+        text = "greater stored numbers do not always stand for greater real ones"
+        return Miss(MissCode.RANGE, params.scale, text, progress=3)
+    return Table(low, high, reals)

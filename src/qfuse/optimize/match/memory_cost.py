@@ -1,0 +1,38 @@
+"""What it costs to move and to quantize elements, for the gain of rules that reorder the two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Node
+
+from qfuse.cost import size_range
+from qfuse.cost.model import CostModel
+from qfuse.cost.work import WorkRange, pointwise_work
+from qfuse.ir.ops.views import shape_of
+
+
+def passed(node: Node, reads: torch.dtype, writes: torch.dtype) -> WorkRange:
+    """The bytes of reading and writing every element of a tensor of ``node``'s shape.
+
+    Calls are not counted: the compiler puts pointwise kernels together in any case.
+    """
+    count = size_range(math.prod(shape_of(node)))
+    work = pointwise_work(count, [reads.itemsize * 8], [writes.itemsize * 8])
+    low, hint, high = (w.with_calls(0) for w in work.values)
+    return type(work)(low, hint, high)
+
+
+def saved(cost: CostModel, before: Sequence[WorkRange], after: Sequence[WorkRange]) -> float | None:
+    """Return the seconds that ``after`` saves; ``None``, which is always worth it, for none.
+
+    What costs the same is worth it for what it lets others do. What loses at the least, the hinted
+    or the greatest size does not pay.
+    """
+    compared = cost.compare(before, after)
+    if not compared.loses_nowhere:
+        pairs = zip(compared.before.values, compared.after.values, strict=True)
+        return min(old - new for old, new in pairs)
+    return compared.gain if compared.gain > 0 else None

@@ -1,0 +1,310 @@
+"""Apply movements to nodes: to stored numbers, to parameters, and to fake tensors beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import BuiltinFunctionType
+from typing import Any
+
+import torch
+from torch.fx.node import map_arg
+
+from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.graph.stage_graph import constant_of, op_name
+from qfuse.ir.movement.base import Moved, Movement, move_levels
+from qfuse.ir.movement.collective import WAITS, Collective
+from qfuse.ir.movement.gather import Gather
+from qfuse.ir.movement.registry import EDGE_PADS, MOVEMENT_OPS, movement_of
+from qfuse.ir.movement.reshape import Expand, Permute, Squeeze, Unsqueeze, View
+from qfuse.ir.movement.slice import Flip
+from qfuse.ir.movement.window import EdgePad
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
+from qfuse.ir.quant.block import Stuck
+from qfuse.ir.quant.spec import Block
+from qfuse.ir.sizes import same_shape, same_size
+from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
+
+_REPEATING = (
+    aten.clone.default,
+    aten.flip.default,
+    aten.roll.default,
+    aten.repeat.default,
+    aten.repeat_interleave.self_int,
+    aten.index_select.default,
+    aten.index.Tensor,
+    aten.embedding.default,
+    aten.gather.default,
+    *EDGE_PADS,
+    *WAITS,
+)
+"""Movements that write a new tensor; the others are views."""
+
+_STEPS = 32
+
+
+class GraphMover:
+    """Applies ops to nodes of a graph; what is known already is computed at once.
+
+    Values are nodes, or tensors as long as nothing but constants went into them.
+
+    Args:
+        rw: Adds the nodes.
+    """
+
+    def __init__(self, rw: Rewriter) -> None:
+        self._rw = rw
+
+    def call(self, op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply an op."""
+        if isinstance(value, torch.Tensor):
+            if all(map(_is_known, (*args, *kwargs.values()))):
+                with torch.no_grad():
+                    return op(value, *args, **kwargs)
+            value = self.node(value, "moved")
+        return self._rw.call(op, value, *args, **kwargs)
+
+    def sizes(self, node: Node) -> list[Any]:
+        """Return the sizes of a node's value: numbers, or nodes where they vary."""
+        return self._rw.sizes(node, len(shape_of(node)))
+
+    def at_run_time(self, value: Any) -> Node:
+        """Return the node of a value."""
+        return self.node(value, "moved")
+
+    def open(self, node: Node) -> Any:
+        """Return what to apply ops to for ``node``: its value, if that is a constant."""
+        value = constant_of(node)
+        return node if value is None else value
+
+    def node(self, value: Any, hint: str) -> Node:
+        """Return the node of a value."""
+        if isinstance(value, Node):
+            return value
+        return self._rw.constant(value, hint)
+
+
+class ParamMover(GraphMover):
+    """Applies ops to scales and zero points, of which only the numbers count.
+
+    A view to a shape that the value was viewed from gives that earlier node back, and a permutation
+    cancels its inverse, so parameters that move forward and back leave nothing behind.
+    """
+
+    def call(self, op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Apply an op, unless its result is there already."""
+        if isinstance(value, torch.Tensor):
+            return super().call(op, value, *args, **kwargs)
+        if op is aten.permute.default:
+            return self._permute(value, args[0])
+        if op in {aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dims}:
+            return self._view(op, value, *args)
+        return super().call(op, value, *args, **kwargs)
+
+    def params(self, node: Node, steps: Iterable[Moved]) -> Node:
+        """Move a scale or a zero point by every step, one after the other."""
+        start = value = self.open(node)
+        for step in steps:
+            value = step.apply(self, value)
+        if value is start or (isinstance(value, torch.Tensor) and _is_same(value, start)):
+            return node
+        if isinstance(value, torch.Tensor):
+            value = value.contiguous()
+        return self.node(value, str(node.target))
+
+    def _view(self, op: Any, value: Node, *args: Any) -> Node:
+        made = FakeMover().call(op, tensor_of(value), *args)
+        shown = list(_row_major_sources(value))
+        for earlier in shown:
+            if same_shape(shape_of(earlier), made.shape):
+                return earlier
+        if op is aten.reshape.default:
+            value = shown[-1]
+        return self._rw.replay(op, (value, *args), {}, made)
+
+    def _permute(self, value: Node, dims: Sequence[int]) -> Node:
+        turned = movement_of(value)
+        if isinstance(turned, Permute):
+            dims = [turned.dims[axis] for axis in dims]
+            value = turned.source
+        shape = shape_of(value)
+        real = [axis for axis in dims if not same_size(shape[axis], 1)]
+        if real != sorted(real):
+            return self._rw.call(aten.permute.default, value, list(dims))
+        # Only axes of size 1 change places.
+        sizes = self.sizes(value)
+        return self._view(aten.reshape.default, value, [sizes[axis] for axis in dims])
+
+
+class FakeMover:
+    """Applies ops to fake tensors, so that a match knows strides without adding nodes."""
+
+    def call(self, op: Any, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Apply an op."""
+        known, named = map_arg((args, kwargs), lambda n: n.meta["val"])
+        with torch.no_grad():
+            return op(value, *known, **named)
+
+    def sizes(self, node: Node) -> list[Any]:
+        """Return the sizes."""
+        return list(shape_of(node))
+
+    def at_run_time(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the value, of which only the type is known in any case."""
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One movement that is crossed, and what it does to the parameters."""
+
+    movement: Movement
+    moved: Moved
+
+
+@dataclass(frozen=True, slots=True)
+class Climb:
+    """How far parameters move up a chain of movements.
+
+    Attributes:
+        steps: The movements crossed, from the last one upward.
+        source: What is above them.
+        block: The block there.
+        stuck: The movement that the parameters do not cross, and why, if that ended it.
+    """
+
+    steps: tuple[Step, ...]
+    source: Node
+    block: Block
+    stuck: tuple[Movement, Stuck] | None = None
+
+    def again(self, mover: Any, value: Any) -> Any:
+        """Apply all movements to another value of the source's shape."""
+        for step in reversed(self.steps):
+            value = step.movement.again(mover, value)
+        return value
+
+
+def climb(
+    x: Node, block: Block, crosses: Callable[[Movement], bool], outer: Block | None = None
+) -> Climb:
+    """Move parameters of ``x`` up as far as they move and ``crosses`` allows.
+
+    Args:
+        x: What has the parameters.
+        block: Their block.
+        crosses: Whether a movement may be crossed.
+        outer: The block of their second level of scales, if there is one.
+    """
+    steps: list[Step] = []
+    while len(steps) < _STEPS:
+        movement = movement_of(x)
+        if movement is None or not crosses(movement):
+            break
+        moved = move_levels(movement.backward, block, outer)
+        if isinstance(moved, Stuck):
+            return Climb(tuple(steps), x, block, (movement, moved))
+        steps.append(Step(movement, moved))
+        x, block = movement.source, moved.block
+        outer = None if moved.outer is None else moved.outer.block
+    return Climb(tuple(steps), x, block)
+
+
+def moved_params(rw: Rewriter, params: QuantParams, steps: Sequence[Moved]) -> QuantParams:
+    """Move parameters by every step, one after the other."""
+    if not steps:
+        return params
+    mover = ParamMover(rw)
+    scale = mover.params(params.scale, steps)
+    zero = None if params.zero_point is None else mover.params(params.zero_point, steps)
+    spec = params.spec
+    if params.outer_scale is None:
+        return QuantParams(spec.with_block(steps[-1].block), scale, zero)
+    seconds = outer_steps(steps)
+    outer = mover.params(params.outer_scale, seconds)
+    return QuantParams(spec.with_block(steps[-1].block, seconds[-1].block), scale, zero, outer)
+
+
+def outer_steps(steps: Sequence[Moved]) -> list[Moved]:
+    """Return what every step does to the second level of scales, which there is."""
+    seconds = [step.outer for step in steps if step.outer is not None]
+    assert len(seconds) == len(steps), "both levels of scales move, or none"
+    return seconds
+
+
+def copies(movement: Movement) -> bool:
+    """Whether a movement writes a new tensor."""
+    return is_call(movement.node, *_REPEATING)
+
+
+def moves_stored(movement: Movement, dtype: torch.dtype) -> bool:
+    """Whether an op moves numbers of a storage type: some have no form for the 8-bit floats."""
+    return not (isinstance(movement, (Flip, Gather, EdgePad)) and dtype.is_floating_point)
+
+
+def is_free(movement: Movement) -> bool:
+    """Whether crossing a movement with a quantize cannot cost anything.
+
+    It shows all elements, once each or repeated, and nothing has to be copied twice: a copy that
+    others read too would be made of the real numbers and of the stored ones.
+    """
+    if copies(movement):
+        return movement.bijective and len(movement.node.users) == 1
+    return movement.bijective or isinstance(movement, Expand)
+
+
+def movement_name(movement: Movement) -> str:
+    """Return what people call a movement."""
+    if isinstance(movement, Collective):
+        return op_name(movement.start)
+    return (
+        "a split"
+        if isinstance(movement.node.target, BuiltinFunctionType)
+        else op_name(movement.node)
+    )
+
+
+def refuse_uncovered(node: Node) -> Miss | None:
+    """Refuse an op that moves elements in a way that is not covered; ``None`` for other ops."""
+    op = overload_of(node)
+    if op is None or not (op.is_view or op in MOVEMENT_OPS):
+        return None
+    text = "how {} moves parameters is not covered, with these arguments"
+    return Miss(MissCode.ARGUMENT, node, text, op_name(node), progress=1)
+
+
+def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape have the same strides where there is a step to take."""
+    return all(
+        same_size(size, 1) or same_size(step, other)
+        for size, step, other in zip(a.shape, a.stride(), b.stride(), strict=True)
+    )
+
+
+def reads_any_strides(node: Node) -> bool:
+    """Whether all readers take ``node`` whatever its strides are: views do not."""
+    return all(is_call(user, *ops.CANONICAL, *ops.FUSED) for user in node.users)
+
+
+def _row_major_sources(node: Node) -> Iterable[Node]:
+    """Give ``node`` and everything that it shows all of, in the same order of elements."""
+    yield node
+    for _ in range(_STEPS):
+        movement = movement_of(node)
+        if not isinstance(movement, (View, Unsqueeze, Squeeze)):
+            return
+        node = movement.source
+        yield node
+
+
+def _is_known(value: Any) -> bool:
+    """Whether an argument depends neither on a node nor on a symbolic size."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_known, value))
+    return not isinstance(value, (Node, torch.SymInt))
+
+
+def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether ``a`` is a view of ``b`` that shows it as it is."""
+    return a.shape == b.shape and a.stride() == b.stride() and a.data_ptr() == b.data_ptr()

@@ -1,0 +1,1 @@
+"""Siblings become one operation, and equal operations become one."""

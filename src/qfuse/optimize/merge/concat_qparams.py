@@ -1,0 +1,167 @@
+"""Concatenate weights along their output axis: scales, zero points and biases.
+
+No number is quantized anew: what differs between parts is spread, by repeating it, to a block that
+all of them have in common.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import torch
+
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops.views import QuantParams, bits_equal
+from qfuse.ir.quant.spec import Block
+from qfuse.rewrite.prelude import Node, Rewriter
+
+Part = tuple[QuantParams, tuple[int, ...]]
+"""The parameters of a weight, and its shape: ``(n, k)``, or more axes behind the first."""
+
+MatrixBlock = tuple[int | None, int | None]
+
+_MATRIX = 2
+
+
+def concat_params(parts: Sequence[Part], name: str, rw: Rewriter) -> QuantParams:
+    """Return the parameters of the weights one below the other.
+
+    The parts agree in storage, formats, compute type, domain and float type, and whether there is
+    a second level of scales; dequantize reads nothing else of a spec. Weights of more than two axes
+    also agree in their blocks behind the first one. Ranges unite.
+
+    Args:
+        parts: The constant parameters of each weight.
+        name: What the new constants are named after.
+        rw: Adds them.
+    """
+    shapes = [shape for _, shape in parts]
+    blocks = [params.spec.block for params, _ in parts]
+    scales = [_tensor(params.scale) for params, _ in parts]
+    zeros = _zero_points([params.zero_point for params, _ in parts], scales)
+    joined = _joined(blocks, shapes, [scales, *([] if zeros is None else [zeros])])
+    low = min(params.spec.quant_min for params, _ in parts)
+    high = max(params.spec.quant_max for params, _ in parts)
+    spec = replace(parts[0][0].spec, quant_min=low, quant_max=high, block=joined.block, outer=None)
+    scale = rw.constant(joined.values[0], f"{name}_scale")
+    zero = None if zeros is None else rw.constant(joined.values[1], f"{name}_zero_point")
+    seconds = [_tensor(p.outer_scale) for p, _ in parts if p.outer_scale is not None]
+    if not seconds:
+        return QuantParams(spec, scale, zero)
+    outers = [params.spec.outer for params, _ in parts if params.spec.outer is not None]
+    level = _joined(outers, shapes, [seconds])
+    outer = rw.constant(level.values[0], f"{name}_outer_scale")
+    return QuantParams(replace(spec, outer=level.block), scale, zero, outer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Joined parameters in blocks of one kind."""
+
+    block: Block
+    values: tuple[torch.Tensor, ...]
+
+
+def _joined(
+    given: Sequence[Block],
+    shapes: Sequence[tuple[int, ...]],
+    kinds: Sequence[Sequence[torch.Tensor]],
+) -> _Level:
+    """Join parameters, of every part of every kind, in blocks that all parts can be given.
+
+    Blocks behind the first axis of more than two are alike: the axes count as one, which is whole.
+    """
+    many = len(given[0]) > _MATRIX
+    blocks: list[MatrixBlock] = [(block[0], None if many else block[1]) for block in given]
+    sizes = [(shape[0], math.prod(shape[1:])) for shape in shapes]
+    groups = [columns or k for (_, columns), (_, k) in zip(blocks, sizes, strict=True)]
+    group = reduce(math.gcd, groups)
+    whole = all(columns is None for _, columns in blocks)
+    rows = _common_rows(blocks, sizes, kinds)
+
+    def join(values: Sequence[torch.Tensor]) -> torch.Tensor:
+        flat = [value.flatten(1) for value in values]
+        if rows is None:
+            made = _spread_columns(flat[0], groups[0], group, sizes[0][1])
+        else:
+            spread = []
+            for value, (high, _), wide, (n, k) in zip(flat, blocks, groups, sizes, strict=True):
+                tall = _spread_rows(value, high, rows, n)
+                spread.append(_spread_columns(tall, wide, group, k))
+            dtype = reduce(torch.promote_types, (v.dtype for v in spread))
+            made = torch.cat([v.to(dtype) for v in spread])
+        return made.reshape(made.shape[0], *values[0].shape[1:]) if many else made
+
+    behind = given[0][1:] if many else (None if whole else group,)
+    return _Level((rows, *behind), tuple(map(join, kinds)))
+
+
+def concat_bias(parts: Sequence[tuple[Node | None, int]], rw: Rewriter) -> Node | None:
+    """Return the biases one after the other; a missing one is -0.0, which changes no sum.
+
+    Args:
+        parts: The constant bias of each linear, if it has one, and its output features.
+        rw: Adds the constant.
+    """
+    given = [bias for bias, _ in parts if bias is not None]
+    if not given:
+        return None
+    like = _tensor(given[0])
+    values = [like.new_full((n,), -0.0) if bias is None else _tensor(bias) for bias, n in parts]
+    return rw.constant(torch.cat(values), "_".join(str(bias.target) for bias in given))
+
+
+def _common_rows(
+    blocks: Sequence[MatrixBlock],
+    sizes: Sequence[tuple[int, ...]],
+    kinds: Sequence[Sequence[torch.Tensor]],
+) -> int | None:
+    """Return the block along the output axis that all parts can be given."""
+    high = [rows for rows, _ in blocks]
+    same = all(_same(values[0], value) for values in kinds for value in values)
+    columns = {columns for _, columns in blocks}
+    if same and len(columns) == 1 and all(b is None for b in high):
+        return None
+    block = high[0]
+    if block is not None and set(high) == {block} and all(n % block == 0 for n, _ in sizes[:-1]):
+        return block
+    return 1
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and bits_equal(a, b)
+
+
+def _spread_rows(value: torch.Tensor, block: int | None, rows: int, n: int) -> torch.Tensor:
+    if block == rows:
+        return value
+    return value.repeat_interleave(block or n, 0)[:n]
+
+
+def _spread_columns(value: torch.Tensor, block: int, group: int, k: int) -> torch.Tensor:
+    if block == group:
+        return value
+    return value.repeat_interleave(block // group, 1)[:, : -(-k // group)]
+
+
+def _zero_points(
+    nodes: Sequence[Node | None], scales: Sequence[torch.Tensor]
+) -> list[torch.Tensor] | None:
+    """Return the zero points; beside one that there is, a missing one is zero."""
+    given = [_tensor(node) for node in nodes if node is not None]
+    if not given:
+        return None
+    dtype = reduce(torch.promote_types, (value.dtype for value in given))
+    return [
+        scale.new_zeros(scale.shape, dtype=dtype) if node is None else _tensor(node).to(dtype)
+        for node, scale in zip(nodes, scales, strict=True)
+    ]
+
+
+def _tensor(node: Node) -> torch.Tensor:
+    value = constant_of(node)
+    assert value is not None, f"{node} is not a constant"
+    return value

@@ -1,0 +1,232 @@
+"""Combine equal quantizes, dequantizes, parameters of theirs and the views between them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable
+
+from qfuse.ir.events import Fired, Missed
+from qfuse.ir.graph.alias import leaves_graph
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.stage_graph import ASSUMED_META, StageGraph, constant_of, place_of
+from qfuse.ir.movement.collective import WAITS
+from qfuse.ir.movement.registry import MOVEMENT_OPS, SPLITS
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.views import bits_of, has_values, tensor_of
+from qfuse.optimize.match.concat import JOINS
+from qfuse.rewrite.driver import Context, PassResult
+from qfuse.rewrite.prelude import Exactness, MissCode, Node, arguments, aten
+from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.settle import settle
+from qfuse.rewrite.whole import Pass
+
+# A clone is there to be a tensor of its own, and ranks wait as often as they were told to.
+_KEPT_APART = (aten.clone.default, aten.alias.default, *WAITS)
+
+_COMBINABLE = frozenset(
+    (
+        *ops.CANONICAL,
+        *ops.FUSED,
+        aten.linear.default,
+        *(op for op in MOVEMENT_OPS if op not in _KEPT_APART),
+        *SPLITS,
+        *JOINS,
+        aten.constant_pad_nd.default,
+        aten.clamp.default,
+        aten.sym_size.int,
+        aten._to_copy.default,
+    )
+)
+# What scales and zero points are computed with where no op that chooses them is called. All give
+# a tensor of its own, and the same bits for the same operands.
+_COMPUTING = frozenset(
+    (
+        aten.abs.default,
+        aten.add.Tensor,
+        aten.amax.default,
+        aten.amin.default,
+        aten.clamp.Tensor,
+        aten.clamp_max.default,
+        aten.clamp_max.Tensor,
+        aten.clamp_min.default,
+        aten.clamp_min.Tensor,
+        aten.div.Tensor,
+        aten.full_like.default,
+        aten.max.dim,
+        aten.maximum.default,
+        aten.min.dim,
+        aten.minimum.default,
+        aten.mul.Tensor,
+        aten.neg.default,
+        aten.reciprocal.default,
+        aten.round.default,
+        aten.sub.Tensor,
+        aten.zeros_like.default,
+    )
+)
+_EDGES = frozenset((ops.quantize, ops.dequantize, ops.requantize))
+_PARAMETERS = frozenset(("scale", "zero_point", "out_scale", "out_zero_point"))
+# Comparing bits costs reading them; parameters are small, weights are compared by identity.
+_BITS_LIMIT = 1 << 16
+
+
+class Combine(Pass):
+    """Value numbering over quantization ops, their parameters and the movement between them.
+
+    Two nodes are equal when they call the same op with equal arguments: nodes by value number,
+    numbers by type and value, constants by identity or, when they are small, by bits. A node that
+    leaves the graph is kept apart, so that outputs do not begin to alias.
+
+    Arithmetic is combined where a scale or a zero point is computed with it, as code does that
+    quantizes by hand; elsewhere it is left to the compiler.
+
+    Parameters on the meta device have no values. Those of one type and shape, in one role for the
+    same data, are taken as equal if ``Context.assume_equal`` says so; otherwise that is a miss.
+    """
+
+    name = "combine"
+    exactness = Exactness.EXACT
+
+    def run(self, program: StageGraph, context: Context) -> PassResult:
+        """Combine in one sweep, in topological order."""
+        result = PassResult()
+        editor = GraphEditor(program.module)
+        known = _Known(_computing_parameters(program))
+        for node in list(program.graph.nodes):
+            first = known.equal(node)
+            assumed = first is None
+            if first is None:
+                first = known.alike(node)
+            if first is None or first is node or not context.covers(node):
+                continue
+            if assumed and not context.assume_equal:
+                program.log.add(_no_values(context.room, node))
+                continue
+            if leaves_graph(node) and leaves_graph(first):
+                continue
+            key = f"{context.room}/{self.name}@{node.name}"
+            if node.op != "get_attr" and not context.gate.allows(key):
+                continue
+            place = place_of(node)
+            is_constant = node.op == "get_attr"
+            rw = editor.rewriter(self.name, node)
+            rw.replace(node, first)
+            if not settle(rw, context, program.log, key, self.exactness, place) or is_constant:
+                continue
+            if assumed:
+                first.meta[ASSUMED_META] = True
+            exactness = Exactness.ASSUMED if assumed else self.exactness
+            note = f"the same as %{first.name}"
+            program.log.add(
+                Fired(context.room, self.name, key, exactness, (place,), (first.name,), note)
+            )
+            result.fired[self.name] += 1
+        return result
+
+
+class _Known:
+    """The nodes seen so far, by what they compute.
+
+    Args:
+        computing: The arithmetic that is to be combined.
+    """
+
+    def __init__(self, computing: frozenset[Node]) -> None:
+        self._computing = computing
+        self._numbers: dict[Hashable, Node] = {}
+        self._constants: dict[Hashable, Node] = {}
+        self._alike: dict[Hashable, Node] = {}
+
+    def equal(self, node: Node) -> Node | None:
+        """Return the first node equal to ``node``, itself if it is not one to be combined.
+
+        ``None`` is a new one.
+        """
+        if node.op == "get_attr":
+            return _find_constant(node, self._constants)
+        if node.target is operator.getitem:
+            return _first(self._numbers, (operator.getitem, node.args[0], node.args[1]), node)
+        op = overload_of(node)
+        if op not in _COMBINABLE and node not in self._computing:
+            return node
+        key = (op, tuple((k, _freeze(v)) for k, v in sorted(arguments(node).items())))
+        first = _first(self._numbers, key, node)
+        return None if first is node else first
+
+    def alike(self, node: Node) -> Node | None:
+        """Return the first node that differs from ``node`` in parameters without values alone."""
+        if overload_of(node) not in _EDGES:
+            return None
+        given = sorted(arguments(node).items())
+        data = node.all_input_nodes[0]
+        if data.op == "get_attr" or not any(_valueless(v) for k, v in given if k in _PARAMETERS):
+            return None
+        frozen = (_freeze_role(k, v) for k, v in given)
+        return _first(self._alike, (node.target, *frozen), node)
+
+
+def _computing_parameters(program: StageGraph) -> frozenset[Node]:
+    """Return the arithmetic that parameters of quantized ops are computed with, back to the data.
+
+    Views, casts and picked results on the way are passed; they are combined anyway.
+    """
+    passed = _COMPUTING | _COMBINABLE
+    found: set[Node] = set()
+    waiting: list[Node] = []
+    for node in program.graph.nodes:
+        if overload_of(node) in _EDGES:
+            params = (v for k, v in arguments(node).items() if k in _PARAMETERS)
+            waiting += (param for param in params if isinstance(param, Node))
+    while waiting:
+        node = waiting.pop()
+        if node not in found and (overload_of(node) in passed or node.target is operator.getitem):
+            found.add(node)
+            waiting += node.all_input_nodes
+    return frozenset(node for node in found if overload_of(node) in _COMPUTING)
+
+
+def _find_constant(node: Node, constants: dict[Hashable, Node]) -> Node:
+    value = constant_of(node)
+    if value is None:
+        return node
+    kind = (value.dtype, value.device, tuple(value.shape), value.stride())
+    small = has_values(value) and value.numel() * value.element_size() <= _BITS_LIMIT
+    return _first(constants, (*kind, bits_of(value) if small else id(value)), node)
+
+
+def _first(known: dict[Hashable, Node], key: Hashable, node: Node) -> Node:
+    """Return the first node with ``key`` that is still read, which may be ``node``."""
+    first = known.get(key)
+    if first is None or not first.users:
+        # It went away together with what was taken as equal to another.
+        known[key] = first = node
+    return first
+
+
+def _freeze(value: object) -> Hashable:
+    """Make an argument hashable such that equal means equal: 1, 1.0 and True differ."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_freeze(v) for v in value)
+    if isinstance(value, Node):
+        return value
+    return (type(value), repr(value))
+
+
+def _freeze_role(name: str, value: object) -> Hashable:
+    """Make an argument hashable such that parameters without values are equal to their like."""
+    if name in _PARAMETERS and _valueless(value):
+        assert isinstance(value, Node), "only a node may have no values"
+        fake = tensor_of(value)
+        return name, fake.dtype, fake.device, tuple(fake.shape)
+    return name, _freeze(value)
+
+
+def _valueless(value: object) -> bool:
+    constant = constant_of(value) if isinstance(value, Node) else None
+    return constant is not None and not has_values(constant)
+
+
+def _no_values(room: str, node: Node) -> Missed:
+    text = "its parameters have no values that could be compared with those of an equal one"
+    place = place_of(node)
+    return Missed(room, Combine.name, MissCode.NO_VALUES, text, place, place, progress=4)

@@ -1,0 +1,177 @@
+"""Merge the convolutions that read one input into one with more output channels, and a split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from qfuse.cost import (
+    AtPoints,
+    Comparison,
+    ComputeKind,
+    CostModel,
+    Size,
+    Work,
+    at_points,
+    pointwise_work,
+    size_range,
+)
+from qfuse.ir.graph.alias import leaves_graph
+from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.graph.stage_graph import StageGraph
+from qfuse.ir.movement.registry import movement_of
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.convolution import Convolution, as_convolution
+from qfuse.ir.ops.views import Dequantize, as_dequantize, dtype_of, shape_of
+from qfuse.optimize.merge.concat_qparams import concat_bias
+from qfuse.optimize.merge.siblings import (
+    Facets,
+    MergeSiblings,
+    Sibling,
+    concat_weight,
+    refuse_parts,
+    split_into,
+)
+from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
+
+
+class MergeConvolutions(MergeSiblings):
+    """``conv(x, w1, b1)`` and ``conv(x, w2, b2)`` become parts of one ``conv(x, w, b)``.
+
+    Before::
+
+        x -> conv(dequantize(q1)) -> relu
+        x -> conv(dequantize(q2)) -> conv
+
+    After::
+
+        x -> conv(dequantize(q)) -> split -> relu
+                                          -> conv
+
+    Every element of the result is the same expression of the same values, as for
+    :class:`qfuse.optimize.merge.merge_linears.MergeLinears`, and weights, scales, zero points and
+    biases are concatenated as there, along the output channels.
+
+    Refuses: convolutions in groups, where a channel reads some inputs only; transposed ones; other
+    strides, paddings, dilations or kernels than a sibling has, or other blocks behind the output
+    channels, which do not keep the others from merging; everything that
+    :class:`qfuse.optimize.merge.merge_linears.MergeLinears` refuses of weights, biases and
+    readers; what the cost model finds slower at the least, the expected or the greatest size, such
+    as parts that have to be copied for those who read them.
+    """
+
+    name: ClassVar[str] = "merge-convolutions"
+
+    def input_of(self, node: Node) -> Node | None:
+        """Return the input of a convolution."""
+        conv = as_convolution(node)
+        return None if conv is None else conv.x
+
+    def sibling(self, node: Node) -> Sibling | Miss:
+        """View a convolution as one that may merge."""
+        conv = as_convolution(node)
+        assert conv is not None, "only convolutions are grouped"
+        refused = _refuse_settings(conv)
+        if refused is not None:
+            return refused
+        stored = as_dequantize(conv.weight)
+        weight = conv.weight if stored is None else stored.q
+        refused = refuse_parts(conv, stored, weight)
+        if refused is not None:
+            return refused
+        shape = tuple(map(int, shape_of(weight)))
+        return Sibling(conv, stored, weight, shape, _alike(conv, stored, shape))
+
+    def price(self, group: Sequence[Sibling], program: StageGraph, cost: CostModel) -> Comparison:
+        """Compare the convolutions apart and as one."""
+        symbols = program.signature.symbols
+        x = size_range(math.prod(shape_of(group[0].op.x)), symbols)
+        outs = [size_range(math.prod(shape_of(s.op.node)), symbols) for s in group]
+        before = [_work(group[0], x, [out], s.n) for s, out in zip(group, outs, strict=True)]
+        after = [_work(group[0], x, outs, sum(s.n for s in group))]
+        bits = dtype_of(group[0].op.node).itemsize * 8
+        after += [
+            pointwise_work(out, [bits], [bits])
+            for sibling, out in zip(group, outs, strict=True)
+            if leaves_graph(sibling.op.node) or _wants_dense(sibling.op.node)
+        ]
+        return cost.compare(before, after)
+
+    def merged(self, group: Sequence[Sibling], rw: Rewriter) -> Node:
+        """Add the wide convolution and the split."""
+        conv = as_convolution(group[0].op.node)
+        assert conv is not None, "only convolutions are grouped"
+        op = overload_of(conv.node)
+        assert op is not None, "a convolution is a call"
+        weight = concat_weight(group, rw)
+        bias = concat_bias([(s.op.bias, s.n) for s in group], rw)
+        wide = rw.call(op, conv.x, weight, bias, *conv.settings.values())
+        split_into(wide, group, conv.axis, rw)
+        return wide
+
+
+def _refuse_settings(conv: Convolution) -> Miss | None:
+    node = conv.node
+    if conv.transposed:
+        text = "it is transposed: the first axis of its weight is that of its inputs"
+        return Miss(MissCode.ARGUMENT, node, text, progress=2)
+    if conv.groups != 1:
+        text = "it has {} groups, and a channel would read what it did not read before"
+        return Miss(MissCode.ARGUMENT, node, text, conv.groups, progress=2)
+    if set(node.all_input_nodes) > {conv.x, conv.weight, conv.bias} - {None}:
+        text = "its geometry is computed at run time"
+        return Miss(MissCode.ARGUMENT, node, text, progress=2)
+    return None
+
+
+def _alike(conv: Convolution, stored: Dequantize | None, shape: tuple[int, ...]) -> Facets:
+    """Return what siblings must have in common: how they go over the input, and finer blocks."""
+    op = overload_of(conv.node)
+    assert op is not None, "a convolution is a call"
+    # Overloads spell the padding, which the geometry has in numbers.
+    common = (("op", op.overloadpacket), *conv.geometry, ("kernel", shape[1:]))
+    if stored is None:
+        return common
+    spec = stored.params.spec
+    outer = None if spec.outer is None else spec.outer[1:]
+    return *common, ("blocks", spec.block[1:]), ("blocks of the second level", outer)
+
+
+def _work(sibling: Sibling, x: Size, outs: Sequence[Size], n: int) -> AtPoints[Work]:
+    """The work of one convolution, in floats: no kernel takes stored numbers, they are expanded."""
+    real = dtype_of(sibling.op.node)
+    kind = ComputeKind.BF16 if real is torch.bfloat16 else ComputeKind.F32
+    depth = math.prod(sibling.shape[1:])
+
+    def build(read: int, *written: int) -> Work:
+        # Every output element is a sum over the kernel and all input channels.
+        return Work(
+            flops=2.0 * sum(written) * depth,
+            kind=kind,
+            weight_bytes=float(n * depth * real.itemsize),
+            reads=(float(read * real.itemsize),),
+            writes=(float(sum(written) * real.itemsize),),
+        )
+
+    return at_points(build, x, *outs)
+
+
+def _wants_dense(node: Node) -> bool:
+    """Whether somebody reads ``node``, or a view of it, who copies a part of a wider result."""
+    stack = [node]
+    while stack:
+        for user in stack.pop().users:
+            op = overload_of(user)
+            if movement_of(user) is not None:
+                stack.append(user)
+            elif op is not None and not (_reads_parts(user) or torch.Tag.pointwise in op.tags):
+                return True
+    return False
+
+
+def _reads_parts(user: Node) -> bool:
+    """Whether an op that is not elementwise reads a part as fast as a whole."""
+    return is_call(user, *ops.CANONICAL, aten.cat.default, aten.sym_size.int)

@@ -1,0 +1,327 @@
+"""What merging siblings takes, whatever op they are: who may merge, and why others may not."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from qfuse.cost import Comparison, CostModel
+from qfuse.ir.events import Fired, Missed
+from qfuse.ir.graph.alias import leaves_graph
+from qfuse.ir.graph.stage_graph import ASSUMED_META, StageGraph, constant_of, op_name, place_of
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.views import Dequantize, as_dequantize, dtype_of, has_values, shape_of
+from qfuse.ir.quant.spec import dtype_name
+from qfuse.optimize.match.strides import restride, rigid_reader
+from qfuse.optimize.merge.concat_qparams import concat_params
+from qfuse.rewrite.driver import Context, PassResult
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, aten
+from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.settle import settle
+from qfuse.rewrite.whole import Pass
+
+_MATRIX = 2
+
+Facets = tuple[tuple[str, "Hashable"], ...]
+
+
+class Weighted(Protocol):
+    """An op with a weight whose first axis is that of its output's features."""
+
+    @property
+    def node(self) -> Node:
+        """The call."""
+
+    @property
+    def x(self) -> Node:
+        """What it reads."""
+
+    @property
+    def weight(self) -> Node:
+        """Its weight: a constant, or the dequantize of one."""
+
+    @property
+    def bias(self) -> Node | None:
+        """Its bias."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """One op that may be merged.
+
+    Attributes:
+        op: The op.
+        stored: The dequantize of its weight; ``None`` for a float weight.
+        weight: The constant that is concatenated: the stored numbers, or the float weight.
+        shape: The weight's.
+        alike: What else siblings must have in common, besides the input: values by their names.
+    """
+
+    op: Weighted
+    stored: Dequantize | None
+    weight: Node
+    shape: tuple[int, ...]
+    alike: Facets = ()
+
+    @property
+    def n(self) -> int:
+        """Output features."""
+        return self.shape[0]
+
+    @property
+    def parts(self) -> list[torch.Tensor]:
+        """The constants of the op: weight, scale, zero point, bias."""
+        nodes = [self.weight, self.op.bias]
+        if self.stored is not None:
+            nodes[1:1] = [self.stored.params.scale, self.stored.params.zero_point]
+        found = [None if node is None else constant_of(node) for node in nodes]
+        return [part for part in found if part is not None]
+
+    @property
+    def kind(self) -> Facets:
+        """What siblings must have in common, besides the input: values by their names."""
+        bias = None if self.op.bias is None else dtype_of(self.op.bias)
+        if bias == dtype_of(self.op.weight):
+            bias = None  # A missing bias is filled in that type.
+        # What has no values is not concatenated with what has some.
+        held = tuple(has_values(part) for part in self.parts)
+        held = (held[0],) if len(set(held)) == 1 else held
+        common = (
+            *self.alike,
+            ("float type", dtype_of(self.op.weight)),
+            ("float type of the bias", bias),
+            ("parts with values", held),
+        )
+        if self.stored is None:
+            return *common, ("storage", None)
+        spec = self.stored.params.spec
+        return (
+            *common,
+            ("storage", spec.dtype),
+            ("numbers in the storage", spec.element),
+            ("format of the scale", spec.scale_format),
+            ("second level of scales", spec.outer is not None),
+            ("arithmetic", spec.arithmetic.compute),
+            ("domain of the zero point", spec.domain),
+        )
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether parameters without values had to be taken as equal to others, or as small."""
+        if ASSUMED_META in self.op.x.meta:
+            return True
+        stored = as_dequantize(self.op.x)
+        if stored is not None and ASSUMED_META in stored.q.meta:
+            return True
+        zero = None if self.stored is None else self.stored.params.zero_point
+        value = None if zero is None else constant_of(zero)
+        return value is not None and not has_values(value)
+
+
+class MergeSiblings(Pass):
+    """Merges, in one sweep, the ops of one kind that read one input."""
+
+    exactness = Exactness.EXACT
+
+    @abstractmethod
+    def input_of(self, node: Node) -> Node | None:
+        """Return what ``node`` reads, if it is an op of this kind."""
+
+    @abstractmethod
+    def sibling(self, node: Node) -> Sibling | Miss:
+        """View an op of this kind as one that may merge, or say why it may not."""
+
+    @abstractmethod
+    def price(self, group: Sequence[Sibling], program: StageGraph, cost: CostModel) -> Comparison:
+        """Compare the ops apart and as one."""
+
+    @abstractmethod
+    def merged(self, group: Sequence[Sibling], rw: Rewriter) -> Node:
+        """Add the wide op and the split; let every reader read its part. Return the wide op."""
+
+    def run(self, program: StageGraph, context: Context) -> PassResult:
+        """Merge every group."""
+        result = PassResult()
+        editor = GraphEditor(program.module)
+        # What nothing reads would count as a reader of a weight, or of strides.
+        editor.sweep()
+        for found in self._by_input(program):
+            groups, misses = _groups(found)
+            for group in groups:
+                if len(group) > 1:
+                    misses += self._merge(group, program, context, editor, result)
+            for node, miss in misses:
+                result.misses.append((self.name, miss))
+                program.log.add(_missed(context.room, self.name, node, miss))
+        return result
+
+    def groups(self, program: StageGraph) -> list[list[Sibling]]:
+        """Return the groups that may be merged, whether that pays or not."""
+        found = [group for readers in self._by_input(program) for group in _groups(readers)[0]]
+        return [group for group in found if len(group) > 1]
+
+    def _by_input(self, program: StageGraph) -> list[list[tuple[Node, Sibling | Miss]]]:
+        """Return the ops by what they read, where there are several, in the order of the graph."""
+        by_input: dict[Node, list[Node]] = {}
+        for node in program.graph.nodes:
+            x = self.input_of(node)
+            if x is not None:
+                by_input.setdefault(x, []).append(node)
+        several = [nodes for nodes in by_input.values() if len(nodes) > 1]
+        return [[(node, self.sibling(node)) for node in nodes] for nodes in several]
+
+    def _merge(
+        self,
+        group: Sequence[Sibling],
+        program: StageGraph,
+        context: Context,
+        editor: GraphEditor,
+        result: PassResult,
+    ) -> list[tuple[Node, Miss]]:
+        first = group[0].op.node
+        gain = None
+        if context.cost is not None:
+            priced = self.price(group, program, context.cost)
+            gain = priced.gain
+            if not priced.loses_nowhere:
+                return [(first, Miss(MissCode.PROFIT, first, "{}", str(priced), progress=9))]
+        key = f"{context.room}/{self.name}@{first.name}"
+        if not context.gate.allows(key):
+            return []
+        places = tuple(place_of(sibling.op.node) for sibling in group)
+        rw = editor.rewriter(self.name, first)
+        made = self.merged(group, rw)
+        # A wider product is summed in another order by a library: bits would prove nothing.
+        if not settle(rw, context, program.log, key, Exactness.ROUNDING, places[0]):
+            return []
+        note = " + ".join(str(sibling.n) for sibling in group)
+        assumed = any(sibling.is_assumed for sibling in group)
+        exactness = Exactness.ASSUMED if assumed else self.exactness
+        program.log.add(
+            Fired(context.room, self.name, key, exactness, places, (made.name,), note, gain)
+        )
+        result.fired[self.name] += 1
+        return []
+
+
+def refuse_parts(op: Weighted, stored: Dequantize | None, weight: Node) -> Miss | None:
+    """Refuse parts that are no constants, weights that others read, and results read as memory."""
+    parts = [weight, op.bias, *(() if stored is None else stored.params.tensors)]
+    for part in parts:
+        if part is not None and constant_of(part) is None:
+            text = "its weight, bias or scale is computed at run time or given by the caller"
+            return Miss(MissCode.NOT_CONSTANT, part, text, progress=3)
+    readers = {op.node} if stored is None else {stored.node}
+    if set(weight.users) != readers or set(op.weight.users) != {op.node}:
+        text = "others read its weight too, which would be held twice"
+        return Miss(MissCode.SHARED, weight, text, progress=3)
+    rigid = rigid_reader(op.node)
+    if rigid is not None:
+        text = "{} depends on its strides, which a part of a wider result has not"
+        return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)
+    if op.bias is not None and tuple(shape_of(op.bias)) != (shape_of(weight)[0],):
+        return Miss(MissCode.SHAPE, op.bias, "its bias is not a vector", progress=2)
+    return None
+
+
+def concat_weight(group: Sequence[Sibling], rw: Rewriter) -> Node:
+    """Add the weights one below the other, and the dequantize of them if they are stored."""
+    name = "_".join(str(sibling.weight.target) for sibling in group)
+    values = [constant_of(sibling.weight) for sibling in group]
+    known = [value for value in values if value is not None]
+    whole = rw.constant(_joined(known), name)
+    stored = [sibling.stored for sibling in group if sibling.stored is not None]
+    if not stored:
+        return whole
+    shapes = [sibling.shape for sibling in group]
+    parts = list(zip((d.params for d in stored), shapes, strict=True))
+    return rw.call(ops.dequantize, *concat_params(parts, name, rw).call_args(whole))
+
+
+def split_into(wide: Node, group: Sequence[Sibling], axis: int, rw: Rewriter) -> None:
+    """Split the result of a wide op, and let every reader read its part.
+
+    A part that leaves the graph, or of which a view does, is copied: the caller gets the strides
+    that were captured, which nobody could restore where they depend on sizes that vary.
+    """
+    split = rw.call(aten.split_with_sizes.default, wide, [s.n for s in group], axis)
+    for index, sibling in enumerate(group):
+        part = rw.item(split, index)
+        if leaves_graph(sibling.op.node):
+            part = rw.call(aten.clone.default, part)
+        restride(sibling.op.node, part, rw)
+
+
+def _joined(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Put weights below each other, in the order of memory that they have."""
+    if all(w.dim() == _MATRIX and not w.is_contiguous() and w.t().is_contiguous() for w in weights):
+        return torch.cat([w.t() for w in weights], 1).t()
+    return torch.cat(list(weights))
+
+
+def _groups(
+    found: Sequence[tuple[Node, Sibling | Miss]],
+) -> tuple[list[list[Sibling]], list[tuple[Node, Miss]]]:
+    """Sort the readers of one input into groups that may merge; say why others may not."""
+    groups: dict[Hashable, list[Sibling]] = {}
+    misses: list[tuple[Node, Miss]] = []
+    weights: set[Node] = set()
+    for node, sibling in found:
+        if isinstance(sibling, Sibling) and sibling.weight in weights:
+            text = "a sibling has the same weight with another bias"
+            misses.append((node, Miss(MissCode.SHARED, sibling.weight, text, progress=3)))
+        elif isinstance(sibling, Miss):
+            misses.append((node, sibling))
+        else:
+            weights.add(sibling.weight)
+            groups.setdefault(sibling.kind, []).append(sibling)
+    misses += _lonely(list(groups.values()))
+    return list(groups.values()), misses
+
+
+def _lonely(groups: Sequence[Sequence[Sibling]]) -> list[tuple[Node, Miss]]:
+    """Say why one is left alone among siblings of other kinds."""
+    if len(groups) == 1:
+        return []
+    alone = [group[0] for group in groups if len(group) == 1]
+    return [(one.op.node, _difference(one, [g[0] for g in groups])) for one in alone]
+
+
+def _difference(one: Sibling, others: Sequence[Sibling]) -> Miss:
+    """Name the nearest sibling of another kind, and in what it differs."""
+    differ = {id(o): _differing(one, o) for o in others if o is not one}
+    near = min((o for o in others if o is not one), key=lambda o: len(differ[id(o)]))
+    names = differ[id(near)]
+    text = "of its siblings %{} is nearest, and differs in {}"
+    own, its = dict(one.kind), dict(near.kind)
+    told = [
+        f"{name} ({_word(its[name])}, not {_word(own[name])})"
+        if name in own and name in its
+        else name
+        for name in names
+    ]
+    code = MissCode.SHAPE if one.alike != near.alike else MissCode.DTYPE
+    told_names = near.op.node.name, ", ".join(told)
+    return Miss(code, one.op.node, text, *told_names, progress=3)
+
+
+def _differing(one: Sibling, other: Sibling) -> list[str]:
+    """Return the names of what differs; what only one of them has goes without saying."""
+    own, its = dict(one.kind), dict(other.kind)
+    both = [name for name in own if name in its and own[name] != its[name]]
+    return both or sorted(set(own) ^ set(its))
+
+
+def _word(value: Hashable) -> str:
+    if value is None:
+        return "none"
+    return dtype_name(value) if isinstance(value, torch.dtype) else str(value)
+
+
+def _missed(room: str, rule: str, node: Node, miss: Miss) -> Missed:
+    places = place_of(node), place_of(miss.at)
+    return Missed(room, rule, miss.code, miss.reason, *places, miss.progress)

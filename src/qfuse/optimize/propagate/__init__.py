@@ -1,0 +1,1 @@
+"""Quantize moves up and dequantize moves down through the graph."""

@@ -1,0 +1,184 @@
+"""Quantizing what was dequantized with the same parameters gives the stored numbers back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.movement.registry import movement_of
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.fused_views import stored_spec
+from qfuse.ir.ops.views import (
+    Dequantize,
+    Quantize,
+    QuantParams,
+    node_of,
+    shape_of,
+    tensor_of,
+)
+from qfuse.ir.quant.block import covers
+from qfuse.ir.quant.element import ScaleFormat
+from qfuse.ir.quant.round_trip import Culprit, culprit
+from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name, dtype_range
+from qfuse.optimize.propagate.lift_quantize import refuse_layout
+from qfuse.optimize.propagate.qdq_pair import quantize_pair
+from qfuse.rewrite.prelude import (
+    Exactness,
+    Miss,
+    MissCode,
+    Node,
+    OpOverload,
+    Rewriter,
+    Rule,
+    arguments,
+    aten,
+)
+
+_WIDE = (torch.float32, torch.float64)
+_NARROW_STORAGE = (torch.int8, torch.uint8, torch.int16)
+_STEPS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CancelQuantizeSite:
+    """A quantize and the dequantize that it undoes.
+
+    Attributes:
+        quantize: The quantize.
+        dequantize: What it reads.
+        cut: The range, if it may cut some of the stored numbers off.
+    """
+
+    quantize: Quantize
+    dequantize: Dequantize
+    cut: tuple[int, int] | None
+
+
+class CancelQuantize(Rule[CancelQuantizeSite]):
+    """``quantize(dequantize(q, s), s)`` is ``q``, or ``q`` cut off to the range.
+
+    Before::
+
+        q -> dequantize(s) -> quantize(s) -> ...
+
+    After::
+
+        q -> ...
+
+    Rounding gives every stored number back, by the law of :mod:`qfuse.ir.quant.round_trip`. A
+    range that not all stored numbers are known to lie in stays, as a clamp of them.
+
+    Refuses: parameters that differ; a scale that is computed at run time, which may be infinite;
+    scales with which a factor or a product leaves the normal range of float32; an edge or
+    arithmetic narrower than float32.
+    """
+
+    name = "cancel-quantize"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (ops.quantize,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> CancelQuantizeSite | Miss:
+        """Match a quantize of a dequantize with equal parameters."""
+        pair = quantize_pair(node)
+        if isinstance(pair, Miss):
+            return pair
+        quantize, dequantize = pair
+        new, old = quantize.params, dequantize.params
+        wrong = (
+            _refuse_spec(node, new.spec, old.spec)
+            or _refuse_difference(quantize, new, old)
+            or _refuse_numbers(new)
+        )
+        cut = None if wrong else _cut(dequantize.q, new.spec)
+        wrong = wrong or refuse_layout(node, tensor_of(dequantize.q), moves=cut is None)
+        return wrong or CancelQuantizeSite(quantize, dequantize, cut)
+
+    def rewrite(self, site: CancelQuantizeSite, rw: Rewriter) -> None:
+        """Let every reader read the stored numbers from before."""
+        q = site.dequantize.q
+        if site.cut is not None:
+            q = rw.call(aten.clamp.default, q, *site.cut)
+        rw.replace(site.quantize.node, q)
+
+
+def _refuse_spec(node: Node, new: QuantSpec, old: QuantSpec) -> Miss | None:
+    if new.dtype != old.dtype or new.dtype not in _NARROW_STORAGE:
+        text = "{} is dequantized, {} is quantized"
+        return Miss(
+            MissCode.DTYPE, node, text, dtype_name(old.dtype), dtype_name(new.dtype), progress=2
+        )
+    if {new.scale_format, old.scale_format} != {ScaleFormat.FLOAT} or new.outer or old.outer:
+        text = "the scales have a format of their own, or a second level"
+        return Miss(MissCode.DTYPE, node, text, progress=2)
+    if ZeroPointDomain.FLOAT_OFFSET in {new.domain, old.domain}:
+        return Miss(MissCode.ZERO_POINT, node, "the zero point is a real number", progress=2)
+    if new.real is not torch.float32 or old.real is not torch.float32:
+        text = "the real numbers between the two are {}"
+        return Miss(MissCode.DTYPE, node, text, dtype_name(old.real), progress=2)
+    if {new.arithmetic.compute, old.arithmetic.compute} - set(_WIDE):
+        text = "it is computed in less than float32"
+        return Miss(MissCode.ARITHMETIC, node, text, progress=2)
+    return None
+
+
+def _refuse_difference(quantize: Quantize, new: QuantParams, old: QuantParams) -> Miss | None:
+    pairs = zip(new.spec.block, old.spec.block, shape_of(quantize.x), strict=True)
+    same_block = all(a == b or (covers(a, size) and covers(b, size)) for a, b, size in pairs)
+    if not same_block or not replace(old, spec=new.spec).same_as(new):
+        text = "the two have other scales or zero points"
+        return Miss(MissCode.GRANULARITY, quantize.node, text, progress=3)
+    return None
+
+
+def _refuse_numbers(params: QuantParams) -> Miss | None:
+    """Refuse scales and zero points with which the stored numbers may not come back."""
+    scale = constant_of(params.scale)
+    if scale is None or scale.is_meta:
+        text = "the scale is computed at run time and may be infinite"
+        return Miss(MissCode.NOT_CONSTANT, params.scale, text, progress=3)
+    if scale.dtype not in _WIDE:
+        text = "the scale is {}"
+        return Miss(MissCode.DTYPE, params.scale, text, dtype_name(scale.dtype), progress=3)
+    zero = None
+    if params.zero_point is not None:
+        zero = constant_of(params.zero_point)
+        if zero is None or zero.is_meta:
+            text = "the zero point is computed at run time"
+            return Miss(MissCode.NOT_CONSTANT, params.zero_point, text, progress=3)
+    wrong = culprit(params.spec.dtype, scale, zero)
+    if wrong is Culprit.ZERO_POINT:
+        return Miss(MissCode.ZERO_POINT, node_of(params.zero_point), wrong.value, progress=3)
+    return None if wrong is None else Miss(MissCode.RANGE, params.scale, wrong.value, progress=3)
+
+
+def _cut(q: Node, spec: QuantSpec) -> tuple[int, int] | None:
+    """Return the range of a spec, unless all stored numbers lie in it."""
+    low, high = _bounds(q)
+    inside = spec.quant_min <= low and high <= spec.quant_max
+    return None if inside else (spec.quant_min, spec.quant_max)
+
+
+def _bounds(q: Node) -> tuple[int, int]:
+    """Return numbers between which all stored numbers lie: those of the quantize behind them."""
+    widest = dtype_range(tensor_of(q).dtype)
+    for _ in range(_STEPS):
+        spec = stored_spec(q)
+        if spec is not None:
+            return spec.quant_min, spec.quant_max
+        if is_call(q, aten.cat.default):
+            joined = arguments(q)["tensors"]
+            assert isinstance(joined, (list, tuple)), f"not a list: {q.format_node()}"
+            parts = [stored_spec(node_of(part)) for part in joined]
+            known = [p for p in parts if p is not None]
+            if len(known) < len(parts) or not known:
+                return widest
+            return min(p.quant_min for p in known), max(p.quant_max for p in known)
+        movement = movement_of(q)
+        if movement is None:
+            return widest
+        q = movement.source
+    return widest

@@ -1,0 +1,63 @@
+"""One op between two quantized edges: ``quantize(dequantize(q))`` becomes a requantize."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.stage_graph import op_name
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.views import Requantize, tensor_of
+from qfuse.optimize.propagate.qdq_pair import quantize_pair
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class FuseRequantizeSite:
+    """The op that two make."""
+
+    made: Requantize
+
+
+class FuseRequantize(Rule[FuseRequantizeSite]):
+    """``quantize(dequantize(q, a), b)`` becomes ``requantize(q, a, b)``.
+
+    Before::
+
+        q -> dequantize(a) -> quantize(b) -> ...
+
+    After::
+
+        q -> requantize(a, b) -> ...
+
+    It rounds to the real edge between the two as they did: the specs of both are in it.
+
+    Several quantizes may share the dequantize: each becomes an op of its own, and nobody reads
+    real numbers any more.
+
+    Refuses: a dequantize whose real numbers something else than a quantize reads too.
+    """
+
+    name = "fuse-requantize"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (ops.quantize,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> FuseRequantizeSite | Miss:
+        """Match a quantize of a dequantize that only quantizes read."""
+        pair = quantize_pair(node)
+        if isinstance(pair, Miss):
+            return pair
+        quantize, dequantize = pair
+        readers = dequantize.node.users
+        others = sorted({op_name(user) for user in readers if not is_call(user, ops.quantize)})
+        if others:
+            text = "the real numbers are also read by {}"
+            return Miss(MissCode.SHARED, dequantize.node, text, ", ".join(others), progress=2)
+        made = Requantize(node, dequantize.q, dequantize.params, quantize.params)
+        return FuseRequantizeSite(made)
+
+    def rewrite(self, site: FuseRequantizeSite, rw: Rewriter) -> None:
+        """Replace the quantize; the dequantize dies."""
+        node = site.made.node
+        rw.replace(node, rw.replay(ops.requantize, site.made.call_args(), {}, tensor_of(node)))

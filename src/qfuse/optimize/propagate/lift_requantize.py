@@ -1,0 +1,115 @@
+"""Requantize first, then move: equal requantizes of several movements of one value meet above."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from qfuse.ir.movement.base import Moved, Movement, move_levels
+from qfuse.ir.movement.registry import movement_of
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.views import Requantize, as_requantize, tensor_of
+from qfuse.ir.quant.block import Stuck
+from qfuse.optimize.match.move_qparams import (
+    Climb,
+    FakeMover,
+    GraphMover,
+    climb,
+    is_free,
+    moved_params,
+    movement_name,
+    moves_stored,
+)
+from qfuse.optimize.propagate.lift_quantize import refuse_layout
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class LiftRequantizeSite:
+    """A requantize, what it crosses, and how the parameters of what it reads move there."""
+
+    requantize: Requantize
+    climb: Climb
+    read: tuple[Moved, ...]
+
+
+class LiftRequantize(Rule[LiftRequantizeSite]):
+    """``requantize(m(q), a, b)`` becomes ``m(requantize(q, a', b'))``.
+
+    Before::
+
+        q -> view -> requantize(a, b) -> ...
+
+    After::
+
+        q -> requantize(a viewed back, b viewed back) -> view -> ...
+
+    Refuses: parameters, of either side, that are not constant on blocks above the movement; a
+    movement that shows less than all elements, or a copy that others read too; stored numbers that
+    leave the graph; strides that would change where a reader may depend on them.
+    """
+
+    name = "lift-requantize"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (ops.requantize,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> LiftRequantizeSite | Miss:
+        """Match a requantize of a movement that both its parameters cross."""
+        requantize = as_requantize(node)
+        assert requantize is not None, "the anchor is a requantize"
+        first = movement_of(requantize.q)
+        if first is None:
+            return Miss(MissCode.PATTERN, node, "it does not requantize a movement", progress=0)
+        dtypes = requantize.params.spec.dtype, requantize.out_params.spec.dtype
+
+        def crosses(movement: Movement) -> bool:
+            return is_free(movement) and all(moves_stored(movement, d) for d in dtypes)
+
+        if not crosses(first):
+            text = "requantizing before {} would requantize more, or copy twice"
+            return Miss(MissCode.ORDER, first.node, text, movement_name(first), progress=2)
+        out = requantize.out_params.spec
+        found = climb(requantize.q, out.block, crosses, out.outer)
+        read = _read(requantize, found)
+        if isinstance(read, Miss):
+            return read
+        with torch.no_grad():
+            q = torch.empty_like(tensor_of(found.source), dtype=dtypes[1])
+        wrong = refuse_layout(node, found.again(FakeMover(), q))
+        return wrong or LiftRequantizeSite(requantize, found, read)
+
+    def rewrite(self, site: LiftRequantizeSite, rw: Rewriter) -> None:
+        """Requantize the source and move that."""
+        old = site.requantize
+        made = Requantize(
+            old.node,
+            site.climb.source,
+            moved_params(rw, old.params, site.read),
+            moved_params(rw, old.out_params, [step.moved for step in site.climb.steps]),
+        )
+        q = rw.call(ops.requantize, *made.call_args())
+        rw.replace(old.node, site.climb.again(GraphMover(rw), q))
+
+
+def _read(requantize: Requantize, found: Climb) -> tuple[Moved, ...] | Miss:
+    """Move the block of what is read up the same movements, all of them."""
+    stuck = found.stuck
+    block, outer = requantize.params.spec.block, requantize.params.spec.outer
+    read: list[Moved] = []
+    for step in found.steps:
+        moved = move_levels(step.movement.backward, block, outer)
+        if isinstance(moved, Stuck):
+            stuck = (step.movement, moved)
+            break
+        read.append(moved)
+        block = moved.block
+        outer = None if moved.outer is None else moved.outer.block
+    if len(read) == len(found.steps) and read:
+        return tuple(read)
+    assert stuck is not None, "the first movement was not crossed"
+    movement, why = stuck
+    text = "its parameters do not move above {}: {}"
+    told = movement_name(movement), why.reason
+    return Miss(MissCode.GRANULARITY, movement.node, text, *told, progress=2)

@@ -1,0 +1,16 @@
+"""A quantize of a dequantize, which two rules look for."""
+
+from __future__ import annotations
+
+from qfuse.ir.ops.views import Dequantize, Quantize, as_dequantize, as_quantize
+from qfuse.rewrite.prelude import Miss, MissCode, Node
+
+
+def quantize_pair(node: Node) -> tuple[Quantize, Dequantize] | Miss:
+    """View ``node``, a quantize, with the dequantize that it reads; or say that it reads none."""
+    quantize = as_quantize(node)
+    assert quantize is not None, "the anchor is a quantize"
+    dequantize = as_dequantize(quantize.x)
+    if dequantize is None:
+        return Miss(MissCode.PATTERN, node, "it does not quantize a dequantize", progress=0)
+    return quantize, dequantize

@@ -1,0 +1,1 @@
+"""Splits move below the operations that treat all parts alike."""

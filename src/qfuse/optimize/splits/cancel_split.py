@@ -1,0 +1,156 @@
+"""What is split and joined again is what it was, and the other way round."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from qfuse.ir.graph.alias import leaves_graph
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.stage_graph import op_name
+from qfuse.ir.movement.registry import SPLITS, movement_of
+from qfuse.ir.movement.slice import Slice
+from qfuse.ir.ops.views import node_of, shape_of, tensor_of
+from qfuse.optimize.match.concat import Join, as_join
+from qfuse.optimize.match.move_qparams import same_strides
+from qfuse.optimize.match.strides import restride, rigid_reader
+from qfuse.rewrite.prelude import (
+    Exactness,
+    Miss,
+    MissCode,
+    Node,
+    OpOverload,
+    Rewriter,
+    Rule,
+    arguments,
+    aten,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CancelSplitSite:
+    """Nodes, and the nodes of equal values that stand for them.
+
+    Attributes:
+        pairs: What is replaced by what.
+        cut: If not the whole of the only replacement is meant, the axis, start and end.
+    """
+
+    pairs: tuple[tuple[Node, Node], ...]
+    cut: tuple[int, int, int] | None = None
+
+
+class CancelSplit(Rule[CancelSplitSite]):
+    """``cat(split(x))`` is ``x``, and ``split(cat(a, b))`` is ``a`` and ``b``.
+
+    Before::
+
+        x -> split == cat -- reader        a --+-- cat -- split --+-- reader of a
+                                           b --'                  '-- reader of b
+
+    After::
+
+        x -- reader                        a -- reader of a
+                                           b -- reader of b
+
+    A join of some neighbouring parts is a slice of the whole.
+
+    Refuses: parts in another order, or of several tensors; boundaries that differ; a result that
+    leaves the graph, which was memory of its own; strides that somebody reads, or that would order
+    the axes of what is computed from it otherwise.
+    """
+
+    name = "cancel-split"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.cat.default, *SPLITS)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> CancelSplitSite | Miss:
+        """Match a join of neighbouring parts of one tensor, or a split of a join."""
+        if is_call(node, *SPLITS):
+            return _match_split(node)
+        join = as_join(node)
+        if join is None:
+            return Miss(MissCode.PATTERN, node, "it joins tensors of several types", progress=0)
+        return _match_join(join)
+
+    def rewrite(self, site: CancelSplitSite, rw: Rewriter) -> None:
+        """Let every reader read the values from before."""
+        for old, new in site.pairs:
+            if site.cut is not None:
+                new = rw.call(aten.slice.Tensor, new, *site.cut)  # noqa: PLW2901
+            restride(old, new, rw)
+
+
+def _match_join(join: Join) -> CancelSplitSite | Miss:
+    found = [movement_of(part) for part in join.parts]
+    parts = [part for part in found if isinstance(part, Slice) and part.axis == join.axis]
+    if len(parts) < len(found) or len({part.source for part in parts}) > 1:
+        text = "it joins more than parts of one tensor"
+        return Miss(MissCode.PATTERN, join.node, text, progress=0)
+    known = [p for p in parts if p.start is not None and p.end is not None and p.step == 1]
+    if len(known) < len(parts):
+        return Miss(MissCode.SHAPE, join.node, "a part of unknown bounds", progress=2)
+    if any(a.end != b.start for a, b in itertools.pairwise(known)):
+        text = "the parts are not joined in the order in which they were split"
+        return Miss(MissCode.ORDER, join.node, text, progress=3)
+    source, start, end = known[0].source, known[0].start, known[-1].end
+    assert start is not None, "only known bounds are left"
+    assert end is not None, "only known bounds are left"
+    size = shape_of(source)[join.axis]
+    whole = start == 0 and isinstance(size, int) and size == end
+    shown = tensor_of(source).narrow(join.axis, start, max(end - start, 0))
+    wrong = _refuse(join.node, shown)
+    if wrong is not None:
+        return wrong
+    return CancelSplitSite(((join.node, source),), None if whole else (join.axis, start, end))
+
+
+def _match_split(node: Node) -> CancelSplitSite | Miss:
+    a = arguments(node)
+    join = as_join(node_of(a["self"]))
+    axis = a["dim"]
+    if join is None or join.is_stack or not isinstance(axis, int):
+        return Miss(MissCode.PATTERN, node, "it does not split a join", progress=0)
+    if axis % len(shape_of(join.node)) != join.axis:
+        return Miss(MissCode.AXIS, node, "it splits along another axis", progress=0)
+    bounds = {
+        (piece.bounds): piece.node for piece in join.pieces()[::-1] if isinstance(piece, Slice)
+    }
+    pairs = []
+    for user in node.users:
+        assert user.target is operator.getitem, "a part of a split is an item of it"
+        part = movement_of(user)
+        if not user.users or not isinstance(part, Slice):
+            continue
+        joined = bounds.get(part.bounds)
+        if joined is None:
+            text = "{} is not one of the tensors that were joined"
+            return Miss(MissCode.SHAPE, user, text, user.name, progress=2)
+        wrong = _refuse(user, tensor_of(joined))
+        if wrong is not None:
+            return wrong
+        pairs.append((user, joined))
+    if not pairs:
+        return Miss(MissCode.PATTERN, node, "no part of known size is read", progress=0)
+    return CancelSplitSite(tuple(pairs))
+
+
+def _refuse(node: Node, shown: torch.Tensor) -> Miss | None:
+    """Refuse to show ``shown`` to the readers of ``node``, which have equal values of their own."""
+    if leaves_graph(node):
+        text = "{} leaves the graph, and would share its memory with what was split"
+        return Miss(MissCode.SHARED, node, text, op_name(node), progress=3)
+    rigid = rigid_reader(node)
+    if rigid is not None:
+        text = "{} depends on the strides"
+        return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)
+    with torch.no_grad():
+        same = same_strides(torch.empty_like(shown), torch.empty_like(tensor_of(node)))
+    if not same:
+        text = "the axes lie in another order in memory than after the join"
+        return Miss(MissCode.SHAPE, node, text, progress=3)
+    return None

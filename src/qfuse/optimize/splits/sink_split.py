@@ -1,0 +1,376 @@
+"""Do on the whole of a tensor what is done alike on its parts, and split afterwards."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import islice, pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch.fx.node import map_arg
+
+from qfuse.cost import pointwise_work, size_range
+from qfuse.cost.model import CostModel
+from qfuse.cost.work import WorkRange
+from qfuse.ir.graph.alias import leaves_graph
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.stage_graph import op_name
+from qfuse.ir.movement.registry import SPLITS, movement_of
+from qfuse.ir.movement.slice import Slice
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.views import as_dequantize, as_fused_linear, as_linear, dtype_of, tensor_of
+from qfuse.ir.sizes import Size, same_size
+from qfuse.optimize.match.activations import ACTIVATION_OPS
+from qfuse.optimize.match.move_qparams import copies, same_strides
+from qfuse.optimize.match.strides import restride, rigid_reader
+from qfuse.optimize.splits.isomorphic_ops import Lanes, widen
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule, aten
+
+# What is done alike on more than this is not worth the search.
+_MOST_PARTS = 8
+_MOST_LANES = 64
+_MOST_READERS = 64
+
+_LIBRARY: tuple[OpOverload, ...] = (
+    *ops.FUSED,
+    *(aten.linear.default, aten.mm.default, aten.bmm.default, aten.addmm.default),
+    *(aten.matmul.default, aten.baddbmm.default, aten.convolution.default),
+    aten.scaled_dot_product_attention.default,
+)
+"""Ops that read their operands from memory; others compute them as they need them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSplitSite:
+    """Parts of a tensor, and what is done alike on all of them.
+
+    Attributes:
+        node: The split.
+        source: What is split.
+        parts: The parts, which lie next to each other.
+        lanes: What is done alike, in order.
+        exits: Those of the lanes that others read.
+        absorbed: Whether a quantized linear gives the whole and takes all of it as its epilogue.
+    """
+
+    node: Node
+    source: Node
+    parts: tuple[Slice, ...]
+    lanes: tuple[Lanes, ...]
+    exits: tuple[Lanes, ...]
+    absorbed: bool
+
+
+class SinkSplit(Rule[SinkSplitSite]):
+    """``f(split(x)[0])``, ``f(split(x)[1])`` become ``split(f(x))``, whatever is done alike.
+
+    Before::
+
+                   .-- view -- permute -- rotary -- attention
+        x -> split +-- view -- permute -- rotary -- attention
+                   '-- view -- permute -- attention
+
+    After::
+
+        x -> slice -> view -> permute -> rotary -> split -- attention
+                                                        '-- attention
+        x -> split '-- view -- permute -- attention
+
+    Any number of views, casts, pointwise ops, joins along other axes and quantizes is crossed at
+    once, for the longest run of neighbouring parts for which something is computed alike.
+
+    Refuses: parts of unknown size; an operand that differs from part to part, or varies along the
+    parts; a result that leaves the graph, whose memory would be shared; one of which somebody reads
+    the strides. Does not pay where readers compute the parts as they need them.
+    """
+
+    name = "sink-split"
+    anchors: ClassVar[tuple[OpOverload, ...]] = SPLITS
+    exactness = Exactness.EXACT
+    # A library computes a function by another formula where a vector ends, and the ends move.
+    proof = Exactness.ROUNDING
+
+    def match(self, node: Node) -> SinkSplitSite | Miss:
+        """Match a split with neighbouring parts on which something is computed alike."""
+        items = sorted(_items(node).items())
+        if len(items) < 2:  # noqa: PLR2004
+            return Miss(MissCode.PATTERN, node, "it has one part that is read", progress=0)
+        found = [movement_of(part) for _, part in items]
+        parts = [part for part in found if isinstance(part, Slice)]
+        if len(parts) < len(found):
+            return Miss(MissCode.SHAPE, node, "a part of unknown size", progress=1)
+        closest = Miss(MissCode.PATTERN, node, "nothing is done alike on its parts", progress=0)
+        for run in _runs(parts):
+            site = _match_run(node, run)
+            if isinstance(site, SinkSplitSite):
+                return site
+            closest = max(closest, site, key=lambda miss: miss.progress)
+        return closest
+
+    def gain(self, site: SinkSplitSite, cost: CostModel) -> float | None:
+        """Compare one result per part that is put into memory with one for all parts."""
+        before: list[WorkRange] = []
+        after: list[WorkRange] = []
+        inside = _members(site.lanes)
+        for lanes in site.exits:
+            stored = [n for n in lanes.nodes if _from_memory(n, inside)]
+            before += [_passed(site.source, tensor_of(n)) for n in stored]
+            if stored:
+                after.append(_passed(site.source, lanes.value, absorbed=site.absorbed))
+        if not before:
+            return -math.inf
+        compared = cost.compare(before, after)
+        if compared.loses_nowhere:
+            return compared.gain
+        pairs = zip(compared.before.values, compared.after.values, strict=True)
+        return min(old - new for old, new in pairs)
+
+    def rewrite(self, site: SinkSplitSite, rw: Rewriter) -> None:
+        """Compute the wide values, then split those that are read."""
+        wide = {site.lanes[0].first: _run_of(site, rw)}
+        for lanes in site.lanes[1:]:
+            assert lanes.call is not None, "only the split tensor is not computed"
+            args, kwargs = map_arg((lanes.call.args, lanes.call.kwargs), lambda n: wide.get(n, n))
+            with rw.before(min(lanes.nodes)):
+                wide[lanes.first] = rw.call(lanes.call.op, *args, **kwargs)
+        # From the last to the first: what a later one replaces need not be viewed again.
+        for lanes in reversed(site.exits):
+            with rw.before(min(lanes.nodes)):
+                op = aten.split_with_sizes.default
+                pieces = rw.call(op, wide[lanes.first], lanes.sizes, lanes.axis)
+                items = [rw.item(pieces, index) for index in range(len(lanes.nodes))]
+            for old, new in zip(lanes.nodes, items, strict=True):
+                restride(old, new, rw)
+        _split_again(site.node, rw)
+
+
+def _split_again(split: Node, rw: Rewriter) -> None:
+    """Split for those that still read a part, so that what else is done alike is looked at."""
+    assert isinstance(split.target, OpOverload), "the anchor is a call of an op"
+    again = rw.replay(split.target, split.args, dict(split.kwargs), split.meta["val"])
+    for item in list(split.users):
+        rw.replace(item, rw.item(again, int(str(item.args[1]))))
+
+
+def _items(split: Node) -> dict[int, Node]:
+    """Return the parts that somebody reads, by their place."""
+    items: dict[int, Node] = {}
+    for user in split.users:
+        assert user.target is operator.getitem, "a part of a split is an item of it"
+        if user.users:
+            items.setdefault(int(str(user.args[1])), user)
+    return items
+
+
+def _runs(parts: Sequence[Slice]) -> list[tuple[Slice, ...]]:
+    """Return the runs of neighbours, from the longest to the shortest; of many parts, all."""
+    runs = []
+    least = 1 if len(parts) <= _MOST_PARTS else len(parts) - 1
+    for count in range(len(parts), least, -1):
+        for start in range(len(parts) - count + 1):
+            run = tuple(parts[start : start + count])
+            if all(a.end == b.start for a, b in pairwise(run)):
+                runs.append(run)
+    return runs
+
+
+def _match_run(node: Node, parts: tuple[Slice, ...]) -> SinkSplitSite | Miss:
+    first = parts[0]
+    source = tensor_of(first.source)
+    start, end = first.start, parts[-1].end
+    assert start is not None, "a part has bounds"
+    assert end is not None, "a part has bounds"
+    whole = source.narrow(first.axis, start, end - start)
+    root = Lanes(tuple(part.node for part in parts), first.axis, whole)
+    lanes, closest = _grow(root)
+    inside = _members(lanes)
+    exits = tuple(
+        each for each in lanes if each.computes and any(_left(n, inside) for n in each.nodes)
+    )
+    if not exits:
+        text = "nothing is computed alike on its parts"
+        return closest or Miss(MissCode.PATTERN, first.node, text, progress=0)
+    absorbed = end - start == source.shape[first.axis] and _is_epilogue(first.source, lanes)
+    return SinkSplitSite(node, first.source, parts, tuple(lanes), exits, absorbed)
+
+
+def _members(lanes: Sequence[Lanes]) -> frozenset[Node]:
+    return frozenset(node for each in lanes for node in each.nodes)
+
+
+def _left(node: Node, inside: frozenset[Node]) -> bool:
+    """Whether others read a value, or nobody does."""
+    return not node.users or any(user not in inside for user in node.users)
+
+
+def _grow(root: Lanes) -> tuple[list[Lanes], Miss | None]:
+    """Find what is done alike on all parts, from the first op to the last."""
+    lanes, closest = [root], None
+    of = dict.fromkeys(root.nodes, root)
+    # In the order of the graph, so that all operands of an op come before it.
+    queue = list(islice(root.first.users, _MOST_READERS))
+    heapify(queue)
+    seen = set(queue)
+    while queue and len(lanes) < _MOST_LANES:
+        found = _alike(heappop(queue), of)
+        if isinstance(found, Lanes):
+            lanes.append(found)
+            of.update(dict.fromkeys(found.nodes, found))
+            for user in islice(found.first.users, _MOST_READERS):
+                if user not in seen:
+                    seen.add(user)
+                    heappush(queue, user)
+        elif found is not None:
+            closest = found
+    return lanes, closest
+
+
+def _alike(node: Node, of: Mapping[Node, Lanes]) -> Lanes | Miss | None:
+    """Return the calls on all parts that are alike to one on the first part."""
+    own = [n for n in node.all_input_nodes if n in of]
+    if not isinstance(node.meta.get("val"), torch.Tensor) or any(of[n].first is not n for n in own):
+        return None
+    nodes = [node]
+    for index in range(1, len(of[own[0]].nodes)):
+        peer = next((u for u in _readers(own[0], index, of) if _same(node, u, index, of)), None)
+        if peer is None:
+            return None
+        nodes.append(peer)
+    lanes = widen(nodes, of)
+    if lanes is None:
+        text = "{} is done on every part, and is another op on the whole"
+        return Miss(MissCode.AXIS, node, text, op_name(node), progress=2)
+    late = [n for n in node.all_input_nodes if n not in of and any(peer < n for peer in nodes)]
+    if late:
+        text = "{} is computed after a part that the whole must come before"
+        return Miss(MissCode.ORDER, late[0], text, late[0].name, progress=3)
+    # What shows the parts stays as it is for others; what is computed is replaced.
+    return (_refuse(lanes) if lanes.computes else None) or lanes
+
+
+def _readers(node: Node, index: int, of: Mapping[Node, Lanes]) -> list[Node]:
+    """Return who reads another part in the place of ``node``."""
+    return [u for u in islice(of[node].nodes[index].users, _MOST_READERS) if u not in of]
+
+
+def _same(a: Node, b: Node, index: int, of: Mapping[Node, Lanes]) -> bool:
+    """Whether a call on the first part and one on another part differ in nothing but the parts."""
+    if a.target is not b.target or not isinstance(b.meta.get("val"), torch.Tensor):
+        return False
+    if is_call(a, *_SHAPED):
+        # What the sizes mean for the whole is seen later.
+        return of[a.all_input_nodes[0]].nodes[index] is b.all_input_nodes[0]
+    return _equal((a.args, dict(a.kwargs)), (b.args, dict(b.kwargs)), index, of)
+
+
+_SHAPED = (
+    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default),
+    aten.expand.default,
+)
+
+
+def _equal(a: Any, b: Any, index: int, of: Mapping[Node, Lanes]) -> bool:
+    if isinstance(a, Node):
+        return bool((of[a].nodes[index] if a in of else a) is b)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(_equal(x, y, index, of) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(a[k], b[k], index, of) for k in a)
+    return type(a) is type(b) and repr(a) == repr(b)
+
+
+def _refuse(lanes: Lanes) -> Miss | None:
+    """Refuse to let others read parts of one wide value instead of values of their own."""
+    for index, node in enumerate(lanes.nodes):
+        if leaves_graph(node):
+            text = "{} leaves the graph, and would share its memory with others"
+            return Miss(MissCode.SHARED, node, text, op_name(node), progress=3)
+        rigid = rigid_reader(node)
+        if rigid is not None:
+            text = "{} depends on its strides, which a part of a wider result has not"
+            return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)
+        if not _lies_alike(lanes, index):
+            text = "its axes would lie in another order in memory"
+            return Miss(MissCode.SHAPE, node, text, progress=3)
+    return None
+
+
+def _lies_alike(lanes: Lanes, index: int) -> bool:
+    """Whether what is computed of a part gets the strides that it had.
+
+    An elementwise op orders the axes of its result by the strides of what it reads.
+    """
+    old = tensor_of(lanes.nodes[index])
+    order = _order(old.shape, old.stride())
+    if order is not None and order == _order(old.shape, lanes.value.stride()):
+        return True
+    with torch.no_grad():
+        return same_strides(torch.empty_like(lanes.part(index)), torch.empty_like(old))
+
+
+def _order(shape: Sequence[Size], strides: Sequence[Size]) -> list[int] | None:
+    """Return the axes from the longest step to the shortest, if that is clear."""
+    long = [axis for axis, size in enumerate(shape) if not same_size(size, 1)]
+    steps = [step for axis in long if isinstance(step := strides[axis], int) and step]
+    if len(set(steps)) < len(long):
+        return None
+    return sorted(long, key=lambda axis: -int(strides[axis]))
+
+
+def _is_epilogue(source: Node, lanes: Sequence[Lanes]) -> bool:
+    """Whether a quantized linear gives ``source`` for these lanes alone, and can do all of them."""
+    linear = as_linear(source)
+    quantized = linear is not None and as_dequantize(linear.weight) is not None
+    if not quantized and as_fused_linear(source) is None:
+        return False
+    steps = (*ACTIVATION_OPS, aten._to_copy.default)
+    chain = all(len(each.nodes[0].users) == 1 for each in lanes[:-1])
+    return (
+        len(source.users) == 1 and chain and all(is_call(each.first, *steps) for each in lanes[1:])
+    )
+
+
+def _from_memory(node: Node, inside: frozenset[Node]) -> bool:
+    """Whether somebody reads a value, or what it shows, from memory.
+
+    All readers are asked: one that is overlooked would turn what pays into what does not, and the
+    other way round.
+    """
+    stack = [node]
+    while stack:
+        for user in stack.pop().users:
+            if user in inside:
+                continue
+            if user.op == "output" or is_call(user, *_LIBRARY):
+                return True
+            movement = movement_of(user)
+            shown = movement is not None and not copies(movement)
+            if shown or as_dequantize(user) is not None:
+                stack.append(user)
+    return False
+
+
+def _passed(source: Node, value: torch.Tensor, *, absorbed: bool = False) -> WorkRange:
+    """The work of computing a result from the split tensor: of the same elements, by and large.
+
+    As an epilogue it is written instead of what the linear gives, and nothing is called.
+    """
+    count = size_range(math.prod(value.shape))
+    read, written = dtype_of(source).itemsize * 8, value.dtype.itemsize * 8
+    if not absorbed:
+        return pointwise_work(count, [read], [written])
+    work = pointwise_work(count, [], [max(written - read, 0)])
+    low, hint, high = (w.with_calls(0) for w in work.values)
+    return type(work)(low, hint, high)
+
+
+def _run_of(site: SinkSplitSite, rw: Rewriter) -> Node:
+    """Return the tensor of which the parts are all; a slice of the source if there are others."""
+    first, last = site.parts[0], site.parts[-1]
+    if last.end == tensor_of(site.source).shape[first.axis] and first.start == 0:
+        return site.source
+    return rw.call(aten.slice.Tensor, site.source, first.axis, first.start, last.end)

@@ -1,0 +1,129 @@
+"""What is left out is this phase and nothing else, and gains are worked out right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from tests.support.bench.results import SETTING, entry
+
+from qfuse.cost import CostModel, CostProfile
+from qfuse.ir.errors import OptionsError
+from qfuse.ir.events import Fired
+from qfuse.kernels import KernelLibrary
+from qfuse.optimize import ATTENTION, FUSING, rewrite_names
+from qfuse.optimize.lower_precision import NarrowFloats
+from qfuse.optimize.schedule import (
+    ATTENTION_RULES,
+    FUSION_RULES,
+    MOVING_RULES,
+    RESULT_RULES,
+    SPLIT_RULES,
+)
+from qfuse.pipeline import Planner
+from qfuse.targets import Target
+from qfuse_bench.experiments.ablation import (
+    CASES,
+    Gain,
+    GainOptions,
+    GainResults,
+    phase,
+    run_phase_gain,
+)
+from qfuse_bench.harness.comparison import Verdict
+from qfuse_bench.peers.contenders import Contender, Engine, FloatType
+from qfuse_bench.report.markdown import render
+from qfuse_bench.workloads.block_graphs import BLOCK, blocks
+
+BEFORE = Contender(
+    engine=Engine.QFUSE, float_type=FloatType.F32, model="llama", without=("combine",)
+)
+AFTER = replace(BEFORE, without=())
+
+
+def gain(before: float, after: float) -> Gain:
+    return Gain(
+        "prefill",
+        "a prompt",
+        "dynamic",
+        entry(BEFORE, before, 20.0),
+        entry(AFTER, after, 21.0),
+        0.0,
+    )
+
+
+def test_the_phase_is_all_but_what_grows_one_linear() -> None:
+    assert {"combine", "lift-quantize", "sink-dequantize", "merge-linears"} <= set(phase())
+    assert set(phase()) | FUSING | ATTENTION == rewrite_names()
+    assert not (FUSING | ATTENTION) & set(phase())
+
+
+def test_what_grows_linears_is_what_the_fusion_rules_do_and_narrowing() -> None:
+    assert {rule.name for rule in FUSION_RULES} | {NarrowFloats.name} == FUSING
+    assert {rule.name for rule in ATTENTION_RULES} == ATTENTION
+    others = {rule.name for rule in (*MOVING_RULES, *SPLIT_RULES, *RESULT_RULES)}
+    assert others <= set(phase())
+
+
+def test_without_the_phase_none_of_it_fires_and_the_rest_does() -> None:
+    target, cost = Target.for_testing(), CostModel(CostProfile.pinned())
+    fired = []
+    for without in ((), phase()):
+        planner = Planner(target, cost, KernelLibrary(False, "test"), without=without)
+        log = planner.rewrite(blocks(BLOCK)).log
+        fired.append({e.rule for e in log.of(Fired) if e.room == "optimize"})
+
+    assert "merge-linears" in fired[0]
+    assert "fuse-linear" in fired[1]
+    assert not fired[1] & set(phase())
+
+
+def test_a_contender_keeps_what_it_does_without() -> None:
+    assert Contender.from_dict(BEFORE.to_dict()) == BEFORE
+    assert BEFORE.name != AFTER.name
+
+
+def test_a_decoder_is_asked_about_one_place() -> None:
+    # It writes its cache there: at two places its answers would depend on which came last.
+    assert len(CASES["decode"].seeds) == 1
+    assert CASES["decode"].model == "llama-decode"
+
+
+def test_verdicts_state_the_gain_whatever_it_is() -> None:
+    failed = replace(
+        gain(1.0, 1.0), after=replace(gain(1, 1).after, verdict=Verdict.FAILED, reason="no")
+    )
+    results = GainResults(SETTING, 15, (gain(0.04, 0.03), gain(0.02, 0.03), gain(1, 1), failed))
+
+    assert results.verdicts() == [
+        "prefill, dynamic: 25% faster by this phase.",
+        "prefill, dynamic: 50% slower by this phase.",
+        "prefill, dynamic: no difference that the rounds can tell.",
+        "prefill, dynamic: not measured: no.",
+    ]
+
+
+def test_the_page_shows_the_gains() -> None:
+    results = GainResults(SETTING, 15, (gain(0.04, 0.03),))
+    text = render("phase-gain", results=results)
+
+    row = (
+        "| prefill: a prompt | dynamic | 40.0 (40.0) | 30.0 (30.0) | 0.75 [0.75, 0.75] | 20 / 21 |"
+    )
+    assert row in text
+    assert "- prefill, dynamic: 25% faster by this phase." in text
+    assert results.to_dict()["gains"][0]["ratio"]["value"] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (GainOptions(rounds=3), "cannot be measured"),
+        (GainOptions(cases=("train",)), "no case 'train'"),
+        (GainOptions(recipes=("int1",)), "no recipe 'int1'"),
+    ],
+)
+def test_refuses_what_cannot_be_measured(options: GainOptions, message: str) -> None:
+    with pytest.raises(OptionsError, match=message):
+        run_phase_gain(options, Console(quiet=True))

@@ -1,0 +1,120 @@
+"""The protocol of worker processes, spoken with toys."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from qfuse_bench.harness import process
+from qfuse_bench.harness.process import Job, Worker, WorkerError
+from qfuse_bench.harness.worker import Inputs
+
+FACTORY = "tests.support.bench.toys:build"
+
+
+@pytest.fixture(autouse=True)
+def _children_find_the_toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(root), str(root / "src"))))
+
+
+@pytest.fixture
+def example() -> Inputs:
+    return (torch.randn(3, 4),), {"shift": torch.randn(4)}
+
+
+def job(kind: str, **arguments: object) -> Job:
+    return Job(FACTORY, {"kind": kind, **arguments}, threads=1)
+
+
+@pytest.fixture
+def honest(example: Inputs) -> Iterator[Worker]:
+    with Worker(job("honest", pause=0.01), example) as worker:
+        yield worker
+
+
+def test_it_does_what_it_is_told(honest: Worker, example: Inputs) -> None:
+    (x,), kwargs = example
+    other: Inputs = ((x + 1,), kwargs)
+
+    first, second = honest.answers([example, other])
+    seconds = honest.time_block(4)
+
+    assert torch.equal(first[0], x * 2 + kwargs["shift"])
+    assert torch.equal(second[0], (x + 1) * 2 + kwargs["shift"])
+    assert len(first) == len(second) == 1
+    assert len(seconds) == 4
+    assert all(0.01 <= s < 5 for s in seconds)
+    assert honest.facts == {"said": "hello"}
+    assert honest.state() == {"report": [1, 2]}
+    assert honest.build_seconds >= 0.01
+
+
+def test_inputs_are_prepared_and_memory_is_counted(example: Inputs) -> None:
+    (x,), kwargs = example
+    with Worker(job("half"), example) as fat, Worker(job("honest"), example) as lean:
+        (answer,) = fat.answers([example])
+        grown = fat.memory().resident - lean.memory().resident
+        peak = fat.memory().peak
+
+    assert torch.allclose(answer[0], x.bfloat16().float() * 2 + kwargs["shift"], atol=0.1)
+    # It holds 64 MiB more than one that holds nothing; processes differ by a little besides.
+    assert 48 << 20 < grown < 96 << 20
+    assert peak is None or peak > 64 << 20
+
+
+def test_threads_are_the_same_for_all() -> None:
+    assert process._environment(3)["OMP_NUM_THREADS"] == "3"
+
+
+def test_one_that_cannot_be_built_says_why(example: Inputs) -> None:
+    with pytest.raises(WorkerError, match=r"^ValueError: the toy has no wheels$"):
+        Worker(job("unbuildable"), example)
+
+
+def test_one_that_dies_says_how_and_stays_dead(example: Inputs) -> None:
+    with Worker(job("crash"), example) as worker:
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="SIGKILL"):
+                worker.time_block(1)
+
+
+def test_one_that_hangs_is_ended_and_nothing_stays_behind(example: Inputs) -> None:
+    before = threading.active_count()
+    with Worker(job("honest", pause=0.05), example) as worker:
+        with pytest.raises(WorkerError, match=r"^not done after"):
+            worker._ask({"do": "time", "calls": 10_000}, limit=0.5)
+        folder = Path(worker._folder.name)
+        running = worker._process
+
+    assert running.returncode is not None
+    assert not folder.exists()
+    assert threading.active_count() <= before, "others may end meanwhile, none may be left"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "exit status 3"),
+        ("noise", "exit status 3"),
+        (
+            "Traceback (most recent call last):\n  File x\n    f()\nKeyError: 'a'\n",
+            "KeyError: 'a'",
+        ),
+        (
+            (
+                "Traceback (most recent call last):\n  File x\nValueError: inner\n\n"
+                "During handling, another:\n\nTraceback (most recent call last):\n  File y\n"
+                "qfuse.Error: what is wrong\n  at: here\n"
+            ),
+            "qfuse.Error: what is wrong",
+        ),
+    ],
+)
+def test_the_last_error_is_the_reason(text: str, expected: str) -> None:
+    assert process._last_error(text, 3) == expected

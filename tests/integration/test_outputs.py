@@ -1,0 +1,88 @@
+"""Results belong to the caller: nothing that is written to one shows anywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import qfuse
+from qfuse.ir.errors import OptionsError
+
+EAGER = {"backend": "eager"}
+
+
+class Function(nn.Module):
+    """A function as a module, with a buffer."""
+
+    weight: torch.Tensor
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__()
+        self._function = function
+        self.register_buffer("weight", torch.randn(6, 6))
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self._function(x, self.weight)
+
+
+APART: dict[str, Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "copied transpose": lambda x, w: (x.t().clone().t(), x + w),
+    "copied weight": lambda x, w: (w.t().clone().t(), x + w),
+    "two copies": lambda x, w: (x.clone(), x.clone(), w + x),
+    "views of two casts": lambda x, w: (x.half().t(), x.half()[0], w + x),
+    "views of two sums": lambda x, w: ((x + w).t(), (x + w)[0]),
+    "views of two views": lambda x, w: ((x * w).view(36).clone(), (x * w).view(4, 9)),
+}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("function", APART.values(), ids=list(APART))
+@pytest.mark.parametrize("backend", ["eager", "auto"])
+def test_writing_to_a_result_changes_nothing_else(
+    function: Callable[..., object], backend: str
+) -> None:
+    model = Function(function).eval()
+    x = torch.randn(6, 6)
+    fast = qfuse.compile(model, (x,), options={"backend": backend})
+    given = x.clone()
+    want = [t.clone() for t in model(x)]
+    for index in range(len(want)):
+        results = list(fast(x))
+        results[index].fill_(7)
+        for other, expected in zip(
+            results[:index] + results[index + 1 :], want[:index] + want[index + 1 :], strict=True
+        ):
+            torch.testing.assert_close(other, expected)
+        assert torch.equal(x, given)
+    for result, expected in zip(fast(x), want, strict=True):
+        torch.testing.assert_close(result, expected)
+
+
+class Island(nn.Module):
+    """A model that turns autocast off around a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return self.linear(x)  # type: ignore[no-any-return]
+
+
+def test_autocast_around_the_compilation_stays_outside() -> None:
+    model, x = Island().eval(), torch.randn(4, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        fast = qfuse.compile(model, (x,), options=EAGER)
+    assert all(check.passed for check in fast.report.checks)
+    assert fast(x).dtype is torch.float32
+    torch.testing.assert_close(fast(x), model(x))
+
+
+def test_what_is_not_on_the_cpu_is_refused() -> None:
+    model = nn.Linear(4, 4, device="meta").eval()
+    with pytest.raises(OptionsError, match=r"model\.cpu\(\)"):
+        qfuse.compile(model, (torch.randn(2, 4, device="meta"),), options=EAGER)

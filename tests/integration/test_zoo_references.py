@@ -1,0 +1,154 @@
+"""Whole models in formats that no kernel of a CPU takes: merged, moved, and run as references."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from tests.integration.test_zoo_pipeline import compiled, kernels_of
+from torch.utils import _pytree as pytree
+
+import qfuse
+from qfuse import zoo
+from qfuse.ir.events import Fired, Lowered
+from qfuse.optimize.merge.merge_linears import MergeLinears
+from qfuse.targets import Target
+from qfuse.zoo._torchao_api import quiet_imports
+from qfuse.zoo.micro import MicroLinear, mx
+
+with quiet_imports():
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.inference_workflow import MXDynamicActivationMXWeightConfig
+    from torchao.quantization import quantize_
+    from torchao.quantization.quantize_.common import KernelPreference
+
+pytestmark = [pytest.mark.zoo, pytest.mark.numeric]
+
+# How activations are quantized: not at all; by the norm or the gate that makes them; or always apart,
+# since a fused op gives no scales of two levels.
+FLOAT, FUSED, APART = "float", "fused", "apart"
+RECIPES = {
+    "fp8": FLOAT,
+    "fp8-dynamic": FUSED,
+    "fp8-dynamic-tensor": FUSED,
+    "mxfp8": FUSED,
+    "mxfp6": FUSED,
+    "mxfp4": FUSED,
+    "mxfp4-a16": FLOAT,
+    "nvfp4": APART,
+    "nvfp4-static": APART,
+    "nvfp4-a16": FLOAT,
+}
+# Per layer: q, k and v; the output; gate and up; down. Besides the layers: the head.
+LINEARS, HEAD = 4, 1
+
+
+def quantizes(report: Any) -> tuple[int, int, int]:
+    """How many quantizes are ops of their own, and how many norms and gates quantize."""
+    left = sum(e.place.op == "qfuse.quantize" for e in report.left)
+    made = (kernels_of(report, f"qfuse.{op}").total() for op in ("rms_norm", "activation"))
+    return (left, *made)
+
+
+def same_bits(model: Any, source: Any, fast: Any) -> bool:
+    """Whether two models give the same bits for fresh inputs."""
+    args, kwargs = model.inputs(seed=1)
+    with torch.no_grad():
+        want = pytree.tree_leaves(source(*args, **kwargs))
+        got = pytree.tree_leaves(fast(*args, **kwargs))
+    pairs = [p for p in zip(got, want, strict=True) if isinstance(p[0], torch.Tensor)]
+    return bool(pairs) and all(torch.equal(new, old) for new, old in pairs)
+
+
+@pytest.mark.parametrize(("recipe", "how"), RECIPES.items(), ids=list(RECIPES))
+def test_every_layer_has_four_linears_and_keeps_every_bit(recipe: str, how: str) -> None:
+    model, quantized, fast = compiled("llama", recipe, layers=1)
+    report = fast.report
+
+    assert report.rolled_back == ()
+    assert all(check.passed for check in report.checks)
+    # The reference of a wide linear is torch's own product, here small enough not to be blocked
+    # otherwise than a narrow one; all else is exact by its class.
+    assert same_bits(model, quantized.model, fast)
+    assert kernels_of(report, "qfuse.linear") == {"expand": LINEARS + HEAD}
+    fired = [e for e in report.events if isinstance(e, Fired)]
+    merged = [e.note for e in fired if e.rule == MergeLinears.name]
+    assert Counter(merged) == {"64 + 32 + 32": 1, "160 + 160": 1}
+    # What attention gives is quantized by itself. The gate is one op, quantized or not.
+    expected = {FLOAT: (0, 0, 1), FUSED: (1, 3, 1), APART: (LINEARS + HEAD, 0, 0)}
+    assert quantizes(report) == expected[how]
+    assert all(left.reason for left in report.left)
+    assert {left.place.op for left in report.left} <= {"qfuse.quantize"}
+
+
+@pytest.mark.parametrize("recipe", ["mxfp4", "nvfp4", "fp8-dynamic"])
+def test_what_is_left_is_a_function_of_depth(recipe: str) -> None:
+    counts = []
+    for layers in (1, 2, 3):
+        _, _, fast = compiled("llama", recipe, layers, check="off")
+        counts.append((kernels_of(fast.report, "qfuse.linear").total(), *quantizes(fast.report)))
+    steps = {tuple(b - a for a, b in zip(x, y, strict=True)) for x, y in itertools.pairwise(counts)}
+    fused = RECIPES[recipe] == FUSED
+    assert steps == {(LINEARS, 1, 2, 1) if fused else (LINEARS, LINEARS, 0, 0)}
+    assert counts[0][0] == LINEARS + HEAD
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        ("mxfp8", "the weight is scaled in blocks of 1x32"),
+        ("nvfp4-a16", "the weight is scaled in blocks of 1x16"),
+        ("fp8", "the weight is stored as torch.float8_e4m3fn"),
+    ],
+)
+def test_that_no_kernel_takes_them_is_said(recipe: str, why: str) -> None:
+    _, _, fast = compiled("llama", recipe, 1, check="off")
+    linears = [
+        e for e in fast.report.events if isinstance(e, Lowered) and e.place.op == "qfuse.linear"
+    ]
+    assert len(linears) == LINEARS + HEAD
+    for event in linears:
+        assert event.kernel == "expand"
+        assert event.why == "no kernel takes it"
+        assert why in {reason for _, reason in event.losers}
+
+
+@pytest.mark.parametrize("mode", ["rceil", "floor"])
+def test_llama_in_torchaos_own_mx_tensors(mode: str) -> None:
+    sizes = {"hidden": 64, "intermediate": 160, "vocab": 97, "heads": 4, "kv_heads": 2, "seq": 6}
+    model = zoo.build("llama", layers=1, dtype=torch.bfloat16, **sizes)
+    config = MXDynamicActivationMXWeightConfig(
+        kernel_preference=KernelPreference.EMULATED, scaling_mode=ScaleCalculationMode(mode)
+    )
+    quantize_(model.module, config)
+    fast = qfuse.compile(
+        model.module,
+        model.args,
+        model.kwargs,
+        target=Target.for_testing(),
+        check="site",
+        options={"backend": "eager"},
+    )
+
+    assert same_bits(model, model.module, fast)
+    assert kernels_of(fast.report, "qfuse.linear") == {"expand": LINEARS + HEAD}
+    assert quantizes(fast.report) == (1, 3, 1)
+
+
+def test_dynamic_sizes() -> None:
+    layer = torch.nn.Sequential(MicroLinear(torch.nn.Linear(64, 32), mx())).eval()
+    batch = torch.export.Dim("batch", min=1, max=64)
+    x = torch.randn(3, 5, 64)
+    fast = qfuse.compile(
+        layer,
+        (x,),
+        dynamic_shapes=({0: batch},),
+        target=Target.for_testing(),
+        options={"backend": "eager"},
+    )
+    for count in (1, 2, 17):
+        given = torch.randn(count, 5, 64)
+        assert torch.equal(fast(given), layer(given))

@@ -1,0 +1,70 @@
+"""Models whose linears are written out, and what normalize makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from tests.support.sources.aten_spellings import codes, scales, truth
+from torch import nn
+from torch.export import Dim
+
+from qfuse.capture import capture
+from qfuse.ir.events import Exactness, RolledBack
+from qfuse.ir.graph.stage_graph import NormalGraph
+from qfuse.ir.graph.text import to_text
+from qfuse.normalize import normalize
+from qfuse.rewrite.clone import clone
+from qfuse.rewrite.compare import compare
+from qfuse.rewrite.driver import Context
+from qfuse.rewrite.site_check import SiteChecker
+from qfuse.rewrite.tolerance import SITE
+from qfuse.testing.run import run
+
+# Enough features that their noise has a root mean square even in one row.
+K, N = 64, 48
+DYNAMIC = {0: Dim("batch", min=1, max=16), 1: Dim("length", min=1, max=64)}
+
+
+class Spelled(nn.Module):
+    """A linear whose forward is written out, on stored parameters."""
+
+    w: torch.Tensor
+    b: torch.Tensor
+    q: torch.Tensor
+    q_t: torch.Tensor
+    s: torch.Tensor
+    s_col: torch.Tensor
+    s_group: torch.Tensor
+    sums: torch.Tensor
+
+    def __init__(self, write: Callable[[Spelled, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._write = write
+        self.register_buffer("w", torch.randn(N, K))
+        self.register_buffer("b", torch.randn(N))
+        self.register_buffer("q", codes(N, K))
+        self.register_buffer("q_t", codes(K, N))
+        self.register_buffer("s", scales(N))
+        self.register_buffer("s_col", scales(N, 1))
+        self.register_buffer("s_group", scales(N, 4))
+        self.register_buffer("sums", self.q.sum(1, dtype=torch.int32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._write(self, x)
+
+
+def normalized(
+    model: nn.Module, x: torch.Tensor, *others: torch.Tensor, dynamic: bool = False
+) -> NormalGraph:
+    """Capture and normalize; check every rewrite on ``x``, and the whole on all inputs."""
+    program = capture(model.eval(), (x,), dynamic_shapes=(DYNAMIC,) if dynamic else None)
+    source = clone(program)
+    context = Context("normalize", checker=SiteChecker(program, [x]))
+    normal = normalize(program, context)
+    assert not normal.log.of(RolledBack)
+    for value in (x, *others):
+        new, old = run(normal, [value])[0], run(source, [value])[0]
+        verdict = compare(new, old, truth(source, [value])[0], Exactness.ROUNDING, SITE)
+        assert verdict.wrong is None, f"{verdict.wrong}\n{to_text(normal.graph)}"
+    return normal
