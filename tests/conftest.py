@@ -101,6 +101,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
     """End with what this machine could not test, and with what was drawn anew."""
     result = yield
     stats = terminalreporter.stats
+    if terminalreporter.config.option.collectonly:
+        return result
     terminalreporter.write_line(
         summary.not_tested_text(summary.not_tested(stats.get("skipped", ())))
     )

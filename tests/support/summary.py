@@ -50,7 +50,7 @@ def _needed(report: Any) -> Iterator[str]:
 def not_tested_text(counts: Counter[str]) -> str:
     """One line for :func:`not_tested`: ``not tested on this machine: 12 tests need amx_int8``."""
     if not counts:
-        return "this machine could test everything"
+        return "not tested on this machine: nothing"
     parts = []
     for reason, count in counts.most_common():
         verb = "test needs" if count == 1 else "tests need" if not parts else "need"
