@@ -78,9 +78,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     machine.needs(*(mark.args[0] for mark in item.iter_markers("isa")))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of whole folders."""
+    """Mark the tests of whole folders, and everything that hypothesis draws for."""
     for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("property")
         folder = item.path.relative_to(FOLDER).parts[0]
         for mark in _MARKED_FOLDERS.get(folder, ()):
             item.add_marker(mark)
