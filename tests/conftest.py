@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     """Note how many examples a property test drew, where a report carries it to the main process."""
     report: Any = yield
     statistics = getattr(item, "hypothesis_statistics", None)
@@ -100,7 +100,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
+def pytest_terminal_summary(terminalreporter: Any) -> Generator[None, Any, Any]:
     """End with what this machine could not test, and with what was drawn anew."""
     result = yield
     stats = terminalreporter.stats

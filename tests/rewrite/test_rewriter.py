@@ -136,11 +136,11 @@ def test_inputs_stay_although_nothing_reads_them() -> None:
 def test_what_was_made_in_vain_dies_with_the_commit() -> None:
     case = Case()
     before = case.text
-    made = case.rw.call(aten.sin.default, case.relu)
-    made = [made, case.rw.call(aten.abs.default, made)]
+    sin = case.rw.call(aten.sin.default, case.relu)
+    made = {sin, case.rw.call(aten.abs.default, sin)}
     erased, _ = case.rw.commit()
 
-    assert set(erased) == set(made)
+    assert set(erased) == made
     assert case.text == before
 
 
@@ -208,7 +208,7 @@ def test_a_value_keeps_its_type() -> None:
     with pytest.raises(RewriteError, match=r"from float32\[s\d+, 6\] to bfloat16") as error:
         case.rw.replace(case.anchor, new)
     assert "rule toy" in error.value.what
-    assert "(mlp)" in error.value.where
+    assert "(mlp)" in str(error.value.where)
     assert case.text == before
 
 
@@ -220,7 +220,7 @@ def test_a_call_that_its_op_rejects_is_an_error_and_changes_nothing() -> None:
     with pytest.raises(RewriteError, match="a call that its op rejects: ") as error:
         case.rw.call(aten.permute.default, case.relu, [0, 1, 2])
     assert "aten.permute" in error.value.what
-    assert "(mlp)" in error.value.where
+    assert "(mlp)" in str(error.value.where)
     assert case.text == before
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -66,7 +66,7 @@ def limit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(library, "_loaded", functools.partial(limit_kernels, isa, library._loaded))
 
 
-_real: Callable[[], dict[str, Any]] = torch.cpu.get_capabilities
+_real: Callable[[], Mapping[str, Any]] = torch.cpu.get_capabilities
 
 
 def set_variables(environ: Any = os.environ) -> None:
@@ -76,7 +76,7 @@ def set_variables(environ: Any = os.environ) -> None:
         environ[name] = value
 
 
-def _capabilities(isa: str, real: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _capabilities(isa: str, real: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     """What cpuinfo found, without the instruction sets that the target for tests lacks."""
     kept = {_TORCH_NAMES.get(name, name) for name in Target.for_testing(isa=isa).features}
     if isa != "portable":

@@ -51,7 +51,7 @@ def not_tested_text(counts: Counter[str]) -> str:
     """One line for :func:`not_tested`: ``not tested on this machine: 12 tests need amx_int8``."""
     if not counts:
         return "not tested on this machine: nothing"
-    parts = []
+    parts: list[str] = []
     for reason, count in counts.most_common():
         verb = "test needs" if count == 1 else "tests need" if not parts else "need"
         parts.append(f"{count} {verb if count > 1 or not parts else 'needs'} {reason[6:]}")

@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 import torch
 
-from qfuse.ir import ops
 from qfuse.ir.graph.stage_graph import (
     MODULE_META,
     MUTABLE_META,
@@ -21,6 +20,7 @@ from qfuse.ir.graph.stage_graph import (
     op_name,
     place_of,
 )
+from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.ir.stages.verify import STAGES
 from qfuse.testing.build import GraphBuilder

@@ -8,9 +8,9 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 
-from qfuse.ir import ops
 from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.ir.graph.text import op_text, to_text, type_text
+from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.testing.build import GraphBuilder
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from qfuse.ir import ops
+from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import (
     QuantParams,
     as_choose,
@@ -74,7 +74,18 @@ class Calls:
             case "linear":
                 return b.call(aten.linear.default, self.x, self.w, self.bias)
             case _:
-                args = (self.q, *edge, self.w_q, *edge, self.bias, None, None, "", "act(relu)", [])
+                args: Any = (
+                    self.q,
+                    *edge,
+                    self.w_q,
+                    *edge,
+                    self.bias,
+                    None,
+                    None,
+                    "",
+                    "act(relu)",
+                    [],
+                )
                 return b.call(ops.linear, *args)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from qfuse.ir import ops
 from qfuse.ir.errors import VerifyError
 from qfuse.ir.graph.stage_graph import (
     MUTABLE_META,
@@ -22,6 +21,7 @@ from qfuse.ir.graph.stage_graph import (
     OutputSpec,
     StageGraph,
 )
+from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.fused_reference import Keep
 from qfuse.ir.ops.fused_views import Activation, Output, RmsNorm
@@ -39,7 +39,7 @@ SPEC = QuantSpec(torch.int8, -128, 127, (None, None))
 CHOOSE = ChooseSpec(Formula.AO_SYMMETRIC, torch.int8, -128, 127, (1, None), 1e-5)
 
 # An op of the namespace that is neither canonical nor fused: to verify, a kernel.
-_LIBRARY = torch.library.Library("qfuse", "FRAGMENT")
+_LIBRARY: Any = torch.library.Library("qfuse", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("kernel_of_test_verify(Tensor x) -> Tensor")
 _LIBRARY.impl("kernel_of_test_verify", lambda x: x.clone(), "CompositeExplicitAutograd")
 KERNEL = torch.ops.qfuse.kernel_of_test_verify.default
