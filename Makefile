@@ -7,7 +7,7 @@
 #   EXTRAS=zoo,dev,bench      the extras to install; `bench` adds the peers to compare with
 #   WORKERS=2                 test processes
 #   ISA=avx2                  test as on a CPU with no more than this: portable, avx2, avx512_vnni
-#   EXAMPLES=150              examples that `make fuzz` draws for each property
+#   EXAMPLES=300              examples that `make fuzz` draws for each property
 #   BASE=HEAD                 the revision that `make replay` compares with
 
 VENV          := .venv
@@ -15,7 +15,7 @@ TORCH_VERSION ?= 2.13.0
 EXTRAS        ?= zoo,dev
 WORKERS       ?= 2
 ISA           ?=
-EXAMPLES      ?= 150
+EXAMPLES      ?= 300
 BASE          ?= HEAD
 
 BIN   := $(VENV)/bin
@@ -82,7 +82,7 @@ asan: $(STAMP) ## run the kernels' tests under AddressSanitizer and UBSan
 	sh tools/with-asan $(BIN)/qfuse build-kernels
 	OMP_NUM_THREADS=2 sh tools/with-asan $(BIN)/python -m pytest --capture=sys tests/kernels
 
-fuzz: $(STAMP) ## draw anew for the property tests (EXAMPLES=150 each: about 10 minutes on 2 cores)
+fuzz: $(STAMP) ## draw anew for the property tests (EXAMPLES=300 each: at most 10 minutes on 2 cores)
 	HYPOTHESIS_PROFILE=fuzz QFUSE_FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) -m property --timeout 0
 
 replay: $(STAMP) ## compare what becomes of the zoo with another revision (BASE=HEAD)
