@@ -55,8 +55,8 @@ PYTEST := OMP_NUM_THREADS=1 QFUSE_TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(W
 test: $(STAMP) ## run the tests: the same draw for everybody (ISA=avx2: as on a lesser CPU)
 	$(PYTEST) -m "not slow_bench"
 
-test-fast: $(STAMP) ## run what needs neither a compiler nor whole models, in about a minute
-	$(PYTEST) -m "not (slow or slow_bench or zoo or own_kernels or compiler)"
+test-fast: $(STAMP) ## run the tests of single rules and ops: no models, no compiler, no drawing
+	$(PYTEST) -m "not (slow or slow_bench or zoo or export or own_kernels or compiler or property)"
 
 check: $(STAMP) ## lint, format check, types, import layers
 	$(BIN)/ruff check .

@@ -26,10 +26,19 @@ EXAMPLES_VARIABLE = "QFUSE_FUZZ_EXAMPLES"
 SEED = 20260101
 
 FOLDER = Path(__file__).parent
-# Tests of these folders run compiled code, whatever they look at.
+# What the tests of these folders do, whatever they look at.
 _MARKED_FOLDERS = {
-    "kernels": ("own_kernels",), "backends": ("compiler",), "inductor": ("compiler",)
-}  # fmt: skip
+    "backends": "compiler",
+    "benchmarks": "export",
+    "capture": "export",
+    "docs": "export",
+    "examples": "export",
+    "inductor": "compiler",
+    "integration": "export",
+    "kernels": "own_kernels",
+    "passes": "export",
+    "zoo": "zoo",
+}
 
 # No deadline: the first example of a test may compile something, on a machine shared with others.
 settings.register_profile(
@@ -84,8 +93,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("property")
-        folder = item.path.relative_to(FOLDER).parts[0]
-        for mark in _MARKED_FOLDERS.get(folder, ()):
+        mark = _MARKED_FOLDERS.get(item.path.relative_to(FOLDER).parts[0])
+        if mark is not None:
             item.add_marker(mark)
 
 

@@ -58,8 +58,8 @@ def test_examples_are_counted(number: int) -> None:
 @pytest.mark.parametrize(
     ("text", "count"),
     [
-        ("    - 100 passing, 0 failing, and 7 invalid test cases", 107),
-        ("- 90 passing examples, 2 failing examples, 1 invalid examples\n" * 2, 186),
+        ("    - 100 passing, 0 failing, and 7 invalid test cases", 100),
+        ("- 90 passing examples, 2 failing examples, 1 invalid examples\n" * 2, 184),
         ("  - Stopped because nothing left to do", 0),
     ],
 )

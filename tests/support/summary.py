@@ -12,12 +12,15 @@ __all__ = ["EXAMPLES", "drawn", "drawn_text", "examples_of", "not_tested", "not_
 # The name of the property that carries a test's count from a worker process to the report.
 EXAMPLES = "hypothesis examples"
 
-_COUNTS = re.compile(r"(\d+) passing\D+(\d+) failing\D+(\d+) invalid")
+_COUNTS = re.compile(r"(\d+) passing\D+(\d+) failing")
 _NEEDS = re.compile(r"^(?:Skipped: )?(needs [^:;(\n]+)")
 
 
 def examples_of(statistics: str) -> int:
-    """How many examples hypothesis drew for one test, from the text of its statistics."""
+    """How many examples hypothesis tried on one test, from the text of its statistics.
+
+    Those that the test filtered out do not count.
+    """
     return sum(int(n) for counts in _COUNTS.findall(statistics) for n in counts)
 
 
