@@ -19,6 +19,8 @@ from qfuse.cost.measurement import _Basics, _rounded
 from qfuse.cost.probes import Probe
 from qfuse.targets import KernelState, Target
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def target() -> Target:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -89,22 +90,13 @@ def input_without_value() -> StageGraph:
     return program
 
 
-def submodule() -> StageGraph:
+def other_call(kind: str, target: str) -> StageGraph:
+    """A call that is none of an op, such as of a submodule."""
     program = unary()
     program.module.add_submodule("inner", torch.nn.ReLU())
     old = call_of(program, aten.neg.default)
     with program.graph.inserting_before(old):
-        new = program.graph.call_module("inner", old.args)
-    new.meta = dict(old.meta)
-    old.replace_all_uses_with(new)
-    return program
-
-
-def method() -> StageGraph:
-    program = unary()
-    old = call_of(program, aten.neg.default)
-    with program.graph.inserting_before(old):
-        new = program.graph.call_method("relu", old.args)
+        new = program.graph.create_node(kind, target, old.args)
     new.meta = dict(old.meta)
     old.replace_all_uses_with(new)
     return program
@@ -132,8 +124,16 @@ def constant_of_another_type() -> StageGraph:
 STRUCTURE: dict[str, tuple[Callable[[], StageGraph], str, str]] = {
     "a call without a value": (no_value, "aten.neg", "it has no fake value"),
     "an input without a value": (input_without_value, "x", "it has no fake value"),
-    "a submodule": (submodule, "inner", "call_module nodes do not pass"),
-    "a method": (method, "relu", "call_method nodes do not pass"),
+    "a submodule": (
+        partial(other_call, "call_module", "inner"),
+        "inner",
+        "call_module nodes do not pass",
+    ),
+    "a method": (
+        partial(other_call, "call_method", "relu"),
+        "relu",
+        "call_method nodes do not pass",
+    ),
     "a write": (write, "aten.add_", "it writes to its arguments"),
     "a constant of another shape": (constant_of_another_shape, "scale", r"float32\(2, 1\)"),
     "a constant of another type": (constant_of_another_type, "scale", "bfloat16"),
