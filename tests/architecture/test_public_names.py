@@ -8,6 +8,8 @@ import sys
 import types
 from pathlib import Path
 
+import pytest
+
 import qfuse
 from tests.architecture.source import PACKAGE, Module, modules, write_tree
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -393,12 +392,3 @@ def test_the_signature_needs_its_outputs() -> None:
     program = NormalGraph(program.module, signature, program.log)
 
     assert_broken(program, "output", "1 outputs, the signature needs 2")
-
-
-def test_plain_functions_pass() -> None:
-    b, x, _ = builder()
-    parts = b.call(aten.split.Tensor, x, 2)
-    program = b.done(b.item(parts, 1))
-
-    verify(program)
-    assert [n.target for n in program.graph.nodes].count(operator.getitem) == 1
