@@ -68,6 +68,7 @@ def test_the_fingerprint_is_a_readable_file_name() -> None:
     assert name.replace("-", "").replace("_", "").isalnum()
 
 
+@pytest.mark.slow
 def test_fingerprints_are_the_same_in_every_process() -> None:
     code = "from qfuse.targets import Target as T; t = T.for_testing(); print(t.fingerprint())"
     names = {
@@ -118,6 +119,7 @@ def test_detect_is_stable_and_sees_what_a_process_changes(monkeypatch: pytest.Mo
     assert first.onednn_isa_limit != "AVX2"
 
 
+@pytest.mark.slow
 def test_the_machine_has_one_name_with_and_without_extensions() -> None:
     # The packages are probed in a process of their own: importing them here is no business of
     # this test.

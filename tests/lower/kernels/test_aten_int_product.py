@@ -12,6 +12,8 @@ from qfuse.targets import Target
 
 aten = torch.ops.aten
 
+pytestmark = pytest.mark.export
+
 TARGET = Target.for_testing()
 
 
