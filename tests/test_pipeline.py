@@ -24,7 +24,7 @@ from qfuse.lower import lower
 from qfuse.lower.kernel.protocol import Claim, LinearProblem, Refusal
 from qfuse.model_check import ModelCheck, bisect
 from qfuse.options import Check
-from qfuse.pipeline import Planner
+from qfuse.pipeline import Pipeline
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.rewriter import Rewriter
 from qfuse.targets import Target
@@ -96,7 +96,7 @@ def planned(
     caller = Caller(captured.signature)
     inputs = caller.check(caller.bind((x,), {}))
     cost = CostModel(CostProfile.pinned())
-    planner = Planner(Target.for_testing(), cost, NONE, check)
+    planner = Pipeline(Target.for_testing(), cost, NONE, check)
     return captured, inputs, planner.plan(captured, inputs)
 
 
@@ -171,7 +171,7 @@ def test_code_that_writes_wrong_state_is_not_used() -> None:
 
     x = torch.ones(3)
     captured = capture(Counts().eval(), (x,))
-    plan = Planner(
+    plan = Pipeline(
         Target.for_testing(), CostModel(CostProfile.pinned()), NONE, Check.PIPELINE
     ).plan(captured, [x])
     right = run_eagerly(plan.lowered)

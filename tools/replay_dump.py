@@ -37,7 +37,7 @@ from qfuse.lower.rowwise.kernels import row_kernels
 from qfuse.normalize import normalize
 from qfuse.optimize import optimize
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context
+from qfuse.rewrite.driver import RewriteContext
 from qfuse.targets import Target
 from qfuse.zoo import recipes
 
@@ -88,8 +88,8 @@ def dump_case(case: tuple[str, str, str], folder: str) -> str:
     captured = capture(quantized.model, model.args, model.kwargs)
     cost = CostModel(CostProfile.pinned())
     with torch.no_grad():
-        normal = normalize(captured, Context("normalize", cost, strict=False))
-        optimized = optimize(normal, Context("optimize", cost, strict=False))
+        normal = normalize(captured, RewriteContext("normalize", cost, strict=False))
+        optimized = optimize(normal, RewriteContext("optimize", cost, strict=False))
         parts = ["# optimized", to_text(optimized.graph), *_constants(optimized.module)]
         for isa in TARGETS:
             parts += [f"\n# lowered for {isa}", *_described(_lowered(optimized, isa, cost))]
@@ -103,7 +103,7 @@ def _lowered(optimized: OptimizedGraph, isa: str, cost: CostModel) -> LoweredGra
     target = Target.for_testing(features=frozenset(features), aten_capability=capability)
     # The paths of the target, not of this machine.
     library = replace(kernels.load(), instruction_sets=("portable", "avx2"))
-    context = Context("lower", cost, strict=False)
+    context = RewriteContext("lower", cost, strict=False)
     linears, rows = kernel_rows(library), row_kernels(library)
     return lower(clone(optimized), target, cost, linears, context, rows=rows)
 

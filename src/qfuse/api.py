@@ -22,7 +22,7 @@ from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.signature.caller import Caller
 from qfuse.options import Check, Options, choice
-from qfuse.pipeline import Plan, Planner
+from qfuse.pipeline import Pipeline, Plan
 from qfuse.report import Report
 from qfuse.targets import Target
 
@@ -89,7 +89,7 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per choice
     captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
     with _as_captured():
         with session.timed("plan"):
-            plan = session.planner().plan(captured, inputs)
+            plan = session.pipeline().plan(captured, inputs)
         with session.timed("compile"):
             runner = compile_graph(
                 plan.lowered,
@@ -123,7 +123,7 @@ def explain(  # noqa: PLR0913 - one keyword per choice
     session = _Session.start(target, "off", float_dtype, options, progress)
     captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
     with _as_captured(), session.timed("plan"):
-        plan = session.planner().plan(captured, inputs)
+        plan = session.pipeline().plan(captured, inputs)
     return session.report(plan, None)
 
 
@@ -211,10 +211,10 @@ class _Session:
         caller = Caller(captured.signature)
         return captured, caller.check(caller.bind(args, kwargs))
 
-    def planner(self) -> Planner:
+    def pipeline(self) -> Pipeline:
         """Return what takes the captured graph to a lowered one."""
         cost = CostModel(load_or_measure(self.target))
-        return Planner(
+        return Pipeline(
             self.target,
             cost,
             self.library,

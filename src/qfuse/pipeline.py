@@ -23,10 +23,10 @@ from qfuse.model_check import ModelCheck, bisect
 from qfuse.normalize import normalize
 from qfuse.optimize import optimize, rewrite_names
 from qfuse.options import Check
+from qfuse.rewrite.budget import RewriteBudget, rule_of
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import Verdict
-from qfuse.rewrite.driver import Context
-from qfuse.rewrite.gate import Gate, rule_of
+from qfuse.rewrite.driver import RewriteContext
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.targets.target import Target
 
@@ -68,7 +68,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Planner:
+class Pipeline:
     """Takes a captured graph to a lowered one.
 
     Attributes:
@@ -103,16 +103,19 @@ class Planner:
         return frozenset(f"optimize/{name}" for name in self.without)
 
     def rewrite(
-        self, captured: CapturedGraph, inputs: Sequence[torch.Tensor] = (), gate: Gate | None = None
+        self,
+        captured: CapturedGraph,
+        inputs: Sequence[torch.Tensor] = (),
+        budget: RewriteBudget | None = None,
     ) -> LoweredGraph:
         """Take a copy of ``captured`` through normalize, optimize and lower."""
         program = clone(captured)
         verify(program)
         checker = SiteChecker(program, inputs) if self.check is Check.SITE else None
-        gate = gate or Gate(banned=self._banned)
+        budget = budget or RewriteBudget(banned=self._banned)
 
-        def context(room: str) -> Context:
-            return Context(room, self.cost, gate, checker, strict=False)
+        def context(stage: str) -> RewriteContext:
+            return RewriteContext(stage, self.cost, budget, checker, strict=False)
 
         normal = normalize(program, context("normalize"))
         optimized = optimize(normal, context("optimize"), float_dtype=self.float_dtype)
@@ -126,25 +129,25 @@ class Planner:
             CaptureError: The model does not run on its example inputs.
             CheckError: Values are wrong although nothing was rewritten.
         """
-        gate = Gate(banned=self._banned)
+        budget = RewriteBudget(banned=self._banned)
         self._say("rewriting the graph")
-        lowered = self.rewrite(captured, inputs, gate)
+        lowered = self.rewrite(captured, inputs, budget)
         if self.check is Check.OFF:
             return Plan(lowered)
         self._say("checking values")
         reference = self._measure(captured, inputs)
         undone: list[RolledBack] = []
         verdict = reference.judge(run_flat(lowered.module, inputs))
-        while verdict.wrong is not None and gate.allowed and len(undone) < _ATTEMPTS:
+        while verdict.wrong is not None and budget.allowed and len(undone) < _ATTEMPTS:
             self._say("looking for the rewrite that changed values")
-            culprit = self._find(captured, inputs, reference, gate)
-            gate = Gate(banned=gate.banned | {culprit, *_whole_rule(culprit, undone)})
+            culprit = self._find(captured, inputs, reference, budget)
+            budget = RewriteBudget(banned=budget.banned | {culprit, *_whole_rule(culprit, undone)})
             undone.append(_rolled_back(culprit, verdict))
-            lowered = self.rewrite(captured, inputs, gate)
+            lowered = self.rewrite(captured, inputs, budget)
             verdict = reference.judge(run_flat(lowered.module, inputs))
         if verdict.wrong is not None:
             undone.append(_rolled_back("pipeline/every-rewrite", verdict))
-            lowered = self.rewrite(captured, inputs, Gate(fuel=0))
+            lowered = self.rewrite(captured, inputs, RewriteBudget(fuel=0))
             verdict = reference.judge(run_flat(lowered.module, inputs))
         for event in undone:
             lowered.log.add(event)
@@ -175,15 +178,15 @@ class Planner:
         captured: CapturedGraph,
         inputs: Sequence[torch.Tensor],
         reference: ModelCheck,
-        gate: Gate,
+        budget: RewriteBudget,
     ) -> str:
         """Return the key of the first rewrite after which values are wrong."""
 
         def holds(fuel: int) -> bool:
-            some = self.rewrite(captured, inputs, Gate(fuel, gate.banned))
+            some = self.rewrite(captured, inputs, RewriteBudget(fuel, budget.banned))
             return reference.judge(run_flat(some.module, inputs)).wrong is None
 
-        return gate.allowed[bisect(len(gate.allowed), holds) - 1]
+        return budget.allowed[bisect(len(budget.allowed), holds) - 1]
 
 
 def _whole_rule(culprit: str, undone: Sequence[RolledBack]) -> set[str]:
@@ -193,10 +196,10 @@ def _whole_rule(culprit: str, undone: Sequence[RolledBack]) -> set[str]:
 
 
 def _rolled_back(key: str, verdict: Verdict) -> RolledBack:
-    room, _, rest = key.partition("/")
+    stage, _, rest = key.partition("/")
     rule = rest.partition("@")[0]
     repro = f"qfuse.compile(model, args, check='site') and look for {key}"
-    return RolledBack(room, rule, key, (), verdict.wrong or "", repro)
+    return RolledBack(stage, rule, key, (), verdict.wrong or "", repro)
 
 
 def _checked(what: str, verdict: Verdict) -> Checked:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "qfuse"
-ROOMS = ("capture", "normalize", "optimize", "lower", "backends")
+STAGES = ("capture", "normalize", "optimize", "lower", "backends")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from tests.architecture.source import PACKAGE, Module, modules, write_tree
 
 MAY_EDIT = {
     "rewrite/rewriter.py": "the only editor: keeps meta, provenance and the event list",
-    "rewrite/adopt.py": "takes over what a rewritten copy of somebody's graph has become",
+    "rewrite/transaction.py": "takes over what a rewritten copy of somebody's graph has become",
     "capture/_export_api.py": "copies what torch.export made into a fresh plain graph",
     "backends/*.py": "builds the graph that it hands to its compiler; nobody reads it afterwards",
     "passes/raw.py": "copies a caller's graph into a plain one, and the rewritten one back",
@@ -93,8 +93,8 @@ def idle_permissions(package: Path) -> list[str]:
     idle = []
     for pattern in MAY_EDIT:
         found = list(package.glob(pattern))
-        room = package / pattern.split("/", maxsplit=1)[0]
-        started = any(path.name != "__init__.py" for path in room.rglob("*.py"))
+        stage = package / pattern.split("/", maxsplit=1)[0]
+        started = any(path.name != "__init__.py" for path in stage.rglob("*.py"))
         if started and not any(edits(Module(package, path)) for path in found):
             idle.append(pattern)
     return idle
@@ -143,7 +143,7 @@ def test_an_idle_permission_is_found(tmp_path: Path) -> None:
         tmp_path,
         {
             "rewrite/rewriter.py": "graph.erase_node(x)",
-            "rewrite/adopt.py": "graph.erase_node(x)",
+            "rewrite/transaction.py": "graph.erase_node(x)",
             "capture/__init__.py": "",
             "backends/compile.py": "",
         },

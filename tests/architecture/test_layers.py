@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import ROOMS, ROOT, write_tree
+from tests.architecture.source import ROOT, STAGES, write_tree
 
 RUN = "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
@@ -31,7 +31,7 @@ def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
 def small_project(root: Path, files: dict[str, str]) -> Path:
     """The real contracts over a package that has every room and ``files``."""
     shutil.copy(ROOT / "pyproject.toml", root)
-    package = {f"src/qfuse/{room}/__init__.py": "" for room in ("", "ir", "rewrite", *ROOMS)}
+    package = {f"src/qfuse/{stage}/__init__.py": "" for stage in ("", "ir", "rewrite", *STAGES)}
     extra = {"src/qfuse/_version.py": "", "benchmarks/qfuse_bench/__init__.py": ""}
     return write_tree(root, {**package, **extra, **files})
 

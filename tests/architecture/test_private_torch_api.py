@@ -115,10 +115,10 @@ def private_names(package: Path) -> list[str]:
     return found
 
 
-def crowded_rooms(package: Path) -> list[str]:
+def crowded_stages(package: Path) -> list[str]:
     """Rooms with more than one such file."""
     counts = Counter(module.parts[0] for module in modules(package) if is_api_file(module))
-    return [room for room, count in counts.items() if count > 1]
+    return [stage for stage, count in counts.items() if count > 1]
 
 
 def test_private_names_stay_in_api_files() -> None:
@@ -126,7 +126,7 @@ def test_private_names_stay_in_api_files() -> None:
 
 
 def test_a_room_has_at_most_one_api_file() -> None:
-    assert crowded_rooms(PACKAGE) == []
+    assert crowded_stages(PACKAGE) == []
 
 
 @pytest.mark.parametrize(
@@ -180,4 +180,4 @@ def test_an_api_file_may_and_a_second_one_is_found(tmp_path: Path) -> None:
     )
 
     assert private_names(package) == []
-    assert crowded_rooms(package) == ["lower"]
+    assert crowded_stages(package) == ["lower"]

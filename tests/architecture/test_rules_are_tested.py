@@ -14,7 +14,7 @@ import pytest
 from tests.architecture.source import PACKAGE, ROOT, Module, modules, write_tree
 from tests.architecture.test_assertions import names_code, shows_text
 
-RULE_ROOMS = ("normalize", "optimize", "lower")
+RULE_STAGES = ("normalize", "optimize", "lower")
 
 
 class RuleClass(NamedTuple):
@@ -81,7 +81,7 @@ def rules(package: Path) -> list[RuleClass]:
     return [
         c
         for c, bases in classes
-        if bases & derived and "ABC" not in bases and c.module.parts[0] in RULE_ROOMS
+        if bases & derived and "ABC" not in bases and c.module.parts[0] in RULE_STAGES
     ]
 
 
@@ -144,8 +144,8 @@ def test_every_rule_has_its_three_tests() -> None:
 
 
 def test_the_rules_of_the_optimizer_are_found() -> None:
-    room = PACKAGE / "optimize"
-    started = any(path.name != "__init__.py" for path in room.rglob("*.py"))
+    stage = PACKAGE / "optimize"
+    started = any(path.name != "__init__.py" for path in stage.rglob("*.py"))
 
     assert not started or any(rule.module.parts[0] == "optimize" for rule in rules(PACKAGE))
 

@@ -151,7 +151,7 @@ def test_what_the_simulator_cannot_say_is_not_done(simulator: ModuleType) -> Non
     q = codes((3, 16), torch.int8)
     outcome, module = merged()
     assert not outcome.modified
-    spelled = [miss for miss in outcome.misses if miss.room == "spell"]
+    spelled = [miss for miss in outcome.misses if miss.stage == "spell"]
     assert MissCode.GRANULARITY in {miss.code for miss in spelled}
     assert "its parts are not all quantized to int8 with one scale" in str(outcome)
     assert ops_of(module)["simulator.static_quant_linear"] == 2
@@ -177,7 +177,7 @@ def test_one_group_that_cannot_be_said_does_not_keep_others(simulator: ModuleTyp
 
     assert outcome.fired["merge-linears"] == 1
     assert ops_of(module)["simulator.static_quant_linear"] == 3
-    assert {miss.room for miss in outcome.misses} == {"spell"}
+    assert {miss.stage for miss in outcome.misses} == {"spell"}
     assert_same_bits(before, bits_of(module, inputs, simulator.dialect))
     canonical = make_fx(call)(*inputs)
     outcome = MergeLinears(**options(simulator, spelling="canonical"))(canonical)

@@ -66,7 +66,7 @@ def int8(*shape: int) -> torch.Tensor:
     return torch.randint(-128, 128, shape, dtype=torch.int8)
 
 
-class Spread(Odd):
+class Broadcast(Odd):
     """Contracts an axis of one element with one of several."""
 
     one: torch.Tensor
@@ -259,7 +259,7 @@ def test_the_integer_part_of_float8_is_not_the_number() -> None:
 
 
 def test_an_axis_that_is_spread_is_no_linear() -> None:
-    model = Spread(one=torch.randn(16, 1), many=torch.randn(16, 8))
+    model = Broadcast(one=torch.randn(16, 1), many=torch.randn(16, 8))
     x = torch.randn(2, 8)
 
     torch.testing.assert_close(compiled(model, x)(x), model(x))

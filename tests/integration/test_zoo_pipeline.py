@@ -19,7 +19,7 @@ from qfuse.ir.ops.views import as_quantize
 from qfuse.normalize import normalize
 from qfuse.optimize import optimize
 from qfuse.optimize.fuse.match_norm import Norm, norm_of
-from qfuse.rewrite.driver import Context
+from qfuse.rewrite.driver import RewriteContext
 from qfuse.targets import Target
 from qfuse.zoo import recipes
 
@@ -163,7 +163,7 @@ def test_every_norm_that_feeds_a_quantize_gives_it(
         model = zoo.build(name, layers=layers, dtype=dtype, **SMALL[name])
         quantized = recipes.quantize(model.module, recipe, model.args, model.kwargs)
         normal = normalize(capture(quantized.model, model.args, model.kwargs))
-        done = optimize(normal, Context("optimize", CostModel(CostProfile.pinned())))
+        done = optimize(normal, RewriteContext("optimize", CostModel(CostProfile.pinned())))
         norms = [n for n in done.graph.nodes if as_fused_norm(n) is not None]
         assert {str(n.target) for n in norms} == {NORM_OPS[name] + ".default"}
         counts.append(len(norms))

@@ -17,7 +17,7 @@ from qfuse.ir.events import Fired, Lowered
 from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.targets import Target
 from qfuse.zoo._torchao_api import quiet_imports
-from qfuse.zoo.micro import MicroLinear, mx
+from qfuse.zoo.mx_formats import MxLinear, mx
 
 with quiet_imports():
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
@@ -139,7 +139,7 @@ def test_llama_in_torchaos_own_mx_tensors(mode: str) -> None:
 
 
 def test_dynamic_sizes() -> None:
-    layer = torch.nn.Sequential(MicroLinear(torch.nn.Linear(64, 32), mx())).eval()
+    layer = torch.nn.Sequential(MxLinear(torch.nn.Linear(64, 32), mx())).eval()
     batch = torch.export.Dim("batch", min=1, max=64)
     x = torch.randn(3, 5, 64)
     fast = qfuse.compile(

@@ -9,8 +9,8 @@ from qfuse.ir.events import Fired, Noted
 from qfuse.ir.graph.stage_graph import MODULE_META, SOURCE_META, NormalGraph
 from qfuse.normalize import normalize
 from qfuse.normalize.importers.dialect import Dialect
-from qfuse.rewrite.driver import Context
-from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.budget import RewriteBudget
+from qfuse.rewrite.driver import RewriteContext
 
 aten = torch.ops.aten
 d = torch.ops.quantized_decomposed
@@ -87,7 +87,7 @@ def test_an_unknown_op_stays_works_and_is_named() -> None:
     assert ops_of(normal, "qfuse_test_made_up") == ["strange"]
     (note,) = normal.log.of(Noted)
     assert note.warn
-    assert note.room == "normalize"
+    assert note.stage == "normalize"
     assert note.text == "qfuse_test_made_up.strange stays as it is: nobody knows what it means"
     assert note.place is not None
     assert note.place.module == "net.layer"
@@ -154,8 +154,8 @@ def test_a_gate_that_stops_half_way_leaves_a_graph_that_works(fuel: int) -> None
     s, z = source.b.item(pair, 0), source.b.item(pair, 1)
     q = source.b.call(d.quantize_per_tensor.tensor, x, s, z, 0, 255, torch.uint8)
     y = source.b.call(d.dequantize_per_tensor.tensor, q, s, z, 0, 255, torch.uint8)
-    normal = assert_same_bits(source, y, context=Context("room", gate=Gate(fuel)))
+    normal = assert_same_bits(source, y, context=RewriteContext("room", budget=RewriteBudget(fuel)))
 
     assert len(fired(normal)) == fuel
-    assert {e.room for e in normal.log.of(Fired)} <= {"room"}
+    assert {e.stage for e in normal.log.of(Fired)} <= {"room"}
     assert len(normal.log.of(Noted)) == 3 - fuel

@@ -20,11 +20,11 @@ from qfuse.ir.ops import library as ops
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.optimize.schedule import MOVING_RULES, SPLIT_RULES, move, sink_splits
-from qfuse.rewrite.driver import Context
+from qfuse.rewrite.driver import RewriteContext
 from qfuse.rewrite.rewriter import Rewriter
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_tensor
-from qfuse_bench.workloads.movement_graphs import KINDS, calls_in, journey
+from qfuse_bench.workloads.movement_graphs import KINDS, calls_in, movement_graph
 
 aten = torch.ops.aten
 
@@ -61,7 +61,7 @@ def phase(program: NormalGraph, work: Counter[str]) -> dict[str, float]:
     """What the phase does, per call in the graph."""
     calls = calls_in(program)
     work.clear()
-    context = Context("optimize", CostModel(CostProfile.pinned()))
+    context = RewriteContext("optimize", CostModel(CostProfile.pinned()))
     Combine().run(program, context)
     move(program, context)
     MergeLinears().run(program, context)
@@ -71,7 +71,7 @@ def phase(program: NormalGraph, work: Counter[str]) -> dict[str, float]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_work_per_node_does_not_grow_with_the_graph(kind: str, work: Counter[str]) -> None:
-    small, large = (phase(journey(kind, calls), work) for calls in (SMALL, LARGE))
+    small, large = (phase(movement_graph(kind, calls), work) for calls in (SMALL, LARGE))
 
     assert small["match"] > 0
     assert large == pytest.approx(small, rel=0.05)
@@ -84,12 +84,12 @@ def quantized(b: GraphBuilder, x: Node, name: str) -> Node:
     return b.call(ops.dequantize, q, scale, None, str(spec))
 
 
-def one_value_with_many_readers(readers: int) -> NormalGraph:
+def one_value_with_many_readers(users: int) -> NormalGraph:
     """Every reader is a view that is quantized."""
     b = GraphBuilder()
     x = b.call(aten.relu.default, b.arg("x", torch.float32, 8, 8))
     outs = []
-    for index in range(readers):
+    for index in range(users):
         part = b.call(aten.view.default, x, [4, 16])
         outs.append(b.call(aten.neg.default, quantized(b, part, f"s{index}")))
     return b.done(*outs)

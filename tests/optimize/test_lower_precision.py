@@ -9,9 +9,9 @@ from qfuse.ir.events import MissCode, Missed
 from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.optimize.fuse.linear import FuseLinear
-from qfuse.optimize.lower_precision import NarrowFloats
+from qfuse.optimize.lower_precision import LowerPrecision
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.driver import RewriteContext, apply_rules
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear
 from qfuse.testing.run import random_inputs, run
@@ -27,7 +27,7 @@ def test_golden_a_float_linear_computes_in_bfloat16() -> None:
     program = b.done(b.call(aten.linear.default, x, w))
     source = clone(program)
 
-    assert NarrowFloats().run(program, Context("optimize")).fired == {"narrow-floats": 1}
+    assert LowerPrecision().run(program, RewriteContext("optimize")).fired == {"narrow-floats": 1}
 
     assert calls(program) == ["aten._to_copy", "aten.linear", "aten._to_copy"]
     inputs = random_inputs(program, m=5)
@@ -51,7 +51,7 @@ def test_one_cast_serves_an_operand_that_is_read_twice() -> None:
     x = b.arg("x", torch.float32, 4, 4)
     program = b.done(b.call(aten.mm.default, x, x))
 
-    NarrowFloats().run(program, Context("optimize"))
+    LowerPrecision().run(program, RewriteContext("optimize"))
 
     assert calls(program) == ["aten._to_copy", "aten.mm", "aten._to_copy"]
 
@@ -64,7 +64,7 @@ def test_one_constant_and_one_cast_serve_all_products() -> None:
     z = b.call(aten.linear.default, x, b.const("w", w))
     program = b.done(y, z)
 
-    NarrowFloats().run(program, Context("optimize"))
+    LowerPrecision().run(program, RewriteContext("optimize"))
 
     assert calls(program).count("aten._to_copy") == 3
     assert len([t for t in program.module.buffers() if t.dtype is torch.bfloat16]) == 1
@@ -76,7 +76,7 @@ def test_a_product_that_nobody_reads_takes_no_cast_with_it() -> None:
     b.call(aten.linear.default, x, w)
     program = b.done(b.call(aten.linear.default, x, w))
 
-    assert NarrowFloats().run(program, Context("optimize")).fired == {"narrow-floats": 1}
+    assert LowerPrecision().run(program, RewriteContext("optimize")).fired == {"narrow-floats": 1}
     program.graph.lint()
 
 
@@ -102,7 +102,7 @@ def test_a_mask_of_an_attention_keeps_its_type(constant: bool) -> None:
     program, _ = attention(mask if constant else None)
     source = clone(program)
 
-    assert NarrowFloats().run(program, Context("optimize")).fired == {"narrow-floats": 1}
+    assert LowerPrecision().run(program, RewriteContext("optimize")).fired == {"narrow-floats": 1}
 
     q = torch.randn(2, 1, 6, 16)
     inputs = [q] if constant else [q, mask]
@@ -119,7 +119,7 @@ def test_refuses_a_summand_that_may_be_a_mask(constant: bool) -> None:
     program = b.done(b.call(aten.addmm.default, m, q, k))
     before = calls(program)
 
-    result = NarrowFloats().run(program, Context("optimize"))
+    result = LowerPrecision().run(program, RewriteContext("optimize"))
 
     assert not result.modified
     assert calls(program) == before
@@ -137,7 +137,7 @@ def test_infinities_of_a_constant_are_no_reason_to_refuse() -> None:
     program = b.done(b.call(aten.addmm.default, m, q, k))
     source = clone(program)
 
-    assert NarrowFloats().run(program, Context("optimize")).fired == {"narrow-floats": 1}
+    assert LowerPrecision().run(program, RewriteContext("optimize")).fired == {"narrow-floats": 1}
     inputs = random_inputs(program)
     (new,), (old,) = run(program, inputs), run(source, inputs)
     assert torch.equal(new.isneginf(), old.isneginf())
@@ -149,7 +149,7 @@ def test_refuses_other_types_and_other_ops() -> None:
     wide = b.arg("wide", torch.float64, 4, 4)
     program = b.done(b.call(aten.add.Tensor, x, x), b.call(aten.mm.default, wide, wide))
 
-    assert not NarrowFloats().run(program, Context("optimize")).modified
+    assert not LowerPrecision().run(program, RewriteContext("optimize")).modified
 
 
 def test_quantized_linears_are_left_alone() -> None:
@@ -158,4 +158,4 @@ def test_quantized_linears_are_left_alone() -> None:
     program = b.done(QuantizedLinear(b, 4, 8).linear(x))
     apply_rules(program, [FuseLinear()])
 
-    assert not NarrowFloats().run(program, Context("optimize")).modified
+    assert not LowerPrecision().run(program, RewriteContext("optimize")).modified

@@ -22,7 +22,7 @@ from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.optimize.fuse.linear_output import FuseOutputQuantize
 from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.driver import RewriteContext, apply_rules
 from qfuse.rewrite.rule import Miss, Rule
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import bits_same, random_inputs
@@ -49,7 +49,7 @@ def linears(
 def merged(program: NormalGraph) -> list[Any]:
     """Merge, compare by bits, and return the dequantizes of weights that are left."""
     source = clone(program)
-    MergeLinears().run(program, Context("optimize"))
+    MergeLinears().run(program, RewriteContext("optimize"))
     verify(program)
     inputs = random_inputs(program)
     assert bits_same(run_fixed_order(program, inputs), run_fixed_order(source, inputs))
@@ -97,7 +97,7 @@ def test_weights_in_other_formats_do_not_merge(other: QuantSpec) -> None:
 
 def fused(program: NormalGraph, *rules: type[Rule[Any]]) -> Counter[str]:
     """Apply rules that make fused ops; return what fired."""
-    fired = apply_rules(program, [rule() for rule in rules], Context("optimize")).fired
+    fired = apply_rules(program, [rule() for rule in rules], RewriteContext("optimize")).fired
     verify(OptimizedGraph(program.module, program.signature, program.log))
     return fired
 

@@ -19,7 +19,7 @@ from torch.fx.node import map_aggregate
 from qfuse.ir.movement.base import Movement, TensorMover
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.movement.reshape import Copy
-from qfuse.ir.quant.block import Stuck
+from qfuse.ir.quant.block import MoveFailure
 from qfuse.ir.quant.reference import expand_blocks
 from qfuse.ir.quant.spec import Block, QuantSpec
 
@@ -248,13 +248,13 @@ def test_parameters_move_forward_like_their_elements(
     movement = moved_of(data.draw(movements(shape)))
     after = tuple(movement.node.meta["val"].shape)
     moved = movement.forward(block)
-    if isinstance(moved, Stuck):
+    if isinstance(moved, MoveFailure):
         assert moved.reason
         return
     values = entries(block, shape)
     new = moved.apply(Values(), values)
     assert tuple(new.shape) == tuple(QuantSpec(torch.int8, -128, 127, moved.block).grid(after))
-    want = movement.again(Values(), spread(values, block, shape))
+    want = movement.apply(Values(), spread(values, block, shape))
     assert torch.equal(spread(new, moved.block, after), want)
 
 
@@ -266,13 +266,13 @@ def test_parameters_move_backward_like_their_elements(
     after = tuple(movement.node.meta["val"].shape)
     block = data.draw(blocks(len(after)))
     moved = movement.backward(block)
-    if isinstance(moved, Stuck):
+    if isinstance(moved, MoveFailure):
         assert moved.reason
         return
     values = entries(block, after)
     old = moved.apply(Values(), values)
     assert tuple(old.shape) == tuple(QuantSpec(torch.int8, -128, 127, moved.block).grid(shape))
-    got = movement.again(Values(), spread(old, moved.block, shape))
+    got = movement.apply(Values(), spread(old, moved.block, shape))
     assert torch.equal(got, spread(values, block, after))
 
 
@@ -283,10 +283,10 @@ def test_a_bijection_is_refused_only_where_no_grid_exists(
     block = data.draw(blocks(len(shape)))
     movement = moved_of(data.draw(movements(shape)))
     moved = movement.forward(block)
-    if not movement.bijective or not isinstance(moved, Stuck) or not math.prod(shape):
+    if not movement.bijective or not isinstance(moved, MoveFailure) or not math.prod(shape):
         return
     after = tuple(movement.node.meta["val"].shape)
-    labels = movement.again(Values(), spread(entries(block, shape), block, shape))
+    labels = movement.apply(Values(), spread(entries(block, shape), block, shape))
     for candidate in itertools.product(*(range(1, size + 1) for size in after)):
         grid = spread(entries(candidate, after), candidate, after)
         pairs = set(zip(labels.flatten().tolist(), grid.flatten().tolist(), strict=True))
@@ -302,7 +302,7 @@ def test_again_is_the_movement(data: st.DataObject, shape: tuple[int, ...]) -> N
     args = known(node.args[1:])
     op: Any = node.target
     want = op(x, *args) if op is not operator.getitem else None
-    got = movement.again(Values(), x)
+    got = movement.apply(Values(), x)
     assert want is None or torch.equal(got, want)
     assert got.shape == node.meta["val"].shape
     assert not isinstance(movement, Copy) or torch.equal(got, x)

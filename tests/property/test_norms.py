@@ -54,7 +54,7 @@ class Case:
     spelling: Spelling
     residual: str
     quantize: str
-    readers: tuple[str, ...]
+    users: tuple[str, ...]
 
 
 @st.composite
@@ -84,14 +84,14 @@ def spellings(draw: st.DrawFn) -> Spelling:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    readers = ("early result", "late result", "early sum", "late sum", "caller", "quantize")
+    users = ("early result", "late result", "early sum", "late sum", "caller", "quantize")
     return Case(
         draw(st.sampled_from(FLOATS)),
         draw(st.integers(2, 4)),
         draw(spellings()),
         draw(st.sampled_from(["none", "plain", "plain", "scaled", "row"])),
         draw(st.sampled_from(["static", "uint8", "feature", "float8", "token", "tensor"])),
-        tuple(draw(st.lists(st.sampled_from(readers), max_size=2, unique=True))),
+        tuple(draw(st.lists(st.sampled_from(users), max_size=2, unique=True))),
     )
 
 
@@ -103,15 +103,15 @@ def build(case: Case) -> NormalGraph:
         alpha = 2 if case.residual == "scaled" else 1
         x = w.call(aten.add.Tensor, x, other, alpha=alpha)
     y = w.spelled(case.spelling, x)
-    early = [x] if "early sum" in case.readers else []
-    early += [y] if "early result" in case.readers else []
+    early = [x] if "early sum" in case.users else []
+    early += [y] if "early result" in case.users else []
     outs = [w.call(aten.neg.default, node) for node in early]
     outs.append(quantized(w, y, case.quantize))
-    late = [x] if "late sum" in case.readers else []
-    late += [y] if "late result" in case.readers else []
+    late = [x] if "late sum" in case.users else []
+    late += [y] if "late result" in case.users else []
     outs += [w.call(aten.neg.default, node) for node in late]
-    outs += [w.static(y, torch.uint8)] if "quantize" in case.readers else []
-    outs += [y] if "caller" in case.readers else []
+    outs += [w.static(y, torch.uint8)] if "quantize" in case.users else []
+    outs += [y] if "caller" in case.users else []
     return w.b.done(*outs)
 
 

@@ -17,22 +17,27 @@ from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.events import EventLog, Exactness, RolledBack
 from qfuse.ir.graph.stage_graph import LoweredGraph, NormalGraph, OptimizedGraph, StageGraph
 from qfuse.ir.graph.text import to_text
+from qfuse.ir.ops import library as ops
 from qfuse.ir.stages.verify import verify
 from qfuse.lower import lower
 from qfuse.lower.kernels.registry import kernel_rows
 from qfuse.lower.rowwise.kernels import row_kernels
 from qfuse.optimize import optimize
 from qfuse.optimize.schedule import FUSION_RULES
+from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import compare
-from qfuse.rewrite.driver import Context, apply_rules
-from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.driver import RewriteContext, apply_rules
 from qfuse.rewrite.rewriter import Journal
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.rewrite.tolerance import SITE
 from qfuse.targets import Target
+from qfuse.testing.build import GraphBuilder
 from qfuse.testing.fixed_order import run_fixed_order
+from qfuse.testing.quant import per_channel, per_token
 from qfuse.testing.run import run
+
+aten = torch.ops.aten
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
 
@@ -47,13 +52,31 @@ def assert_same(
         assert verdict.wrong is None, f"output {index}: {verdict.wrong}\n{to_text(program.graph)}"
 
 
-def optimized(case: Case, context: Context | None = None) -> OptimizedGraph:
+def assert_same_sums(
+    new: Sequence[torch.Tensor], old: Sequence[torch.Tensor], program: StageGraph
+) -> None:
+    """Assert equal types and bits, but for the sign of a zero.
+
+    A sum of one product is that product in some libraries, so that 0 * -1 is -0.0, and 0 + 0 * -1
+    in others, which is 0.0. A sum of integers has one zero.
+    """
+    assert_same(
+        list(map(without_negative_zero, new)), list(map(without_negative_zero, old)), program
+    )
+
+
+def without_negative_zero(x: torch.Tensor) -> torch.Tensor:
+    """Give every zero the same sign."""
+    return torch.where(x.double() == 0, torch.zeros_like(x), x) if x.is_floating_point() else x
+
+
+def optimized(case: Case, context: RewriteContext | None = None) -> OptimizedGraph:
     """Optimize a copy."""
     return optimize(clone(case.program), context)
 
 
 def lowered(
-    program: OptimizedGraph, library: kernels.KernelLibrary, context: Context | None = None
+    program: OptimizedGraph, library: kernels.KernelLibrary, context: RewriteContext | None = None
 ) -> LoweredGraph:
     """Lower a copy on the pinned machine."""
     cost = CostModel(CostProfile.pinned())
@@ -100,7 +123,7 @@ def test_any_number_of_rewrites_keeps_every_bit(case: Case, fuel: int) -> None:
     inputs, _ = source_values(case)
     # Merging linears changes the order in which a library sums, and nothing else.
     old = list(run_fixed_order(case.program, inputs))
-    program = optimized(case, Context("optimize", gate=Gate(fuel)))
+    program = optimized(case, RewriteContext("optimize", budget=RewriteBudget(fuel)))
     assert_same(list(run_fixed_order(program, inputs)), old, program)
 
 
@@ -119,7 +142,7 @@ class RefuseAll:
 def test_undone_rewrites_leave_no_trace(case: Case) -> None:
     program = clone(case.program)
     before = to_text(program.graph)
-    context = Context("optimize", checker=RefuseAll())
+    context = RewriteContext("optimize", checker=RefuseAll())
     result = apply_rules(program, [rule() for rule in FUSION_RULES], context)
 
     assert not result.modified
@@ -146,7 +169,35 @@ def library(own: bool) -> kernels.KernelLibrary:
 def test_lower_has_the_bits_of_sums_that_are_exact(own: bool, case: Case) -> None:
     inputs, old = source_values(case)
     program = lowered(optimized(case), library(own))
-    assert_same(run_code(program, inputs), old, program)
+    assert_same_sums(run_code(program, inputs), old, program)
+
+
+def one_product(x_dtype: torch.dtype) -> Case:
+    """A linear of one input feature, where products of 0 and a negative number are among the sums."""
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 4, 1)
+    x_spec, w_spec = per_token(2, x_dtype), per_channel(2, torch.uint8)
+    edge = (b.const("x_scale", torch.full((4, 1), 0.25)), None, str(x_spec))
+    real_x = b.call(ops.dequantize, b.call(ops.quantize, x, *edge), *edge)
+    codes, zero = torch.arange(33, dtype=torch.uint8)[:, None], torch.full((33, 1), 16)
+    weight = (b.const("scale", torch.full((33, 1), 0.125)), b.const("zero", zero), str(w_spec))
+    real_w = b.call(ops.dequantize, b.const("w", codes), *weight)
+    return Case(b.done(b.call(aten.linear.default, real_x, real_w)), {}, exact=True, seed=0)
+
+
+@LIBRARIES
+@pytest.mark.parametrize("x_dtype", [torch.int8, torch.uint8])
+def test_a_sum_of_one_product_may_have_either_zero(own: bool, x_dtype: torch.dtype) -> None:
+    case = one_product(x_dtype)
+    inputs = [torch.tensor([[0.0], [1.0], [0.5], [-3.0]])]
+    old = list(run(case.program, inputs))
+    program = lowered(optimized(case), library(own))
+    (new,) = run_code(program, inputs)
+
+    assert_same_sums([new], old, program)
+    if own:
+        assert "linear_w8a8" in to_text(program.graph)
+        assert not torch.signbit(new[0]).any(), "the sum of integers is 0"
 
 
 @LIBRARIES
@@ -161,7 +212,7 @@ def test_lower_stays_within_rounding(own: bool, case: Case) -> None:
     checker = SiteChecker(program, inputs)
     cost = CostModel(CostProfile.pinned())
     rows = kernel_rows(library(own))
-    low = lower(program, Target.for_testing(), cost, rows, Context("lower", checker=checker))
+    low = lower(program, Target.for_testing(), cost, rows, RewriteContext("lower", checker=checker))
 
     undone = low.log.of(RolledBack)
     assert not undone, "\n".join(e.reason for e in undone)

@@ -19,7 +19,7 @@ from qfuse.ir.sizes import same_shape
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.schedule import sink_splits
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context
+from qfuse.rewrite.driver import RewriteContext
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import random_inputs, run
@@ -173,7 +173,7 @@ def cases(draw: st.DrawFn) -> Case:
 def test_values_and_strides_stay(case: Case) -> None:
     torch.manual_seed(case.seed)
     program, source = case.program, clone(case.program)
-    sink_splits(program, Context("optimize"))
+    sink_splits(program, RewriteContext("optimize"))
     verify(program)
 
     inputs = random_inputs(program, m=case.rows)
@@ -186,7 +186,7 @@ def test_values_and_strides_stay(case: Case) -> None:
     assert [strides(old) for old in olds] == [strides(new) for new in news]
     assert _sharing(olds) >= _sharing(news), "outputs share memory that did not"
     again = to_text(program.graph)
-    assert not sink_splits(program, Context("optimize")), again
+    assert not sink_splits(program, RewriteContext("optimize")), again
 
 
 def _sharing(values: tuple[torch.Tensor, ...]) -> set[tuple[int, int]]:

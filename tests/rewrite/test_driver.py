@@ -16,9 +16,9 @@ from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.errors import RewriteError
 from qfuse.ir.events import Fired, MissCode, Missed, Noted, RolledBack
 from qfuse.ir.graph.text import to_text
+from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context, apply_rules
-from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.driver import RewriteContext, apply_rules
 from qfuse.rewrite.rewriter import GraphEditor, origins
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.build import GraphBuilder
@@ -83,7 +83,7 @@ def test_what_does_not_pay_is_a_miss_with_its_price() -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.float32, 4)
     program = b.done(b.call(aten.relu.default, x))
-    context = Context("test", CostModel(CostProfile.pinned()))
+    context = RewriteContext("test", CostModel(CostProfile.pinned()))
 
     result = apply_rules(program, [CostlyRelu()], context)
 
@@ -96,10 +96,10 @@ def test_fuel_takes_the_first_rewrites_and_no_more() -> None:
     b = chain(9)
     program = b.done(b.call(aten.abs.default, last(b)))
     everything, some = clone(program), clone(program)
-    full, limited = Gate(), Gate(fuel=2)
+    full, limited = RewriteBudget(), RewriteBudget(fuel=2)
 
-    apply_rules(everything, [DoubleNegation()], Context("test", gate=full))
-    apply_rules(some, [DoubleNegation()], Context("test", gate=limited))
+    apply_rules(everything, [DoubleNegation()], RewriteContext("test", budget=full))
+    apply_rules(some, [DoubleNegation()], RewriteContext("test", budget=limited))
 
     assert len(full.allowed) == 4
     assert limited.allowed == full.allowed[:2]
@@ -108,11 +108,11 @@ def test_fuel_takes_the_first_rewrites_and_no_more() -> None:
 def test_a_banned_rewrite_stays_away_and_is_reported() -> None:
     b = chain(2)
     program = b.done(b.call(aten.abs.default, last(b)))
-    gate = Gate()
-    apply_rules(clone(program), [DoubleNegation()], Context("test", gate=gate))
+    budget = RewriteBudget()
+    apply_rules(clone(program), [DoubleNegation()], RewriteContext("test", budget=budget))
 
-    banned = Gate(banned=frozenset(gate.allowed))
-    result = apply_rules(program, [DoubleNegation()], Context("test", gate=banned))
+    banned = RewriteBudget(banned=frozenset(budget.allowed))
+    result = apply_rules(program, [DoubleNegation()], RewriteContext("test", budget=banned))
 
     assert not result.modified
     assert MissCode.BANNED in [m.code for _, m in result.misses]
@@ -123,7 +123,7 @@ def test_a_rewrite_that_changes_values_is_undone() -> None:
     program = b.done(b.call(aten.abs.default, last(b)))
     before = to_text(program.graph)
     inputs = random_inputs(program, m=5)
-    context = Context("test", checker=SiteChecker(program, inputs))
+    context = RewriteContext("test", checker=SiteChecker(program, inputs))
 
     result = apply_rules(program, [WrongAbs()], context)
 
@@ -164,7 +164,7 @@ def test_a_rewrite_that_failed_its_check_is_not_tried_again() -> None:
     # Changes behind the first negation put it back on the worklist.
     y = b.call(aten.relu.default, last(b))
     program = b.done(b.call(aten.neg.default, b.call(aten.neg.default, y)))
-    context = Context("test", checker=SiteChecker(program, random_inputs(program, m=5)))
+    context = RewriteContext("test", checker=SiteChecker(program, random_inputs(program, m=5)))
 
     result = apply_rules(program, [DoubleNegation(), WrongAbs()], context)
 
@@ -179,7 +179,7 @@ def test_a_right_rewrite_passes_its_site_check() -> None:
     inputs = random_inputs(program, m=5)
     want = run(clone(program), inputs)
 
-    context = Context("test", checker=SiteChecker(program, inputs))
+    context = RewriteContext("test", checker=SiteChecker(program, inputs))
     assert apply_rules(program, [DoubleNegation()], context).fired.total() == 2
     assert torch.equal(run(program, inputs)[0], want[0])
 
@@ -237,7 +237,7 @@ def test_a_rule_that_fails_to_look_costs_a_warning_not_the_model() -> None:
     program = b.done(last(b))
     with pytest.raises(AssertionError, match="did not foresee"):
         apply_rules(program, [BlindRule()])
-    assert not apply_rules(program, [BlindRule()], Context("test", strict=False)).fired
+    assert not apply_rules(program, [BlindRule()], RewriteContext("test", strict=False)).fired
     (note,) = program.log.of(Noted)
     assert note.warn
     assert "the rule blind failed here" in note.text

@@ -13,7 +13,7 @@ from qfuse.ir.quant.choose import Formula
 from qfuse.ir.quant.element import Element
 from qfuse.zoo import recipes
 from qfuse.zoo._torchao_api import quiet_imports
-from qfuse.zoo.micro import MicroLinear, float8, mx, nvfp4, peak_scale
+from qfuse.zoo.mx_formats import MxLinear, float8, mx, nvfp4, peak_scale
 
 with quiet_imports():
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
@@ -53,7 +53,7 @@ def test_mx_layers_are_those_of_torchao(element: Element, mode: str) -> None:
         scaling_mode=ScaleCalculationMode(mode),
     )
     quantize_(theirs, config)
-    ours = MicroLinear(source, mx(element, Formula(f"mx-{mode}")))
+    ours = MxLinear(source, mx(element, Formula(f"mx-{mode}")))
 
     with torch.no_grad():
         assert torch.equal(ours(x), theirs(x))
@@ -64,7 +64,7 @@ def test_nvfp4_layers_multiply_what_torchao_stores(static: bool) -> None:
     source, x = linear(), torch.randn(2, 5, 96).bfloat16()
     peak = x.abs().max() * (0.7 if static else 1.0)
     given = peak_scale(peak.float()) if static else None
-    ours = MicroLinear(source, nvfp4(), given)
+    ours = MxLinear(source, nvfp4(), given)
 
     def stored(value: torch.Tensor, amax: torch.Tensor) -> torch.Tensor:
         scale = per_tensor_amax_to_scale(amax)
@@ -90,12 +90,12 @@ def test_float8_layers_multiply_what_torchao_stores(per_tensor: bool) -> None:
     with torch.no_grad():
         rows = stored(x, [7, 96] if per_tensor else [1, 96])
         want = F.linear(rows, stored(source.weight, [1, 96]))
-        assert torch.equal(MicroLinear(source, float8(per_tensor=per_tensor))(x), want)
+        assert torch.equal(MxLinear(source, float8(per_tensor=per_tensor))(x), want)
 
 
 def test_weights_only() -> None:
     source, x = linear(torch.float32), torch.randn(3, 96)
-    layer = MicroLinear(source, nvfp4(), weights_only=True)
+    layer = MxLinear(source, nvfp4(), weights_only=True)
     amax = source.weight.abs().max()
     stored = NVFP4Tensor.to_nvfp4(
         source.weight.detach(), per_tensor_scale=per_tensor_amax_to_scale(amax.detach())
@@ -122,7 +122,7 @@ def test_what_is_shared_stays_shared() -> None:
     model = Tied()
     made = recipes.quantize(model, "mxfp4", (torch.randn(2, 64),)).model
     first, second = made.get_submodule("first"), made.get_submodule("second")
-    assert isinstance(first, MicroLinear)
+    assert isinstance(first, MxLinear)
     assert first.weight is second.weight
     assert first.bias is not second.bias
     assert made.get_submodule("third") is made.get_submodule("again")

@@ -22,8 +22,8 @@ from rich.table import Table
 from qfuse.cli.options import options_of
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.optimize import ATTENTION, FUSING, rewrite_names
-from qfuse_bench.harness.comparison import Contest, Entry
-from qfuse_bench.harness.machine import Bystanders, Setting, prepare_machine
+from qfuse_bench.harness.comparison import Comparison, Entry
+from qfuse_bench.harness.machine import BackgroundLoad, Setting, prepare_machine
 from qfuse_bench.harness.measure import LEAST_ROUNDS, compare
 from qfuse_bench.harness.process import WorkerError
 from qfuse_bench.harness.progress import Watch, watching
@@ -195,14 +195,18 @@ def _measure(case: Case, recipe: str, threads: int, options: GainOptions, watch:
     eager = eager_model(case.model, case.sizes, RECIPES[recipe])
     before, after = (_contender(case, recipe, without) for without in (phase(), ()))
     inputs = example_inputs(case, case.seeds)
-    with Contest(inputs, float_model.name, threads, watch) as contest:
-        contest.enter([float_model.entrant(timed=False)])
+    with Comparison(inputs, float_model.name, threads, watch) as contest:
+        contest.enter([float_model.competitor(timed=False)])
         contest.enter(
-            [eager.entrant(timed=False), before.entrant(eager.name), after.entrant(eager.name)]
+            [
+                eager.competitor(timed=False),
+                before.competitor(eager.name),
+                after.competitor(eager.name),
+            ]
         )
-        bystanders = Bystanders()
+        background = BackgroundLoad()
         entries = contest.run(options.rounds, f"{case.name}, {recipe}", options.patience)
-        others = bystanders.share()
+        others = background.share()
     return Gain(case.name, case.what, recipe, entries[before.name], entries[after.name], others)
 
 

@@ -28,7 +28,7 @@ from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.ir.events import EventLog, Fired, Lowered
 from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.optimize.merge.merge_linears import MergeLinears
-from qfuse.pipeline import Planner
+from qfuse.pipeline import Pipeline
 from qfuse.targets import Target
 from qfuse.zoo import recipes
 from qfuse_bench.harness._torch_api import propagate
@@ -116,12 +116,12 @@ def run_compile_cost(options: CostOptions, console: Console) -> list[CostRow]:
             f"{options.rounds} rounds up to {options.most} linears cannot be measured",
             fix=f"ask for at least 1 round and {SIZES[0]} linears",
         )
-    planner = _planner()
+    pipeline = _pipeline()
     makers = list(_graphs(options))
     rows: list[CostRow] = []
     with watching(console, len(makers)) as watch:
         for name, make in makers:
-            rows.append(_measure(planner, name, make, options.rounds, watch))
+            rows.append(_measure(pipeline, name, make, options.rounds, watch))
             # The greatest graphs take minutes to build: what is measured is kept.
             _write(rows, options)
     console.print(_table(rows))
@@ -184,22 +184,22 @@ def _model(name: str) -> Callable[[], CapturedGraph]:
     return make
 
 
-def _planner() -> Planner:
+def _pipeline() -> Pipeline:
     target = Target.detect(extensions=False)
-    return Planner(target, CostModel(load_or_measure(target)), kernels.load())
+    return Pipeline(target, CostModel(load_or_measure(target)), kernels.load())
 
 
 def _measure(
-    planner: Planner, name: str, make: Callable[[], CapturedGraph], rounds: int, watch: Watch
+    pipeline: Pipeline, name: str, make: Callable[[], CapturedGraph], rounds: int, watch: Watch
 ) -> CostRow:
     watch.say(f"building {name}")
     captured = make()
-    linears = _linears(planner.rewrite(captured).log)
+    linears = _linears(pipeline.rewrite(captured).log)
     propagate(captured.module)
     optimizing, propagating = [], []
     watch.say(f"{name}, {linears} linears")
     for _ in range(max(1, min(rounds, rounds * _FULL_ROUNDS // linears))):
-        optimizing.append(_cpu_seconds(lambda: planner.rewrite(captured)))
+        optimizing.append(_cpu_seconds(lambda: pipeline.rewrite(captured)))
         propagating.append(_cpu_seconds(lambda: propagate(captured.module)))
     watch.advance()
     nodes = sum(node.op == "call_function" for node in captured.graph.nodes)

@@ -23,8 +23,8 @@ from qfuse.cli.options import options_of
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.report import Report
 from qfuse.zoo import minilm, recipes
-from qfuse_bench.harness.comparison import Contest, Entry, Verdict
-from qfuse_bench.harness.machine import Bystanders, Setting, prepare_machine
+from qfuse_bench.harness.comparison import Comparison, Entry, Verdict
+from qfuse_bench.harness.machine import BackgroundLoad, Setting, prepare_machine
 from qfuse_bench.harness.measure import LEAST_ROUNDS, compare
 from qfuse_bench.harness.process import WorkerError
 from qfuse_bench.harness.progress import Watch, watching
@@ -178,14 +178,14 @@ def _measure(job: _Job, watch: Watch) -> _Findings:
     prepare_machine(job.threads)
     floats = float_peers("minilm", job.sizes)
     ours = [job.ours(kind) for kind in FloatType]
-    entrants = [
-        *(contender.entrant() for contender in floats),
-        job.eager.entrant(timed=False),
-        *(c.entrant(job.eager.name) for kind in FloatType for c in job.pair(kind)),
+    competitors = [
+        *(contender.competitor() for contender in floats),
+        job.eager.competitor(timed=False),
+        *(c.competitor(job.eager.name) for kind in FloatType for c in job.pair(kind)),
     ]
-    with Contest(job.batches[:1], floats[0].name, job.threads, watch) as contest:
+    with Comparison(job.batches[:1], floats[0].name, job.threads, watch) as contest:
         try:
-            contest.enter(entrants)
+            contest.enter(competitors)
             reference = _embeddings(contest, floats[0].name, job)
         except WorkerError as error:
             raise QfuseError(f"the float model does not run: {error}") from error
@@ -198,13 +198,13 @@ def _measure(job: _Job, watch: Watch) -> _Findings:
                 continue  # its entry says why
             agreements[name] = compare_embeddings(reference, found)
         reports = [w.state() for name in ours if (w := contest.worker(name)) is not None]
-        bystanders = Bystanders()
+        background = BackgroundLoad()
         entries = contest.run(job.rounds, "a batch", job.patience)
         report = reports[0] if reports else None
-        return _Findings(entries, agreements, report, bystanders.share())
+        return _Findings(entries, agreements, report, background.share())
 
 
-def _embeddings(contest: Contest, name: str, job: _Job) -> torch.Tensor:
+def _embeddings(contest: Comparison, name: str, job: _Job) -> torch.Tensor:
     """Encode all sentences."""
     worker = contest.worker(name)
     if worker is None:

@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from qfuse_bench.experiments.goals import CELLS, Cell, Finding, Outcome, findings_of
-from qfuse_bench.harness.comparison import Contest, Entry, Verdict
-from qfuse_bench.harness.machine import Bystanders, Setting, prepare_machine
+from qfuse_bench.harness.comparison import Comparison, Entry, Verdict
+from qfuse_bench.harness.machine import BackgroundLoad, Setting, prepare_machine
 from qfuse_bench.harness.process import WorkerError
 from qfuse_bench.harness.progress import Watch, watching
 from qfuse_bench.peers.cases import CASES, example_inputs
@@ -42,7 +42,7 @@ _STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """One cell and everybody who took part.
+    """One cell and its contenders.
 
     Attributes:
         cell: What was asked.
@@ -63,7 +63,7 @@ class CellResult:
 
     @property
     def rows(self) -> list[Entry]:
-        """Everybody, ours first."""
+        """All contenders, ours first."""
         ours = self.cell.ours.on(CASES[self.cell.case]).name
         return sorted(self.entries.values(), key=lambda entry: entry.name != ours)
 
@@ -173,19 +173,19 @@ def _measure(cell: Cell, run: GoalRun, watch: Watch) -> CellResult:
         engine=Engine.EAGER, float_type=FloatType.F32, model=case.model, sizes=case.sizes
     )
     like = {c.name: _like(c) for c in contenders}
-    bystanders = Bystanders()
+    background = BackgroundLoad()
     try:
         inputs = example_inputs(case, case.seeds)
-        with Contest(inputs, float_model.name, run.setting.threads, watch) as contest:
-            contest.enter([float_model.entrant(timed=False)])
+        with Comparison(inputs, float_model.name, run.setting.threads, watch) as contest:
+            contest.enter([float_model.competitor(timed=False)])
             eager = {e.name: e for e in like.values()}
-            contest.enter([e.entrant(timed=False) for e in eager.values()])
-            contest.enter([c.entrant(like[c.name].name) for c in contenders])
-            bystanders = Bystanders()
+            contest.enter([e.competitor(timed=False) for e in eager.values()])
+            contest.enter([c.competitor(like[c.name].name) for c in contenders])
+            background = BackgroundLoad()
             entries = contest.run(run.rounds, cell.title, run.patience)
-            others = bystanders.share()
+            others = background.share()
     except WorkerError as error:
-        return CellResult(cell, {}, bystanders.share(), str(error))
+        return CellResult(cell, {}, background.share(), str(error))
     return CellResult(cell, {c.name: entries[c.name] for c in contenders}, others)
 
 

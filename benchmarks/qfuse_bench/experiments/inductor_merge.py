@@ -21,8 +21,8 @@ from rich.table import Table
 from qfuse.cli.options import options_of
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse_bench.experiments.ablation import Gain
-from qfuse_bench.harness.comparison import Contest
-from qfuse_bench.harness.machine import Bystanders, Setting
+from qfuse_bench.harness.comparison import Comparison
+from qfuse_bench.harness.machine import BackgroundLoad, Setting
 from qfuse_bench.harness.measure import LEAST_ROUNDS
 from qfuse_bench.harness.process import WorkerError
 from qfuse_bench.harness.progress import Watch, watching
@@ -172,13 +172,13 @@ def _measure(case: Case, form: str, threads: int, options: ConcatOptions, watch:
     )
     eager = float_model if recipe is None else eager_model(case.model, case.sizes, recipe)
     like = None if recipe is None else eager.name
-    with Contest(example_inputs(case, case.seeds), float_model.name, threads, watch) as contest:
-        contest.enter([float_model.entrant(timed=False)])
-        quantized = [] if recipe is None else [eager.entrant(timed=False)]
-        contest.enter([*quantized, before.entrant(like), after.entrant(like)])
-        bystanders = Bystanders()
+    with Comparison(example_inputs(case, case.seeds), float_model.name, threads, watch) as contest:
+        contest.enter([float_model.competitor(timed=False)])
+        quantized = [] if recipe is None else [eager.competitor(timed=False)]
+        contest.enter([*quantized, before.competitor(like), after.competitor(like)])
+        background = BackgroundLoad()
         entries = contest.run(options.rounds, f"{case.name}, {form}", options.patience)
-        others = bystanders.share()
+        others = background.share()
     return Gain(case.name, case.what, form, entries[before.name], entries[after.name], others)
 
 

@@ -27,7 +27,7 @@ from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.optimize.merge.merge_linears import MergeLinears, price
 from qfuse.options import Backend, choice
 from qfuse.targets import Target
-from qfuse_bench.harness.machine import Bystanders, Patience, Setting
+from qfuse_bench.harness.machine import BackgroundLoad, IdleWait, Setting
 from qfuse_bench.harness.measure import LEAST_ROUNDS
 from qfuse_bench.harness.progress import Watch, watching
 from qfuse_bench.peers.cases import pick
@@ -208,11 +208,11 @@ def _check(options: SiteOptions) -> None:
 def _measured(
     options: SiteOptions, threads: int, console: Console, model: ModelSites | None
 ) -> SiteResults:
-    setting, bystanders = Setting.here(threads), Bystanders()
+    setting, background = Setting.here(threads), BackgroundLoad()
     rows: list[Measured] = []
 
     def results() -> SiteResults:
-        return SiteResults(setting, options.rounds, tuple(rows), bystanders.share())
+        return SiteResults(setting, options.rounds, tuple(rows), background.share())
 
     kinds, sites = _chosen(options)
     # How many sites a model has is known when it is captured.
@@ -223,7 +223,7 @@ def _measured(
         bench = Bench(
             target, cost, kernels.load(), choice(Backend, options.backend, "backend").value
         )
-        patience = Patience(options.patience)
+        patience = IdleWait(options.patience)
         found = (
             _grid(bench, options, patience, watch)
             if model is None
@@ -243,7 +243,7 @@ def _chosen(options: SiteOptions) -> tuple[list[str], list[str]]:
 
 
 def _grid(
-    bench: Bench, options: SiteOptions, patience: Patience, watch: Watch
+    bench: Bench, options: SiteOptions, patience: IdleWait, watch: Watch
 ) -> Iterator[Measured]:
     kinds, sites = _chosen(options)
     for name in kinds:
@@ -262,7 +262,7 @@ def _grid(
 
 
 def _model(
-    bench: Bench, model: ModelSites, options: SiteOptions, patience: Patience, watch: Watch
+    bench: Bench, model: ModelSites, options: SiteOptions, patience: IdleWait, watch: Watch
 ) -> Iterator[Measured]:
     watch.say(f"capturing {model.name}")
     for site in sites_of(model.model, model.args, model.kwargs, bench.cost):

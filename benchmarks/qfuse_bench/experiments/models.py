@@ -13,8 +13,8 @@ from rich.console import Console
 from qfuse.ir.errors import OptionsError
 from qfuse_bench.experiments.goal_run import GoalRun, run_goals
 from qfuse_bench.experiments.goals import CELLS
-from qfuse_bench.harness.comparison import Contest
-from qfuse_bench.harness.machine import Bystanders, Setting, prepare_machine
+from qfuse_bench.harness.comparison import Comparison
+from qfuse_bench.harness.machine import BackgroundLoad, Setting, prepare_machine
 from qfuse_bench.harness.measure import LEAST_ROUNDS
 from qfuse_bench.harness.process import WorkerError
 from qfuse_bench.harness.progress import Watch, watching
@@ -212,22 +212,22 @@ def _measure_case(case: Case, plan: _Plan, watch: Watch) -> Iterator[Match]:
     """
     inputs = example_inputs(case, case.seeds)
     floats = plan.floats(case)
-    with Contest(inputs, floats[0].name, plan.threads, watch) as contest:
-        contest.enter([peer.entrant() for peer in floats])
+    with Comparison(inputs, floats[0].name, plan.threads, watch) as contest:
+        contest.enter([peer.competitor() for peer in floats])
         for recipe in plan.recipes:
             yield _measure_recipe(case, recipe, plan, contest, floats)
 
 
 def _measure_recipe(
-    case: Case, recipe: str, plan: _Plan, contest: Contest, floats: list[Contender]
+    case: Case, recipe: str, plan: _Plan, contest: Comparison, floats: list[Contender]
 ) -> Match:
     group_size = GROUP_SIZES.get(recipe)
     eager = eager_model(case.model, case.sizes, RECIPES[recipe], group_size=group_size)
     quantized = [c for kind in FloatType for c in plan.quantized(case, recipe, kind)]
-    contest.enter([eager.entrant(timed=False), *(c.entrant(eager.name) for c in quantized)])
-    bystanders = Bystanders()
+    contest.enter([eager.competitor(timed=False), *(c.competitor(eager.name) for c in quantized)])
+    background = BackgroundLoad()
     entries = contest.run(plan.rounds, f"{case.name}, {recipe}", plan.patience)
-    others = bystanders.share()
+    others = background.share()
     contest.leave([eager.name, *(contender.name for contender in quantized)])
     named = {(c.engine, c.float_type, c.recipe is not None): c.name for c in (*floats, *quantized)}
     pairs = pairs_of(case.name, recipe, entries, named, FloatType)

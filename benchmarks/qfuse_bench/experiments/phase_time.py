@@ -28,12 +28,12 @@ from qfuse.optimize.merge.merge_convolutions import MergeConvolutions
 from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.optimize.schedule import move, sink_splits
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context
+from qfuse.rewrite.driver import RewriteContext
 from qfuse_bench.harness.machine import Setting
 from qfuse_bench.harness.progress import watching
 from qfuse_bench.harness.stats import median
 from qfuse_bench.report.markdown import write_section
-from qfuse_bench.workloads.movement_graphs import KINDS, calls_in, journey
+from qfuse_bench.workloads.movement_graphs import KINDS, calls_in, movement_graph
 
 SIZES = (1_000, 3_000, 10_000)
 MOST_SECONDS = 10.0
@@ -105,7 +105,7 @@ def run_phase_cost(options: PhaseOptions, console: Console) -> list[PhaseRow]:
         for kind in KINDS:
             for size in sizes:
                 watch.say(f"{kind}, {size} calls")
-                rows.append(_measure(kind, journey(kind, size), options.rounds))
+                rows.append(_measure(kind, movement_graph(kind, size), options.rounds))
                 watch.advance()
     console.print(_table(rows))
     for line in verdicts(rows):
@@ -139,17 +139,17 @@ def _measure(kind: str, program: NormalGraph, rounds: int) -> PhaseRow:
     for _ in range(rounds):
         copy = clone(program)
         # Pinned, so that the same rewrites happen on every machine.
-        context = Context("optimize", CostModel(CostProfile.pinned()))
+        context = RewriteContext("optimize", CostModel(CostProfile.pinned()))
         combine = _cpu_seconds(lambda: Combine().run(copy, context))  # noqa: B023 - called at once
         moving = _cpu_seconds(lambda: move(copy, context))  # noqa: B023
         merge = _cpu_seconds(lambda: _merge(copy, context))  # noqa: B023
         parts.append((combine, moving, merge))
-        fired = len(context.gate.allowed)
+        fired = len(context.budget.allowed)
     combined, moved, merged = zip(*parts, strict=True)
     return PhaseRow(kind, calls_in(program), fired, combined, moved, merged)
 
 
-def _merge(program: NormalGraph, context: Context) -> None:
+def _merge(program: NormalGraph, context: RewriteContext) -> None:
     MergeLinears().run(program, context)
     MergeConvolutions().run(program, context)
     sink_splits(program, context)

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import torch
 
-from qfuse_bench.harness.machine import Patience
+from qfuse_bench.harness.machine import IdleWait
 from qfuse_bench.harness.measure import Series, measure
 from qfuse_bench.harness.memory import Memory
 from qfuse_bench.harness.process import Job, Worker, WorkerError
@@ -43,7 +43,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entrant:
+class Competitor:
     """Who takes part.
 
     Attributes:
@@ -94,7 +94,7 @@ class Entry:
         return self.series if self.verdict is Verdict.OK else None
 
 
-class Contest:
+class Comparison:
     """Holds one process per contender. Use it as a context manager.
 
     Args:
@@ -119,7 +119,7 @@ class Contest:
         self._watch = watch
         self._start = start
         self._truth: list[torch.Tensor] | None = None
-        self._entrants: dict[str, Entrant] = {}
+        self._competitors: dict[str, Competitor] = {}
         self._workers: dict[str, Worker] = {}
         self._entries: dict[str, Entry] = {}
 
@@ -133,21 +133,23 @@ class Contest:
         """Return the live process of a contender, for questions besides time."""
         return self._workers.get(name)
 
-    def enter(self, entrants: Sequence[Entrant]) -> None:
+    def enter(self, competitors: Sequence[Competitor]) -> None:
         """Build contenders, two at a time, and look at their answers.
 
         Raises:
             WorkerError: The reference failed, so that nothing can be judged.
         """
-        self._entrants |= {entrant.name: entrant for entrant in entrants}
+        self._competitors |= {competitor.name: competitor for competitor in competitors}
         with ThreadPoolExecutor(_BUILDERS) as pool:
-            for entrant, built in zip(entrants, pool.map(self._build, entrants), strict=True):
-                self._admit(entrant.name, built)
+            for competitor, built in zip(
+                competitors, pool.map(self._build, competitors), strict=True
+            ):
+                self._admit(competitor.name, built)
         if self._truth is None:
             self._truth = self._find_truth()
-        for entrant in entrants:
-            if entrant.name in self._workers:
-                self._judge(entrant.name)
+        for competitor in competitors:
+            if competitor.name in self._workers:
+                self._judge(competitor.name)
 
     def leave(self, names: Sequence[str]) -> None:
         """End contenders; what was seen of them is forgotten."""
@@ -156,7 +158,7 @@ class Contest:
             if worker is not None:
                 worker.close()
             self._entries.pop(name, None)
-            self._entrants.pop(name, None)
+            self._competitors.pop(name, None)
 
     def run(self, rounds: int, what: str, patience: float = 0.0) -> dict[str, Entry]:
         """Time everybody who is there, and look at the answers and the memory afterwards.
@@ -167,11 +169,11 @@ class Contest:
             patience: Seconds to wait, in all, for other programs to leave the cores alone.
         """
         self._watch.say(f"timing {what}")
-        timed = {n: w for n, w in self._workers.items() if self._entrants[n].timed}
+        timed = {n: w for n, w in self._workers.items() if self._competitors[n].timed}
         series = measure(
             timed,
             rounds,
-            before_round=Patience(patience).wait,
+            before_round=IdleWait(patience).wait,
             after_round=self._watch.advance,
         )
         for name, times in series.items():
@@ -183,9 +185,9 @@ class Contest:
             self._weigh(name)
         return dict(self._entries)
 
-    def _build(self, entrant: Entrant) -> Worker | WorkerError:
-        self._watch.say(f"building {entrant.name}")
-        job = Job(entrant.factory, entrant.arguments, self._threads)
+    def _build(self, competitor: Competitor) -> Worker | WorkerError:
+        self._watch.say(f"building {competitor.name}")
+        job = Job(competitor.factory, competitor.arguments, self._threads)
         try:
             return self._start(job, self._inputs[0])
         except WorkerError as error:
@@ -214,10 +216,10 @@ class Contest:
 
     def _floor(self, name: str) -> float:
         """Return the least SQNR in dB that is believed."""
-        entrant = self._entrants[name]
-        if not entrant.timed:
+        competitor = self._competitors[name]
+        if not competitor.timed:
             return _FAINTEST  # it shows what quantizing alone does to answers
-        like = self._entries.get(entrant.like or "")
+        like = self._entries.get(competitor.like or "")
         own = None if like is None else like.sqnr
         if own is None:
             return SANE_SQNR

@@ -63,7 +63,7 @@ class Setting:
         )
 
 
-class Bystanders:
+class BackgroundLoad:
     """How busy the machine was with other things, between two looks at it.
 
     Our own workers count as ours only while they live, so look before they end.
@@ -97,7 +97,7 @@ def prepare_machine(threads: int) -> None:
         torch.set_num_threads(before)
 
 
-class Patience:
+class IdleWait:
     """Waits for moments in which other programs leave the cores alone, up to a limit in all.
 
     Args:

@@ -130,7 +130,7 @@ class Plan:
     """
 
     limits: Limits
-    reader: Reader
+    user: Reader
     rounds: int
     block_seconds: float
     stillness: Stillness
@@ -152,7 +152,7 @@ class Plan:
             contender.run(0)  # generates code, allocates
             timed[name] = _Rotating(contender, cold)
         if cold and shape.m <= MOST_STREAMED_ROWS:
-            timed[READ] = self.reader.of(kind.bytes(shape))
+            timed[READ] = self.user.of(kind.bytes(shape))
         series = measure(
             timed,
             self.rounds,

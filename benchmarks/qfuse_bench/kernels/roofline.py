@@ -112,20 +112,20 @@ def measure_limits(cache_bytes: int) -> tuple[Limits, Reader]:
         The limits, and what reads memory fastest.
     """
     known = max(cache_bytes, LEAST_CACHE_BYTES)
-    slow, fast = _readers(2 * known), _readers(known // 4)
+    slow, fast = _users(2 * known), _users(known // 4)
     memory = _timed(slow)
     cache = _timed(fast)
     best = min(slow, key=lambda name: memory[name].p10)
     limits = Limits(
         cache_bytes=known,
         memory=slow[best].amount / memory[best].p10,
-        cache=max(reader.amount / cache[name].p10 for name, reader in fast.items()),
+        cache=max(user.amount / cache[name].p10 for name, user in fast.items()),
         rates={kind: _peak(names) for kind, names in _PEAK_FAMILIES.items()},
     )
     return limits, slow[best]
 
 
-def _readers(amount: int) -> dict[str, Reader]:
+def _users(amount: int) -> dict[str, Reader]:
     """Return what reads memory and does little else, by name."""
     int64 = torch.ones(amount // 8, dtype=torch.int64)
     float32, int8 = int64.view(torch.float32), int64.view(torch.int8)
@@ -138,10 +138,10 @@ def _readers(amount: int) -> dict[str, Reader]:
     return {name: Reader(run, amount) for name, run in runs.items()}
 
 
-def _timed(readers: Mapping[str, Reader]) -> dict[str, Series]:
-    for reader in readers.values():
-        reader.run()
-    return measure(readers, _ROUNDS, block_seconds=_BLOCK_SECONDS, least_calls=1)
+def _timed(users: Mapping[str, Reader]) -> dict[str, Series]:
+    for user in users.values():
+        user.run()
+    return measure(users, _ROUNDS, block_seconds=_BLOCK_SECONDS, least_calls=1)
 
 
 @dataclass(frozen=True, slots=True)

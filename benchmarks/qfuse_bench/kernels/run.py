@@ -23,7 +23,7 @@ from qfuse.cli.options import options_of
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.kernels import load
 from qfuse.targets import Target
-from qfuse_bench.harness.machine import Bystanders, Setting
+from qfuse_bench.harness.machine import BackgroundLoad, Setting
 from qfuse_bench.harness.measure import LEAST_ROUNDS
 from qfuse_bench.harness.progress import Watch, watching
 from qfuse_bench.kernels.cells import Cell, Plan, Stillness, cold_and_warm
@@ -177,7 +177,7 @@ def _run(
     setting = Setting.here(torch.get_num_threads())
     cache_bytes = Target.detect(extensions=False).l3_bytes
     with console.status("measuring what this machine can do"):
-        limits, reader = measure_limits(cache_bytes)
+        limits, user = measure_limits(cache_bytes)
     console.print(limits_text(limits), highlight=False)
     count, seconds = grid.count(limits), grid.seconds(limits, options)
     finish = time.strftime("%H:%M", time.localtime(time.time() + seconds))
@@ -187,8 +187,8 @@ def _run(
         highlight=False,
     )
     stillness = Stillness(options.patience)
-    plan = Plan(limits, reader, options.rounds, options.milliseconds / 1000, stillness)
-    bystanders = Bystanders()
+    plan = Plan(limits, user, options.rounds, options.milliseconds / 1000, stillness)
+    background = BackgroundLoad()
     cells: list[Cell] = []
     results = KernelResults(setting, instruction_sets, limits, options.rounds, (), 0.0)
     with watching(console, count) as watch:
@@ -199,7 +199,7 @@ def _run(
             limits = limits.or_better(measure_limits(cache_bytes)[0])
             # What is measured is kept, whatever happens to the rest.
             results = KernelResults(
-                setting, instruction_sets, limits, options.rounds, tuple(cells), bystanders.share()
+                setting, instruction_sets, limits, options.rounds, tuple(cells), background.share()
             )
             _write(results, options)
     return results

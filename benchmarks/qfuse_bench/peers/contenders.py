@@ -30,7 +30,7 @@ from typing import Any, Self
 
 from qfuse.ir.errors import OptionsError
 from qfuse_bench.harness._torch_api import has_cpu_kernel
-from qfuse_bench.harness.comparison import Entrant
+from qfuse_bench.harness.comparison import Competitor
 
 FACTORY = "qfuse_bench.peers.torch:build"
 """What makes a contender in a worker."""
@@ -120,9 +120,9 @@ class Contender:
             return False
         return self.float_type is FloatType.BF16 and self.recipe not in _PT2E
 
-    def entrant(self, like: str | None = None, *, timed: bool = True) -> Entrant:
+    def competitor(self, like: str | None = None, *, timed: bool = True) -> Competitor:
         """Return what takes part in a contest; the arguments are those of the entrant."""
-        return Entrant(self.name, FACTORY, self.to_dict(), like, timed)
+        return Competitor(self.name, FACTORY, self.to_dict(), like, timed)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -144,11 +144,11 @@ def missing(engine: Engine) -> str | None:
 
 
 def kernels_lacking() -> dict[str, str]:
-    """Return the roads of torchao that cannot run here for want of a kernel, and why."""
-    roads = {"torchao da8w4": "torchao::da8w4_linear_cpu"}
+    """Return the recipes of torchao that cannot run here because a kernel is missing, and why."""
+    missing = {"torchao da8w4": "torchao::da8w4_linear_cpu"}
     return {
-        road: f"this build of torchao has no CPU kernel {op}"
-        for road, op in roads.items()
+        recipe: f"this build of torchao has no CPU kernel {op}"
+        for recipe, op in missing.items()
         if not has_cpu_kernel(op)
     }
 

@@ -18,9 +18,9 @@ from qfuse.lower import lower
 from qfuse.lower.kernels.registry import kernel_rows
 from qfuse.optimize import optimize
 from qfuse.optimize.merge.merge_linears import MergeLinears
+from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context
-from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.driver import RewriteContext
 from qfuse.targets import Target
 from qfuse_bench.harness.measure import Series, compare, measure
 from qfuse_bench.harness.stats import Ratio
@@ -152,15 +152,15 @@ class Bench:
         apart = replace(clone(program), signature=_with_strides(program))
         merged = clone(apart)
         # Without a cost model it is merged whether that pays or not.
-        MergeLinears().run(merged, Context("optimize"))
+        MergeLinears().run(merged, RewriteContext("optimize"))
         waste = torch.zeros(max(_LEAST_EVICTED, 2 * self.target.l3_bytes) // 8, dtype=torch.float64)
         return SitePair(self._compiled(apart), self._compiled(merged), waste.sum)
 
     def _compiled(self, program: NormalGraph) -> CompiledModule:
-        gate = Gate(banned=_NO_MERGING)
-        optimized = optimize(program, Context("optimize", self.cost, gate))
+        gate = RewriteBudget(banned=_NO_MERGING)
+        optimized = optimize(program, RewriteContext("optimize", self.cost, gate))
         rows = kernel_rows(self.kernels)
-        lowered = lower(optimized, self.target, self.cost, rows, Context("lower", self.cost))
+        lowered = lower(optimized, self.target, self.cost, rows, RewriteContext("lower", self.cost))
         options = BackendOptions(cache=False)
         runner = compile_graph(lowered, backend=self.backend, options=options)
         return CompiledModule(lowered.signature, runner)

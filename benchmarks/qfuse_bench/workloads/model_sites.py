@@ -33,7 +33,7 @@ from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.merge.merge_linears import MergeLinears, price
 from qfuse.optimize.merge.siblings import Sibling
 from qfuse.optimize.schedule import move
-from qfuse.rewrite.driver import Context
+from qfuse.rewrite.driver import RewriteContext
 from qfuse.testing.build import GraphBuilder
 
 # Elementwise ops in a row that come along: a kernel takes them all in any case.
@@ -90,8 +90,8 @@ def sites_of(
             "the sizes of the model vary, and sites are measured at fixed ones",
             fix="give the module, or a program that was exported with fixed sizes",
         )
-    normal = normalize(captured, Context("normalize", cost))
-    context = Context("optimize", cost)
+    normal = normalize(captured, RewriteContext("normalize", cost))
+    context = RewriteContext("optimize", cost)
     # As they are when merging gets them.
     Combine().run(normal, context)
     move(normal, context)

@@ -29,7 +29,7 @@ _SCALE, _ZERO = 0.0217, 7
 _RUNGS = 6
 
 
-def journey(kind: str, calls: int) -> NormalGraph:
+def movement_graph(kind: str, calls: int) -> NormalGraph:
     """Build a graph of whole sections, with at least so many calls.
 
     Args:

@@ -131,8 +131,8 @@ def folds(node: Node, leaves: Collection[Node]) -> bool:
     if node.target in constant_folding._dont_constant_fold or _dequantizes(node):
         return False
     if node.target is torch.ops.aten.permute.default and len(node.users) == 1:
-        (reader,) = node.users
-        return not (node.args[0] in leaves and _casts_int8(reader))
+        (user,) = node.users
+        return not (node.args[0] in leaves and _casts_int8(user))
     if not _casts_int8(node):
         return True
     source = node.args[0]

@@ -23,7 +23,7 @@ from qfuse.inductor.moving import move_quantization
 from qfuse.ir.errors import RULE_ERRORS, QfuseError
 from qfuse.ir.events import EventLog, Fired, Noted
 from qfuse.ir.graph.stage_graph import MODULE_META, SOURCE_META
-from qfuse.rewrite.adopt import adopt, rehearsal
+from qfuse.rewrite.transaction import apply_to, working_copy
 
 BEFORE_FREEZING = "joint_custom_post_pass"
 BEHIND_FREEZING = "post_grad_custom_pre_pass"
@@ -127,7 +127,7 @@ def _rewrite(module: GraphModule, record: GraphRecord, *, training: bool) -> Eve
     record.facts["frozen"] = bool(values)
     log = EventLog()
     _mark(module.graph)
-    twin, twins = rehearsal(module)
+    twin, twins = working_copy(module)
     known = {twins[node]: value for node, value in values.items()}
     with inductor.on_real_tensors():
         if not training:
@@ -135,7 +135,7 @@ def _rewrite(module: GraphModule, record: GraphRecord, *, training: bool) -> Eve
             combine_products(twin, known, log)
         merge_products(twin, Constants(twin.graph, known), _reason(values, training=training), log)
     if log.of(Fired):
-        adopt(module, twin, twins)
+        apply_to(module, twin, twins)
     return log
 
 

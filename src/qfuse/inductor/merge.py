@@ -17,7 +17,7 @@ from qfuse.ir.errors import RewriteError
 from qfuse.ir.events import EventLog, Fired, Missed, Noted
 from qfuse.ir.graph.alias import leaves_graph, memory_of
 from qfuse.ir.graph.stage_graph import place_of
-from qfuse.optimize.match.strides import restride, rigid_reader
+from qfuse.optimize.match.strides import restride, stride_sensitive_user
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, aten
 from qfuse.rewrite.rewriter import GraphEditor
 
@@ -163,13 +163,13 @@ class _Merging:
         if weights.setdefault(key, product) is not product:
             text = "a sibling has the same weight, and is the same or has another bias"
             return Miss(MissCode.SHARED, product.node, text, progress=3)
-        reader = self._other_reader(product)
-        if reader is not None:
+        user = self._other_user(product)
+        if user is not None:
             text = "%{} reads its weight too, which would be held twice"
-            return Miss(MissCode.SHARED, reader, text, reader.name, progress=3)
+            return Miss(MissCode.SHARED, user, text, user.name, progress=3)
         return None
 
-    def _other_reader(self, product: Product) -> Node | None:
+    def _other_user(self, product: Product) -> Node | None:
         """Return a reader of the weight that has nothing to do with the product."""
         own = {product.node}
         node = product.node
@@ -181,13 +181,13 @@ class _Merging:
         waiting = [n for c in product.columns.values() for n in _leaves(c, self._known)]
         seen = set(waiting)
         while waiting:
-            for reader in waiting.pop().users:
-                if reader in self._known:
-                    if reader not in seen:
-                        seen.add(reader)
-                        waiting.append(reader)
-                elif reader not in own:
-                    return reader
+            for user in waiting.pop().users:
+                if user in self._known:
+                    if user not in seen:
+                        seen.add(user)
+                        waiting.append(user)
+                elif user not in own:
+                    return user
         return None
 
     def _planned(self, group: list[Product]) -> list[_Plan]:
@@ -251,7 +251,7 @@ class _Merging:
             split = rw.call(aten.split_with_sizes.default, wide, widths, -1)
             parts = [rw.item(split, index) for index in range(len(widths))]
             for old, part in zip(last, parts, strict=True):
-                own = leaves_graph(old) or rigid_reader(old) is not None
+                own = leaves_graph(old) or stride_sensitive_user(old) is not None
                 if own:
                     # Nobody else has the memory of a product, and it lies there without gaps.
                     dense = torch.contiguous_format

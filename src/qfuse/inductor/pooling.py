@@ -23,7 +23,7 @@ from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, arguments
 from qfuse.rewrite.rewriter import GraphEditor
 
-_NAME = "sink-below-max"
+_NAME = "sink-dequantize"
 _ROOM = "inductor"
 _STORED = (torch.int8, torch.uint8)
 
@@ -74,7 +74,7 @@ def pooled(node: Node) -> Node | None:
 
 
 def _refuse(node: Node, real: Node) -> Miss | None:
-    shared = _refuse_readers(node, real)
+    shared = _refuse_users(node, real)
     if shared is not None:
         return shared
     stored = real.args[0]
@@ -90,7 +90,7 @@ def _refuse(node: Node, real: Node) -> Miss | None:
     return None
 
 
-def _refuse_readers(node: Node, real: Node) -> Miss | None:
+def _refuse_users(node: Node, real: Node) -> Miss | None:
     if any(item.target is not operator.getitem or item.args[1] != 0 for item in node.users):
         text = "where the elements were found is read too"
         return Miss(MissCode.SHARED, node, text, progress=2)

@@ -10,16 +10,16 @@ from torch.fx.node import map_arg
 from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import StageGraph, constant_of, place_of
-from qfuse.rewrite.driver import Context
+from qfuse.rewrite.commit import verify_and_commit
+from qfuse.rewrite.driver import RewriteContext
 from qfuse.rewrite.prelude import Exactness, Node
 from qfuse.rewrite.rewriter import GraphEditor
-from qfuse.rewrite.settle import settle
 
 # Scales, zero points and their reciprocals fit; weights stay as they are stored.
 _LIMIT_BYTES = 1 << 16
 
 
-def fold_constants(program: StageGraph, context: Context) -> int:
+def fold_constants(program: StageGraph, context: RewriteContext) -> int:
     """Replace small pure calls of constants by their values; return how many were folded.
 
     The same ATen op computes the value as would at run time, so this is exact.
@@ -33,8 +33,8 @@ def fold_constants(program: StageGraph, context: Context) -> int:
             continue
         rw = editor.rewriter("fold-constants", node)
         rw.replace(node, rw.constant(value, f"{node.name}_folded"))
-        key = f"{context.room}/fold-constants@{node.name}"
-        folded += settle(rw, context, program.log, key, Exactness.EXACT, place_of(node))
+        key = f"{context.stage}/fold-constants@{node.name}"
+        folded += verify_and_commit(rw, context, program.log, key, Exactness.EXACT, place_of(node))
     return folded
 
 

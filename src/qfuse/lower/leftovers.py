@@ -14,7 +14,7 @@ from qfuse.ir.ops.fused_views import output_of, result_of
 from qfuse.ir.ops.views import as_dequantize, as_quantize
 
 # Reasons are sentences for people; what is further away than this is not what they ask about.
-_MOST_READERS = 64
+_MOST_USERS = 64
 
 
 def reason_to_stay(node: Node) -> str:
@@ -24,7 +24,7 @@ def reason_to_stay(node: Node) -> str:
         return _quantize_reason(node, quantize.x, constant_of(quantize.params.scale) is None)
     dequantize = as_dequantize(node)
     if dequantize is not None:
-        readers = _readers(node)
+        readers = _users(node)
         if constant_of(dequantize.q) is not None:
             return (
                 f"{readers} reads this weight, and has no quantized form here: it is computed from "
@@ -35,7 +35,7 @@ def reason_to_stay(node: Node) -> str:
 
 
 def _quantize_reason(node: Node, x: Node, dynamic: bool) -> str:
-    takers = sum(is_call(user, *ops.FUSED) for user in _readers_below(node))
+    takers = sum(is_call(user, *ops.FUSED) for user in _users_below(node))
     feeds = (
         f"it feeds {takers} quantized op{'s' * (takers != 1)}"
         if takers
@@ -54,10 +54,10 @@ def _quantize_reason(node: Node, x: Node, dynamic: bool) -> str:
     return f"it is fed by {source}, which gives no quantized output here; {feeds}"
 
 
-def _readers_below(node: Node) -> Iterator[Node]:
+def _users_below(node: Node) -> Iterator[Node]:
     """Give the readers of ``node``; instead of movements of its stored numbers, theirs."""
     stack = [node]
-    for _ in range(_MOST_READERS):
+    for _ in range(_MOST_USERS):
         if not stack:
             return
         for user in stack.pop().users:
@@ -67,7 +67,7 @@ def _readers_below(node: Node) -> Iterator[Node]:
                 yield user
 
 
-def _readers(node: Node) -> str:
+def _users(node: Node) -> str:
     names = list(dict.fromkeys(op_name(user) for user in node.users))
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"  # noqa: PLR2004

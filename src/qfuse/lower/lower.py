@@ -16,7 +16,7 @@ from qfuse.ir.stages.verify import verify
 from qfuse.lower.expand.describe import describe
 from qfuse.lower.expand.expand import Expander, results_of
 from qfuse.lower.fold import drop_unused_constants, fold_constants
-from qfuse.lower.kernel.context import Workbench
+from qfuse.lower.kernel.context import LoweringContext
 from qfuse.lower.kernel.protocol import LinearKernel, LinearProblem, problem_of, split_epilogue
 from qfuse.lower.kernel.select import Choice, choose
 from qfuse.lower.kernels.aten_int_product import lower_int_products
@@ -24,10 +24,10 @@ from qfuse.lower.leftovers import reason_to_stay
 from qfuse.lower.linear_rowwise.lower import PairLowering
 from qfuse.lower.rowwise.lower import lower_rows
 from qfuse.lower.rowwise.problem import RowKernel
-from qfuse.rewrite.driver import Context
+from qfuse.rewrite.commit import verify_and_commit
+from qfuse.rewrite.driver import RewriteContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
 from qfuse.rewrite.rewriter import GraphEditor
-from qfuse.rewrite.settle import settle
 from qfuse.targets.target import Target
 
 
@@ -36,7 +36,7 @@ def lower(
     target: Target,
     cost: CostModel,
     kernels: Sequence[LinearKernel],
-    context: Context | None = None,
+    context: RewriteContext | None = None,
     *,
     rows: Sequence[RowKernel] = (),
 ) -> LoweredGraph:
@@ -50,7 +50,7 @@ def lower(
         context: Permissions and proof; only its room's name differs from the default.
         rows: The kernels of norms and activations that give codes.
     """
-    context = context or Context("lower")
+    context = context or RewriteContext("lower")
     _Lowering(program, target, cost, kernels, rows, context).run()
     fold_constants(program, context)
     drop_unused_constants(program)
@@ -71,7 +71,7 @@ class _Lowering:
         cost: CostModel,
         kernels: Sequence[LinearKernel],
         rows: Sequence[RowKernel],
-        context: Context,
+        context: RewriteContext,
     ) -> None:
         self._program = program
         self._target = target
@@ -87,8 +87,10 @@ class _Lowering:
         for node in self._program.graph.nodes:
             if is_call(node, ops.quantize, ops.dequantize, ops.requantize):
                 reason = reason_to_stay(node)
-                self._program.log.add(Left(self._context.room, place_of(node), reason))
-        bench = Workbench(self._program, self._target, self._cost, self._editor, self._context)
+                self._program.log.add(Left(self._context.stage, place_of(node), reason))
+        bench = LoweringContext(
+            self._program, self._target, self._cost, self._editor, self._context
+        )
         # First, since a linear alone is no half of a pair any more.
         apart = PairLowering(bench, self._kernels, self._rows).run()
         for node in list(self._program.graph.nodes):
@@ -105,8 +107,8 @@ class _Lowering:
     def _lower_linear(self, fused: FusedLinear) -> None:
         problem = problem_of(fused, self._program.signature.symbols)
         choice = choose(problem, self._kernels, self._target, self._cost)
-        key = f"{self._context.room}/lower-linear@{fused.node.name}"
-        taken = choice.kernel is not None and self._context.gate.allows(key)
+        key = f"{self._context.stage}/lower-linear@{fused.node.name}"
+        taken = choice.kernel is not None and self._context.budget.allows(key)
         if not taken or not self._emit(problem, choice, key):
             why = "no kernel takes it" if choice.kernel is None else "its kernel is not permitted"
             event = self._event(fused.node, "expand", None, choice.losers, why)
@@ -127,7 +129,9 @@ class _Lowering:
         event = self._event(
             node, choice.kernel.name, choice.seconds, choice.losers, choice.claim.note
         )
-        if not settle(rw, self._context, self._program.log, key, Exactness.ROUNDING, place):
+        if not verify_and_commit(
+            rw, self._context, self._program.log, key, Exactness.ROUNDING, place
+        ):
             return False
         self._program.log.add(event)
         return True
@@ -155,9 +159,9 @@ class _Lowering:
         else:
             for index, user in results_of(node).items():
                 rw.replace(user, made[index])
-        key = f"{self._context.room}/expand@{node.name}"
+        key = f"{self._context.stage}/expand@{node.name}"
         log, place = self._program.log, place_of(node)
-        if not settle(rw, self._context, log, key, Exactness.EXACT, place):
+        if not verify_and_commit(rw, self._context, log, key, Exactness.EXACT, place):
             raise CheckError(
                 f"{node.name}: the expansion of {node.target} gives other values than the op",
                 where=str(place),
@@ -174,5 +178,5 @@ class _Lowering:
     ) -> Lowered:
         fused = as_fused_linear(node)
         what = "" if fused is None else describe(fused)
-        room = self._context.room
-        return Lowered(room, place_of(node), kernel, what, seconds, losers, why)
+        stage = self._context.stage
+        return Lowered(stage, place_of(node), kernel, what, seconds, losers, why)

@@ -9,13 +9,13 @@ from qfuse.ir.stages.verify import verify
 from qfuse.normalize.builtin import BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, discover, rules_of
 from qfuse.normalize.unrecognized import note_leftovers
-from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.driver import RewriteContext, apply_rules
 from qfuse.rewrite.rewriter import GraphEditor
 
 
 def normalize(
     captured: CapturedGraph,
-    context: Context | None = None,
+    context: RewriteContext | None = None,
     dialects: Sequence[Dialect] | None = None,
 ) -> NormalGraph:
     """Give everything in ``captured``, which is consumed, its one spelling.
@@ -35,11 +35,11 @@ def normalize(
         NormalizeError: A quantized op is malformed, or can never run; or a dialect is broken.
     """
     known = (*BUILTIN, *discover()) if dialects is None else tuple(dialects)
-    context = context or Context("normalize")
+    context = context or RewriteContext("normalize")
     apply_rules(captured, rules_of(known), context)
     # Such as the float weights that a quantizer left behind.
     GraphEditor(captured.module).sweep()
     normal = NormalGraph(captured.module, captured.signature, captured.log)
-    note_leftovers(normal, known, context.room)
+    note_leftovers(normal, known, context.stage)
     verify(normal)
     return normal

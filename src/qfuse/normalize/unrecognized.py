@@ -26,7 +26,7 @@ _COMPOSITE = (
 _DEVICE_KEYS = {"cpu": ("CPU", "MkldnnCPU", "QuantizedCPU"), "cuda": ("CUDA", "QuantizedCUDA")}
 
 
-def note_leftovers(program: NormalGraph, dialects: Sequence[Dialect], room: str) -> None:
+def note_leftovers(program: NormalGraph, dialects: Sequence[Dialect], stage: str) -> None:
     """Name every quantized op of a source that is still in the graph.
 
     Raises:
@@ -48,7 +48,7 @@ def note_leftovers(program: NormalGraph, dialects: Sequence[Dialect], room: str)
             )
         why = reasons.get(node.name) or limits.get(_qualified(op).partition(".")[0])
         text = f"{op_name(node)} stays as it is: {why or 'no dialect knows it'}"
-        program.log.add(Noted(room, text, place_of(node), warn=True))
+        program.log.add(Noted(stage, text, place_of(node), warn=True))
 
 
 def _has_kernel(op: OpOverload, node: Node) -> bool:

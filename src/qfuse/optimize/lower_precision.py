@@ -12,7 +12,8 @@ from qfuse.ir.events import Fired, Missed
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import StageGraph, constant_of, place_of
 from qfuse.ir.ops.views import optional_node
-from qfuse.rewrite.driver import Context, PassResult
+from qfuse.rewrite.driver import PassResult, RewriteContext
+from qfuse.rewrite.graph_pass import Pass
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -24,7 +25,6 @@ from qfuse.rewrite.prelude import (
     aten,
 )
 from qfuse.rewrite.rewriter import GraphEditor
-from qfuse.rewrite.whole import Pass
 
 _ATTENTION = aten.scaled_dot_product_attention.default
 _PRODUCTS: tuple[OpOverload, ...] = (
@@ -41,7 +41,7 @@ _PRODUCTS: tuple[OpOverload, ...] = (
 )
 
 
-class NarrowFloats(Pass):
+class LowerPrecision(Pass):
     """Cast the operands of float32 products to bfloat16, and their results back.
 
     Softmax, norms and residual sums stay in float32, as under autocast, and so does the mask of an
@@ -55,7 +55,7 @@ class NarrowFloats(Pass):
     name: ClassVar[str] = "narrow-floats"
     exactness = Exactness.LOSSY
 
-    def run(self, program: StageGraph, context: Context) -> PassResult:
+    def run(self, program: StageGraph, context: RewriteContext) -> PassResult:
         """Narrow every product, in one sweep."""
         result = PassResult()
         editor = GraphEditor(program.module)
@@ -64,27 +64,32 @@ class NarrowFloats(Pass):
             # What nobody reads is erased with its casts, and these may be others' casts too.
             if not node.users or not _is_float32_product(node):
                 continue
-            key = f"{context.room}/{self.name}@{node.name}"
+            key = f"{context.stage}/{self.name}@{node.name}"
             miss = narrow.refusal(node)
             if miss is not None:
                 self._report(program, context, node, miss, result)
                 continue
-            if not context.gate.allows(key):
+            if not context.budget.allows(key):
                 continue
             place = place_of(node)
             rw = editor.rewriter(self.name, node)
             rw.replace(node, narrow.product(node, rw))
             rw.commit()
-            program.log.add(Fired(context.room, self.name, key, self.exactness, (place,)))
+            program.log.add(Fired(context.stage, self.name, key, self.exactness, (place,)))
             result.fired[self.name] += 1
         return result
 
     def _report(
-        self, program: StageGraph, context: Context, node: Node, miss: Miss, result: PassResult
+        self,
+        program: StageGraph,
+        context: RewriteContext,
+        node: Node,
+        miss: Miss,
+        result: PassResult,
     ) -> None:
         result.misses.append((self.name, miss))
         places = place_of(node), place_of(miss.at)
-        event = Missed(context.room, self.name, miss.code, miss.reason, *places, miss.progress)
+        event = Missed(context.stage, self.name, miss.code, miss.reason, *places, miss.progress)
         program.log.add(event)
 
 

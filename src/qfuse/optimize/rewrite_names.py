@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from inspect import isabstract
 from typing import Any
 
+from qfuse.rewrite.graph_pass import Pass
 from qfuse.rewrite.rule import Rule
-from qfuse.rewrite.whole import Pass
 
 FUSING = frozenset(
     (
@@ -31,9 +31,9 @@ ATTENTION = frozenset(("fuse-repeated-heads", "merge-queries"))
 
 def rewrite_names() -> frozenset[str]:
     """Return the names of the rules and passes of this room."""
-    room = __name__.rpartition(".")[0]
+    stage = __name__.rpartition(".")[0]
     kinds = [kind for base in (Rule, Pass) for kind in _below(base) if not isabstract(kind)]
-    return frozenset(kind.name for kind in kinds if kind.__module__.startswith(f"{room}."))
+    return frozenset(kind.name for kind in kinds if kind.__module__.startswith(f"{stage}."))
 
 
 def _below(base: type[Any]) -> Iterator[type[Any]]:

@@ -21,49 +21,32 @@ from qfuse.optimize.fuse.linear_add import FuseAdd
 from qfuse.optimize.fuse.linear_cast import FuseCast
 from qfuse.optimize.fuse.linear_output import FuseOutputQuantize
 from qfuse.optimize.fuse.norm import FuseNormQuantize
-from qfuse.optimize.lower_precision import NarrowFloats
+from qfuse.optimize.lower_precision import LowerPrecision
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.merge.merge_convolutions import MergeConvolutions
 from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.optimize.propagate.cancel_quantize import CancelQuantize
 from qfuse.optimize.propagate.fuse_range import FuseRange
 from qfuse.optimize.propagate.fuse_requantize import FuseRequantize
-from qfuse.optimize.propagate.lift_above_cast import LiftAboveCast
-from qfuse.optimize.propagate.lift_above_clamp import LiftAboveClamp
-from qfuse.optimize.propagate.lift_above_join import LiftAboveJoin
-from qfuse.optimize.propagate.lift_above_pad import LiftAbovePad
 from qfuse.optimize.propagate.lift_choose import LiftChoose
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 from qfuse.optimize.propagate.lift_requantize import LiftRequantize
-from qfuse.optimize.propagate.sink_below_cast import SinkBelowCast
-from qfuse.optimize.propagate.sink_below_clamp import SinkBelowClamp
 from qfuse.optimize.propagate.sink_below_collective import SinkBelowCollective
-from qfuse.optimize.propagate.sink_below_join import SinkBelowJoin
-from qfuse.optimize.propagate.sink_below_max import SinkBelowMax
-from qfuse.optimize.propagate.sink_below_pad import SinkBelowPad
-from qfuse.optimize.propagate.sink_below_split import SinkBelowSplit
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 from qfuse.optimize.splits.cancel_split import CancelSplit
 from qfuse.optimize.splits.merge_splits import MergeSplits
 from qfuse.optimize.splits.sink_split import SinkSplit
-from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.driver import RewriteContext, apply_rules
 from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.rewrite.rule import Rule
 
 MOVING_RULES: tuple[type[Rule[Any]], ...] = (
+    # Up: the choice of parameters first, so that the quantize that takes them can follow.
     LiftChoose,
     LiftQuantize,
-    LiftAboveJoin,
-    LiftAbovePad,
-    LiftAboveCast,
-    LiftAboveClamp,
+    # Down, below whatever `optimize/commute` has an answer for.
     SinkDequantize,
-    SinkBelowSplit,
-    SinkBelowJoin,
-    SinkBelowPad,
-    SinkBelowCast,
-    SinkBelowClamp,
-    SinkBelowMax,
+    # Where the two meet, nothing is cheaper than one op for both, and that than two.
     CancelQuantize,
     FuseRange,
     FuseRequantize,
@@ -89,7 +72,9 @@ RESULT_RULES: tuple[type[Rule[Any]], ...] = (FuseNormQuantize, FuseActivationQua
 ATTENTION_RULES: tuple[type[Rule[Any]], ...] = (FuseRepeatedHeads, MergeQueries)
 
 
-def move(program: StageGraph, context: Context, *, across_ranks: bool = False) -> Counter[str]:
+def move(
+    program: StageGraph, context: RewriteContext, *, across_ranks: bool = False
+) -> Counter[str]:
     """Move quantization through movements until nothing changes; count what fired.
 
     Only what a rule refuses in the last round is told: before, it was refused for the time being.
@@ -107,7 +92,7 @@ def move(program: StageGraph, context: Context, *, across_ranks: bool = False) -
 
 
 def settle_rules(
-    program: StageGraph, rules: Sequence[type[Rule[Any]]], context: Context
+    program: StageGraph, rules: Sequence[type[Rule[Any]]], context: RewriteContext
 ) -> Counter[str]:
     """Apply rules and combine what has become equal, in turns, as :func:`move` does with all."""
     fired: Counter[str] = Counter()
@@ -127,7 +112,7 @@ def settle_rules(
     return fired
 
 
-def sink_splits(program: StageGraph, context: Context) -> Counter[str]:
+def sink_splits(program: StageGraph, context: RewriteContext) -> Counter[str]:
     """Bring splits down until nothing changes; count what fired.
 
     What is done alike is looked for far below a split, so a change there does not by itself bring
@@ -152,7 +137,7 @@ def _forget_misses(program: StageGraph, told: int) -> None:
 
 def optimize(
     program: NormalGraph,
-    context: Context | None = None,
+    context: RewriteContext | None = None,
     *,
     float_dtype: torch.dtype | None = None,
 ) -> OptimizedGraph:
@@ -164,7 +149,7 @@ def optimize(
         float_dtype: ``torch.bfloat16`` narrows the float products that are left; anything else
             keeps the source's types.
     """
-    context = context or Context("optimize")
+    context = context or RewriteContext("optimize")
     # What nothing reads would count as a reader.
     GraphEditor(program.module).sweep()
     # First, so that the quantizes of siblings are one node and a shared dequantize is visible.
@@ -196,7 +181,7 @@ def optimize(
     apply_rules(program, [rule() for rule in ATTENTION_RULES], context)
     # After fusion, so that only what no fused op took is narrowed.
     if float_dtype is torch.bfloat16:
-        NarrowFloats().run(program, context)
+        LowerPrecision().run(program, context)
     done = OptimizedGraph(program.module, program.signature, program.log)
     verify(done)
     return done

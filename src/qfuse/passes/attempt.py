@@ -15,10 +15,10 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.stages.verify import StageSpec, verify_node
 from qfuse.normalize.importers.dialect import Dialect, rules_of
 from qfuse.optimize.merge.cse import Combine
-from qfuse.passes.outcome import PASS_ROOM, SPELL_ROOM, on_the_way
+from qfuse.passes.outcome import PASS_STAGE, SPELL_STAGE, on_the_way
 from qfuse.passes.own_outputs import own_outputs
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.driver import RewriteContext, apply_rules
 from qfuse.rewrite.prelude import Node, OpOverload
 from qfuse.rewrite.rewriter import RULE_META, origins
 
@@ -40,7 +40,7 @@ class Work:
         assume_equal: Whether parameters without values are taken as equal.
     """
 
-    run: Callable[[StageGraph, Context], object]
+    run: Callable[[StageGraph, RewriteContext], object]
     about: Collection[str]
     dialects: Sequence[Dialect]
     back: bool
@@ -76,12 +76,14 @@ def attempt(source: CapturedGraph, work: Work, scope: frozenset[str] | None) -> 
         if op is not None:
             known[node.name] = op
 
-    def context(room: str, within: frozenset[str] | None = scope) -> Context:
-        return Context(room, work.cost, strict=False, scope=within, assume_equal=work.assume_equal)
+    def context(stage: str, within: frozenset[str] | None = scope) -> RewriteContext:
+        return RewriteContext(
+            stage, work.cost, strict=False, scope=within, assume_equal=work.assume_equal
+        )
 
     apply_rules(program, rules_of(work.dialects), context("normalize"))
     before: Snapshot = {node: origins(node) for node in program.graph.nodes}
-    work.run(program, context(PASS_ROOM))
+    work.run(program, context(PASS_STAGE))
     done = Attempt(program)
     substance = _substance(program, work.about)
     done.counts = Counter(event.rule for event in substance)
@@ -93,7 +95,7 @@ def attempt(source: CapturedGraph, work: Work, scope: frozenset[str] | None) -> 
         for dialect in work.dialects:
             if dialect.spell is not None:
                 own = _names(known, dialect)
-                apply_rules(program, dialect.spell(known), context(SPELL_ROOM, own))
+                apply_rules(program, dialect.spell(known), context(SPELL_STAGE, own))
         done.stranded = _stranded(program, known, work.dialects)
         done.misses = _told(program.log.events[told:], done.stranded)
     own_outputs(program)
@@ -105,7 +107,7 @@ def attempt(source: CapturedGraph, work: Work, scope: frozenset[str] | None) -> 
 
 def _substance(program: CapturedGraph, about: Collection[str]) -> list[Fired]:
     """Return what was done that the pass is about, and not only on the way there."""
-    fired = (e for e in program.log.of(Fired) if e.room == PASS_ROOM and e.rule in about)
+    fired = (e for e in program.log.of(Fired) if e.stage == PASS_STAGE and e.rule in about)
     return [event for event in fired if not on_the_way(event)]
 
 

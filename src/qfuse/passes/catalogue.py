@@ -15,17 +15,16 @@ from qfuse.ir.errors import OptionsError
 from qfuse.ir.graph.stage_graph import StageGraph
 from qfuse.normalize.builtin import BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, discover
+from qfuse.optimize.commute.join import Join
+from qfuse.optimize.commute.movement import MovementOp
+from qfuse.optimize.commute.pad import Pad
+from qfuse.optimize.commute.split import Split
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.merge.merge_linears import MergeLinears as MergeLinearsPass
 from qfuse.optimize.propagate.cancel_quantize import CancelQuantize as CancelQuantizeRule
 from qfuse.optimize.propagate.fuse_requantize import FuseRequantize
-from qfuse.optimize.propagate.lift_above_join import LiftAboveJoin
-from qfuse.optimize.propagate.lift_above_pad import LiftAbovePad
 from qfuse.optimize.propagate.lift_choose import LiftChoose
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize
-from qfuse.optimize.propagate.sink_below_join import SinkBelowJoin
-from qfuse.optimize.propagate.sink_below_pad import SinkBelowPad
-from qfuse.optimize.propagate.sink_below_split import SinkBelowSplit
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize as SinkDequantizeRule
 from qfuse.optimize.schedule import FUSION_RULES, RESULT_RULES, settle_rules
 from qfuse.options import choice
@@ -33,7 +32,7 @@ from qfuse.passes.attempt import Work
 from qfuse.passes.engine import run_pass
 from qfuse.passes.examples import Examples
 from qfuse.passes.outcome import PassOutcome
-from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.driver import RewriteContext, apply_rules
 from qfuse.rewrite.rule import Rule
 
 
@@ -122,7 +121,7 @@ class GraphPass(ABC):
         return run_pass(self.name, work, module, example_inputs)
 
     @abstractmethod
-    def run(self, program: StageGraph, context: Context) -> object:
+    def run(self, program: StageGraph, context: RewriteContext) -> object:
         """Rewrite a graph in the canonical spelling."""
 
 
@@ -131,10 +130,22 @@ class _MovingPass(GraphPass, ABC):
 
     rules: ClassVar[tuple[type[Rule[Any]], ...]]
 
-    def run(self, program: StageGraph, context: Context) -> object:
+    def run(self, program: StageGraph, context: RewriteContext) -> object:
         """Apply the rules until nothing changes."""
         Combine().run(program, context)
         return settle_rules(program, self.rules, context)
+
+
+class _LiftAboveMovements(LiftQuantize):
+    """Crosses what moves numbers, not what computes with them."""
+
+    families = (MovementOp, Join, Pad)
+
+
+class _SinkBelowMovements(SinkDequantizeRule):
+    """Crosses what moves numbers, not what computes with them."""
+
+    families = (Split, Join, Pad, MovementOp)
 
 
 class LiftCombineQuantize(_MovingPass):
@@ -146,7 +157,7 @@ class LiftCombineQuantize(_MovingPass):
     """
 
     name = "lift-combine-quantize"
-    rules = (LiftChoose, LiftQuantize, LiftAboveJoin, LiftAbovePad)
+    rules = (LiftChoose, _LiftAboveMovements)
     about = (*(rule.name for rule in rules), Combine.name)
 
 
@@ -154,7 +165,7 @@ class SinkDequantize(_MovingPass):
     """Move first, dequantize later: dequantizes sink below views, splits, joins and paddings."""
 
     name = "sink-dequantize"
-    rules = (SinkDequantizeRule, SinkBelowSplit, SinkBelowJoin, SinkBelowPad)
+    rules = (_SinkBelowMovements,)
     about = tuple(rule.name for rule in rules)
 
 
@@ -172,7 +183,7 @@ class MergeLinears(GraphPass):
     name = "merge-linears"
     about = (MergeLinearsPass.name,)
 
-    def run(self, program: StageGraph, context: Context) -> object:
+    def run(self, program: StageGraph, context: RewriteContext) -> object:
         """Combine what the siblings read, then merge them."""
         Combine().run(program, context)
         return MergeLinearsPass().run(program, context)
@@ -184,7 +195,7 @@ class FuseLinears(GraphPass):
     name = "fuse-linears"
     about = tuple(rule.name for rule in FUSION_RULES)
 
-    def run(self, program: StageGraph, context: Context) -> object:
+    def run(self, program: StageGraph, context: RewriteContext) -> object:
         """Grow every linear outward."""
         Combine().run(program, context)
         return apply_rules(program, [rule() for rule in FUSION_RULES], context)
@@ -196,7 +207,7 @@ class FuseResults(GraphPass):
     name = "fuse-results"
     about = tuple(rule.name for rule in RESULT_RULES)
 
-    def run(self, program: StageGraph, context: Context) -> object:
+    def run(self, program: StageGraph, context: RewriteContext) -> object:
         """Grow every result."""
         Combine().run(program, context)
         return apply_rules(program, [rule() for rule in RESULT_RULES], context)

@@ -12,7 +12,7 @@ from qfuse.ir.events import Event, Fired, Missed
 from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.passes.attempt import Attempt, Work, attempt
 from qfuse.passes.examples import Examples
-from qfuse.passes.outcome import PASS_ROOM, PassOutcome
+from qfuse.passes.outcome import PASS_STAGE, PassOutcome
 from qfuse.passes.raw import RawGraph, take
 from qfuse.passes.refuse import check_graph
 from qfuse.report import Report
@@ -40,7 +40,7 @@ def run_pass(name: str, work: Work, module: GraphModule, examples: Examples | No
     report = Report(tuple(events), {"pass": name})
     if not done.counts:
         return PassOutcome(module, modified=False, report=report)
-    unused = raw.put_back(done.program)
+    unused = raw.reapply_views(done.program)
     return PassOutcome(module, modified=True, report=report, unused=unused)
 
 
@@ -101,7 +101,7 @@ def _events(whole: Attempt, done: Attempt, withdrawn: Sequence[Missed], work: Wo
     fired = {place.node for e in done.program.log.of(Fired) for place in e.places}
     quantized = tuple(f"{name}." for dialect in work.dialects for name in dialect.namespaces)
     for miss in whole.program.log.of(Missed):
-        own = miss.room == PASS_ROOM or miss.anchor.op.startswith(quantized)
+        own = miss.stage == PASS_STAGE or miss.anchor.op.startswith(quantized)
         if own and miss.anchor.node not in fired:
             events.append(miss)
     return [*events, *dict.fromkeys(withdrawn)]

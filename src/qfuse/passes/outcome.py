@@ -11,8 +11,8 @@ from torch.fx import GraphModule
 from qfuse.ir.events import Exactness, Fired, Missed
 from qfuse.report import Report
 
-PASS_ROOM = "passes"
-SPELL_ROOM = "spell"
+PASS_STAGE = "passes"
+SPELL_STAGE = "spell"
 _MOST_MISSES = 40
 
 
@@ -47,14 +47,14 @@ class PassOutcome:
 
     @property
     def misses(self) -> tuple[Missed, ...]:
-        """What did not fire: for every node the rule that came closest, with its reason."""
+        """For every node that was not rewritten, the rule that came closest, with its reason."""
         return self.report.closest_misses
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _fired(self) -> tuple[Fired, ...]:
-        fired = (e for e in self.report.events if isinstance(e, Fired) and e.room == PASS_ROOM)
+        fired = (e for e in self.report.events if isinstance(e, Fired) and e.stage == PASS_STAGE)
         return tuple(e for e in fired if not on_the_way(e))
 
     def _lines(self) -> Iterator[str]:

@@ -56,7 +56,7 @@ class RawGraph:
     aside: list[Node] = field(default_factory=list)
     checks: dict[Node, list[Node]] = field(default_factory=dict)
 
-    def put_back(self, program: CapturedGraph) -> tuple[str, ...]:
+    def reapply_views(self, program: CapturedGraph) -> tuple[str, ...]:
         """Replace the graph of the caller's module by a rewritten copy, wholly or not at all.
 
         Returns:

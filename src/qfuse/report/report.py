@@ -72,7 +72,7 @@ class Report:
         """For every node that some rule looked at and declined, the rule that came closest."""
         best: dict[str, Missed] = {}
         for miss in self._of(Missed):
-            key = f"{miss.room}/{miss.anchor.node}"
+            key = f"{miss.stage}/{miss.anchor.node}"
             if key not in best or miss.progress > best[key].progress:
                 best[key] = miss
         return tuple(best.values())

@@ -16,13 +16,17 @@ from qfuse.ir.errors import RULE_ERRORS, QfuseError, RewriteError
 from qfuse.ir.events import EventLog, Exactness, Fired, MissCode, Missed, Noted, RolledBack
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import StageGraph, place_of
-from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.budget import RewriteBudget
+from qfuse.rewrite.pattern import pointed
 from qfuse.rewrite.rewriter import GraphEditor, Journal, Rewriter, origins
 from qfuse.rewrite.rule import Miss, Rule
 
 # Each rewrite consumes at least one node or fills one slot of a fused op, so a run that rewrites
 # far more often than it has nodes goes in circles.
 _REWRITES_PER_NODE = 8
+
+# What matched came further than anything that did not.
+_MATCHED = 1_000
 
 
 class Checker(Protocol):
@@ -36,7 +40,7 @@ class Checker(Protocol):
 
 
 @dataclass(slots=True)
-class Context:
+class RewriteContext:
     """What a run of rules is given besides the graph.
 
     Attributes:
@@ -50,9 +54,9 @@ class Context:
         assume_equal: Whether parameters without values are taken as equal where they look alike.
     """
 
-    room: str
+    stage: str
     cost: CostModel | None = None
-    gate: Gate = field(default_factory=Gate)
+    budget: RewriteBudget = field(default_factory=RewriteBudget)
     checker: Checker | None = None
     strict: bool = True
     scope: frozenset[str] | None = None
@@ -77,7 +81,7 @@ class PassResult:
 
 
 def apply_rules(
-    program: StageGraph, rules: Sequence[Rule[Any]], context: Context | None = None
+    program: StageGraph, rules: Sequence[Rule[Any]], context: RewriteContext | None = None
 ) -> PassResult:
     """Apply ``rules`` to a fixpoint; the first in the list that matches a node wins.
 
@@ -87,13 +91,15 @@ def apply_rules(
     Raises:
         RewriteError: The rules do not come to rest; the message names those that alternate.
     """
-    return _Run(program, rules, context or Context("rewrite")).run()
+    return _Run(program, rules, context or RewriteContext("rewrite")).run()
 
 
 class _Run:
     """State of one call of :func:`apply_rules`."""
 
-    def __init__(self, program: StageGraph, rules: Sequence[Rule[Any]], context: Context) -> None:
+    def __init__(
+        self, program: StageGraph, rules: Sequence[Rule[Any]], context: RewriteContext
+    ) -> None:
         self._log: EventLog = program.log
         self._context = context
         self._editor = GraphEditor(program.module)
@@ -142,11 +148,11 @@ class _Run:
             site = rule.match(node)
         except (*RULE_ERRORS, QfuseError) as error:
             # While normalizing, an error of ours is about the model: an op of it is malformed.
-            ours = isinstance(error, QfuseError) and self._context.room == "normalize"
+            ours = isinstance(error, QfuseError) and self._context.stage == "normalize"
             if self._context.strict or ours:
                 raise
             text = f"the rule {rule.name} failed here, which is a bug: please report it ({error!r})"
-            self._log.add(Noted(self._context.room, text, place_of(node), warn=True))
+            self._log.add(Noted(self._context.stage, text, place_of(node), warn=True))
             return Miss(MissCode.PATTERN, node, "the rule failed", progress=0)
         if isinstance(site, Miss):
             return site
@@ -154,13 +160,13 @@ class _Run:
         gain = None if cost is None else rule.gain(site, cost)
         if gain is not None and not gain > 0:
             text = "it would cost {:.3g} us per call" if math.isfinite(gain) else "it never pays"
-            return Miss(MissCode.PROFIT, node, text, -gain * 1e6, progress=9)
+            return Miss(MissCode.PROFIT, node, text, -gain * 1e6, progress=_MATCHED)
         return site, gain
 
     def _fire(self, rule: Rule[Any], node: Node, site: Any, gain: float | None) -> bool:
-        key = f"{self._context.room}/{rule.name}@{node.name}"
-        if not self._context.gate.allows(key):
-            if self._context.gate.bans(key):
+        key = f"{self._context.stage}/{rule.name}@{node.name}"
+        if not self._context.budget.allows(key):
+            if self._context.budget.bans(key):
                 reason = "it is switched off, or changed values here and was rolled back"
                 self._misses[rule.name, node] = Miss(MissCode.BANNED, node, reason)
             return False
@@ -173,11 +179,11 @@ class _Run:
             return False
         made_names = tuple(n.name for n in rw.journal.made)
         erased, around = rw.commit()
-        self._settle(erased, around)
+        self._verify_and_commit(erased, around)
         places = (place,)
         self._log.add(
             Fired(
-                self._context.room,
+                self._context.stage,
                 rule.name,
                 key,
                 rule.exactness,
@@ -208,9 +214,9 @@ class _Run:
         miss = Miss(MissCode.BANNED, node, "it was rolled back here: {}", wrong)
         self._failed[rule.name, node] = self._misses[rule.name, node] = miss
         places = (place_of(node),)
-        self._log.add(RolledBack(self._context.room, rule.name, key, places, wrong))
+        self._log.add(RolledBack(self._context.stage, rule.name, key, places, wrong))
 
-    def _settle(self, erased: list[Node], around: list[Node]) -> None:
+    def _verify_and_commit(self, erased: list[Node], around: list[Node]) -> None:
         self._erased.update(erased)
         if self._context.checker is not None:
             self._context.checker.forget(erased)
@@ -236,12 +242,13 @@ class _Run:
             self._result.misses.append((name, miss))
             self._log.add(
                 Missed(
-                    self._context.room,
+                    self._context.stage,
                     name,
                     miss.code,
                     miss.reason,
                     place_of(node),
                     place_of(miss.at),
                     miss.progress,
+                    pointed(miss),
                 )
             )

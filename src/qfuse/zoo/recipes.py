@@ -17,7 +17,7 @@ from qfuse.ir.quant.element import Element
 from qfuse.zoo import _torchao_api as ao
 from qfuse.zoo.family import Example
 from qfuse.zoo.linears import LinearScheme, quantize_with
-from qfuse.zoo.micro import MicroFormat, MicroLinear, float8, mx, nvfp4, peak_scale
+from qfuse.zoo.mx_formats import MxFormat, MxLinear, float8, mx, nvfp4, peak_scale
 from qfuse.zoo.notes import Note, Outcome
 from qfuse.zoo.pt2e import quantize_exported, under_autocast
 
@@ -121,14 +121,14 @@ def _size(given: int | None, default: int | None) -> int | None:
 
 
 def _micro(
-    make: Callable[[], MicroFormat], *, static: bool = False, weights_only: bool = False
+    make: Callable[[], MxFormat], *, static: bool = False, weights_only: bool = False
 ) -> Callable[[int | None], LinearScheme]:
     def scheme(_: int | None) -> LinearScheme:
         form = make()
 
         def swap(linear: nn.Linear, outer: torch.Tensor | None) -> nn.Module:
             scale = None if outer is None else outer.reshape(1, 1)
-            return MicroLinear(linear, form, scale, weights_only=weights_only)
+            return MxLinear(linear, form, scale, weights_only=weights_only)
 
         return LinearScheme(group_size=form.block, static=static, swap=swap, scale_of=peak_scale)
 

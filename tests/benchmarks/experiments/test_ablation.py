@@ -13,7 +13,7 @@ from qfuse.ir.errors import OptionsError
 from qfuse.ir.events import Fired
 from qfuse.kernels import KernelLibrary
 from qfuse.optimize import ATTENTION, FUSING, rewrite_names
-from qfuse.optimize.lower_precision import NarrowFloats
+from qfuse.optimize.lower_precision import LowerPrecision
 from qfuse.optimize.schedule import (
     ATTENTION_RULES,
     FUSION_RULES,
@@ -21,7 +21,7 @@ from qfuse.optimize.schedule import (
     RESULT_RULES,
     SPLIT_RULES,
 )
-from qfuse.pipeline import Planner
+from qfuse.pipeline import Pipeline
 from qfuse.targets import Target
 from qfuse_bench.experiments.ablation import (
     CASES,
@@ -60,7 +60,7 @@ def test_the_phase_is_all_but_what_grows_one_linear() -> None:
 
 
 def test_what_grows_linears_is_what_the_fusion_rules_do_and_narrowing() -> None:
-    assert {rule.name for rule in FUSION_RULES} | {NarrowFloats.name} == FUSING
+    assert {rule.name for rule in FUSION_RULES} | {LowerPrecision.name} == FUSING
     assert {rule.name for rule in ATTENTION_RULES} == ATTENTION
     others = {rule.name for rule in (*MOVING_RULES, *SPLIT_RULES, *RESULT_RULES)}
     assert others <= set(phase())
@@ -70,9 +70,9 @@ def test_without_the_phase_none_of_it_fires_and_the_rest_does() -> None:
     target, cost = Target.for_testing(), CostModel(CostProfile.pinned())
     fired = []
     for without in ((), phase()):
-        planner = Planner(target, cost, KernelLibrary(False, "test"), without=without)
-        log = planner.rewrite(blocks(BLOCK)).log
-        fired.append({e.rule for e in log.of(Fired) if e.room == "optimize"})
+        pipeline = Pipeline(target, cost, KernelLibrary(False, "test"), without=without)
+        log = pipeline.rewrite(blocks(BLOCK)).log
+        fired.append({e.rule for e in log.of(Fired) if e.stage == "optimize"})
 
     assert "merge-linears" in fired[0]
     assert "fuse-linear" in fired[1]

@@ -13,7 +13,7 @@ from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.events import Lowered
 from qfuse.ir.stages.verify import verify
 from qfuse.kernels import KernelLibrary
-from qfuse.pipeline import Planner
+from qfuse.pipeline import Pipeline
 from qfuse.targets import Target
 from qfuse_bench.experiments.compile_time import CostRow, _linears, growth, verdicts
 from qfuse_bench.harness._torch_api import propagate
@@ -44,8 +44,8 @@ def test_blocks_have_so_many_linears(linears: int, dynamic: bool) -> None:
 def test_every_linear_of_a_block_is_recognized(dynamic: bool) -> None:
     captured = blocks(BLOCK, dynamic=dynamic)
     target = Target.for_testing()
-    planner = Planner(target, CostModel(CostProfile.pinned()), KernelLibrary(False, "test"))
-    lowered = planner.rewrite(captured)
+    pipeline = Pipeline(target, CostModel(CostProfile.pinned()), KernelLibrary(False, "test"))
+    lowered = pipeline.rewrite(captured)
 
     assert _linears(lowered.log) == BLOCK
     # Queries, keys and values are one.

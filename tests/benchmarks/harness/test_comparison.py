@@ -12,7 +12,7 @@ import torch
 from tests.support.bench import toys
 
 from qfuse_bench.harness._torch_api import float_leaves
-from qfuse_bench.harness.comparison import SANE_SQNR, Contest, Entrant, Verdict
+from qfuse_bench.harness.comparison import SANE_SQNR, Comparison, Competitor, Verdict
 from qfuse_bench.harness.memory import Memory
 from qfuse_bench.harness.process import Job, Worker, WorkerError
 from qfuse_bench.harness.progress import Silent
@@ -73,15 +73,15 @@ def inputs() -> list[Inputs]:
     return [((torch.randn(3, 4),), {"shift": torch.randn(4)}) for _ in range(2)]
 
 
-def toy(kind: str) -> Entrant:
-    return Entrant(kind, FACTORY, {"kind": kind, "in_process": True})
+def toy(kind: str) -> Competitor:
+    return Competitor(kind, FACTORY, {"kind": kind, "in_process": True})
 
 
 FLOAT = replace(toy("honest"), name="float")
 
 
-def held_here(inputs: list[Inputs], watch: Silent) -> Contest:
-    return Contest(inputs, "float", 1, watch, cast("Callable[[Job, Inputs], Worker]", Here))
+def held_here(inputs: list[Inputs], watch: Silent) -> Comparison:
+    return Comparison(inputs, "float", 1, watch, cast("Callable[[Job, Inputs], Worker]", Here))
 
 
 class Steps(Silent):
@@ -139,7 +139,7 @@ def test_far_below_the_quantized_model_itself_is_wrong(inputs: list[Inputs]) -> 
     with held_here(inputs, Silent()) as contest:
         # bf16 is some 45 dB from the float model. That is enough, but not if the quantized
         # model itself has 100.
-        near = Entrant("near", FACTORY, {"kind": "near"}, timed=False)
+        near = Competitor("near", FACTORY, {"kind": "near"}, timed=False)
         contest.enter([FLOAT, near, toy("half"), replace(toy("half"), name="beside", like="near")])
         entries = contest.run(1, "toys")
 
@@ -148,8 +148,8 @@ def test_far_below_the_quantized_model_itself_is_wrong(inputs: list[Inputs]) -> 
 
 
 def test_a_model_of_few_bits_may_have_a_faint_signal(inputs: list[Inputs]) -> None:
-    def off(name: str, factor: float, like: str | None = None, *, timed: bool = True) -> Entrant:
-        return Entrant(name, FACTORY, {"kind": "scaled", "factor": factor}, like, timed)
+    def off(name: str, factor: float, like: str | None = None, *, timed: bool = True) -> Competitor:
+        return Competitor(name, FACTORY, {"kind": "scaled", "factor": factor}, like, timed)
 
     with held_here(inputs, Silent()) as contest:
         contest.enter([FLOAT, off("eager", 1.5, timed=False)])  # 6 dB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qfuse_bench.harness.machine import Patience
+from qfuse_bench.harness.machine import IdleWait
 from qfuse_bench.harness.measure import Series, compare, measure
 from qfuse_bench.harness.process import WorkerError
 
@@ -103,7 +103,7 @@ def test_rounds_wait_for_a_quiet_machine_until_patience_ends() -> None:
         seen.append(next(looks))
         return seen[-1]
 
-    patience = Patience(1.0, busy)
+    patience = IdleWait(1.0, busy)
     patience.wait()
     assert seen == [90.0, 50.0, 3.0]
     patience.wait()

@@ -9,8 +9,14 @@ from tests.support.cases.propagate import Graph
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.movement.base import Movement
 from qfuse.ir.movement.registry import movement_of
-from qfuse.ir.quant.block import Stuck
-from qfuse.optimize.match.move_qparams import GraphMover, ParamMover, climb, is_free, same_strides
+from qfuse.ir.quant.block import MoveFailure
+from qfuse.optimize.match.move_qparams import (
+    GraphMover,
+    ParamMover,
+    is_free,
+    propagate_up,
+    same_strides,
+)
 from qfuse.rewrite.rewriter import GraphEditor, Rewriter
 
 aten = torch.ops.aten
@@ -47,10 +53,10 @@ def test_what_moves_forward_and_back_is_what_it_was(op: Any, args: Any, block: A
     moves = movement(g.call(op, g.x, *args))
     mover = ParamMover(rewriter(g))
     forward = moves.forward(block)
-    assert not isinstance(forward, Stuck)
+    assert not isinstance(forward, MoveFailure)
     there = mover.params(scale, [forward])
     backward = moves.backward(forward.block)
-    assert not isinstance(backward, Stuck)
+    assert not isinstance(backward, MoveFailure)
 
     assert mover.params(there, [backward]) is scale
 
@@ -61,8 +67,8 @@ def test_rows_come_back_whatever_their_number_is(m: int | str) -> None:
     scale, _ = g.choose(g.x, (1, 1, None))
     moves = movement(g.call(aten.view.default, g.x, [-1, 8]))
     forward, backward = moves.forward((1, 1, None)), moves.backward((1, None))
-    assert not isinstance(forward, Stuck)
-    assert not isinstance(backward, Stuck)
+    assert not isinstance(forward, MoveFailure)
+    assert not isinstance(backward, MoveFailure)
 
     assert ParamMover(rewriter(g)).params(scale, [forward, backward]) is scale
 
@@ -73,7 +79,7 @@ def test_constants_are_moved_at_once() -> None:
     scale = g.constant(value, "scale")
     moves = movement(g.call(aten.permute.default, g.x, [1, 0, 2]))
     moved = moves.forward((1, 1, None))
-    assert not isinstance(moved, Stuck)
+    assert not isinstance(moved, MoveFailure)
     there = ParamMover(rewriter(g)).params(scale, [moved])
 
     known = constant_of(there)
@@ -87,7 +93,7 @@ def test_stored_constants_keep_the_strides_of_the_movement() -> None:
     value = torch.rand(4, 6)
     mover = GraphMover(rewriter(g))
     stored = g.constant(value, "w")
-    turned = movement(g.call(aten.permute.default, g.x, [1, 0])).again(mover, mover.open(stored))
+    turned = movement(g.call(aten.permute.default, g.x, [1, 0])).apply(mover, mover.open(stored))
 
     known = constant_of(mover.node(turned, "w"))
     assert known is not None
@@ -98,7 +104,7 @@ def test_a_climb_ends_at_what_is_not_free() -> None:
     g = Graph(4, 6)
     part = g.call(aten.slice.Tensor, g.x, 1, 0, 3)
     flat = g.call(aten.view.default, g.call(aten.clone.default, part), [12])
-    found = climb(flat, (None,), is_free)
+    found = propagate_up(flat, (None,), is_free)
 
     assert (len(found.steps), found.source, found.stuck) == (2, part, None)
 

@@ -14,7 +14,7 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.optimize.merge.cse import Combine
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context, PassResult
+from qfuse.rewrite.driver import PassResult, RewriteContext
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear, per_tensor, per_token
 from qfuse.testing.run import bits_same, random_inputs, run
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 def combine(program: NormalGraph, **sizes: int) -> PassResult:
     """Combine; values must stay the same bits."""
     source = clone(program)
-    result = Combine().run(program, Context("optimize"))
+    result = Combine().run(program, RewriteContext("optimize"))
     inputs = random_inputs(program, **sizes)
     assert bits_same(run(program, inputs), run(source, inputs))
     return result
@@ -117,7 +117,7 @@ def test_refuses_parameters_that_only_look_equal(first: torch.Tensor, second: to
     q2 = b.call(ops.quantize, x, b.const("s2", second), None, spec)
     program = b.done(b.call(aten.neg.default, q1), b.call(aten.neg.default, q2))
 
-    assert not Combine().run(program, Context("optimize")).modified
+    assert not Combine().run(program, RewriteContext("optimize")).modified
 
 
 def test_refuses_quantizes_with_other_ranges() -> None:
@@ -173,7 +173,7 @@ def test_golden_scales_computed_by_hand_are_combined() -> None:
     counts = Counter(calls(program))
     for name in ("aten.abs", "aten.amax", "aten.clamp", "aten.div.Tensor", "qfuse.quantize"):
         assert counts[name] == 1, name
-    assert not Combine().run(program, Context("optimize")).modified
+    assert not Combine().run(program, RewriteContext("optimize")).modified
     assert_expected_inline(
         to_text(program.graph),
         """\

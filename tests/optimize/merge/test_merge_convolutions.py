@@ -20,9 +20,9 @@ from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops.convolution import as_convolution
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
 from qfuse.optimize.merge.merge_convolutions import MergeConvolutions
+from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context, PassResult
-from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.driver import PassResult, RewriteContext
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.targets import Target
 from qfuse.testing.build import GraphBuilder
@@ -167,7 +167,7 @@ def test_what_leaves_keeps_its_strides_whatever_the_sizes_are(last: bool) -> Non
     program = b.done(left, b.call(aten.transpose.int, right, 1, 2))
     inputs = random_inputs(program, b=2)
     before = [value.stride() for value in run(program, inputs)]
-    result = MergeConvolutions().run(program, Context("optimize"))
+    result = MergeConvolutions().run(program, RewriteContext("optimize"))
 
     assert result.fired == {"merge-convolutions": 1}
     assert [value.stride() for value in run(program, inputs)] == before
@@ -179,7 +179,7 @@ def test_values_are_within_rounding_of_the_library() -> None:
     source = clone(program)
     inputs = random_inputs(program)
     checker = SiteChecker(program, inputs)
-    result = MergeConvolutions().run(program, Context("optimize", checker=checker))
+    result = MergeConvolutions().run(program, RewriteContext("optimize", checker=checker))
 
     assert result.fired == {"merge-convolutions": 1}
     torch.testing.assert_close(run(program, inputs), run(source, inputs))
@@ -251,7 +251,7 @@ def test_refuses_groups_and_transposed_ones() -> None:
     ys += [convolution(b, x, f"g{i}", transposed=False, groups=2) for i in range(2)]
     program = b.done(*ys)
     before = to_text(program.graph)
-    result = MergeConvolutions().run(program, Context("optimize"))
+    result = MergeConvolutions().run(program, RewriteContext("optimize"))
 
     assert refused(result) == {(MissCode.ARGUMENT, y.name) for y in ys}
     assert to_text(program.graph) == before
@@ -271,7 +271,7 @@ def test_refuses_what_is_given_at_run_time_tied_or_read_elsewhere() -> None:
     ]
     program = b.done(*ys, b.call(aten.neg.default, tied))
     before = to_text(program.graph)
-    result = MergeConvolutions().run(program, Context("optimize"))
+    result = MergeConvolutions().run(program, RewriteContext("optimize"))
 
     assert refused(result) == {
         (MissCode.NOT_CONSTANT, "given"),
@@ -286,7 +286,7 @@ def test_refuses_a_reader_of_memory() -> None:
     x = b.arg("x", torch.float32, 2, 4, 5, 5)
     ys = [Conv(3, kernel=(1, 1)).node(b, x, 4, f"w{i}") for i in range(2)]
     rigid = b.call(aten.as_strided.default, ys[0], [3], [1])
-    result = MergeConvolutions().run(b.done(rigid, ys[1]), Context("optimize"))
+    result = MergeConvolutions().run(b.done(rigid, ys[1]), RewriteContext("optimize"))
 
     assert refused(result) == {(MissCode.ORDER, rigid.name)}
     assert not result.fired
@@ -298,7 +298,9 @@ def test_refuses_what_does_not_pay() -> None:
     ys = [Conv(64, kernel=(1, 1)).node(b, x, 4, f"w{i}") for i in range(2)]
     # The next convolution wants what it reads in one piece.
     program = b.done(*(Conv(2).node(b, y, 64, f"n{i}") for i, y in enumerate(ys)))
-    result = MergeConvolutions().run(program, Context("optimize", CostModel(CostProfile.pinned())))
+    result = MergeConvolutions().run(
+        program, RewriteContext("optimize", CostModel(CostProfile.pinned()))
+    )
 
     assert MissCode.PROFIT in {miss.code for _, miss in result.misses}
     assert not result.fired
@@ -306,8 +308,8 @@ def test_refuses_what_does_not_pay() -> None:
 
 def test_the_gate_is_asked() -> None:
     program = siblings(Conv(3), Conv(5))
-    banned = Gate(banned=frozenset({"optimize/merge-convolutions"}))
-    assert not MergeConvolutions().run(program, Context("optimize", gate=banned)).fired
+    banned = RewriteBudget(banned=frozenset({"optimize/merge-convolutions"}))
+    assert not MergeConvolutions().run(program, RewriteContext("optimize", budget=banned)).fired
 
 
 def test_again_there_is_nothing_to_do() -> None:

@@ -20,9 +20,9 @@ from qfuse.ir.ops.views import as_dequantize, as_linear
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.merge.merge_linears import MergeLinears
+from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context, PassResult
-from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.driver import PassResult, RewriteContext
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.fixed_order import run_fixed_order
@@ -73,7 +73,7 @@ def siblings(*weights: Weight, k: int = 8, lead: tuple[int | str, ...] = ("m",))
 def merge(program: NormalGraph, cost: CostModel | None = None, **sizes: int) -> PassResult:
     """Merge; every element must stay the same expression of the same values."""
     source = clone(program)
-    result = MergeLinears().run(program, Context("optimize", cost))
+    result = MergeLinears().run(program, RewriteContext("optimize", cost))
     verify(program)
     inputs = random_inputs(program, **sizes)
     assert bits_same(run_fixed_order(program, inputs), run_fixed_order(source, inputs))
@@ -190,7 +190,7 @@ def test_values_are_within_rounding_of_the_library() -> None:
     source = clone(program)
     inputs = random_inputs(program)
     checker = SiteChecker(program, inputs)
-    result = MergeLinears().run(program, Context("optimize", checker=checker))
+    result = MergeLinears().run(program, RewriteContext("optimize", checker=checker))
 
     assert result.fired == {"merge-linears": 1}
     torch.testing.assert_close(run(program, inputs), run(source, inputs))
@@ -313,8 +313,8 @@ def test_refuses_what_does_not_pay() -> None:
 
 def test_the_gate_is_asked() -> None:
     program = siblings(Weight(3), Weight(5))
-    banned = Gate(banned=frozenset({"optimize/merge-linears@linear_default"}))
-    assert not MergeLinears().run(program, Context("optimize", gate=banned)).fired
+    banned = RewriteBudget(banned=frozenset({"optimize/merge-linears@linear_default"}))
+    assert not MergeLinears().run(program, RewriteContext("optimize", budget=banned)).fired
 
 
 def test_again_there_is_nothing_to_do() -> None:

@@ -16,7 +16,7 @@ from qfuse.optimize.fuse.linear_activation import FuseActivation
 from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.optimize.splits.sink_split import SinkSplit
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.driver import RewriteContext, apply_rules
 from qfuse.rewrite.rule import Rule
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.fixed_order import run_fixed_order
@@ -138,7 +138,7 @@ def test_an_activation_goes_on_into_the_epilogue_of_a_merged_linear() -> None:
     source = clone(program)
     context = priced()
 
-    MergeLinears().run(program, Context("optimize"))
+    MergeLinears().run(program, RewriteContext("optimize"))
     assert apply_rules(program, [SinkSplit()], context).fired == {"sink-split": 1}
     rules: list[Rule[Any]] = [FuseLinear(), FuseActivation()]
     assert apply_rules(program, rules, context).fired["fuse-activation"] == 1
@@ -189,7 +189,9 @@ def test_a_check_by_values_lets_a_library_compute_functions_its_way() -> None:
     program = g.done(*(g.call(aten.gelu.default, part) for part in parts(g, 9, 11, 4)))
     checker = SiteChecker(program, random_inputs(program))
 
-    assert sunk(program, context=Context("optimize", checker=checker)).fired == {"sink-split": 1}
+    assert sunk(program, context=RewriteContext("optimize", checker=checker)).fired == {
+        "sink-split": 1
+    }
 
 
 @pytest.mark.numeric

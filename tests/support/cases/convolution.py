@@ -15,7 +15,7 @@ from qfuse.ir.quant.spec import QuantSpec
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.merge.merge_convolutions import MergeConvolutions
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context, PassResult
+from qfuse.rewrite.driver import PassResult, RewriteContext
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.quant import stored_like
@@ -76,7 +76,7 @@ def siblings(*convs: Conv, c: int = 4, lead: tuple[int | str, ...] = ("b",)) -> 
 def merge(program: NormalGraph, cost: CostModel | None = None, **sizes: int) -> PassResult:
     """Merge; every element must stay the same expression of the same values."""
     source = clone(program)
-    result = MergeConvolutions().run(program, Context("optimize", cost))
+    result = MergeConvolutions().run(program, RewriteContext("optimize", cost))
     verify(program)
     inputs = random_inputs(program, **sizes)
     assert bits_same(run_fixed_order(program, inputs), run_fixed_order(source, inputs))

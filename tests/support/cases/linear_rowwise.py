@@ -19,9 +19,9 @@ from qfuse.lower import lower
 from qfuse.lower.kernel.protocol import LinearKernel
 from qfuse.lower.kernels.registry import kernel_rows
 from qfuse.lower.rowwise.kernels import row_kernels
+from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context
-from qfuse.rewrite.gate import Gate
+from qfuse.rewrite.driver import RewriteContext
 from qfuse.targets import Target
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import stored_like
@@ -147,6 +147,6 @@ def lowered(
     library = kernels.load() if library is None else library
     cost = CostModel(CostProfile.pinned())
     linears = kernel_rows(library) if linears is None else linears
-    context = Context("lower", gate=Gate(banned=frozenset({banned})))
+    context = RewriteContext("lower", budget=RewriteBudget(banned=frozenset({banned})))
     rows = row_kernels(library)
     return lower(clone(program), Target.for_testing(), cost, linears, context, rows=rows)

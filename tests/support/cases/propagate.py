@@ -17,7 +17,7 @@ from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.spec import Block, QuantSpec
 from qfuse.ir.stages.verify import verify
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context, PassResult, apply_rules
+from qfuse.rewrite.driver import PassResult, RewriteContext, apply_rules
 from qfuse.rewrite.rule import Miss, Rule
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.run import random_inputs, run
@@ -32,9 +32,9 @@ def spec_of(*block: int | None, dtype: torch.dtype = torch.int8, **changes: Any)
     return QuantSpec(dtype, low, high, block, **changes)
 
 
-def priced() -> Context:
+def priced() -> RewriteContext:
     """Prices of the pinned machine."""
-    return Context("optimize", CostModel(CostProfile.pinned()))
+    return RewriteContext("optimize", CostModel(CostProfile.pinned()))
 
 
 class Graph:
@@ -94,7 +94,10 @@ class Graph:
 
 
 def applied(
-    program: StageGraph, *rules: type[Rule[Any]], context: Context | None = None, **sizes: int
+    program: StageGraph,
+    *rules: type[Rule[Any]],
+    context: RewriteContext | None = None,
+    **sizes: int,
 ) -> PassResult:
     """Apply rules; bits, types and strides of all outputs must stay."""
     source = clone(program)
@@ -111,7 +114,7 @@ def applied(
 
 
 def only_miss(
-    program: StageGraph, rule: type[Rule[Any]], context: Context | None = None, **sizes: int
+    program: StageGraph, rule: type[Rule[Any]], context: RewriteContext | None = None, **sizes: int
 ) -> Miss:
     """Apply a rule that must refuse once and change nothing; return the refusal."""
     before = to_text(program.graph)

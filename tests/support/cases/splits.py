@@ -12,7 +12,7 @@ from qfuse.ir.graph.text import to_text
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.splits.sink_split import SinkSplit
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context, PassResult, apply_rules
+from qfuse.rewrite.driver import PassResult, RewriteContext, apply_rules
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import random_inputs, run
 
@@ -25,7 +25,9 @@ def parts(g: Graph, *sizes: int, axis: int = -1) -> list[Node]:
     return [g.b.item(split, index) for index in range(len(sizes))]
 
 
-def sunk(program: NormalGraph, *, context: Context | None = None, **sizes: int) -> PassResult:
+def sunk(
+    program: NormalGraph, *, context: RewriteContext | None = None, **sizes: int
+) -> PassResult:
     """Sink splits; bits, types and strides of all outputs must stay."""
     source = clone(program)
     result = apply_rules(program, [SinkSplit()], context)

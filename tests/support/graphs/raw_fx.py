@@ -18,7 +18,7 @@ from qfuse.normalize.builtin import BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, rules_of
 from qfuse.passes.raw import take
 from qfuse.passes.refuse import check_graph
-from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.driver import RewriteContext, apply_rules
 from qfuse.testing.fixed_order import run_fixed_order
 
 K = 8
@@ -60,7 +60,7 @@ def bits_of(
     The graph is spelled canonically first, which is exact, so that linears of all kinds are one.
     """
     program = take(check_graph(module)).program
-    apply_rules(program, rules_of((*BUILTIN, *dialects)), Context("normalize"))
+    apply_rules(program, rules_of((*BUILTIN, *dialects)), RewriteContext("normalize"))
     leaves: list[torch.Tensor] = pytree.tree_leaves(run_fixed_order(program, inputs, dense=True))
     return leaves
 

@@ -13,7 +13,7 @@ from qfuse.ir.graph.stage_graph import CapturedGraph, StageGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import compare
-from qfuse.rewrite.driver import Context, PassResult, apply_rules
+from qfuse.rewrite.driver import PassResult, RewriteContext, apply_rules
 from qfuse.rewrite.rule import Miss, Rule
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.rewrite.tolerance import SITE
@@ -65,7 +65,7 @@ def assert_same_values(
     """
     source = clone(program)
     checker = SiteChecker(program, inputs)
-    result = apply_rules(program, rules, Context("test", checker=checker))
+    result = apply_rules(program, rules, RewriteContext("test", checker=checker))
     assert not program.log.of(RolledBack), program.log.of(RolledBack)
     program.module.recompile()
     new, old, meant = run(program, inputs), run(source, inputs), truth(source, inputs)

@@ -19,7 +19,7 @@ from qfuse.normalize import normalize
 from qfuse.normalize.importers.dialect import Dialect
 from qfuse.normalize.importers.pt2e.dialect import DECOMPOSED
 from qfuse.normalize.importers.torchao.dialect import TORCHAO_AFFINE
-from qfuse.rewrite.driver import Context
+from qfuse.rewrite.driver import RewriteContext
 from qfuse.testing.build import GraphBuilder
 
 # The ops of the two dialects exist once these are imported; a captured graph implies that.
@@ -69,7 +69,7 @@ def assert_same_bits(
     source: Source,
     *outs: Node,
     dialects: Sequence[Dialect] = DIALECTS,
-    context: Context | None = None,
+    context: RewriteContext | None = None,
 ) -> NormalGraph:
     """Normalize and assert that every output has the bits, and the type, that it had."""
     program = source.done(*outs)

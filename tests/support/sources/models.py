@@ -16,7 +16,7 @@ from qfuse.ir.graph.text import to_text
 from qfuse.normalize import normalize
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import compare
-from qfuse.rewrite.driver import Context
+from qfuse.rewrite.driver import RewriteContext
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.rewrite.tolerance import SITE
 from qfuse.testing.run import run
@@ -60,7 +60,7 @@ def normalized(
     """Capture and normalize; check every rewrite on ``x``, and the whole on all inputs."""
     program = capture(model.eval(), (x,), dynamic_shapes=(DYNAMIC,) if dynamic else None)
     source = clone(program)
-    context = Context("normalize", checker=SiteChecker(program, [x]))
+    context = RewriteContext("normalize", checker=SiteChecker(program, [x]))
     normal = normalize(program, context)
     assert not normal.log.of(RolledBack)
     for value in (x, *others):

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 from hypothesis import strategies as st
-from tests.support.strategies.mx import micro_tensors
+from tests.support.strategies.mx import mx_tensors
 from tests.support.strategies.quant_specs import FLOATS, SEEDS
 from torch.fx import Node
 from torch.fx.node import Argument
@@ -246,9 +246,9 @@ class Grower:
         zero = None if without else self.b.item(pair, 1)
         return Params(QuantSpec(dtype, low, high, block, real), self.b.item(pair, 0), zero)
 
-    def micro_params(self, x: Node, sizes: Sequence[Size], real: torch.dtype) -> Params:
+    def mx_params(self, x: Node, sizes: Sequence[Size], real: torch.dtype) -> Params:
         """Choose parameters with scales in a format of their own, perhaps of two levels."""
-        spec, scale, outer = micro_tensors(self, x, sizes, real)
+        spec, scale, outer = mx_tensors(self, x, sizes, real)
         return Params(spec, scale, None, outer)
 
     def quantize(self, x: Node, params: Params) -> Node:
@@ -271,7 +271,7 @@ class Grower:
             blocks += [(1, 4), (None, 1), (2, 3)]
         block = self.pick(blocks)
         spec = self.spec(block, real, weight=True)
-        codes = stored_like(spec, n, k)
+        codes = stored_like(spec, n, k, generator=self._random)
         q = self.b.const(self.name("w"), codes)
         grid = [int(size) for size in spec.grid((n, k))]
         made = q, Params(spec, self.scale(grid), self.zero(grid, spec))

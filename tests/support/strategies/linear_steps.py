@@ -138,7 +138,7 @@ def _params(g: Grower, x: Value) -> Params:
     if known and g.chance(3):
         return g.pick(known[::-1])
     if not g.exact and real in FLOATS and g.chance(4):
-        return g.micro_params(x.node, sizes, real)
+        return g.mx_params(x.node, sizes, real)
     if g.exact or real not in FLOATS or g.draw(st.booleans()):
         return g.static_params(sizes, real)
     return g.dynamic_params(x.node, sizes, real)

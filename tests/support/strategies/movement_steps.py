@@ -243,7 +243,7 @@ def _params(g: Grower, x: Node) -> Params:
     if known and g.chance(2):
         return g.pick(known[::-1])
     if g.chance(3):
-        return g.micro_params(x, sizes, real)
+        return g.mx_params(x, sizes, real)
     if g.chance(2):
         return g.dynamic_params(x, sizes, real)
     return g.static_params(sizes, real)

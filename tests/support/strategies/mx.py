@@ -30,7 +30,7 @@ _FORMULAS = [Formula.MX_FLOOR, Formula.MX_RCEIL, Formula.MX_EVEN, Formula.MX_CEI
 
 
 @st.composite
-def micro_specs(
+def mx_specs(
     draw: st.DrawFn, block: Block, real: torch.dtype = torch.float32, outer: Block | None = None
 ) -> QuantSpec:
     """Any spec with these blocks; with two levels, the scales are those of NVFP4."""
@@ -44,7 +44,7 @@ def micro_specs(
     return QuantSpec(dtype, low, high, block, real, math, none, element, form, outer)
 
 
-def micro_tensors(
+def mx_tensors(
     g: Grower, x: Node, sizes: Sequence[Size], real: torch.dtype
 ) -> tuple[QuantSpec, Node, Node | None]:
     """Choose spec, scale and second level of scales for a tensor, given or from its values."""
@@ -55,7 +55,7 @@ def micro_tensors(
     outer = None
     if two:
         outer = whole if dynamic or g.chance(2) else g.block(sizes, dynamic=False)
-    spec = g.draw(micro_specs(block, real, outer))
+    spec = g.draw(mx_specs(block, real, outer))
     return (spec, *_chosen(g, x, spec)) if dynamic else (spec, *_given(g, sizes, spec))
 
 

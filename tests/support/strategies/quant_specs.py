@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from hypothesis import strategies as st
-from tests.support.strategies.mx import KINDS, micro_specs
+from tests.support.strategies.mx import KINDS, mx_specs
 
 from qfuse.ir.ops.epilogue import ACTIVATIONS, Act, Add, Cast, Epilogue, Glu, Halves, Mul, Round
 from qfuse.ir.quant.choose import ChooseSpec, Formula
@@ -74,7 +74,7 @@ def any_specs(draw: st.DrawFn) -> QuantSpec:
         return draw(quant_specs())
     rank = draw(st.integers(0, 4))
     outer = draw(st.none() | blocks(rank))
-    return draw(micro_specs(draw(blocks(rank)), draw(st.sampled_from(FLOATS)), outer))
+    return draw(mx_specs(draw(blocks(rank)), draw(st.sampled_from(FLOATS)), outer))
 
 
 @st.composite

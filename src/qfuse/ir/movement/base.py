@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from qfuse.ir.aten import aten
 from qfuse.ir.ops.views import shape_of
-from qfuse.ir.quant.block import Stuck, block_text
+from qfuse.ir.quant.block import MoveFailure, block_text
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.sizes import Size
 
@@ -96,21 +96,21 @@ class Movement(ABC):
         return shape_of(self.node)
 
     @abstractmethod
-    def forward(self, block: Block) -> Moved | Stuck:
+    def forward(self, block: Block) -> Moved | MoveFailure:
         """Take parameters of the source to parameters of the result."""
 
     @abstractmethod
-    def backward(self, block: Block) -> Moved | Stuck:
+    def backward(self, block: Block) -> Moved | MoveFailure:
         """Take parameters of the result to parameters of the source."""
 
     @abstractmethod
-    def again(self, mover: Mover, value: Any) -> Any:
+    def apply(self, mover: Mover, value: Any) -> Any:
         """Apply the same movement to another value of the source's shape."""
 
 
 def move_levels(
-    move: Callable[[Block], Moved | Stuck], block: Block, outer: Block | None
-) -> Moved | Stuck:
+    move: Callable[[Block], Moved | MoveFailure], block: Block, outer: Block | None
+) -> Moved | MoveFailure:
     """Move parameters that may have a second level of scales; both levels move, or none.
 
     Args:
@@ -119,11 +119,11 @@ def move_levels(
         outer: The block of their second level of scales.
     """
     moved = move(block)
-    if outer is None or isinstance(moved, Stuck):
+    if outer is None or isinstance(moved, MoveFailure):
         return moved
     second = move(outer)
-    if isinstance(second, Stuck):
-        return Stuck(
+    if isinstance(second, MoveFailure):
+        return MoveFailure(
             f"their second level of scales, in blocks of {block_text(outer)}: {second.reason}"
         )
     return replace(moved, outer=second)

@@ -20,7 +20,7 @@ from qfuse.ir.aten import aten
 from qfuse.ir.graph.schema import arguments, overload_of
 from qfuse.ir.movement.base import Moved, Movement, Mover, with_axis
 from qfuse.ir.ops.views import tensor_of
-from qfuse.ir.quant.block import Stuck, covers
+from qfuse.ir.quant.block import MoveFailure, covers
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.sizes import exact_quotient, is_row_major
 
@@ -50,10 +50,10 @@ class Collective(Movement):
 
     start: Node
 
-    def backward(self, block: Block) -> Stuck:
+    def backward(self, block: Block) -> MoveFailure:
         """Refuse: the parameters here are not those of the ranks that the rows come from."""
         del block
-        return Stuck(
+        return MoveFailure(
             "every rank would quantize with parameters of its own, and that they are equal on all "
             "ranks is not known from one graph"
         )
@@ -67,19 +67,19 @@ class Collective(Movement):
         started = mover.call(overload_of(self.start), value, *rest)
         return mover.call(overload_of(self.node), started)
 
-    def _rows(self, block: Block) -> int | Stuck:
+    def _rows(self, block: Block) -> int | MoveFailure:
         """Return how many rows share a scale, of the rows that travel together."""
         b = block[0]
         count = self._together()
         if b == 1:
             return 1
         if count is None or count < 1:
-            return Stuck("how many rows travel together is not known")
+            return MoveFailure("how many rows travel together is not known")
         if covers(b, self.before[0]):
             return count
         assert b is not None, "no block is the whole axis"
         if exact_quotient(count, b) is None:
-            return Stuck(f"blocks of {b} rows would be cut between ranks")
+            return MoveFailure(f"blocks of {b} rows would be cut between ranks")
         return b
 
     def _together(self) -> int | None:
@@ -91,12 +91,14 @@ class Collective(Movement):
 class AllGather(Collective):
     """``all_gather_into_tensor``: the rows of all ranks, one after the other."""
 
-    def forward(self, block: Block) -> Moved | Stuck:
+    def forward(self, block: Block) -> Moved | MoveFailure:
         """Gather the grid; one scale for all becomes one per rank."""
         rows = self._rows(block)
-        return rows if isinstance(rows, Stuck) else Moved(with_axis(block, 0, rows), self.again)
+        return (
+            rows if isinstance(rows, MoveFailure) else Moved(with_axis(block, 0, rows), self.apply)
+        )
 
-    def again(self, mover: Mover, value: Any) -> Any:
+    def apply(self, mover: Mover, value: Any) -> Any:
         """Gather another value."""
         a = arguments(self.start)
         return self._sent(mover, value, a["group_size"], a["group_name"])
@@ -118,10 +120,10 @@ class AllToAll(Collective):
     came: tuple[int, ...]
     went: tuple[int, ...]
 
-    def forward(self, block: Block) -> Moved | Stuck:
+    def forward(self, block: Block) -> Moved | MoveFailure:
         """Exchange the grid; one scale for all becomes one per rank."""
         rows = self._rows(block)
-        if isinstance(rows, Stuck):
+        if isinstance(rows, MoveFailure):
             return rows
         whole = block[0] != 1 and covers(block[0], self.before[0])
 
@@ -134,7 +136,7 @@ class AllToAll(Collective):
 
         return Moved(with_axis(block, 0, rows), apply)
 
-    def again(self, mover: Mover, value: Any) -> Any:
+    def apply(self, mover: Mover, value: Any) -> Any:
         """Exchange another value."""
         return self._exchanged(mover, value, self.came, self.went)
 

@@ -11,7 +11,7 @@ from torch.fx import Node
 from qfuse.ir.aten import aten
 from qfuse.ir.graph.schema import arguments, is_call
 from qfuse.ir.movement.base import Moved, Movement, Mover, keep, squeezed, unsqueeze
-from qfuse.ir.quant.block import Stuck, covers, fill_ones, view_block
+from qfuse.ir.quant.block import MoveFailure, covers, fill_ones, view_block
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.sizes import Size, same_size
 
@@ -29,7 +29,7 @@ class Copy(Movement):
         """Keep everything."""
         return Moved(block, keep)
 
-    def again(self, mover: Mover, value: Any) -> Any:
+    def apply(self, mover: Mover, value: Any) -> Any:
         """Copy in the same memory format."""
         if is_call(self.node, aten.alias.default):
             return value
@@ -44,21 +44,21 @@ class View(Movement):
 
     bijective = True
 
-    def forward(self, block: Block) -> Moved | Stuck:
+    def forward(self, block: Block) -> Moved | MoveFailure:
         """View the grid as the blocks of the result are counted."""
         moved = view_block(block, self.before, self.after)
-        if isinstance(moved, Stuck):
+        if isinstance(moved, MoveFailure):
             return moved
         return _viewed(moved, self.after, self._sizes)
 
-    def backward(self, block: Block) -> Moved | Stuck:
+    def backward(self, block: Block) -> Moved | MoveFailure:
         """View the grid as the blocks of the source are counted."""
         moved = view_block(block, self.after, self.before)
-        if isinstance(moved, Stuck):
+        if isinstance(moved, MoveFailure):
             return moved
         return _viewed(moved, self.before, lambda mover: mover.sizes(self.source))
 
-    def again(self, mover: Mover, value: Any) -> Any:
+    def apply(self, mover: Mover, value: Any) -> Any:
         """View in the same sizes; strides may differ, so it may have to copy."""
         return mover.call(aten.reshape.default, value, self._sizes(mover))
 
@@ -74,7 +74,7 @@ class View(Movement):
 
 def _viewed(
     block: Block, shape: Sequence[Size], sizes: Callable[[Mover], list[Any]]
-) -> Moved | Stuck:
+) -> Moved | MoveFailure:
     """Move parameters by a view to the grid that ``block`` makes of ``shape``."""
     unknown = [
         axis
@@ -82,7 +82,7 @@ def _viewed(
         if b not in {None, 1} and not isinstance(size, int)
     ]
     if unknown:
-        return Stuck("the number of blocks along an axis is not known")
+        return MoveFailure("the number of blocks along an axis is not known")
 
     def apply(mover: Mover, value: Any) -> Any:
         full = sizes(mover) if any(b == 1 for b in block) else [1] * len(block)
@@ -115,7 +115,7 @@ class Permute(Movement):
         """Permute them back."""
         return _permuted(block, tuple(self.dims.index(axis) for axis in range(len(self.dims))))
 
-    def again(self, mover: Mover, value: Any) -> Any:
+    def apply(self, mover: Mover, value: Any) -> Any:
         """Permute."""
         return mover.call(aten.permute.default, value, list(self.dims))
 
@@ -147,7 +147,7 @@ class Unsqueeze(Movement):
         """Take them out of the grid."""
         return squeezed(block, self.axes)
 
-    def again(self, mover: Mover, value: Any) -> Any:
+    def apply(self, mover: Mover, value: Any) -> Any:
         """Add the axes."""
         return unsqueeze(mover, value, self.axes)
 
@@ -172,7 +172,7 @@ class Squeeze(Movement):
         """Add them to the grid."""
         return _unsqueezed(block, self.axes)
 
-    def again(self, mover: Mover, value: Any) -> Any:
+    def apply(self, mover: Mover, value: Any) -> Any:
         """Drop the axes."""
         return mover.call(aten.squeeze.dims, value, list(self.axes)) if self.axes else value
 
@@ -197,7 +197,7 @@ class Expand(Movement):
         )
         return Moved(grown, lambda mover, value: unsqueeze(mover, value, range(fresh)))
 
-    def backward(self, block: Block) -> Moved | Stuck:
+    def backward(self, block: Block) -> Moved | MoveFailure:
         """Take parameters that are the same for all copies."""
         fresh = len(self.after) - len(self.before)
         repeated = [
@@ -206,10 +206,10 @@ class Expand(Movement):
         ]
         for b, size, many in zip(block, self.after, repeated, strict=True):
             if many and not covers(b, size):
-                return Stuck("copies of one element have scales of their own")
+                return MoveFailure("copies of one element have scales of their own")
         left = fill_ones(block[fresh:], repeated[fresh:])
         return Moved(left, squeezed(block, tuple(range(fresh))).apply)
 
-    def again(self, mover: Mover, value: Any) -> Any:
+    def apply(self, mover: Mover, value: Any) -> Any:
         """Expand to the same sizes."""
         return mover.call(aten.expand.default, value, arguments(self.node)["size"])

@@ -17,7 +17,7 @@ from qfuse.ir.movement.base import (
     unsqueeze,
     with_axis,
 )
-from qfuse.ir.quant.block import Stuck, covers
+from qfuse.ir.quant.block import MoveFailure, covers
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.sizes import exact_quotient
 
@@ -40,7 +40,7 @@ class Slice(Movement):
     step: int
     bounds: tuple[Any, Any]
 
-    def forward(self, block: Block) -> Moved | Stuck:
+    def forward(self, block: Block) -> Moved | MoveFailure:
         """Slice the grid where blocks begin with the slice."""
         b, size = block[self.axis], self.before[self.axis]
         if covers(b, size):
@@ -49,22 +49,22 @@ class Slice(Movement):
         if b == 1:
             return Moved(block, self._slice(*self.bounds, self.step))
         if self.start is None or self.end is None or self.step != 1:
-            return Stuck(f"a slice with a step, or of unknown bounds, of blocks of {b}")
+            return MoveFailure(f"a slice with a step, or of unknown bounds, of blocks of {b}")
         first, last = self.start // b, -(-self.end // b)
         cut = self._slice(first, last, 1)
         if last - first == 1:
             return Moved(with_axis(block, self.axis, None), cut)
         if self.start % b:
-            return Stuck(f"the slice begins at {self.start}, inside a block of {b}")
+            return MoveFailure(f"the slice begins at {self.start}, inside a block of {b}")
         return Moved(block, cut)
 
-    def backward(self, block: Block) -> Moved | Stuck:
+    def backward(self, block: Block) -> Moved | MoveFailure:
         """Take parameters that do not depend on the axis."""
         if not covers(block[self.axis], self.after[self.axis]):
-            return Stuck("the elements outside of the slice have no scale")
+            return MoveFailure("the elements outside of the slice have no scale")
         return Moved(with_axis(block, self.axis, None), keep)
 
-    def again(self, mover: Mover, value: Any) -> Any:
+    def apply(self, mover: Mover, value: Any) -> Any:
         """Slice."""
         return self._slice(*self.bounds, self.step)(mover, value)
 
@@ -86,7 +86,7 @@ class Select(Movement):
     axis: int
     index: Any
 
-    def forward(self, block: Block) -> Moved | Stuck:
+    def forward(self, block: Block) -> Moved | MoveFailure:
         """Select from the grid."""
         b, size = block[self.axis], self.before[self.axis]
         index = self.index
@@ -94,7 +94,7 @@ class Select(Movement):
             index = 0
         elif b != 1:
             if not isinstance(index, int) or index < 0:
-                return Stuck("the block of a computed index is not known")
+                return MoveFailure("the block of a computed index is not known")
             assert b is not None, "no block is the whole axis"
             index //= b
         left = tuple(x for axis, x in enumerate(block) if axis != self.axis)
@@ -109,7 +109,7 @@ class Select(Movement):
         grown.insert(self.axis, None)
         return Moved(tuple(grown), lambda mover, value: unsqueeze(mover, value, (self.axis,)))
 
-    def again(self, mover: Mover, value: Any) -> Any:
+    def apply(self, mover: Mover, value: Any) -> Any:
         """Select."""
         return mover.call(aten.select.int, value, self.axis, self.index)
 
@@ -126,7 +126,7 @@ class Flip(Movement):
 
     bijective = True
 
-    def forward(self, block: Block) -> Moved | Stuck:
+    def forward(self, block: Block) -> Moved | MoveFailure:
         """Reverse the grid along the axes of several blocks."""
         turned = []
         for axis in self.axes:
@@ -135,17 +135,17 @@ class Flip(Movement):
                 continue
             assert b is not None, "no block is the whole axis"
             if exact_quotient(size, b) is None:
-                return Stuck(f"the partial last block of axis {axis} would become the first")
+                return MoveFailure(f"the partial last block of axis {axis} would become the first")
             turned.append(axis)
         if not turned:
             return Moved(block, keep)
         return Moved(block, lambda mover, value: mover.call(aten.flip.default, value, turned))
 
-    def backward(self, block: Block) -> Moved | Stuck:
+    def backward(self, block: Block) -> Moved | MoveFailure:
         """Reverse it again."""
         return self.forward(block)
 
-    def again(self, mover: Mover, value: Any) -> Any:
+    def apply(self, mover: Mover, value: Any) -> Any:
         """Reverse."""
         return mover.call(aten.flip.default, value, list(self.axes))
 
@@ -164,15 +164,15 @@ class Roll(Movement):
 
     bijective = True
 
-    def forward(self, block: Block) -> Moved | Stuck:
+    def forward(self, block: Block) -> Moved | MoveFailure:
         """Roll the grid by whole blocks."""
         return self._rolled(block, self.shifts)
 
-    def backward(self, block: Block) -> Moved | Stuck:
+    def backward(self, block: Block) -> Moved | MoveFailure:
         """Roll it back."""
         return self._rolled(block, tuple(-s for s in self.shifts))
 
-    def _rolled(self, block: Block, shifts: Sequence[int]) -> Moved | Stuck:
+    def _rolled(self, block: Block, shifts: Sequence[int]) -> Moved | MoveFailure:
         steps: list[tuple[int, int]] = []
         for axis, shift in zip(self.axes, shifts, strict=True):
             b, size = block[axis], self.before[axis]
@@ -180,14 +180,14 @@ class Roll(Movement):
                 continue
             assert b is not None, "no block is the whole axis"
             if shift % b or exact_quotient(size, b) is None:
-                return Stuck(f"rolling by {shift} breaks blocks of {b}")
+                return MoveFailure(f"rolling by {shift} breaks blocks of {b}")
             steps.append((shift // b, axis))
         if not steps:
             return Moved(block, keep)
         by, where = [s for s, _ in steps], [axis for _, axis in steps]
         return Moved(block, lambda mover, value: mover.call(aten.roll.default, value, by, where))
 
-    def again(self, mover: Mover, value: Any) -> Any:
+    def apply(self, mover: Mover, value: Any) -> Any:
         """Roll."""
         return mover.call(aten.roll.default, value, list(self.shifts), list(self.axes))
 
@@ -202,7 +202,7 @@ class Repeat(Movement):
 
     counts: tuple[int, ...]
 
-    def forward(self, block: Block) -> Moved | Stuck:
+    def forward(self, block: Block) -> Moved | MoveFailure:
         """Repeat the grid along the axes of several blocks."""
         fresh = len(self.after) - len(self.before)
         grown: list[int | None] = [None] * fresh
@@ -214,7 +214,7 @@ class Repeat(Movement):
                 continue
             assert b is not None, "no block is the whole axis"
             if exact_quotient(size, b) is None:
-                return Stuck(f"the partial last block of axis {axis} would be in the middle")
+                return MoveFailure(f"the partial last block of axis {axis} would be in the middle")
             grown.append(b)
             repeats[fresh + axis] = count
 
@@ -226,17 +226,17 @@ class Repeat(Movement):
 
         return Moved(tuple(grown), apply)
 
-    def backward(self, block: Block) -> Moved | Stuck:
+    def backward(self, block: Block) -> Moved | MoveFailure:
         """Take parameters that do not depend on the repeated axes."""
         fresh = len(self.after) - len(self.before)
         for axis, (b, size) in enumerate(zip(block, self.after, strict=True)):
             if (axis < fresh or self.counts[axis] != 1) and not covers(b, size):
-                return Stuck("copies of one element have scales of their own")
+                return MoveFailure("copies of one element have scales of their own")
         left = tuple(
             b if self.counts[fresh + axis] == 1 else None for axis, b in enumerate(block[fresh:])
         )
         return Moved(left, squeezed(block, tuple(range(fresh))).apply)
 
-    def again(self, mover: Mover, value: Any) -> Any:
+    def apply(self, mover: Mover, value: Any) -> Any:
         """Repeat."""
         return mover.call(aten.repeat.default, value, list(self.counts))

@@ -17,7 +17,7 @@ _BLOCK = re.compile(r"(\d+|\*)(x(\d+|\*))*")
 
 
 @dataclass(frozen=True, slots=True)
-class Stuck:
+class MoveFailure:
     """Why parameters do not move."""
 
     reason: str
@@ -26,6 +26,14 @@ class Stuck:
 def covers(b: int | None, size: Size) -> bool:
     """Whether one block of ``b`` elements is the whole axis."""
     return b is None or (isinstance(size, int) and 0 < size <= b)
+
+
+def same_grid(a: Block, b: Block, shape: Sequence[Size]) -> bool:
+    """Whether two blocks divide a shape in the same way."""
+    return all(
+        x == y or (covers(x, size) and covers(y, size))
+        for x, y, size in zip(a, b, shape, strict=True)
+    )
 
 
 def fill_ones(block: Sequence[int | None], free: Sequence[bool]) -> Block:
@@ -42,7 +50,7 @@ def fill_ones(block: Sequence[int | None], free: Sequence[bool]) -> Block:
     )
 
 
-def view_block(block: Block, before: Sequence[Size], after: Sequence[Size]) -> Block | Stuck:
+def view_block(block: Block, before: Sequence[Size], after: Sequence[Size]) -> Block | MoveFailure:
     """Return the block after a tensor of shape ``before`` was viewed as ``after``.
 
     The blocks stay what they are, only the axes that count them change; the order of blocks is
@@ -58,13 +66,13 @@ def view_block(block: Block, before: Sequence[Size], after: Sequence[Size]) -> B
     if all(covers(b, size) for b, size in zip(block, before, strict=True)):
         return (None,) * len(after)
     if any(same_size(size, 0) for size in (*before, *after)):
-        return Stuck("an empty tensor is viewed")
+        return MoveFailure("an empty tensor is viewed")
     done: list[int | None] = [None] * len(after)
     for ins, outs in _groups(before, after):
         found = _regroup(
             [block[i] for i in ins], [before[i] for i in ins], [after[j] for j in outs]
         )
-        if isinstance(found, Stuck):
+        if isinstance(found, MoveFailure):
             return found
         for j, b in zip(outs, found, strict=True):
             done[j] = b
@@ -112,7 +120,7 @@ def _groups(before: Sequence[Size], after: Sequence[Size]) -> Iterator[tuple[lis
 
 def _regroup(
     block: Sequence[int | None], before: Sequence[Size], after: Sequence[Size]
-) -> Sequence[int | None] | Stuck:
+) -> Sequence[int | None] | MoveFailure:
     """Move the block of one run of axes: whole, element by element, or contiguous chunks."""
     if len(before) == 1 and len(after) == 1:
         return block
@@ -121,20 +129,20 @@ def _regroup(
     if all(b == 1 for b in block):
         return [1] * len(after)
     chunk = _chunk(block, before)
-    return chunk if isinstance(chunk, Stuck) else _tile(chunk, after)
+    return chunk if isinstance(chunk, MoveFailure) else _tile(chunk, after)
 
 
-def _chunk(block: Sequence[int | None], sizes: Sequence[Size]) -> Size | Stuck:
+def _chunk(block: Sequence[int | None], sizes: Sequence[Size]) -> Size | MoveFailure:
     """Return how many neighbours in row-major order share a scale."""
     first = next(axis for axis, b in enumerate(block) if b != 1)
     inner = zip(block[first + 1 :], sizes[first + 1 :], strict=True)
     if not all(covers(b, size) for b, size in inner):
-        return Stuck("elements that share a scale are not neighbours in memory order")
+        return MoveFailure("elements that share a scale are not neighbours in memory order")
     chunk, size = block[first], sizes[first]
     if chunk is None or covers(chunk, size):
         count: Size = size
     elif first > 0 and exact_quotient(size, chunk) is None:
-        return Stuck("the last block of an axis is partial")
+        return MoveFailure("the last block of an axis is partial")
     else:
         count = chunk
     for inner_size in sizes[first + 1 :]:
@@ -142,7 +150,7 @@ def _chunk(block: Sequence[int | None], sizes: Sequence[Size]) -> Size | Stuck:
     return count
 
 
-def _tile(chunk: Size, sizes: Sequence[Size]) -> list[int | None] | Stuck:
+def _tile(chunk: Size, sizes: Sequence[Size]) -> list[int | None] | MoveFailure:
     """Return the block whose elements are runs of ``chunk`` neighbours."""
     done: list[int | None] = []
     rest = chunk
@@ -158,8 +166,8 @@ def _tile(chunk: Size, sizes: Sequence[Size]) -> list[int | None] | Stuck:
             done.append(rest)
             rest = 1
         else:
-            return Stuck("blocks would not line up with the new axes")
-    return done[::-1] if same_size(rest, 1) else Stuck("a block is larger than the tensor")
+            return MoveFailure("blocks would not line up with the new axes")
+    return done[::-1] if same_size(rest, 1) else MoveFailure("a block is larger than the tensor")
 
 
 def block_grid(block: Block, shape: Sequence[Size]) -> tuple[Size, ...]:

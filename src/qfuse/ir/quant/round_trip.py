@@ -16,7 +16,7 @@ _STORED_BYTES = 2
 _ZERO_POINTS = 1 << 16
 
 
-class Culprit(StrEnum):
+class RoundTripFailure(StrEnum):
     """What a round trip through real numbers may fail at."""
 
     STORAGE = "the stored numbers are not integers of at most 16 bits"
@@ -26,7 +26,7 @@ class Culprit(StrEnum):
 
 def culprit(
     storage: torch.dtype, scale: torch.Tensor, zero_point: torch.Tensor | None
-) -> Culprit | None:
+) -> RoundTripFailure | None:
     """Say with what ``quantize(dequantize(q, s), s)`` may differ from ``q``; ``None`` if never.
 
     It holds for arithmetic in float32 or wider, and for numbers in the range that is quantized to:
@@ -38,10 +38,10 @@ def culprit(
         zero_point: Any shape, or ``None`` for zeros.
     """
     if not _is_small(storage):
-        return Culprit.STORAGE
+        return RoundTripFailure.STORAGE
     if zero_point is not None and not _are_small(zero_point):
-        return Culprit.ZERO_POINT
-    return None if _stay_normal(scale) else Culprit.SCALE
+        return RoundTripFailure.ZERO_POINT
+    return None if _stay_normal(scale) else RoundTripFailure.SCALE
 
 
 def _is_small(storage: torch.dtype) -> bool:

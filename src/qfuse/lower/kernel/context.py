@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from qfuse.cost.model import CostModel
 from qfuse.ir.graph.stage_graph import StageGraph, SymbolRange
-from qfuse.rewrite.driver import Context
+from qfuse.rewrite.driver import RewriteContext
 from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.targets.target import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Workbench:
+class LoweringContext:
     """What every part of the lowering of one graph works with.
 
     Attributes:
@@ -28,7 +28,7 @@ class Workbench:
     target: Target
     cost: CostModel
     editor: GraphEditor
-    context: Context
+    context: RewriteContext
 
     @property
     def symbols(self) -> Mapping[str, SymbolRange]:

@@ -13,17 +13,17 @@ from qfuse.ir.graph.stage_graph import StageGraph, SymbolRange, place_of
 from qfuse.ir.ops.views import dtype_of, node_of, shape_of, tensor_of
 from qfuse.ir.sizes import same_size
 from qfuse.lower.kernels.aten_int_mm import INT_MM, int_mm_refusal
-from qfuse.rewrite.driver import Context
+from qfuse.rewrite.commit import verify_and_commit
+from qfuse.rewrite.driver import RewriteContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter, arguments, aten
 from qfuse.rewrite.rewriter import GraphEditor
-from qfuse.rewrite.settle import settle
 from qfuse.targets.target import Target
 
 _LEAST = 2
 
 
 def lower_int_products(
-    program: StageGraph, target: Target, editor: GraphEditor, context: Context
+    program: StageGraph, target: Target, editor: GraphEditor, context: RewriteContext
 ) -> None:
     """Turn ``mm(int32(a), int32(b))`` of bytes back into ``_int_mm(a, b)``, and say why not.
 
@@ -34,19 +34,19 @@ def lower_int_products(
         factors = _bytes_of(node)
         if factors is None:
             continue
-        place, key = place_of(node), f"{context.room}/lower-int-product@{node.name}"
+        place, key = place_of(node), f"{context.stage}/lower-int-product@{node.name}"
         why = _why_not(factors, target, program.signature.symbols)
-        if why is None and context.gate.allows(key):
+        if why is None and context.budget.allows(key):
             rw = editor.rewriter("lower-int-product", node)
             left, right = (_in_order(factor, rw) for factor in factors)
             rw.replace(node, rw.call(aten._int_mm.default, left, right))
             sizes = f"[{', '.join(map(str, shape_of(factors[1])))}]"
-            event = Lowered(context.room, place, INT_MM, f"int8 x int8 {sizes} -> int32")
-            if settle(rw, context, program.log, key, Exactness.EXACT, place):
+            event = Lowered(context.stage, place, INT_MM, f"int8 x int8 {sizes} -> int32")
+            if verify_and_commit(rw, context, program.log, key, Exactness.EXACT, place):
                 program.log.add(event)
                 continue
         text = f"an int8 product runs in 32 bits, several times slower: {why or 'not permitted'}"
-        program.log.add(Noted(context.room, text, place, warn=True))
+        program.log.add(Noted(context.stage, text, place, warn=True))
 
 
 def _bytes_of(node: Node) -> tuple[Node, Node] | None:

@@ -12,14 +12,14 @@ from qfuse.ir.ops.views import shape_of
 from qfuse.ir.quant.spec import Granularity, stored_name
 from qfuse.lower.expand.describe import describe, granularity_of
 from qfuse.lower.expand.expand import results_of
-from qfuse.lower.kernel.context import Workbench
+from qfuse.lower.kernel.context import LoweringContext
 from qfuse.lower.kernel.protocol import LinearKernel, Refusal, problem_of
 from qfuse.lower.kernel.select import choose
 from qfuse.lower.linear_rowwise.match import Pair, PairKernel, pair_of
 from qfuse.lower.rowwise.lower import seconds_of_rows
 from qfuse.lower.rowwise.problem import RowKernel
+from qfuse.rewrite.commit import verify_and_commit
 from qfuse.rewrite.prelude import Exactness, Node
-from qfuse.rewrite.settle import settle
 
 Losers = tuple[tuple[str, str], ...]
 
@@ -41,7 +41,7 @@ class PairLowering:
         rows: Those of the op behind, alone.
     """
 
-    bench: Workbench
+    bench: LoweringContext
     kernels: Sequence[LinearKernel]
     rows: Sequence[RowKernel]
 
@@ -66,12 +66,12 @@ class PairLowering:
         offer = self._offer(pair)
         if not isinstance(offer, _Offer):
             return offer
-        key = f"{self.bench.context.room}/lower-pair@{pair.op.node.name}"
-        if not self.bench.context.gate.allows(key):
+        key = f"{self.bench.context.stage}/lower-pair@{pair.op.node.name}"
+        if not self.bench.context.budget.allows(key):
             return ((_one(offer.kernel), "it is not permitted"),)
         place = place_of(pair.linear.node)
         event = Lowered(
-            self.bench.context.room,
+            self.bench.context.stage,
             place,
             offer.kernel.name,
             _describe(pair),
@@ -87,7 +87,7 @@ class PairLowering:
             rw.replace(result, made[index])
         if pair.shared:
             rw.replace(at, made[pair.kept_at], but=frozenset({pair.op.node}))
-        if not settle(
+        if not verify_and_commit(
             rw, self.bench.context, self.bench.program.log, key, Exactness.ROUNDING, place
         ):
             return ((_one(offer.kernel), "it was rolled back here"),)

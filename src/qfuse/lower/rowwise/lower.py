@@ -12,17 +12,17 @@ from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import Granularity, dtype_name, stored_name
 from qfuse.lower.expand.describe import granularity_of
 from qfuse.lower.expand.expand import results_of
-from qfuse.lower.kernel.context import Workbench
+from qfuse.lower.kernel.context import LoweringContext
 from qfuse.lower.kernel.protocol import Refusal
 from qfuse.lower.rowwise.problem import RowKernel, RowOp, RowProblem, loops_of, row_problem_of
+from qfuse.rewrite.commit import verify_and_commit
 from qfuse.rewrite.prelude import Exactness, Node
-from qfuse.rewrite.settle import settle
 
 Offer = tuple["RowKernel", RowProblem, float]
 
 
 def lower_rows(
-    bench: Workbench,
+    bench: LoweringContext,
     kernels: Sequence[RowKernel],
     apart: Mapping[Node, tuple[tuple[str, str], ...]],
 ) -> None:
@@ -40,9 +40,9 @@ def lower_rows(
             continue
         kernel = by_op.get(type(op))
         answer = _offer(op, kernel, bench)
-        key = f"{bench.context.room}/lower-rows@{node.name}"
+        key = f"{bench.context.stage}/lower-rows@{node.name}"
         if not isinstance(answer, Refusal):
-            if not bench.context.gate.allows(key):
+            if not bench.context.budget.allows(key):
                 answer = Refusal("it is not permitted")
             else:
                 event = _emit(answer, key, bench, apart.get(node, ()))
@@ -54,12 +54,12 @@ def lower_rows(
         losers = (*losers, *apart.get(node, ()))
         why = "it compiles to loops with what is around it"
         event = Lowered(
-            bench.context.room, place_of(node), "expand", _describe(op), losers=losers, why=why
+            bench.context.stage, place_of(node), "expand", _describe(op), losers=losers, why=why
         )
         bench.program.log.add(event)
 
 
-def _offer(op: RowOp, kernel: RowKernel | None, bench: Workbench) -> Offer | Refusal:
+def _offer(op: RowOp, kernel: RowKernel | None, bench: LoweringContext) -> Offer | Refusal:
     """Return the kernel with its price, if it takes the op and pays."""
     if kernel is None:
         return Refusal("there is no kernel of this op")
@@ -75,7 +75,7 @@ def _offer(op: RowOp, kernel: RowKernel | None, bench: Workbench) -> Offer | Ref
     return Refusal(f"predicted {seconds_text(mine)}, compiled loops {seconds_text(theirs)}")
 
 
-def seconds_of_rows(op: RowOp, kernels: Sequence[RowKernel], bench: Workbench) -> float:
+def seconds_of_rows(op: RowOp, kernels: Sequence[RowKernel], bench: LoweringContext) -> float:
     """Predict an op alone: on a kernel, or in a compiler's loops if they are faster."""
     problem = row_problem_of(op, bench.symbols)
     if isinstance(problem, Refusal):
@@ -88,7 +88,7 @@ def seconds_of_rows(op: RowOp, kernels: Sequence[RowKernel], bench: Workbench) -
 
 
 def _emit(
-    offer: Offer, key: str, bench: Workbench, losers: tuple[tuple[str, str], ...]
+    offer: Offer, key: str, bench: LoweringContext, losers: tuple[tuple[str, str], ...]
 ) -> Lowered | None:
     """Replace the op by the kernel; return the event, or ``None`` if that did not hold."""
     kernel, problem, seconds = offer
@@ -98,9 +98,9 @@ def _emit(
     call = kernel.emit(problem, rw)
     for index, result in results_of(node).items():
         rw.replace(result, rw.item(call, problem.kernel_result(index)))
-    if not settle(rw, bench.context, bench.program.log, key, Exactness.ROUNDING, place):
+    if not verify_and_commit(rw, bench.context, bench.program.log, key, Exactness.ROUNDING, place):
         return None
-    return Lowered(bench.context.room, place, kernel.name, what, seconds, losers)
+    return Lowered(bench.context.stage, place, kernel.name, what, seconds, losers)
 
 
 def _describe(op: RowOp) -> str:

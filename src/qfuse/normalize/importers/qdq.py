@@ -35,7 +35,7 @@ class Recipe(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class EdgeSite:
+class QdqSite:
     """A source op that quantizes or dequantizes, in the canonical terms.
 
     Attributes:
@@ -53,7 +53,7 @@ class EdgeSite:
     spec: QuantSpec
 
 
-class EdgeRule(SourceRule[EdgeSite], ABC):
+class QdqRule(SourceRule[QdqSite], ABC):
     """Replaces a source op by one canonical op.
 
     Attributes:
@@ -62,7 +62,7 @@ class EdgeRule(SourceRule[EdgeSite], ABC):
 
     op: ClassVar[OpOverload]
 
-    def rewrite(self, site: EdgeSite, rw: Rewriter) -> None:
+    def rewrite(self, site: QdqSite, rw: Rewriter) -> None:
         """Build the parameters, then the canonical op."""
         name = site.node.name
         scale = site.scale.build(rw, f"{name}_scale")

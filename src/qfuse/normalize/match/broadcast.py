@@ -9,7 +9,7 @@ from qfuse.ir.quant.spec import Block
 from qfuse.ir.sizes import Size, same_shape, same_size
 
 
-class Spread(StrEnum):
+class Broadcast(StrEnum):
     """How a factor broadcasts over a tensor of shape ``[..., N]``."""
 
     TENSOR = "per-tensor"
@@ -17,7 +17,7 @@ class Spread(StrEnum):
     ROWS = "per-row"
 
 
-def spread_of(factor: Sequence[Size], shape: Sequence[Size]) -> Spread | None:
+def broadcast_of(factor: Sequence[Size], shape: Sequence[Size]) -> Broadcast | None:
     """Say how a factor of shape ``factor`` spreads over a tensor of ``shape``.
 
     Returns:
@@ -29,12 +29,12 @@ def spread_of(factor: Sequence[Size], shape: Sequence[Size]) -> Spread | None:
         return None
     sizes = padded(factor, len(shape))
     if all(_is_one(size) for size in sizes):
-        return Spread.TENSOR
+        return Broadcast.TENSOR
     lead, last = sizes[:-1], sizes[-1]
     if all(_is_one(size) for size in lead):
-        return Spread.CHANNEL if same_size(last, shape[-1]) else None
+        return Broadcast.CHANNEL if same_size(last, shape[-1]) else None
     if _is_one(last) and same_shape(lead, shape[:-1]):
-        return Spread.ROWS
+        return Broadcast.ROWS
     return None
 
 

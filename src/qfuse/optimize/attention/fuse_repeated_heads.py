@@ -9,7 +9,7 @@ from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops.views import node_of, shape_of
 from qfuse.ir.sizes import same_shape, same_size
-from qfuse.optimize.match.strides import restride, rigid_reader
+from qfuse.optimize.match.strides import restride, stride_sensitive_user
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -89,7 +89,7 @@ class FuseRepeatedHeads(Rule[RepeatedHeadsSite]):
         shapes = self._shapes(node, key, value)
         if shapes is not None:
             return shapes
-        rigid = rigid_reader(node)
+        rigid = stride_sensitive_user(node)
         if rigid is not None:
             text = "{} depends on the strides"
             return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops.views import node_of, optional_node, shape_of
 from qfuse.ir.sizes import Size, same_size
-from qfuse.optimize.match.strides import restride, rigid_reader
+from qfuse.optimize.match.strides import restride, stride_sensitive_user
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -93,7 +93,7 @@ class MergeQueries(Rule[MergeQueriesSite]):
         if mask is not None and not all(same_size(size, 1) for size in told):
             text = "the mask differs from head to head"
             return Miss(MissCode.SHAPE, mask, text, progress=3)
-        rigid = rigid_reader(node)
+        rigid = stride_sensitive_user(node)
         if rigid is not None:
             text = "{} depends on the strides"
             return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)

@@ -13,12 +13,12 @@ from qfuse.ir.movement.collective import WAITS
 from qfuse.ir.movement.registry import MOVEMENT_OPS, SPLITS
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import bits_of, has_values, tensor_of
-from qfuse.optimize.match.concat import JOINS
-from qfuse.rewrite.driver import Context, PassResult
+from qfuse.optimize.commute.join import JOINS
+from qfuse.rewrite.commit import verify_and_commit
+from qfuse.rewrite.driver import PassResult, RewriteContext
+from qfuse.rewrite.graph_pass import Pass
 from qfuse.rewrite.prelude import Exactness, MissCode, Node, arguments, aten
 from qfuse.rewrite.rewriter import GraphEditor
-from qfuse.rewrite.settle import settle
-from qfuse.rewrite.whole import Pass
 
 # A clone is there to be a tensor of its own, and ranks wait as often as they were told to.
 _KEPT_APART = (aten.clone.default, aten.alias.default, *WAITS)
@@ -81,13 +81,14 @@ class Combine(Pass):
     quantizes by hand; elsewhere it is left to the compiler.
 
     Parameters on the meta device have no values. Those of one type and shape, in one role for the
-    same data, are taken as equal if ``Context.assume_equal`` says so; otherwise that is a miss.
+    same data, are taken as equal if ``RewriteContext.assume_equal`` says so; otherwise that is a
+    miss.
     """
 
     name = "combine"
     exactness = Exactness.EXACT
 
-    def run(self, program: StageGraph, context: Context) -> PassResult:
+    def run(self, program: StageGraph, context: RewriteContext) -> PassResult:
         """Combine in one sweep, in topological order."""
         result = PassResult()
         editor = GraphEditor(program.module)
@@ -100,25 +101,28 @@ class Combine(Pass):
             if first is None or first is node or not context.covers(node):
                 continue
             if assumed and not context.assume_equal:
-                program.log.add(_no_values(context.room, node))
+                program.log.add(_no_values(context.stage, node))
                 continue
             if leaves_graph(node) and leaves_graph(first):
                 continue
-            key = f"{context.room}/{self.name}@{node.name}"
-            if node.op != "get_attr" and not context.gate.allows(key):
+            key = f"{context.stage}/{self.name}@{node.name}"
+            if node.op != "get_attr" and not context.budget.allows(key):
                 continue
             place = place_of(node)
             is_constant = node.op == "get_attr"
             rw = editor.rewriter(self.name, node)
             rw.replace(node, first)
-            if not settle(rw, context, program.log, key, self.exactness, place) or is_constant:
+            if (
+                not verify_and_commit(rw, context, program.log, key, self.exactness, place)
+                or is_constant
+            ):
                 continue
             if assumed:
                 first.meta[ASSUMED_META] = True
             exactness = Exactness.ASSUMED if assumed else self.exactness
             note = f"the same as %{first.name}"
             program.log.add(
-                Fired(context.room, self.name, key, exactness, (place,), (first.name,), note)
+                Fired(context.stage, self.name, key, exactness, (place,), (first.name,), note)
             )
             result.fired[self.name] += 1
         return result
@@ -226,7 +230,7 @@ def _valueless(value: object) -> bool:
     return constant is not None and not has_values(constant)
 
 
-def _no_values(room: str, node: Node) -> Missed:
+def _no_values(stage: str, node: Node) -> Missed:
     text = "its parameters have no values that could be compared with those of an equal one"
     place = place_of(node)
-    return Missed(room, Combine.name, MissCode.NO_VALUES, text, place, place, progress=4)
+    return Missed(stage, Combine.name, MissCode.NO_VALUES, text, place, place, progress=4)

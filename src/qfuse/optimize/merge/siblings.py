@@ -16,13 +16,13 @@ from qfuse.ir.graph.stage_graph import ASSUMED_META, StageGraph, constant_of, op
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import Dequantize, as_dequantize, dtype_of, has_values, shape_of
 from qfuse.ir.quant.spec import dtype_name
-from qfuse.optimize.match.strides import restride, rigid_reader
+from qfuse.optimize.match.strides import restride, stride_sensitive_user
 from qfuse.optimize.merge.concat_qparams import concat_params
-from qfuse.rewrite.driver import Context, PassResult
+from qfuse.rewrite.commit import verify_and_commit
+from qfuse.rewrite.driver import PassResult, RewriteContext
+from qfuse.rewrite.graph_pass import Pass
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, aten
 from qfuse.rewrite.rewriter import GraphEditor
-from qfuse.rewrite.settle import settle
-from qfuse.rewrite.whole import Pass
 
 _MATRIX = 2
 
@@ -143,7 +143,7 @@ class MergeSiblings(Pass):
     def merged(self, group: Sequence[Sibling], rw: Rewriter) -> Node:
         """Add the wide op and the split; let every reader read its part. Return the wide op."""
 
-    def run(self, program: StageGraph, context: Context) -> PassResult:
+    def run(self, program: StageGraph, context: RewriteContext) -> PassResult:
         """Merge every group."""
         result = PassResult()
         editor = GraphEditor(program.module)
@@ -156,12 +156,12 @@ class MergeSiblings(Pass):
                     misses += self._merge(group, program, context, editor, result)
             for node, miss in misses:
                 result.misses.append((self.name, miss))
-                program.log.add(_missed(context.room, self.name, node, miss))
+                program.log.add(_missed(context.stage, self.name, node, miss))
         return result
 
     def groups(self, program: StageGraph) -> list[list[Sibling]]:
         """Return the groups that may be merged, whether that pays or not."""
-        found = [group for readers in self._by_input(program) for group in _groups(readers)[0]]
+        found = [group for users in self._by_input(program) for group in _groups(users)[0]]
         return [group for group in found if len(group) > 1]
 
     def _by_input(self, program: StageGraph) -> list[list[tuple[Node, Sibling | Miss]]]:
@@ -178,7 +178,7 @@ class MergeSiblings(Pass):
         self,
         group: Sequence[Sibling],
         program: StageGraph,
-        context: Context,
+        context: RewriteContext,
         editor: GraphEditor,
         result: PassResult,
     ) -> list[tuple[Node, Miss]]:
@@ -189,20 +189,20 @@ class MergeSiblings(Pass):
             gain = priced.gain
             if not priced.loses_nowhere:
                 return [(first, Miss(MissCode.PROFIT, first, "{}", str(priced), progress=9))]
-        key = f"{context.room}/{self.name}@{first.name}"
-        if not context.gate.allows(key):
+        key = f"{context.stage}/{self.name}@{first.name}"
+        if not context.budget.allows(key):
             return []
         places = tuple(place_of(sibling.op.node) for sibling in group)
         rw = editor.rewriter(self.name, first)
         made = self.merged(group, rw)
         # A wider product is summed in another order by a library: bits would prove nothing.
-        if not settle(rw, context, program.log, key, Exactness.ROUNDING, places[0]):
+        if not verify_and_commit(rw, context, program.log, key, Exactness.ROUNDING, places[0]):
             return []
         note = " + ".join(str(sibling.n) for sibling in group)
         assumed = any(sibling.is_assumed for sibling in group)
         exactness = Exactness.ASSUMED if assumed else self.exactness
         program.log.add(
-            Fired(context.room, self.name, key, exactness, places, (made.name,), note, gain)
+            Fired(context.stage, self.name, key, exactness, places, (made.name,), note, gain)
         )
         result.fired[self.name] += 1
         return []
@@ -215,11 +215,11 @@ def refuse_parts(op: Weighted, stored: Dequantize | None, weight: Node) -> Miss 
         if part is not None and constant_of(part) is None:
             text = "its weight, bias or scale is computed at run time or given by the caller"
             return Miss(MissCode.NOT_CONSTANT, part, text, progress=3)
-    readers = {op.node} if stored is None else {stored.node}
-    if set(weight.users) != readers or set(op.weight.users) != {op.node}:
+    users = {op.node} if stored is None else {stored.node}
+    if set(weight.users) != users or set(op.weight.users) != {op.node}:
         text = "others read its weight too, which would be held twice"
         return Miss(MissCode.SHARED, weight, text, progress=3)
-    rigid = rigid_reader(op.node)
+    rigid = stride_sensitive_user(op.node)
     if rigid is not None:
         text = "{} depends on its strides, which a part of a wider result has not"
         return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)
@@ -322,6 +322,6 @@ def _word(value: Hashable) -> str:
     return dtype_name(value) if isinstance(value, torch.dtype) else str(value)
 
 
-def _missed(room: str, rule: str, node: Node, miss: Miss) -> Missed:
+def _missed(stage: str, rule: str, node: Node, miss: Miss) -> Missed:
     places = place_of(node), place_of(miss.at)
-    return Missed(room, rule, miss.code, miss.reason, *places, miss.progress)
+    return Missed(stage, rule, miss.code, miss.reason, *places, miss.progress)

@@ -20,11 +20,11 @@ from qfuse.ir.ops.views import (
     shape_of,
     tensor_of,
 )
-from qfuse.ir.quant.block import covers
+from qfuse.ir.quant.block import same_grid
 from qfuse.ir.quant.element import ScaleFormat
-from qfuse.ir.quant.round_trip import Culprit, culprit
+from qfuse.ir.quant.round_trip import RoundTripFailure, culprit
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name, dtype_range
-from qfuse.optimize.propagate.lift_quantize import refuse_layout
+from qfuse.optimize.match.strides import refuse_layout
 from qfuse.optimize.propagate.qdq_pair import quantize_pair
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -126,8 +126,7 @@ def _refuse_spec(node: Node, new: QuantSpec, old: QuantSpec) -> Miss | None:
 
 
 def _refuse_difference(quantize: Quantize, new: QuantParams, old: QuantParams) -> Miss | None:
-    pairs = zip(new.spec.block, old.spec.block, shape_of(quantize.x), strict=True)
-    same_block = all(a == b or (covers(a, size) and covers(b, size)) for a, b, size in pairs)
+    same_block = same_grid(new.spec.block, old.spec.block, shape_of(quantize.x))
     if not same_block or not replace(old, spec=new.spec).same_as(new):
         text = "the two have other scales or zero points"
         return Miss(MissCode.GRANULARITY, quantize.node, text, progress=3)
@@ -150,7 +149,7 @@ def _refuse_numbers(params: QuantParams) -> Miss | None:
             text = "the zero point is computed at run time"
             return Miss(MissCode.NOT_CONSTANT, params.zero_point, text, progress=3)
     wrong = culprit(params.spec.dtype, scale, zero)
-    if wrong is Culprit.ZERO_POINT:
+    if wrong is RoundTripFailure.ZERO_POINT:
         return Miss(MissCode.ZERO_POINT, node_of(params.zero_point), wrong.value, progress=3)
     return None if wrong is None else Miss(MissCode.RANGE, params.scale, wrong.value, progress=3)
 

@@ -20,7 +20,7 @@ from qfuse.ir.ops.views import (
     tensor_of,
 )
 from qfuse.ir.quant.spec import QuantSpec, dtype_name, dtype_range
-from qfuse.optimize.propagate.lift_quantize import refuse_layout
+from qfuse.optimize.match.strides import refuse_layout
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,

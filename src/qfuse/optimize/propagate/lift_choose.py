@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from torch.fx.node import Argument
 
 from qfuse.ir.graph.alias import leaves_graph
@@ -16,16 +15,15 @@ from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.movement.reshape import Expand
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import Choose, as_choose, shape_of
-from qfuse.ir.quant.block import Stuck, block_text, covers
-from qfuse.ir.quant.spec import Block
+from qfuse.ir.quant.block import MoveFailure, block_text, same_grid
 from qfuse.ir.sizes import is_positive
 from qfuse.optimize.match.move_qparams import (
-    Climb,
     FakeMover,
     ParamMover,
-    climb,
+    PropagatedUp,
     movement_name,
     outer_steps,
+    propagate_up,
     reads_any_strides,
     same_strides,
 )
@@ -37,7 +35,7 @@ class LiftChooseSite:
     """A choice of parameters, the movements that it crosses, and how its results move down."""
 
     choose: Choose
-    climb: Climb
+    propagate_up: PropagatedUp
     down: tuple[Moved, ...]
 
 
@@ -73,21 +71,21 @@ class LiftChoose(Rule[LiftChooseSite]):
             return Miss(MissCode.PATTERN, node, "it is not of a movement", progress=0)
         rank = len(choose.spec.block)
         outer = (None,) * rank if choose.spec.outer else None
-        found = climb(choose.x, choose.spec.block, _keeps_blocks, outer)
+        found = propagate_up(choose.x, choose.spec.block, _keeps_blocks, outer)
         if not found.steps:
             return _refuse_movement(choose, first, found)
         down = _down(choose, found)
         if isinstance(down, Miss):
             return down
-        return _refuse_readers(choose, found, down) or LiftChooseSite(choose, found, down)
+        return _refuse_users(choose, found, down) or LiftChooseSite(choose, found, down)
 
     def rewrite(self, site: LiftChooseSite, rw: Rewriter) -> None:
         """Choose for the source, and move the results."""
-        spec = replace(site.choose.spec, block=site.climb.block)
+        spec = replace(site.choose.spec, block=site.propagate_up.block)
         mover = ParamMover(rw)
-        args: list[Argument] = [site.climb.source, str(spec)]
+        args: list[Argument] = [site.propagate_up.source, str(spec)]
         if site.choose.outer_scale is not None:
-            seconds = outer_steps([step.moved for step in site.climb.steps])
+            seconds = outer_steps(site.propagate_up.moved)
             args.append(mover.params(site.choose.outer_scale, seconds))
         pair = rw.call(ops.choose_qparams, *args)
         for index in (0, 1):
@@ -105,34 +103,27 @@ def _keeps_blocks(movement: Movement) -> bool:
     return movement.bijective
 
 
-def _down(choose: Choose, found: Climb) -> tuple[Moved, ...] | Miss:
+def _down(choose: Choose, found: PropagatedUp) -> tuple[Moved, ...] | Miss:
     """Move the block down again; it must be the one that it was."""
     block = found.block
     down: list[Moved] = []
     for step in reversed(found.steps):
         moved = step.movement.forward(block)
-        if isinstance(moved, Stuck):
+        if isinstance(moved, MoveFailure):
             text = "what is chosen above {} does not move down: {}"
             at = step.movement.node
             told = movement_name(step.movement), moved.reason
             return Miss(MissCode.GRANULARITY, at, text, *told, progress=2)
         down.append(moved)
         block = moved.block
-    if not _same_grid(block, choose.spec.block, shape_of(choose.x)):
+    if not same_grid(block, choose.spec.block, shape_of(choose.x)):
         text = "blocks of {} come down as blocks of {}"
         names = block_text(choose.spec.block), block_text(block)
         return Miss(MissCode.GRANULARITY, choose.x, text, *names, progress=2)
     return tuple(down)
 
 
-def _same_grid(a: Block, b: Block, shape: Sequence[int | torch.SymInt]) -> bool:
-    return all(
-        x == y or (covers(x, size) and covers(y, size))
-        for x, y, size in zip(a, b, shape, strict=True)
-    )
-
-
-def _refuse_movement(choose: Choose, first: Movement, found: Climb) -> Miss:
+def _refuse_movement(choose: Choose, first: Movement, found: PropagatedUp) -> Miss:
     name = movement_name(first)
     if found.stuck is None:
         text = "{} has other elements in a block than its source"
@@ -142,7 +133,7 @@ def _refuse_movement(choose: Choose, first: Movement, found: Climb) -> Miss:
     return Miss(MissCode.GRANULARITY, first.node, text, *told, progress=2)
 
 
-def _refuse_readers(choose: Choose, found: Climb, down: Sequence[Moved]) -> Miss | None:
+def _refuse_users(choose: Choose, found: PropagatedUp, down: Sequence[Moved]) -> Miss | None:
     """Refuse results that leave the graph, and readers that may depend on strides."""
     source = found.source.meta["val"]
     chosen = source.new_empty(replace(choose.spec, block=found.block).grid(source.shape))

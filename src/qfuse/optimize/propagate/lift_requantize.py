@@ -7,22 +7,21 @@ from typing import ClassVar
 
 import torch
 
-from qfuse.ir.movement.base import Moved, Movement, move_levels
+from qfuse.ir.movement.base import Moved, Movement
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import Requantize, as_requantize, tensor_of
-from qfuse.ir.quant.block import Stuck
 from qfuse.optimize.match.move_qparams import (
-    Climb,
     FakeMover,
     GraphMover,
-    climb,
+    PropagatedUp,
     is_free,
     moved_params,
     movement_name,
     moves_stored,
+    propagate_up,
 )
-from qfuse.optimize.propagate.lift_quantize import refuse_layout
+from qfuse.optimize.match.strides import refuse_layout
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
 
 
@@ -31,7 +30,7 @@ class LiftRequantizeSite:
     """A requantize, what it crosses, and how the parameters of what it reads move there."""
 
     requantize: Requantize
-    climb: Climb
+    propagate_up: PropagatedUp
     read: tuple[Moved, ...]
 
 
@@ -70,46 +69,30 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
         if not crosses(first):
             text = "requantizing before {} would requantize more, or copy twice"
             return Miss(MissCode.ORDER, first.node, text, movement_name(first), progress=2)
-        out = requantize.out_params.spec
-        found = climb(requantize.q, out.block, crosses, out.outer)
-        read = _read(requantize, found)
-        if isinstance(read, Miss):
-            return read
+        read, out = (
+            propagate_up(requantize.q, params.spec.block, crosses, params.spec.outer)
+            for params in (requantize.params, requantize.out_params)
+        )
+        count = len(out.steps)
+        if not count or len(read.steps) < count:
+            stuck = read.stuck if count else out.stuck
+            assert stuck is not None, "the first movement was not crossed"
+            text, told = "its parameters do not move above {}: {}", movement_name(stuck[0])
+            why = stuck[1].reason
+            return Miss(MissCode.GRANULARITY, stuck[0].node, text, told, why, progress=2)
         with torch.no_grad():
-            q = torch.empty_like(tensor_of(found.source), dtype=dtypes[1])
-        wrong = refuse_layout(node, found.again(FakeMover(), q))
-        return wrong or LiftRequantizeSite(requantize, found, read)
+            q = torch.empty_like(tensor_of(out.source), dtype=dtypes[1])
+        wrong = refuse_layout(node, out.apply(FakeMover(), q))
+        return wrong or LiftRequantizeSite(requantize, out, read.moved[:count])
 
     def rewrite(self, site: LiftRequantizeSite, rw: Rewriter) -> None:
         """Requantize the source and move that."""
         old = site.requantize
         made = Requantize(
             old.node,
-            site.climb.source,
+            site.propagate_up.source,
             moved_params(rw, old.params, site.read),
-            moved_params(rw, old.out_params, [step.moved for step in site.climb.steps]),
+            moved_params(rw, old.out_params, site.propagate_up.moved),
         )
         q = rw.call(ops.requantize, *made.call_args())
-        rw.replace(old.node, site.climb.again(GraphMover(rw), q))
-
-
-def _read(requantize: Requantize, found: Climb) -> tuple[Moved, ...] | Miss:
-    """Move the block of what is read up the same movements, all of them."""
-    stuck = found.stuck
-    block, outer = requantize.params.spec.block, requantize.params.spec.outer
-    read: list[Moved] = []
-    for step in found.steps:
-        moved = move_levels(step.movement.backward, block, outer)
-        if isinstance(moved, Stuck):
-            stuck = (step.movement, moved)
-            break
-        read.append(moved)
-        block = moved.block
-        outer = None if moved.outer is None else moved.outer.block
-    if len(read) == len(found.steps) and read:
-        return tuple(read)
-    assert stuck is not None, "the first movement was not crossed"
-    movement, why = stuck
-    text = "its parameters do not move above {}: {}"
-    told = movement_name(movement), why.reason
-    return Miss(MissCode.GRANULARITY, movement.node, text, *told, progress=2)
+        rw.replace(old.node, site.propagate_up.apply(GraphMover(rw), q))

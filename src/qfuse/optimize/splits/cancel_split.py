@@ -15,9 +15,9 @@ from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.movement.slice import Slice
 from qfuse.ir.ops.views import node_of, shape_of, tensor_of
-from qfuse.optimize.match.concat import Join, as_join
+from qfuse.optimize.commute.join import Join, as_join
 from qfuse.optimize.match.move_qparams import same_strides
-from qfuse.optimize.match.strides import restride, rigid_reader
+from qfuse.optimize.match.strides import restride, stride_sensitive_user
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -144,7 +144,7 @@ def _refuse(node: Node, shown: torch.Tensor) -> Miss | None:
     if leaves_graph(node):
         text = "{} leaves the graph, and would share its memory with what was split"
         return Miss(MissCode.SHARED, node, text, op_name(node), progress=3)
-    rigid = rigid_reader(node)
+    rigid = stride_sensitive_user(node)
     if rigid is not None:
         text = "{} depends on the strides"
         return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)

@@ -19,9 +19,9 @@ from qfuse.ir.movement.slice import Select, Slice
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import as_quantize, shape_of
 from qfuse.ir.sizes import same_shape, same_size
+from qfuse.optimize.commute.join import as_join
 from qfuse.optimize.match.activations import ACTIVATION_OPS
 from qfuse.optimize.match.casts import besides_dtype
-from qfuse.optimize.match.concat import as_join
 from qfuse.rewrite.prelude import Node, OpOverload, arguments, aten
 
 POINTWISE: frozenset[OpOverload] = frozenset(
@@ -50,7 +50,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lanes:
+class IsomorphicOps:
     """Nodes, one per part, whose values lie next to each other in one wide value.
 
     Attributes:
@@ -83,7 +83,7 @@ class Lanes:
         return self.value.narrow(self.axis, sum(sizes[:index]), sizes[index])
 
 
-def widen(nodes: Sequence[Node], of: Mapping[Node, Lanes]) -> Lanes | None:
+def widen(nodes: Sequence[Node], of: Mapping[Node, IsomorphicOps]) -> IsomorphicOps | None:
     """Return what calls that are alike on all parts are on the whole.
 
     Args:
@@ -107,7 +107,9 @@ def widen(nodes: Sequence[Node], of: Mapping[Node, Lanes]) -> Lanes | None:
     if not alike or not same_shape(value.shape, wide):
         return None
     copied = not isinstance(movement_of(nodes[0]), _VIEWS)
-    return Lanes(tuple(nodes), axis, value, call, copied or any(o.computes for o in operands))
+    return IsomorphicOps(
+        tuple(nodes), axis, value, call, copied or any(o.computes for o in operands)
+    )
 
 
 _VIEWS = (View, Permute, Unsqueeze, Squeeze, Slice, Select, Expand)
@@ -121,7 +123,7 @@ def _as_is(node: Node) -> Call:
     return Call(op, node.args, dict(node.kwargs))
 
 
-def _fake(call: Call, of: Mapping[Node, Lanes]) -> torch.Tensor:
+def _fake(call: Call, of: Mapping[Node, IsomorphicOps]) -> torch.Tensor:
     def value(node: Node) -> Any:
         return of[node].value if node in of else node.meta["val"]
 
@@ -139,7 +141,7 @@ def _without(shape: Sequence[Any], axis: int) -> list[Any]:
     return [size for index, size in enumerate(shape) if index != axis]
 
 
-def _join(nodes: Sequence[Node], operands: Sequence[Lanes]) -> _Found | None:
+def _join(nodes: Sequence[Node], operands: Sequence[IsomorphicOps]) -> _Found | None:
     """Join along another axis: every tensor that is joined is split alike."""
     join = as_join(nodes[0])
     if join is None or join.is_stack or {o.axis for o in operands} != {operands[0].axis}:
@@ -152,7 +154,7 @@ def _join(nodes: Sequence[Node], operands: Sequence[Lanes]) -> _Found | None:
 
 
 def _pointwise(
-    nodes: Sequence[Node], operands: Sequence[Lanes], of: Mapping[Node, Lanes]
+    nodes: Sequence[Node], operands: Sequence[IsomorphicOps], of: Mapping[Node, IsomorphicOps]
 ) -> _Found | None:
     """Compute at every place: operands that are not split have one element along the parts."""
     node = nodes[0]
@@ -173,7 +175,7 @@ def _pointwise(
     return (axis, _as_is(node)) if _is_plain(node, axis, of) else None
 
 
-def _is_plain(node: Node, axis: int, of: Mapping[Node, Lanes]) -> bool:
+def _is_plain(node: Node, axis: int, of: Mapping[Node, IsomorphicOps]) -> bool:
     """Whether a cast only casts, and a quantize has the same parameters along the parts.
 
     Neither blocks, of either level, nor parameters of each part's own: next to each other they
@@ -187,7 +189,7 @@ def _is_plain(node: Node, axis: int, of: Mapping[Node, Lanes]) -> bool:
     return not is_call(node, aten._to_copy.default) or not besides_dtype(node)
 
 
-def _moved(nodes: Sequence[Node], operands: Sequence[Lanes]) -> _Found | None:
+def _moved(nodes: Sequence[Node], operands: Sequence[IsomorphicOps]) -> _Found | None:
     movement = movement_of(nodes[0])
     if movement is None or overload_of(nodes[0]) is None or len(operands) != 1:
         return None

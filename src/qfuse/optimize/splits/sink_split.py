@@ -26,14 +26,14 @@ from qfuse.ir.ops.views import as_dequantize, as_fused_linear, as_linear, dtype_
 from qfuse.ir.sizes import Size, same_size
 from qfuse.optimize.match.activations import ACTIVATION_OPS
 from qfuse.optimize.match.move_qparams import copies, same_strides
-from qfuse.optimize.match.strides import restride, rigid_reader
-from qfuse.optimize.splits.isomorphic_ops import Lanes, widen
+from qfuse.optimize.match.strides import restride, stride_sensitive_user
+from qfuse.optimize.splits.isomorphic_ops import IsomorphicOps, widen
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule, aten
 
 # What is done alike on more than this is not worth the search.
 _MOST_PARTS = 8
 _MOST_LANES = 64
-_MOST_READERS = 64
+_MOST_USERS = 64
 
 _LIBRARY: tuple[OpOverload, ...] = (
     *ops.FUSED,
@@ -60,8 +60,8 @@ class SinkSplitSite:
     node: Node
     source: Node
     parts: tuple[Slice, ...]
-    lanes: tuple[Lanes, ...]
-    exits: tuple[Lanes, ...]
+    lanes: tuple[IsomorphicOps, ...]
+    exits: tuple[IsomorphicOps, ...]
     absorbed: bool
 
 
@@ -185,7 +185,7 @@ def _match_run(node: Node, parts: tuple[Slice, ...]) -> SinkSplitSite | Miss:
     assert start is not None, "a part has bounds"
     assert end is not None, "a part has bounds"
     whole = source.narrow(first.axis, start, end - start)
-    root = Lanes(tuple(part.node for part in parts), first.axis, whole)
+    root = IsomorphicOps(tuple(part.node for part in parts), first.axis, whole)
     lanes, closest = _grow(root)
     inside = _members(lanes)
     exits = tuple(
@@ -198,7 +198,7 @@ def _match_run(node: Node, parts: tuple[Slice, ...]) -> SinkSplitSite | Miss:
     return SinkSplitSite(node, first.source, parts, tuple(lanes), exits, absorbed)
 
 
-def _members(lanes: Sequence[Lanes]) -> frozenset[Node]:
+def _members(lanes: Sequence[IsomorphicOps]) -> frozenset[Node]:
     return frozenset(node for each in lanes for node in each.nodes)
 
 
@@ -207,20 +207,20 @@ def _left(node: Node, inside: frozenset[Node]) -> bool:
     return not node.users or any(user not in inside for user in node.users)
 
 
-def _grow(root: Lanes) -> tuple[list[Lanes], Miss | None]:
+def _grow(root: IsomorphicOps) -> tuple[list[IsomorphicOps], Miss | None]:
     """Find what is done alike on all parts, from the first op to the last."""
     lanes, closest = [root], None
     of = dict.fromkeys(root.nodes, root)
     # In the order of the graph, so that all operands of an op come before it.
-    queue = list(islice(root.first.users, _MOST_READERS))
+    queue = list(islice(root.first.users, _MOST_USERS))
     heapify(queue)
     seen = set(queue)
     while queue and len(lanes) < _MOST_LANES:
         found = _alike(heappop(queue), of)
-        if isinstance(found, Lanes):
+        if isinstance(found, IsomorphicOps):
             lanes.append(found)
             of.update(dict.fromkeys(found.nodes, found))
-            for user in islice(found.first.users, _MOST_READERS):
+            for user in islice(found.first.users, _MOST_USERS):
                 if user not in seen:
                     seen.add(user)
                     heappush(queue, user)
@@ -229,14 +229,14 @@ def _grow(root: Lanes) -> tuple[list[Lanes], Miss | None]:
     return lanes, closest
 
 
-def _alike(node: Node, of: Mapping[Node, Lanes]) -> Lanes | Miss | None:
+def _alike(node: Node, of: Mapping[Node, IsomorphicOps]) -> IsomorphicOps | Miss | None:
     """Return the calls on all parts that are alike to one on the first part."""
     own = [n for n in node.all_input_nodes if n in of]
     if not isinstance(node.meta.get("val"), torch.Tensor) or any(of[n].first is not n for n in own):
         return None
     nodes = [node]
     for index in range(1, len(of[own[0]].nodes)):
-        peer = next((u for u in _readers(own[0], index, of) if _same(node, u, index, of)), None)
+        peer = next((u for u in _users(own[0], index, of) if _same(node, u, index, of)), None)
         if peer is None:
             return None
         nodes.append(peer)
@@ -252,12 +252,12 @@ def _alike(node: Node, of: Mapping[Node, Lanes]) -> Lanes | Miss | None:
     return (_refuse(lanes) if lanes.computes else None) or lanes
 
 
-def _readers(node: Node, index: int, of: Mapping[Node, Lanes]) -> list[Node]:
+def _users(node: Node, index: int, of: Mapping[Node, IsomorphicOps]) -> list[Node]:
     """Return who reads another part in the place of ``node``."""
-    return [u for u in islice(of[node].nodes[index].users, _MOST_READERS) if u not in of]
+    return [u for u in islice(of[node].nodes[index].users, _MOST_USERS) if u not in of]
 
 
-def _same(a: Node, b: Node, index: int, of: Mapping[Node, Lanes]) -> bool:
+def _same(a: Node, b: Node, index: int, of: Mapping[Node, IsomorphicOps]) -> bool:
     """Whether a call on the first part and one on another part differ in nothing but the parts."""
     if a.target is not b.target or not isinstance(b.meta.get("val"), torch.Tensor):
         return False
@@ -273,7 +273,7 @@ _SHAPED = (
 )
 
 
-def _equal(a: Any, b: Any, index: int, of: Mapping[Node, Lanes]) -> bool:
+def _equal(a: Any, b: Any, index: int, of: Mapping[Node, IsomorphicOps]) -> bool:
     if isinstance(a, Node):
         return bool((of[a].nodes[index] if a in of else a) is b)
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
@@ -283,13 +283,13 @@ def _equal(a: Any, b: Any, index: int, of: Mapping[Node, Lanes]) -> bool:
     return type(a) is type(b) and repr(a) == repr(b)
 
 
-def _refuse(lanes: Lanes) -> Miss | None:
+def _refuse(lanes: IsomorphicOps) -> Miss | None:
     """Refuse to let others read parts of one wide value instead of values of their own."""
     for index, node in enumerate(lanes.nodes):
         if leaves_graph(node):
             text = "{} leaves the graph, and would share its memory with others"
             return Miss(MissCode.SHARED, node, text, op_name(node), progress=3)
-        rigid = rigid_reader(node)
+        rigid = stride_sensitive_user(node)
         if rigid is not None:
             text = "{} depends on its strides, which a part of a wider result has not"
             return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)
@@ -299,7 +299,7 @@ def _refuse(lanes: Lanes) -> Miss | None:
     return None
 
 
-def _lies_alike(lanes: Lanes, index: int) -> bool:
+def _lies_alike(lanes: IsomorphicOps, index: int) -> bool:
     """Whether what is computed of a part gets the strides that it had.
 
     An elementwise op orders the axes of its result by the strides of what it reads.
@@ -321,7 +321,7 @@ def _order(shape: Sequence[Size], strides: Sequence[Size]) -> list[int] | None:
     return sorted(long, key=lambda axis: -int(strides[axis]))
 
 
-def _is_epilogue(source: Node, lanes: Sequence[Lanes]) -> bool:
+def _is_epilogue(source: Node, lanes: Sequence[IsomorphicOps]) -> bool:
     """Whether a quantized linear gives ``source`` for these lanes alone, and can do all of them."""
     linear = as_linear(source)
     quantized = linear is not None and as_dequantize(linear.weight) is not None

@@ -17,7 +17,7 @@ from torch.fx.node import Argument
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.ops import library as ops
-from qfuse.normalize.aten.int_matmul.chain import IntMmChain
+from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
 from qfuse.testing.build import GraphBuilder
 
 K, N = 33, 5
@@ -42,7 +42,7 @@ def test_golden_a_scale_per_row_goes_to_the_activation_that_was_quantized() -> N
     y = b.call(aten.mul.Tensor, y, b.call(aten.view.default, scale, (-1, 1)))
 
     assert_expected_inline(
-        golden(finish(b, y), IntMmChain()),
+        golden(finish(b, y), FuseScaledProduct()),
         """\
 %x: float32[s0, s1, 33]
 %0 = qfuse.choose_qparams(%x, 'ao-symmetric int8[-127,127] 1x1x* eps=1e-07 float32 int8'): (float32[s0, s1, 1], int8[s0, s1, 1])
@@ -55,7 +55,7 @@ const %one_of_rank_2: float32[1, 1]
 %5 = aten.linear(%3, %4): float32[s0, s1, 5]
 %6 = aten.view(%5, (-1, 5)): float32[s0*s1, 5]
 return (%6)
-fired: int-mm-chain 1""",
+fired: fuse-scaled-product 1""",
     )
 
 
@@ -65,7 +65,7 @@ def test_golden_a_scale_per_feature_goes_to_the_weight() -> None:
     y = b.call(aten.mul.Tensor, b.const("s", scales(N)), y)
 
     assert_expected_inline(
-        golden(finish(b, y), IntMmChain()),
+        golden(finish(b, y), FuseScaledProduct()),
         """\
 %x: int8[3, 33]
 const %w: int8[5, 33]
@@ -75,7 +75,7 @@ const %s_scale: float32[5, 1]
 %1 = qfuse.dequantize(%w, %s_scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[5, 33]
 %2 = aten.linear(%0, %1): float32[3, 5]
 return (%2)
-fired: int-mm-chain 1""",
+fired: fuse-scaled-product 1""",
     )
 
 
@@ -87,7 +87,7 @@ def test_golden_both_scales_were_multiplied_first() -> None:
     program = finish(b, b.call(aten.mul.Tensor, y, both))
 
     assert_expected_inline(
-        golden(program, IntMmChain()),
+        golden(program, FuseScaledProduct()),
         """\
 %x: int8[s0, 33]
 const %w: int8[5, 33]
@@ -97,7 +97,7 @@ const %w_s_scale: float32[5, 1]
 %1 = qfuse.dequantize(%w, %w_s_scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[5, 33]
 %2 = aten.linear(%0, %1): float32[s0, 5]
 return (%2)
-fired: int-mm-chain 1""",
+fired: fuse-scaled-product 1""",
     )
 
 
@@ -110,7 +110,7 @@ def test_golden_an_activation_that_is_shifted_and_scaled_by_numbers() -> None:
     program = finish(b, b.call(aten.mul.Tensor, y, 0.03))
 
     assert_expected_inline(
-        golden(program, IntMmChain()),
+        golden(program, FuseScaledProduct()),
         """\
 %x: uint8[s0, 33]
 const %x_zero_point: int32[1, 1]
@@ -121,7 +121,7 @@ const %one_of_rank_2: float32[1, 1]
 %1 = qfuse.dequantize(%w_t, %one_of_rank_2, None, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): float32[5, 33]
 %2 = aten.linear(%0, %1): float32[s0, 5]
 return (%2)
-fired: int-mm-chain 1""",
+fired: fuse-scaled-product 1""",
     )
 
 
@@ -131,7 +131,7 @@ def test_refuses_a_factor_that_is_no_scale_of_either_operand(shape: tuple[int, .
     y = product(b, b.arg("x", torch.int8, 3, K))
     program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", scales(*shape))))
 
-    assert refusal(program, IntMmChain()) == (MissCode.AXIS, "s")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.AXIS, "s")
 
 
 def test_refuses_a_scale_per_feature_that_is_computed_at_run_time() -> None:
@@ -139,7 +139,7 @@ def test_refuses_a_scale_per_feature_that_is_computed_at_run_time() -> None:
     y = product(b, b.arg("x", torch.int8, 3, K))
     program = finish(b, b.call(aten.mul.Tensor, y, b.arg("s", torch.float32, N)))
 
-    assert refusal(program, IntMmChain()) == (MissCode.NOT_CONSTANT, "s")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.NOT_CONSTANT, "s")
 
 
 def test_refuses_integers_that_others_read() -> None:
@@ -147,7 +147,7 @@ def test_refuses_integers_that_others_read() -> None:
     y = product(b, b.arg("x", torch.int8, 3, K), None)
     scaled = b.call(aten.mul.Tensor, b.call(aten._to_copy.default, y, dtype=torch.float32), 0.1)
 
-    assert refusal(finish(b, scaled, y), IntMmChain()) == (MissCode.SHARED, "mm_default")
+    assert refusal(finish(b, scaled, y), FuseScaledProduct()) == (MissCode.SHARED, "mm_default")
 
 
 def test_refuses_integers_that_overflow_in_float16() -> None:
@@ -155,7 +155,7 @@ def test_refuses_integers_that_overflow_in_float16() -> None:
     y = product(b, b.arg("x", torch.int8, 3, K), torch.float16)
     program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", scales(N))))
 
-    assert refusal(program, IntMmChain()) == (MissCode.DTYPE, "mul_tensor")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.DTYPE, "mul_tensor")
 
 
 def test_refuses_an_integer_factor() -> None:
@@ -163,7 +163,7 @@ def test_refuses_an_integer_factor() -> None:
     y = product(b, b.arg("x", torch.int8, 3, K))
     program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", codes(N).to(torch.int32))))
 
-    assert refusal(program, IntMmChain()) == (MissCode.DTYPE, "s")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.DTYPE, "s")
 
 
 @pytest.mark.parametrize("scale", [float("inf"), float("nan"), 1e37, 1e-39])
@@ -174,7 +174,7 @@ def test_refuses_scales_that_leave_the_range_of_float32(scale: float) -> None:
         s = torch.full(shape, scale)
         program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", s)))
 
-        assert refusal(program, IntMmChain()) == (MissCode.RANGE, "mul_tensor")
+        assert refusal(program, FuseScaledProduct()) == (MissCode.RANGE, "mul_tensor")
 
 
 def test_refuses_a_weight_that_is_an_input() -> None:
@@ -185,7 +185,7 @@ def test_refuses_a_weight_that_is_an_input() -> None:
     )
     y = b.call(aten.mul.Tensor, b.call(aten.mm.default, left, right), 0.1)
 
-    assert refusal(finish(b, y), IntMmChain()) == (MissCode.PATTERN, "mul_tensor")
+    assert refusal(finish(b, y), FuseScaledProduct()) == (MissCode.PATTERN, "mm_default")
 
 
 def test_refuses_blocks_that_differ_between_scale_and_zero_point() -> None:
@@ -195,7 +195,7 @@ def test_refuses_blocks_that_differ_between_scale_and_zero_point() -> None:
     t = b.call(aten._to_copy.default, b.const("w", codes(K, N)), dtype=torch.int32)
     y = b.call(aten.mul.Tensor, b.call(aten.mm.default, left, t), 0.1)
 
-    assert refusal(finish(b, y), IntMmChain()) == (MissCode.SHAPE, "mm_default")
+    assert refusal(finish(b, y), FuseScaledProduct()) == (MissCode.SHAPE, "mm_default")
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -205,7 +205,7 @@ def test_refuses_integers_that_are_stored_as_float8(dtype: torch.dtype) -> None:
     y = b.call(aten._to_copy.default, y, dtype=torch.float32)
     program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", scales(N))))
 
-    assert refusal(program, IntMmChain()) == (MissCode.PATTERN, "mul_tensor")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.PATTERN, "_to_copy_default_2")
 
 
 def test_refuses_an_activation_that_is_cast_to_bool_on_the_way() -> None:
@@ -213,7 +213,7 @@ def test_refuses_an_activation_that_is_cast_to_bool_on_the_way() -> None:
     x = b.call(aten._to_copy.default, b.arg("x", torch.int8, 3, K), dtype=torch.bool)
     y = b.call(aten.mul.Tensor, product(b, x), b.const("s", scales(N)))
 
-    assert refusal(finish(b, y), IntMmChain()) == (MissCode.PATTERN, "mul_tensor")
+    assert refusal(finish(b, y), FuseScaledProduct()) == (MissCode.PATTERN, "mm_default")
 
 
 @pytest.mark.parametrize("zero", [2**31, -(2**40)])
@@ -225,7 +225,7 @@ def test_refuses_a_zero_point_that_no_tensor_of_zero_points_holds(zero: int) -> 
     y = b.call(aten._to_copy.default, b.call(aten.mm.default, x, w), dtype=torch.float32)
     program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", scales(N))))
 
-    assert refusal(program, IntMmChain())[0] is MissCode.ZERO_POINT
+    assert refusal(program, FuseScaledProduct())[0] is MissCode.ZERO_POINT
 
 
 @pytest.mark.numeric
@@ -258,9 +258,9 @@ def test_values_agree(spread: str, dtype: torch.dtype | None, m: int, view: bool
             scale = b.call(aten.mul.Tensor, row_scale(), b.const("s", scales(N)))
     program = finish(b, b.call(aten.mul.Tensor, y, scale))
 
-    result = assert_same_values(program, inputs, IntMmChain())
+    result = assert_same_values(program, inputs, FuseScaledProduct())
 
-    assert result.fired == {"int-mm-chain": 1}
+    assert result.fired == {"fuse-scaled-product": 1}
 
 
 @pytest.mark.numeric
@@ -280,6 +280,6 @@ def test_values_with_a_zero_point_agree(zero: str) -> None:
     y = b.call(aten.mm.default, b.call(aten.sub.Tensor, left, z), t)
 
     program = finish(b, b.call(aten.mul.Tensor, y, scale))
-    result = assert_same_values(program, inputs, IntMmChain())
+    result = assert_same_values(program, inputs, FuseScaledProduct())
 
-    assert result.fired == {"int-mm-chain": 1}
+    assert result.fired == {"fuse-scaled-product": 1}

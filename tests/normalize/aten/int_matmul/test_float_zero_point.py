@@ -18,7 +18,7 @@ from torch.fx.node import Argument
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.ir.ops import library as ops
-from qfuse.normalize.aten.int_matmul.float_zero_point import FloatZeroPoint
+from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
 from qfuse.testing.build import GraphBuilder
 
 K, N = 33, 5
@@ -63,7 +63,7 @@ def test_golden_views_and_casts_of_the_factors() -> None:
     correction = c.cast(c.mul(c.mul(c.cast(zero), scale), c.sums()), torch.bfloat16)
 
     assert_expected_inline(
-        golden(c.done(correction), FloatZeroPoint()),
+        golden(c.done(correction), FuseScaledProduct()),
         """\
 %x_scale: float32[s0, s1, 1]
 %zero: int8[s0, s1, 1]
@@ -76,7 +76,7 @@ const %one: float32[1, 1]
 %3 = aten._to_copy(%2, dtype=bfloat16): bfloat16[s0, s1, 5]
 %4 = aten.view(%3, (-1, 5)): bfloat16[s0*s1, 5]
 return (%4)
-fired: float-zero-point 1""",
+fired: fuse-scaled-product 1""",
     )
 
 
@@ -87,21 +87,21 @@ def test_refuses_a_correction_that_lacks_a_factor(missing: str) -> None:
     del factors[missing]
     program = c.done(c.mul(*factors.values()))
 
-    assert refusal(program, FloatZeroPoint())[0] is MissCode.PATTERN
+    assert refusal(program, FuseScaledProduct())[0] is MissCode.PATTERN
 
 
 def test_refuses_a_factor_too_many() -> None:
     c = Case(4)
     program = c.done(c.mul(c.cast(c.zero), c.x_scale, c.x_scale, c.sums()))
 
-    assert refusal(program, FloatZeroPoint()) == (MissCode.PATTERN, "x_scale")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.PATTERN, "x_scale")
 
 
 def test_refuses_a_number_as_a_factor() -> None:
     c = Case(4)
     program = c.done(c.mul(c.cast(c.zero), c.x_scale, c.sums(), 2.0))
 
-    assert refusal(program, FloatZeroPoint())[0] is MissCode.PATTERN
+    assert refusal(program, FuseScaledProduct())[0] is MissCode.PATTERN
 
 
 def test_refuses_sums_over_the_wrong_axis() -> None:
@@ -109,7 +109,7 @@ def test_refuses_sums_over_the_wrong_axis() -> None:
     c.w = c.b.const("v", codes(K, N))
     program = c.done(c.mul(c.cast(c.zero), c.x_scale, c.sums(0)))
 
-    assert refusal(program, FloatZeroPoint())[0] is MissCode.PATTERN
+    assert refusal(program, FuseScaledProduct())[0] is MissCode.PATTERN
 
 
 def test_refuses_the_scale_of_something_else() -> None:
@@ -117,7 +117,7 @@ def test_refuses_the_scale_of_something_else() -> None:
     other = c.b.arg("other", torch.float32, 4, 1)
     program = c.done(c.mul(c.cast(c.zero), other, c.sums()))
 
-    assert refusal(program, FloatZeroPoint()) == (MissCode.PATTERN, "other")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.PATTERN, "other")
 
 
 def test_refuses_a_zero_point_that_was_rounded_to_integers_on_the_way() -> None:
@@ -125,7 +125,7 @@ def test_refuses_a_zero_point_that_was_rounded_to_integers_on_the_way() -> None:
     scale = c.cast(c.cast(c.x_scale, torch.int8))
     program = c.done(c.mul(c.cast(c.zero), scale, c.sums()))
 
-    assert refusal(program, FloatZeroPoint())[0] is MissCode.PATTERN
+    assert refusal(program, FuseScaledProduct())[0] is MissCode.PATTERN
 
 
 def test_refuses_a_zero_point_of_other_blocks() -> None:
@@ -133,21 +133,21 @@ def test_refuses_a_zero_point_of_other_blocks() -> None:
     zero = c.b.const("z", torch.tensor([[3]], dtype=torch.int8))
     program = c.done(c.mul(c.cast(zero), c.x_scale, c.sums()))
 
-    assert refusal(program, FloatZeroPoint()) == (MissCode.SHAPE, "z")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.SHAPE, "z")
 
 
 def test_refuses_a_scaled_correction() -> None:
     c = Case(4)
     program = c.done(c.mul(c.cast(c.zero), c.x_scale, c.sums()), alpha=2)
 
-    assert refusal(program, FloatZeroPoint()) == (MissCode.ARGUMENT, "sub_tensor")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.ARGUMENT, "sub_tensor")
 
 
 def test_refuses_a_result_that_others_read() -> None:
     c = Case(4)
     program = c.done(c.mul(c.cast(c.zero), c.x_scale, c.sums()), c.linear)
 
-    assert refusal(program, FloatZeroPoint()) == (MissCode.SHARED, "linear_default")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.SHARED, "linear_default")
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -162,7 +162,7 @@ def test_refuses_what_is_stored_as_float8_for_a_while(what: str, dtype: torch.dt
     zero, scale = stored(c.cast(c.zero), "zero"), stored(c.x_scale, "scale")
     program = c.done(stored(c.mul(zero, scale, stored(c.sums(), "sums")), "correction"))
 
-    assert refusal(program, FloatZeroPoint())[0] is MissCode.PATTERN
+    assert refusal(program, FuseScaledProduct())[0] is MissCode.PATTERN
 
 
 def test_refuses_a_zero_point_that_is_rounded() -> None:
@@ -170,7 +170,7 @@ def test_refuses_a_zero_point_that_is_rounded() -> None:
     zero = c.cast(c.b.arg("wide", torch.int32, 4, 1), torch.bfloat16)
     program = c.done(c.mul(c.cast(zero), c.x_scale, c.sums()))
 
-    assert refusal(program, FloatZeroPoint())[0] is MissCode.PATTERN
+    assert refusal(program, FuseScaledProduct())[0] is MissCode.PATTERN
 
 
 @pytest.mark.numeric
@@ -186,6 +186,6 @@ def test_values_agree(order: tuple[int, ...], dtype: torch.dtype, m: int) -> Non
     program = c.done(correction)
 
     inputs = [scales(2, m, 1), codes(2, m, 1), codes(2, m, K)]
-    result = assert_same_values(program, inputs, FloatZeroPoint())
+    result = assert_same_values(program, inputs, FuseScaledProduct())
 
-    assert result.fired == {"float-zero-point": 1}
+    assert result.fired == {"fuse-scaled-product": 1}

@@ -17,7 +17,7 @@ from torch.fx.node import Argument
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.ops import library as ops
-from qfuse.normalize.aten.int_matmul.row_scale import RowScale
+from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
 from qfuse.testing.build import GraphBuilder
 
 K, N = 33, 5
@@ -47,7 +47,7 @@ def test_golden_a_scale_per_row_after_a_view() -> None:
     program = finish(b, b.call(aten.mul.Tensor, y, scale))
 
     assert_expected_inline(
-        golden(program, RowScale()),
+        golden(program, FuseScaledProduct()),
         """\
 %q: int8[2, s0, 33]
 const %w: int8[5, 33]
@@ -58,7 +58,7 @@ const %w_s: float32[5, 1]
 %2 = aten.linear(%1, %0): float32[2, s0, 5]
 %3 = aten.view(%2, (-1, 5)): float32[2*s0, 5]
 return (%3)
-fired: row-scale 1""",
+fired: fuse-scaled-product 1""",
     )
 
 
@@ -72,7 +72,7 @@ def test_golden_a_product_of_integers_that_is_emulated_in_float() -> None:
     y = b.call(aten.mul.Tensor, b.arg("s", torch.float32, "m", 1), y)
 
     assert_expected_inline(
-        golden(finish(b, y), RowScale()),
+        golden(finish(b, y), FuseScaledProduct()),
         """\
 %q: int8[s0, 33]
 const %w: int8[5, 33]
@@ -81,7 +81,7 @@ const %w: int8[5, 33]
 %1 = qfuse.dequantize(%q, %s, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[s0, 33]
 %2 = aten.linear(%1, %0): float32[s0, 5]
 return (%2)
-fired: row-scale 1""",
+fired: fuse-scaled-product 1""",
     )
 
 
@@ -89,7 +89,7 @@ def test_refuses_an_activation_that_has_a_scale() -> None:
     b = GraphBuilder()
     y = b.call(aten.mul.Tensor, linear(b, 4, unit=False), b.arg("s", torch.float32, 4, 1))
 
-    assert refusal(finish(b, y), RowScale()) == (MissCode.PATTERN, "mul_tensor")
+    assert refusal(finish(b, y), FuseScaledProduct()) == (MissCode.PATTERN, "linear_default")
 
 
 def test_refuses_a_cast_activation_on_a_float_weight() -> None:
@@ -98,7 +98,7 @@ def test_refuses_a_cast_activation_on_a_float_weight() -> None:
     y = b.call(aten.linear.default, x, b.const("w", torch.randn(N, K)))
     program = finish(b, b.call(aten.mul.Tensor, y, b.arg("s", torch.float32, 4, 1)))
 
-    assert refusal(program, RowScale()) == (MissCode.PATTERN, "mul_tensor")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.PATTERN, "linear_default")
 
 
 @pytest.mark.parametrize("shape", [(N,), (4, N)])
@@ -106,14 +106,14 @@ def test_refuses_a_factor_that_is_not_per_row(shape: tuple[int, ...]) -> None:
     b = GraphBuilder()
     y = b.call(aten.mul.Tensor, linear(b, 4), b.arg("s", torch.float32, *shape))
 
-    assert refusal(finish(b, y), RowScale()) == (MissCode.AXIS, "s")
+    assert refusal(finish(b, y), FuseScaledProduct()) == (MissCode.AXIS, "s")
 
 
 def test_refuses_a_bias_inside() -> None:
     b = GraphBuilder()
     y = b.call(aten.mul.Tensor, linear(b, 4, bias=True), b.arg("s", torch.float32, 4, 1))
 
-    assert refusal(finish(b, y), RowScale()) == (MissCode.ARGUMENT, "linear_default")
+    assert refusal(finish(b, y), FuseScaledProduct()) == (MissCode.ARGUMENT, "linear_default")
 
 
 def test_refuses_a_result_that_others_read() -> None:
@@ -121,7 +121,7 @@ def test_refuses_a_result_that_others_read() -> None:
     y = linear(b, 4)
     program = finish(b, b.call(aten.mul.Tensor, y, b.arg("s", torch.float32, 4, 1)), y)
 
-    assert refusal(program, RowScale()) == (MissCode.SHARED, "linear_default")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.SHARED, "linear_default")
 
 
 def test_refuses_a_result_that_passes_through_float16() -> None:
@@ -129,7 +129,7 @@ def test_refuses_a_result_that_passes_through_float16() -> None:
     y = b.call(aten._to_copy.default, linear(b, 4), dtype=torch.float16)
     program = finish(b, b.call(aten.mul.Tensor, y, b.arg("s", torch.float32, 4, 1)))
 
-    assert refusal(program, RowScale()) == (MissCode.DTYPE, "mul_tensor")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.DTYPE, "mul_tensor")
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -139,7 +139,7 @@ def test_refuses_a_result_that_is_stored_as_float8(dtype: torch.dtype) -> None:
     y = b.call(aten._to_copy.default, y, dtype=torch.float32)
     program = finish(b, b.call(aten.mul.Tensor, y, b.arg("s", torch.float32, 4, 1)))
 
-    assert refusal(program, RowScale()) == (MissCode.PATTERN, "mul_tensor")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.PATTERN, "_to_copy_default")
 
 
 @pytest.mark.numeric
@@ -157,6 +157,6 @@ def test_values_agree(spread: str, zero: bool, m: int) -> None:
         inputs.append(scales(*shape))
 
     program = finish(b, b.call(aten.mul.Tensor, y, scale))
-    result = assert_same_values(program, inputs, RowScale())
+    result = assert_same_values(program, inputs, FuseScaledProduct())
 
-    assert result.fired == {"row-scale": 1}
+    assert result.fired == {"fuse-scaled-product": 1}

@@ -16,7 +16,7 @@ from torch.fx import Node
 from torch.fx.node import Argument
 
 from qfuse.ir.events import MissCode
-from qfuse.normalize.aten.int_matmul.weight_scale import WeightOnlyScale
+from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
 from qfuse.testing.build import GraphBuilder
 
 K, N = 33, 6
@@ -44,7 +44,7 @@ def test_golden_a_scale_per_feature_after_a_view() -> None:
     y = b.call(aten.mul.Tensor, b.const("s", scales(N)), y)
 
     assert_expected_inline(
-        golden(finish(b, y), WeightOnlyScale()),
+        golden(finish(b, y), FuseScaledProduct()),
         """\
 %x: float32[2, s0, 33]
 const %q: int8[6, 33]
@@ -53,7 +53,7 @@ const %s_scale: float32[6, 1]
 %1 = aten.linear(%x, %0): float32[2, s0, 6]
 %2 = aten.view(%1, (-1, 6)): float32[2*s0, 6]
 return (%2)
-fired: weight-only-scale 1""",
+fired: fuse-scaled-product 1""",
     )
 
 
@@ -64,7 +64,7 @@ def test_golden_a_number_and_a_bias_inside() -> None:
     bias = program.module.get_buffer("b")
 
     assert_expected_inline(
-        golden(program, WeightOnlyScale()),
+        golden(program, FuseScaledProduct()),
         """\
 %x: float32[3, 33]
 const %q: int8[6, 33]
@@ -73,7 +73,7 @@ const %mul_tensor_scale: float32[1, 1]
 const %b_scaled: float32[6]
 %1 = aten.linear(%x, %0, %b_scaled): float32[3, 6]
 return (%1)
-fired: weight-only-scale 1""",
+fired: fuse-scaled-product 1""",
     )
     assert torch.equal(program.module.get_buffer("b_scaled"), bias * 0.02)
 
@@ -87,7 +87,7 @@ def test_golden_a_zero_point_inside_and_a_wider_result() -> None:
     y = b.call(aten.mul.Tensor, y, b.const("s", scales(1, N)))
 
     assert_expected_inline(
-        golden(finish(b, y), WeightOnlyScale()),
+        golden(finish(b, y), FuseScaledProduct()),
         """\
 %x: bfloat16[3, 33]
 const %q: int8[6, 33]
@@ -97,7 +97,7 @@ const %s_scale: float32[6, 1]
 %1 = aten.linear(%x, %0): bfloat16[3, 6]
 %2 = aten._to_copy(%1, dtype=float32): float32[3, 6]
 return (%2)
-fired: weight-only-scale 1""",
+fired: fuse-scaled-product 1""",
     )
 
 
@@ -107,7 +107,7 @@ def test_golden_a_scale_of_the_right_shape_stays_the_same_constant() -> None:
     y = b.call(aten.mul.Tensor, product(b, 3), b.call(aten.view.default, s, (N,)))
 
     assert_expected_inline(
-        golden(finish(b, y), WeightOnlyScale()),
+        golden(finish(b, y), FuseScaledProduct()),
         """\
 %x: float32[3, 33]
 const %q: int8[6, 33]
@@ -115,7 +115,7 @@ const %s: float32[6, 1]
 %0 = qfuse.dequantize(%q, %s, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[6, 33]
 %1 = aten.linear(%x, %0): float32[3, 6]
 return (%1)
-fired: weight-only-scale 1""",
+fired: fuse-scaled-product 1""",
     )
 
 
@@ -124,14 +124,14 @@ def test_refuses_a_scale_along_another_axis(shape: tuple[int, ...]) -> None:
     b = GraphBuilder()
     program = finish(b, b.call(aten.mul.Tensor, product(b, 2, N), b.const("s", scales(*shape))))
 
-    assert refusal(program, WeightOnlyScale()) == (MissCode.AXIS, "s")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.AXIS, "s")
 
 
 def test_refuses_a_scale_that_is_an_input() -> None:
     b = GraphBuilder()
     program = finish(b, b.call(aten.mul.Tensor, product(b, 3), b.arg("s", torch.float32, N)))
 
-    assert refusal(program, WeightOnlyScale()) == (MissCode.NOT_CONSTANT, "s")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.NOT_CONSTANT, "s")
 
 
 def test_refuses_a_bias_that_is_computed_at_run_time() -> None:
@@ -140,18 +140,18 @@ def test_refuses_a_bias_that_is_computed_at_run_time() -> None:
     w = b.call(aten._to_copy.default, b.const("q", codes(N, K)), dtype=torch.float32)
     y = b.call(aten.mul.Tensor, b.call(aten.linear.default, x, w, bias), 0.5)
 
-    assert refusal(finish(b, y), WeightOnlyScale()) == (MissCode.NOT_CONSTANT, "b")
+    assert refusal(finish(b, y), FuseScaledProduct()) == (MissCode.NOT_CONSTANT, "b")
 
 
-@pytest.mark.parametrize("reader", ["linear", "view"])
-def test_refuses_an_unscaled_result_that_others_read(reader: str) -> None:
+@pytest.mark.parametrize("user", ["linear", "view"])
+def test_refuses_an_unscaled_result_that_others_read(user: str) -> None:
     b = GraphBuilder()
     linear = product(b, 6)
     view = b.call(aten.view.default, linear, (2, 3, N))
     y = b.call(aten.mul.Tensor, view, b.const("s", scales(N)))
-    program = finish(b, y, linear if reader == "linear" else view)
+    program = finish(b, y, linear if user == "linear" else view)
 
-    assert refusal(program, WeightOnlyScale()) == (MissCode.SHARED, f"{reader}_default")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.SHARED, f"{user}_default")
 
 
 def test_refuses_a_float_weight() -> None:
@@ -159,7 +159,7 @@ def test_refuses_a_float_weight() -> None:
     x, w = b.arg("x", torch.float32, 3, K), b.const("w", torch.randn(N, K))
     y = b.call(aten.mul.Tensor, b.call(aten.linear.default, x, w), b.const("s", scales(N)))
 
-    assert refusal(finish(b, y), WeightOnlyScale()) == (MissCode.PATTERN, "mul_tensor")
+    assert refusal(finish(b, y), FuseScaledProduct()) == (MissCode.PATTERN, "linear_default")
 
 
 def test_refuses_a_stored_weight_that_is_an_input() -> None:
@@ -168,7 +168,7 @@ def test_refuses_a_stored_weight_that_is_an_input() -> None:
     w = b.call(aten._to_copy.default, q, dtype=torch.float32)
     y = b.call(aten.mul.Tensor, b.call(aten.linear.default, x, w), b.const("s", scales(N)))
 
-    assert refusal(finish(b, y), WeightOnlyScale()) == (MissCode.PATTERN, "mul_tensor")
+    assert refusal(finish(b, y), FuseScaledProduct()) == (MissCode.PATTERN, "linear_default")
 
 
 @pytest.mark.parametrize("zero", [0.5, 300.0])
@@ -179,7 +179,7 @@ def test_refuses_a_zero_point_that_is_no_stored_number(zero: float) -> None:
     y = b.call(aten.linear.default, x, b.call(aten.sub.Tensor, w, zero))
     program = finish(b, b.call(aten.mul.Tensor, y, 0.02))
 
-    assert refusal(program, WeightOnlyScale()) == (MissCode.ZERO_POINT, "mul_tensor")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.ZERO_POINT, "mul_tensor")
 
 
 @pytest.mark.parametrize("scale", [1e-6, 2e3, float("inf"), float("nan")])
@@ -187,7 +187,7 @@ def test_refuses_weights_that_float16_cannot_hold(scale: float) -> None:
     b = GraphBuilder()
     y = b.call(aten.mul.Tensor, product(b, 3, dtype=torch.float16), scale)
 
-    assert refusal(finish(b, y), WeightOnlyScale()) == (MissCode.RANGE, "mul_tensor")
+    assert refusal(finish(b, y), FuseScaledProduct()) == (MissCode.RANGE, "mul_tensor")
 
 
 def test_refuses_a_result_that_passes_through_float16() -> None:
@@ -195,7 +195,7 @@ def test_refuses_a_result_that_passes_through_float16() -> None:
     y = b.call(aten._to_copy.default, product(b, 3), dtype=torch.float16)
     program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", scales(N))))
 
-    assert refusal(program, WeightOnlyScale()) == (MissCode.DTYPE, "mul_tensor")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.DTYPE, "mul_tensor")
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -205,7 +205,7 @@ def test_refuses_a_result_that_is_stored_as_float8(dtype: torch.dtype) -> None:
     y = b.call(aten._to_copy.default, y, dtype=torch.float32)
     program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", scales(N))))
 
-    assert refusal(program, WeightOnlyScale()) == (MissCode.PATTERN, "mul_tensor")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.PATTERN, "_to_copy_default_1")
 
 
 def test_refuses_float8_of_which_only_the_integer_part_is_used() -> None:
@@ -216,7 +216,7 @@ def test_refuses_float8_of_which_only_the_integer_part_is_used() -> None:
     y = b.call(aten.linear.default, x, w)
     program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", scales(N))))
 
-    assert refusal(program, WeightOnlyScale()) == (MissCode.PATTERN, "mul_tensor")
+    assert refusal(program, FuseScaledProduct()) == (MissCode.PATTERN, "linear_default")
 
 
 # Noise is compared as a root mean square, which a handful of numbers does not have.
@@ -252,9 +252,9 @@ def test_values_agree(spelling: str, dtype: torch.dtype, bias: bool) -> None:
         program = finish(b, b.call(aten.mul.Tensor, y, factor(b, spelling, dtype)))
 
         inputs = [torch.randn(*rows, K).to(dtype)]
-        result = assert_same_values(program, inputs, WeightOnlyScale())
+        result = assert_same_values(program, inputs, FuseScaledProduct())
 
-        assert result.fired == {"weight-only-scale": 1}
+        assert result.fired == {"fuse-scaled-product": 1}
 
 
 @pytest.mark.numeric
@@ -264,6 +264,6 @@ def test_values_of_other_stored_types_agree(stored: torch.dtype) -> None:
     y = product(b, 5, stored=stored, dtype=torch.bfloat16, n=MANY)
     program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", scales(MANY))))
 
-    result = assert_same_values(program, [torch.randn(5, K).bfloat16()], WeightOnlyScale())
+    result = assert_same_values(program, [torch.randn(5, K).bfloat16()], FuseScaledProduct())
 
-    assert result.fired == {"weight-only-scale": 1}
+    assert result.fired == {"fuse-scaled-product": 1}

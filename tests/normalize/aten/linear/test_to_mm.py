@@ -13,7 +13,7 @@ from qfuse.normalize.aten.linear.to_mm import SpellMm
 from qfuse.normalize.builtin import ATEN
 from qfuse.normalize.importers.dialect import rules_of
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import Context, apply_rules
+from qfuse.rewrite.driver import RewriteContext, apply_rules
 from qfuse.rewrite.rule import Miss
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.run import bits_same, run
@@ -24,7 +24,7 @@ def there_and_back(b: GraphBuilder, *outs: torch.fx.Node) -> tuple[str, int]:
     program = finish(b, *outs)
     source = {n.name: op for n in program.graph.nodes if (op := overload_of(n)) is not None}
     before = clone(program)
-    apply_rules(program, rules_of([ATEN]), Context("normalize"))
+    apply_rules(program, rules_of([ATEN]), RewriteContext("normalize"))
     fired = apply_rules(program, [SpellMm(source)]).fired["spell-mm"]
     inputs = [
         torch.randn([5 if not isinstance(s, int) else s for s in n.meta["val"].shape])

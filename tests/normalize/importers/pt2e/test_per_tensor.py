@@ -264,8 +264,8 @@ def test_a_parameter_of_two_numbers_is_an_error_at_the_users_line(what: str) -> 
 def test_what_can_never_run_is_an_error(args: tuple[object, ...], complaint: str) -> None:
     source = Source()
     x = source.arg(torch.randn(3, 4))
-    reader = source.b.call(d.quantize_per_tensor.default, x, *args)  # type: ignore[arg-type]
-    program = source.done(reader)
+    user = source.b.call(d.quantize_per_tensor.default, x, *args)  # type: ignore[arg-type]
+    program = source.done(user)
     with pytest.raises((AssertionError, ZeroDivisionError, ValueError)):
         run(program, source.inputs)
 

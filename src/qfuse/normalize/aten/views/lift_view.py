@@ -8,7 +8,7 @@ from typing import ClassVar
 from qfuse.ir.ops.view_ops import SIZED_VIEWS
 from qfuse.ir.ops.views import Linear, as_linear, shape_of
 from qfuse.normalize.aten.linear.weights import call_linear
-from qfuse.normalize.match.views import put_back, rows_source, view_source
+from qfuse.normalize.match.views import reapply_views, rows_source, view_source
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -71,5 +71,5 @@ class LiftView(Rule[LiftViewSite]):
     def rewrite(self, site: LiftViewSite, rw: Rewriter) -> None:
         """View the input, and apply the linear to that."""
         linear = site.linear
-        x = put_back(rw, site.view, linear.x)
+        x = reapply_views(rw, site.view, linear.x)
         rw.replace(site.view, call_linear(rw, x, linear.weight, linear.bias, like=site.view))

@@ -10,7 +10,7 @@ from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.views import as_linear, dtype_of, shape_of
 from qfuse.ir.sizes import same_shape
 from qfuse.normalize.aten.linear.weights import call_linear
-from qfuse.normalize.match.views import put_back, rows_source, view_source
+from qfuse.normalize.match.views import reapply_views, rows_source, view_source
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule, aten
 
 # How many casts and linears may lie between the two views.
@@ -58,7 +58,7 @@ class SinkView(Rule[SinkViewSite]):
         if x is None or source is None:
             text = "the input is not a view that leaves the last axis alone"
             return Miss(MissCode.PATTERN, x or node, text, progress=0)
-        readers = list(_readers(node))
+        readers = list(_users(node))
         for reader in readers:
             if view_source(reader) is None:
                 return Miss(MissCode.SHARED, reader, "a reader is not a view", progress=0)
@@ -75,15 +75,15 @@ class SinkView(Rule[SinkViewSite]):
             new = call_linear(rw, site.source, linear.weight, linear.bias)
         else:
             new = rw.call(aten._to_copy.default, site.source, dtype=dtype_of(site.node))
-        rw.replace(site.node, put_back(rw, site.view, new))
+        rw.replace(site.node, reapply_views(rw, site.view, new))
 
 
-def _readers(node: Node, depth: int = _DEPTH) -> Iterator[Node]:
+def _users(node: Node, depth: int = _DEPTH) -> Iterator[Node]:
     """Give the readers of ``node``; instead of casts and linears, which views cross, theirs."""
     for user in node.users:
         linear = as_linear(user)
         crosses = cast_source(user) is node if linear is None else linear.x is node
         if crosses and depth > 0:
-            yield from _readers(user, depth - 1)
+            yield from _users(user, depth - 1)
         else:
             yield user

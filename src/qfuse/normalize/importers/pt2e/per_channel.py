@@ -20,8 +20,8 @@ from qfuse.ir.sizes import element_count, same_size
 from qfuse.normalize.importers.errors import cannot_run
 from qfuse.normalize.importers.pt2e.per_tensor import check_readable
 from qfuse.normalize.importers.qdq import (
-    EdgeRule,
-    EdgeSite,
+    QdqRule,
+    QdqSite,
     check_clamp,
     check_codes,
     check_rounds_nothing,
@@ -39,7 +39,7 @@ from qfuse.rewrite.prelude import MissCode, Node, OpOverload
 _ARGUMENTS = ("input", "scales", "zero_points", "axis", "quant_min", "quant_max", "dtype")
 
 
-class NormalizeQuantizePerChannel(EdgeRule):
+class NormalizeQuantizePerChannel(QdqRule):
     """``quantize_per_channel`` becomes ``qfuse.quantize`` with one scale per channel.
 
     Refuses: float8, which this op rounds to integers first; a zero point of a wider float type
@@ -50,7 +50,7 @@ class NormalizeQuantizePerChannel(EdgeRule):
     anchors = Registered("quantized_decomposed::quantize_per_channel")
     op: ClassVar[OpOverload] = ops.quantize
 
-    def read(self, node: Node) -> EdgeSite:
+    def read(self, node: Node) -> QdqSite:
         """Read a call."""
         a = known_arguments(node, _ARGUMENTS)
         x, scale, zero = node_of(a["input"]), node_of(a["scales"]), node_of(a["zero_points"])
@@ -67,10 +67,10 @@ class NormalizeQuantizePerChannel(EdgeRule):
         check_zero_point_dtype(zero, compute)
         grid = spec.grid(shape_of(x))
         fitted = fit(node, scale, grid)
-        return EdgeSite(node, x, fitted, fit_zero_point(node, zero, grid), spec)
+        return QdqSite(node, x, fitted, fit_zero_point(node, zero, grid), spec)
 
 
-class NormalizeDequantizePerChannel(EdgeRule):
+class NormalizeDequantizePerChannel(QdqRule):
     """``dequantize_per_channel`` becomes ``qfuse.dequantize`` with one scale per channel.
 
     Before::
@@ -88,7 +88,7 @@ class NormalizeDequantizePerChannel(EdgeRule):
     anchors = Registered("quantized_decomposed::dequantize_per_channel")
     op: ClassVar[OpOverload] = ops.dequantize
 
-    def read(self, node: Node) -> EdgeSite:
+    def read(self, node: Node) -> QdqSite:
         """Read a call."""
         a = known_arguments(node, (*_ARGUMENTS, "out_dtype"))
         q, scale, zero = node_of(a["input"]), node_of(a["scales"]), optional_node(a["zero_points"])
@@ -106,7 +106,7 @@ class NormalizeDequantizePerChannel(EdgeRule):
         check_subtraction(q, zero, compute)
         grid = spec.grid(shape_of(q))
         fitted = fit(node, scale, grid)
-        return EdgeSite(node, q, fitted, fit_zero_point(node, zero, grid), spec)
+        return QdqSite(node, q, fitted, fit_zero_point(node, zero, grid), spec)
 
 
 def _block(node: Node, value: Node, scale: Node, axis: Argument) -> Block:

@@ -17,8 +17,8 @@ from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, dtype_name
 from qfuse.ir.sizes import element_count
 from qfuse.normalize.importers.errors import cannot_run
 from qfuse.normalize.importers.qdq import (
-    EdgeRule,
-    EdgeSite,
+    QdqRule,
+    QdqSite,
     check_clamp,
     check_rounds_nothing,
     check_subtraction,
@@ -38,7 +38,7 @@ _ARGUMENTS = (
 _MATRIX = 2
 
 
-class NormalizeQuantizePerGroup(EdgeRule):
+class NormalizeQuantizePerGroup(QdqRule):
     """``quantize_per_channel_group`` becomes ``qfuse.quantize`` in blocks of ``1 x group``.
 
     Refuses: float8, which this op rounds to integers first; a zero point of a wider float type;
@@ -49,7 +49,7 @@ class NormalizeQuantizePerGroup(EdgeRule):
     anchors = Registered("quantized_decomposed::quantize_per_channel_group")
     op: ClassVar[OpOverload] = ops.quantize
 
-    def read(self, node: Node) -> EdgeSite:
+    def read(self, node: Node) -> QdqSite:
         """Read a call."""
         a = known_arguments(node, _ARGUMENTS)
         x, scale, zero = node_of(a["input"]), node_of(a["scales"]), node_of(a["zero_points"])
@@ -65,7 +65,7 @@ class NormalizeQuantizePerGroup(EdgeRule):
         return _site(node, x, scale, zero, spec)
 
 
-class NormalizeDequantizePerGroup(EdgeRule):
+class NormalizeDequantizePerGroup(QdqRule):
     """``dequantize_per_channel_group`` becomes ``qfuse.dequantize`` in blocks of ``1 x group``.
 
     Refuses: a subtraction that may wrap or round; a dtype argument, which the op ignores, that is
@@ -76,7 +76,7 @@ class NormalizeDequantizePerGroup(EdgeRule):
     anchors = Registered("quantized_decomposed::dequantize_per_channel_group")
     op: ClassVar[OpOverload] = ops.dequantize
 
-    def read(self, node: Node) -> EdgeSite:
+    def read(self, node: Node) -> QdqSite:
         """Read a call."""
         a = known_arguments(node, (*_ARGUMENTS, "output_dtype"))
         q, scale, zero = node_of(a["input"]), node_of(a["scales"]), optional_node(a["zero_points"])
@@ -123,7 +123,7 @@ def _block(node: Node, value: Node, scale: Node, group: Argument) -> Block:
 
 def _site(
     node: Node, value: Node, scale: Node, zero_point: Node | None, spec: QuantSpec
-) -> EdgeSite:
+) -> QdqSite:
     """Return the site; the source flattens both parameters into columns, and broadcasts a 1.
 
     Raises:
@@ -133,10 +133,10 @@ def _site(
     grid = spec.grid(shape_of(value))
     fitted = fit(node, scale, grid)
     if zero_point is None or (is_zero(zero_point) and element_count(shape_of(zero_point)) == 1):
-        return EdgeSite(node, value, fitted, None, spec)
+        return QdqSite(node, value, fitted, None, spec)
     counts = element_count(shape_of(scale)), element_count(shape_of(zero_point))
     if counts[0] != counts[1] and 1 in counts:
         text = "scale and zero point are broadcast differently: {} and {}"
         shapes = shape_of(scale), shape_of(zero_point)
         raise RefusedError(MissCode.SHAPE, node, text, *shapes)
-    return EdgeSite(node, value, fitted, fit_zero_point(node, zero_point, grid), spec)
+    return QdqSite(node, value, fitted, fit_zero_point(node, zero_point, grid), spec)

@@ -23,8 +23,8 @@ from qfuse.ir.quant.spec import Arithmetic, dtype_name
 from qfuse.ir.sizes import element_count
 from qfuse.normalize.importers.errors import cannot_run
 from qfuse.normalize.importers.qdq import (
-    EdgeRule,
-    EdgeSite,
+    QdqRule,
+    QdqSite,
     check_clamp,
     check_codes,
     check_rounds_nothing,
@@ -42,7 +42,7 @@ _ARGUMENTS = ("input", "scale", "zero_point", "quant_min", "quant_max", "dtype")
 _READABLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class NormalizeQuantizePerTensor(EdgeRule):
+class NormalizeQuantizePerTensor(QdqRule):
     """``quantize_per_tensor`` becomes ``qfuse.quantize`` with one scale.
 
     Before::
@@ -61,7 +61,7 @@ class NormalizeQuantizePerTensor(EdgeRule):
     anchors = Registered("quantized_decomposed::quantize_per_tensor")
     op: ClassVar[OpOverload] = ops.quantize
 
-    def read(self, node: Node) -> EdgeSite:
+    def read(self, node: Node) -> QdqSite:
         """Read any overload."""
         a = known_arguments(node, _ARGUMENTS)
         x, dtype = node_of(a["input"]), dtype_argument(a["dtype"])
@@ -75,10 +75,10 @@ class NormalizeQuantizePerTensor(EdgeRule):
         if number_of(a["scale"]) == 0:
             raise cannot_run(node, "its scale is 0, and it divides by its scale")
         scale = _scale(node, x, a["scale"])
-        return EdgeSite(node, x, scale, _zero_point(node, x, a["zero_point"]), spec)
+        return QdqSite(node, x, scale, _zero_point(node, x, a["zero_point"]), spec)
 
 
-class NormalizeDequantizePerTensor(EdgeRule):
+class NormalizeDequantizePerTensor(QdqRule):
     """``dequantize_per_tensor`` becomes ``qfuse.dequantize`` with one scale.
 
     Refuses: Python numbers that are known only at run time; stored numbers whose difference from
@@ -89,7 +89,7 @@ class NormalizeDequantizePerTensor(EdgeRule):
     anchors = Registered("quantized_decomposed::dequantize_per_tensor")
     op: ClassVar[OpOverload] = ops.dequantize
 
-    def read(self, node: Node) -> EdgeSite:
+    def read(self, node: Node) -> QdqSite:
         """Read any overload."""
         a = known_arguments(node, (*_ARGUMENTS, "out_dtype"))
         q, dtype = node_of(a["input"]), dtype_argument(a["dtype"])
@@ -107,7 +107,7 @@ class NormalizeDequantizePerTensor(EdgeRule):
         if made is not None:
             scale = _known_as(scale, made.params.scale)
             zero = None if zero is None else _known_as(zero, made.params.zero_point)
-        return EdgeSite(node, q, scale, zero, spec)
+        return QdqSite(node, q, scale, zero, spec)
 
 
 def check_readable(node: Node, x: Node) -> None:

@@ -26,8 +26,8 @@ from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, dtype_name
 from qfuse.ir.sizes import element_count, same_size
 from qfuse.normalize.importers.errors import cannot_run
 from qfuse.normalize.importers.qdq import (
-    EdgeRule,
-    EdgeSite,
+    QdqRule,
+    QdqSite,
     check_clamp,
     check_codes,
     check_rounds_nothing,
@@ -65,7 +65,7 @@ class _ChosenScale:
         return rw.item(rw.call(ops.choose_qparams, self.x, str(self.spec)), 0)
 
 
-class NormalizeQuantizePerToken(EdgeRule):
+class NormalizeQuantizePerToken(QdqRule):
     """``quantize_per_token`` becomes ``qfuse.quantize`` with one scale per token.
 
     Refuses: parameters without axes, which torch promotes by other rules; a zero point of a wider
@@ -77,7 +77,7 @@ class NormalizeQuantizePerToken(EdgeRule):
     anchors = Registered("quantized_decomposed::quantize_per_token")
     op: ClassVar[OpOverload] = ops.quantize
 
-    def read(self, node: Node) -> EdgeSite:
+    def read(self, node: Node) -> QdqSite:
         """Read a call."""
         a = known_arguments(node, _ARGUMENTS)
         x, scale, zero = node_of(a["input"]), node_of(a["scales"]), node_of(a["zero_points"])
@@ -91,12 +91,12 @@ class NormalizeQuantizePerToken(EdgeRule):
         spec = make_spec(node, (dtype, codes), _block(node, x, scale, zero), real, math)
         check_clamp(node, spec)
         if chosen is not None:
-            return EdgeSite(node, x, chosen, None, spec)
+            return QdqSite(node, x, chosen, None, spec)
         check_zero_point_dtype(zero, math.compute)
         return _site(node, x, scale, zero, spec)
 
 
-class NormalizeDequantizePerToken(EdgeRule):
+class NormalizeDequantizePerToken(QdqRule):
     """``dequantize_per_token`` becomes ``qfuse.dequantize`` with one scale per token.
 
     Refuses: parameters without axes; a zero point of another shape than the scale, or whose
@@ -108,7 +108,7 @@ class NormalizeDequantizePerToken(EdgeRule):
     anchors = Registered("quantized_decomposed::dequantize_per_token")
     op: ClassVar[OpOverload] = ops.dequantize
 
-    def read(self, node: Node) -> EdgeSite:
+    def read(self, node: Node) -> QdqSite:
         """Read a call."""
         a = known_arguments(node, (*_ARGUMENTS, "output_dtype"))
         q, scale, zero = node_of(a["input"]), node_of(a["scales"]), node_of(a["zero_points"])
@@ -126,16 +126,16 @@ class NormalizeDequantizePerToken(EdgeRule):
         real = dtype_argument(a["output_dtype"])
         spec = make_spec(node, (dtype, codes), _block(node, q, scale, zero), real, math)
         if chosen is not None:
-            return EdgeSite(node, q, chosen, None, spec)
+            return QdqSite(node, q, chosen, None, spec)
         check_subtraction(q, zero, math.compute)
         return _site(node, q, scale, zero, spec)
 
 
-def _site(node: Node, value: Node, scale: Node, zero_point: Node, spec: QuantSpec) -> EdgeSite:
+def _site(node: Node, value: Node, scale: Node, zero_point: Node, spec: QuantSpec) -> QdqSite:
     check_float(scale)
     grid = spec.grid(shape_of(value))
     fitted = fit(node, scale, grid)
-    return EdgeSite(node, value, fitted, fit_zero_point(node, zero_point, grid), spec)
+    return QdqSite(node, value, fitted, fit_zero_point(node, zero_point, grid), spec)
 
 
 def _chosen(scale: Node, zero_point: Node) -> _ChosenScale | None:

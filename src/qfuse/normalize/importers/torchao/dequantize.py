@@ -11,8 +11,8 @@ from qfuse.ir.ops.views import dtype_of, node_of, optional_node, shape_of
 from qfuse.ir.quant.spec import Arithmetic, dtype_name
 from qfuse.normalize.importers.errors import cannot_run
 from qfuse.normalize.importers.qdq import (
-    EdgeRule,
-    EdgeSite,
+    QdqRule,
+    QdqSite,
     check_stored,
     exact_difference,
     make_spec,
@@ -30,7 +30,7 @@ _ARGUMENTS = (
 _WRITABLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class NormalizeDequantizeAffine(EdgeRule):
+class NormalizeDequantizeAffine(QdqRule):
     """``torchao.dequantize_affine`` becomes ``qfuse.dequantize``.
 
     It converts stored numbers and zero point to the output type, subtracts there, and multiplies
@@ -52,7 +52,7 @@ class NormalizeDequantizeAffine(EdgeRule):
     anchors = Registered("torchao::dequantize_affine")
     op: ClassVar[OpOverload] = ops.dequantize
 
-    def read(self, node: Node) -> EdgeSite:
+    def read(self, node: Node) -> QdqSite:
         """Read a call."""
         a = known_arguments(node, _ARGUMENTS)
         q, scale, zero = node_of(a["input"]), node_of(a["scale"]), optional_node(a["zero_point"])
@@ -73,4 +73,4 @@ class NormalizeDequantizeAffine(EdgeRule):
             raise RefusedError(MissCode.ARITHMETIC, node, text, *types)
         grid = spec.grid(shape_of(q))
         fitted = fit(node, scale, grid)
-        return EdgeSite(node, q, fitted, fit_zero_point(node, zero, grid), spec)
+        return QdqSite(node, q, fitted, fit_zero_point(node, zero, grid), spec)

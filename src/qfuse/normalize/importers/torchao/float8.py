@@ -12,7 +12,7 @@ from qfuse.ir.ops.views import dtype_of, node_of, shape_of
 from qfuse.ir.quant.spec import Arithmetic, Block, dtype_name, dtype_range
 from qfuse.ir.sizes import Size, element_count, same_size
 from qfuse.normalize.importers.errors import cannot_run
-from qfuse.normalize.importers.qdq import EdgeRule, EdgeSite, make_spec
+from qfuse.normalize.importers.qdq import QdqRule, QdqSite, make_spec
 from qfuse.normalize.importers.qparams import fit
 from qfuse.normalize.importers.rule import RefusedError, dtype_argument, known_arguments
 from qfuse.normalize.importers.torch_ops import Registered
@@ -23,7 +23,7 @@ _ARITHMETIC = Arithmetic(torch.float32, reciprocal=False)
 _SCALES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class NormalizeQuantizeFloat8(EdgeRule):
+class NormalizeQuantizeFloat8(QdqRule):
     """``quantize_affine_float8_non_decomposed`` becomes ``qfuse.quantize``.
 
     Refuses: a scale of another type than float32 or narrower; a scale of a lower rank that is not
@@ -34,13 +34,13 @@ class NormalizeQuantizeFloat8(EdgeRule):
     anchors = Registered("torchao::quantize_affine_float8_non_decomposed")
     op: ClassVar[OpOverload] = ops.quantize
 
-    def read(self, node: Node) -> EdgeSite:
+    def read(self, node: Node) -> QdqSite:
         """Read a call."""
         a = known_arguments(node, ("tensor", "scale", "float8_dtype"))
         return _site(node, dtype_argument(a["float8_dtype"]), dtype_of(node_of(a["tensor"])))
 
 
-class NormalizeDequantizeFloat8(EdgeRule):
+class NormalizeDequantizeFloat8(QdqRule):
     """``dequantize_affine_float8_non_decomposed`` becomes ``qfuse.dequantize``.
 
     Refuses: a scale of another type than float32 or narrower; a scale of a lower rank that is not
@@ -51,13 +51,13 @@ class NormalizeDequantizeFloat8(EdgeRule):
     anchors = Registered("torchao::dequantize_affine_float8_non_decomposed")
     op: ClassVar[OpOverload] = ops.dequantize
 
-    def read(self, node: Node) -> EdgeSite:
+    def read(self, node: Node) -> QdqSite:
         """Read a call."""
         a = known_arguments(node, ("tensor", "scale", "output_dtype"))
         return _site(node, dtype_of(node_of(a["tensor"])), dtype_argument(a["output_dtype"]))
 
 
-def _site(node: Node, stored: torch.dtype, real: torch.dtype) -> EdgeSite:
+def _site(node: Node, stored: torch.dtype, real: torch.dtype) -> QdqSite:
     a = known_arguments(node, ("tensor", "scale", "float8_dtype", "output_dtype"))
     value, scale = node_of(a["tensor"]), node_of(a["scale"])
     if stored not in FLOAT8 or dtype_of(scale) not in _SCALES:
@@ -66,7 +66,7 @@ def _site(node: Node, stored: torch.dtype, real: torch.dtype) -> EdgeSite:
         raise RefusedError(MissCode.DTYPE, node, text, *names)
     block = _block(node, value, scale)
     spec = make_spec(node, (stored, dtype_range(stored)), block, real, _ARITHMETIC)
-    return EdgeSite(node, value, fit(node, scale, spec.grid(shape_of(value))), None, spec)
+    return QdqSite(node, value, fit(node, scale, spec.grid(shape_of(value))), None, spec)
 
 
 def _block(node: Node, value: Node, scale: Node) -> Block:

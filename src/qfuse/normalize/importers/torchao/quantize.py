@@ -12,8 +12,8 @@ from qfuse.ir.quant.spec import Arithmetic, dtype_name
 from qfuse.ir.sizes import element_count
 from qfuse.normalize.importers.errors import cannot_run
 from qfuse.normalize.importers.qdq import (
-    EdgeRule,
-    EdgeSite,
+    QdqRule,
+    QdqSite,
     check_clamp,
     check_rounds_nothing,
     check_zero_point_dtype,
@@ -33,7 +33,7 @@ _ZERO_POINT_FIX = "give a zero point of zeros"
 _READABLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class NormalizeQuantizeAffine(EdgeRule):
+class NormalizeQuantizeAffine(QdqRule):
     """``torchao.quantize_affine`` becomes ``qfuse.quantize``.
 
     It multiplies by ``1 / scale``, taken in the scale's type, in the common type of data and
@@ -55,7 +55,7 @@ class NormalizeQuantizeAffine(EdgeRule):
     anchors = Registered("torchao::quantize_affine")
     op: ClassVar[OpOverload] = ops.quantize
 
-    def read(self, node: Node) -> EdgeSite:
+    def read(self, node: Node) -> QdqSite:
         """Read a call."""
         a = known_arguments(node, _ARGUMENTS)
         x, scale, zero = node_of(a["input"]), node_of(a["scale"]), optional_node(a["zero_point"])
@@ -78,4 +78,4 @@ class NormalizeQuantizeAffine(EdgeRule):
         check_zero_point_dtype(zero, math.compute)
         grid = spec.grid(shape_of(x))
         fitted = fit(node, scale, grid)
-        return EdgeSite(node, x, fitted, fit_zero_point(node, zero, grid), spec)
+        return QdqSite(node, x, fitted, fit_zero_point(node, zero, grid), spec)

@@ -1,0 +1,26 @@
+"""Whole-graph passes: the same result, events and permissions as rules."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from qfuse.ir.events import Exactness
+from qfuse.ir.graph.stage_graph import StageGraph
+from qfuse.rewrite.driver import PassResult, RewriteContext
+
+
+class Pass(ABC):
+    """A rewrite that must see the whole graph: value numbering, merging siblings, folding.
+
+    Attributes:
+        name: Hyphenated verb phrase, unique.
+        exactness: What the pass may do to values, at most.
+    """
+
+    name: ClassVar[str]
+    exactness: ClassVar[Exactness]
+
+    @abstractmethod
+    def run(self, program: StageGraph, context: RewriteContext) -> PassResult:
+        """Rewrite ``program`` in place, in time linear in its size."""

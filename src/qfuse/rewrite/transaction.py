@@ -1,0 +1,80 @@
+"""Rewrite a copy of somebody's graph, and take over what came of it, wholly or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+
+def working_copy(module: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:
+    """Return a copy of a module, and its node for each node of the module.
+
+    Constants and fake values are shared.
+    """
+    # Not `deepcopy`: how the module is called belongs to it, and may not be copied.
+    graph, twins = Graph(), dict[Node, Node]()
+    results = graph.graph_copy(module.graph, twins)
+    for output in module.graph.find_nodes(op="output"):
+        twins[output] = graph.output(results)
+        twins[output].meta = dict(output.meta)
+    return GraphModule(module, graph), twins
+
+
+def apply_to(module: GraphModule, twin: GraphModule, twins: Mapping[Node, Node]) -> None:
+    """Make the graph of ``module`` what that of its copy has become.
+
+    The graph is the same object, and what was not rewritten are the same nodes: others may hold
+    them.
+
+    Args:
+        module: The module.
+        twin: The copy that :func:`working_copy` gave, rewritten.
+        twins: Its nodes, as :func:`working_copy` gave them.
+    """
+    graph = module.graph
+    before = list(graph.nodes)
+    own = {new: old for old, new in twins.items()}
+    behind = _behind(twin.graph, own)
+    kept: dict[Node, Node] = {}
+    for node in twin.graph.nodes:
+        args, kwargs = map_arg((node.args, node.kwargs), kept.__getitem__)
+        old = own.get(node)
+        if old is None:
+            target = _constant(module, twin, node) if node.op == "get_attr" else node.target
+            with graph.inserting_before(behind[node]):
+                old = graph.create_node(node.op, target, args, kwargs, node.name, node.type)
+            old.meta = dict(node.meta)
+        else:
+            old.args, old.kwargs = args, kwargs
+        kept[node] = old
+    _erase(graph, before, set(kept.values()))
+
+
+def _behind(graph: Graph, own: Mapping[Node, Node]) -> dict[Node, Node]:
+    """Return the node of the module that each node of the copy stands before, or is."""
+    found: dict[Node, Node] = {}
+    last: Node | None = None
+    for node in reversed(graph.nodes):
+        last = own.get(node, last)
+        assert last is not None, "a graph ends with its output, which stays"
+        found[node] = last
+    return found
+
+
+def _constant(module: GraphModule, twin: GraphModule, node: Node) -> str:
+    """Give the module a constant of its copy, and return its name there."""
+    value = twin.get_buffer(str(node.target))
+    name = str(node.target)
+    while getattr(module, name, value) is not value:
+        name += "_"
+    if not hasattr(module, name):
+        module.register_buffer(name, value)
+    return name
+
+
+def _erase(graph: Graph, before: Iterable[Node], kept: set[Node]) -> None:
+    for node in reversed(list(before)):
+        if node not in kept:
+            graph.erase_node(node)
