@@ -15,8 +15,8 @@ from qfuse.cost.work import ComputeKind, Work
 from qfuse.ir.events import Lowered
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph
-from qfuse.ir.ops.epilogue import Round
 from qfuse.ir.graph.text import to_text
+from qfuse.ir.ops.epilogue import Round
 from qfuse.ir.ops.fused_views import as_activation
 from qfuse.ir.quant.choose import Formula
 from qfuse.lower.kernel.packing import Packer

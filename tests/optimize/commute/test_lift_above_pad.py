@@ -8,8 +8,8 @@ from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, spec_of, steps
 
 from qfuse.ir.events import MissCode
-from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 from qfuse.ir.graph.text import to_text
+from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 
 aten = torch.ops.aten
 pad = aten.constant_pad_nd.default

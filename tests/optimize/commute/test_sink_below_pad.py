@@ -6,8 +6,8 @@ from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, spec_of, steps
 
 from qfuse.ir.events import MissCode
-from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 from qfuse.ir.graph.text import to_text
+from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 
 aten = torch.ops.aten
 pad = aten.constant_pad_nd.default

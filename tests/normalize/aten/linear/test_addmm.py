@@ -96,6 +96,8 @@ def test_refuses_two_activations() -> None:
 def test_values_are_the_same_bits(m: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     program = product(GraphBuilder(), torch.randn(shape).to(dtype), dtype)
 
-    result = assert_same_values(program, [torch.randn(m, 8).to(dtype)], LINEAR_FROM["addmm"](), exact=True)
+    result = assert_same_values(
+        program, [torch.randn(m, 8).to(dtype)], LINEAR_FROM["addmm"](), exact=True
+    )
 
     assert result.fired == {"linear-from-addmm": 1}
