@@ -215,11 +215,11 @@ def fused(program: OptimizedGraph, **sizes: int) -> FusedNorm:
         "fuse-norm-quantize": 1
     }
     norm = the_norm(program)
-    lowered_alike(program, source, **sizes)
+    assert_lowered_alike(program, source, **sizes)
     return norm
 
 
-def lowered_alike(program: OptimizedGraph, source: OptimizedGraph, **sizes: int) -> None:
+def assert_lowered_alike(program: OptimizedGraph, source: OptimizedGraph, **sizes: int) -> None:
     """Assert that two graphs give the same bits when nothing but ATen is left of them."""
     cost = CostModel(CostProfile.pinned())
     low = lower(clone(program), Target.for_testing(), cost, ())

@@ -4,12 +4,12 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import (
+    assert_same_values,
     aten,
     codes,
     finish,
     golden,
     refusal,
-    same_values,
     scales,
 )
 from torch.fx import Node
@@ -157,6 +157,6 @@ def test_values_agree(spread: str, zero: bool, m: int) -> None:
         inputs.append(scales(*shape))
 
     program = finish(b, b.call(aten.mul.Tensor, y, scale))
-    result = same_values(program, inputs, FuseScaledProduct())
+    result = assert_same_values(program, inputs, FuseScaledProduct())
 
     assert result.fired == {"fuse-scaled-product": 1}
