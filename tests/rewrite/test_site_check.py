@@ -14,7 +14,8 @@ from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.stages.verify import verify
-from qfuse.rewrite.driver import PassResult, RewriteContext, apply_rules
+from qfuse.rewrite.context import PassResult, RewriteContext
+from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rewriter import GraphEditor, Journal
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.build import GraphBuilder

@@ -167,9 +167,9 @@ def _refuse_bias(match: Match, node: Node, x: Node, bias: Node) -> Miss | None:
 def _written_out(match: Match, node: Node) -> Norm:
     axes, dtype = reduced_axes(match[SPREAD]), dtype_of
     assert axes is not None, "the pattern says so"
-    types = (dtype(match[each]) for each in (SOURCE, PRODUCT, ROUNDED))
+    source, product, rounded = (dtype(match[each]) for each in (SOURCE, PRODUCT, ROUNDED))
     how = match[ROOT], match[STATISTIC]
-    spec = NormSpec(axes, match[EPS_VALUE], *types, dtype(node), *how)
+    spec = NormSpec(axes, match[EPS_VALUE], source, product, rounded, dtype(node), *how)
     inner, casts = _inner(match)
     own = match[X], match.get(WEIGHT), match.get(BIAS), spec, CENTRED in match
     return Norm(node, *own, tuple(n for n in inner if n is not node), casts)
@@ -200,8 +200,9 @@ def _one_op(match: Match, node: Node, call: Node, x: Node) -> Norm | Miss:
 
 
 def _promoted(dtype: torch.dtype, weight: Node | None) -> torch.dtype:
-    scales = weight is not None and shape_of(weight)
-    return torch.promote_types(dtype, dtype_of(weight)) if scales else dtype
+    if weight is None or not shape_of(weight):
+        return dtype
+    return torch.promote_types(dtype, dtype_of(weight))
 
 
 def _until(node: Node, x: Node) -> tuple[Node, ...]:
