@@ -11,7 +11,7 @@ from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph, place_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.epilogue import Epilogue
-from qfuse.ir.ops.views import FusedLinear, as_fused_linear
+from qfuse.ir.ops.linear import FusedLinear, as_fused_linear
 from qfuse.ir.stages.verify import verify
 from qfuse.lower.expand.describe import describe
 from qfuse.lower.expand.expand import Expander, results_of

@@ -14,7 +14,7 @@ from qfuse.cost.work import ComputeKind, Work
 from qfuse.ir.events import Lowered
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph
-from qfuse.ir.ops.fused_views import as_activation
+from qfuse.ir.ops.activation import as_activation
 from qfuse.ir.quant.choose import Formula
 from qfuse.lower.kernel.packing import Packer
 from qfuse.lower.kernel.protocol import Claim, Refusal

@@ -13,7 +13,8 @@ from qfuse.cost.model import Plan
 from qfuse.cost.sizes import SizeRange
 from qfuse.ir.graph.stage_graph import SymbolRange, constant_of
 from qfuse.ir.ops.epilogue import Epilogue
-from qfuse.ir.ops.views import FusedLinear, shape_of
+from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.views import shape_of
 from qfuse.rewrite.prelude import Node, Rewriter
 from qfuse.targets import Target
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch.fx.node import Argument
 
+from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.epilogue import Epilogue, Glu, Halves, Mul, Step
-from qfuse.ir.ops.fused_views import Activation, LayerNorm, RmsNorm
 from qfuse.ir.ops.norm_spec import NormSpec, Statistic
+from qfuse.ir.ops.norms import LayerNorm, RmsNorm
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.sizes import same_shape, same_size

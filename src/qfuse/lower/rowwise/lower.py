@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from qfuse.cost import seconds_text
 from qfuse.ir.events import Lowered
 from qfuse.ir.graph.stage_graph import op_name, place_of
-from qfuse.ir.ops.fused_views import Activation, as_activation, as_fused_norm
+from qfuse.ir.ops.activation import Activation, as_activation
+from qfuse.ir.ops.norms import as_fused_norm
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import Granularity, dtype_name, stored_name
 from qfuse.lower.expand.describe import granularity_of

@@ -10,9 +10,10 @@ import torch
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.fused_reference import Keep
-from qfuse.ir.ops.fused_views import Activation, Output
-from qfuse.ir.ops.views import Quantize, QuantParams, as_dequantize, as_quantize
+from qfuse.ir.ops.activation import Activation
+from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.qdq import Quantize, as_dequantize, as_quantize
+from qfuse.ir.ops.views import QuantParams
 from qfuse.optimize.fuse.match_gated import Gated, gated
 from qfuse.optimize.fuse.quantized_output import (
     Kept,

@@ -7,7 +7,8 @@ from dataclasses import replace
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.epilogue import Step
-from qfuse.ir.ops.views import FusedLinear, as_fused_linear, tensor_of
+from qfuse.ir.ops.linear import FusedLinear, as_fused_linear
+from qfuse.ir.ops.views import tensor_of
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter
 
 

@@ -9,9 +9,11 @@ import torch
 
 from qfuse.ir.movement.glu_halves import halves_of, uncast
 from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.epilogue import Mul
-from qfuse.ir.ops.fused_views import Activation, Output
-from qfuse.ir.ops.views import as_fused_linear, tensor_of
+from qfuse.ir.ops.linear import as_fused_linear
+from qfuse.ir.ops.output import Output
+from qfuse.ir.ops.views import tensor_of
 from qfuse.ir.sizes import is_row_major
 from qfuse.optimize.fuse.match_gated import Gated, gated
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule

@@ -11,9 +11,8 @@ import torch
 from qfuse.ir.dtypes import widens
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import op_name
-from qfuse.ir.ops.fused_views import result_of
 from qfuse.ir.ops.norm_spec import NormSpec, Statistic
-from qfuse.ir.ops.views import dtype_of, node_of, optional_node, shape_of
+from qfuse.ir.ops.views import dtype_of, node_of, optional_node, result_of, shape_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.sizes import same_shape, sizes_of
 from qfuse.optimize.fuse.match_norm_parts import Factor, centred_of, factor_of, is_float, operands

@@ -10,9 +10,10 @@ import torch
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.fused_reference import Keep
-from qfuse.ir.ops.fused_views import FusedNorm, LayerNorm, Output, RmsNorm
-from qfuse.ir.ops.views import as_quantize, shape_of
+from qfuse.ir.ops.norms import FusedNorm, LayerNorm, RmsNorm
+from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.qdq import as_quantize
+from qfuse.ir.ops.views import shape_of
 from qfuse.ir.sizes import same_shape
 from qfuse.optimize.fuse.match_norm import Norm, norm_of
 from qfuse.optimize.fuse.match_norm_parts import operands

@@ -8,17 +8,9 @@ from typing import ClassVar
 
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import (
-    FusedLinear,
-    Quantize,
-    QuantParams,
-    Requantize,
-    as_fused_linear,
-    as_quantize,
-    as_requantize,
-    node_of,
-    tensor_of,
-)
+from qfuse.ir.ops.linear import FusedLinear, as_fused_linear
+from qfuse.ir.ops.qdq import Quantize, Requantize, as_quantize, as_requantize
+from qfuse.ir.ops.views import QuantParams, node_of, tensor_of
 from qfuse.ir.quant.spec import QuantSpec, dtype_name, dtype_range
 from qfuse.optimize.propagate.lift_quantize import refuse_layout
 from qfuse.rewrite.prelude import (

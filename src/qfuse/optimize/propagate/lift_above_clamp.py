@@ -10,7 +10,8 @@ import torch
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Quantize, QuantParams, as_quantize, tensor_of
+from qfuse.ir.ops.qdq import Quantize, as_quantize
+from qfuse.ir.ops.views import QuantParams, tensor_of
 from qfuse.ir.quant.reference import quantize as quantize_reference
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
 from qfuse.optimize.match.clamp import Clamp, as_clamp

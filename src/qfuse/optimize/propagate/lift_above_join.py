@@ -14,7 +14,8 @@ from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.movement.base import Moved, move_levels
 from qfuse.ir.movement.slice import Slice
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Quantize, as_quantize, shape_of, tensor_of
+from qfuse.ir.ops.qdq import Quantize, as_quantize
+from qfuse.ir.ops.views import shape_of, tensor_of
 from qfuse.ir.quant.block import MoveFailure, covers
 from qfuse.optimize.match.concat import JOINS, Join, as_join
 from qfuse.optimize.match.memory_cost import passed, saved

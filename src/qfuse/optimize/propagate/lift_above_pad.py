@@ -10,7 +10,8 @@ import torch
 from qfuse.cost.model import CostModel
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Quantize, QuantParams, as_quantize, shape_of, tensor_of
+from qfuse.ir.ops.qdq import Quantize, as_quantize
+from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
 from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.reference import quantize as quantize_reference
 from qfuse.ir.quant.spec import dtype_name

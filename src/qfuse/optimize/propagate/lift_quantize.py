@@ -19,16 +19,9 @@ from qfuse.ir.movement.gather import Gather, Index
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.movement.slice import Select, Slice
 from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.qdq import Quantize, as_quantize
 from qfuse.ir.ops.view_ops import RESHAPES
-from qfuse.ir.ops.views import (
-    Quantize,
-    QuantParams,
-    as_quantize,
-    bits_equal,
-    node_of,
-    shape_of,
-    tensor_of,
-)
+from qfuse.ir.ops.views import QuantParams, bits_equal, node_of, shape_of, tensor_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.optimize.match.memory_cost import passed, saved
 from qfuse.optimize.match.move_qparams import (

@@ -9,7 +9,8 @@ import torch
 
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Dequantize, as_dequantize, bits_equal, tensor_of
+from qfuse.ir.ops.qdq import Dequantize, as_dequantize
+from qfuse.ir.ops.views import bits_equal, tensor_of
 from qfuse.optimize.match.clamp import CLAMPS, Clamp, as_clamp
 from qfuse.optimize.match.dequant_table import table_of
 from qfuse.optimize.propagate.sink_dequantize import refuse_sunk, refuse_users

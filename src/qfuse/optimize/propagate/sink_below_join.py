@@ -11,7 +11,8 @@ import torch
 from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.movement.base import TensorMover
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Dequantize, QuantParams, as_dequantize, shape_of, tensor_of
+from qfuse.ir.ops.qdq import Dequantize, as_dequantize
+from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
 from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.spec import Block, QuantSpec, ZeroPointDomain
 from qfuse.optimize.match.concat import JOINS, Join, as_join

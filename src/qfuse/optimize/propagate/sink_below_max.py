@@ -8,7 +8,8 @@ from typing import ClassVar
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.movement.base import Moved
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Dequantize, as_dequantize, shape_of, tensor_of
+from qfuse.ir.ops.qdq import Dequantize, as_dequantize
+from qfuse.ir.ops.views import shape_of, tensor_of
 from qfuse.ir.quant.block import covers
 from qfuse.optimize.match.dequant_table import table_of
 from qfuse.optimize.match.move_qparams import FakeMover, GraphMover, moved_params

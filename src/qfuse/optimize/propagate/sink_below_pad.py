@@ -9,7 +9,8 @@ import torch
 
 from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Dequantize, QuantParams, as_dequantize, bits_equal, tensor_of
+from qfuse.ir.ops.qdq import Dequantize, as_dequantize
+from qfuse.ir.ops.views import QuantParams, bits_equal, tensor_of
 from qfuse.ir.quant.reference import dequantize as dequantize_reference
 from qfuse.ir.quant.spec import ZeroPointDomain
 from qfuse.optimize.match.pad import Pad, as_pad

@@ -12,7 +12,8 @@ from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Dequantize, as_dequantize, tensor_of
+from qfuse.ir.ops.qdq import Dequantize, as_dequantize
+from qfuse.ir.ops.views import tensor_of
 from qfuse.optimize.match.move_qparams import Step, moved_params, same_strides
 from qfuse.optimize.propagate.sink_dequantize import sink_step
 from qfuse.rewrite.prelude import (

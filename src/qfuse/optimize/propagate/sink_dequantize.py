@@ -18,7 +18,9 @@ from qfuse.ir.movement.collective import Collective, is_waited_for
 from qfuse.ir.movement.registry import MOVEMENT_OPS, SPLITS, movement_of
 from qfuse.ir.movement.slice import Select, Slice
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Dequantize, as_dequantize, as_linear, shape_of, tensor_of
+from qfuse.ir.ops.linear import as_linear
+from qfuse.ir.ops.qdq import Dequantize, as_dequantize
+from qfuse.ir.ops.views import shape_of, tensor_of
 from qfuse.ir.quant.block import MoveFailure
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.optimize.match.memory_cost import passed, saved

@@ -12,7 +12,9 @@ from qfuse.ir.dtypes import widens
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.casts import cast_source
-from qfuse.ir.ops.views import Dequantize, Linear, as_dequantize, as_linear, dtype_of, shape_of
+from qfuse.ir.ops.linear import Linear, as_linear
+from qfuse.ir.ops.qdq import Dequantize, as_dequantize
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.normalize.aten.int_matmul.match import EIGHT_BITS, IntProduct, column_sum
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.importers.rule import RefusedError

@@ -8,7 +8,9 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.ops.views import Linear, as_dequantize, as_linear, dtype_of, shape_of
+from qfuse.ir.ops.linear import Linear, as_linear
+from qfuse.ir.ops.qdq import as_dequantize
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.sizes import same_shape
 from qfuse.normalize.aten.int_matmul.activation_qparams import Activation, place
 from qfuse.normalize.aten.int_matmul.match import EIGHT_BITS

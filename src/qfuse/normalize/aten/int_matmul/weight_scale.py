@@ -12,7 +12,9 @@ from qfuse.ir.dtypes import REALS
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_value
-from qfuse.ir.ops.views import Linear, as_dequantize, as_linear, dtype_of, shape_of
+from qfuse.ir.ops.linear import Linear, as_linear
+from qfuse.ir.ops.qdq import as_dequantize
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, dtype_name, dtype_range
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.aten.qdq.scale_factor import (

@@ -9,7 +9,8 @@ import torch
 from torch.fx.node import Argument
 
 from qfuse.ir.ops.constants import constant_value
-from qfuse.ir.ops.views import Linear, as_linear, dtype_of, shape_of
+from qfuse.ir.ops.linear import Linear, as_linear
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.importers.rule import RefusedError
 from qfuse.normalize.match.broadcast import is_per_feature

@@ -10,7 +10,8 @@ import torch
 
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Quantize, as_quantize, dtype_of, shape_of
+from qfuse.ir.ops.qdq import Quantize, as_quantize
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.sizes import same_size

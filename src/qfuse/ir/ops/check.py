@@ -1,0 +1,67 @@
+"""Structural checks of calls of qfuse's ops, derived from their declarations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from qfuse.ir.errors import BlockError
+from qfuse.ir.ops.declare import Op
+from qfuse.ir.ops.fields import RESULT
+from qfuse.ir.ops.output import Output
+from qfuse.ir.ops.views import QuantParams, tensor_of
+from qfuse.ir.quant.spec import QuantSpec
+
+
+def problems_of(op: Op) -> Iterator[str]:
+    """Say what is wrong with a call: storage, blocks and float types, and results."""
+    for block in op.layout.params:
+        stored = tensor_of(op.node if block.of == RESULT else getattr(op, block.of))
+        yield from _check_params(stored, getattr(op, block.name))
+    spec, real = op.result_spec, op.float_type()
+    if spec is not None and real not in {None, spec.real}:
+        yield f"real numbers are {real}, the spec says {spec}"
+    yield from op.problems()
+    if (output := getattr(op, "output", None)) is not None:
+        yield from _check_results(op.node.meta["val"], output)
+
+
+def _check_params(stored: torch.Tensor, params: QuantParams | None) -> Iterator[str]:
+    if params is None:
+        return
+    zero = [] if params.zero_point is None else [tensor_of(params.zero_point)]
+    yield from _check_stored(stored, params.spec, [tensor_of(params.scale), *zero])
+    outer = params.outer_scale
+    try:
+        params.spec.check_outer(stored.shape, None if outer is None else tensor_of(outer).shape)
+    except BlockError as error:
+        yield error.what
+
+
+def _check_results(results: Any, output: Output) -> Iterator[str]:
+    if not isinstance(results, (list, tuple)) or len(results) != output.count:
+        yield f"it gives {results}, its arguments say {output.count} results"
+        return
+    yield from _check_params(results[0], output.params)
+    if output.chosen is None:
+        return
+    spec, choose = output.chosen
+    if spec.dtype != choose.dtype:
+        yield f"its parameters are chosen for {choose.dtype}, the spec says {spec}"
+    yield from _check_stored(results[0], spec, results[1:3])
+
+
+def _check_stored(
+    stored: torch.Tensor, spec: QuantSpec, params: Sequence[torch.Tensor]
+) -> Iterator[str]:
+    if stored.dtype != spec.dtype:
+        yield f"stored numbers are {stored.dtype}, the spec says {spec}"
+    if spec.scale_format.dtype not in {None, params[0].dtype}:
+        yield f"the scale is {params[0].dtype}, the spec says {spec}"
+    try:
+        for param in params:
+            spec.check(stored.shape, param.shape)
+    except BlockError as error:
+        yield error.what
