@@ -13,7 +13,6 @@ from qfuse.ir.ops.declare import Op, define_op
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.fields import Arg
 from qfuse.ir.ops.output import Keep, Output
-from qfuse.ir.ops.steps import first_type, float_types, rounding_problems
 from qfuse.ir.ops.views import QuantParams
 
 
@@ -35,22 +34,10 @@ class Activation(Op):
         """Run the steps."""
         return epilogue.apply(x, extras), None
 
-    @property
-    def real(self) -> torch.dtype:
-        """Float type that its steps begin with."""
-        return first_type(self)
-
-    def float_type(self) -> torch.dtype:
-        """Return the type behind the steps."""
-        return float_types(self)[-1]
-
     def problems(self) -> Iterator[str]:
-        """Check what it keeps, and what the steps round."""
-        if Keep.SUM in self.output.keep:
-            yield "an activation has no sum to keep"
+        """Check what it keeps."""
         if Keep.FLOAT in self.output.keep and not self.epilogue.steps:
             yield "without steps its float result is its input"
-        yield from rounding_problems(self)
 
 
 as_activation = Activation.of

@@ -9,9 +9,11 @@ import torch
 
 from qfuse.ir.errors import BlockError
 from qfuse.ir.ops.declare import Op
+from qfuse.ir.ops.epilogue import Epilogue, Mul, Round
 from qfuse.ir.ops.fields import RESULT
-from qfuse.ir.ops.output import Output
-from qfuse.ir.ops.views import QuantParams, tensor_of
+from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.qdq import Dequantize
+from qfuse.ir.ops.views import QuantParams, dtype_of, tensor_of
 from qfuse.ir.quant.spec import QuantSpec
 
 
@@ -20,12 +22,32 @@ def problems_of(op: Op) -> Iterator[str]:
     for block in op.layout.params:
         stored = tensor_of(op.node if block.of == RESULT else getattr(op, block.of))
         yield from _check_params(stored, getattr(op, block.name))
-    spec, real = op.result_spec, op.float_type()
-    if spec is not None and real not in {None, spec.real}:
-        yield f"real numbers are {real}, the spec says {spec}"
+    for real, spec in (*_rounded(op), *_result(op)):
+        if real != spec.real:
+            yield f"real numbers are {real}, the spec says {spec}"
     yield from op.problems()
     if (output := getattr(op, "output", None)) is not None:
+        if Keep.SUM in output.keep and getattr(op, "residual", None) is None:
+            yield "without a residual there is no sum to keep"
         yield from _check_results(op.node.meta["val"], output)
+
+
+def _result(op: Op) -> Iterator[tuple[torch.dtype, QuantSpec]]:
+    """Give the float type of the result, and the spec that says it, if there is one."""
+    if op.result_spec is not None:
+        yield op.float_types()[-1], op.result_spec
+    elif isinstance(op, Dequantize):
+        yield dtype_of(op.node), op.params.spec
+
+
+def _rounded(op: Op) -> Iterator[tuple[torch.dtype, QuantSpec]]:
+    """Give the float type of what an epilogue rounds on the way, and the spec that says it."""
+    epilogue: Epilogue = getattr(op, "epilogue", Epilogue())
+    for step, real in zip(epilogue.steps, op.float_types(), strict=False):
+        if isinstance(step, Round):
+            yield real, step.spec
+        elif isinstance(step, Mul) and step.rounded is not None:
+            yield dtype_of(getattr(op, "extras", ())[step.index]), step.rounded.spec
 
 
 def _check_params(stored: torch.Tensor, params: QuantParams | None) -> Iterator[str]:

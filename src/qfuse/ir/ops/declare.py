@@ -10,7 +10,7 @@ field                                 arguments
 ``x: Node``, ``bias: Node | None``    ``Tensor x``, ``Tensor? bias``
 ``zero: Node | None = None``          ``Tensor? zero=None``, behind all others
 ``extras: tuple[Node, ...]``          ``Tensor[] extras``
-``norm: NormSpec``                    ``str norm``: any class that is a :class:`Text`
+``norm: NormSpec``                    ``str norm``: any class with ``parse`` and ``widened``
 ``count: int`` (float, bool, str)     ``int count``
 ``x_params: QuantParams``             ``Tensor x_scale, Tensor? x_zero_point, str x_spec`` and,
                                       behind all others, ``Tensor? x_outer_scale=None``. Where it
@@ -37,9 +37,10 @@ from torch.fx import Node
 from torch.fx.node import Argument
 
 from qfuse.ir.graph.schema import arguments, is_call
+from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.fields import RESULT, Layout, field_of
 from qfuse.ir.ops.output import Output
-from qfuse.ir.ops.views import QuantParams, node_of
+from qfuse.ir.ops.views import QuantParams, dtype_of, node_of, tensor_of
 from qfuse.ir.quant.reference import dequantize, quantize
 from qfuse.ir.quant.spec import QuantSpec
 
@@ -76,16 +77,8 @@ class Op:
     def reference(*args: Any, **kwargs: Any) -> Any:
         """Compute the result in float.
 
-        Its arguments are the fields but those of quantization parameters and ``output``. With an
+        Its arguments are the fields, in order, but quantization parameters and ``output``. With an
         ``output``, it returns the result and the sum that it made first, or ``None``.
-        """
-        raise NotImplementedError
-
-    @staticmethod
-    def fake(*args: Any, **kwargs: Any) -> Any:
-        """Return an empty result; by default the reference runs on fake tensors.
-
-        Its arguments are the fields but ``output``, the specs alone of quantization parameters.
         """
         raise NotImplementedError
 
@@ -97,7 +90,7 @@ class Op:
     @classmethod
     def compute(cls, reference: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Compute the op with another reference for what it does in float."""
-        values = cls.layout.read(cls.layout.bind(args, kwargs), _same)
+        values = cls.values(args, kwargs)
         result: Any = None
         for block in cls.layout.params:
             params: Any = values.pop(block.name)
@@ -106,53 +99,59 @@ class Op:
             elif params is not None:
                 values[block.of] = dequantize(values[block.of], *params.reference_args)
         output: Output | None = values.pop("output", None)
-        y = reference(**values)
+        y = reference(*values.values())
         if output is not None:
             return output.results(*y)
         return y if result is None else quantize(y, *result.reference_args)
 
     @classmethod
     def infer(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return the result for fake tensors."""
-        if cls.fake is Op.fake:
-            return cls.meaning(*args, **kwargs)
-        values = cls.layout.read(cls.layout.bind(args, kwargs), _same)
-        for block in cls.layout.params:
-            params = values[block.name]
-            values[block.name] = None if params is None else params.spec
-        return cls.fake(**values)
+        """Return the result for fake tensors: the reference runs on them too."""
+        return cls.meaning(*args, **kwargs)
+
+    @classmethod
+    def values(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a call with tensors."""
+        return cls.layout.read(cls.layout.bind(args, kwargs), _tensor)
 
     @classmethod
     def widened_args(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Argument, ...]:
         """Return the arguments of the call that computes in float64."""
-        values = cls.layout.read(cls.layout.bind(args, kwargs), _same)
-        wide = {n: v.widened() if hasattr(v, "widened") else v for n, v in values.items()}
-        return cls.layout.write(wide)
+        values = cls.values(args, kwargs).items()
+        return cls.layout.write({n: v.widened() if hasattr(v, "widened") else v for n, v in values})
 
     @property
     def result_params(self) -> QuantParams | None:
-        """The parameters that the only result is quantized with."""
-        block = self.layout.result_params
-        return None if block is None else getattr(self, block.name)
+        """The parameters that its only result is quantized with."""
+        return next((getattr(self, f.name) for f in self.layout.params if f.of == RESULT), None)
+
+    def with_result_params(self, params: QuantParams) -> Self:
+        """Return the op with its only result quantized as ``params`` say."""
+        changed: dict[str, Any] = {f.name: params for f in self.layout.params if f.of == RESULT}
+        assert changed, f"{self.op} does not quantize one result"
+        return replace(self, **changed)
 
     @property
     def result_spec(self) -> QuantSpec | None:
         """What the first result is quantized as; ``None`` if it is float."""
-        output: Output | None = getattr(self, "output", None)
-        if output is not None:
-            return output.spec
-        return None if self.result_params is None else self.result_params.spec
+        block: Output | QuantParams | None = getattr(self, "output", self.result_params)
+        return None if block is None else block.spec
 
-    def with_result_params(self, params: QuantParams) -> Self:
-        """Return the op with its only result quantized as ``params`` say."""
-        block = self.layout.result_params
-        assert block is not None, f"{self.op} does not quantize one result"
-        changed: dict[str, Any] = {block.name: params}
-        return replace(self, **changed)
+    @property
+    def real(self) -> torch.dtype:
+        """The float type of its first operand."""
+        first = self.layout.fields[0].name
+        params = (getattr(self, f.name) for f in self.layout.params if f.of == first)
+        known: QuantParams | None = next(params, None)
+        return dtype_of(getattr(self, first)) if known is None else known.spec.real
 
-    def float_type(self) -> torch.dtype | None:
-        """Return the type of the first result before it is quantized; ``None`` is not checked."""
-        return None
+    def float_types(self) -> tuple[torch.dtype, ...]:
+        """Return the float types of its first operand and of what every epilogue step gives."""
+        epilogue: Epilogue | None = getattr(self, "epilogue", None)
+        if epilogue is None:
+            return (self.real,)
+        extras: Sequence[Node] = getattr(self, "extras", ())
+        return epilogue.real_types(self.real, [tensor_of(extra) for extra in extras])
 
     def problems(self) -> Iterator[str]:
         """Say what is wrong with the call that its fields do not tell by themselves."""
@@ -163,8 +162,8 @@ def define_op(name: str, namespace: str = "qfuse") -> Callable[[type[D]], type[D
     """Define the op that a declaration declares, in ``torch.library``.
 
     Raises:
-        TypeError: A field has a type that no argument has, or the reference takes other arguments
-            than the fields.
+        TypeError: A field has a type that no argument has, or the reference does not take the
+            fields.
     """
 
     def define(cls: type[D]) -> type[D]:
@@ -182,16 +181,16 @@ def define_op(name: str, namespace: str = "qfuse") -> Callable[[type[D]], type[D
 
 def _layout(cls: type[Op]) -> Layout:
     hints = get_type_hints(cls, include_extras=True)
-    declared = fields(cls)[1:]
-    found = tuple(field_of(f.name, hints[f.name]) for f in declared)
-    late = frozenset(f.name for f in declared if f.default is not MISSING)
-    taken = [f.name for f in found if not f.is_block]
-    if taken != list(inspect.signature(cls.reference).parameters):
+    found = tuple(
+        field_of(f.name, hints[f.name], f.default is not MISSING) for f in fields(cls)[1:]
+    )
+    taken = [f.name for f in found if not f.of and f.name != "output"]
+    if len(taken) != len(inspect.signature(cls.reference).parameters):
         raise TypeError(f"the reference of {cls.__name__} does not take {', '.join(taken)}")
-    if "output" in hints:
-        return Layout(found, late, "Tensor[]")
-    return Layout(found, late, _RESULTS[get_type_hints(cls.reference)["return"]])
+    returned = get_type_hints(cls.reference)["return"]
+    return Layout(found, "Tensor[]" if "output" in hints else _RESULTS[returned])
 
 
-def _same(value: Any) -> Any:
+def _tensor(value: Any) -> torch.Tensor:
+    assert isinstance(value, torch.Tensor), f"not a tensor: {value!r}"
     return value

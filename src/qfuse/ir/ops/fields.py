@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
-from typing import Annotated, Any, ClassVar, Protocol, Self, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from torch.fx import Node
 from torch.fx.node import Argument
@@ -18,23 +18,9 @@ from qfuse.ir.quant.spec import QuantSpec
 RESULT = "out"
 """Stands for the result where the name of a field could stand."""
 
-_PLAIN: tuple[type, ...] = (int, float, bool, str)
-
-# Reads a tensor argument: a node in a view, the tensor itself in a call.
+Given = Mapping[str, Any]
+# Checks a tensor argument: a node in a view, a tensor in a call.
 Leaf = Callable[[Any], Any]
-
-
-class Text(Protocol):
-    """What travels as its canonical text, which is its ``str``."""
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read the text back."""
-        ...
-
-    def widened(self) -> Self:
-        """Return the form that computes in float64."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,182 +41,65 @@ class Arg:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a declaration, as arguments; this one is a tensor."""
+    """A field of a declaration.
+
+    Attributes:
+        name: Its name.
+        formals: Its arguments in the schema's language. Those with a default come behind those of
+            all other fields.
+        read: Returns its value from the arguments by name.
+        write: Returns the arguments of a value.
+        of: If it is quantization parameters, the field that has them, or ``RESULT``.
+    """
 
     name: str
-    optional: bool
-    is_block: ClassVar[bool] = False
-    """Whether it says how an operand or a result is quantized: the reference does not see it."""
-
-    def formals(self) -> list[str]:
-        """Return the arguments in the schema's language."""
-        return [f"Tensor{'?' * self.optional} {self.name}"]
-
-    def read(self, given: Mapping[str, Any], leaf: Leaf) -> Any:
-        """Return the field's value from the arguments by name."""
-        return _optional(given[self.name], leaf) if self.optional else leaf(given[self.name])
-
-    def write(self, value: Any) -> Sequence[Argument]:
-        """Return the arguments of a value, as many as ``formals``."""
-        return (value,)
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensors(Field):
-    """Any number of tensors."""
-
-    def formals(self) -> list[str]:
-        return [f"Tensor[] {self.name}"]
-
-    def read(self, given: Mapping[str, Any], leaf: Leaf) -> Any:
-        return tuple(map(leaf, given[self.name]))
-
-    def write(self, value: Any) -> Sequence[Argument]:
-        return (list(value),)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plain(Field):
-    """A number or a string."""
-
-    kind: type
-
-    def formals(self) -> list[str]:
-        return [f"{self.kind.__name__} {self.name}"]
-
-    def read(self, given: Mapping[str, Any], leaf: Leaf) -> Any:
-        del leaf
-        return given[self.name]
-
-
-@dataclass(frozen=True, slots=True)
-class _Spelled(Field):
-    """A value that travels as its text, under a name that may be another."""
-
-    kind: type[Text]
-    argument: str
-
-    def formals(self) -> list[str]:
-        return [f"str {self.argument}"]
-
-    def read(self, given: Mapping[str, Any], leaf: Leaf) -> Any:
-        del leaf
-        return self.kind.parse(str(given[self.argument]))
-
-    def write(self, value: Any) -> Sequence[Argument]:
-        return (str(value),)
-
-
-@dataclass(frozen=True, slots=True)
-class _Params(Field):
-    """The quantization parameters of a field or of the result."""
-
-    of: str
-    levels: int
-    is_block: ClassVar[bool] = True
-
-    @property
-    def prefix(self) -> str:
-        """What the names of the arguments begin with."""
-        return self.name.removesuffix("params")
-
-    def formals(self) -> list[str]:
-        p = self.prefix
-        return [f"Tensor{'?' * self.optional} {p}scale", f"Tensor? {p}zero_point", f"str {p}spec"]
-
-    def read(self, given: Mapping[str, Any], leaf: Leaf) -> Any:
-        p = self.prefix
-        spec = given[f"{p}spec"]
-        assert spec or self.optional, f"{self.name} is not optional, and has no spec"
-        if not spec:
-            return None
-        zero_point = _optional(given[f"{p}zero_point"], leaf)
-        outer = _optional(given.get(f"{p}outer_scale"), leaf)
-        return QuantParams(QuantSpec.parse(str(spec)), leaf(given[f"{p}scale"]), zero_point, outer)
-
-    def write(self, value: Any) -> Sequence[Argument]:
-        assert value is None or self.levels > 1 or value.outer_scale is None, f"one level: {value}"
-        return (None, None, "") if value is None else value.args
-
-
-@dataclass(frozen=True, slots=True)
-class _OutputBlock(Field):
-    """How an op of several results gives them."""
-
-    is_block: ClassVar[bool] = True
-    params: ClassVar[_Params] = _Params("out_params", optional=True, of=RESULT, levels=1)
-
-    def formals(self) -> list[str]:
-        return [*self.params.formals(), "str choose", "str keep"]
-
-    def read(self, given: Mapping[str, Any], leaf: Leaf) -> Any:
-        keep = parse_keep(str(given["keep"]))
-        if not given["choose"]:
-            return Output(self.params.read(given, leaf), None, keep)
-        spec = QuantSpec.parse(str(given["out_spec"]))
-        return Output(None, (spec, ChooseSpec.parse(str(given["choose"]))), keep)
-
-    def write(self, value: Any) -> Sequence[Argument]:
-        if value.chosen is None:
-            return (*self.params.write(value.params), "", value.keep_text)
-        return (None, None, *map(str, value.chosen), value.keep_text)
+    formals: tuple[str, ...]
+    read: Callable[[Given, Leaf], Any]
+    write: Callable[[Any], Sequence[Argument]]
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All fields of a declaration, as the schema and as the arguments of calls.
-
-    Attributes:
-        fields: The fields, in order.
-        late: Names of those fields that come behind all others, as they may be left out.
-        result: What the op returns, in the schema's language.
-    """
+    """All fields of a declaration, and what the op returns in the schema's language."""
 
     fields: tuple[Field, ...]
-    late: frozenset[str]
     result: str
 
     @property
-    def params(self) -> tuple[_Params, ...]:
+    def params(self) -> tuple[Field, ...]:
         """The fields that are quantization parameters."""
-        return tuple(f for f in self.fields if isinstance(f, _Params))
-
-    @property
-    def result_params(self) -> _Params | None:
-        """The field of the parameters that the result is quantized with."""
-        return next((f for f in self.params if f.of == RESULT), None)
+        return tuple(f for f in self.fields if f.of)
 
     @property
     def formals(self) -> tuple[str, ...]:
         """The arguments in the schema's language."""
-        early = [text for f in self.fields if f.name not in self.late for text in f.formals()]
-        late = [text for f in self.fields if f.name in self.late for text in f.formals()]
-        late += [f"Tensor? {f.prefix}outer_scale" for f in self.params if f.levels > 1]
-        return (*early, *(f"{text}=None" for text in late))
+        return tuple(sorted((text for f in self.fields for text in f.formals), key=_is_late))
 
-    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call by name; those that may be left out are ``None``."""
+    def bind(self, args: Sequence[Any], kwargs: Given) -> dict[str, Any]:
+        """Return the arguments of a call by name; those that are left out are ``None``."""
         names = [text.split()[1].removesuffix("=None") for text in self.formals]
         return {**dict.fromkeys(names), **dict(zip(names, args, strict=False)), **kwargs}
 
-    def read(self, given: Mapping[str, Any], leaf: Leaf) -> dict[str, Any]:
+    def read(self, given: Given, leaf: Leaf) -> dict[str, Any]:
         """Return the values of all fields from the arguments by name."""
         return {f.name: f.read(given, leaf) for f in self.fields}
 
-    def write(self, values: Mapping[str, Any]) -> tuple[Argument, ...]:
-        """Return the positional arguments of a call, without those at the end that are left out."""
-        early: list[Argument] = []
-        late: list[Argument] = []
-        for f in self.fields:
-            (late if f.name in self.late else early).extend(f.write(values[f.name]))
-        blocks = [values[f.name] for f in self.params if f.levels > 1]
-        late += [None if block is None else block.outer_scale for block in blocks]
+    def write(self, values: Given) -> tuple[Argument, ...]:
+        """Return the positional arguments of a call, without ``None`` where it is the default."""
+        pairs = [
+            pair
+            for f in self.fields
+            for pair in zip(f.formals, f.write(values[f.name]), strict=True)
+        ]
+        early = [value for text, value in pairs if not _is_late(text)]
+        late = [value for text, value in pairs if _is_late(text)]
         while late and late[-1] is None:
             late.pop()
         return (*early, *late)
 
 
-def field_of(name: str, hint: Any) -> Field:
+def field_of(name: str, hint: Any, late: bool) -> Field:
     """Return the field of a declaration with a name and a type.
 
     Raises:
@@ -241,20 +110,73 @@ def field_of(name: str, hint: Any) -> Field:
         hint, arg = get_args(hint)
     optional = NoneType in get_args(hint)
     kind: Any = get_args(hint)[0] if optional else hint
-    if kind is Node:
-        return Field(name, optional)
-    if kind == tuple[Node, ...]:
-        return _Tensors(name, optional)
     if kind is QuantParams:
-        return _Params(name, optional, arg.of or name.removesuffix("_params"), arg.levels)
+        return _params(name, arg, optional)
     if kind is Output:
-        return _OutputBlock(name, optional)
-    if kind in _PLAIN:
-        return _Plain(name, optional, kind)
+        return _output(name)
+    if kind is Node:
+        text = f"Tensor{'?' * optional} {name}{'=None' * late}"
+        return Field(name, (text,), lambda given, leaf: _maybe(given[name], leaf), lambda v: (v,))
+    if kind == tuple[Node, ...]:
+        read: Callable[[Given, Leaf], Any] = lambda given, leaf: tuple(map(leaf, given[name]))  # noqa: E731
+        return Field(name, (f"Tensor[] {name}",), read, lambda v: (list(v),))
+    if kind in {int, float, bool, str}:
+        text = f"{kind.__name__} {name}"
+        return Field(name, (text,), lambda given, _: given[name], lambda v: (v,))
     if hasattr(kind, "parse"):
-        return _Spelled(name, optional, kind, arg.name or name)
+        key = arg.name or name
+        return Field(
+            name, (f"str {key}",), lambda given, _: kind.parse(given[key]), lambda v: (str(v),)
+        )
     raise TypeError(f"no argument of an op is a {kind}: {name}")
 
 
-def _optional(value: Any, leaf: Leaf) -> Any:
+def _params(name: str, arg: Arg, optional: bool) -> Field:
+    prefix = name.removesuffix("params")
+    scale, zero_point, spec, outer = (
+        f"{prefix}{part}" for part in ("scale", "zero_point", "spec", "outer_scale")
+    )
+
+    def read(given: Given, leaf: Leaf) -> QuantParams | None:
+        assert given[spec] or optional, f"{name} is not optional, and has no spec"
+        if not given[spec]:
+            return None
+        zero, second = _maybe(given[zero_point], leaf), _maybe(given.get(outer), leaf)
+        return QuantParams(QuantSpec.parse(given[spec]), leaf(given[scale]), zero, second)
+
+    def write(value: QuantParams | None) -> Sequence[Argument]:
+        if value is None:
+            return (None, None, "", None)[: len(formals)]
+        assert arg.levels > 1 or value.outer_scale is None, f"one level of scales: {value}"
+        return (*value.args, value.outer_scale)[: len(formals)]
+
+    formals = (f"Tensor{'?' * optional} {scale}", f"Tensor? {zero_point}", f"str {spec}")
+    if arg.levels > 1:
+        formals = (*formals, f"Tensor? {outer}=None")  # type: ignore[assignment]
+    return Field(name, formals, read, write, arg.of or prefix.removesuffix("_"))
+
+
+def _output(name: str) -> Field:
+    given_params = _params("out_params", Arg(levels=1), optional=True)
+
+    def read(given: Given, leaf: Leaf) -> Output:
+        keep = parse_keep(given["keep"])
+        if not given["choose"]:
+            return Output(given_params.read(given, leaf), None, keep)
+        chosen = QuantSpec.parse(given["out_spec"]), ChooseSpec.parse(given["choose"])
+        return Output(None, chosen, keep)
+
+    def write(value: Output) -> Sequence[Argument]:
+        if value.chosen is None:
+            return (*given_params.write(value.params), "", value.keep_text)
+        return (None, None, *map(str, value.chosen), value.keep_text)
+
+    return Field(name, (*given_params.formals, "str choose", "str keep"), read, write)
+
+
+def _is_late(formal: str) -> bool:
+    return formal.endswith("=None")
+
+
+def _maybe(value: Any, leaf: Leaf) -> Any:
     return None if value is None else leaf(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,6 @@ from qfuse.ir.aten import aten
 from qfuse.ir.graph.schema import arguments, is_call
 from qfuse.ir.ops.declare import Op, define_op
 from qfuse.ir.ops.epilogue import Epilogue
-from qfuse.ir.ops.steps import first_type, float_types, rounding_problems
 from qfuse.ir.ops.views import QuantParams, node_of, optional_node
 
 
@@ -51,19 +50,6 @@ class FusedLinear(Op):
     ) -> torch.Tensor:
         """Multiply, add the bias, and run the epilogue."""
         return epilogue.apply(F.linear(x, weight, bias), extras)
-
-    @property
-    def real(self) -> torch.dtype:
-        """Float type that it computes in and gives to its epilogue."""
-        return first_type(self)
-
-    def float_type(self) -> torch.dtype:
-        """Return the type behind the epilogue."""
-        return float_types(self)[-1]
-
-    def problems(self) -> Iterator[str]:
-        """Check what the epilogue rounds."""
-        yield from rounding_problems(self)
 
 
 def as_linear(value: object) -> Linear | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from torch.fx import Node
 
 from qfuse.ir.ops.declare import Op, define_op
 from qfuse.ir.ops.norm_spec import NormSpec, Root, Statistic
-from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.output import Output
 
 
 @define_op("rms_norm")
@@ -36,9 +35,9 @@ class RmsNorm(Op):
         y = (y if weight is None else y * weight).to(norm.out)
         return y, None if residual is None else total
 
-    def problems(self) -> Iterator[str]:
-        """Check what it keeps."""
-        yield from _sum_problems(self)
+    def float_types(self) -> tuple[torch.dtype, ...]:
+        """Return the type that the norm says."""
+        return (self.norm.out,)
 
 
 @define_op("layer_norm")
@@ -65,9 +64,9 @@ class LayerNorm(Op):
         total = x if residual is None else x + residual
         return _layer_norm(total, weight, bias, norm), None if residual is None else total
 
-    def problems(self) -> Iterator[str]:
-        """Check what it keeps."""
-        yield from _sum_problems(self)
+    def float_types(self) -> tuple[torch.dtype, ...]:
+        """Return the type that the norm says."""
+        return (self.norm.out,)
 
 
 FusedNorm = RmsNorm | LayerNorm
@@ -79,11 +78,6 @@ as_layer_norm = LayerNorm.of
 def as_fused_norm(value: object) -> FusedNorm | None:
     """View ``value`` as a fused norm of either kind, or ``None``."""
     return as_rms_norm(value) or as_layer_norm(value)
-
-
-def _sum_problems(op: FusedNorm) -> Iterator[str]:
-    if Keep.SUM in op.output.keep and op.residual is None:
-        yield "without a residual there is no sum to keep"
 
 
 def _layer_norm(

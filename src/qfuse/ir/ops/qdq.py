@@ -1,95 +1,68 @@
 """The quantization ops: quantize, dequantize, requantize, and the choice of parameters.
 
-The declarations say all of the first three: they differ in what is quantized, and compute nothing.
+The first three compute nothing in float: their declarations say what is quantized, which is all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch.fx import Node
 
 from qfuse.ir.ops.declare import Op, define_op
 from qfuse.ir.ops.fields import RESULT, Arg
-from qfuse.ir.ops.views import QuantParams, dtype_of
+from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.choose import ChooseSpec
 from qfuse.ir.quant.choose import choose_qparams as choose_reference
 from qfuse.ir.quant.spec import QuantSpec
 
 
+class _Conversion(Op):
+    """An op that changes how values are stored, and no values."""
+
+    @staticmethod
+    def reference(value: torch.Tensor) -> torch.Tensor:
+        """Leave the values as they are."""
+        return value
+
+    @classmethod
+    def infer(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return what lies in memory like the operand."""
+        value, *params = cls.values(args, kwargs).values()
+        spec: QuantSpec = params[-1].spec
+        is_stored = cls.layout.params[-1].of == RESULT
+        return torch.empty_like(value, dtype=spec.dtype if is_stored else spec.real)
+
+
 @define_op("quantize")
 @dataclass(frozen=True, slots=True)
-class Quantize(Op):
+class Quantize(_Conversion):
     """A ``qfuse::quantize`` call."""
 
     x: Node
     params: Annotated[QuantParams, Arg(of=RESULT)]
 
-    @staticmethod
-    def reference(x: torch.Tensor) -> torch.Tensor:
-        """Leave the values as they are."""
-        return x
-
-    @staticmethod
-    def fake(x: torch.Tensor, params: QuantSpec) -> torch.Tensor:
-        """Return what lies in memory like ``x``."""
-        return torch.empty_like(x, dtype=params.dtype)
-
-    def float_type(self) -> torch.dtype:
-        """Return the type of ``x``."""
-        return dtype_of(self.x)
-
 
 @define_op("dequantize")
 @dataclass(frozen=True, slots=True)
-class Dequantize(Op):
+class Dequantize(_Conversion):
     """A ``qfuse::dequantize`` call."""
 
     q: Node
     params: Annotated[QuantParams, Arg(of="q")]
 
-    @staticmethod
-    def reference(q: torch.Tensor) -> torch.Tensor:
-        """Leave the values as they are."""
-        return q
-
-    @staticmethod
-    def fake(q: torch.Tensor, params: QuantSpec) -> torch.Tensor:
-        """Return what lies in memory like ``q``."""
-        return torch.empty_like(q, dtype=params.real)
-
-    def problems(self) -> Iterator[str]:
-        """Check the type of the result."""
-        if dtype_of(self.node) != self.params.spec.real:
-            yield f"real numbers are {dtype_of(self.node)}, the spec says {self.params.spec}"
-
 
 @define_op("requantize")
 @dataclass(frozen=True, slots=True)
-class Requantize(Op):
+class Requantize(_Conversion):
     """A ``qfuse::requantize`` call: a dequantize and a quantize."""
 
     q: Node
     params: Annotated[QuantParams, Arg(of="q")]
     out_params: QuantParams
-
-    @staticmethod
-    def reference(q: torch.Tensor) -> torch.Tensor:
-        """Leave the values as they are."""
-        return q
-
-    @staticmethod
-    def fake(q: torch.Tensor, params: QuantSpec, out_params: QuantSpec) -> torch.Tensor:
-        """Return what lies in memory like ``q``."""
-        del params
-        return torch.empty_like(q, dtype=out_params.dtype)
-
-    def float_type(self) -> torch.dtype:
-        """Return the type between the two."""
-        return self.params.spec.real
 
 
 @define_op("choose_qparams")
@@ -111,12 +84,13 @@ class Choose(Op):
         """Return the scale and the zero point."""
         return choose_reference(x, spec, outer_scale)
 
-    @staticmethod
-    def fake(
-        x: torch.Tensor, spec: ChooseSpec, outer_scale: torch.Tensor | None
+    @classmethod
+    def infer(
+        cls, x: torch.Tensor, choose: str, outer_scale: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return one element per block."""
         del outer_scale
+        spec = ChooseSpec.parse(choose)
         grid = spec.grid(x.shape)
         scale = x.new_empty(grid, dtype=spec.scale_dtype)
         return scale, x.new_empty(grid, dtype=spec.zero_point_dtype)

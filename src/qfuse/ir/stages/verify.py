@@ -76,12 +76,9 @@ def _verify_call(node: Node, spec: StageSpec) -> None:
     if op._schema.is_mutable:  # noqa: SLF001
         raise _broken(node, "it writes to its arguments, and graphs are functional")
     is_own = op.namespace == "qfuse"
-    if is_own and op not in spec.own and not _is_kernel(op, spec):
+    is_kernel = spec.kernels and ops.declaration_of(op) is None
+    if is_own and op not in spec.own and not is_kernel:
         raise _broken(node, "this op does not belong to this stage")
-
-
-def _is_kernel(op: OpOverload, spec: StageSpec) -> bool:
-    return spec.kernels and op not in (*ops.CANONICAL, *ops.FUSED)
 
 
 def _verify_constant(node: Node) -> None:

@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 
 from qfuse.ir.movement.glu_halves import halves_of, uncast
-from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.epilogue import Mul
 from qfuse.ir.ops.linear import as_fused_linear
@@ -70,7 +69,8 @@ class FuseGate(Rule[FuseGateSite]):
 
     def rewrite(self, site: FuseGateSite, rw: Rewriter) -> None:
         """Put the op where the product stood."""
-        call = rw.replay(ops.activation, site.fused.call_args(), {}, [tensor_of(site.node)])
+        op = site.fused
+        call = rw.replay(op.op, op.call_args(), {}, [tensor_of(site.node)])
         rw.replace(site.node, rw.item(call, 0))
 
 

@@ -97,10 +97,9 @@ class FuseNormQuantize(Rule[FuseNormQuantizeSite]):
 
     def rewrite(self, site: FuseNormQuantizeSite, rw: Rewriter) -> None:
         """Put the op where its results are first read, and let everybody read them."""
-        op = ops.rms_norm if isinstance(site.fused, RmsNorm) else ops.layer_norm
         with rw.before(site.point):
             args = available(site.fused.call_args(), site.point, rw)
-            node = rw.replay(op, args, {}, site.values)
+            node = rw.replay(site.fused.op, args, {}, site.values)
             replace_results(node, site.result, site.fused.output, site.kept, rw)
 
 
@@ -114,8 +113,7 @@ def _site(
     point = insertion_point(result, kept, args)
     if isinstance(point, Miss):
         return point
-    op = ops.rms_norm if isinstance(fused, RmsNorm) else ops.layer_norm
-    values = results_like(op, args, result, kept)
+    values = results_like(fused.op, args, result, kept)
     if isinstance(values, Miss):
         return values
     return FuseNormQuantizeSite(fused, result, kept, point, values)
