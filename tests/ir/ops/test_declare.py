@@ -108,7 +108,9 @@ def test_a_view_and_its_arguments(offset: bool) -> None:
     assert Add.of(op.x) is None
     assert view.result_params == view.x_params
     assert view.result_spec == SPEC
-    assert view.with_result_params(view.result_params) == view
+    params = view.result_params
+    assert params is not None
+    assert view.with_result_params(params) == view
 
 
 def test_the_reference_quantizes_what_the_declaration_says() -> None:
@@ -192,6 +194,21 @@ def test_refuses_a_declaration_that_is_none() -> None:
 
 def test_another_reference_may_compute_an_op() -> None:
     x, weight = torch.randn(2, 8), torch.randn(4, 8)
-    args = (x, None, None, "", weight, None, None, "", None, None, None, "", "act(relu)", [])
+    args: tuple[Any, ...] = (
+        x,
+        None,
+        None,
+        "",
+        weight,
+        None,
+        None,
+        "",
+        None,
+        None,
+        None,
+        "",
+        "act(relu)",
+        [],
+    )
     got = FusedLinear.compute(lambda x, *others: others[-2].apply(x, others[-1]), *args)
     assert bits_same((got,), (x.relu(),))

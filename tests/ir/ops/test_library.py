@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from qfuse.ir.ops import library as ops
@@ -51,7 +53,7 @@ def test_a_call_is_viewed_as_its_op() -> None:
     block = QuantizedLinear(b, 4, 8)
     q = block.weight_node("w")
     x = b.arg("x", torch.float32, 2, 8)
-    args = (x, None, None, "", x, None, None, "", None, None, None, "", "", [])
+    args: tuple[Any, ...] = (x, None, None, "", x, None, None, "", None, None, None, "", "", [])
     node = b.call(ops.linear, *args)
     assert isinstance(ops.as_op(node), FusedLinear)
     assert ops.as_op(x) is None
