@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin
 
@@ -59,27 +60,32 @@ class Field:
     of: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """All fields of a declaration, and what the op returns in the schema's language."""
 
     fields: tuple[Field, ...]
     result: str
 
-    @property
+    @cached_property
     def params(self) -> tuple[Field, ...]:
         """The fields that are quantization parameters."""
         return tuple(f for f in self.fields if f.of)
 
-    @property
+    @cached_property
     def formals(self) -> tuple[str, ...]:
         """The arguments in the schema's language."""
         return tuple(sorted((text for f in self.fields for text in f.formals), key=_is_late))
 
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arguments."""
+        return tuple(text.split()[1].removesuffix("=None") for text in self.formals)
+
     def bind(self, args: Sequence[Any], kwargs: Given) -> dict[str, Any]:
         """Return the arguments of a call by name; those that are left out are ``None``."""
-        names = [text.split()[1].removesuffix("=None") for text in self.formals]
-        return {**dict.fromkeys(names), **dict(zip(names, args, strict=False)), **kwargs}
+        left_out = dict.fromkeys(self.names)
+        return {**left_out, **dict(zip(self.names, args, strict=False)), **kwargs}
 
     def read(self, given: Given, leaf: Leaf) -> dict[str, Any]:
         """Return the values of all fields from the arguments by name."""
