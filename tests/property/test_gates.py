@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.support.sources.dialects import difference, equal_but_for_nan, strides
 from tests.support.strategies.quant_specs import SEEDS
 from tests.support.strategies.rowwise import Case
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from qfuse.ir.graph.stage_graph import OptimizedGraph
@@ -182,3 +183,21 @@ def fuse(case: Case) -> Counter[str]:
 @given(cases())
 def test_bits_and_strides_stay(case: Case) -> None:
     fuse(case)
+
+
+@pytest.mark.parametrize("op", [aten.gelu.default, aten.silu.default, aten.sigmoid.default])
+@pytest.mark.parametrize("width", [1, 3, 6])
+def test_a_dense_copy_is_not_looked_through(op: OpOverload, width: int) -> None:
+    # A library computes a function of a slice by another formula than that of a dense tensor.
+    b = GraphBuilder()
+    whole = b.arg("x", torch.float32, 3, 2, 2 * width)
+    part = b.call(aten.slice.Tensor, whole, -1, 0, width)
+    y = b.call(op, b.call(aten._to_copy.default, part, dtype=torch.float32))
+    block: Block = (None, None, None)
+    choose = ChooseSpec(Formula.AO_SYMMETRIC, torch.int8, -128, 127, block, 1e-7)
+    pair = b.call(ops.choose_qparams, y, str(choose))
+    params = (b.item(pair, 0), b.item(pair, 1), str(QuantSpec(torch.int8, -128, 127, block)))
+    q = b.call(ops.quantize, y, *params)
+    program = b.done(b.call(aten.neg.default, b.call(ops.dequantize, q, *params)), params[0])
+
+    assert fuse(Case(program, 3, seed=width)) == {"fuse-activation-quantize": 1}

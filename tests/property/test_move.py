@@ -18,6 +18,9 @@ from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.events import Exactness, RolledBack
 from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.ir.graph.text import to_text
+from qfuse.ir.ops import library as ops
+from qfuse.ir.quant.element import CONTAINER, Element, ScaleFormat
+from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.schedule import MOVING_RULES, move
@@ -26,9 +29,12 @@ from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import RewriteContext, apply_rules
 from qfuse.rewrite.rewriter import Journal
 from qfuse.rewrite.site_check import SiteChecker
+from qfuse.testing.build import GraphBuilder
 from qfuse.testing.fixed_order import run_fixed_order
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
+
+aten = torch.ops.aten
 
 _SPECIAL = (0.0, -0.0, float("inf"), -float("inf"), 3e38, -3e38, 1e-40)
 
@@ -74,6 +80,43 @@ def test_moving_keeps_every_bit_and_comes_to_rest(priced: bool, case: Case) -> N
     text = to_text(program.graph)
     assert not moved_phase(program, priced=priced), f"{text}\n-->\n{to_text(program.graph)}"
     assert to_text(program.graph) == text
+
+
+def nvfp4(rank: int) -> QuantSpec:
+    """Elements of four bits with scales of two levels."""
+    whole = (None,) * rank
+    return QuantSpec(
+        *(CONTAINER, -6, 6, whole, torch.float32, Arithmetic(), ZeroPointDomain.NONE),
+        *(Element.E2M1, ScaleFormat.E4M3, whole),
+    )
+
+
+def turned_elements(padded: bool) -> Case:
+    """A transposed tensor that goes to elements of four bits and back, or is padded by nothing."""
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 3, 4)
+    if not padded:
+        x = b.call(aten.permute.default, x, [1, 0])
+    scale = b.const("scale", torch.full((1, 1), 0.25).to(torch.float8_e4m3fn))
+    edge = (scale, None, str(nvfp4(2)), b.const("outer", torch.full((1, 1), 0.5)))
+    q = b.call(ops.quantize, x, *edge)
+    y = b.call(ops.dequantize, q, *edge)
+    if padded:
+        y = b.call(aten.constant_pad_nd.default, y, [0, 0], 0.0)
+        y = b.call(aten.permute.default, y, [1, 0])
+        y = b.call(ops.dequantize, b.call(ops.quantize, y, *edge), *edge)
+    return Case(b.done(b.call(aten.neg.default, y)), {}, exact=False, seed=0)
+
+
+@pytest.mark.parametrize("padded", [True, False], ids=["padded by nothing", "transposed"])
+@pytest.mark.parametrize("fuel", [0, 1, 2, 100])
+def test_strides_of_elements_of_four_bits_stay(padded: bool, fuel: int) -> None:
+    case = turned_elements(padded)
+    program = clone(case.program)
+    move(program, RewriteContext("optimize", budget=RewriteBudget(fuel)))
+
+    verify(program)
+    assert_unchanged(case, program)
 
 
 class RefuseAll:

@@ -17,6 +17,7 @@ from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.events import EventLog, Exactness, RolledBack
 from qfuse.ir.graph.stage_graph import LoweredGraph, NormalGraph, OptimizedGraph, StageGraph
 from qfuse.ir.graph.text import to_text
+from qfuse.ir.ops import library as ops
 from qfuse.ir.stages.verify import verify
 from qfuse.lower import lower
 from qfuse.lower.kernels.registry import kernel_rows
@@ -31,8 +32,12 @@ from qfuse.rewrite.rewriter import Journal
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.rewrite.tolerance import SITE
 from qfuse.targets import Target
+from qfuse.testing.build import GraphBuilder
 from qfuse.testing.fixed_order import run_fixed_order
+from qfuse.testing.quant import per_channel, per_token
 from qfuse.testing.run import run
+
+aten = torch.ops.aten
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
 
@@ -45,6 +50,24 @@ def assert_same(
     for index, (a, b) in enumerate(zip(new, old, strict=True)):
         verdict = compare(a, b, None, Exactness.EXACT, SITE)
         assert verdict.wrong is None, f"output {index}: {verdict.wrong}\n{to_text(program.graph)}"
+
+
+def assert_same_sums(
+    new: Sequence[torch.Tensor], old: Sequence[torch.Tensor], program: StageGraph
+) -> None:
+    """Assert equal types and bits, but for the sign of a zero.
+
+    A sum of one product is that product in some libraries, so that 0 * -1 is -0.0, and 0 + 0 * -1
+    in others, which is 0.0. A sum of integers has one zero.
+    """
+    assert_same(
+        list(map(without_negative_zero, new)), list(map(without_negative_zero, old)), program
+    )
+
+
+def without_negative_zero(x: torch.Tensor) -> torch.Tensor:
+    """Give every zero the same sign."""
+    return torch.where(x.double() == 0, torch.zeros_like(x), x) if x.is_floating_point() else x
 
 
 def optimized(case: Case, context: RewriteContext | None = None) -> OptimizedGraph:
@@ -144,7 +167,35 @@ def library(own: bool) -> kernels.KernelLibrary:
 def test_lower_has_the_bits_of_sums_that_are_exact(own: bool, case: Case) -> None:
     inputs, old = source_values(case)
     program = lowered(optimized(case), library(own))
-    assert_same(run_code(program, inputs), old, program)
+    assert_same_sums(run_code(program, inputs), old, program)
+
+
+def one_product(x_dtype: torch.dtype) -> Case:
+    """A linear of one input feature, where products of 0 and a negative number are among the sums."""
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 4, 1)
+    x_spec, w_spec = per_token(2, x_dtype), per_channel(2, torch.uint8)
+    edge = (b.const("x_scale", torch.full((4, 1), 0.25)), None, str(x_spec))
+    real_x = b.call(ops.dequantize, b.call(ops.quantize, x, *edge), *edge)
+    codes, zero = torch.arange(33, dtype=torch.uint8)[:, None], torch.full((33, 1), 16)
+    weight = (b.const("scale", torch.full((33, 1), 0.125)), b.const("zero", zero), str(w_spec))
+    real_w = b.call(ops.dequantize, b.const("w", codes), *weight)
+    return Case(b.done(b.call(aten.linear.default, real_x, real_w)), {}, exact=True, seed=0)
+
+
+@LIBRARIES
+@pytest.mark.parametrize("x_dtype", [torch.int8, torch.uint8])
+def test_a_sum_of_one_product_may_have_either_zero(own: bool, x_dtype: torch.dtype) -> None:
+    case = one_product(x_dtype)
+    inputs = [torch.tensor([[0.0], [1.0], [0.5], [-3.0]])]
+    old = list(run(case.program, inputs))
+    program = lowered(optimized(case), library(own))
+    (new,) = run_code(program, inputs)
+
+    assert_same_sums([new], old, program)
+    if own:
+        assert "linear_w8a8" in to_text(program.graph)
+        assert not torch.signbit(new[0]).any(), "the sum of integers is 0"
 
 
 @LIBRARIES

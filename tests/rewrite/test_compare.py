@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qfuse.ir.events import Exactness
-from qfuse.rewrite.compare import compare
+from qfuse.rewrite.compare import compare, compare_rounded
 from qfuse.rewrite.tolerance import SITE
 
 EXACT, ROUNDING = Exactness.EXACT, Exactness.ROUNDING
@@ -60,6 +60,30 @@ def test_codes_may_flip_rarely_and_by_one() -> None:
     assert compare(rare, q, None, ROUNDING, SITE).wrong is None
     assert "differ by a step" in (compare(many, q, None, ROUNDING, SITE).wrong or "")
     assert "2 steps" in (compare(far, q, None, ROUNDING, SITE).wrong or "")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_floats_behind_a_rounding_may_be_a_step_off_as_rarely(dtype: torch.dtype) -> None:
+    step = torch.tensor([[0.02]])
+    old = (torch.randint(-100, 100, (50, 100)) * step).to(dtype)
+    rare, many, far, half = old.clone(), old.clone(), old.clone(), old.clone()
+    rare[0, :3] += step[0]
+    many[0] += step[0]
+    far[0, 0] += 2 * step[0, 0]
+    half[0, 0] += 0.4 * step[0, 0]
+
+    def wrong(new: torch.Tensor) -> str:
+        return compare_rounded(new, old, None, step, SITE).wrong or ""
+
+    assert not wrong(old)
+    assert not wrong(rare)
+    assert "differ by a step" in wrong(many)
+    assert "2 steps" in wrong(far)
+    if dtype is torch.float32:
+        assert "noise" in wrong(half)
+    far[0, 0] = torch.inf
+    assert "infinite" in wrong(far)
+    assert "type changed" in wrong(old.double())
 
 
 def test_a_change_of_type_is_always_wrong() -> None:

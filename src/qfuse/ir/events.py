@@ -96,7 +96,18 @@ class Fired(Event):
 
 @dataclass(frozen=True, slots=True)
 class Missed(Event):
-    """A rule that looked at a node and declined. ``progress`` orders rules by closeness."""
+    """A rule that looked at a node and declined.
+
+    Attributes:
+        rule: Name of the rule.
+        code: Why, for machines.
+        reason: Why, for people.
+        anchor: The node that it looked at.
+        at: The node that stands in the way.
+        progress: How close the rule came to firing; orders the rules that looked at a node.
+        pattern: The pattern of the rule with a caret under the part that did not match, in two
+            lines; "" where the rule has no pattern.
+    """
 
     rule: str
     code: MissCode
@@ -104,6 +115,7 @@ class Missed(Event):
     anchor: Place
     at: Place
     progress: int = 0
+    pattern: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,15 +50,15 @@ _SANITIZED_BUILD_SECONDS = 2400  # checks make code many times as long to compil
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fopenmp", "-ffp-contract=off", "-Wno-psabi")
 # What runs over memory in plain loops; elsewhere -O3 only takes longer.
 _PLAIN_LOOPS = {
-    "linear_w8a8": ("-O3",),
-    "linear_a16": ("-O3",),
-    "group_operands": ("-O3",),
+    "linear/linear_w8a8.cpp": ("-O3",),
+    "linear/linear_a16.cpp": ("-O3",),
+    "linear/group_operands.cpp": ("-O3",),
 }
 _AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 _X86_FLAGS = {
-    "isa_avx2": ("-mavx2", "-mfma"),
-    "isa_avx512_vnni": _AVX512_FLAGS,
-    "real_avx512": _AVX512_FLAGS,
+    "isa/avx2.cpp": ("-mavx2", "-mfma"),
+    "isa/avx512_vnni.cpp": _AVX512_FLAGS,
+    "quantized/real_avx512.cpp": _AVX512_FLAGS,
 }
 _LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch")
 
@@ -230,13 +230,17 @@ def _digest(data: bytes) -> str:
 
 
 def _files(sources: Path) -> list[Path]:
-    return sorted(path for path in sources.iterdir() if path.suffix in {".cpp", ".h"})
+    return sorted(path for path in sources.rglob("*") if path.suffix in {".cpp", ".h"})
+
+
+def _name(path: Path, sources: Path) -> str:
+    return path.relative_to(sources).as_posix()
 
 
 def _key(sources: Path) -> str:
     facts = {
         "format": _FORMAT,
-        "sources": {path.name: _digest(path.read_bytes()) for path in _files(sources)},
+        "sources": {_name(path, sources): _digest(path.read_bytes()) for path in _files(sources)},
         "torch": torch.__version__,
         "cxx11_abi": torch.compiled_with_cxx11_abi(),
         "machine": [sys.platform, platform.machine()],
@@ -282,9 +286,9 @@ def _compile(folder: Path, key: str, compiler: Compiler, sources: Path) -> Path:
     _log.info("compiling %d kernel sources with %s", len(files), compiler.version)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         new = Path(temporary, library.name)
-        objects = [Path(temporary, f"{path.stem}.o") for path in files]
+        objects = [Path(temporary, f"{number}.o") for number, _ in enumerate(files)]
         commands = [
-            [*compiler.command, *_source_flags(path), "-c", str(path), "-o", str(to)]
+            [*compiler.command, *_source_flags(path, sources), "-c", str(path), "-o", str(to)]
             for path, to in zip(files, objects, strict=True)
         ]
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
@@ -299,14 +303,15 @@ def _compile(folder: Path, key: str, compiler: Compiler, sources: Path) -> Path:
     return library
 
 
-def _source_flags(source: Path) -> list[str]:
+def _source_flags(source: Path, sources: Path) -> list[str]:
     # Pulls in setuptools, which only a build needs.
     from torch.utils.cpp_extension import include_paths  # noqa: PLC0415
 
-    isa = _X86_FLAGS.get(source.stem, ()) if platform.machine() in {"x86_64", "AMD64"} else ()
+    name = _name(source, sources)
+    isa = _X86_FLAGS.get(name, ()) if platform.machine() in {"x86_64", "AMD64"} else ()
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    headers = [f"-isystem{path}" for path in include_paths()]
-    loops = _PLAIN_LOOPS.get(source.stem, ())
+    headers = [f"-I{sources}", *(f"-isystem{path}" for path in include_paths())]
+    loops = _PLAIN_LOOPS.get(name, ())
     return [*_FLAGS, *loops, *isa, *_sanitizer_flags(), abi, *headers]
 
 

@@ -61,6 +61,42 @@ def compare(
     return _compare_floats(new, old, truth, tolerance, noise)
 
 
+def compare_rounded(
+    new: torch.Tensor,
+    old: torch.Tensor,
+    truth: torch.Tensor | None,
+    step: torch.Tensor,
+    tolerance: Tolerance,
+) -> Verdict:
+    """Compare floats that were rounded to quantized values and back last: by step, then by noise.
+
+    A value beside a tie rounds either way, so it may be a whole step off, whatever the noise is. As
+    many may be as of the quantized values themselves; the others are compared as floats are.
+
+    Args:
+        new: Value after the rewrite, of the type and shape of ``old``.
+        old: Value before.
+        truth: The source's meaning in float64; ``old`` itself when ``None``.
+        step: What one step of the rounding is worth, to be broadcast to the values.
+        tolerance: The row of the table.
+    """
+    if new.dtype != old.dtype or new.shape != old.shape or old.numel() == 0:
+        return compare(new, old, truth, Exactness.ROUNDING, tolerance)
+    reference = (old if truth is None else truth).double()
+    apart, own = (_whole_steps(x.double() - reference, step.double()) for x in (new, old))
+    verdict = _judge_steps(apart, own, tolerance)
+    if verdict.wrong is not None:
+        return verdict
+    near = [torch.where(n > 0, reference, x.double()) for n, x in ((apart, new), (own, old))]
+    narrow = [x.to(old.dtype) for x in near]
+    return compare(narrow[0], narrow[1], truth, Exactness.ROUNDING, tolerance)
+
+
+def _whole_steps(error: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    """Return how many steps off each value is; 0 where one of the two is not finite."""
+    return torch.nan_to_num((error.abs() / step).round(), nan=0.0, posinf=0.0)
+
+
 def _compare_bits(new: torch.Tensor, old: torch.Tensor) -> Verdict:
     """Tell -0.0 from 0.0 too; which of the many NaNs a NaN is, is left open."""
     if new.is_floating_point():
@@ -89,10 +125,13 @@ def _compare_codes(
     """
     reference = old if truth is None or truth.dtype != old.dtype else truth
     own = _steps(old, reference) if noise is None else noise.double()
-    apart = _steps(new, reference)
+    return _judge_steps(_steps(new, reference), own, tolerance)
+
+
+def _judge_steps(apart: torch.Tensor, own: torch.Tensor, tolerance: Tolerance) -> Verdict:
     share, most = _share(apart), int(apart.max())
     # One flipped code of a small tensor is always within reach of a tie.
-    allowed = max(tolerance.codes, 1.0 / old.numel(), tolerance.rms * _share(own))
+    allowed = max(tolerance.codes, 1.0 / apart.numel(), tolerance.rms * _share(own))
     reach = max(1, 2 * int(own.max()))
     if most > reach:
         return Verdict(f"stored numbers are up to {most} steps apart", most, reach)

@@ -17,12 +17,16 @@ from qfuse.ir.events import EventLog, Exactness, Fired, MissCode, Missed, Noted,
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import StageGraph, place_of
 from qfuse.rewrite.budget import RewriteBudget
+from qfuse.rewrite.pattern import pointed
 from qfuse.rewrite.rewriter import GraphEditor, Journal, Rewriter, origins
 from qfuse.rewrite.rule import Miss, Rule
 
 # Each rewrite consumes at least one node or fills one slot of a fused op, so a run that rewrites
 # far more often than it has nodes goes in circles.
 _REWRITES_PER_NODE = 8
+
+# What matched came further than anything that did not.
+_MATCHED = 1_000
 
 
 class Checker(Protocol):
@@ -156,7 +160,7 @@ class _Run:
         gain = None if cost is None else rule.gain(site, cost)
         if gain is not None and not gain > 0:
             text = "it would cost {:.3g} us per call" if math.isfinite(gain) else "it never pays"
-            return Miss(MissCode.PROFIT, node, text, -gain * 1e6, progress=9)
+            return Miss(MissCode.PROFIT, node, text, -gain * 1e6, progress=_MATCHED)
         return site, gain
 
     def _fire(self, rule: Rule[Any], node: Node, site: Any, gain: float | None) -> bool:
@@ -245,5 +249,6 @@ class _Run:
                     place_of(node),
                     place_of(miss.at),
                     miss.progress,
+                    pointed(miss),
                 )
             )

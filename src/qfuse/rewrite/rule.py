@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar, Generic, TypeVar
 
 from torch._ops import OpOverload
@@ -22,26 +23,39 @@ class Miss:
         code: For machines.
         at: The node that stands in the way.
         template: A ``str.format`` template.
-        values: What the template is filled with.
+        values: What the template is filled with, by position.
         progress: How far the match came; the report shows the rule that came furthest. 0 means
-            that the node was never this rule's business, and is not reported.
+            that the node was never this rule's business, and is not reported. A pattern counts it.
+        fields: What the template is filled with, by name.
+
+    Attributes:
+        trace: The parts of the pattern that led to the one that failed, from its root; empty if
+            no pattern was matched. :func:`qfuse.rewrite.pattern.explain` shows it.
     """
 
-    __slots__ = ("_template", "_values", "at", "code", "progress")
+    __slots__ = ("_fields", "_template", "_values", "at", "code", "progress", "trace")
 
     def __init__(
-        self, code: MissCode, at: Node, template: str, *values: object, progress: int = 1
+        self,
+        code: MissCode,
+        at: Node,
+        template: str,
+        *values: object,
+        progress: int = 1,
+        fields: Mapping[str, object] | None = None,
     ) -> None:
         self.code = code
         self.at = at
         self.progress = progress
+        self.trace: tuple[object, ...] = ()
         self._template = template
         self._values = values
+        self._fields = fields or {}
 
     @property
     def reason(self) -> str:
         """The sentence."""
-        return self._template.format(*self._values)
+        return self._template.format(*self._values, **self._fields)
 
     def __repr__(self) -> str:
         return f"Miss({self.code.value}, %{self.at.name}: {self.reason})"

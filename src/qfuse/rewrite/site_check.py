@@ -9,7 +9,10 @@ from torch.fx import Node
 
 from qfuse.ir.events import Checked, Exactness
 from qfuse.ir.graph.stage_graph import StageGraph
-from qfuse.rewrite.compare import Verdict, compare
+from qfuse.ir.ops.activation import as_activation
+from qfuse.ir.ops.epilogue import Round
+from qfuse.ir.ops.views import result_of, tensor_of
+from qfuse.rewrite.compare import Verdict, compare, compare_rounded
 from qfuse.rewrite.rewriter import Journal
 from qfuse.rewrite.tolerance import SITE
 from qfuse.rewrite.values import Values, meeting_points, region_value, wide_value
@@ -39,8 +42,13 @@ class SiteChecker:
             before = _tensors(region_value(old, self._values, start))
             after = _tensors(region_value(new, self._values, start))
             wide = _tensors(truth) if truth is not None else (None,) * len(before)
+            step = _last_step(old) if exactness is Exactness.ROUNDING else None
             for parts in zip(after, before, wide, strict=True):
-                wrong = self._judge(compare(*parts, exactness, SITE), exactness, what)
+                if step is not None and parts[1].is_floating_point():
+                    verdict = compare_rounded(*parts, self._values.of(step), SITE)
+                else:
+                    verdict = compare(*parts, exactness, SITE)
+                wrong = self._judge(verdict, exactness, what)
                 if wrong is not None:
                     return wrong
         return None
@@ -63,6 +71,18 @@ class SiteChecker:
     def forget(self, nodes: Sequence[Node]) -> None:
         """Drop the values of erased nodes."""
         self._values.forget(nodes)
+
+
+def _last_step(node: Node) -> Node | None:
+    """Return the scale of the rounding that the float result of ``node`` ends with, if one does."""
+    result = result_of(node)
+    fused = as_activation(node if result is None else result[0])
+    if fused is None or fused.output.spec is not None or not fused.epilogue.steps:
+        return None
+    last = fused.epilogue.steps[-1]
+    if not isinstance(last, Round) or tensor_of(fused.extras[last.scale]).numel() != 1:
+        return None
+    return fused.extras[last.scale]
 
 
 def _tensors(value: object) -> tuple[torch.Tensor, ...]:

@@ -14,7 +14,8 @@ class Tolerance:
         peak: Multiple of the source's own greatest noise.
         floor: Noise is taken to be at least this many units in the last place of the output
             type, relative to the value's root mean square (its maximum for ``peak``).
-        codes: Share of stored numbers that may be off, each by one step.
+        codes: Share of stored numbers, and of floats that were rounded to stored numbers and back
+            last, that may be off, each by one step.
     """
 
     rms: float

@@ -34,9 +34,12 @@ def _spec(
     return replace(QuantSpec(dtype, low, high, block), **changes)  # type: ignore[arg-type]
 
 
-def stored_like(spec: QuantSpec, *shape: int) -> torch.Tensor:
+def stored_like(
+    spec: QuantSpec, *shape: int, generator: torch.Generator | None = None
+) -> torch.Tensor:
     """Return random stored numbers in the range of ``spec``."""
-    return torch.randint(spec.quant_min, spec.quant_max + 1, shape).to(spec.dtype)
+    low, high = spec.quant_min, spec.quant_max + 1
+    return torch.randint(low, high, shape, generator=generator).to(spec.dtype)
 
 
 @dataclass(slots=True)

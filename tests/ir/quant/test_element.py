@@ -55,6 +55,13 @@ def test_every_code_is_the_number_that_torchao_says(element: Element) -> None:
     assert 2.0**element.least_exponent == normal
 
 
+@pytest.mark.parametrize("element", FORMATS)
+def test_rounding_keeps_the_strides(element: Element) -> None:
+    x = torch.randn(2, 3, 4)
+    for turned in (x, x.permute(2, 0, 1), x.mT, torch.randn(4, 6)[:, ::2], x[:1].mT):
+        assert round_to_element(turned, element).stride() == torch.empty_like(turned).stride()
+
+
 def neighbours(points: Sequence[float]) -> torch.Tensor:
     """Numbers, and those right below and above them."""
     x = torch.tensor(points, dtype=torch.float32)

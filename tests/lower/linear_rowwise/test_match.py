@@ -15,12 +15,15 @@ from qfuse.ir.events import Lowered
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph
 from qfuse.ir.ops.activation import as_activation
+from qfuse.ir.ops.epilogue import Round
 from qfuse.ir.quant.choose import Formula
 from qfuse.lower.kernel.packing import Packer
 from qfuse.lower.kernel.protocol import Claim, Refusal
 from qfuse.lower.kernels.linear_w8a8 import LinearW8A8
 from qfuse.lower.linear_rowwise.emit import pair_work
 from qfuse.lower.linear_rowwise.match import Pair, pair_of
+from qfuse.rewrite.compare import compare_rounded
+from qfuse.rewrite.tolerance import SITE
 from qfuse.testing.run import random_inputs, run
 
 pytestmark = pytest.mark.numeric
@@ -146,8 +149,17 @@ def events_of(low: LoweredGraph) -> list[Lowered]:
     return list(low.log.of(Lowered))
 
 
+def last_step(program: OptimizedGraph) -> torch.Tensor | None:
+    """What one step of the rounding is worth that the float result ends with, if one does."""
+    (fused,) = filter(None, map(as_activation, program.graph.nodes))
+    last = fused.epilogue.steps[-1] if fused.epilogue.steps else None
+    if not isinstance(last, Round) or fused.output.spec is not None:
+        return None
+    return program.module.get_buffer(str(fused.extras[last.scale].target))
+
+
 def assert_same_values(program: OptimizedGraph, low: LoweredGraph, *, narrow: bool = False) -> None:
-    """Within a step of the codes, and the rounding of float numbers.
+    """Within a step of the codes, or of the floats where they were codes last, and rounding.
 
     A linear in bfloat16 rounds its operands and kernels do not, so there the two kernels are what
     the one is compared with.
@@ -156,11 +168,14 @@ def assert_same_values(program: OptimizedGraph, low: LoweredGraph, *, narrow: bo
     before = [t.clone() for t in inputs]
     new = run(low, inputs)
     old = run(lowered(program, banned="lower/lower-pair") if narrow else program, inputs)
+    step = last_step(program)
     for mine, want in zip(new, old, strict=True):
         assert (mine.dtype, mine.shape, mine.stride()) == (want.dtype, want.shape, want.stride())
         if mine.dtype in {torch.int8, torch.uint8, torch.int16}:
             assert (mine.int() - want.int()).abs().max() <= 1
             assert (mine != want).float().mean() < 0.02
+        elif step is not None:
+            assert compare_rounded(mine, want, None, step, SITE).wrong is None
         elif mine.is_floating_point():
             scale = float(want.abs().max()) + 1e-6
             eps = torch.finfo(mine.dtype).eps

@@ -271,7 +271,7 @@ class Grower:
             blocks += [(1, 4), (None, 1), (2, 3)]
         block = self.pick(blocks)
         spec = self.spec(block, real, weight=True)
-        codes = stored_like(spec, n, k)
+        codes = stored_like(spec, n, k, generator=self._random)
         q = self.b.const(self.name("w"), codes)
         grid = [int(size) for size in spec.grid((n, k))]
         made = q, Params(spec, self.scale(grid), self.zero(grid, spec))

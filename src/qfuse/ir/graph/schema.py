@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch._ops import OpOverload
 from torch.fx import Node
@@ -45,14 +47,33 @@ def arguments(node: Node) -> dict[str, Argument]:
     op = overload_of(node)
     assert op is not None, f"not a call of an op: {node.format_node()}"
     bound: dict[str, Argument] = {}
-    for index, formal in enumerate(op._schema.arguments):  # noqa: SLF001
+    for index, (name, has_default, default) in enumerate(_formals(op)):
         if index < len(node.args):
-            bound[formal.name] = node.args[index]
-        elif formal.name in node.kwargs:
-            bound[formal.name] = node.kwargs[formal.name]
-        elif formal.has_default_value():
-            bound[formal.name] = _default(formal)
+            bound[name] = node.args[index]
+        elif name in node.kwargs:
+            bound[name] = node.kwargs[name]
+        elif has_default:
+            bound[name] = default
     return bound
+
+
+def argument_names(op: OpOverload) -> tuple[str, ...]:
+    """Return the names of the arguments of ``op``, in order."""
+    return tuple(name for name, _, _ in _formals(op))
+
+
+def argument_defaults(op: OpOverload) -> dict[str, Argument]:
+    """Return the defaults of those arguments of ``op`` that have one."""
+    return {name: default for name, has_default, default in _formals(op) if has_default}
+
+
+@cache
+def _formals(op: OpOverload) -> tuple[tuple[str, bool, Argument], ...]:
+    """Return name and default of each argument; reading a schema is slow, and it never changes."""
+    return tuple(
+        (f.name, f.has_default_value(), _default(f) if f.has_default_value() else None)
+        for f in op._schema.arguments  # noqa: SLF001
+    )
 
 
 def _default(formal: torch.Argument) -> Argument:

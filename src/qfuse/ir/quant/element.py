@@ -105,8 +105,9 @@ def round_to_element(x: torch.Tensor, element: Element) -> torch.Tensor:
     field = field.clamp(min=_BIAS + element.least_exponent) - element.mantissa_bits
     step = (field << _FIELD).view(torch.float32)
     rounded = (torch.round(size / step) * step).clamp(max=element.greatest)
-    # Filling, since tracing takes the number of a torch.where for a tensor of its own.
-    return torch.copysign(rounded.masked_fill(torch.isnan(size), 1.5), x)
+    # Neither torch.where, whose number tracing takes for a tensor of its own, nor masked_fill,
+    # whose result is contiguous whatever the strides of x are.
+    return torch.copysign(torch.nan_to_num(rounded, nan=1.5), x)
 
 
 def encode(values: torch.Tensor, element: Element) -> torch.Tensor:

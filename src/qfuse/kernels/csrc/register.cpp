@@ -2,11 +2,11 @@
 // symbolic sizes, and must be there before a graph is traced, but not where a compiled one runs.
 #include <torch/library.h>
 
-#include "linear_a16.h"
-#include "linear_grouped.h"
-#include "linear_w8a8.h"
-#include "row_quantize.h"
-#include "select.h"
+#include "linear/linear_a16.h"
+#include "linear/linear_grouped.h"
+#include "linear/linear_w8a8.h"
+#include "rowwise/row_quantize.h"
+#include "isa/select.h"
 
 namespace {
 

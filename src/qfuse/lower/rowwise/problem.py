@@ -37,7 +37,7 @@ ROW_FORMULAS = (
     Formula.TOKEN_SYMMETRIC,
     Formula.TOKEN_ASYMMETRIC,
 )
-"""What the kernels choose by, see kernels/csrc/choose.h."""
+"""What the kernels choose by, see kernels/csrc/rowwise/choose.h."""
 
 _BYTES = (torch.int8, torch.uint8)
 _SCALES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -10,15 +10,8 @@ from qfuse.normalize.aten.int_matmul.float_zero_point import FloatZeroPoint
 from qfuse.normalize.aten.int_matmul.row_scale import RowScale
 from qfuse.normalize.aten.int_matmul.weight_scale import WeightOnlyScale
 from qfuse.normalize.aten.int_matmul.zero_point import IntMmShift
-from qfuse.normalize.aten.linear.addmm import LinearFromAddmm
-from qfuse.normalize.aten.linear.baddbmm import LinearFromBaddbmm
 from qfuse.normalize.aten.linear.bias import FuseBias
-from qfuse.normalize.aten.linear.bmm import LinearFromBmm
-from qfuse.normalize.aten.linear.einsum import LinearFromEinsum
-from qfuse.normalize.aten.linear.inner import LinearFromInner
-from qfuse.normalize.aten.linear.matmul import LinearFromMatmul
-from qfuse.normalize.aten.linear.mm import LinearFromMm
-from qfuse.normalize.aten.linear.mv import LinearFromMv
+from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
 from qfuse.normalize.aten.qdq.dequantize import DequantizeChain
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
@@ -36,14 +29,7 @@ from qfuse.rewrite.rule import Rule
 
 _RULES: tuple[type[Rule[Any]], ...] = (
     # Every spelling of a linear becomes one.
-    LinearFromMm,
-    LinearFromAddmm,
-    LinearFromMatmul,
-    LinearFromMv,
-    LinearFromBmm,
-    LinearFromBaddbmm,
-    LinearFromInner,
-    LinearFromEinsum,
+    *LINEAR_FROM.values(),
     # Integer products: first right, then with the zero point inside, then with their scales.
     ExactIntMm,
     IntMmShift,

@@ -19,7 +19,8 @@ from qfuse.ir.quant.element import Element, ScaleFormat
 from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, dtype_range
 from qfuse.ir.sizes import Size, same_shape
 from qfuse.normalize.match.views import view_source
-from qfuse.rewrite.prelude import Node, Rewriter, arguments, aten
+from qfuse.rewrite.pattern import Arg, Capture, Match, Maybe, Path, Step, V, guard, match, through
+from qfuse.rewrite.prelude import MissCode, Node, Rewriter, arguments, aten
 
 STORED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 """Types whose every value is exact in every float type that models compute in."""
@@ -29,12 +30,58 @@ _WIDE_INTEGERS = (torch.int16, torch.int32, torch.int64)
 _STEPS = 8
 
 
+Q: Capture[Node] = V("q", STORED)
+"""The quantized values."""
+
+ZERO: Capture[Argument] = Arg("zero")
+"""What is subtracted from them: a node or a number."""
+
+VIEWS_OF_Q: Capture[Path] = Capture("views_of_q")
+
+
+def _exact_cast(node: Node) -> Node | None:
+    exact = dtype_of(node) in REALS or dtype_of(node) in _WIDE_INTEGERS
+    return cast_source(node) if exact else None
+
+
+def _wide_view(node: Node) -> Node | None:
+    return None if dtype_of(node) in STORED else view_source(node)
+
+
+_EXACT_CAST = Step("exact cast", _exact_cast)
+_WIDE_VIEW = Step("view", _wide_view)
+_DIFFERENCES = Capture[Path]("casts_of_difference")
+
+
+@guard(MissCode.PATTERN, "expected a number for zero, found a bool")
+def _is_number(zero: Argument) -> bool:
+    return not isinstance(zero, bool)
+
+
+@guard(MissCode.PATTERN, "only the integer part of {q.dtype} values is used")
+def _keeps_fractions(q: Node, casts_of_difference: Path | None, views_of_q: Path) -> bool:
+    """Integers of float8 are not its numbers, but what is left of them without fractions."""
+    steps = views_of_q.nodes[1:] + (casts_of_difference.nodes if casts_of_difference else ())
+    return not dtype_of(q).is_floating_point or all(dtype_of(n).is_floating_point for n in steps)
+
+
+_PLAIN = through(Q, _EXACT_CAST, _WIDE_VIEW, path=VIEWS_OF_Q)
+QUANTIZED = Maybe(
+    through(_PLAIN - ZERO.given(_is_number), _EXACT_CAST, path=_DIFFERENCES), _PLAIN
+).given(_keeps_fractions)
+"""``view(cast(Q)) - ZERO``, the float value in units of the scale.
+
+Every step is exact: the casts widen, and the difference of two 8-bit numbers fits in every type
+that it may be taken in. That the zero point is an 8-bit number is left to the rule.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """``view(cast(q)) - zero``, the real number in units of the scale.
+    """What :data:`QUANTIZED` matched.
 
     Attributes:
-        q: The stored numbers, of one of the ``STORED`` types.
+        q: The quantized values, of one of the ``STORED`` types.
         views: Views between ``q`` and the value, from ``q`` outward.
         zero: What is subtracted: a node, a number or ``None``. It has the shape of the value, or
             broadcasts to it.
@@ -44,8 +91,13 @@ class Stored:
     views: tuple[Node, ...] = ()
     zero: Argument = None
 
+    @staticmethod
+    def of(found: Match) -> Stored:
+        """Return what a pattern with :data:`QUANTIZED` in it captured."""
+        return Stored(found[Q], found[VIEWS_OF_Q].of(_WIDE_VIEW), found.get(ZERO))
+
     def build(self, rw: Rewriter) -> Node:
-        """Return the stored numbers in the shape of the value."""
+        """Return the quantized values in the shape of the value."""
         q = self.q
         for view in self.views:
             rest = [v for k, v in arguments(view).items() if k != "self"]
@@ -54,35 +106,9 @@ class Stored:
 
 
 def stored_numbers(value: object) -> Stored | None:
-    """Read ``value`` as stored numbers that were cast, reshaped and shifted, or return ``None``.
-
-    Every step is exact: the casts widen, and the difference of two 8-bit numbers fits in every
-    type that it may be taken in. That the zero point is an 8-bit number is left to the caller.
-    """
-    node, zero, views = value, None, list[Node]()
-    whole = False
-    for _ in range(_STEPS):
-        if not isinstance(node, Node) or not isinstance(node.meta.get("val"), torch.Tensor):
-            return None
-        dtype = dtype_of(node)
-        if dtype in STORED:
-            # Integers of float8 are not its numbers, but what is left of them without fractions.
-            truncated = whole and dtype.is_floating_point
-            return None if truncated else Stored(node, tuple(reversed(views)), zero)
-        if dtype not in REALS and dtype not in _WIDE_INTEGERS:
-            return None
-        whole = whole or dtype in _WIDE_INTEGERS
-        shifted = difference(node)
-        if shifted is not None:
-            if zero is not None or views:
-                return None
-            node, zero = shifted
-            continue
-        source = view_source(node)
-        if source is not None:
-            views.append(node)
-        node = source if source is not None else cast_source(node)
-    return None
+    """Read ``value`` as quantized values that were cast, reshaped and shifted."""
+    found = match(QUANTIZED, value) if isinstance(value, Node) else None
+    return Stored.of(found) if isinstance(found, Match) else None
 
 
 def difference(node: Node) -> tuple[Node, Argument] | None:

@@ -14,6 +14,8 @@ from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.view_ops import RESHAPES, SIZED_VIEWS
 from qfuse.ir.ops.views import dtype_of, node_of, shape_of, tensor_of
 from qfuse.ir.sizes import Size, same_shape, same_size
+from qfuse.rewrite import pattern
+from qfuse.rewrite.pattern import Step
 from qfuse.rewrite.prelude import Node, Rewriter, arguments, aten
 
 VIEWS = (*RESHAPES, aten.alias.default)
@@ -29,11 +31,23 @@ def view_source(value: object) -> Node | None:
     return node_of(arguments(value)["self"])
 
 
+VIEW = Step("view", view_source, VIEWS)
+"""A view of any shape, as a step of a pattern."""
+
+
+def _sized_source(node: Node) -> Node | None:
+    return node_of(arguments(node)["self"]) if is_call(node, *SIZED_VIEWS) else None
+
+
+SIZED_VIEW = Step("view", _sized_source, SIZED_VIEWS)
+"""A view that names its whole shape."""
+
+
 def rows_source(value: object) -> Node | None:
     """Return the source of a view that leaves the last axis alone, or ``None``.
 
     Such a view only merges and splits leading axes, so it commutes with all that acts on rows. It
-    is one that :func:`put_back` can put on a tensor with another last axis.
+    is one that :func:`reapply_views` can put on a tensor with another last axis.
     """
     source = view_source(value)
     if source is None or not isinstance(value, Node):
@@ -48,6 +62,10 @@ def rows_source(value: object) -> Node | None:
     if is_call(value, aten.squeeze.dim):
         return source if _axis(value, len(before)) < len(before) - 1 else None
     return None
+
+
+ROW_VIEW = Step("view", rows_source)
+"""A view that leaves the last axis alone."""
 
 
 def reapply_views(rw: Rewriter, view: Node, y: Node) -> Node:
@@ -113,6 +131,15 @@ def transpose_source(value: object) -> Node | None:
         assert isinstance(dims, (list, tuple)), f"not a list of axes: {value.format_node()}"
         return node_of(a["self"]) if [_wrap(d, 2) for d in dims] == [1, 0] else None
     return None
+
+
+def reapply_path(rw: Rewriter, path: pattern.Path, y: Node, dtype: torch.dtype) -> Node:
+    """Give ``y``, which stands for the base of ``path``, a type, and put the views back on."""
+    if dtype_of(y) != dtype:
+        y = rw.call(aten._to_copy.default, y, dtype=dtype)
+    for view in path.of(ROW_VIEW):
+        y = reapply_views(rw, view, y)
+    return y
 
 
 @dataclass(frozen=True, slots=True)

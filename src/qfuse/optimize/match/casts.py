@@ -7,7 +7,8 @@ import torch
 from qfuse.ir.dtypes import REALS, widens
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops import casts
-from qfuse.ir.ops.views import dtype_of, node_of
+from qfuse.ir.ops.views import dtype_of, node_of, tensor_of
+from qfuse.optimize.match.move_qparams import same_strides
 from qfuse.rewrite.prelude import Node, arguments, aten
 
 
@@ -25,13 +26,20 @@ def besides_dtype(node: Node) -> list[str]:
 
 
 def cast_source(node: Node) -> Node | None:
-    """Return what ``node`` casts from one float type to another, or to the same; else ``None``."""
+    """Return what ``node`` casts from one float type to another, or to the same; else ``None``.
+
+    A copy of the same type that makes something dense which is not has numbers that lie in another
+    way: a library computes functions of them, and sums, by other formulas. It is no cast.
+    """
     source = casts.cast_source(node)
     if is_call(node, aten.type_as.default):
         source = node_of(arguments(node)["self"])
-    if source is None:
+    if source is None or not {dtype_of(source), dtype_of(node)} <= set(REALS):
         return None
-    return source if {dtype_of(source), dtype_of(node)} <= set(REALS) else None
+    moves = dtype_of(source) == dtype_of(node) and not same_strides(
+        tensor_of(source), tensor_of(node)
+    )
+    return None if moves else source
 
 
 def exact_source(node: Node) -> tuple[Node, list[Node]]:

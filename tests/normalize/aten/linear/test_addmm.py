@@ -7,7 +7,7 @@ from tests.support.sources.aten_spellings import aten, finish, golden, refusal, 
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import CapturedGraph
-from qfuse.normalize.aten.linear.addmm import LinearFromAddmm
+from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.testing.build import GraphBuilder
 
 
@@ -24,7 +24,7 @@ def test_golden_a_bias_of_one_number_per_feature() -> None:
     program = product(GraphBuilder(), torch.randn(4))
 
     assert_expected_inline(
-        golden(program, LinearFromAddmm()),
+        golden(program, LINEAR_FROM["addmm"]()),
         """\
 %x: float32[s0, 8]
 const %w: float32[4, 8]
@@ -39,7 +39,7 @@ def test_golden_a_bias_with_a_leading_one_is_viewed() -> None:
     program = product(GraphBuilder(), torch.randn(1, 4))
 
     assert_expected_inline(
-        golden(program, LinearFromAddmm()),
+        golden(program, LINEAR_FROM["addmm"]()),
         """\
 %x: float32[s0, 8]
 const %w: float32[4, 8]
@@ -54,7 +54,7 @@ fired: linear-from-addmm 1""",
 def test_refuses_a_scaled_sum(scaling: dict[str, float]) -> None:
     program = product(GraphBuilder(), torch.randn(4), torch.float32, **scaling)
 
-    assert refusal(program, LinearFromAddmm()) == (MissCode.ARGUMENT, "addmm_default")
+    assert refusal(program, LINEAR_FROM["addmm"]()) == (MissCode.ARGUMENT, "addmm_default")
 
 
 @pytest.mark.parametrize("shape", [(1,), (), (1, 1), (5, 1), (5, 4)])
@@ -63,7 +63,7 @@ def test_refuses_a_summand_that_is_no_bias(shape: tuple[int, ...]) -> None:
     x, w = b.arg("x", torch.float32, 5, 8), b.const("w", torch.randn(8, 4))
     program = finish(b, b.call(aten.addmm.default, b.const("b", torch.randn(shape)), x, w))
 
-    assert refusal(program, LinearFromAddmm()) == (MissCode.SHAPE, "b")
+    assert refusal(program, LINEAR_FROM["addmm"]()) == (MissCode.SHAPE, "b")
 
 
 def test_refuses_one_number_per_row_even_if_there_are_as_many_features() -> None:
@@ -71,7 +71,7 @@ def test_refuses_one_number_per_row_even_if_there_are_as_many_features() -> None
     x, w = b.arg("x", torch.float32, 4, 8), b.const("w", torch.randn(8, 4))
     program = finish(b, b.call(aten.addmm.default, b.const("b", torch.randn(4, 1)), x, w))
 
-    assert refusal(program, LinearFromAddmm()) == (MissCode.SHAPE, "b")
+    assert refusal(program, LINEAR_FROM["addmm"]()) == (MissCode.SHAPE, "b")
 
 
 def test_refuses_two_activations() -> None:
@@ -79,7 +79,7 @@ def test_refuses_two_activations() -> None:
     x, y = b.arg("x", torch.float32, 3, 8), b.arg("y", torch.float32, 8, 4)
     program = finish(b, b.call(aten.addmm.default, b.const("b", torch.randn(4)), x, y))
 
-    assert refusal(program, LinearFromAddmm()) == (MissCode.NOT_CONSTANT, "y")
+    assert refusal(program, LINEAR_FROM["addmm"]()) == (MissCode.NOT_CONSTANT, "y")
 
 
 @pytest.mark.numeric
@@ -89,6 +89,6 @@ def test_refuses_two_activations() -> None:
 def test_values_are_the_same_bits(m: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     program = product(GraphBuilder(), torch.randn(shape).to(dtype), dtype)
 
-    result = same_values(program, [torch.randn(m, 8).to(dtype)], LinearFromAddmm(), exact=True)
+    result = same_values(program, [torch.randn(m, 8).to(dtype)], LINEAR_FROM["addmm"](), exact=True)
 
     assert result.fired == {"linear-from-addmm": 1}

@@ -7,7 +7,7 @@ from tests.support.sources.aten_spellings import aten, finish, golden, refusal, 
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import CapturedGraph
-from qfuse.normalize.aten.linear.baddbmm import LinearFromBaddbmm
+from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.testing.build import GraphBuilder
 
 
@@ -22,7 +22,7 @@ def test_golden_a_bias_of_one_number_per_feature() -> None:
     program = source(GraphBuilder(), torch.randn(7))
 
     assert_expected_inline(
-        golden(program, LinearFromBaddbmm()),
+        golden(program, LINEAR_FROM["baddbmm"]()),
         """\
 %x: float32[2, 5, 33]
 const %b: float32[7]
@@ -37,14 +37,14 @@ fired: linear-from-baddbmm 1""",
 def test_refuses_a_scaled_sum(scaling: dict[str, float]) -> None:
     program = source(GraphBuilder(), torch.randn(7), **scaling)
 
-    assert refusal(program, LinearFromBaddbmm()) == (MissCode.ARGUMENT, "baddbmm_default")
+    assert refusal(program, LINEAR_FROM["baddbmm"]()) == (MissCode.ARGUMENT, "baddbmm_default")
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1, 7), (2, 1, 1)])
 def test_refuses_a_summand_that_is_no_bias(shape: tuple[int, ...]) -> None:
     program = source(GraphBuilder(), torch.randn(shape))
 
-    assert refusal(program, LinearFromBaddbmm()) == (MissCode.SHAPE, "b")
+    assert refusal(program, LINEAR_FROM["baddbmm"]()) == (MissCode.SHAPE, "b")
 
 
 def test_refuses_a_matrix_per_batch_entry() -> None:
@@ -52,7 +52,7 @@ def test_refuses_a_matrix_per_batch_entry() -> None:
     x, w = b.arg("x", torch.float32, 2, 3, 8), b.const("w", torch.randn(2, 8, 4))
     program = finish(b, b.call(aten.baddbmm.default, b.const("b", torch.randn(4)), x, w))
 
-    assert refusal(program, LinearFromBaddbmm()) == (MissCode.PATTERN, "w")
+    assert refusal(program, LINEAR_FROM["baddbmm"]()) == (MissCode.PATTERN, "w")
 
 
 @pytest.mark.numeric
@@ -64,6 +64,6 @@ def test_values_agree(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         program = source(GraphBuilder(), make(*shape).to(dtype))
 
         inputs = [make(2, 5, 33).to(dtype)]
-        result = same_values(program, inputs, LinearFromBaddbmm(), exact=exact)
+        result = same_values(program, inputs, LINEAR_FROM["baddbmm"](), exact=exact)
 
         assert result.fired == {"linear-from-baddbmm": 1}

@@ -6,7 +6,7 @@ from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import aten, finish, golden, refusal, same_values, whole
 
 from qfuse.ir.events import MissCode
-from qfuse.normalize.aten.linear.bmm import LinearFromBmm
+from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.testing.build import GraphBuilder
 
 
@@ -17,7 +17,7 @@ def test_golden_an_expanded_weight() -> None:
     y = b.call(aten.bmm.default, x, b.call(aten.expand.default, w, (2, 8, 4)))
 
     assert_expected_inline(
-        golden(finish(b, y), LinearFromBmm()),
+        golden(finish(b, y), LINEAR_FROM["bmm"]()),
         """\
 %x: float32[2, s0, 8]
 const %w: float32[4, 8]
@@ -35,7 +35,7 @@ def test_golden_two_batch_axes_that_were_merged() -> None:
     y = b.call(aten.bmm.default, x, b.call(aten._unsafe_view.default, many, (6, 8, 4)))
 
     assert_expected_inline(
-        golden(finish(b, y), LinearFromBmm()),
+        golden(finish(b, y), LINEAR_FROM["bmm"]()),
         """\
 %x: float32[6, 5, 8]
 const %w_t: float32[4, 8]
@@ -50,7 +50,7 @@ def test_refuses_a_matrix_per_batch_entry() -> None:
     x, w = b.arg("x", torch.float32, 2, 3, 8), b.const("w", torch.randn(2, 8, 4))
     program = finish(b, b.call(aten.bmm.default, x, w))
 
-    assert refusal(program, LinearFromBmm()) == (MissCode.PATTERN, "w")
+    assert refusal(program, LINEAR_FROM["bmm"]()) == (MissCode.PATTERN, "w")
 
 
 def test_refuses_a_view_that_mixes_batch_entries_with_rows() -> None:
@@ -60,7 +60,7 @@ def test_refuses_a_view_that_mixes_batch_entries_with_rows() -> None:
     mixed = b.call(aten.reshape.default, many, (2, 8, 4))
     program = finish(b, b.call(aten.bmm.default, x, mixed))
 
-    assert refusal(program, LinearFromBmm()) == (MissCode.PATTERN, "reshape_default")
+    assert refusal(program, LINEAR_FROM["bmm"]()) == (MissCode.PATTERN, "reshape_default")
 
 
 def test_refuses_an_expanded_activation() -> None:
@@ -68,7 +68,7 @@ def test_refuses_an_expanded_activation() -> None:
     x, w = b.arg("x", torch.float32, 2, 3, 8), b.arg("w", torch.float32, 8, 4)
     program = finish(b, b.call(aten.bmm.default, x, b.call(aten.expand.default, w, (2, 8, 4))))
 
-    assert refusal(program, LinearFromBmm()) == (MissCode.NOT_CONSTANT, "w")
+    assert refusal(program, LINEAR_FROM["bmm"]()) == (MissCode.NOT_CONSTANT, "w")
 
 
 @pytest.mark.numeric
@@ -83,6 +83,6 @@ def test_values_agree(dtype: torch.dtype, m: int) -> None:
         y = b.call(aten.bmm.default, x, b.call(aten.expand.default, w, (3, 33, 7)))
 
         inputs = [make(3, m, 33).to(dtype)]
-        result = same_values(finish(b, y), inputs, LinearFromBmm(), exact=exact)
+        result = same_values(finish(b, y), inputs, LINEAR_FROM["bmm"](), exact=exact)
 
         assert result.fired == {"linear-from-bmm": 1}

@@ -9,7 +9,7 @@ from tests.support.sources.aten_spellings import aten, finish, golden, refusal, 
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import CapturedGraph
-from qfuse.normalize.aten.linear.einsum import LinearFromEinsum
+from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.testing.build import GraphBuilder
 
 EQUATIONS = ["bsk,nk->bsn", "b s k, k n -> b s n", "...k,nk->...n", "nk,bsk->bsn", "kn,...k->...n"]
@@ -31,7 +31,7 @@ def test_golden_an_equation_with_letters() -> None:
     program = source(GraphBuilder(), EQUATIONS[0], torch.randn, torch.float32)
 
     assert_expected_inline(
-        golden(program, LinearFromEinsum()),
+        golden(program, LINEAR_FROM["einsum"]()),
         """\
 %x: float32[2, 3, 33]
 const %w: float32[7, 33]
@@ -45,7 +45,7 @@ def test_golden_an_equation_with_dots_and_the_weight_first() -> None:
     program = source(GraphBuilder(), EQUATIONS[4], torch.randn, torch.float32)
 
     assert_expected_inline(
-        golden(program, LinearFromEinsum()),
+        golden(program, LINEAR_FROM["einsum"]()),
         """\
 %x: float32[2, 3, 33]
 const %w_t: float32[7, 33]
@@ -74,7 +74,7 @@ def test_refuses_more_than_a_product_over_the_last_axis(equation: str) -> None:
     x, w = b.arg("x", torch.float32, 8, 8, 8), b.const("w", torch.randn(8, 8))
     program = finish(b, b.call(aten.einsum.default, equation, [x, w]))
 
-    assert refusal(program, LinearFromEinsum()) == (MissCode.PATTERN, "einsum_default")
+    assert refusal(program, LINEAR_FROM["einsum"]()) == (MissCode.PATTERN, "einsum_default")
 
 
 @pytest.mark.parametrize(("k", "shape"), [(8, (16, 1)), (1, (16, 8))])
@@ -83,7 +83,7 @@ def test_refuses_an_axis_of_one_element_that_is_spread(k: int, shape: tuple[int,
     x, w = b.arg("x", torch.float32, 2, k), b.const("w", torch.randn(shape))
     program = finish(b, b.call(aten.einsum.default, "bk,nk->bn", [x, w]))
 
-    assert refusal(program, LinearFromEinsum()) == (MissCode.SHAPE, "einsum_default")
+    assert refusal(program, LINEAR_FROM["einsum"]()) == (MissCode.SHAPE, "einsum_default")
 
 
 def test_refuses_two_activations() -> None:
@@ -91,7 +91,7 @@ def test_refuses_two_activations() -> None:
     x, y = b.arg("x", torch.float32, 3, 8), b.arg("y", torch.float32, 4, 8)
     program = finish(b, b.call(aten.einsum.default, "mk,nk->mn", [x, y]))
 
-    assert refusal(program, LinearFromEinsum()) == (MissCode.NOT_CONSTANT, "einsum_default")
+    assert refusal(program, LINEAR_FROM["einsum"]()) == (MissCode.NOT_CONSTANT, "y")
 
 
 def test_refuses_three_operands() -> None:
@@ -99,7 +99,7 @@ def test_refuses_three_operands() -> None:
     x, w = b.arg("x", torch.float32, 3, 8), b.const("w", torch.randn(8, 8))
     program = finish(b, b.call(aten.einsum.default, "mk,nk,on->mo", [x, w, w]))
 
-    assert refusal(program, LinearFromEinsum()) == (MissCode.PATTERN, "einsum_default")
+    assert refusal(program, LINEAR_FROM["einsum"]()) == (MissCode.PATTERN, "einsum_default")
 
 
 @pytest.mark.numeric
@@ -111,6 +111,6 @@ def test_values_agree(equation: str, dtype: torch.dtype) -> None:
         program = source(GraphBuilder(), equation, make, dtype)
 
         inputs = [make(2, 3, 33).to(dtype)]
-        result = same_values(program, inputs, LinearFromEinsum(), exact=exact)
+        result = same_values(program, inputs, LINEAR_FROM["einsum"](), exact=exact)
 
         assert result.fired == {"linear-from-einsum": 1}

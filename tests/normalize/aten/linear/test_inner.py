@@ -6,7 +6,7 @@ from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import aten, finish, golden, refusal, same_values, whole
 
 from qfuse.ir.events import MissCode
-from qfuse.normalize.aten.linear.inner import LinearFromInner
+from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.testing.build import GraphBuilder
 
 
@@ -18,7 +18,7 @@ def test_golden_inner_and_tensordot() -> None:
     z = b.call(aten.tensordot.default, x, v, (2,), (0,))
 
     assert_expected_inline(
-        golden(finish(b, y, z), LinearFromInner()),
+        golden(finish(b, y, z), LINEAR_FROM["inner"]()),
         """\
 %x: float32[2, s0, 8]
 const %w: float32[4, 8]
@@ -36,7 +36,7 @@ def test_refuses_other_axes(dims: tuple[int, ...], other: tuple[int, ...]) -> No
     x, w = b.arg("x", torch.float32, 8, 8, 8), b.const("w", torch.randn(8, 8))
     program = finish(b, b.call(aten.tensordot.default, x, w, dims, other))
 
-    assert refusal(program, LinearFromInner()) == (MissCode.AXIS, "tensordot_default")
+    assert refusal(program, LINEAR_FROM["inner"]()) == (MissCode.AXIS, "tensordot_default")
 
 
 @pytest.mark.parametrize(("k", "shape"), [(8, (16, 1)), (1, (16, 8))])
@@ -45,7 +45,7 @@ def test_refuses_an_axis_of_one_element_that_is_spread(k: int, shape: tuple[int,
     x, w = b.arg("x", torch.float32, 2, k), b.const("w", torch.randn(shape))
     program = finish(b, b.call(aten.tensordot.default, x, w, (1,), (1,)))
 
-    assert refusal(program, LinearFromInner()) == (MissCode.SHAPE, "tensordot_default")
+    assert refusal(program, LINEAR_FROM["inner"]()) == (MissCode.SHAPE, "tensordot_default")
 
 
 def test_refuses_two_activations() -> None:
@@ -53,7 +53,7 @@ def test_refuses_two_activations() -> None:
     x, y = b.arg("x", torch.float32, 3, 8), b.arg("y", torch.float32, 4, 8)
     program = finish(b, b.call(aten.inner.default, x, y))
 
-    assert refusal(program, LinearFromInner()) == (MissCode.NOT_CONSTANT, "y")
+    assert refusal(program, LINEAR_FROM["inner"]()) == (MissCode.NOT_CONSTANT, "y")
 
 
 @pytest.mark.numeric
@@ -68,6 +68,6 @@ def test_values_agree(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         z = b.call(aten.tensordot.default, x, w, (-1,), (-1,))
 
         inputs = [make(*shape).to(dtype)]
-        result = same_values(finish(b, y, z), inputs, LinearFromInner(), exact=exact)
+        result = same_values(finish(b, y, z), inputs, LINEAR_FROM["inner"](), exact=exact)
 
         assert result.fired == {"linear-from-inner": 2}

@@ -14,7 +14,7 @@ from tests.support.sources.aten_spellings import (
 )
 
 from qfuse.ir.events import MissCode
-from qfuse.normalize.aten.linear.matmul import LinearFromMatmul
+from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.testing.build import GraphBuilder
 
 
@@ -24,7 +24,7 @@ def test_golden_an_activation_of_any_rank() -> None:
     y = b.call(aten.matmul.default, x, b.const("w", torch.randn(8, 4)))
 
     assert_expected_inline(
-        golden(finish(b, y), LinearFromMatmul()),
+        golden(finish(b, y), LINEAR_FROM["matmul"]()),
         """\
 %x: float32[2, s0, 8]
 const %w_t: float32[4, 8]
@@ -45,7 +45,7 @@ def test_golden_a_weight_that_is_dequantized_transposed() -> None:
     y = b.call(aten.matmul.default, x, w)
 
     assert_expected_inline(
-        golden(finish(b, y), LinearFromMatmul()),
+        golden(finish(b, y), LINEAR_FROM["matmul"]()),
         """\
 %x: bfloat16[2, 3, 8]
 const %q: int8[4, 8]
@@ -64,7 +64,7 @@ def test_golden_a_weight_times_a_vector() -> None:
     y = b.call(aten.matmul.default, b.const("w", torch.randn(4, 8)), x)
 
     assert_expected_inline(
-        golden(finish(b, y), LinearFromMatmul()),
+        golden(finish(b, y), LINEAR_FROM["matmul"]()),
         """\
 %x: float32[8]
 const %w: float32[4, 8]
@@ -79,7 +79,7 @@ def test_refuses_two_activations() -> None:
     x, y = b.arg("x", torch.float32, 2, 3, 8), b.arg("y", torch.float32, 8, 4)
     program = finish(b, b.call(aten.matmul.default, x, y))
 
-    assert refusal(program, LinearFromMatmul()) == (MissCode.NOT_CONSTANT, "y")
+    assert refusal(program, LINEAR_FROM["matmul"]()) == (MissCode.NOT_CONSTANT, "y")
 
 
 def test_refuses_a_matrix_per_batch_entry() -> None:
@@ -87,7 +87,7 @@ def test_refuses_a_matrix_per_batch_entry() -> None:
     x, w = b.arg("x", torch.float32, 2, 3, 8), b.const("w", torch.randn(2, 8, 4))
     program = finish(b, b.call(aten.matmul.default, x, w))
 
-    assert refusal(program, LinearFromMatmul()) == (MissCode.SHAPE, "w")
+    assert refusal(program, LINEAR_FROM["matmul"]()) == (MissCode.SHAPE, "w")
 
 
 def test_refuses_a_weight_on_the_left_of_a_matrix() -> None:
@@ -95,7 +95,7 @@ def test_refuses_a_weight_on_the_left_of_a_matrix() -> None:
     x, w = b.arg("x", torch.float32, 8, 3), b.const("w", torch.randn(4, 8))
     program = finish(b, b.call(aten.matmul.default, w, x))
 
-    assert refusal(program, LinearFromMatmul()) == (MissCode.NOT_CONSTANT, "x")
+    assert refusal(program, LINEAR_FROM["matmul"]()) == (MissCode.NOT_CONSTANT, "x")
 
 
 @pytest.mark.numeric
@@ -110,7 +110,7 @@ def test_values_are_the_same_bits(shape: tuple[int, ...], dtype: torch.dtype) ->
         outs.append(b.call(aten.matmul.default, b.const("v", torch.randn(5, 8).to(dtype)), x))
 
     inputs = [torch.randn(shape).to(dtype)]
-    result = same_values(finish(b, *outs), inputs, LinearFromMatmul(), exact=True)
+    result = same_values(finish(b, *outs), inputs, LINEAR_FROM["matmul"](), exact=True)
 
     assert result.fired == {"linear-from-matmul": len(outs)}
 
@@ -121,4 +121,4 @@ def test_a_transposed_activation_is_multiplied_row_by_row() -> None:
     x = b.call(aten.transpose.int, b.arg("x", torch.float32, 3, 2, 33), 0, 1)
     y = b.call(aten.matmul.default, x, b.const("w", whole(33, 5)))
 
-    same_values(finish(b, y), [whole(3, 2, 33)], LinearFromMatmul(), exact=True)
+    same_values(finish(b, y), [whole(3, 2, 33)], LINEAR_FROM["matmul"](), exact=True)

@@ -6,7 +6,7 @@ from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import aten, finish, golden, refusal, same_values, whole
 
 from qfuse.ir.events import MissCode
-from qfuse.normalize.aten.linear.mm import LinearFromMm
+from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.testing.build import GraphBuilder
 
 
@@ -17,7 +17,7 @@ def test_golden_a_transposed_weight() -> None:
     y = b.call(aten.mm.default, x, b.call(aten.t.default, w))
 
     assert_expected_inline(
-        golden(finish(b, y), LinearFromMm()),
+        golden(finish(b, y), LINEAR_FROM["mm"]()),
         """\
 %x: float32[s0, 8]
 const %w: float32[4, 8]
@@ -36,7 +36,7 @@ def test_golden_a_weight_that_is_stored_transposed_is_viewed_once() -> None:
     program = finish(b, one, two)
 
     assert_expected_inline(
-        golden(program, LinearFromMm()),
+        golden(program, LINEAR_FROM["mm"]()),
         """\
 %x: float32[s0, 8]
 const %w_t: float32[4, 8]
@@ -58,7 +58,7 @@ def test_golden_a_cast_and_stored_weight() -> None:
     y = b.call(aten.mm.default, x, w)
 
     assert_expected_inline(
-        golden(finish(b, y), LinearFromMm()),
+        golden(finish(b, y), LINEAR_FROM["mm"]()),
         """\
 %x: bfloat16[3, 8]
 const %q: int8[4, 8]
@@ -74,7 +74,7 @@ def test_refuses_two_activations() -> None:
     x, y = b.arg("x", torch.float32, 3, 8), b.arg("y", torch.float32, 8, 4)
     program = finish(b, b.call(aten.mm.default, x, y))
 
-    assert refusal(program, LinearFromMm()) == (MissCode.NOT_CONSTANT, "y")
+    assert refusal(program, LINEAR_FROM["mm"]()) == (MissCode.NOT_CONSTANT, "y")
 
 
 def test_refuses_a_weight_that_the_program_writes() -> None:
@@ -83,7 +83,7 @@ def test_refuses_a_weight_that_the_program_writes() -> None:
     w.meta["qfuse_mutable"] = True
     program = finish(b, b.call(aten.mm.default, x, w))
 
-    assert refusal(program, LinearFromMm()) == (MissCode.NOT_CONSTANT, "w")
+    assert refusal(program, LINEAR_FROM["mm"]()) == (MissCode.NOT_CONSTANT, "w")
 
 
 def test_refuses_integers() -> None:
@@ -91,7 +91,7 @@ def test_refuses_integers() -> None:
     x, w = b.arg("x", torch.int32, 3, 8), b.const("w", torch.ones(8, 4, dtype=torch.int32))
     program = finish(b, b.call(aten.mm.default, x, w))
 
-    assert refusal(program, LinearFromMm()) == (MissCode.NOT_CONSTANT, "w")
+    assert refusal(program, LINEAR_FROM["mm"]()) == (MissCode.NOT_CONSTANT, "w")
 
 
 @pytest.mark.numeric
@@ -104,7 +104,9 @@ def test_values_are_the_same_bits(m: int, dtype: torch.dtype, transposed: bool) 
     w = b.const("w", torch.randn(4, 8, dtype=dtype) if transposed else torch.randn(8, 4).to(dtype))
     y = b.call(aten.mm.default, x, b.call(aten.t.default, w) if transposed else w)
 
-    result = same_values(finish(b, y), [torch.randn(m, 8).to(dtype)], LinearFromMm(), exact=True)
+    result = same_values(
+        finish(b, y), [torch.randn(m, 8).to(dtype)], LINEAR_FROM["mm"](), exact=True
+    )
 
     assert result.fired == {"linear-from-mm": 1}
 
@@ -115,4 +117,4 @@ def test_sums_of_whole_numbers_are_exact() -> None:
     x = b.arg("x", torch.float32, 7, 33)
     y = b.call(aten.mm.default, x, b.const("w", whole(33, 5)))
 
-    same_values(finish(b, y), [whole(7, 33)], LinearFromMm(), exact=True)
+    same_values(finish(b, y), [whole(7, 33)], LINEAR_FROM["mm"](), exact=True)

@@ -6,7 +6,7 @@ from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import aten, finish, golden, refusal, same_values
 
 from qfuse.ir.events import MissCode
-from qfuse.normalize.aten.linear.mv import LinearFromMv
+from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.testing.build import GraphBuilder
 
 
@@ -16,7 +16,7 @@ def test_golden_a_weight_times_a_vector() -> None:
     y = b.call(aten.mv.default, b.const("w", torch.randn(4, 8)), x)
 
     assert_expected_inline(
-        golden(finish(b, y), LinearFromMv()),
+        golden(finish(b, y), LINEAR_FROM["mv"]()),
         """\
 %x: float32[8]
 const %w: float32[4, 8]
@@ -31,7 +31,7 @@ def test_refuses_an_activation_as_the_matrix() -> None:
     x, w = b.arg("x", torch.float32, 8), b.arg("w", torch.float32, 4, 8)
     program = finish(b, b.call(aten.mv.default, w, x))
 
-    assert refusal(program, LinearFromMv()) == (MissCode.NOT_CONSTANT, "w")
+    assert refusal(program, LINEAR_FROM["mv"]()) == (MissCode.NOT_CONSTANT, "w")
 
 
 @pytest.mark.numeric
@@ -42,6 +42,6 @@ def test_values_are_the_same_bits(dtype: torch.dtype) -> None:
     y = b.call(aten.mv.default, b.const("w", torch.randn(7, 33).to(dtype)), x)
 
     inputs = [torch.randn(33).to(dtype)]
-    result = same_values(finish(b, y), inputs, LinearFromMv(), exact=True)
+    result = same_values(finish(b, y), inputs, LINEAR_FROM["mv"](), exact=True)
 
     assert result.fired == {"linear-from-mv": 1}

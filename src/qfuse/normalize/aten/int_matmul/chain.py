@@ -17,7 +17,7 @@ from qfuse.normalize.aten.int_matmul.activation_qparams import Activation, place
 from qfuse.normalize.aten.int_matmul.match import IntProduct, as_int_product
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.aten.qdq.scale_factor import Factor, check_range, constant_factor
-from qfuse.normalize.importers.rule import RefusedError
+from qfuse.normalize.importers.rule import RefusedError, accepted
 from qfuse.normalize.match.broadcast import Broadcast, broadcast_of, is_per_feature
 from qfuse.normalize.match.constants import shared_constant
 from qfuse.normalize.match.views import Path, reapply_views, strip_views
@@ -138,7 +138,7 @@ def _check_ranges(
         known = torch.tensor(float(for_x), dtype=torch.float64)
     for scale in (known, None if weight_scale is None else weight_scale.value):
         if scale is not None:
-            check_range(node, scale, spec, shifted=True)
+            accepted(check_range(node, scale, spec, shifted=True))
 
 
 def _split(scale: Argument, y: Node) -> tuple[Argument, Node | None]:

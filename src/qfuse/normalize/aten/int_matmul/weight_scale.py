@@ -24,7 +24,7 @@ from qfuse.normalize.aten.qdq.scale_factor import (
     constant_factor,
     zero_factor,
 )
-from qfuse.normalize.importers.rule import RefusedError
+from qfuse.normalize.importers.rule import RefusedError, accepted
 from qfuse.normalize.match.broadcast import Broadcast, broadcast_of
 from qfuse.normalize.match.constants import derived, is_unit
 from qfuse.normalize.match.quantized_values import moved_constant, stored_numbers
@@ -148,7 +148,7 @@ def _read(node: Node, linear: Linear, path: Path, value: Node, by: Argument) -> 
     scale = _read_scale(node, by, value, compute)
     assert scale.value is not None, "it is a constant"
     q, zero, spec = _read_weight(node, linear.weight, scale, real, compute)
-    check_range(node, scale.value, spec, shifted=zero is not None)
+    accepted(check_range(node, scale.value, spec, shifted=zero is not None))
     bias = None
     if linear.bias is not None:
         known = constant_value(linear.bias)
@@ -196,5 +196,8 @@ def _read_weight(
         if dtype.is_floating_point:
             text = "{} stored numbers have no zero point"
             raise RefusedError(MissCode.ZERO_POINT, weight, text, dtype_name(dtype))
-        zero = zero_factor(node, stored.zero, scale.shape, dtype, chosen_at_run_time)
+        zero = accepted(zero_factor(node, stored.zero, scale.shape, dtype))
+        if zero is not None and zero.value is None and not chosen_at_run_time(zero.home):
+            text = "the zero point is no constant, and no op that chooses zero points gave it"
+            raise RefusedError(MissCode.NOT_CONSTANT, zero.home, text)
     return stored.q, zero, QuantSpec(dtype, *dtype_range(dtype), block, real, Arithmetic(compute))

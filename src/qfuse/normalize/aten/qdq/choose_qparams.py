@@ -3,45 +3,75 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
+from torch.fx.node import Argument
 
-from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.qdq import Quantize, as_quantize
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.choose import ChooseSpec, Formula
-from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.sizes import same_size
-from qfuse.rewrite.prelude import (
-    Exactness,
-    Miss,
-    MissCode,
-    Node,
-    OpOverload,
-    Rewriter,
-    Rule,
-    arguments,
-    aten,
-)
+from qfuse.rewrite.pattern import ANY, Arg, Capture, Either, Literal, Match, PatternRule, V, op
+from qfuse.rewrite.pattern.guards import guard, let
+from qfuse.rewrite.prelude import Exactness, MissCode, Node, Rewriter, aten
 
 # The reference gives a scale of float16 in float32.
-_FLOATS = (torch.float32, torch.bfloat16, torch.float64)
-_CLAMPS = (aten.clamp.default, aten.clamp_min.default)
+X = V("x", (torch.float32, torch.bfloat16, torch.float64))
+EPS = Arg("eps")
+SCALE, QUANTIZE = Capture[Node]("scale"), Capture[Quantize]("quantize")
+_PEAK = op(aten.amax.default, op(aten.abs.default, X), Arg("dims"), Arg("keepdim"))
+_NO_LEAST = MissCode.PATTERN, "{found} has no least value, as clamp(min=...) gives one"
+_NO_ZERO = MissCode.ZERO_POINT, "it is quantized with a zero point, which nothing has chosen"
 
 
-@dataclass(frozen=True, slots=True)
-class ChooseChainSite:
-    """The quotient that ends a chain, and what it chooses."""
-
-    node: Node
-    x: Node
-    spec: ChooseSpec
+@guard(MissCode.GRANULARITY, "the maximum is over {dims} with keepdim={keepdim}, not the last axis")
+def _is_of_rows(x: Node, dims: Argument, keepdim: Argument) -> bool:
+    axes = list(dims) if isinstance(dims, (list, tuple)) else [dims]
+    return axes in ([-1], [len(shape_of(x)) - 1]) and keepdim is True
 
 
-class ChooseChain(Rule[ChooseChainSite]):
+@guard(MissCode.ARGUMENT, "the greatest magnitude is clamped from above too")
+def _is_open_above(most: Argument) -> bool:
+    return most is None
+
+
+@guard(MissCode.ARGUMENT, "the least of the greatest magnitude is {eps}, not a positive number")
+def _is_normal(eps: Argument) -> bool:
+    # Below the normal numbers of float32 it may be rounded on the way to a kernel.
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+        return False
+    return torch.finfo(torch.float32).tiny <= eps < math.inf
+
+
+def _quantize(node: Node) -> Quantize:
+    found = as_quantize(node)
+    assert found is not None, "the pattern starts with a quantize"
+    return found
+
+
+@guard(MissCode.RANGE, "the range of {quantize.params.spec} is not symmetric")
+def _is_symmetric(quantize: Quantize) -> bool:
+    spec = quantize.params.spec
+    top = spec.quant_max
+    return spec.dtype is torch.int8 and top > 0 and spec.quant_min in {-top, -top - 1}
+
+
+@guard(
+    MissCode.RANGE, "the scale divides by {divisor}, not by the greatest quantized value", "scale"
+)
+def _divides_by_top(quantize: Quantize, divisor: Argument) -> bool:
+    return not isinstance(divisor, (bool, Node)) and bool(divisor == quantize.params.spec.quant_max)
+
+
+@guard(MissCode.GRANULARITY, "it is not quantized by rows")
+def _is_by_rows(quantize: Quantize, scale: Node) -> bool:
+    sizes = zip(shape_of(quantize.x)[:-1], quantize.params.spec.block[:-1], strict=True)
+    rows = all(block == 1 or same_size(size, 1) for size, block in sizes)
+    return rows and dtype_of(scale) == dtype_of(quantize.x)
+
+
+class ChooseChain(PatternRule):
     """``amax(abs(x), -1, keepdim).clamp(min=eps) / quant_max`` becomes ``choose_qparams``.
 
     Before::
@@ -58,106 +88,35 @@ class ChooseChain(Rule[ChooseChainSite]):
     is the same operations in the same type. It is a choice only where ``x`` is quantized with it.
 
     Refuses: a scale that is computed otherwise, or from other data than is quantized; another
-    divisor than the greatest stored number; a range that is not symmetric, but for one more below;
-    a zero point; a clamp with an upper bound, or whose least scale is not positive and finite; a
-    greatest magnitude of anything but whole rows; float16, which the reference leaves for float32.
+    divisor than the greatest quantized value; a range that is not symmetric, but for one more
+    below; a zero point; a clamp with an upper bound, or whose least scale is not positive and
+    finite; a maximum of anything but whole rows; float16, which the reference leaves for float32.
     """
 
     name = "choose-chain"
-    anchors: ClassVar[tuple[OpOverload, ...]] = (ops.quantize,)
     exactness = Exactness.EXACT
+    _least = Either(
+        op(aten.clamp.default, _PEAK.given(_is_of_rows), EPS, Arg("most")).given(_is_open_above),
+        op(aten.clamp_min.default, _PEAK.given(_is_of_rows), EPS),
+    )
+    pattern = op(
+        ops.quantize,
+        X,
+        (_least.otherwise(*_NO_LEAST).given(_is_normal) / Arg("divisor")).core().named("scale"),
+        Literal(None).otherwise(*_NO_ZERO),
+        ANY,
+        Literal(None).otherwise(*_NO_ZERO),
+    ).given(let(QUANTIZE, _quantize), _is_symmetric, _divides_by_top, _is_by_rows)
 
-    def match(self, node: Node) -> ChooseChainSite | Miss:
-        """Match a quantize whose scale is computed from what it quantizes."""
-        quantize = as_quantize(node)
-        assert quantize is not None, "the anchor is a quantize"
-        scale = quantize.params.scale
-        if not is_call(scale, aten.div.Tensor):
-            return Miss(MissCode.PATTERN, scale, "its scale is no quotient", progress=0)
-        clamped, divisor = arguments(scale)["self"], arguments(scale)["other"]
-        if not isinstance(clamped, Node) or not is_call(clamped, *_CLAMPS):
-            text = "what its scale divides has no least value, as clamp(min=...) gives one"
-            return Miss(MissCode.PATTERN, scale, text)
-        peak = arguments(clamped)["self"]
-        if not isinstance(peak, Node) or not is_call(peak, aten.amax.default):
-            text = "its scale is not computed from the greatest magnitude of a row"
-            return Miss(MissCode.PATTERN, clamped, text)
-        eps = _least(clamped)
-        if isinstance(eps, Miss):
-            return eps
-        refused = _refuse_peak(quantize, peak) or _refuse_range(quantize, scale, divisor)
-        return refused or ChooseChainSite(scale, quantize.x, _spec(quantize, eps))
-
-    def rewrite(self, site: ChooseChainSite, rw: Rewriter) -> None:
+    def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Choose where the scale was computed."""
-        with rw.before(site.node):
-            pair = rw.call(ops.choose_qparams, site.x, str(site.spec))
-            scale = rw.item(pair, 0)
-        rw.replace(site.node, scale)
-
-
-def _least(clamped: Node) -> float | Miss:
-    """Return the least value that a clamp leaves."""
-    a = arguments(clamped)
-    least, most = a["min"], a.get("max")
-    if most is not None:
-        text = "the greatest magnitude is clamped from above too"
-        return Miss(MissCode.ARGUMENT, clamped, text, progress=2)
-    # Below the normal numbers of float32 it may be rounded on the way to a kernel.
-    known = isinstance(least, (int, float)) and not isinstance(least, bool)
-    tiny = torch.finfo(torch.float32).tiny
-    if not known or not isinstance(least, (int, float)) or not tiny <= least < math.inf:
-        text = "the least of the greatest magnitude is {}, which is no positive number"
-        return Miss(MissCode.ARGUMENT, clamped, text, least, progress=2)
-    return float(least)
-
-
-def _refuse_peak(quantize: Quantize, peak: Node) -> Miss | None:
-    """Refuse what is not the greatest magnitude of every row of what is quantized."""
-    a = arguments(peak)
-    x, shape = quantize.x, shape_of(quantize.x)
-    if not is_call(a["self"], aten.abs.default):
-        text = "its scale is computed from the greatest element, not from the greatest magnitude"
-        return Miss(MissCode.PATTERN, peak, text, progress=2)
-    of = a["self"]
-    assert isinstance(of, Node), "it is a call"
-    if arguments(of)["self"] is not x:
-        text = "its scale is computed from other data than is quantized with it"
-        return Miss(MissCode.PATTERN, of, text, progress=2)
-    dims = a["dim"]
-    dims = tuple(dims) if isinstance(dims, (list, tuple)) else (dims,)
-    if dims not in {(-1,), (len(shape) - 1,)} or a["keepdim"] is not True:
-        text = "the greatest magnitude is that of axes {} with keepdim={}, not of the last one"
-        return Miss(MissCode.GRANULARITY, peak, text, dims, a["keepdim"], progress=2)
-    if dtype_of(x) not in _FLOATS:
-        text = "scales computed in {} are not those that are chosen for it"
-        return Miss(MissCode.DTYPE, x, text, dtype_name(dtype_of(x)), progress=2)
-    return None
-
-
-def _refuse_range(quantize: Quantize, scale: Node, divisor: object) -> Miss | None:
-    """Refuse a quantize that the scale is not for."""
-    spec = quantize.params.spec
-    if quantize.params.zero_point is not None or quantize.params.outer_scale is not None:
-        text = "it is quantized with a zero point or a second scale, which nothing has chosen"
-        return Miss(MissCode.ZERO_POINT, quantize.node, text, progress=2)
-    top = spec.quant_max
-    if spec.dtype is not torch.int8 or top <= 0 or spec.quant_min not in {-top, -top - 1}:
-        text = "the range {} to {} of {} is not symmetric"
-        told = spec.quant_min, top, dtype_name(spec.dtype)
-        return Miss(MissCode.RANGE, quantize.node, text, *told, progress=2)
-    if isinstance(divisor, bool) or not isinstance(divisor, (int, float)) or divisor != top:
-        text = "its scale divides by {}, and the greatest stored number is {}"
-        return Miss(MissCode.RANGE, scale, text, divisor, top, progress=2)
-    sizes = zip(shape_of(quantize.x)[:-1], spec.block[:-1], strict=True)
-    rows = all(block == 1 or same_size(size, 1) for size, block in sizes)
-    if not rows or dtype_of(scale) != dtype_of(quantize.x):
-        text = "it is not quantized by rows"
-        return Miss(MissCode.GRANULARITY, quantize.node, text, progress=2)
-    return None
-
-
-def _spec(quantize: Quantize, eps: float) -> ChooseSpec:
-    spec, real = quantize.params.spec, dtype_of(quantize.x)
-    bounds = spec.quant_min, spec.quant_max
-    return ChooseSpec(Formula.TOKEN_SYMMETRIC, spec.dtype, *bounds, spec.block, eps, real, real)
+        spec, real = site[QUANTIZE].params.spec, dtype_of(site[X])
+        eps = site[EPS]
+        assert isinstance(eps, (int, float)), "it is a number"
+        bounds = spec.quant_min, spec.quant_max
+        choose = ChooseSpec(
+            Formula.TOKEN_SYMMETRIC, spec.dtype, *bounds, spec.block, float(eps), real, real
+        )
+        with rw.before(site[SCALE]):
+            scale = rw.item(rw.call(ops.choose_qparams, site[X], str(choose)), 0)
+        rw.replace(site[SCALE], scale)

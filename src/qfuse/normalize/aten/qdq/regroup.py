@@ -1,53 +1,54 @@
-"""Stored numbers that are split in groups only to be scaled stay in one piece."""
+"""Quantized values that are split in groups only to be scaled stay in one piece."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
 
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
-from qfuse.ir.ops.view_ops import SIZED_VIEWS
 from qfuse.ir.ops.views import shape_of
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.sizes import same_shape
 from qfuse.normalize.match.constants import derived
-from qfuse.normalize.match.views import sized_view, sizes_argument, with_shape
-from qfuse.rewrite.prelude import (
-    Exactness,
-    Miss,
-    MissCode,
-    Node,
-    OpOverload,
-    Rewriter,
-    Rule,
-    arguments,
-)
+from qfuse.normalize.match.views import SIZED_VIEW, sized_view, sizes_argument, with_shape
+from qfuse.rewrite.pattern import Capture, Match, PatternRule, Read, Via, guard, let
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, aten
 
 _PAIR = 2
 
-
-@dataclass(frozen=True, slots=True)
-class RegroupSite:
-    """A view that joins the last two axes of a dequantize.
-
-    Attributes:
-        node: The view.
-        dequantize: The dequantize.
-        block: Block of the joined tensor.
-        groups: Groups along the joined axis.
-    """
-
-    node: Node
-    dequantize: Dequantize
-    block: Block
-    groups: int
+DEQUANTIZE = Read("dequantize", as_dequantize)
+BLOCK = Capture[Block]("block")
 
 
-class RegroupDequantize(Rule[RegroupSite]):
+@guard(MissCode.SHAPE, "the view does not join the last two axes of a dequantize")
+def _joins(node: Node, dequantize: Dequantize) -> bool:
+    split, joined = shape_of(dequantize.node), shape_of(node)
+    return (
+        len(split) == len(joined) + 1
+        and same_shape(split[:-_PAIR], joined[:-1])
+        and all(isinstance(size, int) for size in split[-_PAIR:])
+    )
+
+
+@guard(MissCode.GRANULARITY, "its scales have a second level")
+def _has_one_level(dequantize: Dequantize) -> bool:
+    return dequantize.params.outer_scale is None
+
+
+def _block(node: Node, dequantize: Dequantize) -> Block | Miss:
+    """Return the block after joining the last two axes."""
+    *_, groups, size = shape_of(dequantize.node)
+    spec = dequantize.params.spec
+    lead, (outer, inner) = spec.block[:-_PAIR], spec.block[-_PAIR:]
+    whole = inner is None or inner == size
+    if whole and (outer is None or outer == groups):
+        return (*lead, None)
+    if whole and outer == 1:
+        return (*lead, int(size))
+    text = "blocks of {} are not groups of the joined axis"
+    return Miss(MissCode.GRANULARITY, node, text, spec.block_text())
+
+
+class RegroupDequantize(PatternRule):
     """``view(dequantize(view(q)))`` becomes ``dequantize(q)`` with one scale per group.
 
     Before::
@@ -63,64 +64,31 @@ class RegroupDequantize(Rule[RegroupSite]):
     """
 
     name = "regroup-dequantize"
-    anchors: ClassVar[tuple[OpOverload, ...]] = SIZED_VIEWS
     exactness = Exactness.EXACT
+    pattern = (
+        Via(DEQUANTIZE, SIZED_VIEW).given(_joins).core().given(_has_one_level, let(BLOCK, _block))
+    )
 
-    def match(self, node: Node) -> RegroupSite | Miss:
-        """Match a view of a grouped dequantize."""
-        dequantize = as_dequantize(arguments(node)["self"])
-        if dequantize is None:
-            return Miss(MissCode.PATTERN, node, "it is no view of a dequantize", progress=0)
-        if dequantize.params.outer_scale is not None:
-            text = "its scales have a second level"
-            return Miss(MissCode.GRANULARITY, dequantize.params.outer_scale, text, progress=1)
-        split, joined = shape_of(dequantize.node), shape_of(node)
-        last = split[-_PAIR:]
-        if (
-            len(split) != len(joined) + 1
-            or not same_shape(split[:-_PAIR], joined[:-1])
-            or not all(isinstance(size, int) for size in last)
-        ):
-            text = "the view does not join the last two axes of {}"
-            return Miss(MissCode.SHAPE, node, text, tuple(split), progress=0)
-        groups, size = (int(s) for s in last)
-        block = _joined(dequantize.params.spec.block, groups, size)
-        if block is None:
-            text = "blocks of {} are not groups of the joined axis"
-            blocks = dequantize.params.spec.block_text()
-            return Miss(MissCode.GRANULARITY, node, text, blocks, progress=1)
-        return RegroupSite(node, dequantize, block, groups if block[-1] is not None else 1)
-
-    def rewrite(self, site: RegroupSite, rw: Rewriter) -> None:
-        """Dequantize the joined numbers."""
-        params = site.dequantize.params
-        shape = shape_of(site.node)
-        q = with_shape(site.dequantize.q, shape) or _join(rw, site, site.dequantize.q, None)
-        scale = _join(rw, site, params.scale, site.groups)
-        zero = params.zero_point and _join(rw, site, params.zero_point, site.groups)
-        spec = str(params.spec.with_block(site.block))
-        rw.replace(site.node, rw.call(ops.dequantize, q, scale, zero, spec))
+    def rewrite(self, site: Match, rw: Rewriter) -> None:
+        """Dequantize the joined values."""
+        dequantize, block, view = site[DEQUANTIZE], site[BLOCK], site.node
+        params, shape = dequantize.params, shape_of(view)
+        groups = 1 if block[-1] is None else int(shape_of(dequantize.node)[-_PAIR])
+        q = with_shape(dequantize.q, shape) or _join(rw, view, dequantize.q, int(shape[-1]))
+        scale = _join(rw, view, params.scale, groups)
+        zero = params.zero_point and _join(rw, view, params.zero_point, groups)
+        rw.replace(
+            view, rw.call(ops.dequantize, q, scale, zero, str(params.spec.with_block(block)))
+        )
 
 
-def _joined(block: Block, groups: int, size: int) -> Block | None:
-    """Return the block after joining the last two axes, of sizes ``groups`` and ``size``."""
-    outer, inner = block[-_PAIR:]
-    whole = inner is None or inner == size
-    if not whole:
-        return None
-    if outer is None or outer == groups:
-        return (*block[:-_PAIR], None)
-    return (*block[:-_PAIR], size) if outer == 1 else None
-
-
-def _join(rw: Rewriter, site: RegroupSite, node: Node, last: int | None) -> Node:
+def _join(rw: Rewriter, view: Node, node: Node, last: int) -> Node:
     """Give ``node`` the leading axes that it has, joined, and ``last`` as its last axis."""
     shape = shape_of(node)
     value = constant_of(node)
-    end = last if last is not None else int(shape_of(site.node)[-1])
     if value is not None:
-        joined = value.reshape([*(int(s) for s in shape[:-_PAIR]), end])
+        joined = value.reshape([*(int(s) for s in shape[:-_PAIR]), last])
         return derived(rw, node, joined, "joined")
     if all(isinstance(s, int) for s in shape):
-        return rw.call(torch.ops.aten.view.default, node, [*shape[:-_PAIR], end])
-    return sized_view(rw, node, sizes_argument(site.node), last=end)
+        return rw.call(aten.view.default, node, [*shape[:-_PAIR], last])
+    return sized_view(rw, node, sizes_argument(view), last=last)

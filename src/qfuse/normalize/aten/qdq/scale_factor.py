@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,14 +13,13 @@ from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.views import dtype_of, shape_of
-from qfuse.ir.quant.spec import Block, QuantSpec, dtype_name, dtype_range
+from qfuse.ir.quant.spec import QuantSpec, dtype_name, dtype_range
 from qfuse.ir.sizes import Size, same_shape
-from qfuse.normalize.importers.rule import RefusedError
 from qfuse.normalize.match.broadcast import block_of, padded
 from qfuse.normalize.match.constants import derived
 from qfuse.normalize.match.quantized_values import integers_of
 from qfuse.normalize.match.views import transpose_source, view_source, with_shape
-from qfuse.rewrite.prelude import MissCode, Node, Rewriter, aten
+from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
 
 _STEPS = 8
 
@@ -63,91 +61,97 @@ def constant_factor(node: Node, value: torch.Tensor, rank: int, what: str) -> Fa
 
 
 def scale_factor(
-    at: Node,
-    by: Argument,
-    shape: Sequence[Size],
-    compute: torch.dtype,
-    is_scale: Callable[[Node], bool],
-) -> tuple[Factor, Block]:
-    """Read what stored numbers of ``shape`` are multiplied or divided by.
+    at: Node, by: Argument, shape: Sequence[Size], compute: torch.dtype
+) -> Factor | Miss:
+    """Read what quantized values of ``shape`` are multiplied or divided by.
 
     Args:
         at: The product or quotient.
         by: The factor: a node or a number.
-        shape: Shape of the stored numbers.
+        shape: Shape of the quantized values.
         compute: Type in which a number enters the arithmetic.
-        is_scale: Whether a factor that is computed at run time is a scale, not just a factor.
-
-    Raises:
-        RefusedError: It is not a scale.
     """
-    rank = len(shape)
     if isinstance(by, (int, float)) and not isinstance(by, bool):
-        value = torch.full((1,) * rank, float(by), dtype=compute)
-        if not 0 <= value.max().item() < math.inf:
-            raise RefusedError(MissCode.RANGE, at, "the factor {} is no scale", by)
-        return Factor(at, (1,) * rank, value, "scale"), (None,) * rank
+        number = torch.full((1,) * len(shape), float(by), dtype=compute)
+        return _refuse_scale(at, number) or Factor(at, tuple(number.shape), number, "scale")
     if not isinstance(by, Node) or not dtype_of(by).is_floating_point:
-        raise RefusedError(MissCode.DTYPE, at, "the factor is not a float tensor")
-    known = constant_value(by)
-    if known is None and not is_scale(by):
-        text = "the factor is no constant, and not known to be a scale that quantization chose"
-        raise RefusedError(MissCode.NOT_CONSTANT, by, text)
-    block = block_of(shape, shape_of(by))
-    if block is None:
-        text = "a scale of shape {} does not tile stored numbers of shape {}"
-        raise RefusedError(MissCode.SHAPE, by, text, tuple(shape_of(by)), tuple(shape))
-    if not any(
-        not _is_one(size) and _is_one(count)
-        for size, count in zip(shape, padded(shape_of(by), rank), strict=True)
-    ):
-        text = "a scale of shape {} has one entry per element, so it is just a factor"
-        raise RefusedError(MissCode.SHAPE, by, text, tuple(shape_of(by)))
-    if known is not None and not bool((known.isfinite() & (known >= 0)).all()):
-        text = "the factor is infinite, NaN or negative, so it is no scale"
-        raise RefusedError(MissCode.RANGE, by, text)
-    if known is None or transpose_source(by) is not None:
+        return Miss(MissCode.DTYPE, at, "the factor is not a float tensor")
+    if block_of(shape, shape_of(by)) is None or _is_per_element(shape, shape_of(by)):
+        text = "a scale of shape {} does not tile quantized values of shape {}"
+        return Miss(MissCode.SHAPE, by, text, tuple(shape_of(by)), tuple(shape))
+    value = constant_value(by)
+    if value is None or transpose_source(by) is not None:
         # A transposed scale stays, so that the transpose of its weight can cancel it.
-        return Factor(by, padded(shape_of(by), rank), None, "scale"), block
-    return constant_factor(by, known, rank, "scale"), block
+        factor = Factor(by, padded(shape_of(by), len(shape)), None, "scale")
+    else:
+        factor = constant_factor(by, value, len(shape), "scale")
+    return factor if value is None else _refuse_scale(by, value) or factor
+
+
+def _refuse_scale(at: Node, value: torch.Tensor) -> Miss | None:
+    if bool((value.isfinite() & (value >= 0)).all()):
+        return None
+    return Miss(MissCode.RANGE, at, "the factor is infinite, NaN or negative, so not a scale")
+
+
+def inverse_factor(
+    at: Node, by: Argument, shape: Sequence[Size], compute: torch.dtype
+) -> Factor | Miss:
+    """Read a scale of which the reciprocal, to the bit, is what values are multiplied by.
+
+    Args:
+        at: The product.
+        by: The factor: a node or a number.
+        shape: Shape of the values.
+        compute: Type of the product.
+    """
+    factor = scale_factor(at, by, shape, compute)
+    if isinstance(factor, Miss):
+        return factor
+    if factor.value is None:
+        text = "it is multiplied by the scale, not by its reciprocal"
+        return Miss(MissCode.ARITHMETIC, at, text)
+    value = factor.value.to(compute)
+    for dtype in (torch.float32, torch.float64):
+        scale = value.to(dtype).reciprocal()
+        if torch.equal(scale.reciprocal().to(compute), value):
+            return Factor(factor.home, factor.shape, scale, "reciprocal")
+    return Miss(MissCode.ARITHMETIC, at, "no scale has this factor as its reciprocal")
 
 
 def zero_factor(
-    at: Node,
-    zero: Argument,
-    grid: Sequence[Size],
-    storage: torch.dtype,
-    is_zero_point: Callable[[Node], bool],
-) -> Factor | None:
-    """Read what is subtracted from stored numbers whose scale has the shape ``grid``.
+    at: Node, zero: Argument, grid: Sequence[Size], storage: torch.dtype
+) -> Factor | Miss | None:
+    """Read what is subtracted from quantized values whose scale has the shape ``grid``.
 
     Args:
         at: The op that ends the chain.
-        zero: What is subtracted or added: a node or a number.
+        zero: What is subtracted or added: a node or a number; ``None`` is zero.
         grid: Shape of the scale.
-        storage: Type of the stored numbers.
-        is_zero_point: Whether integers that are computed at run time are a zero point.
+        storage: Type of the quantized values.
 
     Returns:
         ``None`` if it is zero everywhere.
-
-    Raises:
-        RefusedError: It is not a zero point of these stored numbers.
     """
-    if isinstance(zero, Node) and constant_value(zero) is None:
-        return _run_time_zero(at, zero, grid, is_zero_point)
-    value = constant_value(zero) if isinstance(zero, Node) else None
+    if zero is None:
+        return None
+    value = torch.tensor(zero) if isinstance(zero, (int, float)) else constant_value(zero)
     if value is None:
-        assert isinstance(zero, (int, float)), f"not a number: {zero!r}"
-        value = torch.tensor(zero)
+        assert isinstance(zero, Node), f"not a zero point: {zero!r}"
+        return _run_time_zero(at, zero, grid)
+    return _known_zero(at, zero if isinstance(zero, Node) else at, value, grid, storage)
+
+
+def _known_zero(
+    at: Node, home: Node, value: torch.Tensor, grid: Sequence[Size], storage: torch.dtype
+) -> Factor | Miss | None:
     low, high = dtype_range(storage)
     integers = value.double()
     if not bool(((integers == integers.round()) & (integers >= low) & (integers <= high)).all()):
         text = "the zero point is not an integer in [{}, {}], the range of {}"
-        raise RefusedError(MissCode.ZERO_POINT, at, text, low, high, dtype_name(storage))
+        return Miss(MissCode.ZERO_POINT, at, text, low, high, dtype_name(storage))
     if not bool(integers.any()):
         return None
-    home = zero if isinstance(zero, Node) else at
     found = constant_factor(home, integers.to(torch.int32), len(grid), "zero_point")
     if same_shape(found.shape, grid):
         return found
@@ -155,8 +159,7 @@ def zero_factor(
         assert found.value is not None, "it is a constant"
         spread = found.value.expand([int(size) for size in grid]).contiguous()
         return Factor(home, tuple(grid), spread, "zero_point")
-    text = "a zero point of shape {} has other blocks than a scale of shape {}"
-    raise RefusedError(MissCode.SHAPE, at, text, found.shape, tuple(grid))
+    return _other_blocks(at, found.shape, grid)
 
 
 def chosen_at_run_time(node: Node) -> bool:
@@ -172,37 +175,41 @@ def chosen_at_run_time(node: Node) -> bool:
     return False
 
 
-def _is_one(size: Size) -> bool:
-    return isinstance(size, int) and size == 1
+def check_range(node: Node, scale: torch.Tensor, spec: QuantSpec, *, shifted: bool) -> Miss | None:
+    """Refuse a scale that takes values out of the normal numbers of the type they are rounded to.
 
-
-def _run_time_zero(
-    at: Node, zero: Node, grid: Sequence[Size], is_zero_point: Callable[[Node], bool]
-) -> Factor:
-    """Look through the cast of an integer zero point."""
-    node = integers_of(zero)
-    if node is None or not is_zero_point(node):
-        text = (
-            "the zero point is no constant, and no op that chooses zero points gave it: "
-            "quantize symmetrically, or call such an op"
-        )
-        raise RefusedError(MissCode.NOT_CONSTANT, zero, text)
-    found = with_shape(node, grid)
-    if found is None or not same_shape(padded(shape_of(zero), len(grid)), grid):
-        text = "a zero point of shape {} has other blocks than a scale of shape {}"
-        raise RefusedError(MissCode.SHAPE, at, text, shape_of(zero), tuple(grid))
-    return Factor(found, tuple(grid), None, "zero_point")
-
-
-def check_range(node: Node, scale: torch.Tensor, spec: QuantSpec, *, shifted: bool) -> None:
-    """Check that scaled numbers are normal numbers of the type that they are rounded to.
-
-    Raises:
-        RefusedError: They may overflow, or lose their precision.
+    They may overflow, or lose their precision.
     """
     info, size = torch.finfo(spec.real), scale.double().abs()
     most = float(max(-spec.quant_min, spec.quant_max)) * (2 if shifted else 1)
     normal = (size == 0) | (size >= info.tiny)
-    if not bool((size * most <= info.max).all()) or not bool(normal.all()):
-        text = "scaled numbers would not be normal numbers of {}"
-        raise RefusedError(MissCode.RANGE, node, text, dtype_name(spec.real))
+    if bool((size * most <= info.max).all()) and bool(normal.all()):
+        return None
+    text = "scaled numbers would not be normal numbers of {}"
+    return Miss(MissCode.RANGE, node, text, dtype_name(spec.real))
+
+
+def _is_per_element(shape: Sequence[Size], grid: Sequence[Size]) -> bool:
+    sizes = zip(shape, padded(grid, len(shape)), strict=True)
+    return not any(not _is_one(size) and _is_one(count) for size, count in sizes)
+
+
+def _is_one(size: Size) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+def _run_time_zero(at: Node, zero: Node, grid: Sequence[Size]) -> Factor | Miss:
+    """Look through the cast of an integer zero point."""
+    node = integers_of(zero)
+    if node is None:
+        text = "the zero point is neither a constant nor known to be an integer"
+        return Miss(MissCode.NOT_CONSTANT, zero, text)
+    found = with_shape(node, grid)
+    if found is None or not same_shape(padded(shape_of(zero), len(grid)), grid):
+        return _other_blocks(at, shape_of(zero), grid)
+    return Factor(found, tuple(grid), None, "zero_point")
+
+
+def _other_blocks(at: Node, shape: Sequence[Size], grid: Sequence[Size]) -> Miss:
+    text = "a zero point of shape {} has other blocks than a scale of shape {}"
+    return Miss(MissCode.SHAPE, at, text, tuple(shape), tuple(grid))

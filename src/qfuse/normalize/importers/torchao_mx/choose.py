@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import shape_of
-from qfuse.normalize.importers.torchao_mx.patterns import MxBlocks, choose_spec, read_codes
-from qfuse.rewrite.prelude import (
-    Exactness,
-    Miss,
-    MissCode,
-    Node,
-    OpOverload,
-    Rewriter,
-    Rule,
-    arguments,
-)
+from qfuse.normalize.importers.torchao_mx.patterns import BLOCKS, choose_spec, exponents
+from qfuse.rewrite.pattern import Match, PatternRule, op
+from qfuse.rewrite.prelude import Exactness, Rewriter, aten
+
+_E8M0 = torch.float8_e8m0fnu
 
 
-class NormalizeMxChoose(Rule[tuple["Node", MxBlocks]]):
+class NormalizeMxChoose(PatternRule):
     """The exponents of the greatest magnitudes become a ``qfuse.choose_qparams``.
 
     Before::
@@ -36,24 +28,13 @@ class NormalizeMxChoose(Rule[tuple["Node", MxBlocks]]):
     """
 
     name = "normalize-mx-choose"
-    anchors: ClassVar[tuple[OpOverload, ...]] = (torch.ops.aten.view.dtype,)
     exactness = Exactness.EXACT
+    pattern = op(aten.view.dtype, exponents(), _E8M0).giving(_E8M0)
 
-    def match(self, node: Node) -> tuple[Node, MxBlocks] | Miss:
-        """Match exponents that are viewed as scales."""
-        a = arguments(node)
-        if a["dtype"] is not torch.float8_e8m0fnu:
-            return Miss(MissCode.PATTERN, node, "it is no scale of blocks", progress=0)
-        blocks = read_codes(a["self"])
-        if blocks is None:
-            text = "a scale of blocks is chosen in a way that qfuse does not know"
-            return Miss(MissCode.PATTERN, node, text, progress=1)
-        return node, blocks
-
-    def rewrite(self, site: tuple[Node, MxBlocks], rw: Rewriter) -> None:
+    def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Choose canonically."""
-        node, blocks = site
+        blocks = site[BLOCKS]
         scale = rw.item(rw.call(ops.choose_qparams, blocks.x, str(choose_spec(blocks))), 0)
-        if len(shape_of(scale)) < len(shape_of(node)):
-            scale = rw.call(torch.ops.aten.unsqueeze.default, scale, -1)
-        rw.replace(node, scale)
+        if len(shape_of(scale)) < len(shape_of(site.node)):
+            scale = rw.call(aten.unsqueeze.default, scale, -1)
+        rw.replace(site.node, scale)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
-from qfuse.ir.ops.views import dtype_of, node_of, shape_of
+from qfuse.ir.ops.views import shape_of
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, ZeroPointDomain, dtype_range
 from qfuse.ir.sizes import same_shape
-from qfuse.normalize.match.pattern import ANY, Call, Found, Maybe, Pattern, Var, find
 from qfuse.normalize.match.views import view_source
-from qfuse.rewrite.prelude import Node, aten
+from qfuse.rewrite.pattern import ANY, Capture, Either, Maybe, Pattern, V, bind, cast, let, op
+from qfuse.rewrite.prelude import Miss, MissCode, Node, aten
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _REALS = (torch.float32, torch.bfloat16)
@@ -24,7 +22,6 @@ _FIELD = 23
 _BIAS = 127
 _NAN = 255
 _INFINITE = 254
-_BLOCKS = Var("blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ class MxBlocks:
         x: The tensor itself, or ``node``.
         block: The block of ``x``.
         rounding: How the exponents of its scales are rounded.
-        stored: What it is stored as.
+        stored: Type of the quantized values.
     """
 
     node: Node
@@ -46,42 +43,11 @@ class MxBlocks:
     stored: torch.dtype
 
 
-def read_codes(value: object) -> MxBlocks | None:
-    """Read what the biased exponents of block scales, as uint8, are chosen for."""
-    for rounding, stored, pattern in _codes():
-        found = find(pattern, value)
-        if found is not None:
-            return _blocks(found, rounding, stored)
-    return None
-
-
-def read_factor(value: object) -> MxBlocks | None:
-    """Read stored numbers before they are cast to ``float8``: real ones, scaled by their blocks."""
-    for rounding, stored, codes in _codes():
-        found = find(_scaled(rounding, stored, codes), value)
-        if found is not None:
-            return _blocks(found, rounding, stored)
-    return None
-
-
-def read_scale(value: object) -> Node | None:
-    """Return the scale, as ``float8_e8m0fnu``, of which ``value`` is the float32 form."""
-    codes = Call(aten.view.dtype, {"self": Var("scale"), "dtype": torch.uint8})
-    short = Call(aten._to_copy.default, {"self": codes, "dtype": torch.int16})
-    exponent = Call(aten.sub.Tensor, {"self": short, "other": _BIAS})
-    two = {"self": exponent, "fill_value": 2.0, "dtype": torch.float32, "pin_memory": ANY}
-    power = {"self": Call(aten.full_like.default, two), "exponent": exponent}
-    known = Call(aten.ne.Scalar, {"self": codes, "other": _NAN})
-    where = {
-        "condition": known,
-        "self": Call(aten.pow.Tensor_Tensor, power),
-        "other": math.nan,
-    }
-    found = find(Call(aten.where.ScalarOther, where), value)
-    if found is None:
-        return None
-    scale = node_of(found["scale"])  # type: ignore[arg-type]
-    return scale if dtype_of(scale) is torch.float8_e8m0fnu else None
+BLOCKS: Capture[MxBlocks] = Capture("mx_blocks")
+SCALE = V("scale")
+_X = V("blocks", _REALS)
+_ROUNDING: Capture[Formula] = Capture("rounding")
+_STORED: Capture[torch.dtype] = Capture("stored")
 
 
 def choose_spec(blocks: MxBlocks) -> ChooseSpec:
@@ -106,114 +72,113 @@ def mx_spec(
     )
 
 
-def _blocks(found: Found, rounding: Formula, stored: torch.dtype) -> MxBlocks | None:
-    node = node_of(found["blocks"])  # type: ignore[arg-type]
-    shape = shape_of(node)
-    if len(shape) < 2 or not isinstance(shape[-1], int) or dtype_of(node) not in _REALS:  # noqa: PLR2004
-        return None
-    source, size = view_source(node), shape[-1]
+def exponents() -> Pattern:
+    """Return the pattern of the biased exponents of block scales, as uint8: ``BLOCKS``."""
+    return Either(*(_kind(codes, how, dtype) for how, dtype, codes in _kinds()))
+
+
+def scaled_blocks() -> Pattern:
+    """Return the pattern of numbers before they are cast to ``float8``, scaled by ``BLOCKS``."""
+    kinds = _kinds()
+    return Either(*(_kind(_scaled(how, dtype, codes), how, dtype) for how, dtype, codes in kinds))
+
+
+def power_of_scale() -> Pattern:
+    """Return the pattern of the float32 form of ``SCALE``, which is ``float8_e8m0fnu``."""
+    codes = op(aten.view.dtype, SCALE.giving(torch.float8_e8m0fnu), torch.uint8)
+    exponent = cast(codes, torch.int16) - _BIAS
+    two = op(aten.full_like.default, exponent, 2.0, dtype=torch.float32, pin_memory=ANY)
+    power = op(aten.pow.Tensor_Tensor, two, exponent)
+    known = op(aten.ne.Scalar, codes, _NAN)
+    return op(aten.where.ScalarOther, known, power, math.nan)
+
+
+def _kind(pattern: Pattern, rounding: Formula, stored: torch.dtype) -> Pattern:
+    kind = bind(_ROUNDING, rounding), bind(_STORED, stored)
+    return pattern.given(*kind, let(BLOCKS, _read_blocks))
+
+
+def _read_blocks(blocks: Node, rounding: Formula, stored: torch.dtype) -> MxBlocks | Miss:
+    shape = shape_of(blocks)
+    if len(shape) < 2 or not isinstance(shape[-1], int):  # noqa: PLR2004
+        return Miss(MissCode.PATTERN, blocks, "a tensor of shape {} has no blocks", tuple(shape))
+    source, size = view_source(blocks), shape[-1]
     if source is not None and len(shape_of(source)) == len(shape) - 1:
         joined = (*shape[:-2], shape[-2] * size)
         if same_shape(shape_of(source), joined):
             lead = (1,) * (len(shape) - 2)
-            return MxBlocks(node, source, (*lead, size), rounding, stored)
-    return MxBlocks(node, node, (*(1,) * (len(shape) - 1), None), rounding, stored)
+            return MxBlocks(blocks, source, (*lead, size), rounding, stored)
+    return MxBlocks(blocks, blocks, (*(1,) * (len(shape) - 1), None), rounding, stored)
 
 
-@cache
-def _codes() -> tuple[tuple[Formula, torch.dtype, Call], ...]:
-    return tuple(_all_codes())
-
-
-def _all_codes() -> Iterator[tuple[Formula, torch.dtype, Call]]:
+def _kinds() -> list[tuple[Formula, torch.dtype, Pattern]]:
+    found: list[tuple[Formula, torch.dtype, Pattern]] = []
     for stored in _FLOAT8:
         top = torch.finfo(stored).max
-        yield Formula.MX_RCEIL, stored, _rceil_codes(top)
-        for rounding in (Formula.MX_FLOOR, Formula.MX_CEIL):
-            yield rounding, stored, _exponent_codes(rounding, math.frexp(top)[1] - 1)
+        found.append((Formula.MX_RCEIL, stored, _rceil_codes(top)))
+        exponent = math.frexp(top)[1] - 1
+        powers = Formula.MX_FLOOR, Formula.MX_CEIL
+        found += [(each, stored, _exponent_codes(each, exponent)) for each in powers]
+    return found
 
 
-def _wide(value: Pattern) -> Maybe:
-    cast = Call(aten._to_copy.default, {"self": value, "dtype": torch.float32})
-    return Maybe(cast, torch.float32)
+def _wide(value: Pattern) -> Pattern:
+    return Maybe(cast(value, torch.float32), value.giving(torch.float32))
 
 
-def _peak() -> Maybe:
-    size = Call(aten.abs.default, {"self": _BLOCKS})
-    peak = Call(aten.amax.default, {"self": size, "dim": [-1]})
-    return _wide(Call(aten.unsqueeze.default, {"self": peak, "dim": -1}))
+def _peak() -> Pattern:
+    peak = op(aten.amax.default, op(aten.abs.default, _X), [-1])
+    return _wide(op(aten.unsqueeze.default, peak, -1))
 
 
-def _ratio(top: float) -> Call:
-    return Call(aten.div.Tensor, {"self": _peak(), "other": top})
+def _rceil_codes(top: float) -> Pattern:
+    ratio = _peak() / top
+    rounded = op(aten.ceil.default, op(aten.log2.default, ratio))
+    finite = cast(op(aten.clamp.default, rounded, -_BIAS, _BIAS) + _BIAS, torch.uint8)
+    codes = _where(op(aten.isinf.default, ratio), _INFINITE, finite)
+    return _where(op(aten.isnan.default, ratio), _NAN, codes)
 
 
-def _rceil_codes(top: float) -> Call:
-    ratio = _ratio(top)
-    rounded = Call(aten.ceil.default, {"self": Call(aten.log2.default, {"self": ratio})})
-    clamped = Call(aten.clamp.default, {"self": rounded, "min": -_BIAS, "max": _BIAS})
-    finite = _cast(_plus(clamped), torch.uint8)
-    infinite = Call(aten.isinf.default, {"self": ratio})
-    return _where(
-        Call(aten.isnan.default, {"self": ratio}), _NAN, _where(infinite, _INFINITE, finite)
-    )
-
-
-def _exponent_codes(rounding: Formula, of_top: int) -> Call:
-    bits = Call(aten.view.dtype, {"self": _peak(), "dtype": torch.int32})
-    shifted = Call(aten.bitwise_right_shift.Tensor_Scalar, {"self": bits, "other": _FIELD})
-    field = Call(aten.__and__.Scalar, {"self": shifted, "other": _NAN})
-    exponent = Call(aten.sub.Tensor, {"self": field, "other": _BIAS})
+def _exponent_codes(rounding: Formula, of_top: int) -> Pattern:
+    bits = op(aten.view.dtype, _peak(), torch.int32)
+    shifted = op(aten.bitwise_right_shift.Tensor_Scalar, bits, _FIELD)
+    exponent = op(aten.__and__.Scalar, shifted, _NAN) - _BIAS
     if rounding is Formula.MX_CEIL:
-        mantissa = Call(aten.__and__.Scalar, {"self": bits, "other": (1 << _FIELD) - 1})
-        more = Call(aten.gt.Scalar, {"self": mantissa, "other": 0})
-        exponent = Call(aten.add.Tensor, {"self": exponent, "other": more})
-    relative = Call(aten.sub.Tensor, {"self": exponent, "other": of_top})
-    clamped = Call(aten.clamp.default, {"self": relative, "min": -_BIAS, "max": _BIAS + 1})
-    return _where(
-        Call(aten.isnan.default, {"self": _peak()}), _NAN, _cast(_plus(clamped), torch.uint8)
-    )
+        mantissa = op(aten.__and__.Scalar, bits, (1 << _FIELD) - 1)
+        exponent = exponent + op(aten.gt.Scalar, mantissa, 0)
+    clamped = op(aten.clamp.default, exponent - of_top, -_BIAS, _BIAS + 1)
+    return _where(op(aten.isnan.default, _peak()), _NAN, cast(clamped + _BIAS, torch.uint8))
 
 
-def _scaled(rounding: Formula, stored: torch.dtype, codes: Call) -> Call | Maybe:
+def _scaled(rounding: Formula, stored: torch.dtype, codes: Pattern) -> Pattern:
     """Return the pattern of scaled numbers; what is beyond the range is clamped, or saturates."""
     top = torch.finfo(stored).max
+    # The scales first: a product has any other operand.
     if rounding is Formula.MX_RCEIL:
-        scaled = Call(aten.mul.Tensor, {"self": _wide(_BLOCKS), "other": _reciprocal(codes, top)})
+        scaled = _reciprocal(codes, top).core() * _wide(_X)
     else:
-        scaled = Call(aten.div.Tensor, {"self": _wide(_BLOCKS), "other": _divisor(codes)})
-    clamped = Call(aten.clamp.default, {"self": scaled, "min": -top, "max": top})
+        scaled = op(aten.div.Tensor, other=_divisor(codes).core(), self=_wide(_X))
+    clamped = op(aten.clamp.default, scaled, -top, top)
     # torch's cast to e5m2 makes infinities of what is beyond the range.
-    return Maybe(clamped) if stored is torch.float8_e4m3fn else clamped
+    return Maybe(clamped, scaled) if stored is torch.float8_e4m3fn else clamped
 
 
-def _reciprocal(codes: Call, top: float) -> Call:
-    exponent = {"self": _cast(codes, torch.float32), "other": _BIAS}
-    power = Call(aten.exp2.default, {"self": Call(aten.rsub.Scalar, exponent)})
-    power = _where(_equals(codes, 0), 1.0, power)
+def _reciprocal(codes: Pattern, top: float) -> Pattern:
+    exponent = op(aten.rsub.Scalar, cast(codes, torch.float32), _BIAS)
+    power = _where(_equals(codes, 0), 1.0, op(aten.exp2.default, exponent))
     power = _where(_equals(codes, _INFINITE), 2.0**-_BIAS, power)
-    where = {"condition": _equals(codes, _NAN), "self": _ratio(top), "other": power}
-    return Call(aten.where.self, where)
+    return op(aten.where.self, _equals(codes, _NAN), _peak() / top, power)
 
 
-def _divisor(codes: Call) -> Call:
-    shift = {"self": _cast(codes, torch.int32), "other": _FIELD}
-    bits = Call(aten.bitwise_left_shift.Tensor_Scalar, shift)
-    power = Call(aten.view.dtype, {"self": bits, "dtype": torch.float32})
-    return Call(aten.clamp.default, {"self": power, "min": torch.finfo(torch.float32).tiny})
+def _divisor(codes: Pattern) -> Pattern:
+    bits = op(aten.bitwise_left_shift.Tensor_Scalar, cast(codes, torch.int32), _FIELD)
+    power = op(aten.view.dtype, bits, torch.float32)
+    return op(aten.clamp.default, power, torch.finfo(torch.float32).tiny)
 
 
-def _plus(value: Pattern) -> Call:
-    return Call(aten.add.Tensor, {"self": value, "other": _BIAS})
+def _where(condition: Pattern, value: float, other: Pattern) -> Pattern:
+    return op(aten.where.ScalarSelf, condition, value, other)
 
 
-def _cast(value: Pattern, dtype: torch.dtype) -> Call:
-    return Call(aten._to_copy.default, {"self": value, "dtype": dtype})
-
-
-def _where(condition: Pattern, value: float, other: Pattern) -> Call:
-    return Call(aten.where.ScalarSelf, {"condition": condition, "self": value, "other": other})
-
-
-def _equals(codes: Call, value: int) -> Call:
-    return Call(aten.eq.Scalar, {"self": codes, "other": value})
+def _equals(codes: Pattern, value: int) -> Pattern:
+    return op(aten.eq.Scalar, codes, value)

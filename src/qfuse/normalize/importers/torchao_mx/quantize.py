@@ -1,26 +1,27 @@
-"""The stored numbers of torchao's ``to_mx``, computed op by op."""
+"""The quantized values of torchao's ``to_mx``, computed op by op."""
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import torch
-
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.views import dtype_of
 from qfuse.ir.quant.choose import Formula
 from qfuse.normalize.importers.torchao_mx.patterns import (
+    BLOCKS,
     MxBlocks,
     choose_spec,
     mx_spec,
-    read_factor,
+    scaled_blocks,
 )
 from qfuse.normalize.match.views import sized_view, sizes_argument
-from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
+from qfuse.rewrite.pattern import Match, PatternRule, cast, where
+from qfuse.rewrite.prelude import Exactness, MissCode, Node, Rewriter
 
 
-class NormalizeMxQuantize(Rule[tuple["Node", MxBlocks]]):
+def _is_stored(node: Node, mx_blocks: MxBlocks) -> bool:
+    return dtype_of(node) is mx_blocks.stored
+
+
+class NormalizeMxQuantize(PatternRule):
     """Numbers divided by a power of two of their block become a ``qfuse.quantize``.
 
     Before::
@@ -36,20 +37,14 @@ class NormalizeMxQuantize(Rule[tuple["Node", MxBlocks]]):
     """
 
     name = "normalize-mx-quantize"
-    anchors: ClassVar[tuple[OpOverload, ...]] = (torch.ops.aten._to_copy.default,)
     exactness = Exactness.EXACT
+    pattern = cast(scaled_blocks()).given(
+        where(_is_stored, MissCode.PATTERN, "the scales are not those of {node.dtype}")
+    )
 
-    def match(self, node: Node) -> tuple[Node, MxBlocks] | Miss:
-        """Match a cast of numbers that were scaled by blocks."""
-        source = cast_source(node)
-        blocks = None if source is None else read_factor(source)
-        if blocks is None or blocks.stored is not dtype_of(node):
-            return Miss(MissCode.PATTERN, node, "it casts no scaled blocks", progress=0)
-        return node, blocks
-
-    def rewrite(self, site: tuple[Node, MxBlocks], rw: Rewriter) -> None:
+    def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Quantize what was viewed in blocks, and view that."""
-        node, blocks = site
+        blocks = site[BLOCKS]
         scale = rw.item(rw.call(ops.choose_qparams, blocks.x, str(choose_spec(blocks))), 0)
         reciprocal = blocks.rounding is Formula.MX_RCEIL
         real = dtype_of(blocks.x)
@@ -57,4 +52,4 @@ class NormalizeMxQuantize(Rule[tuple["Node", MxBlocks]]):
         q = rw.call(ops.quantize, blocks.x, scale, None, str(spec))
         if blocks.x is not blocks.node:
             q = sized_view(rw, q, sizes_argument(blocks.node))
-        rw.replace(node, q)
+        rw.replace(site.node, q)

@@ -1,0 +1,136 @@
+// oneDNN's batch-reduce micro-kernels, which torch exports: the way to AMX. Works with AVX512-VNNI
+// as well, where our own kernel is as fast and needs neither code generation nor copies.
+//
+// What its users found out the hard way:
+// - s8 x s8 without AMX gives wrong numbers and no error: the activation is always unsigned here.
+// - K that is no multiple of 4 dies of an illegal instruction: K counts whole groups here.
+// - Without `brgemm_release` the next oneDNN call on the thread dies of a stale tile configuration.
+// - Where oneDNN is switched off, or told by ONEDNN_MAX_CPU_ISA to use fewer instructions, brgemm
+//   raises; which types it still takes is found out by asking it to multiply.
+// - Code is generated for every (rows, N, K, strides), per thread, and kept for ever. So rows are
+//   taken in pieces of few sizes: the multiples of 16, and 1 to 15.
+#if defined(__x86_64__)
+#include <ATen/Context.h>
+#include <ATen/native/CPUBlas.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "kernel_api.h"
+#include "quantized/real_avx512.h"
+
+namespace qfuse {
+namespace {
+
+constexpr int64_t kSmall = 64;       // rows up to which all of K is taken at once
+constexpr int64_t kSmallTile = 16;   // one row of AMX tiles
+constexpr int64_t kLargeTile = 256;  // its share of A stays in the second level cache
+constexpr int64_t kDepth = 512;      // of K, so that the share of A is small
+constexpr int64_t kLanes = 16;       // N is taken in whole vectors
+
+template <class A, class B, class C>
+bool multiplies() {
+  alignas(64) A a[kGroup] = {};
+  alignas(64) B b[kGroup * kLanes] = {};
+  alignas(64) C c[kLanes] = {};
+  try {
+    at::native::cpublas::brgemm(1, kLanes, kGroup, kGroup, kLanes, kLanes, /*add_C=*/false, a, b, c);
+    at::native::cpublas::brgemm_release();
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+bool switched_on() { return at::globalContext().userEnabledMkldnn(); }
+
+// Tried once, but not while oneDNN is switched off: it may be switched on again.
+bool runs_bf16() {
+  if (!switched_on()) return false;
+  static const bool runs = multiplies<at::BFloat16, at::BFloat16, float>();
+  return runs;
+}
+
+int64_t tile_rows(int64_t rows) { return rows < kSmall ? kSmallTile : kLargeTile; }
+
+void multiply_piece(const Tile& t, int64_t row, int64_t rows, int32_t* sums) {
+  const int64_t depth = t.groups * kGroup;
+  const int64_t step = t.rows < kSmall ? depth : kDepth;
+  const int64_t columns = (t.columns + kLanes - 1) / kLanes * kLanes;
+  for (int64_t k = 0; k < depth; k += step) {
+    at::native::cpublas::brgemm(rows, columns, std::min(step, depth - k), t.lda, kBlock, kBlock,
+                                /*add_C=*/k > 0, t.a + row * t.lda + k,
+                                reinterpret_cast<const signed char*>(t.b + k * kBlock),
+                                sums + row * kBlock);
+  }
+}
+
+void multiply(const Tile& t, int32_t* sums) {
+  if (t.groups == 0) {
+    std::fill_n(sums, t.rows * kBlock, 0);
+    return;
+  }
+  const int64_t whole = t.rows / kSmallTile * kSmallTile;
+  if (whole > 0) multiply_piece(t, 0, whole, sums);
+  if (whole < t.rows) multiply_piece(t, whole, t.rows - whole, sums);
+}
+
+// bfloat16 goes to oneDNN if that takes it, everything else to our own.
+void multiply_real(const RealTile& t, Real type, float* sums) {
+  if (type != Real::bf16 || !runs_bf16()) return real_avx512().multiply(t, type, sums);
+  if (t.groups == 0) {
+    if (!t.add) std::fill_n(sums, t.rows * kBlock, 0.0f);
+    return;
+  }
+  const int64_t columns = (t.columns + kLanes - 1) / kLanes * kLanes;
+  const int64_t whole = t.rows / kSmallTile * kSmallTile;
+  const auto* a = static_cast<const at::BFloat16*>(t.a);
+  const auto piece = [&](int64_t row, int64_t rows) {
+    at::native::cpublas::brgemm(rows, columns, t.groups * kGroup, t.lda, kBlock, kBlock, t.add,
+                                a + row * t.lda, static_cast<const at::BFloat16*>(t.panel),
+                                sums + row * kBlock);
+  };
+  if (whole > 0) piece(0, whole);
+  if (whole < t.rows) piece(whole, t.rows - whole);
+}
+
+const RealKernels& real_kernels() {
+  const RealKernels& own = real_avx512();
+  static const RealKernels kernels{own.type_for, &multiply_real, own.four, own.eight};
+  return kernels;
+}
+
+const GroupKernels& group_kernels() {
+  const GroupKernels& own = *avx512_vnni_path().groups;
+  static const GroupKernels kernels{own.unpack, own.add, nullptr, nullptr};
+  return kernels;
+}
+
+void release() { at::native::cpublas::brgemm_release(); }
+
+}  // namespace
+
+bool brgemm_runs() {
+  if (!switched_on()) return false;
+  static const bool runs = multiplies<unsigned char, signed char, int32_t>();
+  return runs;
+}
+
+const Path& brgemm_path() {
+  static const Path path{
+      .name = "brgemm",
+      .tile_rows = &tile_rows,
+      .dense = true,
+      .multiply = &multiply,
+      .finish = avx512_vnni_path().finish,
+      .finish_halves = avx512_vnni_path().finish_halves,
+      .release = &release,
+      .real = &real_kernels(),
+      .rows = avx512_vnni_path().rows,
+      .groups = &group_kernels(),
+  };
+  return path;
+}
+
+}  // namespace qfuse
+#endif

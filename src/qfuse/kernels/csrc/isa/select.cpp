@@ -1,0 +1,74 @@
+#include "isa/select.h"
+
+#include <ATen/native/CPUBlas.h>
+#include <c10/core/ScalarType.h>
+
+#include <atomic>
+
+namespace qfuse {
+namespace {
+
+std::atomic<const Path*> forced{nullptr};
+
+std::vector<const Path*> usable_paths() {
+  std::vector<const Path*> paths{&portable_path()};
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    paths.push_back(&avx2_path());
+  if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    if (brgemm_runs()) paths.push_back(&brgemm_path());
+    paths.push_back(&avx512_vnni_path());
+    // True only where oneDNN will use AMX for int8.
+    if (brgemm_runs() && at::native::cpublas::could_pack(at::kChar))
+      std::swap(paths.back(), paths[paths.size() - 2]);
+  }
+#endif
+  return paths;
+}
+
+// Computed once: facts of the processor.
+const std::vector<const Path*>& usable() {
+  static const std::vector<const Path*> paths = usable_paths();
+  return paths;
+}
+
+}  // namespace
+
+const Path& path_for(int64_t rows) {
+  const Path* chosen = forced.load(std::memory_order_relaxed);
+  const Path& best = chosen ? *chosen : *usable().back();
+#if defined(__x86_64__)
+  // A stream of weights is bound by memory, which AMX does not speed up; setting it up costs.
+  const bool streams = !chosen && rows <= kStreamRows;
+  if (&best == &brgemm_path() && (streams || !brgemm_runs())) return avx512_vnni_path();
+#endif
+  return best;
+}
+
+std::vector<std::string> path_names() {
+  std::vector<std::string> names;
+  for (const Path* path : usable()) names.emplace_back(path->name);
+  return names;
+}
+
+bool choose_path(std::string_view name) {
+  if (name.empty()) {
+    forced = nullptr;
+    return true;
+  }
+  for (const Path* path : usable()) {
+    if (name == path->name) {
+      forced = path;
+      return true;
+    }
+  }
+  return false;
+}
+
+std::string chosen_path() {
+  const Path* path = forced.load();
+  return path ? path->name : "";
+}
+
+}  // namespace qfuse

@@ -1,0 +1,39 @@
+// The operands of linears with weights in groups, as the kernels read them.
+#pragma once
+
+#include "linear/linear_grouped.h"
+#include "linear/operands.h"
+
+namespace qfuse {
+
+struct GroupedSize {
+  int64_t rows, n, k;
+  int64_t halves;  // 2 if they are multiplied, else 1
+  int64_t blocks;  // of a half, which begins with a block of its own
+  int64_t groups;  // with a scale, along K
+  int64_t depth;   // groups of four k in each
+  int64_t block_bytes;
+
+  int64_t columns() const { return n / halves; }  // of the result
+};
+
+// Checks the weight's tensors against each other and against `x`.
+GroupedSize grouped_size(const GroupedLinear& linear, const Rows& x, bool halved);
+
+// Bytes of one kind for all kernels of a call, and what their zero points ask for.
+struct GroupedInput {
+  at::Tensor bytes;
+  int64_t ld;
+  at::Tensor zeros;  // int32, one per row; undefined if all are zero
+  at::Tensor terms;  // int32 [rows, groups]; undefined if no weight has a zero point
+
+  const uint8_t* row(int64_t i) const {
+    return static_cast<const uint8_t*>(bytes.const_data_ptr()) + i * ld;
+  }
+};
+
+// Makes signed bytes of stored activations, or unsigned ones.
+GroupedInput grouped_input(const GroupedLinear& linear, const Rows& x, const GroupedSize& size,
+                           bool wants_signed);
+
+}  // namespace qfuse

@@ -1,0 +1,102 @@
+// Blocks of weights in groups with `vpdpbusd`, codes of four bits taken apart in registers: tiles of
+// up to 6 rows by 64 columns, whose 24 integer sums stay in registers for a group.
+#pragma once
+
+#include <immintrin.h>
+
+#include "linear/groups.h"
+
+namespace {
+
+constexpr int kGroupRows = 6;
+
+// sum += dot products of four u8 of a with four s8 of b; as an intrinsic it would copy registers.
+QFUSE_INLINE void group_dot(Words& sum, __m512i a, __m512i b) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+}
+
+QFUSE_INLINE __m512i broadcast_word(const uint8_t* from) {
+  int word;
+  __builtin_memcpy(&word, from, sizeof(word));
+  return _mm512_set1_epi32(word);
+}
+
+// Eight k of four-bit codes, which are unsigned, with signed bytes.
+template <int Rows>
+QFUSE_INLINE void multiply_codes(const uint8_t* a, int64_t lda, const uint8_t* b, Words* total) {
+  __m512i mask = _mm512_set1_epi8(15);
+  asm("" : "+v"(mask));  // one register, not one for each use
+  __m512i w[kColumnVectors];
+  const auto multiply = [&](const uint8_t* from) QFUSE_LAMBDA {
+    Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
+      const __m512i x = broadcast_word(from + R * lda);
+      Unrolled<kColumnVectors>::run([&]<int V>() QFUSE_LAMBDA {
+        group_dot(total[R * kColumnVectors + V], w[V], x);
+      });
+    });
+  };
+  // Read twice: registers that kept what was read would be missing for sums.
+  Unrolled<kColumnVectors>::run([&]<int V>() QFUSE_LAMBDA {
+    asm("vpandd %2, %1, %0" : "=v"(w[V]) : "v"(mask), "m"(*(const __m512i_u*)(b + 64 * V)));
+  });
+  multiply(a);
+  Unrolled<kColumnVectors>::run([&]<int V>() QFUSE_LAMBDA {
+    asm("vpsrld $4, %1, %0" : "=v"(w[V]) : "m"(*(const __m512i_u*)(b + 64 * V)));
+    w[V] = _mm512_and_si512(w[V], mask);
+  });
+  multiply(a + qfuse::kGroup);
+}
+
+// Four k of signed bytes with unsigned ones.
+template <int Rows>
+QFUSE_INLINE void multiply_bytes(const uint8_t* a, int64_t lda, const uint8_t* b, Words* total) {
+  __m512i w[kColumnVectors];
+  Unrolled<kColumnVectors>::run(
+      [&]<int V>() QFUSE_LAMBDA { w[V] = _mm512_loadu_si512(b + 64 * V); });
+  Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
+    const __m512i x = broadcast_word(a + R * lda);
+    Unrolled<kColumnVectors>::run(
+        [&]<int V>() QFUSE_LAMBDA { group_dot(total[R * kColumnVectors + V], x, w[V]); });
+  });
+}
+
+template <bool Codes, int Rows, class Has>
+void multiply_groups(const qfuse::GroupTile& t, float* totals) {
+  constexpr int kTotals = Rows * kColumnVectors;
+  constexpr int64_t kStep = Codes ? 2 : 1;  // groups of four k that are read at once
+  const uint8_t* a = t.a;
+  const uint8_t* b = t.b;
+  const qfuse::Groups& g = t.groups;
+  for (int64_t group = 0; group < g.count; ++group) {
+    Words total[kTotals];
+    Unrolled<kTotals>::run([&]<int I>() QFUSE_LAMBDA {
+      total[I] = start_of<Has>(g, group, I / kColumnVectors);
+    });
+    for (int64_t k = 0; k < t.depth; k += kStep) {
+      if constexpr (Rows <= qfuse::kStreamRows) {
+        Unrolled<kColumnVectors>::run(
+            [&]<int V>() QFUSE_LAMBDA { _mm_prefetch(b + kAhead + 64 * V, _MM_HINT_T0); });
+      }
+      if constexpr (Codes) {
+        multiply_codes<Rows>(a, t.lda, b, total);
+      } else {
+        multiply_bytes<Rows>(a, t.lda, b, total);
+      }
+      a += kStep * qfuse::kGroup;
+      b += qfuse::kBlock * qfuse::kGroup;
+    }
+    add_shares<Rows, kColumnVectors, Has>(g, group, 0, total, totals);
+  }
+}
+
+// Whole blocks, although fewer columns may be wanted: what lies behind is zero.
+template <bool Codes>
+void multiply_group_tile(const qfuse::GroupTile& t, float* totals) {
+  with_tile<kGroupRows>(
+      t, [&]<int Rows, class Has>() { multiply_groups<Codes, Rows, Has>(t, totals); });
+}
+
+constexpr qfuse::GroupKernels group_kernels{&unpack, &add_group, &multiply_group_tile<true>,
+                                            &multiply_group_tile<false>};
+
+}  // namespace

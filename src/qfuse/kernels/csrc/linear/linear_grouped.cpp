@@ -1,0 +1,257 @@
+#include "linear/linear_grouped.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+
+#include "linear/buffer.h"
+#include "linear/group_operands.h"
+#include "kernel_api.h"
+#include "linear/operands.h"
+#include "isa/select.h"
+#include "quantized/stored.h"
+
+namespace qfuse {
+namespace {
+
+// A thread gets at least this much to do (about 2 us); starting a team costs about as much.
+constexpr int64_t kLeastCycles = 8000;
+// Of K, that a panel of bytes holds: 32 KiB, so that it stays in a near cache.
+constexpr int64_t kPanelDepth = 128;
+// Rows that share a panel.
+constexpr int64_t kMostRows = 240;
+constexpr int64_t kLeastRows = 48;
+
+using Multiply = void (*)(const GroupTile& tile, float* totals);
+
+// Everything that a call needs, with what it points into. Where the result goes is left open.
+struct Problem {
+  GroupedSize size{};
+  const Path& path;
+  bool packed;      // two codes to a byte
+  Multiply direct;  // makes totals from the weights as they are packed; null if there is none
+  GroupedInput input{};
+  const uint8_t* w;
+  Groups groups{};  // of the first block and row
+  Epilogue epilogue{};
+  std::vector<int64_t> shape;  // of the result
+  at::ScalarType type;         // behind the last step
+  std::vector<at::Tensor> kept;
+
+  // Reads and checks all arguments.
+  explicit Problem(const GroupedLinear& l) : Problem(l, rows_of(l.x)) {}
+  Problem(const Problem&) = delete;
+  Problem& operator=(const Problem&) = delete;
+
+  bool empty() const { return size.rows == 0 || size.n == 0; }
+
+  void check_type(at::ScalarType wanted) const {
+    TORCH_CHECK(wanted == type, "the epilogue gives ", type, ", not ", wanted);
+  }
+
+  int64_t columns(int64_t block) const { return std::min(kBlock, size.columns() - block * kBlock); }
+  const uint8_t* block(int64_t i) const { return w + i * size.block_bytes; }
+
+  Groups groups_of(int64_t block, int64_t row) const {
+    const auto moved = [](auto* from, int64_t by) { return from ? from + by : nullptr; };
+    const int64_t first = block * size.groups * kBlock;
+    return {groups.count,
+            groups.scale + first,
+            moved(groups.short_sums, first),
+            moved(groups.long_sums, first),
+            moved(groups.w_zero, first),
+            moved(groups.x_zero, row),
+            moved(groups.x_terms, row * size.groups)};
+  }
+
+ private:
+  Problem(const GroupedLinear& l, const Rows& x)
+      : path(path_for(x.rows)),
+        packed(l.bits == WeightBits::four),
+        direct(packed ? path.groups->codes : path.groups->bytes),
+        w(static_cast<const uint8_t*>(l.w_packed.const_data_ptr())),
+        shape(l.x.sizes().vec()) {
+    TORCH_CHECK(l.features >= 0, "out_features cannot be ", l.features);
+    shape.back() = l.features;
+    type = read_steps(l.epilogue, l.extras, shape, l.real, epilogue, kept, /*takes_halves=*/true);
+    size = grouped_size(l, x, epilogue.half > 0);
+    shape.back() = size.columns();
+    epilogue.real_sums = true;
+    epilogue.real = real_of(l.real, "real");
+    epilogue.scale_per_row = l.x_scale.numel() != 1;
+    epilogue.x_scale = floats(l.x_scale, epilogue.scale_per_row ? size.rows : 1, "x_scale");
+    if (l.bias) epilogue.bias = floats(*l.bias, size.n, "bias");
+    if (empty()) return;
+    input = grouped_input(l, x, size, direct && packed);
+    const auto numbers = [](const at::Tensor& t) {
+      return t.defined() ? t.const_data_ptr<int32_t>() : nullptr;
+    };
+    const bool zeros = l.w_zero_point && l.w_zero_point->numel() != 1;
+    const bool are_short = l.w_sums.scalar_type() == at::kShort;
+    groups = {size.groups,
+              l.w_scale.const_data_ptr<float>(),
+              are_short ? l.w_sums.const_data_ptr<int16_t>() : nullptr,
+              are_short ? nullptr : l.w_sums.const_data_ptr<int32_t>(),
+              zeros ? l.w_zero_point->const_data_ptr<int8_t>() : nullptr,
+              numbers(input.zeros),
+              numbers(input.terms)};
+  }
+
+  const float* floats(const at::Tensor& tensor, int64_t count, const char* what) {
+    kept.push_back(vector_of(tensor, at::kFloat, count, what));
+    return kept.back().const_data_ptr<float>();
+  }
+};
+
+// The totals of some rows of a block, or of the block and its like in the other half.
+class Totals {
+ public:
+  Totals(const Problem& p, int64_t rows)
+      : halves_(p.size.halves), count_(rows * kBlock), buffer_(halves_ * count_ * sizeof(float)) {}
+
+  // Calls make(block, totals) with totals that are zero, then writes the results.
+  template <class Make>
+  void finish(const Problem& p, const Epilogue& epilogue, int64_t block, int64_t row, int64_t rows,
+              const Make& make) const {
+    auto* totals = buffer_.as<float>();
+    std::fill_n(totals, halves_ * count_, 0.0f);
+    for (int64_t half = 0; half < halves_; ++half) {
+      make(half * p.size.blocks + block, totals + half * count_);
+    }
+    const int64_t columns = p.columns(block);
+    if (halves_ == 1) {
+      p.path.finish(epilogue, totals, row, rows, block * kBlock, columns);
+    } else {
+      p.path.finish_halves(epilogue, totals, totals + count_, row, rows, block * kBlock, columns);
+    }
+  }
+
+ private:
+  const int64_t halves_;
+  const int64_t count_;
+  const Buffer buffer_;
+};
+
+void run_direct(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t count) {
+  const GroupedSize& size = p.size;
+  const int64_t tile_rows = std::min(p.path.tile_rows(size.rows), count);
+  const int64_t strips = (count + tile_rows - 1) / tile_rows;
+  const auto work = [&](int64_t begin, int64_t end) {
+    const Totals totals(p, tile_rows);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = first + i % strips * tile_rows;
+      const int64_t rows = std::min(tile_rows, first + count - row);
+      totals.finish(p, epilogue, i / strips, row, rows, [&](int64_t block, float* to) {
+        p.direct({p.input.row(row), p.input.ld, rows, p.block(block), size.depth,
+                  p.groups_of(block, row)},
+                 to);
+      });
+    }
+    p.path.release();
+  };
+  const int64_t vectors = size.halves * size.groups * (size.depth + 2) * 4;
+  const int64_t cycles = vectors * std::max<int64_t>(tile_rows, 3) + 200;
+  at::parallel_for(0, strips * size.blocks, kLeastCycles / cycles + 1, work);
+}
+
+// Adds the totals of a strip, some groups at a time: their codes become bytes once for all rows.
+void multiply_strip(const Problem& p, int64_t block, int64_t first, int64_t rows,
+                    int64_t tile_rows, uint8_t* panel, int32_t* sums, float* totals) {
+  const GroupedSize& size = p.size;
+  const int64_t slice = std::max<int64_t>(1, kPanelDepth / std::max<int64_t>(size.depth, 1));
+  const int64_t group_bytes = size.depth * kGroup * kBlock;
+  for (int64_t g = 0; g < size.groups; g += slice) {
+    const int64_t end = std::min(size.groups, g + slice);
+    const uint8_t* b = p.block(block) + g * group_bytes / (p.packed ? 2 : 1);
+    if (p.packed) {
+      p.path.groups->unpack(b, (end - g) * size.depth / 2, panel);
+      b = panel;
+    }
+    for (int64_t i = 0; i < rows; i += tile_rows) {
+      const int64_t count = std::min(tile_rows, rows - i);
+      const Groups groups = p.groups_of(block, first + i);
+      for (int64_t at = g; at < end; ++at) {
+        const auto* codes = reinterpret_cast<const int8_t*>(b) + (at - g) * group_bytes;
+        p.path.multiply({p.input.row(first + i) + at * size.depth * kGroup, p.input.ld, 0, count,
+                         codes, size.depth, kBlock},
+                        sums);
+        p.path.groups->add(groups, at, sums, count, totals + i * kBlock);
+      }
+    }
+  }
+}
+
+// Splits rows until there is work for all threads; no value depends on it.
+int64_t rows_per_strip(int64_t rows, int64_t blocks) {
+  int64_t strip = std::min(rows, kMostRows);
+  const int64_t enough = 3 * at::get_num_threads();
+  while (strip > kLeastRows && (rows + strip - 1) / strip * blocks < enough) {
+    strip = (strip + 1) / 2;
+  }
+  return strip;
+}
+
+void run_panels(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t count) {
+  const GroupedSize& size = p.size;
+  const int64_t strip = rows_per_strip(count, size.blocks);
+  const int64_t strips = (count + strip - 1) / strip;
+  const int64_t tile_rows = std::min(strip, p.path.tile_rows(size.rows));
+  const int64_t depth = std::max(kPanelDepth, size.depth);
+  const auto work = [&](int64_t begin, int64_t end) {
+    const Buffer panel(depth * kGroup * kBlock);
+    const Buffer sums(tile_rows * kBlock * sizeof(int32_t));
+    const Totals totals(p, strip);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = first + i % strips * strip;
+      const int64_t rows = std::min(strip, first + count - row);
+      totals.finish(p, epilogue, i / strips, row, rows, [&](int64_t block, float* to) {
+        multiply_strip(p, block, row, rows, tile_rows, panel.as<uint8_t>(), sums.as<int32_t>(), to);
+      });
+    }
+    p.path.release();
+  };
+  const int64_t cycles = size.halves * size.groups * (size.depth + 4) * (strip + 4) * 4 + 200;
+  at::parallel_for(0, strips * size.blocks, kLeastCycles / cycles + 1, work);
+}
+
+// Computes `count` rows from `first` on.
+void run(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t count) {
+  if (p.direct) return run_direct(p, epilogue, first, count);
+  run_panels(p, epilogue, first, count);
+}
+
+}  // namespace
+
+at::Tensor linear_grouped(const GroupedLinear& l, const Output* output, at::ScalarType out_dtype) {
+  Problem p(l);
+  if (output) {
+    p.epilogue.quantizer = quantizer_of(*output, out_dtype);
+  } else {
+    p.check_type(out_dtype);
+  }
+  at::Tensor out = at::empty(p.shape, out_dtype);
+  p.epilogue.out_type = out_type_of(out_dtype);
+  p.epilogue.out = out.mutable_data_ptr();
+  p.epilogue.out_ld = p.size.columns();
+  if (out.numel() > 0) run(p, p.epilogue, 0, p.size.rows);
+  return out;
+}
+
+RowResult linear_grouped_rows(const GroupedLinear& l, at::ScalarType float_dtype,
+                              const RowOutput& output) {
+  const Problem p(l);
+  p.check_type(float_dtype);
+  const auto rows = [&](int64_t first, int64_t count, float* to, int64_t ld) {
+    Epilogue epilogue = p.epilogue;
+    epilogue.out_type = OutType::f32;
+    epilogue.out = to;
+    epilogue.out_ld = ld;
+    epilogue.out_row = first;
+    run(p, epilogue, first, count);
+  };
+  return quantize_rows(p.shape, p.type, output, p.path.tile_rows(p.size.rows), rows);
+}
+
+}  // namespace qfuse

@@ -1,0 +1,247 @@
+#include "linear/linear_w8a8.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "linear/buffer.h"
+#include "kernel_api.h"
+#include "linear/operands.h"
+#include "isa/select.h"
+#include "quantized/stored.h"
+
+namespace qfuse {
+namespace {
+
+// Sums are exact in int32 while their final value fits: |x - x_zero| <= 255 and |w| <= 128 give
+// 255 * 128 * 2^16 < 2^31, and with a weight zero point 255 * 255 * 2^15 < 2^31.
+constexpr int64_t kMaxDepth = int64_t{1} << 16;
+constexpr int64_t kMaxDepthWithWeightZero = int64_t{1} << 15;
+
+// A thread gets at least this much to do (about 2 us); starting a team costs about as much.
+constexpr int64_t kLeastCycles = 8000;
+constexpr int64_t kLeastBytes = 32768;
+
+struct Size {
+  int64_t rows, n, k;
+  int64_t halves;  // 2 if they are multiplied, else 1
+  int64_t groups() const { return (k + kGroup - 1) / kGroup; }
+  int64_t columns() const { return n / halves; }  // of the result
+  // A half begins with a block of its own.
+  int64_t blocks() const { return (columns() + kBlock - 1) / kBlock; }
+};
+
+// The activation as the kernel reads it: bytes of signed numbers are flipped to unsigned.
+struct Activation {
+  at::Tensor tensor;
+  const uint8_t* data;
+  int64_t ld;
+  uint32_t flip;
+};
+
+uint32_t flip_of(const at::Tensor& x) { return x.scalar_type() == at::kChar ? 0x80808080u : 0u; }
+
+Size size_of(const Linear& l, const Rows& x, bool halved) {
+  const Size size{x.rows, l.w_sums.numel(), x.columns, halved ? 2 : 1};
+  const int64_t blocks = size.blocks() * size.halves;
+  TORCH_CHECK(l.x.scalar_type() == at::kChar || l.x.scalar_type() == at::kByte,
+              "x must be int8 or uint8, not ", l.x.scalar_type());
+  TORCH_CHECK(
+      l.w_packed.scalar_type() == at::kChar && l.w_packed.is_contiguous() &&
+          l.w_packed.sizes() == at::IntArrayRef({blocks, size.groups(), kBlock, kGroup}),
+      "w_packed must be contiguous int8 [ceil(N / 64), ceil(K / 4), 64, 4] with N = ", size.n,
+      " (elements of w_sums, each half for itself where they are multiplied) and K = ", size.k,
+      " (last axis of x), not ", l.w_packed.scalar_type(),
+      " ", l.w_packed.sizes());
+  TORCH_CHECK(l.w_sums.scalar_type() == at::kInt && l.w_sums.dim() == 1 && l.w_sums.is_contiguous(),
+              "w_sums must be contiguous int32 [N]");
+  const int64_t most = l.w_zero_point ? kMaxDepthWithWeightZero : kMaxDepth;
+  TORCH_CHECK(size.k <= most, "K is ", size.k, "; int32 sums are exact up to ", most);
+  return size;
+}
+
+// Copies rows to where every group of four exists, padded with zeros: the weights are zero there.
+Activation dense(const Rows& x, uint32_t flip, const Size& size) {
+  const int64_t ld = size.groups() * kGroup;
+  at::Tensor copy = at::empty({size.rows, ld}, at::kByte);
+  const auto* from = static_cast<const uint8_t*>(x.tensor.const_data_ptr());
+  auto* to = copy.mutable_data_ptr<uint8_t>();
+  const auto byte = static_cast<uint8_t>(flip);
+  at::parallel_for(0, size.rows, kLeastBytes / std::max<int64_t>(ld, 1) + 1,
+                   [&](auto begin, auto end) {
+                     for (int64_t i = begin; i < end; ++i) {
+                       for (int64_t k = 0; k < size.k; ++k)
+                         to[i * ld + k] = from[i * x.ld + k] ^ byte;
+                       std::fill(to + i * ld + size.k, to + (i + 1) * ld, uint8_t{0});
+                     }
+                   });
+  return {copy, to, ld, 0};
+}
+
+Activation activation_of(const Rows& x, const Size& size, const Path& path) {
+  const uint32_t flip = flip_of(x.tensor);
+  const bool usable = size.k % kGroup == 0 && (!path.dense || (flip == 0 && x.ld >= size.k));
+  if (!usable) return dense(x, flip, size);
+  return {x.tensor, static_cast<const uint8_t*>(x.tensor.const_data_ptr()), x.ld, flip};
+}
+
+at::Tensor x_sums_of(const Rows& x, const Size& size) {
+  at::Tensor sums = at::empty({size.rows}, at::kInt);
+  const auto* from = static_cast<const uint8_t*>(x.tensor.const_data_ptr());
+  const auto byte = static_cast<uint8_t>(flip_of(x.tensor));
+  auto* to = sums.mutable_data_ptr<int32_t>();
+  at::parallel_for(0, size.rows, kLeastBytes / std::max<int64_t>(size.k, 1) + 1,
+                   [&](auto begin, auto end) {
+                     for (int64_t i = begin; i < end; ++i) {
+                       int32_t sum = 0;
+                       for (int64_t k = 0; k < size.k; ++k)
+                         sum += static_cast<uint8_t>(from[i * x.ld + k] ^ byte);
+                       to[i] = sum;
+                     }
+                   });
+  return sums;
+}
+
+// Everything that a call needs, with what it points into. Where the result goes is left open.
+struct Problem {
+  Size size;
+  const Path& path;
+  Activation a{};
+  const int8_t* w;
+  Epilogue epilogue{};
+  std::vector<int64_t> shape;  // of the result
+  at::ScalarType type;         // behind the last step
+  int32_t x_zero = 0;
+  std::vector<at::Tensor> kept;
+
+  // Reads and checks all arguments.
+  explicit Problem(const Linear& l) : Problem(l, rows_of(l.x)) {}
+  Problem(const Problem&) = delete;
+  Problem& operator=(const Problem&) = delete;
+
+  bool empty() const { return size.rows == 0 || size.n == 0; }
+
+  void check_type(at::ScalarType wanted) const {
+    TORCH_CHECK(wanted == type, "the epilogue gives ", type, ", not ", wanted);
+  }
+
+ private:
+  Problem(const Linear& l, const Rows& x)
+      : path(path_for(x.rows)), w(l.w_packed.const_data_ptr<int8_t>()), shape(l.x.sizes().vec()) {
+    kept.reserve(8 + l.extras.size());
+    shape.back() = l.w_sums.numel();
+    type = read_steps(l.epilogue, l.extras, shape, l.real, epilogue, kept, /*takes_halves=*/true);
+    size = size_of(l, x, epilogue.half > 0);
+    shape.back() = size.columns();
+    epilogue.real = real_of(l.real, "real");
+    epilogue.w_scale = floats(l.w_scale, size.n, "w_scale");
+    epilogue.w_sums = l.w_sums.const_data_ptr<int32_t>();
+    if (l.bias) epilogue.bias = floats(*l.bias, size.n, "bias");
+    if (l.w_zero_point) {
+      epilogue.w_zero = whole(vector_of(*l.w_zero_point, at::kInt, size.n, "w_zero_point"));
+      epilogue.x_sums = whole(x_sums_of(x, size));
+    }
+    read_rows(l);
+    if (!empty()) a = activation_of(x, size, path);
+  }
+
+  // Scales and zero points of the activation.
+  void read_rows(const Linear& l) {
+    epilogue.scale_per_row = l.x_scale.numel() != 1;
+    epilogue.x_scale = floats(l.x_scale, epilogue.scale_per_row ? size.rows : 1, "x_scale");
+    epilogue.zero_per_row = l.x_zero_point && l.x_zero_point->numel() != 1;
+    const int32_t least = least_of(l.x.scalar_type());
+    if (epilogue.zero_per_row) {
+      epilogue.x_zero = whole(row_zeros(*l.x_zero_point, size.rows, least));
+    } else {
+      x_zero = only_zero(l.x_zero_point, least);
+      epilogue.x_zero = &x_zero;
+    }
+  }
+
+  const float* floats(const at::Tensor& tensor, int64_t count, const char* what) {
+    kept.push_back(vector_of(tensor, at::kFloat, count, what));
+    return kept.back().const_data_ptr<float>();
+  }
+
+  const int32_t* whole(at::Tensor tensor) {
+    kept.push_back(std::move(tensor));
+    return kept.back().const_data_ptr<int32_t>();
+  }
+};
+
+// Multiplies and finishes all tiles of `count` rows from `first` on. The order of tiles decides
+// which operand stays in the cache; no value depends on it, nor on the threads.
+void run(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t count) {
+  const Size& size = p.size;
+  const Activation& a = p.a;
+  const int64_t tile_rows = p.path.tile_rows(size.rows);
+  const int64_t strips = (count + tile_rows - 1) / tile_rows;
+  const int64_t blocks = size.blocks();
+  const int64_t block_bytes = size.groups() * kGroup * kBlock;
+  // Few rows: each block of weights is read once, by one thread. Tall tiles: A stays, weights pass.
+  const bool rows_outer = p.path.dense && strips > 1;
+  const auto work = [&](int64_t begin, int64_t end) {
+    const Buffer sums(size.halves * tile_rows * kBlock * sizeof(int32_t));
+    int32_t* second = sums.as<int32_t>() + tile_rows * kBlock;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t strip = rows_outer ? i / blocks : i % strips;
+      const int64_t block = rows_outer ? i % blocks : i / strips;
+      const int64_t row = first + strip * tile_rows;
+      const int64_t rows = std::min(tile_rows, first + count - row);
+      const int64_t columns = std::min(kBlock, size.columns() - block * kBlock);
+      const auto multiply = [&](int64_t b, int32_t* to) {
+        p.path.multiply({a.data + row * a.ld, a.ld, a.flip, rows, p.w + b * block_bytes,
+                         size.groups(), columns},
+                        to);
+      };
+      multiply(block, sums.as<int32_t>());
+      if (size.halves == 1) {
+        p.path.finish(epilogue, sums.get(), row, rows, block * kBlock, columns);
+        continue;
+      }
+      multiply(blocks + block, second);
+      p.path.finish_halves(epilogue, sums.get(), second, row, rows, block * kBlock, columns);
+    }
+    p.path.release();
+  };
+  const int64_t cycles =
+      block_bytes / 64 * size.halves * std::max<int64_t>(std::min(tile_rows, count), 3) + 200;
+  at::parallel_for(0, strips * blocks, kLeastCycles / cycles + 1, work);
+}
+
+}  // namespace
+
+at::Tensor linear_w8a8(const Linear& l, const Output* output, at::ScalarType out_dtype) {
+  Problem p(l);
+  if (output) {
+    p.epilogue.quantizer = quantizer_of(*output, out_dtype);
+  } else {
+    p.check_type(out_dtype);
+  }
+  at::Tensor out = at::empty(p.shape, out_dtype);
+  p.epilogue.out_type = out_type_of(out_dtype);
+  p.epilogue.out = out.mutable_data_ptr();
+  p.epilogue.out_ld = p.size.columns();
+  if (out.numel() > 0) run(p, p.epilogue, 0, p.size.rows);
+  return out;
+}
+
+RowResult linear_w8a8_rows(const Linear& l, at::ScalarType float_dtype, const RowOutput& output) {
+  const Problem p(l);
+  p.check_type(float_dtype);
+  const auto rows = [&](int64_t first, int64_t count, float* to, int64_t ld) {
+    Epilogue epilogue = p.epilogue;
+    epilogue.out_type = OutType::f32;
+    epilogue.out = to;
+    epilogue.out_ld = ld;
+    epilogue.out_row = first;
+    run(p, epilogue, first, count);
+  };
+  return quantize_rows(p.shape, p.type, output, p.path.tile_rows(p.size.rows), rows);
+}
+
+}  // namespace qfuse

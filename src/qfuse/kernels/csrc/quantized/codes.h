@@ -1,0 +1,284 @@
+// Packed codes of four and eight bits to real weights, for any instruction set.
+//
+// Where a weight is used by many rows a panel of it is widened once and multiplied from the cache;
+// where it is not, widening happens in registers, so that memory is read as it is packed.
+#pragma once
+
+#include "isa/vec.h"
+
+namespace {
+
+QFUSE_INLINE Floats accumulated(Floats sum, Floats a, Floats b) {
+#if defined(__FMA__) || defined(__AVX512F__)
+  return fused(a, b, sum);
+#else
+  return a * b + sum;
+#endif
+}
+
+// Calls f with the greatest constant up to Most that is at most `rows`, and returns it.
+template <int Most, class F>
+QFUSE_INLINE int64_t with_rows(int64_t rows, const F& f) {
+  if constexpr (Most > 1) {
+    if (rows < Most) return with_rows<Most - 1>(rows, f);
+  }
+  f.template operator()<Most>();
+  return Most;
+}
+
+// Calls f with a constant for `yes`.
+template <class F>
+QFUSE_INLINE void with_flag(bool yes, const F& f) {
+  if (yes) {
+    f.template operator()<true>();
+  } else {
+    f.template operator()<false>();
+  }
+}
+
+template <int Bits>
+constexpr int kCodes = 32 / Bits;  // in a word
+// What codes of four bits are taken relative to.
+template <int Bits>
+constexpr int kMiddle = Bits == 4 ? 8 : 0;
+
+// Words of as many features as a vector has lanes.
+template <int Bits>
+class Codes {
+ public:
+  QFUSE_INLINE void read(const uint8_t* from) {
+    __builtin_memcpy(&words_, from, sizeof(words_));
+#if !defined(__AVX512F__)
+    if constexpr (Bits == 4) words_ ^= static_cast<int32_t>(0x88888888);  // signed from here on
+#endif
+  }
+
+  // Code K of each feature as a float, less the middle one.
+  template <int K>
+  QFUSE_INLINE Floats at() const {
+    if constexpr (Bits == 8) {
+      return __builtin_convertvector((words_ << (24 - 8 * K)) >> 24, Floats);
+    } else {
+      constexpr int kShift = K % 4 * 8 + K / 4 * 4;
+#if defined(__AVX512F__)
+      // The low four bits of a lane are its index; what is above them does not matter.
+      const Floats values = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+      return _mm512_permutexvar_ps(bits<__m512i>(bits<Words>(words_) >> kShift), values);
+#else
+      return __builtin_convertvector((words_ << (28 - kShift)) >> 28, Floats);
+#endif
+    }
+  }
+
+  // The same, times `kRaised`: that saves shifting bytes back. Masking runs where shifting does not.
+  template <int K>
+  QFUSE_INLINE Floats raised() const {
+    if constexpr (Bits == 8) {
+      const Ints top = K == 3 ? words_ : words_ << (24 - 8 * K);
+      return __builtin_convertvector(K == 0 ? top : top & static_cast<int32_t>(0xff000000), Floats);
+    } else {
+      return at<K>();
+    }
+  }
+
+  QFUSE_INLINE Words words() const { return bits<Words>(words_); }
+
+ private:
+  Ints words_;
+};
+
+template <int Bits>
+constexpr float kRaised = Bits == 8 ? qfuse::kStreamRaise : 1.0f;
+
+// Zero points of one vector of features, as many bits of them as codes have.
+template <int Bits>
+QFUSE_INLINE Ints zero_codes_at(const int8_t* from) {
+  const Ints zeros = widened(load<Bytes>(from, kLanes));
+  return Bits == 4 ? zeros & 15 : zeros;
+}
+
+// Zero points as the codes above are: less the middle code.
+template <int Bits>
+QFUSE_INLINE Floats zeros_at(const int8_t* from) {
+  return __builtin_convertvector(zero_codes_at<Bits>(from), Floats) - kMiddle<Bits>;
+}
+
+// What becomes of codes in a panel.
+enum class Panel { whole, scaled, scaled_bf16, any };
+
+// The parameters of one vector of features in one group.
+template <int Bits, Panel P, bool Zero>
+struct Parameters {
+  QFUSE_INLINE Parameters(const qfuse::RealBlock& b, int64_t group, int64_t column) : block(b) {
+    const int64_t at = group * qfuse::kBlock + column;
+    if constexpr (P != Panel::whole) scale = load<Floats>(b.scale + at, kLanes);
+    if constexpr (Zero) zero = zeros_at<Bits>(b.zero + at);
+    if constexpr (P == Panel::any) {
+      if (b.offset) offset = load<Floats>(b.offset + at, kLanes);
+    }
+  }
+
+  // A code as a real weight.
+  QFUSE_INLINE Floats weight(Floats code) const {
+    if constexpr (Zero) code = code - zero;
+    if constexpr (P == Panel::whole) return code;
+    Floats w = code * scale;
+    if constexpr (P == Panel::scaled_bf16) w = rounded_to(qfuse::Real::bf16, w);
+    if constexpr (P == Panel::any) {
+      w = rounded_to(block.compute, w);
+      if (block.offset) w = rounded_to(block.compute, w + offset);
+      w = rounded_to(block.real, w);
+    }
+    return w;
+  }
+
+  const qfuse::RealBlock& block;
+  Floats scale;
+  Floats zero;
+  Floats offset;
+};
+
+// Calls put(k, column, low, high) with the weights of input features k and k + 1 of a panel.
+template <int Bits, Panel P, bool Zero, class F>
+QFUSE_INLINE void widen_groups(const qfuse::RealBlock& b, int64_t k, int64_t depth, const F& put) {
+  for (int64_t begin = 0, end = 0; begin < depth; begin = end) {
+    const int64_t group = (k + begin) / b.group;
+    end = (group + 1) * b.group - k;
+    if (end > depth) end = depth;
+    for (int64_t column = 0; column < qfuse::kBlock; column += kLanes) {
+      const Parameters<Bits, P, Zero> parameters(b, group, column);
+      const uint8_t* from = b.codes + ((k + begin) / kCodes<Bits> * qfuse::kBlock + column) * 4;
+      for (int64_t i = begin; i < end; i += kCodes<Bits>, from += 4 * qfuse::kBlock) {
+        Codes<Bits> codes;
+        codes.read(from);
+        Unrolled<kCodes<Bits> / 2>::run([&]<int J>() QFUSE_LAMBDA {
+          put(i + 2 * J, column, parameters.weight(codes.template at<2 * J>()),
+              parameters.weight(codes.template at<2 * J + 1>()));
+        });
+      }
+    }
+  }
+}
+
+// Calls f with what becomes of the block's codes, and whether they have zero points.
+template <class F>
+QFUSE_INLINE void with_panel(const qfuse::RealBlock& b, const F& f) {
+  using qfuse::Real;
+  const bool widened = b.real == Real::f32 && b.compute == Real::f32;
+  with_flag(b.zero != nullptr, [&]<bool Zero>() QFUSE_LAMBDA {
+    if (!b.scale) return f.template operator()<Panel::whole, Zero>();
+    if (!b.offset && widened) return f.template operator()<Panel::scaled, Zero>();
+    // A product that is rounded to bfloat16 is the same if it is rounded once more.
+    if (!b.offset && b.real == Real::bf16 && b.compute != Real::f16) {
+      return f.template operator()<Panel::scaled_bf16, Zero>();
+    }
+    f.template operator()<Panel::any, Zero>();
+  });
+}
+
+template <int Bits>
+void widen_to_f32(const qfuse::RealBlock& b, int64_t k, int64_t depth, float* panel) {
+  with_panel(b, [&]<Panel P, bool Zero>() {
+    widen_groups<Bits, P, Zero>(
+        b, k, depth, [&](int64_t i, int64_t column, Floats low, Floats high) QFUSE_LAMBDA {
+          store(panel + i * qfuse::kBlock + column, low, kLanes);
+          store(panel + (i + 1) * qfuse::kBlock + column, high, kLanes);
+        });
+  });
+}
+
+// Adds the share of a group to the sums of a row; without a scale there is only one.
+QFUSE_INLINE void add_share(const qfuse::RealBlock& b, int64_t at, Floats total, float* sums) {
+  if (b.scale) {
+    const Floats before = load<Floats>(sums, kLanes);
+    total = accumulated(before, total, load<Floats>(b.scale + at, kLanes));
+  }
+  store(sums, total, kLanes);
+}
+
+// Adds the share of one group to the sums of `Vectors` vectors of features.
+template <int Bits, int Rows, int Vectors, bool Zero, bool Offset>
+QFUSE_INLINE void stream_group(const qfuse::RealBlock& b, const float* a, int64_t lda,
+                               int64_t group, int64_t column, float* sums) {
+  Floats total[Rows * Vectors] = {};
+  Floats terms[Rows] = {};  // sums of the row alone, which offsets are multiplied by
+  Floats zero[Vectors];
+  const int64_t at = group * qfuse::kBlock + column;
+  if constexpr (Zero) {
+    Unrolled<Vectors>::run([&]<int I>() QFUSE_LAMBDA {
+      zero[I] = zeros_at<Bits>(b.zero + at + I * kLanes) * kRaised<Bits>;
+    });
+  }
+  const uint8_t* from = b.codes + (group * b.group / kCodes<Bits> * qfuse::kBlock + column) * 4;
+  a += group * b.group;
+  for (int64_t k = 0; k < b.group; k += kCodes<Bits>, from += 4 * qfuse::kBlock) {
+    Codes<Bits> codes[Vectors];
+    Unrolled<Vectors>::run([&]<int I>() QFUSE_LAMBDA {
+      codes[I].read(from + I * kLanes * 4);
+      __builtin_prefetch(from + kAhead + I * kLanes * 4);
+    });
+    Unrolled<kCodes<Bits>>::run([&]<int J>() QFUSE_LAMBDA {
+      if constexpr (Offset) {
+        Unrolled<Rows>::run([&]<int R>()
+                                QFUSE_LAMBDA { terms[R] += broadcast(a[R * lda + k + J]); });
+      }
+      Unrolled<Vectors>::run([&]<int I>() QFUSE_LAMBDA {
+        Floats code = codes[I].template raised<J>();
+        if constexpr (Zero) code = code - zero[I];
+        Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
+          total[R * Vectors + I] =
+              accumulated(total[R * Vectors + I], broadcast(a[R * lda + k + J]), code);
+        });
+      });
+    });
+  }
+  Unrolled<Rows * Vectors>::run([&]<int I>() QFUSE_LAMBDA {
+    constexpr int64_t kColumn = I % Vectors * kLanes;
+    float* to = sums + I / Vectors * qfuse::kBlock + column + kColumn;
+    add_share(b, at + kColumn, total[I] * (1.0f / kRaised<Bits>), to);
+    if constexpr (Offset) {
+      const Floats offset = load<Floats>(b.offset + at + kColumn, kLanes);
+      store(to, accumulated(load<Floats>(to, kLanes), terms[I / Vectors], offset), kLanes);
+    }
+  });
+}
+
+template <int Rows>
+QFUSE_INLINE void clear_rows(float* sums) {
+  __builtin_memset(sums, 0, Rows * qfuse::kBlock * sizeof(float));
+}
+
+QFUSE_INLINE int64_t groups_of(const qfuse::RealBlock& b) {
+  return b.group > 0 ? b.depth / b.group : 1;
+}
+
+template <int Bits, int Vectors>
+void stream_f32(const qfuse::RealBlock& b, const float* a, int64_t lda, int64_t rows,
+                int64_t columns, float* sums) {
+  with_rows<qfuse::kStreamRows>(rows, [&]<int R>() {
+    clear_rows<R>(sums);
+    with_flag(b.zero != nullptr, [&]<bool Zero>() {
+      with_flag(b.offset != nullptr, [&]<bool Offset>() {
+        for (int64_t column = 0; column < columns; column += Vectors * kLanes) {
+          for (int64_t g = 0; g < groups_of(b); ++g) {
+            stream_group<Bits, R, Vectors, Zero, Offset>(b, a, lda, g, column, sums);
+          }
+        }
+      });
+    });
+  });
+}
+
+// The kernels where there is nothing but float32: others are converted before.
+template <int Bits, int Vectors>
+constexpr qfuse::CodeKernels f32_codes{
+    .widen = [](const qfuse::RealBlock& b, int64_t k, int64_t depth, qfuse::Real,
+                void* panel) { widen_to_f32<Bits>(b, k, depth, static_cast<float*>(panel)); },
+    .stream_type = [](qfuse::Real, int64_t) { return qfuse::Real::f32; },
+    .stream = [](const qfuse::RealBlock& b, const void* a, int64_t lda, int64_t rows,
+                 int64_t columns, float* sums) {
+      stream_f32<Bits, Vectors>(b, static_cast<const float*>(a), lda, rows, columns, sums);
+    },
+};
+
+}  // namespace

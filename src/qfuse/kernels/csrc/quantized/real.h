@@ -1,0 +1,57 @@
+// Real activations times panels of real weights, for any instruction set.
+#pragma once
+
+#include "quantized/codes.h"
+
+namespace {
+
+// A tile of registers: Rows by Vectors.
+template <int Rows, int Vectors>
+QFUSE_INLINE void multiply_f32_columns(const qfuse::RealTile& t, int64_t row, int64_t column,
+                                       float* sums) {
+  Floats total[Rows * Vectors];
+  float* to = sums + row * qfuse::kBlock + column;
+  Unrolled<Rows * Vectors>::run([&]<int I>() QFUSE_LAMBDA {
+    const float* from = to + (I / Vectors) * qfuse::kBlock + (I % Vectors) * kLanes;
+    total[I] = t.add ? load<Floats>(from, kLanes) : Floats{};
+  });
+  const float* a = static_cast<const float*>(t.a) + row * t.lda;
+  const float* b = static_cast<const float*>(t.panel) + column;
+  for (int64_t k = 0; k < t.groups * qfuse::kGroup; ++k, ++a, b += qfuse::kBlock) {
+    Floats w[Vectors];
+    Unrolled<Vectors>::run([&]<int I>()
+                               QFUSE_LAMBDA { w[I] = load<Floats>(b + I * kLanes, kLanes); });
+    Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
+      const Floats x = broadcast(a[R * t.lda]);
+      Unrolled<Vectors>::run([&]<int I>() QFUSE_LAMBDA {
+        total[R * Vectors + I] = accumulated(total[R * Vectors + I], x, w[I]);
+      });
+    });
+  }
+  Unrolled<Rows * Vectors>::run([&]<int I>() QFUSE_LAMBDA {
+    store(to + (I / Vectors) * qfuse::kBlock + (I % Vectors) * kLanes, total[I], kLanes);
+  });
+}
+
+template <int Rows, int Vectors>
+void multiply_f32(const qfuse::RealTile& t, float* sums) {
+  for (int64_t row = 0; row < t.rows;) {
+    row += with_rows<Rows>(t.rows - row, [&]<int R>() {
+      for (int64_t column = 0; column < t.columns; column += Vectors * kLanes) {
+        multiply_f32_columns<R, Vectors>(t, row, column, sums);
+      }
+    });
+  }
+}
+
+// The kernels where there is nothing but float32: others are converted before.
+template <int Rows, int Vectors>
+constexpr qfuse::RealKernels f32_kernels{
+    .type_for = [](qfuse::Real) { return qfuse::Real::f32; },
+    .multiply = [](const qfuse::RealTile& tile, qfuse::Real,
+                   float* sums) { multiply_f32<Rows, Vectors>(tile, sums); },
+    .four = f32_codes<4, Vectors>,
+    .eight = f32_codes<8, Vectors>,
+};
+
+}  // namespace

@@ -1,0 +1,40 @@
+#include "quantized/stored.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+
+#include "linear/operands.h"
+
+namespace qfuse {
+
+int32_t least_of(at::ScalarType type) { return type == at::kChar ? -128 : 0; }
+
+at::Tensor row_zeros(const at::Tensor& zero_point, int64_t rows, int32_t least) {
+  const at::Tensor given = vector_of(zero_point, at::kInt, rows, "x_zero_point");
+  const auto* from = given.const_data_ptr<int32_t>();
+  at::Tensor zeros = at::empty({rows}, at::kInt);
+  auto* to = zeros.mutable_data_ptr<int32_t>();
+  for (int64_t i = 0; i < rows; ++i) {
+    TORCH_CHECK(from[i] >= least && from[i] <= least + 255, "x_zero_point ", from[i],
+                " is outside of the range of x");
+    to[i] = from[i] - least;
+  }
+  return zeros;
+}
+
+int32_t only_zero(const std::optional<at::Tensor>& zero_point, int32_t least) {
+  if (!zero_point) return -least;
+  TORCH_CHECK(!at::isFloatingType(zero_point->scalar_type()), "x_zero_point must be whole numbers");
+  const double zero = number_of(*zero_point, "x_zero_point");
+  TORCH_CHECK(zero >= least && zero <= least + 255, "x_zero_point ", zero,
+              " is outside of the range of x");
+  return static_cast<int32_t>(zero) - least;
+}
+
+OutType out_type_of(at::ScalarType type) {
+  if (type == at::kChar) return OutType::s8;
+  if (type == at::kByte) return OutType::u8;
+  return static_cast<OutType>(real_of(type, "out_dtype"));
+}
+
+}  // namespace qfuse

@@ -1,0 +1,80 @@
+// Activation functions on vectors. Errors against the true functions are measured over
+// [-20, 20] by tests/kernels/test_epilogue.py, whose bounds are in cases.py.
+#pragma once
+
+#include "isa/vec.h"
+
+namespace {
+
+// e^x for x in [-87, 88.37]; e^-87 below, infinity above: it is used in sums with 1, and under
+// them. x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r (Cephes' expf), times 2^n. Adding
+// 1.5 * 2^23 rounds n to a whole number and leaves it in the low bits, from where it goes into the
+// exponent; n = 128 is infinity there.
+QFUSE_INLINE Floats exponential(Floats x) {
+  const float push = 12582912.0f;
+  const Floats y = clamp(x, -87.0f, 89.0f);
+  const Floats pushed = y * 1.44269504f + push;
+  const Floats n = pushed - push;
+  const Floats r = fused(n, broadcast(2.12194440e-4f), fused(n, broadcast(-0.693359375f), y));
+  Floats p = fused(r, 1.9875691500e-4f, 1.3981999507e-3f);
+  p = fused(p, r, 8.3334519073e-3f);
+  p = fused(p, r, 4.1665795894e-2f);
+  p = fused(p, r, 1.6666665459e-1f);
+  p = fused(p, r, 5.0000001201e-1f);
+  p = fused(p, r * r, r) + 1.0f;
+  return p * bits<Floats>((bits<Words>(pushed) << 23) + 0x3f800000u);
+}
+
+QFUSE_INLINE Floats sigmoid(Floats x) { return 1.0f / (1.0f + exponential(-x)); }
+
+QFUSE_INLINE Floats silu(Floats x) { return x / (1.0f + exponential(-x)); }
+
+// Away from 0 through e^2x; near 0, where that cancels, an odd polynomial (Cephes' tanhf).
+QFUSE_INLINE Floats hyperbolic_tangent(Floats x) {
+  const Floats s = x * x;
+  Floats p = fused(s, -5.70498872745e-3f, 2.06390887954e-2f);
+  p = fused(p, s, -5.37397155531e-2f);
+  p = fused(p, s, 1.33314422036e-1f);
+  p = fused(p, s, -3.33332819422e-1f);
+  const Floats near = fused(p * s, x, x);
+  const Floats far = 1.0f - 2.0f / (exponential(2.0f * magnitude(x)) + 1.0f);
+  const Words sign = bits<Words>(x) & 0x80000000u;
+  return magnitude(x) < 0.625f ? near : bits<Floats>(bits<Words>(far) | sign);
+}
+
+// relu(x) - |x| * tail(|x|), where tail(u) = erfc(u / sqrt 2) / 2: nothing cancels, and nothing is
+// divided. The polynomial interpolates the tail at the 16 Chebyshev nodes of [0, 5.2]; behind that
+// the product is below 5e-7. Even and odd powers apart halve the chain of dependent operations.
+QFUSE_INLINE Floats gelu(Floats x) {
+  const float end = 5.2f;
+  const Floats u = magnitude(x);
+  const Floats t = at_most(u, end) * (2.0f / end) - 1.0f;
+  const Floats s = t * t;
+  Floats odd = fused(s, -0.00365992785f, 0.0156297513f);
+  Floats even = fused(s, 0.00562144329f, -0.0354597816f);
+  odd = fused(odd, s, -0.0123388047f);
+  even = fused(even, s, 0.0910099607f);
+  odd = fused(odd, s, -0.0657748272f);
+  even = fused(even, s, -0.0832254168f);
+  odd = fused(odd, s, 0.190218767f);
+  even = fused(even, s, -0.104844293f);
+  odd = fused(odd, s, -0.109580931f);
+  even = fused(even, s, 0.252871639f);
+  odd = fused(odd, s, -0.229178247f);
+  even = fused(even, s, 0.11936532f);
+  odd = fused(odd, s, -0.0353157719f);
+  even = fused(even, s, 0.00466120233f);
+  return at_least(x, 0.0f) - (u < end ? u * fused(odd, t, even) : Floats{});
+}
+
+// x / 2 * (1 + tanh u) is x / (1 + e^-2u), which does not cancel.
+QFUSE_INLINE Floats gelu_tanh(Floats x) {
+  const Floats u = 0.79788456f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + exponential(-2.0f * u));
+}
+
+QFUSE_INLINE Floats hardswish(Floats x) { return x * clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f; }
+
+QFUSE_INLINE Floats hardsigmoid(Floats x) { return clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f; }
+
+}  // namespace

@@ -1,0 +1,301 @@
+// Rows that become codes, for any instruction set: a row is read once and stays in the cache while
+// it is normalized, measured and encoded. See RowJob.
+#pragma once
+
+#include "rowwise/steps.h"
+
+namespace {
+
+// Calls f(span) for the spans of a row, of 64 columns each but the last.
+template <class F>
+QFUSE_INLINE void each_span(int64_t columns, F f) {
+  int64_t column = 0;
+  for (; column + qfuse::kBlock <= columns; column += qfuse::kBlock) {
+    f(Span<true>{column, qfuse::kBlock});
+  }
+  if (column < columns) f(Span<false>{column, columns - column});
+}
+
+QFUSE_INLINE float sum_of(const Floats* parts) {
+  float sum = 0.0f;
+  for (int64_t v = 0; v < kVectors; ++v) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) sum += parts[v][lane];
+  }
+  return sum;
+}
+
+inline void store_real(void* to, qfuse::Real type, int64_t at, Floats value, int64_t count) {
+  if (type == qfuse::Real::f32) return store(static_cast<float*>(to) + at, value, count);
+  const Halves halves = type == qfuse::Real::bf16 ? to_bf16(value) : to_f16(value);
+  store(static_cast<uint16_t*>(to) + at, halves, count);
+}
+
+// What the sum of a row's elements, or of their squares, is made of.
+template <bool Square>
+QFUSE_INLINE Floats term(Floats y) {
+  return Square ? y * y : y;
+}
+
+template <qfuse::Real Type>
+QFUSE_INLINE Floats load_as(const void* data, int64_t at, int64_t count) {
+  return load_real(data, Type, at, count);
+}
+
+// The row, with its residual, into `values`, zeros behind it; returns the sum of its terms.
+template <qfuse::Real Type, bool Square>
+float read_row(const qfuse::RowJob& job, int64_t row, float* values) {
+  const int64_t x = row * job.x.ld;
+  const int64_t other = row * job.residual.ld;
+  Floats parts[kVectors] = {};
+  each_span(job.columns, [&](auto span) QFUSE_LAMBDA {
+    Floats y[kVectors] = {};
+    span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
+      y[v] = load_as<Type>(job.x.data, x + span.column + v * kLanes, count);
+    });
+    if (job.residual.data) {
+      span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
+        const int64_t at = other + span.column + v * kLanes;
+        const Floats sum = y[v] + load_real(job.residual.data, job.residual.type, at, count);
+        y[v] = rounded_to(job.sum_type, sum);
+      });
+    }
+    if (job.kept_sum) {
+      span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
+        const int64_t at = row * job.columns + span.column + v * kLanes;
+        store_real(job.kept_sum, job.sum_type, at, y[v], count);
+      });
+    }
+    span.each([&](int64_t v, int64_t) QFUSE_LAMBDA {
+      parts[v] = parts[v] + term<Square>(y[v]);
+      store(values + span.column + v * kLanes, y[v], kLanes);
+    });
+  });
+  return sum_of(parts);
+}
+
+// Takes `middle` off all values, zeros behind them again, and returns the sum of what is left: the
+// differences are exact where they are small, so it says what rounding took from the middle.
+float centre(float* values, int64_t columns, float middle) {
+  Floats parts[kVectors] = {};
+  each_span(columns, [&](auto span) QFUSE_LAMBDA {
+    span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
+      float* at = values + span.column + v * kLanes;
+      Floats y = load<Floats>(at, kLanes) - middle;
+      for (int64_t lane = count; lane < kLanes; ++lane) y[lane] = 0.0f;
+      parts[v] = parts[v] + y;
+      store(at, y, kLanes);
+    });
+  });
+  return sum_of(parts);
+}
+
+// The sum of squares of (values - middle).
+float squares(const float* values, int64_t columns, float middle) {
+  Floats parts[kVectors] = {};
+  each_span(columns, [&](auto span) QFUSE_LAMBDA {
+    span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
+      const Floats y = load<Floats>(values + span.column + v * kLanes, kLanes) - middle;
+      if (count == kLanes) {
+        parts[v] = parts[v] + y * y;
+      } else {
+        for (int64_t lane = 0; lane < count; ++lane) parts[v][lane] += y[lane] * y[lane];
+      }
+    });
+  });
+  return sum_of(parts);
+}
+
+// A row is normalized as (values - middle) * factor.
+struct Normal {
+  float middle;
+  float factor;
+};
+
+// Reads a row and says how it is normalized.
+template <qfuse::Real Type>
+Normal read_normal(const qfuse::RowJob& job, int64_t row, float* values) {
+  const auto n = static_cast<float>(job.columns);
+  if (job.kind == qfuse::RowKind::rms_norm) {
+    const float variance = read_row<Type, true>(job, row, values) / n;
+    return {0.0f, 1.0f / __builtin_sqrtf(variance + job.eps)};
+  }
+  const float nearly = read_row<Type, false>(job, row, values) / n;
+  const float middle = centre(values, job.columns, nearly) / n;
+  const float variance = squares(values, job.columns, middle) / n;
+  return {middle, 1.0f / __builtin_sqrtf(variance + job.eps)};
+}
+
+// The extremes of what is seen; what is not finite makes `odd` NaN.
+struct Bounds {
+  Floats least = Floats{} + __builtin_inff();
+  Floats greatest = Floats{} - __builtin_inff();
+  Floats odd = {};
+
+  QFUSE_INLINE void take(Floats y, int64_t count) {
+    // Lanes that are not there repeat one that is.
+    for (int64_t lane = count; lane < kLanes; ++lane) y[lane] = y[0];
+    least = lesser(y, least);
+    greatest = ::greater(y, greatest);
+    odd = fused(y, Floats{}, odd);
+  }
+};
+
+// Well below where floats have no halves any more, which `nearest` needs.
+constexpr float kLeastUnrounded = 0x1p20f;
+
+QFUSE_INLINE bool is_finite(float x) { return x - x == 0.0f; }
+
+// What a row's extremes are if there is a NaN or an infinity in it.
+qfuse::Extremes exact_extremes(const float* values, int64_t columns) {
+  qfuse::Extremes found{__builtin_inff(), -__builtin_inff()};
+  for (int64_t k = 0; k < columns; ++k) {
+    if (values[k] != values[k]) return {values[k], values[k]};
+    found.least = values[k] < found.least ? values[k] : found.least;
+    found.greatest = values[k] > found.greatest ? values[k] : found.greatest;
+  }
+  return found;
+}
+
+qfuse::Extremes extremes(const Bounds* bounds, const float* values, int64_t columns) {
+  qfuse::Extremes found{__builtin_inff(), -__builtin_inff()};
+  for (int64_t v = 0; v < kVectors; ++v) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      if (bounds[v].odd[lane] != 0.0f) return exact_extremes(values, columns);
+      found.least = bounds[v].least[lane] < found.least ? bounds[v].least[lane] : found.least;
+      found.greatest =
+          bounds[v].greatest[lane] > found.greatest ? bounds[v].greatest[lane] : found.greatest;
+    }
+  }
+  return found;
+}
+
+// Does the steps on a span, measures and keeps it.
+template <bool Whole>
+QFUSE_INLINE void finish_span(const qfuse::RowJob& job, const Span<Whole>& span, int64_t row,
+                              Floats* y, float* values, Bounds* bounds) {
+  for (int64_t s = 0; s < job.steps; ++s) apply<Whole>(job.step[s], job.extra, span, row, y);
+  span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
+    bounds[v].take(y[v], count);
+    store(values + span.column + v * kLanes, y[v], kLanes);
+  });
+  if (job.kept) {
+    span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
+      const int64_t at = row * job.columns + span.column + v * kLanes;
+      store_real(job.kept, job.kept_type, at, y[v], count);
+    });
+  }
+}
+
+// Inner: the type that the normalized row is rounded to before the weight.
+template <qfuse::Real Inner, qfuse::Real Real>
+void normalize_row(const qfuse::RowJob& job, int64_t row, const Normal& by, float* values,
+                   Bounds* bounds) {
+  each_span(job.columns, [&](auto span) QFUSE_LAMBDA {
+    Floats y[kVectors] = {};
+    span.each([&](int64_t v, int64_t) QFUSE_LAMBDA {
+      const Floats x = load<Floats>(values + span.column + v * kLanes, kLanes);
+      y[v] = rounded_to(Inner, (x - by.middle) * by.factor);
+    });
+    if (job.weight) {
+      span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
+        y[v] = y[v] * load<Floats>(job.weight + span.column + v * kLanes, count);
+      });
+    }
+    if (job.bias) {
+      span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
+        y[v] = y[v] + load<Floats>(job.bias + span.column + v * kLanes, count);
+      });
+    }
+    span.each([&](int64_t v, int64_t) QFUSE_LAMBDA { y[v] = rounded_to(Real, y[v]); });
+    finish_span(job, span, row, y, values, bounds);
+  });
+}
+
+// A row without a norm: from memory through the steps in registers.
+template <qfuse::Real Type>
+void map_row(const qfuse::RowJob& job, int64_t row, float* values, Bounds* bounds) {
+  each_span(job.columns, [&](auto span) QFUSE_LAMBDA {
+    Floats y[kVectors] = {};
+    span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
+      y[v] = load_as<Type>(job.x.data, row * job.x.ld + span.column + v * kLanes, count);
+    });
+    finish_span(job, span, row, y, values, bounds);
+  });
+}
+
+// Calls f with the type as a constant.
+template <class F>
+QFUSE_INLINE auto with_type(qfuse::Real type, const F& f) {
+  switch (type) {
+    case qfuse::Real::bf16:
+      return f.template operator()<qfuse::Real::bf16>();
+    case qfuse::Real::f16:
+      return f.template operator()<qfuse::Real::f16>();
+    default:
+      return f.template operator()<qfuse::Real::f32>();
+  }
+}
+
+qfuse::Extremes compute_row(const qfuse::RowJob& job, int64_t row, float* values) {
+  Bounds bounds[kVectors];
+  if (job.kind == qfuse::RowKind::plain) {
+    with_type(job.x.type, [&]<qfuse::Real Type>() { map_row<Type>(job, row, values, bounds); });
+  } else {
+    const Normal by = with_type(job.x.type, [&]<qfuse::Real Type>() {
+      return read_normal<Type>(job, row, values);
+    });
+    with_type(job.inner, [&]<qfuse::Real Inner>() {
+      with_type(job.real, [&]<qfuse::Real Real>() {
+        normalize_row<Inner, Real>(job, row, by, values, bounds);
+      });
+    });
+  }
+  return extremes(bounds, values, job.columns);
+}
+
+// The codes of numbers that are finite, in float32: clamping before rounding gives the same, since
+// the bounds are whole numbers.
+void encode_finite(const qfuse::RowJob& job, int64_t row, const float* values,
+                   const qfuse::Quantizer& q) {
+  int8_t* to = job.codes + row * job.columns;
+  const float low = q.low - q.zero;
+  const float high = q.high - q.zero;
+  const auto zero = static_cast<int32_t>(q.zero);
+  each_span(job.columns, [&](auto span) QFUSE_LAMBDA {
+    span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
+      const int64_t at = span.column + v * kLanes;
+      const Floats x = load<Floats>(values + at, kLanes) * q.factor;
+      const Ints codes = nearest(lesser(::greater(x, broadcast(low)), broadcast(high))) + zero;
+      // The low byte of a code in range is right for int8 and uint8.
+      store(to + at, __builtin_convertvector(codes, Bytes), count);
+    });
+  });
+}
+
+template <bool Rounding>
+void encode_any(const qfuse::RowJob& job, int64_t row, const float* values,
+                const qfuse::Quantizer& quantizer) {
+  int8_t* to = job.codes + row * job.columns;
+  each_span(job.columns, [&](auto span) QFUSE_LAMBDA {
+    span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
+      const int64_t at = span.column + v * kLanes;
+      const Ints codes = quantized<Rounding>(quantizer, load<Floats>(values + at, kLanes));
+      store(to + at, __builtin_convertvector(codes, Bytes), count);
+    });
+  });
+}
+
+void encode_row(const qfuse::RowJob& job, int64_t row, const float* values,
+                const qfuse::Extremes& found, const qfuse::Quantizer& q) {
+  if (q.type != qfuse::Real::f32) return encode_any<true>(job, row, values, q);
+  const bool finite = is_finite(found.least) && is_finite(found.greatest) && is_finite(q.factor);
+  const bool small = __builtin_fabsf(q.zero) < kLeastUnrounded;
+  const bool whole = small && q.zero == static_cast<float>(static_cast<int32_t>(q.zero));
+  const bool plain = !q.divide && !q.zero_first && whole;
+  if (finite && plain) return encode_finite(job, row, values, q);
+  encode_any<false>(job, row, values, q);
+}
+
+constexpr qfuse::RowKernels row_kernels{.compute = &compute_row, .encode = &encode_row};
+
+}  // namespace

@@ -1,0 +1,42 @@
+"""Patterns of expressions that explain why they did not match."""
+
+from qfuse.rewrite.pattern.captures import ANY, Arg, Capture, Const, Known, Num, Read, Scalar, V
+from qfuse.rewrite.pattern.guards import bind, check, guard, let, single_use, where
+from qfuse.rewrite.pattern.match import Match, PatternRule, explain, match, pointed
+from qfuse.rewrite.pattern.parts import Either, Literal, Maybe, Opt, Pattern, op
+from qfuse.rewrite.pattern.through import CAST, Path, Step, Via, cast, through
+
+__all__ = [
+    "ANY",
+    "CAST",
+    "Arg",
+    "Capture",
+    "Const",
+    "Either",
+    "Known",
+    "Literal",
+    "Match",
+    "Maybe",
+    "Num",
+    "Opt",
+    "Path",
+    "Pattern",
+    "PatternRule",
+    "Read",
+    "Scalar",
+    "Step",
+    "V",
+    "Via",
+    "bind",
+    "cast",
+    "check",
+    "explain",
+    "guard",
+    "let",
+    "match",
+    "op",
+    "pointed",
+    "single_use",
+    "through",
+    "where",
+]

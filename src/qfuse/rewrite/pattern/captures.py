@@ -1,0 +1,154 @@
+"""The ends of patterns: what a match captures, and of what kind it has to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch.fx import Node
+from torch.fx.node import Argument
+
+from qfuse.ir.events import MissCode
+from qfuse.ir.ops.constants import constant_value, number_of
+from qfuse.ir.ops.views import shape_of
+from qfuse.rewrite.pattern.base import is_tensor
+from qfuse.rewrite.pattern.parts import Pattern
+from qfuse.rewrite.pattern.search import Refusal
+from qfuse.rewrite.pattern.writer import Writer
+
+T = TypeVar("T")
+
+
+class Capture(Pattern, Generic[T]):
+    """A value that a match captures under a name; ``match[capture]`` is a ``T``.
+
+    A name that stands twice is one value: the same node, or equal numbers of one type.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.label = name
+
+    def read(self, value: object) -> object | Refusal:
+        """Accept anything."""
+        return value
+
+    def show(self, out: Writer) -> None:
+        """Write the name."""
+        out.put(self.label or "_")
+
+    def _refuse(self, code: MissCode, wanted: str) -> Refusal:
+        fields = {"capture": self.label, "wanted": wanted}
+        return Refusal(code, "expected {wanted} for {capture}, found {found}", fields)
+
+
+class Arg(Capture[Argument]):
+    """Any argument: a node, a number, ``None``."""
+
+
+ANY = Arg("")
+"""Any argument, another one at every place; it is not captured."""
+
+
+class V(Capture[Node]):
+    """A tensor.
+
+    Args:
+        name: The name.
+        dtypes: Its type, or several that it may have; any if there are none.
+        rank: How many axes it has.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dtypes: torch.dtype | Collection[torch.dtype] = (),
+        rank: int | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.dtypes = (dtypes,) if isinstance(dtypes, torch.dtype) else tuple(dtypes)
+        self.rank = rank
+
+    def read(self, value: object) -> object | Refusal:
+        """Accept tensors."""
+        if not isinstance(value, Node) or not is_tensor(value):
+            code = MissCode.DTYPE if self.dtypes else MissCode.PATTERN
+            return self._refuse(code, "a tensor")
+        if self.rank is not None and len(shape_of(value)) != self.rank:
+            fields = {"rank": len(shape_of(value)), "wanted": self.rank}
+            return Refusal(MissCode.SHAPE, "expected {wanted} axes, found {rank}", fields)
+        return value
+
+
+class Num(Capture[float]):
+    """A number that is written in the graph, but not a bool."""
+
+    def read(self, value: object) -> object | Refusal:
+        """Accept numbers."""
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return value
+        return self._refuse(MissCode.NOT_CONSTANT, "a number")
+
+
+class Scalar(Capture[float]):
+    """A number that is written in the graph, or a constant of one element."""
+
+    def read(self, value: object) -> object | Refusal:
+        """Accept what is known to be one number."""
+        known = number_of(value)
+        if known is not None:
+            return known
+        return self._refuse(MissCode.NOT_CONSTANT, "a known number")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """A node whose value is known before the first call."""
+
+    node: Node
+    value: torch.Tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Known) and self.node is other.node
+
+    def __hash__(self) -> int:
+        return hash(self.node)
+
+
+class Const(Capture[Known]):
+    """A tensor that is computed from constants by simple ops."""
+
+    def read(self, value: object) -> object | Refusal:
+        """Compute it."""
+        known = constant_value(value)
+        if known is None or not isinstance(value, Node):
+            return self._refuse(MissCode.NOT_CONSTANT, "a constant")
+        return Known(value, known)
+
+
+class Read(Capture[T]):
+    """A node through one of the typed views, or through any function that may decline.
+
+    Args:
+        name: The name that what the function returns is captured under.
+        view: Returns ``None`` where a value is something else.
+        what: What it returns otherwise, for people.
+    """
+
+    def __init__(self, name: str, view: Callable[[Node], T | None], what: str = "") -> None:
+        super().__init__(name)
+        self.view = view
+        self.what = what or view.__name__.strip("_").removeprefix("as_")
+
+    def read(self, value: object) -> object | Refusal:
+        """View a node."""
+        found = self.view(value) if isinstance(value, Node) else None
+        if found is not None:
+            return found
+        fields = {"wanted": self.what}
+        return Refusal(MissCode.PATTERN, "expected a {wanted}, found {found}", fields)
+
+    def show(self, out: Writer) -> None:
+        """Write what it is."""
+        out.put(self.what)

@@ -1,0 +1,270 @@
+"""The search behind a match: what is bound, how far it came, and why it went no further.
+
+The search goes through alternatives, commuted operands and skipped steps with backtracking, so it
+finds a match wherever there is one. Two things keep it linear in the size of the pattern. A part
+that did not match a node for reasons of its own, without a repeated capture or a guard, is not
+tried there again. What repeated captures and guards may still multiply is cut by a budget of
+steps, proportional to the size of the pattern; a search that exceeds it is a miss that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+from torch.fx import Node
+
+from qfuse.ir.events import MissCode
+from qfuse.ir.graph.stage_graph import op_name
+from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.quant.spec import dtype_name
+from qfuse.rewrite.rule import Miss
+
+# The budget of a search, in steps per part of the pattern. A search without repeated captures
+# needs about two: commutative operands are tried in two orders.
+_STEPS_PER_PART = 32
+_MOST_STEPS = 20_000
+
+
+class Refusal(NamedTuple):
+    """Why a value is not of the kind that a part asks for."""
+
+    code: MissCode
+    text: str
+    fields: Mapping[str, object] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A part of a pattern that is matched to a value, and the frame of the part around it.
+
+    Attributes:
+        above: The frame of the part around it.
+        part: The part.
+        node: The value, or the nearest node around it where that is a number.
+    """
+
+    above: Frame | None
+    part: object
+    node: Node
+
+    def trace(self) -> tuple[object, ...]:
+        """Return the parts from the root of the pattern to this one."""
+        return (*(self.above.trace() if self.above is not None else ()), self.part)
+
+
+class Guard(Protocol):
+    """A condition on what was captured."""
+
+    def test(self, bound: Mapping[str, object], node: Node) -> Miss | Mapping[str, object]:
+        """Return what the guard binds, or why it does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A place where the search could not go on.
+
+    Attributes:
+        frame: The part, and the node that it did not match.
+        miss: The reason.
+        core: How many core parts had been matched, the root included where there is no other.
+        count: How many parts had been matched.
+    """
+
+    frame: Frame
+    miss: Miss
+    core: int
+    count: int
+
+    def further_than(self, other: Failure | None) -> bool:
+        """Whether the search had come further here; of equals the first stays."""
+        if other is None:
+            return True
+        return (self.core > 0, self.count) > (other.core > 0, other.count)
+
+    def told(self) -> Miss:
+        """Return the miss, with how far the match came."""
+        self.miss.progress = self.count if self.core else 0
+        self.miss.trace = self.frame.trace()
+        return self.miss
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A node as the template of a sentence sees it: ``{x}``, ``{x.shape}``, ``{x.dtype}``.
+
+    Not by name: a report counts equal sentences.
+    """
+
+    node: Node
+
+    def __str__(self) -> str:
+        return op_name(self.node)
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        return tuple(shape_of(self.node))
+
+    @property
+    def rank(self) -> int:
+        return len(shape_of(self.node))
+
+    @property
+    def dtype(self) -> str:
+        return dtype_name(dtype_of(self.node))
+
+
+def shown(values: Mapping[str, object]) -> dict[str, object]:
+    """Return captured values as the template of a sentence sees them."""
+    return {k: _Shown(v) if isinstance(v, Node) else v for k, v in values.items()}
+
+
+class Search:
+    """The state of matching one pattern at one node.
+
+    Args:
+        root: The node.
+        size: Number of parts of the pattern.
+        rooted: Whether the root is the core of the pattern: no other part is marked as such.
+
+    Attributes:
+        bound: What the captures stand for.
+        closest: Where the search came furthest without a match.
+        conflicts: How often something failed for what was captured elsewhere.
+    """
+
+    def __init__(self, root: Node, size: int, *, rooted: bool) -> None:
+        self.bound: dict[str, object] = {}
+        self.closest: Failure | None = None
+        self.conflicts = 0
+        self._root = root
+        self._rooted = rooted
+        self._core = self._count = 0
+        self._budget = self._left = min(_STEPS_PER_PART * size, _MOST_STEPS)
+        self._dead: dict[tuple[int, Node], tuple[Failure | None, int, int]] = {}
+
+    def spend(self) -> bool:
+        """Take one step, if there is one left."""
+        self._left -= 1
+        if self._left < 0:
+            # What is not tried is not known to fail.
+            self.conflicts += 1
+        return self._left >= 0
+
+    def enter(self, weight: int, *, core: bool) -> None:
+        """Count a part whose own kind matched."""
+        self._core += core or (self._rooted and self._count == 0)
+        self._count += weight
+
+    def leave(self, weight: int, *, core: bool) -> None:
+        """Undo :meth:`enter`."""
+        self._count -= weight
+        self._core -= core or (self._rooted and self._count == 0)
+
+    def agrees(self, name: str, value: object) -> bool:
+        """Whether ``name`` is free, or stands for ``value`` already."""
+        if name not in self.bound or same_value(self.bound[name], value):
+            return True
+        self.conflicts += 1
+        return False
+
+    def fail(self, frame: Frame, refusal: Refusal) -> None:
+        """Note that the search cannot go on here."""
+        if not self._is_furthest():
+            return
+        fields = shown({**self.bound, **refusal.fields, "node": frame.node})
+        self._note(frame, Miss(refusal.code, frame.node, refusal.text, fields=fields))
+
+    def test(
+        self, guards: tuple[Guard, ...], frame: Frame, core_at: int | None = None
+    ) -> list[str] | None:
+        """Test guards; return the names that they bound, or ``None`` where one does not hold.
+
+        Args:
+            guards: The guards.
+            frame: The part that they belong to.
+            core_at: The number of guards after which the part is a core; 0 is before all.
+        """
+        added: list[str] = []
+        count, core = self._count, self._core
+        for index, guard in enumerate(guards):
+            self._core += index > 0 and index == core_at
+            found = guard.test(self.bound, frame.node)
+            if isinstance(found, Miss):
+                self.conflicts += 1
+                self._note(frame, found)
+                self.forget(added)
+                self._count, self._core = count, core
+                return None
+            # Each guard that holds is a step towards a match, so a later one is further.
+            self._count += 1
+            self.bound.update(found)
+            added += found
+        self._count, self._core = count, core + bool(core_at)
+        return added
+
+    def forget(self, names: list[str], *, core: bool = False) -> None:
+        """Undo :meth:`test`."""
+        self._core -= core
+        for name in names:
+            del self.bound[name]
+
+    def is_dead(self, part: object, node: Node) -> bool:
+        """Whether ``part`` is known not to match ``node``; how far it came is noted anew."""
+        known = self._dead.get((id(part), node))
+        if known is None:
+            return False
+        failure, core, count = known
+        if failure is not None:
+            more = failure.core + self._core - core, failure.count + self._count - count
+            self._keep(replace(failure, core=more[0], count=more[1]))
+        return True
+
+    def bury(self, part: object, node: Node) -> None:
+        """Remember that ``part`` does not match ``node``, and why, which is ``closest`` now."""
+        self._dead[id(part), node] = self.closest, self._core, self._count
+
+    def reopen(self, outer: Failure | None) -> None:
+        """Go on where ``outer`` was the closest failure outside of a part."""
+        inner, self.closest = self.closest, outer
+        if inner is not None:
+            self._keep(inner)
+
+    def verdict(self) -> Miss:
+        """Return why there is no match."""
+        assert self.closest is not None, "a search without a match has failed somewhere"
+        miss = self.closest.told()
+        if self._left >= 0:
+            return miss
+        text = "the search for this pattern was given up after {} steps"
+        return Miss(MissCode.PATTERN, self._root, text, self._budget, progress=miss.progress)
+
+    def _is_furthest(self) -> bool:
+        known = self.closest
+        return known is None or (self._core > 0, self._count) > (known.core > 0, known.count)
+
+    def _note(self, frame: Frame, miss: Miss) -> None:
+        self._keep(Failure(frame, miss, self._core, self._count))
+
+    def _keep(self, failure: Failure) -> None:
+        if failure.further_than(self.closest):
+            self.closest = failure
+
+
+def same_value(one: object, other: object) -> bool:
+    """Whether two arguments are the same: one node, one constant, or equal numbers of one type."""
+    if isinstance(one, Node) or isinstance(other, Node):
+        return one is other or (
+            isinstance(one, Node)
+            and isinstance(other, Node)
+            and one.op == other.op == "get_attr"
+            and one.target == other.target
+        )
+    if isinstance(one, float) and isinstance(other, float) and one != one:  # noqa: PLR0124
+        return other != other  # noqa: PLR0124
+    if isinstance(one, bool) != isinstance(other, bool):
+        return False
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(same_value, one, other))
+    return one == other

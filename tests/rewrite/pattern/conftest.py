@@ -1,0 +1,7 @@
+import pytest
+from tests.support.graphs.board import Board
+
+
+@pytest.fixture
+def on() -> Board:
+    return Board()
