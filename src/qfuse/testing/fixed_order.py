@@ -72,7 +72,7 @@ class _FixedOrder(Interpreter):
         if conv is not None:
             bias = None if conv.bias is None else self.env[conv.bias]
             return _convolution(self.env[conv.x], self.env[conv.weight], bias, conv)
-        if n.target is FusedLinear.op:
+        if n.target is FusedLinear.overload:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             return FusedLinear.compute(_float_linear, *args, **kwargs)
         if n.target in _FUNCTIONS:

@@ -72,14 +72,14 @@ class Square(Op):
 
 
 def test_the_schema() -> None:
-    assert str(Add.op._schema) == (
+    assert str(Add.overload._schema) == (
         "qfuse_test::add(Tensor x, Tensor? x_scale, Tensor? x_zero_point, str x_spec, Tensor y, "
         "Tensor? y_scale, Tensor? y_zero_point, str y_spec, float alpha, str epilogue, "
         "Tensor[] extras, Tensor? out_scale, Tensor? out_zero_point, str out_spec, "
         "Tensor? x_outer_scale=None, Tensor? y_outer_scale=None, Tensor? out_outer_scale=None, "
         "Tensor? offset=None) -> Tensor"
     )
-    assert str(Square.op._schema) == (
+    assert str(Square.overload._schema) == (
         "qfuse_test::square(Tensor x, Tensor? out_scale, Tensor? out_zero_point, str out_spec, "
         "str choose, str keep) -> Tensor[]"
     )
@@ -98,7 +98,7 @@ def built(offset: bool = False, spec: QuantSpec = SPEC) -> tuple[GraphBuilder, A
 @pytest.mark.parametrize("offset", [False, True])
 def test_a_view_and_its_arguments(offset: bool) -> None:
     b, op = built(offset)
-    node = b.call(op.op, *op.call_args())
+    node = b.call(op.overload, *op.call_args())
     assert len(node.args) == (18 if offset else 14)
     view = Add.of(node)
     assert view == replace(op, node=node)
@@ -115,7 +115,7 @@ def test_a_view_and_its_arguments(offset: bool) -> None:
 
 def test_the_reference_quantizes_what_the_declaration_says() -> None:
     b, op = built(offset=True)
-    node = b.call(op.op, *op.call_args())
+    node = b.call(op.overload, *op.call_args())
     fake = tensor_of(node)
     assert (fake.dtype, fake.dim()) == (torch.int8, 2)
     q = torch.randint(-128, 128, (3, 8), dtype=torch.int8)
@@ -124,7 +124,7 @@ def test_the_reference_quantizes_what_the_declaration_says() -> None:
     args = torch.fx.node.map_arg(op.call_args(), lambda n: values.get(n, scale))
     total = torch.add(dequantize(q, scale, None, SPEC), y, alpha=2.0) + offset
     want = quantize(total.relu(), scale, None, SPEC)
-    assert bits_same((op.op(*args),), (want,))
+    assert bits_same((op.overload(*args),), (want,))
     wide = Add.widened_args(args, {})
     assert wide[3] == str(SPEC.widened())
 
@@ -133,7 +133,7 @@ def test_an_op_of_several_results() -> None:
     b = GraphBuilder()
     x = b.arg("x", F32, "m", 8)
     block = Output(None, (SPEC.with_block((1, None)), CHOOSE), frozenset({Keep.FLOAT}))
-    node = b.call(Square.op, *Square(x, x, block).call_args())
+    node = b.call(Square.overload, *Square(x, x, block).call_args())
     view = Square.of(node)
     assert view is not None
     assert view.output == block
@@ -142,7 +142,7 @@ def test_an_op_of_several_results() -> None:
     y = value * value
     scale, zero_point = choose_qparams(y, CHOOSE)
     want = quantize(y, scale, None, SPEC.with_block((1, None))), scale, zero_point, y
-    assert bits_same(tuple(Square.op(value, *view.call_args()[1:])), want)
+    assert bits_same(tuple(Square.overload(value, *view.call_args()[1:])), want)
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,11 @@ def test_an_op_of_several_results() -> None:
 )
 def test_a_call_is_verified(change: dict[str, Any], why: str) -> None:
     b, op = built()
-    node = b.call(op.op, *op.call_args())
+    node = b.call(op.overload, *op.call_args())
     if change.get("y_params") == "x":
         change = {"y_params": op.x_params}
     if change.get("out_params", op) is None:
-        node = b.call(op.op, *replace(op, out_params=None).call_args())
+        node = b.call(op.overload, *replace(op, out_params=None).call_args())
     op = replace(op, node=node, **change)
     assert next(problems_of(op), "").startswith(why)
     assert bool(list(problems_of(op))) is bool(why)
@@ -169,7 +169,7 @@ def test_a_call_is_verified(change: dict[str, Any], why: str) -> None:
 
 def test_refuses_an_operand_of_another_block() -> None:
     b, op = built()
-    node = b.call(op.op, *op.call_args())
+    node = b.call(op.overload, *op.call_args())
     wrong = QuantParams(SPEC.with_block((1, None)), b.const("many", torch.ones(3, 1)), None)
     (problem, *_) = problems_of(replace(op, node=node, x_params=wrong))
     assert "scale of shape" in problem

@@ -58,14 +58,14 @@ class Op:
     """
 
     node: Node
-    op: ClassVar[OpOverload]
+    overload: ClassVar[OpOverload]
     layout: ClassVar[Layout]
     library: ClassVar[torch.library.Library]
 
     @classmethod
     def of(cls, value: object) -> Self | None:
         """View ``value`` as a call of this op, or ``None``."""
-        if not isinstance(value, Node) or not is_call(value, cls.op):
+        if not isinstance(value, Node) or not is_call(value, cls.overload):
             return None
         return cls(value, **cls.layout.read(arguments(value), node_of))
 
@@ -128,7 +128,7 @@ class Op:
     def with_result_params(self, params: QuantParams) -> Self:
         """Return the op with its only result quantized as ``params`` say."""
         changed: dict[str, Any] = {f.name: params for f in self.layout.params if f.of == RESULT}
-        assert changed, f"{self.op} does not quantize one result"
+        assert changed, f"{self.overload} does not quantize one result"
         return replace(self, **changed)
 
     @property
@@ -173,7 +173,7 @@ def define_op(name: str, namespace: str = "qfuse") -> Callable[[type[D]], type[D
         library.define(schema)  # type: ignore[no-untyped-call]
         library.impl(name, cls.meaning, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"{namespace}::{name}", cls.infer, lib=library)
-        cls.op = getattr(getattr(torch.ops, namespace), name).default
+        cls.overload = getattr(getattr(torch.ops, namespace), name).default
         return cls
 
     return define

@@ -24,14 +24,14 @@ from qfuse.ir.quant.spec import QuantSpec
 
 _CANONICAL: tuple[type[Op], ...] = (Quantize, Dequantize, Choose, Requantize)
 _FUSED: tuple[type[Op], ...] = (FusedLinear, RmsNorm, LayerNorm, Activation)
-_DECLARATIONS: dict[OpOverload, type[Op]] = {d.op: d for d in (*_CANONICAL, *_FUSED)}
+_DECLARATIONS: dict[OpOverload, type[Op]] = {d.overload: d for d in (*_CANONICAL, *_FUSED)}
 
-CANONICAL: tuple[OpOverload, ...] = tuple(d.op for d in _CANONICAL)
-FUSED: tuple[OpOverload, ...] = tuple(d.op for d in _FUSED)
+CANONICAL: tuple[OpOverload, ...] = tuple(d.overload for d in _CANONICAL)
+FUSED: tuple[OpOverload, ...] = tuple(d.overload for d in _FUSED)
 
-quantize, dequantize, choose_qparams = Quantize.op, Dequantize.op, Choose.op
-requantize, linear = Requantize.op, FusedLinear.op
-rms_norm, layer_norm, activation = RmsNorm.op, LayerNorm.op, Activation.op
+quantize, dequantize, choose_qparams = Quantize.overload, Dequantize.overload, Choose.overload
+requantize, linear = Requantize.overload, FusedLinear.overload
+rms_norm, layer_norm, activation = RmsNorm.overload, LayerNorm.overload, Activation.overload
 
 
 def declaration_of(op: OpOverload | None) -> type[Op] | None:

@@ -99,7 +99,7 @@ class FuseActivationQuantize(Rule[FuseActivationQuantizeSite]):
         """Put the op where its results are first read, and let everybody read them."""
         with rw.before(site.point):
             args = available(site.fused.call_args(), site.point, rw)
-            node = rw.replay(site.fused.op, args, {}, site.values)
+            node = rw.replay(site.fused.overload, args, {}, site.values)
             replace_results(node, site.result, site.fused.output, site.kept, rw)
 
 
@@ -121,7 +121,7 @@ def _site(found: Gated, result: QuantizedResult) -> FuseActivationQuantizeSite |
     point = insertion_point(result, kept, args)
     if isinstance(point, Miss):
         return point
-    values = results_like(fused.op, args, result, kept)
+    values = results_like(fused.overload, args, result, kept)
     if isinstance(values, Miss):
         return values
     return FuseActivationQuantizeSite(fused, result, kept, point, values)

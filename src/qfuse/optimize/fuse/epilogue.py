@@ -44,4 +44,4 @@ def replace_by(fused: FusedLinear, old: Node, rw: Rewriter) -> None:
 
     Inferring it would run the reference, which takes as long as all the rest of a rewrite.
     """
-    rw.replace(old, rw.replay(fused.op, fused.call_args(), {}, tensor_of(old)))
+    rw.replace(old, rw.replay(fused.overload, fused.call_args(), {}, tensor_of(old)))

@@ -70,7 +70,7 @@ class FuseGate(Rule[FuseGateSite]):
     def rewrite(self, site: FuseGateSite, rw: Rewriter) -> None:
         """Put the op where the product stood."""
         op = site.fused
-        call = rw.replay(op.op, op.call_args(), {}, [tensor_of(site.node)])
+        call = rw.replay(op.overload, op.call_args(), {}, [tensor_of(site.node)])
         rw.replace(site.node, rw.item(call, 0))
 
 

@@ -85,7 +85,7 @@ class FuseRange(Rule[FuseRangeSite]):
         assert params is not None, "the site stores numbers"
         made = site.stores.with_result_params(replace(params, spec=site.spec))
         kept = tensor_of(site.stores.node)
-        rw.replace(site.node, rw.replay(made.op, made.call_args(), {}, kept))
+        rw.replace(site.node, rw.replay(made.overload, made.call_args(), {}, kept))
 
 
 def _cut(code: int, bounds: Sequence[object]) -> int:

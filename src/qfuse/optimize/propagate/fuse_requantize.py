@@ -61,4 +61,4 @@ class FuseRequantize(Rule[FuseRequantizeSite]):
     def rewrite(self, site: FuseRequantizeSite, rw: Rewriter) -> None:
         """Replace the quantize; the dequantize dies."""
         node = site.made.node
-        rw.replace(node, rw.replay(site.made.op, site.made.call_args(), {}, tensor_of(node)))
+        rw.replace(node, rw.replay(site.made.overload, site.made.call_args(), {}, tensor_of(node)))

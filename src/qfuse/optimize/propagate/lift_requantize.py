@@ -90,7 +90,7 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
             moved_params(rw, old.params, site.read),
             moved_params(rw, old.out_params, [step.moved for step in site.propagate_up.steps]),
         )
-        q = rw.call(made.op, *made.call_args())
+        q = rw.call(made.overload, *made.call_args())
         rw.replace(old.node, site.propagate_up.apply(GraphMover(rw), q))
 
 
