@@ -4,13 +4,13 @@
 #   PYTHON=/path/to/python    the interpreter that makes the environment (3.11 or newer)
 #   TORCH_VERSION=2.13.0      the torch to install
 #   TORCH_INDEX_URL=...       a package index for torch alone, such as PyTorch's CPU wheel index
-#   EXTRAS=zoo,dev,bench      the extras to install; `bench` adds the peers to compare with
+#   EXTRAS=zoo,docs,dev       the extras to install; `bench` adds the peers to compare with
 #   WORKERS=2                 test processes
 #   BASE=HEAD                 the revision that `make replay` compares with
 
 VENV          := .venv
 TORCH_VERSION ?= 2.13.0
-EXTRAS        ?= zoo,dev
+EXTRAS        ?= zoo,docs,dev
 WORKERS       ?= 2
 BASE          ?= HEAD
 
@@ -80,8 +80,10 @@ fuzz: $(STAMP) ## run the property tests with many more examples
 replay: $(STAMP) ## compare what becomes of the zoo with another revision (BASE=HEAD)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/replay.py $(BASE) $(ARGS)
 
-docs: $(STAMP) ## check the links, and write anew what the code in the documentation prints
+docs: $(STAMP) ## run the code in the documentation, write what it prints, and build the site
 	QFUSE_WRITE_DOCS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs -d build/doctrees . build/site
+	@echo "see build/site/index.html"
 
 clean: ## remove the environment, caches and build outputs
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -18,10 +18,12 @@ from qfuse.cost.work import Work
 from qfuse.ir.errors import CheckError
 from qfuse.ir.events import Checked, Lowered, RolledBack
 from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.signature.caller import Caller
 from qfuse.ir.signature.run import run_flat
 from qfuse.lower import lower
-from qfuse.lower.kernel.protocol import Claim, LinearProblem, Refusal
+from qfuse.lower.problems.linear import LinearProblem
+from qfuse.lower.select.kernel import LINEAR, Claim, Span
 from qfuse.model_check import ModelCheck, bisect
 from qfuse.options import Check
 from qfuse.pipeline import Pipeline
@@ -57,6 +59,8 @@ class WeightOnly(nn.Module):
 class Off:
     """A kernel that is off by a factor on one of the linears."""
 
+    covers: ClassVar[tuple[Span, ...]] = (LINEAR,)
+
     n: int
     name: str = "off"
 
@@ -70,7 +74,7 @@ class Off:
         del problem
         return Claim(0, False, Work())
 
-    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> torch.fx.Node:
+    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> dict[int, torch.fx.Node]:
         """Multiply with the stored weight, and scale wrongly where it was told to."""
         del claim
         fused = problem.fused
@@ -78,7 +82,7 @@ class Off:
         weight = rw.call(aten._to_copy.default, fused.weight, dtype=torch.float32)
         real = rw.call(aten.mul.Tensor, weight, fused.weight_params.scale)
         y = rw.call(aten.linear.default, fused.x, real, fused.bias)
-        return rw.call(aten.mul.Tensor, y, 1.01) if problem.n == self.n else y
+        return {0: rw.call(aten.mul.Tensor, y, 1.01) if problem.n == self.n else y}
 
 
 def planned(
@@ -90,7 +94,7 @@ def planned(
         del library
         return (Off(n),)
 
-    monkeypatch.setattr(pipeline, "kernel_rows", rows)
+    monkeypatch.setattr(pipeline, "all_kernels", rows)
     x = torch.randn(5, 16)
     captured = capture((model or WeightOnly()).eval(), (x,))
     caller = Caller(captured.signature)

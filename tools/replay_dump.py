@@ -32,12 +32,11 @@ from qfuse.ir.events import Left, Lowered, Missed
 from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.lower import lower
-from qfuse.lower.kernels.registry import kernel_rows
-from qfuse.lower.rowwise.kernels import row_kernels
+from qfuse.lower.kernels.registry import all_kernels
 from qfuse.normalize import normalize
 from qfuse.optimize import optimize
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.targets import Target
 from qfuse.zoo import recipes
 
@@ -104,8 +103,7 @@ def _lowered(optimized: OptimizedGraph, isa: str, cost: CostModel) -> LoweredGra
     # The paths of the target, not of this machine.
     library = replace(kernels.load(), instruction_sets=("portable", "avx2"))
     context = RewriteContext("lower", cost, strict=False)
-    linears, rows = kernel_rows(library), row_kernels(library)
-    return lower(clone(optimized), target, cost, linears, context, rows=rows)
+    return lower(clone(optimized), target, cost, all_kernels(library), context)
 
 
 def _described(low: LoweredGraph) -> list[str]:

@@ -17,8 +17,7 @@ from qfuse.ir.signature.run import run_flat
 from qfuse.ir.stages.verify import verify
 from qfuse.kernels import KernelLibrary
 from qfuse.lower import lower
-from qfuse.lower.kernels.registry import kernel_rows
-from qfuse.lower.rowwise.kernels import row_kernels
+from qfuse.lower.kernels.registry import all_kernels
 from qfuse.model_check import ModelCheck, bisect
 from qfuse.normalize import normalize
 from qfuse.optimize import optimize, rewrite_names
@@ -26,7 +25,7 @@ from qfuse.options import Check
 from qfuse.rewrite.budget import RewriteBudget, rule_of
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import Verdict
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.targets.target import Target
 
@@ -119,8 +118,8 @@ class Pipeline:
 
         normal = normalize(program, context("normalize"))
         optimized = optimize(normal, context("optimize"), float_dtype=self.float_dtype)
-        linears, rows = kernel_rows(self.kernels), row_kernels(self.kernels)
-        return lower(optimized, self.target, self.cost, linears, context("lower"), rows=rows)
+        kernels = all_kernels(self.kernels)
+        return lower(optimized, self.target, self.cost, kernels, context("lower"))
 
     def plan(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> Plan:
         """Rewrite, check the values of the whole model, and roll back whatever breaks them.

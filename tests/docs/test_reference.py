@@ -11,8 +11,7 @@ from qfuse import kernels, zoo
 from qfuse.cli import main
 from qfuse.ir import events
 from qfuse.ir.events import Event, MissCode
-from qfuse.lower.kernels.registry import kernel_rows
-from qfuse.lower.rowwise.kernels import row_kernels
+from qfuse.lower.kernels.registry import all_kernels
 from qfuse.options import Check
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -55,5 +54,4 @@ def test_every_command_model_and_check_is_explained() -> None:
 
 def test_every_kernel_has_its_row() -> None:
     library = kernels.KernelLibrary(available=False, reason="not needed here")
-    linears = {row.name for row in kernel_rows(library)}
-    assert first_cells("kernels.md") == linears | {row.name for row in row_kernels(library)}
+    assert first_cells("kernels.md") == {kernel.name for kernel in all_kernels(library)}

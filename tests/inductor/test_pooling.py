@@ -52,7 +52,7 @@ def text(found: Any) -> str:
 
 def test_golden() -> None:
     found = freeze(Pooled(), torch.randn(2, 3, 9, 9))
-    assert found.report.fired == {"sink-below-max": 1, "cancel-quantize": 1}
+    assert found.report.fired == {"sink-dequantize": 1, "cancel-quantize": 1}
     assert_expected_inline(
         text(found),
         """\
@@ -81,7 +81,7 @@ def test_numeric(params: tuple[Any, ...], pool: dict[str, Any]) -> None:
     x = torch.randn(2, 3, 9, 7)
     x[0, 0] = -100.0  # where padding would win if it were a number
     found = freeze(Pooled(params, **pool), x)
-    assert found.report.fired == {"sink-below-max": 1, "cancel-quantize": 1}
+    assert found.report.fired == {"sink-dequantize": 1, "cancel-quantize": 1}
     assert torch.equal(found.plain, found.merged)
     assert found.plain.stride() == found.merged.stride()
 
@@ -96,7 +96,7 @@ def test_down_to_code(*, channels_last: bool) -> None:
     dynamo.reset()
     with torch.no_grad(), config.patch({"cpp.vec_isa_ok": True}):
         found = torch.compile(model, options=qfuse.inductor_options())(x)
-    assert qfuse.reports()[-1].fired["sink-below-max"] == 1
+    assert qfuse.reports()[-1].fired["sink-dequantize"] == 1
     assert torch.equal(found, model(x))
     assert found.stride() == model(x).stride()
 
@@ -135,8 +135,8 @@ class Half(Pooled):
 )
 def test_refusal(model: nn.Module, code: MissCode, told: str) -> None:
     found = freeze(model, torch.randn(2, 3, 9, 9))
-    assert not found.report.fired["sink-below-max"]
-    misses = [miss for miss in found.report.closest_misses if miss.rule == "sink-below-max"]
+    assert not found.report.fired["sink-dequantize"]
+    misses = [miss for miss in found.report.closest_misses if miss.rule == "sink-dequantize"]
     assert [miss.code for miss in misses] == [code]
     assert told in misses[0].reason
     plain, merged = found.plain, found.merged
@@ -148,7 +148,7 @@ def test_a_window_of_padding_alone_is_refused() -> None:
     # The last window starts behind the four elements, where dilation steps over what is left.
     model = Pooled(kernel_size=2, stride=1, padding=1, dilation=5)
     found = freeze(model, torch.randn(2, 3, 4, 9))
-    assert not found.report.fired["sink-below-max"]
-    (miss,) = [m for m in found.report.closest_misses if m.rule == "sink-below-max"]
+    assert not found.report.fired["sink-dequantize"]
+    (miss,) = [m for m in found.report.closest_misses if m.rule == "sink-dequantize"]
     assert miss.code is MissCode.SHAPE
     assert torch.equal(found.plain, found.merged)

@@ -18,8 +18,9 @@ from qfuse.ir.ops.norms import as_fused_norm
 from qfuse.ir.ops.qdq import as_quantize
 from qfuse.normalize import normalize
 from qfuse.optimize import optimize
-from qfuse.optimize.fuse.match_norm import Norm, norm_of
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.patterns.norm import A_NORM
+from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.pattern import Match, match
 from qfuse.zoo import recipes
 
 pytestmark = [
@@ -162,6 +163,6 @@ def test_every_norm_that_feeds_a_quantize_gives_it(
         assert {str(n.target) for n in norms} == {NORM_OPS[name] + ".default"}
         counts.append(len(norms))
         fed = [q.x for n in done.graph.nodes if (q := as_quantize(n)) is not None]
-        assert [x for x in fed if isinstance(norm_of(x), Norm)] == []
+        assert [x for x in fed if isinstance(match(A_NORM, x), Match)] == []
     each, rest = NORMS[name]
     assert counts == [each + rest, 2 * each + rest]

@@ -12,11 +12,11 @@ from qfuse.ir.errors import BlockError, NormalizeError, VerifyError
 from qfuse.ir.movement.base import Moved, move_levels
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.epilogue import Epilogue
-from qfuse.ir.quant.block import MoveFailure
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.element import CONTAINER, Element, ScaleFormat, encode
 from qfuse.ir.quant.reference import dequantize, quantize
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain, stored_range
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.stages.verify import verify
 from qfuse.testing.build import GraphBuilder
 from qfuse.zoo._torchao_api import quiet_imports
@@ -251,16 +251,16 @@ def test_a_step_rounds_with_one_level_of_scales(text: str) -> None:
 
 
 def test_both_levels_move_or_none() -> None:
-    def move(block: Block) -> Moved | MoveFailure:
-        return MoveFailure("it is fine") if 1 in block else Moved(block, lambda _, value: value)
+    def move(block: Block) -> Moved | Refusal:
+        return Refusal("it is fine") if 1 in block else Moved(block, lambda _, value: value)
 
     both = move_levels(move, (None, 16), (None, None))
     assert isinstance(both, Moved)
     assert both.outer is not None
     assert both.outer.block == (None, None)
-    assert isinstance(move_levels(move, (1, 16), (None, None)), MoveFailure)
+    assert isinstance(move_levels(move, (1, 16), (None, None)), Refusal)
     stuck = move_levels(move, (None, 16), (1, None))
-    assert isinstance(stuck, MoveFailure)
+    assert isinstance(stuck, Refusal)
     assert stuck.reason == "their second level of scales, in blocks of 1x*: it is fine"
 
 

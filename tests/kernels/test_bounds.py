@@ -31,8 +31,8 @@ from qfuse.kernels import (
     pack_weight,
     pack_weight4,
 )
-from qfuse.kernels.row_ops import (
-    RowOutput,
+from qfuse.kernels.rowwise import (
+    RowwiseOutput,
     activation_quantized,
     layer_norm_quantized,
     rms_norm_quantized,
@@ -165,7 +165,7 @@ GIVEN = dynamic(formula="", scale=torch.tensor([0.05]), zero_point=torch.tensor(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("output", [GIVEN, dynamic(keep=True)], ids=["given", "chosen"])
-def test_row_kernels(isa: str, dtype: torch.dtype, output: RowOutput) -> None:
+def test_row_kernels(isa: str, dtype: torch.dtype, output: RowwiseOutput) -> None:
     del isa
     for columns in COLUMNS:
         x = wide(torch.randn(5, columns).to(dtype), columns % 4)

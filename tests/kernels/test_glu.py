@@ -20,7 +20,7 @@ from qfuse.kernels import (
     linear_w8a16,
     pack_weight,
 )
-from qfuse.kernels.row_ops import activation_quantized
+from qfuse.kernels.rowwise import activation_quantized
 
 pytestmark = pytest.mark.numeric
 

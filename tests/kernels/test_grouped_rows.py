@@ -25,7 +25,7 @@ from qfuse.kernels import (
     linear_w8a8_grouped_rows,
     pack_grouped,
 )
-from qfuse.kernels.row_ops import RowOutput, activation_quantized
+from qfuse.kernels.rowwise import RowwiseOutput, activation_quantized
 
 pytestmark = pytest.mark.numeric
 
@@ -57,7 +57,7 @@ class Halved:
         op = linear_w4a8_quantized if self.case.four else linear_w8a8_grouped_quantized
         return op(*args, **{**options, **output})
 
-    def run_rows(self, output: RowOutput) -> tuple[torch.Tensor, ...]:
+    def run_rows(self, output: RowwiseOutput) -> tuple[torch.Tensor, ...]:
         args, options = self.arguments()
         op = linear_w4a8_rows if self.case.four else linear_w8a8_grouped_rows
         return op(*args, **options, output=output)

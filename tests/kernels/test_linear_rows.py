@@ -13,14 +13,14 @@ from tests.support.cases.rowwise_kernel import assert_dynamic, dynamic
 
 from qfuse.ir.quant.choose import Formula
 from qfuse.kernels import KernelLibrary, instruction_set, linear_w8a8, linear_w8a8_rows, pack_weight
-from qfuse.kernels.row_ops import RowOutput, activation_quantized
+from qfuse.kernels.rowwise import RowwiseOutput, activation_quantized
 
 pytestmark = pytest.mark.numeric
 
 ROWS = (1, 2, 4, 5, 7, 13, 70)
 
 
-def assert_same(case: Halves, output: RowOutput) -> None:
+def assert_same(case: Halves, output: RowwiseOutput) -> None:
     """One op gives what two give."""
     y = case.run()
     want = activation_quantized(y, "", output)
@@ -87,7 +87,7 @@ def test_without_a_glu(isa: str) -> None:
 
 def test_a_given_scale(isa: str) -> None:
     del isa
-    output = RowOutput(
+    output = RowwiseOutput(
         quant_min=-127,
         quant_max=127,
         dtype=torch.int8,

@@ -14,7 +14,7 @@ from qfuse.ir.errors import InputError
 from qfuse.ir.quant.choose import choose_qparams
 from qfuse.ir.quant.reference import quantize
 from qfuse.kernels import KernelLibrary
-from qfuse.kernels.row_ops import RowOutput, activation_quantized, rms_norm_quantized
+from qfuse.kernels.rowwise import RowwiseOutput, activation_quantized, rms_norm_quantized
 
 pytestmark = pytest.mark.numeric
 
@@ -67,7 +67,7 @@ def test_what_is_not_finite_stays_in_its_row(isa: str, bad: float) -> None:
     assert torch.equal(codes[keep], want[0][keep])
     assert not codes[2].any()
 
-    given = RowOutput(quant_min=-128, quant_max=127, dtype=torch.int8, scale=torch.tensor(0.1))
+    given = RowwiseOutput(quant_min=-128, quant_max=127, dtype=torch.int8, scale=torch.tensor(0.1))
     spec = replace(specs(given, x)[1], block=(None, None))
     codes = activation_quantized(x, "", given)[0]
     want_codes = quantize(
@@ -118,7 +118,7 @@ def test_fake_results_are_like_real_ones(
     del library
     x = torch.randn(shape).bfloat16()
     w = torch.ones(20)
-    given = RowOutput(
+    given = RowwiseOutput(
         quant_min=0, quant_max=255, dtype=torch.uint8, scale=torch.tensor(0.1), keep=keep
     )
     chosen = dynamic(keep=keep, keep_sum=keep, scale_dtype=torch.float64)

@@ -10,7 +10,7 @@ from qfuse.ir.graph.stage_graph import MODULE_META, SOURCE_META, NormalGraph
 from qfuse.normalize import normalize
 from qfuse.normalize.importers.dialect import Dialect
 from qfuse.rewrite.budget import RewriteBudget
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 
 aten = torch.ops.aten
 d = torch.ops.quantized_decomposed

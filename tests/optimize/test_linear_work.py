@@ -20,7 +20,7 @@ from qfuse.ir.ops import library as ops
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.optimize.schedule import MOVING_RULES, SPLIT_RULES, move, sink_splits
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.rewriter import Rewriter
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_tensor

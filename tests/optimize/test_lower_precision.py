@@ -9,7 +9,8 @@ from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.optimize.lower_precision import LowerPrecision
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext, apply_rules
+from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear
 from qfuse.testing.run import random_inputs, run

@@ -23,7 +23,8 @@ from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.optimize.fuse.linear_output import FuseOutputQuantize
 from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext, apply_rules
+from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss, Rule
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import bits_same, random_inputs

@@ -19,16 +19,11 @@ from qfuse.ir.stages.verify import verify
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.propagate.cancel_quantize import CancelQuantize
 from qfuse.optimize.propagate.fuse_requantize import FuseRequantize
-from qfuse.optimize.propagate.lift_above_join import LiftAboveJoin
-from qfuse.optimize.propagate.lift_above_pad import LiftAbovePad
 from qfuse.optimize.propagate.lift_choose import LiftChoose
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize
-from qfuse.optimize.propagate.sink_below_join import SinkBelowJoin
-from qfuse.optimize.propagate.sink_below_pad import SinkBelowPad
-from qfuse.optimize.propagate.sink_below_split import SinkBelowSplit
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import bits_same, random_inputs
 
@@ -99,7 +94,7 @@ def test_dequantize_sinks_below_a_split() -> None:
     parts = g.call(aten.split.Tensor, x, 4, 0)
     program = g.done(*(g.call(aten.neg.default, g.b.item(parts, i)) for i in range(2)))
 
-    assert applied(program, SinkBelowSplit).fired == {"sink-below-split": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
 
 
 @pytest.mark.numeric
@@ -110,7 +105,7 @@ def test_quantize_rises_above_a_join_each_part_with_its_own() -> None:
     args = params(g, spec, 8, 32)
     program = g.done(g.call(ops.dequantize, g.call(ops.quantize, both, *args), *args))
 
-    assert applied(program, LiftAboveJoin).fired == {"lift-above-join": 1}
+    assert applied(program, LiftQuantize).fired == {"lift-quantize": 1}
     quantizes = [v for n in program.graph.nodes if (v := as_quantize(n)) is not None]
     outers = {v.params.outer_scale for v in quantizes}
     assert len(outers) == 2
@@ -128,7 +123,7 @@ def test_dequantizes_sink_below_a_join_of_one_second_level(op: Any, axis: int) -
     pair = [g.call(ops.dequantize, g.call(ops.quantize, g.x, *args), *args) for args in shared]
     program = g.done(g.call(op, pair, axis))
 
-    assert applied(program, SinkBelowJoin).fired == {"sink-below-join": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
 
 
 @pytest.mark.numeric
@@ -138,7 +133,7 @@ def test_second_levels_per_index_are_joined() -> None:
     program = g.done(
         g.call(aten.cat.default, [dequantized(g, spec, 4, 32, real=g.x) for _ in range(2)], 0)
     )
-    assert applied(program, SinkBelowJoin).fired == {"sink-below-join": 1}
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
     (real,) = [v for n in program.graph.nodes if (v := as_dequantize(n)) is not None]
     assert real.params.outer_scale is not None
     assert tuple(real.params.outer_scale.meta["val"].shape) == (8, 1)
@@ -147,7 +142,7 @@ def test_second_levels_per_index_are_joined() -> None:
 def test_different_second_levels_of_whole_parts_are_not_joined() -> None:
     g = Graph(4, 32)
     both = [dequantized(g, nv(1, 16), 4, 32, real=g.x) for _ in range(2)]
-    miss = only_miss(g.done(g.call(aten.cat.default, both, 0)), SinkBelowJoin)
+    miss = only_miss(g.done(g.call(aten.cat.default, both, 0)), SinkDequantize)
     assert miss.code is MissCode.GRANULARITY
     assert "different second levels of scales" in miss.reason
 
@@ -156,7 +151,7 @@ def test_different_second_levels_of_whole_parts_are_not_joined() -> None:
 def test_parts_in_other_formats_are_not_joined(other: QuantSpec) -> None:
     g = Graph(4, 32)
     both = [dequantized(g, spec, 4, 32, real=g.x) for spec in (nv(1, 16), other)]
-    miss = only_miss(g.done(g.call(aten.cat.default, both, 0)), SinkBelowJoin)
+    miss = only_miss(g.done(g.call(aten.cat.default, both, 0)), SinkDequantize)
     assert miss.code is MissCode.GRANULARITY
     assert "in different ways" in miss.reason
 
@@ -174,7 +169,7 @@ def test_two_levels_do_not_cross_a_padding() -> None:
         0.0,
     )
     program = g.done(below)
-    for rule in (LiftAbovePad, SinkBelowPad):
+    for rule in (LiftQuantize, SinkDequantize):
         miss = only_miss(program, rule)
         assert miss.code is MissCode.GRANULARITY
         assert miss.reason == "its scales have a second level"
@@ -185,7 +180,7 @@ def test_floats_are_not_padded(spec: QuantSpec) -> None:
     g = Graph(4, 32)
     padded = g.call(aten.constant_pad_nd.default, g.x, [0, 0, 0, 1], 0.0)
     program = g.done(g.call(ops.quantize, padded, *params(g, spec, 5, 32)))
-    assert only_miss(program, LiftAbovePad).code in {MissCode.DTYPE, MissCode.GRANULARITY}
+    assert only_miss(program, LiftQuantize).code in {MissCode.DTYPE, MissCode.GRANULARITY}
 
 
 @pytest.mark.numeric

@@ -246,7 +246,7 @@ def test_new_nodes_say_where_they_come_from() -> None:
     }
     for node in made:
         if node.op == "call_function":
-            assert "graphs.py" in node.meta["stack_trace"]
+            assert "raw_fx.py" in node.meta["stack_trace"]
             assert node.meta["nn_module_stack"]
     kept = [node for node in module.graph.nodes if "qfuse_rule" not in node.meta]
     assert len(kept) > 5

@@ -26,7 +26,8 @@ from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.schedule import MOVING_RULES, move
 from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext, apply_rules
+from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rewriter import Journal
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.build import GraphBuilder

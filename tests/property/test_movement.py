@@ -19,9 +19,9 @@ from torch.fx.node import map_aggregate
 from qfuse.ir.movement.base import Movement, TensorMover
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.movement.reshape import Copy
-from qfuse.ir.quant.block import MoveFailure
 from qfuse.ir.quant.reference import expand_blocks
 from qfuse.ir.quant.spec import Block, QuantSpec
+from qfuse.ir.refusal import Refusal
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
 
@@ -248,7 +248,7 @@ def test_parameters_move_forward_like_their_elements(
     movement = moved_of(data.draw(movements(shape)))
     after = tuple(movement.node.meta["val"].shape)
     moved = movement.forward(block)
-    if isinstance(moved, MoveFailure):
+    if isinstance(moved, Refusal):
         assert moved.reason
         return
     values = entries(block, shape)
@@ -266,7 +266,7 @@ def test_parameters_move_backward_like_their_elements(
     after = tuple(movement.node.meta["val"].shape)
     block = data.draw(blocks(len(after)))
     moved = movement.backward(block)
-    if isinstance(moved, MoveFailure):
+    if isinstance(moved, Refusal):
         assert moved.reason
         return
     values = entries(block, after)
@@ -283,7 +283,7 @@ def test_a_bijection_is_refused_only_where_no_grid_exists(
     block = data.draw(blocks(len(shape)))
     movement = moved_of(data.draw(movements(shape)))
     moved = movement.forward(block)
-    if not movement.bijective or not isinstance(moved, MoveFailure) or not math.prod(shape):
+    if not movement.bijective or not isinstance(moved, Refusal) or not math.prod(shape):
         return
     after = tuple(movement.node.meta["val"].shape)
     labels = movement.apply(Values(), spread(entries(block, shape), block, shape))

@@ -20,14 +20,14 @@ from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.stages.verify import verify
 from qfuse.lower import lower
-from qfuse.lower.kernels.registry import kernel_rows
-from qfuse.lower.rowwise.kernels import row_kernels
+from qfuse.lower.kernels.registry import all_kernels, linear_kernels
 from qfuse.optimize import optimize
 from qfuse.optimize.schedule import FUSION_RULES
 from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import compare
-from qfuse.rewrite.driver import RewriteContext, apply_rules
+from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rewriter import Journal
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.rewrite.tolerance import SITE
@@ -80,8 +80,7 @@ def lowered(
 ) -> LoweredGraph:
     """Lower a copy on the pinned machine."""
     cost = CostModel(CostProfile.pinned())
-    target, linears, rows = Target.for_testing(), kernel_rows(library), row_kernels(library)
-    return lower(clone(program), target, cost, linears, context, rows=rows)
+    return lower(clone(program), Target.for_testing(), cost, all_kernels(library), context)
 
 
 def run_code(program: StageGraph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -209,8 +208,9 @@ def test_lower_stays_within_rounding(own: bool, case: Case) -> None:
     # code that flips in one layer is not held against the layers behind it.
     checker = SiteChecker(program, inputs)
     cost = CostModel(CostProfile.pinned())
-    rows = kernel_rows(library(own))
-    low = lower(program, Target.for_testing(), cost, rows, RewriteContext("lower", checker=checker))
+    registry = linear_kernels(library(own))
+    context = RewriteContext("lower", checker=checker)
+    low = lower(program, Target.for_testing(), cost, registry, context)
 
     undone = low.log.of(RolledBack)
     assert not undone, "\n".join(e.reason for e in undone)

@@ -19,7 +19,7 @@ from qfuse.ir.sizes import same_shape
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.schedule import sink_splits
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import random_inputs, run

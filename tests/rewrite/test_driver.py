@@ -18,7 +18,8 @@ from qfuse.ir.events import Fired, MissCode, Missed, Noted, RolledBack
 from qfuse.ir.graph.text import to_text
 from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext, apply_rules
+from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rewriter import GraphEditor, origins
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.build import GraphBuilder

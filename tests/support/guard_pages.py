@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from qfuse.kernels.row_ops import RowOutput
+from qfuse.kernels.rowwise import RowwiseOutput
 
 _NO_ACCESS = 0
 
@@ -45,7 +45,7 @@ def guarded_arguments(
     def guard(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return guarded(value, at_start=at_start)
-        if isinstance(value, RowOutput):
+        if isinstance(value, RowwiseOutput):
             return replace(value, scale=guard(value.scale), zero_point=guard(value.zero_point))
         return [guard(one) for one in value] if isinstance(value, list) else value
 

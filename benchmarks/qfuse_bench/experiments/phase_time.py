@@ -28,7 +28,7 @@ from qfuse.optimize.merge.merge_convolutions import MergeConvolutions
 from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.optimize.schedule import move, sink_splits
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse_bench.harness.machine import Setting
 from qfuse_bench.harness.progress import watching
 from qfuse_bench.harness.stats import median

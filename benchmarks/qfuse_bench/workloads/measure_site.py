@@ -15,12 +15,12 @@ from qfuse.cost import Comparison, CostModel
 from qfuse.ir.graph.stage_graph import NormalGraph, Signature
 from qfuse.kernels import KernelLibrary
 from qfuse.lower import lower
-from qfuse.lower.kernels.registry import kernel_rows
+from qfuse.lower.kernels.registry import linear_kernels
 from qfuse.optimize import optimize
 from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.targets import Target
 from qfuse_bench.harness.measure import Series, compare, measure
 from qfuse_bench.harness.stats import Ratio
@@ -159,8 +159,10 @@ class Bench:
     def _compiled(self, program: NormalGraph) -> CompiledModule:
         gate = RewriteBudget(banned=_NO_MERGING)
         optimized = optimize(program, RewriteContext("optimize", self.cost, gate))
-        rows = kernel_rows(self.kernels)
-        lowered = lower(optimized, self.target, self.cost, rows, RewriteContext("lower", self.cost))
+        kernels = linear_kernels(self.kernels)
+        lowered = lower(
+            optimized, self.target, self.cost, kernels, RewriteContext("lower", self.cost)
+        )
         options = BackendOptions(cache=False)
         runner = compile_graph(lowered, backend=self.backend, options=options)
         return CompiledModule(lowered.signature, runner)

@@ -34,7 +34,7 @@ from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.merge.merge_linears import MergeLinears, price
 from qfuse.optimize.merge.siblings import Sibling
 from qfuse.optimize.schedule import move
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.testing.build import GraphBuilder
 
 # Elementwise ops in a row that come along: a kernel takes them all in any case.

@@ -23,7 +23,7 @@ from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, arguments
 from qfuse.rewrite.rewriter import GraphEditor
 
-_NAME = "sink-below-max"
+_NAME = "sink-dequantize"
 _ROOM = "inductor"
 _STORED = (torch.int8, torch.uint8)
 

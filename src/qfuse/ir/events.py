@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
@@ -182,22 +182,33 @@ class RolledBack(Event):
 E = TypeVar("E", bound=Event)
 
 
-@dataclass(slots=True)
 class EventLog:
-    """An append-only list of events."""
+    """An append-only list of events.
 
-    events: list[Event] = field(default_factory=list)
+    Args:
+        events: What it begins with.
+    """
+
+    __slots__ = ("_events",)
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self._events = list(events)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events so far, in order."""
+        return tuple(self._events)
 
     def add(self, event: Event) -> None:
         """Append ``event``."""
-        self.events.append(event)
+        self._events.append(event)
 
     def of(self, kind: type[E]) -> tuple[E, ...]:
         """Return the events of one kind, in order."""
-        return tuple(e for e in self.events if isinstance(e, kind))
+        return tuple(e for e in self._events if isinstance(e, kind))
 
     def __iter__(self) -> Iterator[Event]:
-        return iter(self.events)
+        return iter(self._events)
 
     def __len__(self) -> int:
-        return len(self.events)
+        return len(self._events)

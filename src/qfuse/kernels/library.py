@@ -9,19 +9,44 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from qfuse.ir.errors import OptionsError
 from qfuse.kernels.build import KernelBuildError, build, find_compiler
-from qfuse.kernels.grouped_ops import register_grouped_fakes
-from qfuse.kernels.ops import register_fakes
-from qfuse.kernels.row_ops import register_row_fakes
-from qfuse.kernels.weight_only import register_weight_only_fakes
+from qfuse.kernels.grouped_ops import (
+    linear_w4a8,
+    linear_w4a8_quantized,
+    linear_w4a8_rows,
+    linear_w8a8_grouped,
+    linear_w8a8_grouped_quantized,
+    linear_w8a8_grouped_rows,
+)
+from qfuse.kernels.op import KernelOp
+from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
+from qfuse.kernels.rowwise import ROWWISE_OPS
+from qfuse.kernels.weight_only import linear_w4a16, linear_w8a16
 
 _log = logging.getLogger(__name__)
 
 ISA_VARIABLE = "QFUSE_ISA"
+
+OPS: tuple[KernelOp[Any], ...] = (
+    linear_w8a8,
+    linear_w8a8_quantized,
+    linear_w8a8_rows,
+    linear_w4a8,
+    linear_w4a8_quantized,
+    linear_w4a8_rows,
+    linear_w8a8_grouped,
+    linear_w8a8_grouped_quantized,
+    linear_w8a8_grouped_rows,
+    linear_w4a16,
+    linear_w8a16,
+    *ROWWISE_OPS,
+)
+"""The ops of the library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +154,8 @@ def _load() -> KernelLibrary:
 
 
 def _loaded(path: Path | None, *, compiled: bool) -> KernelLibrary:
-    register_fakes()
-    register_grouped_fakes()
-    register_row_fakes()
-    register_weight_only_fakes()
+    for op in OPS:
+        op.register_fake()
     library = KernelLibrary(
         available=True,
         path=path,

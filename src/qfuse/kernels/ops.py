@@ -1,4 +1,4 @@
-"""The kernels as Python functions, and their fake versions for tracing.
+"""Int8 linears with weights per tensor or output channel, with their fakes.
 
 ``linear_w8a8``, ``linear_w8a8_quantized`` and ``linear_w8a8_rows`` compute on stored numbers. With
 ``x`` of shape ``[..., K]`` and the weight ``[N, K]``:
@@ -22,7 +22,7 @@ behind on the ``N / 2`` products, which the result is made of. The weight is pac
 A step ``round(factor,zero,low,high,scale)`` is a trip to stored numbers and back:
 ``(clamp(round(y * factor) + zero, low, high) - zero) * scale``. NaN goes by the code 0.
 
-``linear_w8a8_rows`` gives codes of the float result as :mod:`qfuse.kernels.row_ops` explains: with
+``linear_w8a8_rows`` gives codes of the float result as :mod:`qfuse.kernels.rowwise` explains: with
 a scale that is chosen for each row, for one. Its results are those of ``linear_w8a8`` with
 ``activation_quantized`` behind it, bit for bit, but only some rows of the float result exist at a
 time.
@@ -50,254 +50,46 @@ Shapes and dtypes that every op takes:
                    hardtanh (low, high), hardswish, hardsigmoid, leaky_relu (slope)
 =================  ==============================================================================
 
+Behind them:
+
+====================  ===========================================================================
+``real``              dtype of the linear's own result; float32 unless given
+``out_dtype``         dtype behind the last step; ``real`` unless given. Of codes: int8 or uint8
+``out_scale``         of ``linear_w8a8_quantized``: one float of any float dtype
+``out_zero_point``    one number, or ``None``
+``quant_min``         least code; ``quant_max`` is the greatest
+``reciprocal``        multiply by the reciprocal (unless given); otherwise divide
+``zero_point_first``  add the zero point before rounding instead of after
+``output``            of ``linear_w8a8_rows``: a :class:`~qfuse.kernels.rowwise.RowwiseOutput`;
+                      there is no sum to keep
+``float_dtype``       dtype behind the last step; ``real`` unless given
+====================  ===========================================================================
+
+The quantized result is ``clamp(round(y * (1 / out_scale)) + out_zero_point, quant_min,
+quant_max)``, rounding half to even. The reciprocal is taken in the dtype of ``out_scale`` and
+rounded to float32, as ``torch.ops.quantized_decomposed`` does it with a float64 scale. NaN becomes
+0. What may be left out, and only that, is given by name.
+
 Scales may have any float dtype and are rounded to float32; zero points any integer dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from qfuse.ir.errors import InputError
-from qfuse.kernels.fakes import REAL, STORED, check_packed, check_stored, halves_of
-from qfuse.kernels.row_ops import RowOutput, RowResult, fake_row_results
+from qfuse.kernels.fakes import check_packed, check_stored, halves_of
+from qfuse.kernels.linear_ops import linear_ops
 
 
-def linear_w8a8(  # noqa: PLR0913 - the schema's arguments
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    x_zero_point: torch.Tensor | None,
-    w_packed: torch.Tensor,
-    w_sums: torch.Tensor,
-    w_scale: torch.Tensor,
-    *,
-    w_zero_point: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    extras: Sequence[torch.Tensor] = (),
-    epilogue: str = "",
-    real: torch.dtype = torch.float32,
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """int8 linear with a float result; arguments as the module explains them.
-
-    Args:
-        x: Stored activation.
-        x_scale: Its scale.
-        x_zero_point: Its zero point.
-        w_packed: Packed weight.
-        w_sums: Sums of the weight.
-        w_scale: Its scale.
-        w_zero_point: Its zero point.
-        bias: Added before the epilogue.
-        extras: Tensors that the epilogue names by index.
-        epilogue: Canonical text of the steps.
-        real: dtype of the linear's own result.
-        out_dtype: dtype behind the last step; ``None`` is ``real``.
-
-    Returns:
-        ``[..., N]`` of ``out_dtype``.
-
-    Raises:
-        RuntimeError: An argument does not fit; the message names it. While tracing, what can be
-            seen of that is an InputError.
-    """
-    result: torch.Tensor = torch.ops.qfuse.linear_w8a8.default(
-        x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias, list(extras),
-        epilogue, real, out_dtype or real,
-    )  # fmt: skip
-    return result
+def _columns(a: Any) -> int:
+    """Return the features of the result, or refuse operands that do not fit."""
+    check_stored(a.x)
+    n = a.w_sums.shape[0]
+    return check_packed(a.x, a.w_packed, torch.int8, n, halves_of(a.epilogue))[0]
 
 
-def linear_w8a8_quantized(  # noqa: PLR0913 - the schema's arguments
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    x_zero_point: torch.Tensor | None,
-    w_packed: torch.Tensor,
-    w_sums: torch.Tensor,
-    w_scale: torch.Tensor,
-    *,
-    out_scale: torch.Tensor,
-    out_zero_point: torch.Tensor | None,
-    quant_min: int,
-    quant_max: int,
-    out_dtype: torch.dtype,
-    reciprocal: bool = True,
-    zero_point_first: bool = False,
-    w_zero_point: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    extras: Sequence[torch.Tensor] = (),
-    epilogue: str = "",
-    real: torch.dtype = torch.float32,
-) -> torch.Tensor:
-    """int8 linear whose result is quantized per tensor, in float32.
-
-    ``clamp(round(y * (1 / out_scale)) + out_zero_point, quant_min, quant_max)``, rounding half to
-    even. The reciprocal is taken in the dtype of ``out_scale`` and rounded to float32, as
-    ``torch.ops.quantized_decomposed`` does it with a float64 scale. NaN becomes 0.
-
-    Args:
-        x: Stored activation.
-        x_scale: Its scale.
-        x_zero_point: Its zero point.
-        w_packed: Packed weight.
-        w_sums: Sums of the weight.
-        w_scale: Its scale.
-        out_scale: One float of any float dtype.
-        out_zero_point: One number, or ``None``.
-        quant_min: Least code.
-        quant_max: Greatest code.
-        out_dtype: int8 or uint8.
-        reciprocal: Multiply by the reciprocal; otherwise divide.
-        zero_point_first: Add the zero point before rounding instead of after.
-        w_zero_point: Zero point of the weight.
-        bias: Added before the epilogue.
-        extras: Tensors that the epilogue names by index.
-        epilogue: Canonical text of the steps.
-        real: dtype of the linear's own result.
-
-    Returns:
-        ``[..., N]`` of ``out_dtype``.
-
-    Raises:
-        RuntimeError: An argument does not fit; the message names it. While tracing, what can be
-            seen of that is an InputError.
-    """
-    result: torch.Tensor = torch.ops.qfuse.linear_w8a8_quantized.default(
-        x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias, list(extras),
-        epilogue, real, out_scale, out_zero_point, quant_min, quant_max, reciprocal,
-        zero_point_first, out_dtype,
-    )  # fmt: skip
-    return result
-
-
-def linear_w8a8_rows(  # noqa: PLR0913 - the schema's arguments
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    x_zero_point: torch.Tensor | None,
-    w_packed: torch.Tensor,
-    w_sums: torch.Tensor,
-    w_scale: torch.Tensor,
-    *,
-    output: RowOutput,
-    w_zero_point: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    extras: Sequence[torch.Tensor] = (),
-    epilogue: str = "",
-    real: torch.dtype = torch.float32,
-    float_dtype: torch.dtype | None = None,
-) -> RowResult:
-    """int8 linear whose rows become codes with scales of their own.
-
-    Args:
-        x: Stored activation.
-        x_scale: Its scale.
-        x_zero_point: Its zero point.
-        w_packed: Packed weight.
-        w_sums: Sums of the weight.
-        w_scale: Its scale.
-        output: How rows become codes; there is no sum to keep.
-        w_zero_point: Zero point of the weight.
-        bias: Added before the epilogue.
-        extras: Tensors that the epilogue names by index.
-        epilogue: Canonical text of the steps.
-        real: dtype of the linear's own result.
-        float_dtype: dtype behind the last step; ``None`` is ``real``.
-
-    Returns:
-        As of :func:`qfuse.kernels.row_ops.activation_quantized`.
-
-    Raises:
-        RuntimeError: An argument does not fit; the message names it. While tracing, what can be
-            seen of that is an InputError.
-    """
-    result: RowResult = torch.ops.qfuse.linear_w8a8_rows.default(
-        x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias, list(extras),
-        epilogue, real, float_dtype or real, *output.arguments(),
-    )  # fmt: skip
-    return result
-
-
-def register_fakes() -> None:
-    """Tell torch the shapes and dtypes of the results; the library must have been loaded."""
-    torch.library.register_fake("qfuse::linear_w8a8", _fake_linear_w8a8)
-    torch.library.register_fake("qfuse::linear_w8a8_quantized", _fake_linear_w8a8_quantized)
-    torch.library.register_fake("qfuse::linear_w8a8_rows", _fake_linear_w8a8_rows)
-
-
-def _fake_linear_w8a8(  # noqa: PLR0913, PLR0917 - the schema's arguments
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    x_zero_point: torch.Tensor | None,
-    w_packed: torch.Tensor,
-    w_sums: torch.Tensor,
-    w_scale: torch.Tensor,
-    w_zero_point: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    extras: Sequence[torch.Tensor] | None,
-    epilogue: str,
-    real: torch.dtype,
-    out_dtype: torch.dtype,
-) -> torch.Tensor:
-    del x_scale, x_zero_point, w_scale, w_zero_point, bias, extras
-    check_stored(x)
-    if real not in REAL or out_dtype not in REAL:
-        raise InputError(f"real and out_dtype must be floats, not {real} and {out_dtype}")
-    return _fake_result(x, w_packed, w_sums.shape[0], out_dtype, epilogue)
-
-
-def _fake_linear_w8a8_quantized(  # noqa: PLR0913, PLR0917 - the schema's arguments
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    x_zero_point: torch.Tensor | None,
-    w_packed: torch.Tensor,
-    w_sums: torch.Tensor,
-    w_scale: torch.Tensor,
-    w_zero_point: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    extras: Sequence[torch.Tensor] | None,
-    epilogue: str,
-    real: torch.dtype,
-    out_scale: torch.Tensor,
-    out_zero_point: torch.Tensor | None,
-    quant_min: int,
-    quant_max: int,
-    reciprocal: bool,
-    zero_point_first: bool,
-    out_dtype: torch.dtype,
-) -> torch.Tensor:
-    del x_scale, x_zero_point, w_scale, w_zero_point, bias, extras, real
-    del out_scale, out_zero_point, quant_min, quant_max, reciprocal, zero_point_first
-    check_stored(x)
-    if out_dtype not in STORED:
-        raise InputError(f"codes must be int8 or uint8, not {out_dtype}")
-    return _fake_result(x, w_packed, w_sums.shape[0], out_dtype, epilogue)
-
-
-def _fake_linear_w8a8_rows(  # noqa: PLR0913, PLR0917 - the schema's arguments
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    x_zero_point: torch.Tensor | None,
-    w_packed: torch.Tensor,
-    w_sums: torch.Tensor,
-    w_scale: torch.Tensor,
-    w_zero_point: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    extras: Sequence[torch.Tensor] | None,
-    epilogue: str,
-    real: torch.dtype,
-    float_dtype: torch.dtype,
-    *output: object,
-) -> RowResult:
-    rows = _fake_linear_w8a8(
-        x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias, extras, epilogue,
-        real, float_dtype,
-    )  # fmt: skip
-    return fake_row_results(rows, None, float_dtype, output)
-
-
-def _fake_result(
-    x: torch.Tensor, w_packed: torch.Tensor, n: int, dtype: torch.dtype, epilogue: str
-) -> torch.Tensor:
-    columns, _ = check_packed(x, w_packed, torch.int8, n, halves_of(epilogue))
-    return x.new_empty((*x.shape[:-1], columns), dtype=dtype)
+linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows = linear_ops(
+    "linear_w8a8", _columns, {"w_zero_point": None}
+)

@@ -38,17 +38,18 @@ Nothing but the result is written to. The result is contiguous.
                    ``linear_w4a16``, where higher bits are ignored; int8 (``None`` is 0) for
                    ``linear_w8a16``
 ``w_offset``       ``None``, or float of the same shape
-``out_features``   ``N``
+``out_features``   ``N``; may be left out if the scales are ``[N]``
 ``bias``           ``None`` or float ``[N]``
 ``extras``         as in :mod:`qfuse.kernels.ops`, likewise ``epilogue``
-``compute``        float32, bfloat16 or float16
+``compute``        dtype that weights are dequantized in: float32 (unless given), bfloat16, float16
+``out_dtype``      dtype behind the last step; that of ``x`` unless given
 =================  ==============================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -60,146 +61,41 @@ from qfuse.kernels.fakes import (
     check_real,
     halves_of,
 )
+from qfuse.kernels.op import KernelOp
 from qfuse.kernels.pack import BLOCK
 
 GROUP_MULTIPLE = 8
 """Several groups, and groups with offsets, begin at multiples of this many input features."""
 
 
-def linear_w4a16(  # noqa: PLR0913 - the schema's arguments
-    x: torch.Tensor,
-    w_packed: torch.Tensor,
-    w_scale: torch.Tensor,
-    *,
-    w_zero_point: torch.Tensor | None = None,
-    w_offset: torch.Tensor | None = None,
-    out_features: int | None = None,
-    bias: torch.Tensor | None = None,
-    extras: Sequence[torch.Tensor] = (),
-    epilogue: str = "",
-    compute: torch.dtype = torch.float32,
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """Linear of a real activation with a weight of 4-bit codes; arguments as the module explains.
-
-    Args:
-        x: Activation.
-        w_packed: Packed codes.
-        w_scale: Their scales.
-        w_zero_point: Their zero points.
-        w_offset: What is added after scaling.
-        out_features: ``N``; may be left out if the scales are ``[N]``.
-        bias: Added before the epilogue.
-        extras: Tensors that the epilogue names by index.
-        epilogue: Canonical text of the steps.
-        compute: dtype that weights are dequantized in.
-        out_dtype: dtype behind the last step; ``None`` is that of ``x``.
-
-    Returns:
-        ``[..., N]`` of ``out_dtype``.
-
-    Raises:
-        RuntimeError: An argument does not fit; the message names it. While tracing, what can be
-            seen of that is an InputError.
-    """
-    n = _features(w_scale, out_features)
-    result: torch.Tensor = torch.ops.qfuse.linear_w4a16.default(
-        x, w_packed, w_scale, w_zero_point, w_offset, n, bias, list(extras), epilogue, compute,
-        out_dtype or x.dtype,
-    )  # fmt: skip
-    return result
-
-
-def linear_w8a16(  # noqa: PLR0913 - the schema's arguments
-    x: torch.Tensor,
-    w_packed: torch.Tensor,
-    w_scale: torch.Tensor,
-    *,
-    w_zero_point: torch.Tensor | None = None,
-    w_offset: torch.Tensor | None = None,
-    out_features: int | None = None,
-    bias: torch.Tensor | None = None,
-    extras: Sequence[torch.Tensor] = (),
-    epilogue: str = "",
-    compute: torch.dtype = torch.float32,
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """Linear of a real activation with an int8 weight; arguments as the module explains them.
-
-    Args:
-        x: Activation.
-        w_packed: Packed weight.
-        w_scale: Its scales.
-        w_zero_point: Its zero points.
-        w_offset: What is added after scaling.
-        out_features: ``N``; may be left out if the scales are ``[N]``.
-        bias: Added before the epilogue.
-        extras: Tensors that the epilogue names by index.
-        epilogue: Canonical text of the steps.
-        compute: dtype that weights are dequantized in.
-        out_dtype: dtype behind the last step; ``None`` is that of ``x``.
-
-    Returns:
-        ``[..., N]`` of ``out_dtype``.
-
-    Raises:
-        RuntimeError: An argument does not fit; the message names it. While tracing, what can be
-            seen of that is an InputError.
-    """
-    n = _features(w_scale, out_features)
-    result: torch.Tensor = torch.ops.qfuse.linear_w8a16.default(
-        x, w_packed, w_scale, w_zero_point, w_offset, n, bias, list(extras), epilogue, compute,
-        out_dtype or x.dtype,
-    )  # fmt: skip
-    return result
-
-
-def _features(w_scale: torch.Tensor, out_features: int | None) -> int:
-    if out_features is not None:
-        return out_features
-    if w_scale.dim() != 1:
+def _complete(a: dict[str, Any]) -> None:
+    if a.get("out_features") is not None:
+        return
+    scale = a["w_scale"]
+    if scale.dim() != 1:
         raise InputError(
-            f"w_scale {tuple(w_scale.shape)} does not say how many output features there are",
+            f"w_scale {tuple(scale.shape)} does not say how many output features there are",
             fix="give out_features",
         )
-    return w_scale.shape[0]
+    a["out_features"] = scale.shape[0]
 
 
-def register_weight_only_fakes() -> None:
-    """Tell torch the shapes and dtypes of the results; the library must have been loaded."""
-    for name, stored in (("linear_w4a16", torch.uint8), ("linear_w8a16", torch.int8)):
-        torch.library.register_fake(f"qfuse::{name}", partial(_fake_linear, stored))
-
-
-def _fake_linear(  # noqa: PLR0913, PLR0917 - the schema's arguments
-    stored: torch.dtype,
-    x: torch.Tensor,
-    w_packed: torch.Tensor,
-    w_scale: torch.Tensor,
-    w_zero_point: torch.Tensor | None,
-    w_offset: torch.Tensor | None,
-    out_features: int,
-    bias: torch.Tensor | None,
-    extras: Sequence[torch.Tensor] | None,
-    epilogue: str,
-    compute: torch.dtype,
-    out_dtype: torch.dtype,
-) -> torch.Tensor:
-    del extras
-    check_real(x, compute=compute, out_dtype=out_dtype)
-    if halves_of(epilogue) != 1:
-        raise InputError(f"this kernel multiplies no halves: {epilogue!r}")
-    n, blocks = check_packed(x, w_packed, stored, out_features)
-    groups = w_scale.shape[1] if w_scale.dim() == 3 else 1  # noqa: PLR2004
-    _check_groups(x.shape[-1], groups, whole=groups == 1 and w_offset is None)
+def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
+    check_real(a.x, compute=a.compute, out_dtype=a.out_dtype)
+    if halves_of(a.epilogue) != 1:
+        raise InputError(f"this kernel multiplies no halves: {a.epilogue!r}")
+    n, blocks = check_packed(a.x, a.w_packed, stored, a.out_features)
+    groups = a.w_scale.shape[1] if a.w_scale.dim() == 3 else 1  # noqa: PLR2004
+    _check_groups(a.x.shape[-1], groups, whole=groups == 1 and a.w_offset is None)
     shapes = [(blocks, groups, BLOCK), *([(n,)] if groups == 1 else [])]
-    check_parameters("w_scale", w_scale, None, *shapes)
-    if w_zero_point is not None:
-        check_parameters("w_zero_point", w_zero_point, (stored,), *shapes)
-    if w_offset is not None:
-        check_parameters("w_offset", w_offset, None, *shapes)
-    check_bias(bias, n)
-    return x.new_empty((*x.shape[:-1], n), dtype=out_dtype)
+    check_parameters("w_scale", a.w_scale, None, *shapes)
+    if a.w_zero_point is not None:
+        check_parameters("w_zero_point", a.w_zero_point, (stored,), *shapes)
+    if a.w_offset is not None:
+        check_parameters("w_offset", a.w_offset, None, *shapes)
+    check_bias(a.bias, n)
+    result: torch.Tensor = a.x.new_empty((*a.x.shape[:-1], n), dtype=a.out_dtype)
+    return result
 
 
 def _check_groups(k: int, groups: int, *, whole: bool) -> None:
@@ -210,3 +106,20 @@ def _check_groups(k: int, groups: int, *, whole: bool) -> None:
             f"groups, and weights with offsets, must be of a multiple of {GROUP_MULTIPLE} input "
             f"features; here {groups} groups share {k}"
         )
+
+
+def _weight_only(name: str, stored: torch.dtype) -> KernelOp[torch.Tensor]:
+    defaults = {
+        "w_zero_point": None,
+        "w_offset": None,
+        "bias": None,
+        "extras": (),
+        "epilogue": "",
+        "compute": torch.float32,
+    }
+    fake = partial(_fake, stored)
+    return KernelOp(name, fake, defaults=defaults, like={"out_dtype": "x"}, complete=_complete)
+
+
+linear_w4a16 = _weight_only("linear_w4a16", torch.uint8)
+linear_w8a16 = _weight_only("linear_w8a16", torch.int8)

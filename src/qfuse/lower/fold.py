@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,11 +10,10 @@ from torch.fx.node import map_arg
 
 from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.schema import overload_of
-from qfuse.ir.graph.stage_graph import StageGraph, constant_of, place_of
-from qfuse.rewrite.commit import verify_and_commit
-from qfuse.rewrite.driver import RewriteContext
-from qfuse.rewrite.prelude import Exactness, Node
-from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.ir.graph.stage_graph import StageGraph, constant_of
+from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.prelude import Exactness, Node, Rewriter
+from qfuse.rewrite.session import Applied, RewriteSession
 
 # Scales, zero points and their reciprocals fit; weights stay as they are stored.
 _LIMIT_BYTES = 1 << 16
@@ -24,18 +24,20 @@ def fold_constants(program: StageGraph, context: RewriteContext) -> int:
 
     The same ATen op computes the value as would at run time, so this is exact.
     """
-    editor = GraphEditor(program.module)
+    session = RewriteSession(program, context)
     folded = 0
     for node in list(program.graph.nodes):
         # The caller may write to what it gets, which must be new in every call.
         value = None if leaves_graph(node) else _value(node)
-        if value is None:
-            continue
-        rw = editor.rewriter("fold-constants", node)
-        rw.replace(node, rw.constant(value, f"{node.name}_folded"))
-        key = f"{context.stage}/fold-constants@{node.name}"
-        folded += verify_and_commit(rw, context, program.log, key, Exactness.EXACT, place_of(node))
+        if value is not None:
+            edit = partial(_fold, node, value)
+            done = session.rewrite_always("fold-constants", node, edit, proof=Exactness.EXACT)
+            folded += isinstance(done, Applied)
     return folded
+
+
+def _fold(node: Node, value: torch.Tensor, rw: Rewriter) -> None:
+    rw.replace(node, rw.constant(value, f"{node.name}_folded"))
 
 
 def drop_unused_constants(program: StageGraph) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from qfuse.cost.model import CostModel
 from qfuse.ir.errors import CheckError
@@ -10,24 +12,27 @@ from qfuse.ir.events import Left, Lowered
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph, place_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.epilogue import Epilogue
+from qfuse.ir.ops.activation import as_activation
 from qfuse.ir.ops.linear import FusedLinear, as_fused_linear
+from qfuse.ir.ops.norms import as_fused_norm
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.stages.verify import verify
-from qfuse.lower.expand.describe import describe
+from qfuse.lower.expand.describe import describe, describe_rowwise
 from qfuse.lower.expand.expand import Expander, results_of
 from qfuse.lower.fold import drop_unused_constants, fold_constants
-from qfuse.lower.kernel.context import LoweringContext
-from qfuse.lower.kernel.protocol import LinearKernel, LinearProblem, problem_of, split_epilogue
-from qfuse.lower.kernel.select import Choice, choose
 from qfuse.lower.kernels.aten_int_product import lower_int_products
 from qfuse.lower.leftovers import reason_to_stay
-from qfuse.lower.linear_rowwise.lower import PairLowering
-from qfuse.lower.rowwise.lower import lower_rows
-from qfuse.lower.rowwise.problem import RowKernel
-from qfuse.rewrite.commit import verify_and_commit
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.lower.problems.linear import LinearProblem, linear_problem, split_epilogue
+from qfuse.lower.problems.linear_rowwise import linear_rowwise_problem
+from qfuse.lower.problems.problem import Problem
+from qfuse.lower.problems.rowwise import RowwiseOp, rowwise_problem
+from qfuse.lower.rival import choose
+from qfuse.lower.select.context import LoweringContext
+from qfuse.lower.select.kernel import Claim, Kernel
+from qfuse.lower.select.select import Losers, Offer
+from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
-from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.session import RewriteSession
 from qfuse.targets.target import Target
 
 
@@ -35,10 +40,8 @@ def lower(
     program: OptimizedGraph,
     target: Target,
     cost: CostModel,
-    kernels: Sequence[LinearKernel],
+    kernels: Sequence[Kernel[Any]],
     context: RewriteContext | None = None,
-    *,
-    rows: Sequence[RowKernel] = (),
 ) -> LoweredGraph:
     """Lower ``program``, which is consumed, for ``target``.
 
@@ -46,12 +49,12 @@ def lower(
         program: The graph.
         target: Where it will run.
         cost: Prices the kernels.
-        kernels: The rows of the table, in the order that breaks ties.
-        context: Permissions and proof; only its room's name differs from the default.
-        rows: The kernels of norms and activations that give codes.
+        kernels: The registry, in the order that breaks ties.
+        context: Permissions and proof; only its stage's name differs from the default.
     """
     context = context or RewriteContext("lower")
-    _Lowering(program, target, cost, kernels, rows, context).run()
+    session = RewriteSession(program, context)
+    _Lowering(LoweringContext(session, target, cost, kernels)).run()
     fold_constants(program, context)
     drop_unused_constants(program)
     # The module's generated code still is that of the captured graph.
@@ -61,122 +64,156 @@ def lower(
     return done
 
 
+@dataclass(frozen=True, slots=True)
+class _NotLowered:
+    """Why no kernel runs a problem.
+
+    Attributes:
+        losers: The kernels, each with its reason.
+        denied: Whether one was selected, and not permitted or rolled back.
+    """
+
+    losers: Losers
+    denied: bool = False
+
+
 class _Lowering:
     """State of one call of :func:`lower`."""
 
-    def __init__(
-        self,
-        program: OptimizedGraph,
-        target: Target,
-        cost: CostModel,
-        kernels: Sequence[LinearKernel],
-        rows: Sequence[RowKernel],
-        context: RewriteContext,
-    ) -> None:
-        self._program = program
-        self._target = target
-        self._cost = cost
-        self._kernels = kernels
-        self._rows = rows
+    def __init__(self, context: LoweringContext) -> None:
         self._context = context
-        self._editor = GraphEditor(program.module)
+        self._session = context.session
+        self._graph = context.program.graph
+        self._log = context.program.log
         self._expander = Expander()
+        # Why rowwise ops do not share a kernel with the linear in front of them.
+        self._apart: dict[Node, Losers] = {}
 
     def run(self) -> None:
         # Reasons are read off the whole graph, before any of it is gone.
-        for node in self._program.graph.nodes:
+        for node in self._graph.nodes:
             if is_call(node, ops.quantize, ops.dequantize, ops.requantize):
                 reason = reason_to_stay(node)
-                self._program.log.add(Left(self._context.stage, place_of(node), reason))
-        bench = LoweringContext(
-            self._program, self._target, self._cost, self._editor, self._context
-        )
-        # First, since a linear alone is no half of a pair any more.
-        apart = PairLowering(bench, self._kernels, self._rows).run()
-        for node in list(self._program.graph.nodes):
+                self._log.add(Left(self._context.stage, place_of(node), reason))
+        # First, since a linear on a kernel of its own is behind no rowwise op any more.
+        for node in list(self._graph.nodes):
+            self._lower_linear_rowwise(node)
+        for node in list(self._graph.nodes):
             fused = as_fused_linear(node)
             if fused is not None:
                 self._lower_linear(fused)
-        lower_rows(bench, self._rows, apart)
-        lower_int_products(self._program, self._target, self._editor, self._context)
+        for node in list(self._graph.nodes):
+            op = as_fused_norm(node) or as_activation(node)
+            if op is not None:
+                self._lower_rowwise(op)
+        lower_int_products(self._session, self._context.target)
         # Last, since kernels read scales and zero points that are still canonical.
-        for node in list(self._program.graph.nodes):
+        for node in list(self._graph.nodes):
             if is_call(node, *ops.CANONICAL, *ops.FUSED):
                 self._expand(node)
 
+    def _lower_linear_rowwise(self, node: Node) -> None:
+        problem = linear_rowwise_problem(node, self._context.symbols)
+        if isinstance(problem, Refusal):
+            self._apart[node] = (("with the linear", problem.reason),)
+        elif problem is not None:
+            left = self._lower(problem)
+            if left is not None:
+                self._apart[node] = left.losers
+
     def _lower_linear(self, fused: FusedLinear) -> None:
-        problem = problem_of(fused, self._program.signature.symbols)
-        choice = choose(problem, self._kernels, self._target, self._cost)
-        key = f"{self._context.stage}/lower-linear@{fused.node.name}"
-        taken = choice.kernel is not None and self._context.budget.allows(key)
-        if not taken or not self._emit(problem, choice, key):
-            why = "no kernel takes it" if choice.kernel is None else "its kernel is not permitted"
-            event = self._event(fused.node, "expand", None, choice.losers, why)
-            self._program.log.add(event)
+        problem = linear_problem(fused, self._context.symbols)
+        left = self._lower(problem)
+        if left is not None:
+            why = "its kernel is not permitted" if left.denied else "no kernel takes it"
+            self._report_expanded(fused.node, describe(problem), left.losers, why)
             self._expand(fused.node)
 
-    def _emit(self, problem: LinearProblem, choice: Choice, key: str) -> bool:
-        """Replace the op by the chosen kernel and what it leaves; return whether that held."""
-        assert choice.kernel is not None, "asked to emit without a kernel"
-        assert choice.claim is not None, "a chosen kernel has a claim"
-        node = problem.fused.node
-        place = place_of(node)
-        rw = self._editor.rewriter("lower-linear", node)
-        result = choice.kernel.emit(problem, choice.claim, rw)
-        rest = split_epilogue(problem, choice.claim)[1]
-        rw.replace(node, self._finish(problem.fused, result, rest, choice.claim.output, rw))
-        # Noted first, since committing erases the op that the note describes.
-        event = self._event(
-            node, choice.kernel.name, choice.seconds, choice.losers, choice.claim.note
-        )
-        if not verify_and_commit(
-            rw, self._context, self._program.log, key, Exactness.ROUNDING, place
-        ):
-            return False
-        self._program.log.add(event)
-        return True
+    def _lower_rowwise(self, op: RowwiseOp) -> None:
+        """Lower ``op``, or leave it to be expanded with everything else.
 
-    def _finish(
-        self, fused: FusedLinear, result: Node, rest: Epilogue, output: bool, rw: Rewriter
-    ) -> Node:
+        A compiler makes loops of that, which read a row once for every statistic, but are no call
+        of their own: on few rows they are faster.
+        """
+        problem = rowwise_problem(op, self._context.symbols)
+        if isinstance(problem, Refusal):
+            covering = (k for k in self._context.kernels if (type(op),) in k.covers)
+            left = _NotLowered(tuple((kernel.name, problem.reason) for kernel in covering))
+        else:
+            found = self._lower(problem)
+            if found is None:
+                return
+            left = found
+        losers = (*left.losers, *self._apart.get(op.node, ()))
+        why = "it compiles to loops with what is around it"
+        self._report_expanded(op.node, describe_rowwise(op), losers, why)
+
+    def _lower(self, problem: Problem) -> _NotLowered | None:
+        """Put the cheapest kernel in the place of ``problem``, or return why there is none."""
+        choice = choose(problem, self._context)
+        offer = choice.offer
+        if offer is None:
+            return _NotLowered(choice.losers)
+        name, place = offer.kernel.name, place_of(problem.place)
+        losers = (*choice.losers, *self._apart.get(problem.place, ()))
+        what, seconds, note = describe(problem), offer.seconds, offer.claim.note
+        event = Lowered(self._context.stage, place, name, what, seconds, losers, note)
+        done = self._session.rewrite(
+            problem.rule,
+            problem.anchor,
+            lambda rw: self._emit(problem, offer, rw),
+            proof=Exactness.ROUNDING,
+            event=lambda *_: event,
+        )
+        if isinstance(done, Refusal):
+            reason = problem.label(name), done.reason
+            return _NotLowered((*choice.losers, reason), denied=True)
+        return None
+
+    def _emit(self, problem: Problem, offer: Offer, rw: Rewriter) -> None:
+        """Add the call of a kernel, what it leaves as ATen, and let users read its results."""
+        made = offer.kernel.emit(problem, offer.claim, rw)
+        if isinstance(problem, LinearProblem):
+            made = {0: self._finish(problem, made[0], offer.claim, rw)}
+        for old in problem.replaced:
+            rw.replace(old.node, made[old.index], but=old.but)
+
+    def _finish(self, problem: LinearProblem, y: Node, claim: Claim, rw: Rewriter) -> Node:
         """Add the steps and the quantize that a kernel leaves, as ATen."""
-        y = result
+        fused, rest = problem.fused, split_epilogue(problem, claim)[1]
         if rest.steps:
             y = self._expander.apply(rest, y, fused.extras, rw)
-        if fused.out_params is None or output:
+        if fused.out_params is None or claim.output:
             return y
-        params = fused.out_params
-        left = rw.call(ops.quantize, *params.call_args(y))
+        left = rw.call(ops.quantize, *fused.out_params.call_args(y))
         expanded = self._expander.expand(left, rw)
         assert isinstance(expanded, Node), "quantize has one result"
         return expanded
 
     def _expand(self, node: Node) -> None:
-        rw = self._editor.rewriter("expand", node)
-        made = self._expander.expand(node, rw)
-        if isinstance(made, Node):
-            rw.replace(node, made)
-        else:
+        """Replace ``node`` by its meaning in ATen.
+
+        Raises:
+            CheckError: The expansion gives other values.
+        """
+        place = place_of(node)
+
+        def edit(rw: Rewriter) -> None:
+            made = self._expander.expand(node, rw)
+            if isinstance(made, Node):
+                rw.replace(node, made)
+                return
             for index, user in results_of(node).items():
                 rw.replace(user, made[index])
-        key = f"{self._context.stage}/expand@{node.name}"
-        log, place = self._program.log, place_of(node)
-        if not verify_and_commit(rw, self._context, log, key, Exactness.EXACT, place):
+
+        done = self._session.rewrite_always("expand", node, edit, proof=Exactness.EXACT)
+        if isinstance(done, Refusal):
             raise CheckError(
                 f"{node.name}: the expansion of {node.target} gives other values than the op",
                 where=str(place),
                 fix="this is a bug of qfuse; please report it with the model",
             )
 
-    def _event(
-        self,
-        node: Node,
-        kernel: str,
-        seconds: float | None,
-        losers: tuple[tuple[str, str], ...],
-        why: str,
-    ) -> Lowered:
-        fused = as_fused_linear(node)
-        what = "" if fused is None else describe(fused)
-        stage = self._context.stage
-        return Lowered(stage, place_of(node), kernel, what, seconds, losers, why)
+    def _report_expanded(self, node: Node, what: str, losers: Losers, why: str) -> None:
+        stage, place = self._context.stage, place_of(node)
+        self._log.add(Lowered(stage, place, "expand", what, losers=losers, why=why))

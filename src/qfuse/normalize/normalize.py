@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from qfuse.ir.graph.stage_graph import CapturedGraph, NormalGraph
 from qfuse.ir.stages.verify import verify
 from qfuse.normalize.builtin import BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, discover, rules_of
 from qfuse.normalize.unrecognized import note_leftovers
-from qfuse.rewrite.driver import RewriteContext, apply_rules
+from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rewriter import GraphEditor
 
 
@@ -36,7 +38,7 @@ def normalize(
     """
     known = (*BUILTIN, *discover()) if dialects is None else tuple(dialects)
     context = context or RewriteContext("normalize")
-    apply_rules(captured, rules_of(known), context)
+    apply_rules(captured, rules_of(known), replace(context, raise_model_errors=True))
     # Such as the float weights that a quantizer left behind.
     GraphEditor(captured.module).sweep()
     normal = NormalGraph(captured.module, captured.signature, captured.log)

@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch.fx.node import map_arg
 
-from qfuse.ir.events import Fired, Missed
+from qfuse.ir.events import Fired
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import StageGraph, constant_of, place_of
 from qfuse.ir.ops.views import optional_node
-from qfuse.rewrite.driver import PassResult, RewriteContext
+from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.rewrite.graph_pass import Pass
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -24,7 +24,7 @@ from qfuse.rewrite.prelude import (
     arguments,
     aten,
 )
-from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.session import Applied, RewriteSession
 
 _ATTENTION = aten.scaled_dot_product_attention.default
 _PRODUCTS: tuple[OpOverload, ...] = (
@@ -58,39 +58,32 @@ class LowerPrecision(Pass):
     def run(self, program: StageGraph, context: RewriteContext) -> PassResult:
         """Narrow every product, in one sweep."""
         result = PassResult()
-        editor = GraphEditor(program.module)
+        session = RewriteSession(program, context)
         narrow = _Narrowing()
         for node in list(program.graph.nodes):
-            # What nobody reads is erased with its casts, and these may be others' casts too.
+            # What nothing reads is erased with its casts, which others may share.
             if not node.users or not _is_float32_product(node):
                 continue
-            key = f"{context.stage}/{self.name}@{node.name}"
             miss = narrow.refusal(node)
             if miss is not None:
-                self._report(program, context, node, miss, result)
-                continue
-            if not context.budget.allows(key):
-                continue
-            place = place_of(node)
-            rw = editor.rewriter(self.name, node)
-            rw.replace(node, narrow.product(node, rw))
-            rw.commit()
-            program.log.add(Fired(context.stage, self.name, key, self.exactness, (place,)))
-            result.fired[self.name] += 1
+                result.miss(program, context, self.name, node, miss)
+            elif self._lower(node, narrow, session):
+                result.fired[self.name] += 1
         return result
 
-    def _report(
-        self,
-        program: StageGraph,
-        context: RewriteContext,
-        node: Node,
-        miss: Miss,
-        result: PassResult,
-    ) -> None:
-        result.misses.append((self.name, miss))
-        places = place_of(node), place_of(miss.at)
-        event = Missed(context.stage, self.name, miss.code, miss.reason, *places, miss.progress)
-        program.log.add(event)
+    def _lower(self, node: Node, narrow: _Narrowing, session: RewriteSession) -> bool:
+        place, stage = place_of(node), session.context.stage
+
+        def fired(key: str, rw: Rewriter, _: object) -> Fired:
+            del rw
+            return Fired(stage, self.name, key, self.exactness, (place,))
+
+        def edit(rw: Rewriter) -> None:
+            rw.replace(node, narrow.product(node, rw))
+
+        # No check by values can hold what loses precision on request.
+        done = session.rewrite(self.name, node, edit, proof=None, event=fired)
+        return isinstance(done, Applied)
 
 
 @dataclass(slots=True)

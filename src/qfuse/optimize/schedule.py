@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,42 +29,27 @@ from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.optimize.propagate.cancel_quantize import CancelQuantize
 from qfuse.optimize.propagate.fuse_range import FuseRange
 from qfuse.optimize.propagate.fuse_requantize import FuseRequantize
-from qfuse.optimize.propagate.lift_above_cast import LiftAboveCast
-from qfuse.optimize.propagate.lift_above_clamp import LiftAboveClamp
-from qfuse.optimize.propagate.lift_above_join import LiftAboveJoin
-from qfuse.optimize.propagate.lift_above_pad import LiftAbovePad
 from qfuse.optimize.propagate.lift_choose import LiftChoose
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 from qfuse.optimize.propagate.lift_requantize import LiftRequantize
-from qfuse.optimize.propagate.sink_below_cast import SinkBelowCast
-from qfuse.optimize.propagate.sink_below_clamp import SinkBelowClamp
 from qfuse.optimize.propagate.sink_below_collective import SinkBelowCollective
-from qfuse.optimize.propagate.sink_below_join import SinkBelowJoin
-from qfuse.optimize.propagate.sink_below_max import SinkBelowMax
-from qfuse.optimize.propagate.sink_below_pad import SinkBelowPad
-from qfuse.optimize.propagate.sink_below_split import SinkBelowSplit
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 from qfuse.optimize.splits.cancel_split import CancelSplit
 from qfuse.optimize.splits.merge_splits import MergeSplits
 from qfuse.optimize.splits.sink_split import SinkSplit
-from qfuse.rewrite.driver import RewriteContext, apply_rules
+from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.driver import apply_rules
+from qfuse.rewrite.graph_pass import Pass
 from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.rewrite.rule import Rule
 
 MOVING_RULES: tuple[type[Rule[Any]], ...] = (
+    # Up: the choice of parameters first, so that the quantize that takes them can follow.
     LiftChoose,
     LiftQuantize,
-    LiftAboveJoin,
-    LiftAbovePad,
-    LiftAboveCast,
-    LiftAboveClamp,
+    # Down, below whatever `optimize/commute` has an answer for.
     SinkDequantize,
-    SinkBelowSplit,
-    SinkBelowJoin,
-    SinkBelowPad,
-    SinkBelowCast,
-    SinkBelowClamp,
-    SinkBelowMax,
+    # Where the two meet, nothing is cheaper than one op for both, and that than two.
     CancelQuantize,
     FuseRange,
     FuseRequantize,
@@ -87,6 +73,21 @@ FUSION_RULES: tuple[type[Rule[Any]], ...] = (
 RESULT_RULES: tuple[type[Rule[Any]], ...] = (FuseNormQuantize, FuseActivationQuantize)
 
 ATTENTION_RULES: tuple[type[Rule[Any]], ...] = (FuseRepeatedHeads, MergeQueries)
+
+REWRITES: tuple[type[Rule[Any] | Pass], ...] = (
+    *MOVING_RULES,
+    SinkBelowCollective,
+    *SPLIT_RULES,
+    *FUSION_RULES,
+    *RESULT_RULES,
+    *ATTENTION_RULES,
+    FuseGate,
+    Combine,
+    MergeLinears,
+    MergeConvolutions,
+    LowerPrecision,
+)
+"""Every rule and pass of this stage."""
 
 
 def move(
@@ -113,43 +114,43 @@ def settle_rules(
 ) -> Counter[str]:
     """Apply rules and combine what has become equal, in turns, as :func:`move` does with all."""
     fired: Counter[str] = Counter()
+    quiet = replace(context, log_misses=False)
+    # Of the last round alone: in front of another one, a rule refused for the time being.
+    left: list[Missed] = []
     apart: list[Missed] = []
     for _ in range(_ROUNDS):
-        told = len(program.log)
-        moved = apply_rules(program, [rule() for rule in rules], context)
+        moved = apply_rules(program, [rule() for rule in rules], quiet)
         fired += moved.fired
         if not moved.modified:
+            left = moved.missed
             break
         # What has moved up to one value is quantized alike now, and may be one again.
-        fired += Combine().run(program, context).fired
-        missed = [e for e in program.log.events[told:] if isinstance(e, Missed)]
-        _forget_misses(program, told)
-        apart = [e for e in missed if e.rule == Combine.name]
-    program.log.events += apart
+        combined = Combine().run(program, quiet)
+        fired += combined.fired
+        apart = combined.missed
+    _log(program, [*left, *apart])
     return fired
 
 
 def sink_splits(program: StageGraph, context: RewriteContext) -> Counter[str]:
     """Bring splits down until nothing changes; count what fired.
 
-    What is done alike is looked for far below a split, so a change there does not by itself bring
-    the split back to mind.
+    Isomorphic ops are looked for far below a split, so a change there does not re-enqueue it.
     """
     fired: Counter[str] = Counter()
+    quiet = replace(context, log_misses=False)
     for _ in range(_SPLIT_ROUNDS):
-        told = len(program.log)
-        sunk = apply_rules(program, [rule() for rule in SPLIT_RULES], context)
+        sunk = apply_rules(program, [rule() for rule in SPLIT_RULES], quiet)
         fired += sunk.fired
         if not sunk.modified:
+            _log(program, sunk.missed)
             break
-        _forget_misses(program, told)
     return fired
 
 
-def _forget_misses(program: StageGraph, told: int) -> None:
-    """Drop what was refused for the time being since ``told`` events were in the log."""
-    kept = [e for e in program.log.events[told:] if not isinstance(e, Missed)]
-    program.log.events[told:] = kept
+def _log(program: StageGraph, events: Sequence[Missed]) -> None:
+    for event in events:
+        program.log.add(event)
 
 
 def optimize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from qfuse.cost import CostModel
-from qfuse.ir.events import Fired, Missed
+from qfuse.ir.events import Missed
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import CapturedGraph, StageGraph
 from qfuse.ir.movement.registry import movement_of
@@ -18,7 +18,8 @@ from qfuse.optimize.merge.cse import Combine
 from qfuse.passes.outcome import PASS_STAGE, SPELL_STAGE, on_the_way
 from qfuse.passes.own_outputs import own_outputs
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext, apply_rules
+from qfuse.rewrite.context import Edit, RewriteContext
+from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.prelude import Node, OpOverload
 from qfuse.rewrite.rewriter import RULE_META, origins
 
@@ -81,23 +82,28 @@ def attempt(source: CapturedGraph, work: Work, scope: frozenset[str] | None) -> 
             stage, work.cost, strict=False, scope=within, assume_equal=work.assume_equal
         )
 
-    apply_rules(program, rules_of(work.dialects), context("normalize"))
+    normalizing = replace(context("normalize"), raise_model_errors=True)
+    apply_rules(program, rules_of(work.dialects), normalizing)
     before: Snapshot = {node: origins(node) for node in program.graph.nodes}
-    work.run(program, context(PASS_STAGE))
+    within = context(PASS_STAGE)
+    work.run(program, within)
     done = Attempt(program)
-    substance = _substance(program, work.about)
-    done.counts = Counter(event.rule for event in substance)
+    # What the pass is about, and not only on the way there.
+    substance = [e for e in within.edits if e.rule in work.about and not on_the_way(e)]
+    done.counts = Counter(edit.rule for edit in substance)
     if not done.counts:
         return done
-    done.needed = _needed(before, program, substance)
+    done.needed = _needed(before, program, within.edits, substance)
     if work.back:
-        told = len(program.log)
+        missed: list[Missed] = []
         for dialect in work.dialects:
             if dialect.spell is not None:
                 own = _names(known, dialect)
-                apply_rules(program, dialect.spell(known), context(SPELL_STAGE, own))
+                spelled = apply_rules(program, dialect.spell(known), context(SPELL_STAGE, own))
+                missed += spelled.missed
         done.stranded = _stranded(program, known, work.dialects)
-        done.misses = _told(program.log.events[told:], done.stranded)
+        # Why the dialect could not spell something, as far as that was in the way.
+        done.misses = tuple(missed) if done.stranded else ()
     own_outputs(program)
     program.graph.lint()
     for node in program.graph.nodes:
@@ -105,20 +111,12 @@ def attempt(source: CapturedGraph, work: Work, scope: frozenset[str] | None) -> 
     return done
 
 
-def _substance(program: CapturedGraph, about: Collection[str]) -> list[Fired]:
-    """Return what was done that the pass is about, and not only on the way there."""
-    fired = (e for e in program.log.of(Fired) if e.stage == PASS_STAGE and e.rule in about)
-    return [event for event in fired if not on_the_way(event)]
-
-
 def _needed(
-    before: Snapshot, program: CapturedGraph, substance: Collection[Fired]
+    before: Snapshot, program: CapturedGraph, edits: Sequence[Edit], substance: Sequence[Edit]
 ) -> frozenset[str]:
     """Return the caller's nodes that were rewritten, and what leads to them."""
-    combined = {
-        e.places[0].node: e.made[0] for e in program.log.of(Fired) if e.rule == Combine.name
-    }
-    kept = {combined.get(place.node) for event in substance for place in event.places}
+    combined = dict(pair for edit in edits if edit.rule == Combine.name for pair in edit.replaced)
+    kept = {combined.get(edit.anchor.node) for edit in substance}
     names: set[str] = set()
     made = [node for node in program.graph.nodes if node not in before or node.name in kept]
     leading = _leading(made)
@@ -174,8 +172,3 @@ def _stranded(
         if any(name in known and known[name].namespace in able for name in names):
             left.update(names)
     return frozenset(left)
-
-
-def _told(events: Sequence[object], stranded: frozenset[str]) -> tuple[Missed, ...]:
-    """Return why the dialect could not spell something, as far as that was in the way."""
-    return tuple(e for e in events if isinstance(e, Missed)) if stranded else ()

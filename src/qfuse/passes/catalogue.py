@@ -15,17 +15,16 @@ from qfuse.ir.errors import OptionsError
 from qfuse.ir.graph.stage_graph import StageGraph
 from qfuse.normalize.builtin import BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, discover
+from qfuse.optimize.commute.join import Join
+from qfuse.optimize.commute.movement import MovementOp
+from qfuse.optimize.commute.pad import Pad
+from qfuse.optimize.commute.split import Split
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.merge.merge_linears import MergeLinears as MergeLinearsPass
 from qfuse.optimize.propagate.cancel_quantize import CancelQuantize as CancelQuantizeRule
 from qfuse.optimize.propagate.fuse_requantize import FuseRequantize
-from qfuse.optimize.propagate.lift_above_join import LiftAboveJoin
-from qfuse.optimize.propagate.lift_above_pad import LiftAbovePad
 from qfuse.optimize.propagate.lift_choose import LiftChoose
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize
-from qfuse.optimize.propagate.sink_below_join import SinkBelowJoin
-from qfuse.optimize.propagate.sink_below_pad import SinkBelowPad
-from qfuse.optimize.propagate.sink_below_split import SinkBelowSplit
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize as SinkDequantizeRule
 from qfuse.optimize.schedule import FUSION_RULES, RESULT_RULES, settle_rules
 from qfuse.options import choice
@@ -33,7 +32,8 @@ from qfuse.passes.attempt import Work
 from qfuse.passes.engine import run_pass
 from qfuse.passes.examples import Examples
 from qfuse.passes.outcome import PassOutcome
-from qfuse.rewrite.driver import RewriteContext, apply_rules
+from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Rule
 
 
@@ -137,6 +137,18 @@ class _MovingPass(GraphPass, ABC):
         return settle_rules(program, self.rules, context)
 
 
+class _LiftAboveMovements(LiftQuantize):
+    """Crosses what moves numbers, not what computes with them."""
+
+    families = (MovementOp, Join, Pad)
+
+
+class _SinkBelowMovements(SinkDequantizeRule):
+    """Crosses what moves numbers, not what computes with them."""
+
+    families = (Split, Join, Pad, MovementOp)
+
+
 class LiftCombineQuantize(_MovingPass):
     """Quantize first, move later: quantizes rise above views, and equal ones become one.
 
@@ -146,7 +158,7 @@ class LiftCombineQuantize(_MovingPass):
     """
 
     name = "lift-combine-quantize"
-    rules = (LiftChoose, LiftQuantize, LiftAboveJoin, LiftAbovePad)
+    rules = (LiftChoose, _LiftAboveMovements)
     about = (*(rule.name for rule in rules), Combine.name)
 
 
@@ -154,7 +166,7 @@ class SinkDequantize(_MovingPass):
     """Move first, dequantize later: dequantizes sink below views, splits, joins and paddings."""
 
     name = "sink-dequantize"
-    rules = (SinkDequantizeRule, SinkBelowSplit, SinkBelowJoin, SinkBelowPad)
+    rules = (_SinkBelowMovements,)
     about = tuple(rule.name for rule in rules)
 
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from torch.fx import GraphModule
 
 from qfuse.ir.events import Exactness, Fired, Missed
+from qfuse.optimize.merge.cse import Combine
 from qfuse.report import Report
+from qfuse.rewrite.context import Edit
 
 PASS_STAGE = "passes"
 SPELL_STAGE = "spell"
@@ -47,7 +49,7 @@ class PassOutcome:
 
     @property
     def misses(self) -> tuple[Missed, ...]:
-        """What did not fire: for every node the rule that came closest, with its reason."""
+        """For every node that was not rewritten, the rule that came closest, with its reason."""
         return self.report.closest_misses
 
     def __str__(self) -> str:
@@ -77,6 +79,7 @@ class PassOutcome:
             yield f"not read any more: {', '.join(self.unused)}"
 
 
-def on_the_way(event: Fired) -> bool:
+def on_the_way(change: Fired | Edit) -> bool:
     """Whether what was combined is not quantization, but the views and casts in front of it."""
-    return event.rule == "combine" and not event.places[0].op.startswith("qfuse.")
+    place = change.anchor if isinstance(change, Edit) else change.places[0]
+    return change.rule == Combine.name and not place.op.startswith("qfuse.")

@@ -17,4 +17,4 @@ P = TypeVar("P", bound="StageGraph")
 def clone(program: P) -> P:
     """Return a copy with a graph and a log of its own; constants and fake values are shared."""
     module = GraphModule(program.module, copy.deepcopy(program.graph))
-    return replace(program, module=module, log=EventLog(list(program.log.events)))
+    return replace(program, module=module, log=EventLog(program.log))

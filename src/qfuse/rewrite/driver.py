@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from qfuse.cost.model import CostModel
 from qfuse.ir.errors import RULE_ERRORS, QfuseError, RewriteError
-from qfuse.ir.events import EventLog, Exactness, Fired, MissCode, Missed, Noted, RolledBack
+from qfuse.ir.events import Fired, MissCode, Noted
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import StageGraph, place_of
-from qfuse.rewrite.budget import RewriteBudget
-from qfuse.rewrite.pattern import pointed
-from qfuse.rewrite.rewriter import GraphEditor, Journal, Rewriter, origins
+from qfuse.rewrite.context import PassResult, RewriteContext
+from qfuse.rewrite.rewriter import Rewriter
 from qfuse.rewrite.rule import Miss, Rule
+from qfuse.rewrite.session import Applied, RewriteSession, Undone
 
 # Each rewrite consumes at least one node or fills one slot of a fused op, so a run that rewrites
 # far more often than it has nodes goes in circles.
@@ -27,57 +26,6 @@ _REWRITES_PER_NODE = 8
 
 # What matched came further than anything that did not.
 _MATCHED = 1_000
-
-
-class Checker(Protocol):
-    """Proves one rewrite by values, before it is committed."""
-
-    def check(self, journal: Journal, exactness: Exactness, what: str) -> str | None:
-        """Return what is wrong with the rewrite, or ``None``."""
-
-    def forget(self, nodes: Sequence[Node]) -> None:
-        """Drop what is remembered of erased nodes."""
-
-
-@dataclass(slots=True)
-class RewriteContext:
-    """What a run of rules is given besides the graph.
-
-    Attributes:
-        room: Name of the room, for events.
-        cost: Prices sites; ``None`` fires whatever is legal.
-        gate: Permits rewrites.
-        checker: Proves rewrites; ``None`` trusts them.
-        strict: Whether a rule whose match raises ends the run, as in tests. Otherwise it costs one
-            rewrite, and a warning: somebody's model is worth more than our bug.
-        scope: Names of the captured nodes that may be rewritten; ``None`` is all of them.
-        assume_equal: Whether parameters without values are taken as equal where they look alike.
-    """
-
-    stage: str
-    cost: CostModel | None = None
-    budget: RewriteBudget = field(default_factory=RewriteBudget)
-    checker: Checker | None = None
-    strict: bool = True
-    scope: frozenset[str] | None = None
-    assume_equal: bool = False
-
-    def covers(self, node: Node) -> bool:
-        """Whether ``node`` stands for a captured node that may be rewritten."""
-        return self.scope is None or not self.scope.isdisjoint(origins(node))
-
-
-@dataclass(slots=True)
-class PassResult:
-    """What a run did: how often each rule fired, and why it did not elsewhere."""
-
-    fired: Counter[str] = field(default_factory=Counter)
-    misses: list[tuple[str, Miss]] = field(default_factory=list)
-
-    @property
-    def modified(self) -> bool:
-        """Whether any rule fired."""
-        return bool(self.fired)
 
 
 def apply_rules(
@@ -100,9 +48,9 @@ class _Run:
     def __init__(
         self, program: StageGraph, rules: Sequence[Rule[Any]], context: RewriteContext
     ) -> None:
-        self._log: EventLog = program.log
+        self._program = program
         self._context = context
-        self._editor = GraphEditor(program.module)
+        self._session = RewriteSession(program, context)
         self._by_anchor: dict[OpOverload, list[Rule[Any]]] = {}
         for rule in rules:
             for anchor in rule.anchors:
@@ -147,12 +95,11 @@ class _Run:
         try:
             site = rule.match(node)
         except (*RULE_ERRORS, QfuseError) as error:
-            # While normalizing, an error of ours is about the model: an op of it is malformed.
-            ours = isinstance(error, QfuseError) and self._context.stage == "normalize"
+            ours = isinstance(error, QfuseError) and self._context.raise_model_errors
             if self._context.strict or ours:
                 raise
             text = f"the rule {rule.name} failed here, which is a bug: please report it ({error!r})"
-            self._log.add(Noted(self._context.stage, text, place_of(node), warn=True))
+            self._program.log.add(Noted(self._context.stage, text, place_of(node), warn=True))
             return Miss(MissCode.PATTERN, node, "the rule failed", progress=0)
         if isinstance(site, Miss):
             return site
@@ -164,62 +111,35 @@ class _Run:
         return site, gain
 
     def _fire(self, rule: Rule[Any], node: Node, site: Any, gain: float | None) -> bool:
-        key = f"{self._context.stage}/{rule.name}@{node.name}"
-        if not self._context.budget.allows(key):
-            if self._context.budget.bans(key):
-                reason = "it is switched off, or changed values here and was rolled back"
-                self._misses[rule.name, node] = Miss(MissCode.BANNED, node, reason)
-            return False
-        place = place_of(node)
-        rw = self._editor.rewriter(rule.name, node)
-        wrong = self._attempt(rule, site, key, rw)
-        if wrong is not None:
-            rw.undo()
-            self._roll_back(rule, node, key, wrong)
-            return False
-        made_names = tuple(n.name for n in rw.journal.made)
-        erased, around = rw.commit()
-        self._verify_and_commit(erased, around)
-        places = (place,)
-        self._log.add(
-            Fired(
-                self._context.stage,
-                rule.name,
-                key,
-                rule.exactness,
-                places,
-                made_names,
-                predicted_gain=gain,
-            )
-        )
-        self._count(rule.name)
-        return True
-
-    def _attempt(self, rule: Rule[Any], site: Any, key: str, rw: Rewriter) -> str | None:
-        """Rewrite and prove; return why the rewrite cannot stay, ``None`` if it can.
-
-        A rule that breaks its contract loses one rewrite, not the user's whole compilation.
-        """
-        try:
-            rule.rewrite(site, rw)
-        except RewriteError as error:
-            return error.what
-        checker = self._context.checker
-        if checker is None:
-            return None
-        return checker.check(rw.journal, rule.proof or rule.exactness, key)
-
-    def _roll_back(self, rule: Rule[Any], node: Node, key: str, wrong: str) -> None:
-        """Say why a rewrite was undone, and never try it again: nothing else would come of it."""
-        miss = Miss(MissCode.BANNED, node, "it was rolled back here: {}", wrong)
-        self._failed[rule.name, node] = self._misses[rule.name, node] = miss
         places = (place_of(node),)
-        self._log.add(RolledBack(self._context.stage, rule.name, key, places, wrong))
 
-    def _verify_and_commit(self, erased: list[Node], around: list[Node]) -> None:
+        def fired(key: str, rw: Rewriter, _: object) -> Fired:
+            made = tuple(n.name for n in rw.journal.made)
+            stage = self._context.stage
+            return Fired(stage, rule.name, key, rule.exactness, places, made, predicted_gain=gain)
+
+        done = self._session.rewrite(
+            rule.name,
+            node,
+            partial(rule.rewrite, site),
+            proof=rule.proof or rule.exactness,
+            event=fired,
+        )
+        if isinstance(done, Applied):
+            self._requeue(done.erased, done.around)
+            self._count(rule.name)
+            return True
+        if isinstance(done, Undone):
+            # It is never tried again: nothing else would come of it.
+            miss = Miss(MissCode.BANNED, node, "it was rolled back here: {}", done.wrong)
+            self._failed[rule.name, node] = self._misses[rule.name, node] = miss
+        elif done.banned:
+            reason = "it is switched off, or changed values here and was rolled back"
+            self._misses[rule.name, node] = Miss(MissCode.BANNED, node, reason)
+        return False
+
+    def _requeue(self, erased: Sequence[Node], around: Sequence[Node]) -> None:
         self._erased.update(erased)
-        if self._context.checker is not None:
-            self._context.checker.forget(erased)
         for near in around:
             if near not in self._waiting and near not in self._erased:
                 self._waiting.add(near)
@@ -239,16 +159,4 @@ class _Run:
         for (name, node), miss in self._misses.items():
             if node in self._erased or miss.at in self._erased or miss.progress == 0:
                 continue
-            self._result.misses.append((name, miss))
-            self._log.add(
-                Missed(
-                    self._context.stage,
-                    name,
-                    miss.code,
-                    miss.reason,
-                    place_of(node),
-                    place_of(miss.at),
-                    miss.progress,
-                    pointed(miss),
-                )
-            )
+            self._result.miss(self._program, self._context, name, node, miss)

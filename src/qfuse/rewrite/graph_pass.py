@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from qfuse.ir.events import Exactness
 from qfuse.ir.graph.stage_graph import StageGraph
-from qfuse.rewrite.driver import PassResult, RewriteContext
+from qfuse.rewrite.context import PassResult, RewriteContext
 
 
 class Pass(ABC):

@@ -11,12 +11,13 @@ from torch.fx import Node
 
 from qfuse.cost.model import CostModel
 from qfuse.ir.events import Exactness, MissCode
+from qfuse.ir.refusal import Refusal
 from qfuse.rewrite.rewriter import Rewriter
 
 S = TypeVar("S")
 
 
-class Miss:
+class Miss(Refusal):
     """Why a rule did not fire: a code, the guilty node, and a sentence made when it is read.
 
     Args:

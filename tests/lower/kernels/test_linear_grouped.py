@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.lower.linear_rowwise.test_match import REFUSED, TAKEN, assert_same_values
-from tests.support.cases.linear_rowwise import PairCase
+from tests.lower.problems.test_linear_rowwise import REFUSED, TAKEN, assert_same_values
+from tests.support.cases.linear_rowwise import LinearRowwiseCase
 from tests.support.cases.linear_rowwise import lowered as lower_pair
 from tests.support.cases.lowering import NO_KERNELS, lowered, pairs, the_kernel, why_not
 
@@ -171,7 +171,7 @@ def test_what_is_behind_is_in_the_kernel(name: str, weight: QuantSpec, kernel: s
     ("weight", "kernel"), [(int4((1, 8)), FOUR), (int8((1, 8)), EIGHT)], ids=str
 )
 def test_codes_of_rows_are_one_call(weight: QuantSpec, kernel: str) -> None:
-    low = lower_pair(PairCase(weight=weight, k=40).program())
+    low = lower_pair(LinearRowwiseCase(weight=weight, k=40).program())
     calls = [str(n.target) for n in low.graph.nodes if n.op == "call_function"]
     assert calls.count(f"{kernel}_rows.default") == 1
     # Each of the halves of 70 features begins with a block of its own.

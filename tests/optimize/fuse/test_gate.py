@@ -252,7 +252,7 @@ def test_refuses_operands_that_broadcast() -> None:
     miss = only_miss(case.done(y), FuseGate)
 
     assert (miss.code, miss.at) == (MissCode.SHAPE, up)
-    assert "is spread over" in miss.reason
+    assert "broadcasts to" in miss.reason
 
 
 def test_refuses_an_activation_that_others_read() -> None:

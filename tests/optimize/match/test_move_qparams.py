@@ -9,7 +9,7 @@ from tests.support.cases.propagate import Graph
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.movement.base import Movement
 from qfuse.ir.movement.registry import movement_of
-from qfuse.ir.quant.block import MoveFailure
+from qfuse.ir.refusal import Refusal
 from qfuse.optimize.match.move_qparams import (
     GraphMover,
     ParamMover,
@@ -53,10 +53,10 @@ def test_what_moves_forward_and_back_is_what_it_was(op: Any, args: Any, block: A
     moves = movement(g.call(op, g.x, *args))
     mover = ParamMover(rewriter(g))
     forward = moves.forward(block)
-    assert not isinstance(forward, MoveFailure)
+    assert not isinstance(forward, Refusal)
     there = mover.params(scale, [forward])
     backward = moves.backward(forward.block)
-    assert not isinstance(backward, MoveFailure)
+    assert not isinstance(backward, Refusal)
 
     assert mover.params(there, [backward]) is scale
 
@@ -67,8 +67,8 @@ def test_rows_come_back_whatever_their_number_is(m: int | str) -> None:
     scale, _ = g.choose(g.x, (1, 1, None))
     moves = movement(g.call(aten.view.default, g.x, [-1, 8]))
     forward, backward = moves.forward((1, 1, None)), moves.backward((1, None))
-    assert not isinstance(forward, MoveFailure)
-    assert not isinstance(backward, MoveFailure)
+    assert not isinstance(forward, Refusal)
+    assert not isinstance(backward, Refusal)
 
     assert ParamMover(rewriter(g)).params(scale, [forward, backward]) is scale
 
@@ -79,7 +79,7 @@ def test_constants_are_moved_at_once() -> None:
     scale = g.constant(value, "scale")
     moves = movement(g.call(aten.permute.default, g.x, [1, 0, 2]))
     moved = moves.forward((1, 1, None))
-    assert not isinstance(moved, MoveFailure)
+    assert not isinstance(moved, Refusal)
     there = ParamMover(rewriter(g)).params(scale, [moved])
 
     known = constant_of(there)

@@ -12,7 +12,7 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.optimize.merge.cse import Combine
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import PassResult, RewriteContext
+from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear, per_tensor, per_token
 from qfuse.testing.run import bits_same, random_inputs, run

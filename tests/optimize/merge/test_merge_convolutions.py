@@ -22,7 +22,7 @@ from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
 from qfuse.optimize.merge.merge_convolutions import MergeConvolutions
 from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import PassResult, RewriteContext
+from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_channel, per_tensor

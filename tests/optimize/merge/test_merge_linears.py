@@ -23,7 +23,7 @@ from qfuse.ir.stages.verify import verify
 from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import PassResult, RewriteContext
+from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.fixed_order import run_fixed_order

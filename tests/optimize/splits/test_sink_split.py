@@ -16,7 +16,8 @@ from qfuse.optimize.fuse.linear_activation import FuseActivation
 from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.optimize.splits.sink_split import SinkSplit
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext, apply_rules
+from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Rule
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.fixed_order import run_fixed_order

@@ -20,15 +20,7 @@ from tests.support.graphs.board import (
 from qfuse.ir.dtypes import REALS
 from qfuse.ir.events import MissCode
 from qfuse.ir.ops.linear import as_linear
-from qfuse.rewrite.pattern import (
-    ANY,
-    Const,
-    Read,
-    Scalar,
-    V,
-    cast,
-    op,
-)
+from qfuse.rewrite.pattern import ANY, CAST, Const, Operand, Read, Scalar, V, cast, op, through
 
 
 def test_a_name_is_one_value(on: Board) -> None:
@@ -73,6 +65,18 @@ def test_numbers_and_constants(on: Board) -> None:
     assert hit(X * Scalar("e"), on.mul(half, on.x))[Scalar("e")] == 0.5
     assert hit(X * Scalar("e"), on.mul(on.x, 3))[Scalar("e")] == 3
     assert hit(X + Z, on.add(on.x, 3))[Z] == 3
+
+
+def test_operands_are_tensors_or_numbers(on: Board) -> None:
+    size = on.b.call(aten.sym_size.int, on.b.arg("d", FLOAT, "m", 8), 0)
+    product = X * Operand("s")
+    for value in (on.y, 2, 0.5):
+        assert hit(product, on.mul(on.x, value))[Operand("s")] == value
+    wrong = on.mul(on.x, 2)
+    for value in (size, True):
+        wrong.args = (on.x, value)
+        assert told(product, wrong)[0] is MissCode.DTYPE
+        assert told(through(cast(X), CAST) * X, wrong)[0] is MissCode.PATTERN
 
 
 def test_typed_views(on: Board) -> None:

@@ -15,7 +15,7 @@ from qfuse.ir.quant.spec import QuantSpec
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.merge.merge_convolutions import MergeConvolutions
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import PassResult, RewriteContext
+from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.quant import stored_like

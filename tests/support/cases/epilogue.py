@@ -10,7 +10,8 @@ from torch.fx import Node
 from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import PassResult, apply_rules
+from qfuse.rewrite.context import PassResult
+from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss, Rule
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear, per_tensor

@@ -20,7 +20,8 @@ from qfuse.ir.quant.spec import Block
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.fuse.activation import FuseActivationQuantize
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import PassResult, apply_rules
+from qfuse.rewrite.context import PassResult
+from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss
 from qfuse.testing.run import random_inputs, run
 

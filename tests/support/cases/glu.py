@@ -11,7 +11,7 @@ from tests.support.cases.linear_kernel import Linear, linear
 
 from qfuse.ir.ops.epilogue import Epilogue, Glu, Step
 from qfuse.kernels import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows, pack_weight
-from qfuse.kernels.row_ops import RowOutput
+from qfuse.kernels.rowwise import RowwiseOutput
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Halves:
         args, options = self.arguments()
         return linear_w8a8_quantized(*args, **{**options, **output})
 
-    def run_rows(self, output: RowOutput) -> tuple[torch.Tensor, ...]:
+    def run_rows(self, output: RowwiseOutput) -> tuple[torch.Tensor, ...]:
         args, options = self.arguments()
         return linear_w8a8_rows(*args, **{**options, "output": output, "float_dtype": self.dtype()})
 

@@ -16,12 +16,11 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain
 from qfuse.lower import lower
-from qfuse.lower.kernel.protocol import LinearKernel
-from qfuse.lower.kernels.registry import kernel_rows
-from qfuse.lower.rowwise.kernels import row_kernels
+from qfuse.lower.kernels.registry import all_kernels, linear_kernels
+from qfuse.lower.select.kernel import Kernel
 from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.targets import Target
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import stored_like
@@ -38,7 +37,7 @@ TRIP = QuantSpec(torch.uint8, 0, 255, (None,) * 3, F32, _MATH, ZeroPointDomain.I
 
 
 @dataclass(frozen=True)
-class PairCase:
+class LinearRowwiseCase:
     """A linear of 8 by 16 rows, ``k`` to ``n`` features, and the op behind it.
 
     Attributes:
@@ -140,13 +139,14 @@ def lowered(
     program: OptimizedGraph,
     library: kernels.KernelLibrary | None = None,
     *,
-    linears: Sequence[LinearKernel] | None = None,
+    registry: Sequence[Kernel[Any]] | None = None,
     banned: str = "",
 ) -> LoweredGraph:
     """Lower a copy of ``program`` for a pinned machine, by all kernels or by some."""
     library = kernels.load() if library is None else library
     cost = CostModel(CostProfile.pinned())
-    linears = kernel_rows(library) if linears is None else linears
+    everything = all_kernels(library)
+    if registry is not None:
+        everything = (*registry, *everything[len(linear_kernels(library)) :])
     context = RewriteContext("lower", budget=RewriteBudget(banned=frozenset({banned})))
-    rows = row_kernels(library)
-    return lower(clone(program), Target.for_testing(), cost, linears, context, rows=rows)
+    return lower(clone(program), Target.for_testing(), cost, everything, context)

@@ -14,7 +14,7 @@ from qfuse.ir.graph.stage_graph import LoweredGraph, NormalGraph
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
 from qfuse.lower import lower
-from qfuse.lower.kernels.registry import kernel_rows
+from qfuse.lower.kernels.registry import linear_kernels
 from qfuse.optimize import optimize
 from qfuse.rewrite.clone import clone
 from qfuse.targets import Target
@@ -46,9 +46,9 @@ def lowered(
     target: Target | None = None,
 ) -> LoweredGraph:
     """Optimize and lower a copy of ``program`` for a pinned target and cost profile."""
-    rows = kernel_rows(kernels.load() if library is None else library)
+    registry = linear_kernels(kernels.load() if library is None else library)
     cost = CostModel(CostProfile.pinned())
-    return lower(optimize(clone(program)), target or Target.for_testing(), cost, rows)
+    return lower(optimize(clone(program)), target or Target.for_testing(), cost, registry)
 
 
 def the_kernel(program: LoweredGraph) -> str:

@@ -17,7 +17,8 @@ from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.spec import Block, QuantSpec
 from qfuse.ir.stages.verify import verify
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import PassResult, RewriteContext, apply_rules
+from qfuse.rewrite.context import PassResult, RewriteContext
+from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss, Rule
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.run import random_inputs, run

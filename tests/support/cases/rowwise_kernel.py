@@ -10,7 +10,7 @@ import torch
 from qfuse.ir.quant.choose import ChooseSpec, Formula, choose_qparams
 from qfuse.ir.quant.reference import quantize
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain
-from qfuse.kernels.row_ops import RowOutput
+from qfuse.kernels.rowwise import RowwiseOutput
 
 EPS = 1.2e-7
 
@@ -25,7 +25,7 @@ def rows(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return x.reshape(shape).to(dtype)
 
 
-def specs(output: RowOutput, x: torch.Tensor) -> tuple[ChooseSpec, QuantSpec]:
+def specs(output: RowwiseOutput, x: torch.Tensor) -> tuple[ChooseSpec, QuantSpec]:
     """What the canonical ops are told where the kernel is told ``output``."""
     block = (*(1 for _ in x.shape[:-1]), None)
     kind = output.dtype, output.quant_min, output.quant_max, block
@@ -40,7 +40,7 @@ def specs(output: RowOutput, x: torch.Tensor) -> tuple[ChooseSpec, QuantSpec]:
     return choose, QuantSpec(*kind, x.dtype, arithmetic, ZeroPointDomain.INT)
 
 
-def assert_dynamic(x: torch.Tensor, output: RowOutput, got: tuple[torch.Tensor, ...]) -> None:
+def assert_dynamic(x: torch.Tensor, output: RowwiseOutput, got: tuple[torch.Tensor, ...]) -> None:
     """The codes of ``x`` are those of the canonical ops, bit for bit."""
     choose, spec = specs(output, x)
     scale, zero = choose_qparams(x, choose)
@@ -50,9 +50,9 @@ def assert_dynamic(x: torch.Tensor, output: RowOutput, got: tuple[torch.Tensor, 
         assert torch.equal(mine, want)
 
 
-def dynamic(**options: Any) -> RowOutput:
+def dynamic(**options: Any) -> RowwiseOutput:
     """Symmetric int8 per token, as torchao does it, with changes."""
-    start = RowOutput(
+    start = RowwiseOutput(
         quant_min=-128, quant_max=127, dtype=torch.int8, formula="ao-symmetric", eps=EPS
     )
     return replace(start, **options)

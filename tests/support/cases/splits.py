@@ -12,7 +12,8 @@ from qfuse.ir.graph.text import to_text
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.splits.sink_split import SinkSplit
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import PassResult, RewriteContext, apply_rules
+from qfuse.rewrite.context import PassResult, RewriteContext
+from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import random_inputs, run
 

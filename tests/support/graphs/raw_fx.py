@@ -18,7 +18,8 @@ from qfuse.normalize.builtin import BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, rules_of
 from qfuse.passes.raw import take
 from qfuse.passes.refuse import check_graph
-from qfuse.rewrite.driver import RewriteContext, apply_rules
+from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.fixed_order import run_fixed_order
 
 K = 8

@@ -13,7 +13,8 @@ from qfuse.ir.graph.stage_graph import CapturedGraph, StageGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import compare
-from qfuse.rewrite.driver import PassResult, RewriteContext, apply_rules
+from qfuse.rewrite.context import PassResult, RewriteContext
+from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss, Rule
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.rewrite.tolerance import SITE

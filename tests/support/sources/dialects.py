@@ -19,7 +19,7 @@ from qfuse.normalize import normalize
 from qfuse.normalize.importers.dialect import Dialect
 from qfuse.normalize.importers.pt2e.dialect import DECOMPOSED
 from qfuse.normalize.importers.torchao.dialect import TORCHAO_AFFINE
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.testing.build import GraphBuilder
 
 # The ops of the two dialects exist once these are imported; a captured graph implies that.

@@ -16,7 +16,7 @@ from qfuse.ir.graph.text import to_text
 from qfuse.normalize import normalize
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import compare
-from qfuse.rewrite.driver import RewriteContext
+from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.rewrite.tolerance import SITE
 from qfuse.testing.run import run

@@ -66,7 +66,7 @@ class SpellStaticQuantize(Rule[SpellStaticSite]):
                 text = "the simulator takes one scale and one zero point, without axes"
                 return Miss(MissCode.SHAPE, node, text, progress=3)
         if dtype_of(params.scale) is not torch.float32:
-            return Miss(MissCode.DTYPE, params.scale, "its scale is no float32", progress=3)
+            return Miss(MissCode.DTYPE, params.scale, "its scale is not float32", progress=3)
         return SpellStaticSite(quantize, bits)
 
     def rewrite(self, site: SpellStaticSite, rw: Rewriter) -> None:

@@ -18,8 +18,9 @@ from torch.fx import Node
 
 from qfuse.ir.aten import aten
 from qfuse.ir.ops.views import shape_of
-from qfuse.ir.quant.block import MoveFailure, block_text
+from qfuse.ir.quant.block import block_text
 from qfuse.ir.quant.spec import Block
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import Size
 
 
@@ -96,11 +97,11 @@ class Movement(ABC):
         return shape_of(self.node)
 
     @abstractmethod
-    def forward(self, block: Block) -> Moved | MoveFailure:
+    def forward(self, block: Block) -> Moved | Refusal:
         """Take parameters of the source to parameters of the result."""
 
     @abstractmethod
-    def backward(self, block: Block) -> Moved | MoveFailure:
+    def backward(self, block: Block) -> Moved | Refusal:
         """Take parameters of the result to parameters of the source."""
 
     @abstractmethod
@@ -109,8 +110,8 @@ class Movement(ABC):
 
 
 def move_levels(
-    move: Callable[[Block], Moved | MoveFailure], block: Block, outer: Block | None
-) -> Moved | MoveFailure:
+    move: Callable[[Block], Moved | Refusal], block: Block, outer: Block | None
+) -> Moved | Refusal:
     """Move parameters that may have a second level of scales; both levels move, or none.
 
     Args:
@@ -119,11 +120,11 @@ def move_levels(
         outer: The block of their second level of scales.
     """
     moved = move(block)
-    if outer is None or isinstance(moved, MoveFailure):
+    if outer is None or isinstance(moved, Refusal):
         return moved
     second = move(outer)
-    if isinstance(second, MoveFailure):
-        return MoveFailure(
+    if isinstance(second, Refusal):
+        return Refusal(
             f"their second level of scales, in blocks of {block_text(outer)}: {second.reason}"
         )
     return replace(moved, outer=second)

@@ -20,8 +20,9 @@ from qfuse.ir.aten import aten
 from qfuse.ir.graph.schema import arguments, overload_of
 from qfuse.ir.movement.base import Moved, Movement, Mover, with_axis
 from qfuse.ir.ops.views import tensor_of
-from qfuse.ir.quant.block import MoveFailure, covers
+from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.spec import Block
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import exact_quotient, is_row_major
 
 _NAMESPACE = "_c10d_functional"
@@ -50,10 +51,10 @@ class Collective(Movement):
 
     start: Node
 
-    def backward(self, block: Block) -> MoveFailure:
+    def backward(self, block: Block) -> Refusal:
         """Refuse: the parameters here are not those of the ranks that the rows come from."""
         del block
-        return MoveFailure(
+        return Refusal(
             "every rank would quantize with parameters of its own, and that they are equal on all "
             "ranks is not known from one graph"
         )
@@ -67,19 +68,19 @@ class Collective(Movement):
         started = mover.call(overload_of(self.start), value, *rest)
         return mover.call(overload_of(self.node), started)
 
-    def _rows(self, block: Block) -> int | MoveFailure:
+    def _rows(self, block: Block) -> int | Refusal:
         """Return how many rows share a scale, of the rows that travel together."""
         b = block[0]
         count = self._together()
         if b == 1:
             return 1
         if count is None or count < 1:
-            return MoveFailure("how many rows travel together is not known")
+            return Refusal("how many rows travel together is not known")
         if covers(b, self.before[0]):
             return count
         assert b is not None, "no block is the whole axis"
         if exact_quotient(count, b) is None:
-            return MoveFailure(f"blocks of {b} rows would be cut between ranks")
+            return Refusal(f"blocks of {b} rows would be cut between ranks")
         return b
 
     def _together(self) -> int | None:
@@ -91,12 +92,10 @@ class Collective(Movement):
 class AllGather(Collective):
     """``all_gather_into_tensor``: the rows of all ranks, one after the other."""
 
-    def forward(self, block: Block) -> Moved | MoveFailure:
+    def forward(self, block: Block) -> Moved | Refusal:
         """Gather the grid; one scale for all becomes one per rank."""
         rows = self._rows(block)
-        return (
-            rows if isinstance(rows, MoveFailure) else Moved(with_axis(block, 0, rows), self.apply)
-        )
+        return rows if isinstance(rows, Refusal) else Moved(with_axis(block, 0, rows), self.apply)
 
     def apply(self, mover: Mover, value: Any) -> Any:
         """Gather another value."""
@@ -120,10 +119,10 @@ class AllToAll(Collective):
     came: tuple[int, ...]
     went: tuple[int, ...]
 
-    def forward(self, block: Block) -> Moved | MoveFailure:
+    def forward(self, block: Block) -> Moved | Refusal:
         """Exchange the grid; one scale for all becomes one per rank."""
         rows = self._rows(block)
-        if isinstance(rows, MoveFailure):
+        if isinstance(rows, Refusal):
             return rows
         whole = block[0] != 1 and covers(block[0], self.before[0])
 

@@ -10,8 +10,9 @@ from torch.fx import Node
 from qfuse.ir.aten import aten
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.movement.base import Moved, Movement, Mover, keep, unsqueeze, with_axis
-from qfuse.ir.quant.block import MoveFailure, covers
+from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.spec import Block
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_size
 
 
@@ -32,14 +33,14 @@ class Index(Movement):
         """How many axes the indices have; those of index_select count as one."""
         return len(self.after) - len(self.before) + 1
 
-    def forward(self, block: Block) -> Moved | MoveFailure:
+    def forward(self, block: Block) -> Moved | Refusal:
         """Select from the grid if every index has an entry of its own, or all have one."""
         b = block[self.axis]
         before, after = block[: self.axis], block[self.axis + 1 :]
         if covers(b, self.before[self.axis]):
             return Moved((*before, *(None,) * self._rank, *after), self._spread)
         if b != 1:
-            return MoveFailure(f"indices are taken out of blocks of {b}")
+            return Refusal(f"indices are taken out of blocks of {b}")
         return Moved((*before, *(1,) * self._rank, *after), self.apply)
 
     def _spread(self, mover: Mover, value: Any) -> Any:
@@ -48,11 +49,11 @@ class Index(Movement):
             return mover.call(aten.squeeze.dims, value, [self.axis])
         return unsqueeze(mover, value, [self.axis] * (self._rank - 1))
 
-    def backward(self, block: Block) -> Moved | MoveFailure:
+    def backward(self, block: Block) -> Moved | Refusal:
         """Take parameters that do not depend on the axis."""
         axes = list(range(self.axis, self.axis + self._rank))
         if not all(covers(block[axis], self.after[axis]) for axis in axes):
-            return MoveFailure("an index may be taken twice, with two scales")
+            return Refusal("an index may be taken twice, with two scales")
         left = (*block[: self.axis], None, *block[self.axis + self._rank :])
 
         def apply(mover: Mover, value: Any) -> Any:
@@ -85,7 +86,7 @@ class Gather(Movement):
     axis: int
     index: Node
 
-    def forward(self, block: Block) -> Moved | MoveFailure:
+    def forward(self, block: Block) -> Moved | Refusal:
         """Take parameters that do not depend on the axis, or one number per element."""
         if not covers(block[self.axis], self.before[self.axis]):
             return self._one_each(block)
@@ -98,7 +99,7 @@ class Gather(Movement):
             assert b is not None, "no block is the whole axis"
             if not same_size(old, new):
                 if not isinstance(new, int):
-                    return MoveFailure(f"the size of axis {axis} is not known")
+                    return Refusal(f"the size of axis {axis} is not known")
                 cuts.append((axis, -(-new // b)))
             kept.append(b)
 
@@ -109,16 +110,16 @@ class Gather(Movement):
 
         return Moved(tuple(kept), apply)
 
-    def _one_each(self, block: Block) -> Moved | MoveFailure:
+    def _one_each(self, block: Block) -> Moved | Refusal:
         if all(b == 1 or same_size(n, 1) for b, n in zip(block, self.before, strict=True)):
             return Moved((1,) * len(block), self.apply)
-        return MoveFailure("elements are gathered along an axis of several blocks")
+        return Refusal("elements are gathered along an axis of several blocks")
 
-    def backward(self, block: Block) -> Moved | MoveFailure:
+    def backward(self, block: Block) -> Moved | Refusal:
         """Take parameters that do not depend on the axis, nor on one that is cut."""
         for axis, (b, old, new) in enumerate(zip(block, self.before, self.after, strict=True)):
             if (axis == self.axis or not same_size(old, new)) and not covers(b, new):
-                return MoveFailure("elements that are not gathered have no scale")
+                return Refusal("elements that are not gathered have no scale")
         cut = [not same_size(a, b) for a, b in zip(self.before, self.after, strict=True)]
         left = tuple(None if c else b for b, c in zip(block, cut, strict=True))
         return Moved(with_axis(left, self.axis, None), keep)

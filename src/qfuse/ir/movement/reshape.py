@@ -11,8 +11,9 @@ from torch.fx import Node
 from qfuse.ir.aten import aten
 from qfuse.ir.graph.schema import arguments, is_call
 from qfuse.ir.movement.base import Moved, Movement, Mover, keep, squeezed, unsqueeze
-from qfuse.ir.quant.block import MoveFailure, covers, fill_ones, view_block
+from qfuse.ir.quant.block import covers, fill_ones, view_block
 from qfuse.ir.quant.spec import Block
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import Size, same_size
 
 
@@ -44,17 +45,17 @@ class View(Movement):
 
     bijective = True
 
-    def forward(self, block: Block) -> Moved | MoveFailure:
+    def forward(self, block: Block) -> Moved | Refusal:
         """View the grid as the blocks of the result are counted."""
         moved = view_block(block, self.before, self.after)
-        if isinstance(moved, MoveFailure):
+        if isinstance(moved, Refusal):
             return moved
         return _viewed(moved, self.after, self._sizes)
 
-    def backward(self, block: Block) -> Moved | MoveFailure:
+    def backward(self, block: Block) -> Moved | Refusal:
         """View the grid as the blocks of the source are counted."""
         moved = view_block(block, self.after, self.before)
-        if isinstance(moved, MoveFailure):
+        if isinstance(moved, Refusal):
             return moved
         return _viewed(moved, self.before, lambda mover: mover.sizes(self.source))
 
@@ -74,7 +75,7 @@ class View(Movement):
 
 def _viewed(
     block: Block, shape: Sequence[Size], sizes: Callable[[Mover], list[Any]]
-) -> Moved | MoveFailure:
+) -> Moved | Refusal:
     """Move parameters by a view to the grid that ``block`` makes of ``shape``."""
     unknown = [
         axis
@@ -82,7 +83,7 @@ def _viewed(
         if b not in {None, 1} and not isinstance(size, int)
     ]
     if unknown:
-        return MoveFailure("the number of blocks along an axis is not known")
+        return Refusal("the number of blocks along an axis is not known")
 
     def apply(mover: Mover, value: Any) -> Any:
         full = sizes(mover) if any(b == 1 for b in block) else [1] * len(block)
@@ -197,7 +198,7 @@ class Expand(Movement):
         )
         return Moved(grown, lambda mover, value: unsqueeze(mover, value, range(fresh)))
 
-    def backward(self, block: Block) -> Moved | MoveFailure:
+    def backward(self, block: Block) -> Moved | Refusal:
         """Take parameters that are the same for all copies."""
         fresh = len(self.after) - len(self.before)
         repeated = [
@@ -206,7 +207,7 @@ class Expand(Movement):
         ]
         for b, size, many in zip(block, self.after, repeated, strict=True):
             if many and not covers(b, size):
-                return MoveFailure("copies of one element have scales of their own")
+                return Refusal("copies of one element have scales of their own")
         left = fill_ones(block[fresh:], repeated[fresh:])
         return Moved(left, squeezed(block, tuple(range(fresh))).apply)
 

@@ -17,8 +17,9 @@ from qfuse.ir.movement.base import (
     unsqueeze,
     with_axis,
 )
-from qfuse.ir.quant.block import MoveFailure, covers
+from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.spec import Block
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import exact_quotient
 
 
@@ -40,7 +41,7 @@ class Slice(Movement):
     step: int
     bounds: tuple[Any, Any]
 
-    def forward(self, block: Block) -> Moved | MoveFailure:
+    def forward(self, block: Block) -> Moved | Refusal:
         """Slice the grid where blocks begin with the slice."""
         b, size = block[self.axis], self.before[self.axis]
         if covers(b, size):
@@ -49,19 +50,19 @@ class Slice(Movement):
         if b == 1:
             return Moved(block, self._slice(*self.bounds, self.step))
         if self.start is None or self.end is None or self.step != 1:
-            return MoveFailure(f"a slice with a step, or of unknown bounds, of blocks of {b}")
+            return Refusal(f"a slice with a step, or of unknown bounds, of blocks of {b}")
         first, last = self.start // b, -(-self.end // b)
         cut = self._slice(first, last, 1)
         if last - first == 1:
             return Moved(with_axis(block, self.axis, None), cut)
         if self.start % b:
-            return MoveFailure(f"the slice begins at {self.start}, inside a block of {b}")
+            return Refusal(f"the slice begins at {self.start}, inside a block of {b}")
         return Moved(block, cut)
 
-    def backward(self, block: Block) -> Moved | MoveFailure:
+    def backward(self, block: Block) -> Moved | Refusal:
         """Take parameters that do not depend on the axis."""
         if not covers(block[self.axis], self.after[self.axis]):
-            return MoveFailure("the elements outside of the slice have no scale")
+            return Refusal("the elements outside of the slice have no scale")
         return Moved(with_axis(block, self.axis, None), keep)
 
     def apply(self, mover: Mover, value: Any) -> Any:
@@ -86,7 +87,7 @@ class Select(Movement):
     axis: int
     index: Any
 
-    def forward(self, block: Block) -> Moved | MoveFailure:
+    def forward(self, block: Block) -> Moved | Refusal:
         """Select from the grid."""
         b, size = block[self.axis], self.before[self.axis]
         index = self.index
@@ -94,7 +95,7 @@ class Select(Movement):
             index = 0
         elif b != 1:
             if not isinstance(index, int) or index < 0:
-                return MoveFailure("the block of a computed index is not known")
+                return Refusal("the block of a computed index is not known")
             assert b is not None, "no block is the whole axis"
             index //= b
         left = tuple(x for axis, x in enumerate(block) if axis != self.axis)
@@ -126,7 +127,7 @@ class Flip(Movement):
 
     bijective = True
 
-    def forward(self, block: Block) -> Moved | MoveFailure:
+    def forward(self, block: Block) -> Moved | Refusal:
         """Reverse the grid along the axes of several blocks."""
         turned = []
         for axis in self.axes:
@@ -135,13 +136,13 @@ class Flip(Movement):
                 continue
             assert b is not None, "no block is the whole axis"
             if exact_quotient(size, b) is None:
-                return MoveFailure(f"the partial last block of axis {axis} would become the first")
+                return Refusal(f"the partial last block of axis {axis} would become the first")
             turned.append(axis)
         if not turned:
             return Moved(block, keep)
         return Moved(block, lambda mover, value: mover.call(aten.flip.default, value, turned))
 
-    def backward(self, block: Block) -> Moved | MoveFailure:
+    def backward(self, block: Block) -> Moved | Refusal:
         """Reverse it again."""
         return self.forward(block)
 
@@ -164,15 +165,15 @@ class Roll(Movement):
 
     bijective = True
 
-    def forward(self, block: Block) -> Moved | MoveFailure:
+    def forward(self, block: Block) -> Moved | Refusal:
         """Roll the grid by whole blocks."""
         return self._rolled(block, self.shifts)
 
-    def backward(self, block: Block) -> Moved | MoveFailure:
+    def backward(self, block: Block) -> Moved | Refusal:
         """Roll it back."""
         return self._rolled(block, tuple(-s for s in self.shifts))
 
-    def _rolled(self, block: Block, shifts: Sequence[int]) -> Moved | MoveFailure:
+    def _rolled(self, block: Block, shifts: Sequence[int]) -> Moved | Refusal:
         steps: list[tuple[int, int]] = []
         for axis, shift in zip(self.axes, shifts, strict=True):
             b, size = block[axis], self.before[axis]
@@ -180,7 +181,7 @@ class Roll(Movement):
                 continue
             assert b is not None, "no block is the whole axis"
             if shift % b or exact_quotient(size, b) is None:
-                return MoveFailure(f"rolling by {shift} breaks blocks of {b}")
+                return Refusal(f"rolling by {shift} breaks blocks of {b}")
             steps.append((shift // b, axis))
         if not steps:
             return Moved(block, keep)
@@ -202,7 +203,7 @@ class Repeat(Movement):
 
     counts: tuple[int, ...]
 
-    def forward(self, block: Block) -> Moved | MoveFailure:
+    def forward(self, block: Block) -> Moved | Refusal:
         """Repeat the grid along the axes of several blocks."""
         fresh = len(self.after) - len(self.before)
         grown: list[int | None] = [None] * fresh
@@ -214,7 +215,7 @@ class Repeat(Movement):
                 continue
             assert b is not None, "no block is the whole axis"
             if exact_quotient(size, b) is None:
-                return MoveFailure(f"the partial last block of axis {axis} would be in the middle")
+                return Refusal(f"the partial last block of axis {axis} would be in the middle")
             grown.append(b)
             repeats[fresh + axis] = count
 
@@ -226,12 +227,12 @@ class Repeat(Movement):
 
         return Moved(tuple(grown), apply)
 
-    def backward(self, block: Block) -> Moved | MoveFailure:
+    def backward(self, block: Block) -> Moved | Refusal:
         """Take parameters that do not depend on the repeated axes."""
         fresh = len(self.after) - len(self.before)
         for axis, (b, size) in enumerate(zip(block, self.after, strict=True)):
             if (axis < fresh or self.counts[axis] != 1) and not covers(b, size):
-                return MoveFailure("copies of one element have scales of their own")
+                return Refusal("copies of one element have scales of their own")
         left = tuple(
             b if self.counts[fresh + axis] == 1 else None for axis, b in enumerate(block[fresh:])
         )

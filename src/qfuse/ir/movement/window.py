@@ -9,8 +9,9 @@ from typing import Any
 from qfuse.ir.aten import aten
 from qfuse.ir.graph.schema import arguments, overload_of
 from qfuse.ir.movement.base import Moved, Movement, Mover, keep, squeezed, unsqueeze, with_axis
-from qfuse.ir.quant.block import MoveFailure, covers
+from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.spec import Block
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import exact_quotient
 
 
@@ -28,7 +29,7 @@ class Unfold(Movement):
     size: int
     step: int
 
-    def forward(self, block: Block) -> Moved | MoveFailure:
+    def forward(self, block: Block) -> Moved | Refusal:
         """Unfold the grid where windows are made of whole blocks, or lie inside of one."""
         b, axis = block[self.axis], self.axis
         if covers(b, self.before[axis]):
@@ -41,14 +42,14 @@ class Unfold(Movement):
         count = self.after[axis]
         if b % self.step == 0 and self.size <= self.step and isinstance(count, int):
             return self._inside(block, b // self.step, count)
-        return MoveFailure(f"windows of {self.size}, {self.step} apart, cut blocks of {b}")
+        return Refusal(f"windows of {self.size}, {self.step} apart, cut blocks of {b}")
 
-    def _across(self, block: Block, b: int) -> Moved | MoveFailure:
+    def _across(self, block: Block, b: int) -> Moved | Refusal:
         """Every window is made of whole blocks, and begins with one."""
         count, each, apart = self.after[self.axis], self.size // b, self.step // b
         partial = exact_quotient(self.before[self.axis], b) is None
         if partial and not isinstance(count, int):
-            return MoveFailure("the number of windows is not known")
+            return Refusal("the number of windows is not known")
 
         def apply(mover: Mover, value: Any) -> Any:
             shown = mover.call(aten.unfold.default, value, self.axis, each, apart)
@@ -69,11 +70,11 @@ class Unfold(Movement):
 
         return Moved((*with_axis(block, self.axis, windows), None), apply)
 
-    def backward(self, block: Block) -> Moved | MoveFailure:
+    def backward(self, block: Block) -> Moved | Refusal:
         """Take parameters that do not depend on the window, nor on the place in it."""
         *left, last = block
         if not covers(last, self.size) or not covers(left[self.axis], self.after[self.axis]):
-            return MoveFailure("an element may be in two windows, or in none")
+            return Refusal("an element may be in two windows, or in none")
         whole = with_axis(tuple(left), self.axis, None)
         return Moved(whole, squeezed(block, (len(left),)).apply)
 
@@ -96,7 +97,7 @@ class Diagonal(Movement):
     first: int
     second: int
 
-    def forward(self, block: Block) -> Moved | MoveFailure:
+    def forward(self, block: Block) -> Moved | Refusal:
         """Take the diagonal of the grid, or the entries of the axis along which it varies."""
         pair = (self.first, self.second)
         whole = [covers(block[axis], self.before[axis]) for axis in pair]
@@ -105,11 +106,11 @@ class Diagonal(Movement):
         if all(whole):
             return Moved((*left, None), lambda mover, value: self._diagonal(mover, value, 0))
         if any(block[axis] != 1 for axis, one in zip(pair, whole, strict=True) if not one):
-            return MoveFailure("the diagonal crosses blocks unevenly")
+            return Refusal("the diagonal crosses blocks unevenly")
         if not any(whole):
             return Moved((*left, 1), self.apply)
         if not isinstance(count, int):
-            return MoveFailure("the length of the diagonal is not known")
+            return Refusal("the length of the diagonal is not known")
         vary = pair[1] if whole[0] else pair[0]
         start = max(self.offset, 0) if vary == self.second else max(-self.offset, 0)
 
@@ -123,10 +124,10 @@ class Diagonal(Movement):
 
         return Moved((*left, 1), along)
 
-    def backward(self, block: Block) -> Moved | MoveFailure:
+    def backward(self, block: Block) -> Moved | Refusal:
         """Take parameters that do not depend on the diagonal."""
         if not covers(block[-1], self.after[-1]):
-            return MoveFailure("the elements beside the diagonal have no scale")
+            return Refusal("the elements beside the diagonal have no scale")
         grown: list[int | None] = list(block[:-1])
         pair = sorted((self.first, self.second))
         for axis in pair:
@@ -168,14 +169,14 @@ class RepeatInterleave(Movement):
         assert b is not None, "no block is the whole axis"
         return Moved(with_axis(block, self.axis, b * self.count), keep)
 
-    def backward(self, block: Block) -> Moved | MoveFailure:
+    def backward(self, block: Block) -> Moved | Refusal:
         """Take blocks that hold all copies of an element."""
         b = block[self.axis]
         if covers(b, self.after[self.axis]):
             return Moved(with_axis(block, self.axis, None), keep)
         assert b is not None, "no block is the whole axis"
         if b % self.count:
-            return MoveFailure("copies of one element have scales of their own")
+            return Refusal("copies of one element have scales of their own")
         return Moved(with_axis(block, self.axis, b // self.count), keep)
 
     def apply(self, mover: Mover, value: Any) -> Any:
@@ -193,18 +194,18 @@ class EdgePad(Movement):
 
     axes: tuple[int, ...]
 
-    def forward(self, block: Block) -> Moved | MoveFailure:
+    def forward(self, block: Block) -> Moved | Refusal:
         """Give padded axes one block."""
         return self._padded(block, self.before)
 
-    def backward(self, block: Block) -> Moved | MoveFailure:
+    def backward(self, block: Block) -> Moved | Refusal:
         """Take parameters that do not depend on the padded axes."""
         return self._padded(block, self.after)
 
-    def _padded(self, block: Block, sizes: Sequence[Any]) -> Moved | MoveFailure:
+    def _padded(self, block: Block, sizes: Sequence[Any]) -> Moved | Refusal:
         for axis in self.axes:
             if not covers(block[axis], sizes[axis]):
-                return MoveFailure(f"axis {axis} is padded with elements of several blocks")
+                return Refusal(f"axis {axis} is padded with elements of several blocks")
         left = tuple(None if axis in self.axes else b for axis, b in enumerate(block))
         return Moved(left, keep)
 

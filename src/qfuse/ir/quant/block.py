@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qfuse.ir.errors import BlockError, NormalizeError
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import Size, exact_quotient, same_shape, same_size
 
 if TYPE_CHECKING:
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 _BLOCK = re.compile(r"(\d+|\*)(x(\d+|\*))*")
 
 
-@dataclass(frozen=True, slots=True)
-class MoveFailure:
-    """Why parameters do not move."""
-
-    reason: str
-
-
 def covers(b: int | None, size: Size) -> bool:
     """Whether one block of ``b`` elements is the whole axis."""
     return b is None or (isinstance(size, int) and 0 < size <= b)
+
+
+def same_grid(a: Block, b: Block, shape: Sequence[Size]) -> bool:
+    """Whether two blocks divide a shape in the same way."""
+    return all(
+        x == y or (covers(x, size) and covers(y, size))
+        for x, y, size in zip(a, b, shape, strict=True)
+    )
 
 
 def fill_ones(block: Sequence[int | None], free: Sequence[bool]) -> Block:
@@ -42,7 +43,7 @@ def fill_ones(block: Sequence[int | None], free: Sequence[bool]) -> Block:
     )
 
 
-def view_block(block: Block, before: Sequence[Size], after: Sequence[Size]) -> Block | MoveFailure:
+def view_block(block: Block, before: Sequence[Size], after: Sequence[Size]) -> Block | Refusal:
     """Return the block after a tensor of shape ``before`` was viewed as ``after``.
 
     The blocks stay what they are, only the axes that count them change; the order of blocks is
@@ -58,13 +59,13 @@ def view_block(block: Block, before: Sequence[Size], after: Sequence[Size]) -> B
     if all(covers(b, size) for b, size in zip(block, before, strict=True)):
         return (None,) * len(after)
     if any(same_size(size, 0) for size in (*before, *after)):
-        return MoveFailure("an empty tensor is viewed")
+        return Refusal("an empty tensor is viewed")
     done: list[int | None] = [None] * len(after)
     for ins, outs in _groups(before, after):
         found = _regroup(
             [block[i] for i in ins], [before[i] for i in ins], [after[j] for j in outs]
         )
-        if isinstance(found, MoveFailure):
+        if isinstance(found, Refusal):
             return found
         for j, b in zip(outs, found, strict=True):
             done[j] = b
@@ -112,7 +113,7 @@ def _groups(before: Sequence[Size], after: Sequence[Size]) -> Iterator[tuple[lis
 
 def _regroup(
     block: Sequence[int | None], before: Sequence[Size], after: Sequence[Size]
-) -> Sequence[int | None] | MoveFailure:
+) -> Sequence[int | None] | Refusal:
     """Move the block of one run of axes: whole, element by element, or contiguous chunks."""
     if len(before) == 1 and len(after) == 1:
         return block
@@ -121,20 +122,20 @@ def _regroup(
     if all(b == 1 for b in block):
         return [1] * len(after)
     chunk = _chunk(block, before)
-    return chunk if isinstance(chunk, MoveFailure) else _tile(chunk, after)
+    return chunk if isinstance(chunk, Refusal) else _tile(chunk, after)
 
 
-def _chunk(block: Sequence[int | None], sizes: Sequence[Size]) -> Size | MoveFailure:
+def _chunk(block: Sequence[int | None], sizes: Sequence[Size]) -> Size | Refusal:
     """Return how many neighbours in row-major order share a scale."""
     first = next(axis for axis, b in enumerate(block) if b != 1)
     inner = zip(block[first + 1 :], sizes[first + 1 :], strict=True)
     if not all(covers(b, size) for b, size in inner):
-        return MoveFailure("elements that share a scale are not neighbours in memory order")
+        return Refusal("elements that share a scale are not neighbours in memory order")
     chunk, size = block[first], sizes[first]
     if chunk is None or covers(chunk, size):
         count: Size = size
     elif first > 0 and exact_quotient(size, chunk) is None:
-        return MoveFailure("the last block of an axis is partial")
+        return Refusal("the last block of an axis is partial")
     else:
         count = chunk
     for inner_size in sizes[first + 1 :]:
@@ -142,7 +143,7 @@ def _chunk(block: Sequence[int | None], sizes: Sequence[Size]) -> Size | MoveFai
     return count
 
 
-def _tile(chunk: Size, sizes: Sequence[Size]) -> list[int | None] | MoveFailure:
+def _tile(chunk: Size, sizes: Sequence[Size]) -> list[int | None] | Refusal:
     """Return the block whose elements are runs of ``chunk`` neighbours."""
     done: list[int | None] = []
     rest = chunk
@@ -158,8 +159,8 @@ def _tile(chunk: Size, sizes: Sequence[Size]) -> list[int | None] | MoveFailure:
             done.append(rest)
             rest = 1
         else:
-            return MoveFailure("blocks would not line up with the new axes")
-    return done[::-1] if same_size(rest, 1) else MoveFailure("a block is larger than the tensor")
+            return Refusal("blocks would not line up with the new axes")
+    return done[::-1] if same_size(rest, 1) else Refusal("a block is larger than the tensor")
 
 
 def block_grid(block: Block, shape: Sequence[Size]) -> tuple[Size, ...]:

@@ -6,16 +6,60 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
-from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.graph.stage_graph import constant_of, op_name
+from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.linear import FusedLinear
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.spec import Granularity, QuantSpec, dtype_name, stored_name
 from qfuse.ir.sizes import Size
-from qfuse.lower.kernel.operands import rows_share_scale
+from qfuse.lower.operands.checks import rows_share_scale
+from qfuse.lower.problems.linear import LinearProblem
+from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
+from qfuse.lower.problems.problem import Problem
+from qfuse.lower.problems.rowwise import RowwiseOp, RowwiseProblem
 
 
-def describe(fused: FusedLinear, steps: str = "") -> str:
+def describe(problem: Problem) -> str:
+    """Say what a kernel computes: which operands, steps and results."""
+    match problem:
+        case LinearProblem():
+            return _linear(problem.fused)
+        case LinearRowwiseProblem():
+            return _linear_rowwise(problem)
+        case RowwiseProblem():
+            return describe_rowwise(problem.op)
+        case _:
+            raise AssertionError(f"a problem of another kind: {type(problem)}")
+
+
+def describe_rowwise(op: RowwiseOp) -> str:
+    """Say what becomes what: ``add + rms_norm: bfloat16 -> int8 per-token dynamic``."""
+    if isinstance(op, Activation):
+        name = str(op.epilogue) or "quantize"
+    else:
+        name = op_name(op.node).removeprefix("qfuse.")
+        name = name if op.residual is None else f"add + {name}"
+    text, spec = f"{name}: {dtype_name(dtype_of(op.x))}", op.output.spec
+    if spec is None:
+        return text
+    granularity = granularity_of(spec, shape_of(op.x), Granularity.PER_TOKEN)
+    how = "" if op.output.choose is None else " dynamic"
+    return f"{text} -> {stored_name(spec.dtype, spec.element)} {granularity}{how}"
+
+
+def _linear_rowwise(problem: LinearRowwiseProblem) -> str:
+    """Say what is multiplied, and what its rows become."""
+    fused, chosen = problem.problem.fused, problem.op.output.chosen
+    text = _linear(fused, problem.steps)
+    if chosen is None:
+        return text
+    spec = chosen[0]
+    granularity = granularity_of(spec, shape_of(fused.node), Granularity.PER_TOKEN)
+    return f"{text} -> {stored_name(spec.dtype, spec.element)} {granularity} dynamic"
+
+
+def _linear(fused: FusedLinear, steps: str = "") -> str:
     """Say what a fused linear multiplies: ``int8 per-token dynamic x int8 per-channel``.
 
     Args:

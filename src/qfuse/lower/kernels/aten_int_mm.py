@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -11,7 +12,8 @@ from qfuse.cost.sizes import AtPoints
 from qfuse.cost.work import Bits, ComputeKind, linear_work, pointwise_work
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams, shape_of
-from qfuse.lower.kernel.operands import (
+from qfuse.ir.refusal import Refusal
+from qfuse.lower.operands.checks import (
     channel_granularity,
     check_bias,
     check_edge,
@@ -21,8 +23,9 @@ from qfuse.lower.kernel.operands import (
     scale_vector,
     typed,
 )
-from qfuse.lower.kernel.packing import Packer
-from qfuse.lower.kernel.protocol import Claim, LinearProblem, Refusal
+from qfuse.lower.operands.packing import Packer
+from qfuse.lower.problems.linear import LinearProblem
+from qfuse.lower.select.kernel import LINEAR, Claim, Span
 from qfuse.rewrite.prelude import Node, Rewriter, aten
 from qfuse.targets.target import Target
 
@@ -42,15 +45,17 @@ def int_mm_refusal(target: Target) -> Refusal | None:
 
 @dataclass(frozen=True, slots=True)
 class IntMM:
-    """The row of ``aten._int_mm``: symmetric int8 on both sides.
+    """``aten._int_mm``: symmetric int8 on both sides.
 
     It is taken only where no size can be 1: with one row oneDNN reads the row stride of a
     tensor whose stride means nothing, and leaves its output uninitialized. Without VNNI its
     16-bit intermediate sums saturate.
 
     Attributes:
-        packer: Lays out weights, for all rows of a lowering.
+        packer: Lays out weights, for all kernels of a lowering.
     """
+
+    covers: ClassVar[tuple[Span, ...]] = (LINEAR,)
 
     packer: Packer
     name: str = INT_MM
@@ -82,7 +87,7 @@ class IntMM:
             return refusal
         return Claim(0, False, _work(problem))
 
-    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
+    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
         """Add product, scales, bias and the cast to the linear's own type."""
         del claim
         fused = problem.fused
@@ -100,8 +105,8 @@ class IntMM:
         if fused.bias is not None:
             y = rw.call(aten.add.Tensor, y, typed(fused.bias, torch.float32, rw))
         if problem.real is torch.float32:
-            return y
-        return rw.call(aten._to_copy.default, y, dtype=problem.real)
+            return {0: y}
+        return {0: rw.call(aten._to_copy.default, y, dtype=problem.real)}
 
 
 def _check_symmetric(params: QuantParams, name: str) -> Refusal | None:

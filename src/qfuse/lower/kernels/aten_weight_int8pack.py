@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -10,7 +11,8 @@ from qfuse.cost.sizes import AtPoints
 from qfuse.cost.work import Bits, ComputeKind, Work, linear_work
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import shape_of
-from qfuse.lower.kernel.operands import (
+from qfuse.ir.refusal import Refusal
+from qfuse.lower.operands.checks import (
     bits_of,
     channel_granularity,
     check_bias,
@@ -18,8 +20,9 @@ from qfuse.lower.kernel.operands import (
     rows_of,
     scale_vector,
 )
-from qfuse.lower.kernel.packing import Packer
-from qfuse.lower.kernel.protocol import Claim, LinearProblem, Refusal
+from qfuse.lower.operands.packing import Packer
+from qfuse.lower.problems.linear import LinearProblem
+from qfuse.lower.select.kernel import LINEAR, Claim, Span
 from qfuse.rewrite.prelude import Node, Rewriter, aten
 from qfuse.targets.target import Target
 
@@ -31,11 +34,13 @@ _BFLOAT16_BLOCK = 16
 
 @dataclass(frozen=True, slots=True)
 class WeightInt8Pack:
-    """The row of ``aten._weight_int8pack_mm``: float activations, int8 weights per channel.
+    """``aten._weight_int8pack_mm``: float activations, int8 weights per channel.
 
     Attributes:
-        packer: Lays out weights, for all rows of a lowering.
+        packer: Lays out weights, for all kernels of a lowering.
     """
+
+    covers: ClassVar[tuple[Span, ...]] = (LINEAR,)
 
     packer: Packer
     name: str = "aten._weight_int8pack_mm"
@@ -61,7 +66,7 @@ class WeightInt8Pack:
             return refusal
         return Claim(0, False, _work(problem))
 
-    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
+    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
         """Add the product on two axes, and the bias behind it."""
         del claim
         fused = problem.fused
@@ -73,7 +78,7 @@ class WeightInt8Pack:
         weight = self.packer.contiguous(fused.weight, rw)
         y = rw.call(aten._weight_int8pack_mm.default, flat, weight, scale)
         y = rw.call(aten.reshape.default, y, [*rw.sizes(fused.x, len(shape) - 1), problem.n])
-        return y if fused.bias is None else rw.call(aten.add.Tensor, y, fused.bias)
+        return {0: y if fused.bias is None else rw.call(aten.add.Tensor, y, fused.bias)}
 
 
 def _check_activation(problem: LinearProblem) -> Refusal | None:

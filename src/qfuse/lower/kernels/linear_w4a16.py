@@ -4,50 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from qfuse.kernels import KernelLibrary
-from qfuse.lower.kernel.groups import fits_four_bits
-from qfuse.lower.kernel.operands import check_platform
-from qfuse.lower.kernel.protocol import Claim, LinearProblem, Refusal
-from qfuse.lower.kernel.weight_only_operands import (
-    RealWeights,
-    check_real_weight,
-    claim_of,
-    zero_points_of,
-)
-from qfuse.rewrite.prelude import Node, Rewriter
-from qfuse.targets.target import Target
+from qfuse.ir.refusal import Refusal
+from qfuse.lower.operands.groups import fits_four_bits
+from qfuse.lower.operands.weight_only import WeightOnlyLinear, zero_points_of
+from qfuse.lower.problems.linear import LinearProblem
 
 _BITS = 4
 _MOST_ZERO = 15
 
 
 @dataclass(frozen=True, slots=True)
-class LinearW4A16:
-    """The row of ``qfuse::linear_w4a16``.
+class LinearW4A16(WeightOnlyLinear):
+    """Float activations and weights of at most 16 numbers, in groups along their inputs or not."""
 
-    Attributes:
-        library: The compiled kernels, or why there are none.
-        weights: Packs weights, for all rows of a lowering.
-    """
-
-    library: KernelLibrary
-    weights: RealWeights
     name: str = "qfuse.linear_w4a16"
+    bits: int = _BITS
 
-    def supported(self, target: Target) -> Refusal | None:
-        """Refuse where the kernels could not be built."""
-        return check_platform(self.library, target)
-
-    def accepts(self, problem: LinearProblem) -> Claim | Refusal:
-        """Take float activations and weights of at most 16 numbers, in groups or not."""
-        return check_real_weight(problem) or _check_codes(problem) or claim_of(problem, _BITS)
-
-    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> Node:
-        """Add the call with the packed weight."""
-        args = self.weights.arguments(problem, claim, _BITS, rw)
-        return rw.call(torch.ops.qfuse.linear_w4a16.default, *args)
+    def check(self, problem: LinearProblem) -> Refusal | None:
+        """Refuse other weights."""
+        return _check_codes(problem)
 
 
 def _check_codes(problem: LinearProblem) -> Refusal | None:

@@ -1,21 +1,26 @@
-"""The rows of the kernel table, in the order that breaks ties."""
+"""The kernels, in the order that breaks ties."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from qfuse.kernels import KernelLibrary
-from qfuse.lower.kernel.packing import Packer
-from qfuse.lower.kernel.protocol import LinearKernel
-from qfuse.lower.kernel.weight_only_operands import RealWeights
+from qfuse.lower.kernels.activation_quantized import ActivationQuantized
 from qfuse.lower.kernels.aten_int_mm import IntMM
 from qfuse.lower.kernels.aten_weight_int8pack import WeightInt8Pack
+from qfuse.lower.kernels.layer_norm_quantized import LayerNormQuantized
 from qfuse.lower.kernels.linear_grouped import LinearGrouped
 from qfuse.lower.kernels.linear_w4a16 import LinearW4A16
 from qfuse.lower.kernels.linear_w8a8 import LinearW8A8
 from qfuse.lower.kernels.linear_w8a16 import LinearW8A16
+from qfuse.lower.kernels.rms_norm_quantized import RmsNormQuantized
+from qfuse.lower.operands.packing import Packer
+from qfuse.lower.operands.weight_only import RealWeights
+from qfuse.lower.select.kernel import LINEAR, Kernel
 
 
-def kernel_rows(library: KernelLibrary) -> tuple[LinearKernel, ...]:
-    """Return the rows, made anew for one lowering: they remember what they packed."""
+def all_kernels(library: KernelLibrary) -> tuple[Kernel[Any], ...]:
+    """Return the kernels, made anew for one lowering: they remember what they packed."""
     packer = Packer()
     weights = RealWeights(packer)
     return (
@@ -26,4 +31,12 @@ def kernel_rows(library: KernelLibrary) -> tuple[LinearKernel, ...]:
         LinearW8A16(library, weights),
         IntMM(packer),
         WeightInt8Pack(packer),
+        RmsNormQuantized(library),
+        LayerNormQuantized(library),
+        ActivationQuantized(library),
     )
+
+
+def linear_kernels(library: KernelLibrary) -> tuple[Kernel[Any], ...]:
+    """Return the kernels that cover a linear alone."""
+    return tuple(kernel for kernel in all_kernels(library) if LINEAR in kernel.covers)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from qfuse.normalize.aten.int_matmul.chain import IntMmChain
 from qfuse.normalize.aten.int_matmul.exact import ExactIntMm
-from qfuse.normalize.aten.int_matmul.float_zero_point import FloatZeroPoint
-from qfuse.normalize.aten.int_matmul.row_scale import RowScale
-from qfuse.normalize.aten.int_matmul.weight_scale import WeightOnlyScale
-from qfuse.normalize.aten.int_matmul.zero_point import IntMmShift
+from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
+from qfuse.normalize.aten.int_matmul.shift import IntMmShift
 from qfuse.normalize.aten.linear.bias import FuseBias
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
@@ -30,14 +27,11 @@ from qfuse.rewrite.rule import Rule
 _RULES: tuple[type[Rule[Any]], ...] = (
     # Every spelling of a linear becomes one.
     *LINEAR_FROM.values(),
-    # Integer products: first right, then with the zero point inside, then with their scales.
+    # Products of quantized values with all that scales and shifts them; then those of integers
+    # that are not scaled, which have to be right.
+    FuseScaledProduct,
     ExactIntMm,
     IntMmShift,
-    IntMmChain,
-    # What scales and shifts the result of a linear goes to its operands.
-    WeightOnlyScale,
-    RowScale,
-    FloatZeroPoint,
     FuseBias,
     # Quantization written as arithmetic.
     QuantizeChain,

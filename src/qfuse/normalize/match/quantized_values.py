@@ -19,7 +19,18 @@ from qfuse.ir.quant.element import Element, ScaleFormat
 from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, dtype_range
 from qfuse.ir.sizes import Size, same_shape
 from qfuse.normalize.match.views import view_source
-from qfuse.rewrite.pattern import Arg, Capture, Match, Maybe, Path, Step, V, guard, match, through
+from qfuse.rewrite.pattern import (
+    Capture,
+    Match,
+    Maybe,
+    Operand,
+    Path,
+    Step,
+    V,
+    guard,
+    match,
+    through,
+)
 from qfuse.rewrite.prelude import MissCode, Node, Rewriter, arguments, aten
 
 STORED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -33,7 +44,7 @@ _STEPS = 8
 Q: Capture[Node] = V("q", STORED)
 """The quantized values."""
 
-ZERO: Capture[Argument] = Arg("zero")
+ZERO: Capture[Argument] = Operand("zero")
 """What is subtracted from them: a node or a number."""
 
 VIEWS_OF_Q: Capture[Path] = Capture("views_of_q")
@@ -53,11 +64,6 @@ _WIDE_VIEW = Step("view", _wide_view)
 _DIFFERENCES = Capture[Path]("casts_of_difference")
 
 
-@guard(MissCode.PATTERN, "expected a number for zero, found a bool")
-def _is_number(zero: Argument) -> bool:
-    return not isinstance(zero, bool)
-
-
 @guard(MissCode.PATTERN, "only the integer part of {q.dtype} values is used")
 def _keeps_fractions(q: Node, casts_of_difference: Path | None, views_of_q: Path) -> bool:
     """Integers of float8 are not its numbers, but what is left of them without fractions."""
@@ -66,9 +72,9 @@ def _keeps_fractions(q: Node, casts_of_difference: Path | None, views_of_q: Path
 
 
 _PLAIN = through(Q, _EXACT_CAST, _WIDE_VIEW, path=VIEWS_OF_Q)
-QUANTIZED = Maybe(
-    through(_PLAIN - ZERO.given(_is_number), _EXACT_CAST, path=_DIFFERENCES), _PLAIN
-).given(_keeps_fractions)
+QUANTIZED = Maybe(through(_PLAIN - ZERO, _EXACT_CAST, path=_DIFFERENCES), _PLAIN).given(
+    _keeps_fractions
+)
 """``view(cast(Q)) - ZERO``, the float value in units of the scale.
 
 Every step is exact: the casts widen, and the difference of two 8-bit numbers fits in every type
@@ -109,17 +115,6 @@ def stored_numbers(value: object) -> Stored | None:
     """Read ``value`` as quantized values that were cast, reshaped and shifted."""
     found = match(QUANTIZED, value) if isinstance(value, Node) else None
     return Stored.of(found) if isinstance(found, Match) else None
-
-
-def difference(node: Node) -> tuple[Node, Argument] | None:
-    """Return the two sides of a plain subtraction of a node or number from a node."""
-    if not is_call(node, aten.sub.Tensor):
-        return None
-    a = arguments(node)
-    left, right = a["self"], a["other"]
-    if not isinstance(left, Node) or a["alpha"] != 1 or isinstance(right, bool):
-        return None
-    return (left, right) if isinstance(right, (Node, int, float)) else None
 
 
 def integers_of(value: Node) -> Node | None:

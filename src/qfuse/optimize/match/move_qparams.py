@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx.node import map_arg
 
-from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.movement.base import Moved, Movement, move_levels
 from qfuse.ir.movement.collective import WAITS, Collective
 from qfuse.ir.movement.gather import Gather
-from qfuse.ir.movement.registry import EDGE_PADS, MOVEMENT_OPS, movement_of
+from qfuse.ir.movement.registry import EDGE_PADS, movement_of
 from qfuse.ir.movement.reshape import Expand, Permute, Squeeze, Unsqueeze, View
 from qfuse.ir.movement.slice import Flip
 from qfuse.ir.movement.window import EdgePad
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
-from qfuse.ir.quant.block import MoveFailure
 from qfuse.ir.quant.spec import Block
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_shape, same_size
-from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
+from qfuse.rewrite.prelude import Node, OpOverload, Rewriter, aten
 
 _REPEATING = (
     aten.clone.default,
@@ -83,6 +83,18 @@ class GraphMover:
         if isinstance(value, Node):
             return value
         return self._rw.constant(value, hint)
+
+    def item(self, value: Node, index: int) -> Node:
+        """Return one of several results."""
+        return self._rw.item(value, index)
+
+    def type_of(self, value: Node) -> torch.Tensor:
+        """Return the type of a node's value, as a fake tensor."""
+        return tensor_of(value)
+
+    def typed(self, made: torch.Tensor, op: OpOverload, value: Node, *args: Any) -> Node:
+        """Apply an op whose result has a known type."""
+        return self._rw.replay(op, (value, *args), {}, made)
 
 
 class ParamMover(GraphMover):
@@ -154,6 +166,22 @@ class FakeMover:
         """Return the value, of which only the type is known in any case."""
         return value
 
+    def item(self, value: Sequence[torch.Tensor], index: int) -> torch.Tensor:
+        """Return one of several results."""
+        return value[index]
+
+    def type_of(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the value, which is a type."""
+        return value
+
+    def typed(self, made: torch.Tensor, *_: Any) -> torch.Tensor:
+        """Return the result of an op, of which the type is known."""
+        return made
+
+
+QuantizedMover: TypeAlias = GraphMover | FakeMover
+"""Applies ops to quantized values: nodes of them, or their types."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -177,7 +205,12 @@ class PropagatedUp:
     steps: tuple[Step, ...]
     source: Node
     block: Block
-    stuck: tuple[Movement, MoveFailure] | None = None
+    stuck: tuple[Movement, Refusal] | None = None
+
+    @property
+    def moved(self) -> tuple[Moved, ...]:
+        """What every step does to the parameters."""
+        return tuple(step.moved for step in self.steps)
 
     def apply(self, mover: Any, value: Any) -> Any:
         """Apply all movements to another value of the source's shape."""
@@ -203,7 +236,7 @@ def propagate_up(
         if movement is None or not crosses(movement):
             break
         moved = move_levels(movement.backward, block, outer)
-        if isinstance(moved, MoveFailure):
+        if isinstance(moved, Refusal):
             return PropagatedUp(tuple(steps), x, block, (movement, moved))
         steps.append(Step(movement, moved))
         x, block = movement.source, moved.block
@@ -263,15 +296,6 @@ def movement_name(movement: Movement) -> str:
         if isinstance(movement.node.target, BuiltinFunctionType)
         else op_name(movement.node)
     )
-
-
-def refuse_uncovered(node: Node) -> Miss | None:
-    """Refuse an op that moves elements in a way that is not covered; ``None`` for other ops."""
-    op = overload_of(node)
-    if op is None or not (op.is_view or op in MOVEMENT_OPS):
-        return None
-    text = "how {} moves parameters is not covered, with these arguments"
-    return Miss(MissCode.ARGUMENT, node, text, op_name(node), progress=1)
 
 
 def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,11 +1,55 @@
-"""Replace a value by one of other strides, with everything that shows its memory."""
+"""Whether a value may get other strides, and replacing it with everything that shows its memory."""
 
 from __future__ import annotations
 
+import torch
+
+from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.movement.registry import movement_of
-from qfuse.optimize.match.move_qparams import GraphMover
-from qfuse.rewrite.prelude import Node, Rewriter, aten
+from qfuse.ir.ops.views import tensor_of
+from qfuse.optimize.match.move_qparams import GraphMover, reads_any_strides, same_strides
+from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
+
+
+def refuse_layout(node: Node, moved: torch.Tensor, *, moves: bool = True) -> Miss | None:
+    """Refuse to give the users of ``node`` a value with the strides of ``moved`` instead.
+
+    Args:
+        node: Quantized values.
+        moved: What stands for them afterwards.
+        moves: Whether that may be a view of something else.
+    """
+    old = tensor_of(node)
+    same = same_strides(moved, old)
+    if leaves_graph(node) and (moves or not same):
+        text = "its stored numbers leave the graph, as a tensor of their own"
+        return Miss(MissCode.SHARED, node, text, progress=3)
+    if same:
+        return None
+    # A quantized op reads any strides, and what it gives depends on their order alone.
+    alike = same_strides(torch.empty_like(moved), torch.empty_like(old))
+    return None if alike and reads_any_strides(node) else _other_strides(node)
+
+
+def refuse_sunk(node: Node, moved: torch.Tensor, *, parts: bool = False) -> Miss | None:
+    """Refuse to give the users of ``node`` the dequantized form of ``moved`` instead.
+
+    Args:
+        node: The float tensor.
+        moved: The quantized values, of the shape of ``node``.
+        parts: ``node`` shows a part of a tensor in the order of its axes. The new value has that
+            order too, without gaps, so whatever can be viewed there can be viewed here.
+    """
+    with torch.no_grad():
+        same = same_strides(torch.empty_like(moved), tensor_of(node))
+    return None if same or (parts and not leaves_graph(node)) else _other_strides(node)
+
+
+def _other_strides(node: Node) -> Miss:
+    text = "its strides would change, and {} may depend on them"
+    return Miss(MissCode.SHAPE, node, text, ", ".join(map(op_name, node.users)), progress=3)
 
 
 def restride(old: Node, new: Node, rw: Rewriter) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable
+from functools import partial
 
-from qfuse.ir.events import Fired, Missed
+from qfuse.ir.events import Fired
 from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import ASSUMED_META, StageGraph, constant_of, place_of
@@ -13,12 +14,12 @@ from qfuse.ir.movement.collective import WAITS
 from qfuse.ir.movement.registry import MOVEMENT_OPS, SPLITS
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import bits_of, has_values, tensor_of
-from qfuse.optimize.match.concat import JOINS
-from qfuse.rewrite.commit import verify_and_commit
-from qfuse.rewrite.driver import PassResult, RewriteContext
+from qfuse.ir.refusal import Refusal
+from qfuse.optimize.commute.join import JOINS
+from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.rewrite.graph_pass import Pass
-from qfuse.rewrite.prelude import Exactness, MissCode, Node, arguments, aten
-from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, arguments, aten
+from qfuse.rewrite.session import RewriteSession
 
 # A clone is there to be a tensor of its own, and ranks wait as often as they were told to.
 _KEPT_APART = (aten.clone.default, aten.alias.default, *WAITS)
@@ -91,7 +92,7 @@ class Combine(Pass):
     def run(self, program: StageGraph, context: RewriteContext) -> PassResult:
         """Combine in one sweep, in topological order."""
         result = PassResult()
-        editor = GraphEditor(program.module)
+        session = RewriteSession(program, context)
         known = _Known(_computing_parameters(program))
         for node in list(program.graph.nodes):
             first = known.equal(node)
@@ -101,31 +102,41 @@ class Combine(Pass):
             if first is None or first is node or not context.covers(node):
                 continue
             if assumed and not context.assume_equal:
-                program.log.add(_no_values(context.stage, node))
+                text = "its parameters have no values that could be compared with those of an equal"
+                miss = Miss(MissCode.NO_VALUES, node, f"{text} one", progress=4)
+                result.miss(program, context, self.name, node, miss)
                 continue
             if leaves_graph(node) and leaves_graph(first):
                 continue
-            key = f"{context.stage}/{self.name}@{node.name}"
-            if node.op != "get_attr" and not context.budget.allows(key):
-                continue
-            place = place_of(node)
-            is_constant = node.op == "get_attr"
-            rw = editor.rewriter(self.name, node)
-            rw.replace(node, first)
-            if (
-                not verify_and_commit(rw, context, program.log, key, self.exactness, place)
-                or is_constant
-            ):
-                continue
-            if assumed:
-                first.meta[ASSUMED_META] = True
-            exactness = Exactness.ASSUMED if assumed else self.exactness
-            note = f"the same as %{first.name}"
-            program.log.add(
-                Fired(context.stage, self.name, key, exactness, (place,), (first.name,), note)
-            )
-            result.fired[self.name] += 1
+            if node.op == "get_attr":
+                # Which one of two equal constants is read is not worth an event, or fuel.
+                replace = partial(_replace, node, first)
+                session.rewrite_always(self.name, node, replace, proof=self.exactness)
+            elif self._combine(node, first, session, assumed=assumed):
+                result.fired[self.name] += 1
         return result
+
+    def _combine(self, node: Node, first: Node, session: RewriteSession, *, assumed: bool) -> bool:
+        """Let everything that reads ``node`` read ``first``; return whether that held."""
+        place = place_of(node)
+        exactness = Exactness.ASSUMED if assumed else self.exactness
+
+        def fired(key: str, rw: Rewriter, _: object) -> Fired:
+            del rw
+            stage, note = session.context.stage, f"the same as %{first.name}"
+            return Fired(stage, self.name, key, exactness, (place,), (first.name,), note)
+
+        edit = partial(_replace, node, first)
+        done = session.rewrite(self.name, node, edit, proof=self.exactness, event=fired)
+        if isinstance(done, Refusal):
+            return False
+        if assumed:
+            first.meta[ASSUMED_META] = True
+        return True
+
+
+def _replace(node: Node, first: Node, rw: Rewriter) -> None:
+    rw.replace(node, first)
 
 
 class _Known:
@@ -228,9 +239,3 @@ def _freeze_role(name: str, value: object) -> Hashable:
 def _valueless(value: object) -> bool:
     constant = constant_of(value) if isinstance(value, Node) else None
     return constant is not None and not has_values(constant)
-
-
-def _no_values(stage: str, node: Node) -> Missed:
-    text = "its parameters have no values that could be compared with those of an equal one"
-    place = place_of(node)
-    return Missed(stage, Combine.name, MissCode.NO_VALUES, text, place, place, progress=4)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from qfuse.cost import Comparison, CostModel
-from qfuse.ir.events import Fired, Missed
+from qfuse.ir.events import Fired
 from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.stage_graph import ASSUMED_META, StageGraph, constant_of, op_name, place_of
 from qfuse.ir.ops import library as ops
@@ -19,11 +20,10 @@ from qfuse.ir.ops.views import dtype_of, has_values, shape_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.optimize.match.strides import restride, stride_sensitive_user
 from qfuse.optimize.merge.concat_qparams import concat_params
-from qfuse.rewrite.commit import verify_and_commit
-from qfuse.rewrite.driver import PassResult, RewriteContext
+from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.rewrite.graph_pass import Pass
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, aten
-from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.session import Applied, RewriteSession
 
 _MATRIX = 2
 
@@ -147,17 +147,16 @@ class MergeSiblings(Pass):
     def run(self, program: StageGraph, context: RewriteContext) -> PassResult:
         """Merge every group."""
         result = PassResult()
-        editor = GraphEditor(program.module)
-        # What nothing reads would count as a reader of a weight, or of strides.
-        editor.sweep()
+        session = RewriteSession(program, context)
+        # What nothing reads would count as a user of a weight, or of strides.
+        session.editor.sweep()
         for found in self._by_input(program):
             groups, misses = _groups(found)
             for group in groups:
                 if len(group) > 1:
-                    misses += self._merge(group, program, context, editor, result)
+                    misses += self._merge(group, session, result)
             for node, miss in misses:
-                result.misses.append((self.name, miss))
-                program.log.add(_missed(context.stage, self.name, node, miss))
+                result.miss(program, context, self.name, node, miss)
         return result
 
     def groups(self, program: StageGraph) -> list[list[Sibling]]:
@@ -176,36 +175,29 @@ class MergeSiblings(Pass):
         return [[(node, self.sibling(node)) for node in nodes] for nodes in several]
 
     def _merge(
-        self,
-        group: Sequence[Sibling],
-        program: StageGraph,
-        context: RewriteContext,
-        editor: GraphEditor,
-        result: PassResult,
+        self, group: Sequence[Sibling], session: RewriteSession, result: PassResult
     ) -> list[tuple[Node, Miss]]:
-        first = group[0].op.node
+        first, context = group[0].op.node, session.context
         gain = None
         if context.cost is not None:
-            priced = self.price(group, program, context.cost)
+            priced = self.price(group, session.program, context.cost)
             gain = priced.gain
             if not priced.loses_nowhere:
                 return [(first, Miss(MissCode.PROFIT, first, "{}", str(priced), progress=9))]
-        key = f"{context.stage}/{self.name}@{first.name}"
-        if not context.budget.allows(key):
-            return []
         places = tuple(place_of(sibling.op.node) for sibling in group)
-        rw = editor.rewriter(self.name, first)
-        made = self.merged(group, rw)
+
+        def fired(key: str, rw: Rewriter, made: Node) -> Fired:
+            del rw
+            note = " + ".join(str(sibling.n) for sibling in group)
+            assumed = any(sibling.is_assumed for sibling in group)
+            exactness = Exactness.ASSUMED if assumed else self.exactness
+            name = (made.name,)
+            return Fired(context.stage, self.name, key, exactness, places, name, note, gain)
+
         # A wider product is summed in another order by a library: bits would prove nothing.
-        if not verify_and_commit(rw, context, program.log, key, Exactness.ROUNDING, places[0]):
-            return []
-        note = " + ".join(str(sibling.n) for sibling in group)
-        assumed = any(sibling.is_assumed for sibling in group)
-        exactness = Exactness.ASSUMED if assumed else self.exactness
-        program.log.add(
-            Fired(context.stage, self.name, key, exactness, places, (made.name,), note, gain)
-        )
-        result.fired[self.name] += 1
+        edit, proof = partial(self.merged, group), Exactness.ROUNDING
+        if isinstance(session.rewrite(self.name, first, edit, proof=proof, event=fired), Applied):
+            result.fired[self.name] += 1
         return []
 
 
@@ -321,8 +313,3 @@ def _word(value: Hashable) -> str:
     if value is None:
         return "none"
     return dtype_name(value) if isinstance(value, torch.dtype) else str(value)
-
-
-def _missed(stage: str, rule: str, node: Node, miss: Miss) -> Missed:
-    places = place_of(node), place_of(miss.at)
-    return Missed(stage, rule, miss.code, miss.reason, *places, miss.progress)

@@ -14,11 +14,11 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.library import stored_spec
 from qfuse.ir.ops.qdq import Dequantize, Quantize
 from qfuse.ir.ops.views import QuantParams, node_of, shape_of, tensor_of
-from qfuse.ir.quant.block import covers
+from qfuse.ir.quant.block import same_grid
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.round_trip import RoundTripFailure, culprit
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name, dtype_range
-from qfuse.optimize.propagate.lift_quantize import refuse_layout
+from qfuse.optimize.match.strides import refuse_layout
 from qfuse.optimize.propagate.qdq_pair import quantize_pair
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -120,8 +120,7 @@ def _refuse_spec(node: Node, new: QuantSpec, old: QuantSpec) -> Miss | None:
 
 
 def _refuse_difference(quantize: Quantize, new: QuantParams, old: QuantParams) -> Miss | None:
-    pairs = zip(new.spec.block, old.spec.block, shape_of(quantize.x), strict=True)
-    same_block = all(a == b or (covers(a, size) and covers(b, size)) for a, b, size in pairs)
+    same_block = same_grid(new.spec.block, old.spec.block, shape_of(quantize.x))
     if not same_block or not replace(old, spec=new.spec).same_as(new):
         text = "the two have other scales or zero points"
         return Miss(MissCode.GRANULARITY, quantize.node, text, progress=3)

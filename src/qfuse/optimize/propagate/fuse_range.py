@@ -11,7 +11,7 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.declare import Op
 from qfuse.ir.ops.views import node_of, tensor_of
 from qfuse.ir.quant.spec import QuantSpec, dtype_name, dtype_range
-from qfuse.optimize.propagate.lift_quantize import refuse_layout
+from qfuse.optimize.match.strides import refuse_layout
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from torch.fx.node import Argument
 
 from qfuse.ir.graph.alias import leaves_graph
@@ -17,8 +16,8 @@ from qfuse.ir.movement.reshape import Expand
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.qdq import Choose, as_choose
 from qfuse.ir.ops.views import shape_of
-from qfuse.ir.quant.block import MoveFailure, block_text, covers
-from qfuse.ir.quant.spec import Block
+from qfuse.ir.quant.block import block_text, same_grid
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import is_positive
 from qfuse.optimize.match.move_qparams import (
     FakeMover,
@@ -88,7 +87,7 @@ class LiftChoose(Rule[LiftChooseSite]):
         mover = ParamMover(rw)
         args: list[Argument] = [site.propagate_up.source, str(spec)]
         if site.choose.outer_scale is not None:
-            seconds = outer_steps([step.moved for step in site.propagate_up.steps])
+            seconds = outer_steps(site.propagate_up.moved)
             args.append(mover.params(site.choose.outer_scale, seconds))
         pair = rw.call(ops.choose_qparams, *args)
         for index in (0, 1):
@@ -112,25 +111,18 @@ def _down(choose: Choose, found: PropagatedUp) -> tuple[Moved, ...] | Miss:
     down: list[Moved] = []
     for step in reversed(found.steps):
         moved = step.movement.forward(block)
-        if isinstance(moved, MoveFailure):
+        if isinstance(moved, Refusal):
             text = "what is chosen above {} does not move down: {}"
             at = step.movement.node
             told = movement_name(step.movement), moved.reason
             return Miss(MissCode.GRANULARITY, at, text, *told, progress=2)
         down.append(moved)
         block = moved.block
-    if not _same_grid(block, choose.spec.block, shape_of(choose.x)):
+    if not same_grid(block, choose.spec.block, shape_of(choose.x)):
         text = "blocks of {} come down as blocks of {}"
         names = block_text(choose.spec.block), block_text(block)
         return Miss(MissCode.GRANULARITY, choose.x, text, *names, progress=2)
     return tuple(down)
-
-
-def _same_grid(a: Block, b: Block, shape: Sequence[int | torch.SymInt]) -> bool:
-    return all(
-        x == y or (covers(x, size) and covers(y, size))
-        for x, y, size in zip(a, b, shape, strict=True)
-    )
 
 
 def _refuse_movement(choose: Choose, first: Movement, found: PropagatedUp) -> Miss:

@@ -7,12 +7,11 @@ from typing import ClassVar
 
 import torch
 
-from qfuse.ir.movement.base import Moved, Movement, move_levels
+from qfuse.ir.movement.base import Moved, Movement
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.qdq import Requantize, as_requantize
 from qfuse.ir.ops.views import tensor_of
-from qfuse.ir.quant.block import MoveFailure
 from qfuse.optimize.match.move_qparams import (
     FakeMover,
     GraphMover,
@@ -23,7 +22,7 @@ from qfuse.optimize.match.move_qparams import (
     moves_stored,
     propagate_up,
 )
-from qfuse.optimize.propagate.lift_quantize import refuse_layout
+from qfuse.optimize.match.strides import refuse_layout
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
 
 
@@ -71,15 +70,21 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
         if not crosses(first):
             text = "requantizing before {} would requantize more, or copy twice"
             return Miss(MissCode.ORDER, first.node, text, movement_name(first), progress=2)
-        out = requantize.out_params.spec
-        found = propagate_up(requantize.q, out.block, crosses, out.outer)
-        read = _read(requantize, found)
-        if isinstance(read, Miss):
-            return read
+        read, out = (
+            propagate_up(requantize.q, params.spec.block, crosses, params.spec.outer)
+            for params in (requantize.params, requantize.out_params)
+        )
+        count = len(out.steps)
+        if not count or len(read.steps) < count:
+            stuck = read.stuck if count else out.stuck
+            assert stuck is not None, "the first movement was not crossed"
+            text, told = "its parameters do not move above {}: {}", movement_name(stuck[0])
+            why = stuck[1].reason
+            return Miss(MissCode.GRANULARITY, stuck[0].node, text, told, why, progress=2)
         with torch.no_grad():
-            q = torch.empty_like(tensor_of(found.source), dtype=dtypes[1])
-        wrong = refuse_layout(node, found.apply(FakeMover(), q))
-        return wrong or LiftRequantizeSite(requantize, found, read)
+            q = torch.empty_like(tensor_of(out.source), dtype=dtypes[1])
+        wrong = refuse_layout(node, out.apply(FakeMover(), q))
+        return wrong or LiftRequantizeSite(requantize, out, read.moved[:count])
 
     def rewrite(self, site: LiftRequantizeSite, rw: Rewriter) -> None:
         """Requantize the source and move that."""
@@ -88,29 +93,7 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
             old.node,
             site.propagate_up.source,
             moved_params(rw, old.params, site.read),
-            moved_params(rw, old.out_params, [step.moved for step in site.propagate_up.steps]),
+            moved_params(rw, old.out_params, site.propagate_up.moved),
         )
-        q = rw.call(made.overload, *made.call_args())
+        q = rw.call(ops.requantize, *made.call_args())
         rw.replace(old.node, site.propagate_up.apply(GraphMover(rw), q))
-
-
-def _read(requantize: Requantize, found: PropagatedUp) -> tuple[Moved, ...] | Miss:
-    """Move the block of what is read up the same movements, all of them."""
-    stuck = found.stuck
-    block, outer = requantize.params.spec.block, requantize.params.spec.outer
-    read: list[Moved] = []
-    for step in found.steps:
-        moved = move_levels(step.movement.backward, block, outer)
-        if isinstance(moved, MoveFailure):
-            stuck = (step.movement, moved)
-            break
-        read.append(moved)
-        block = moved.block
-        outer = None if moved.outer is None else moved.outer.block
-    if len(read) == len(found.steps) and read:
-        return tuple(read)
-    assert stuck is not None, "the first movement was not crossed"
-    movement, why = stuck
-    text = "its parameters do not move above {}: {}"
-    told = movement_name(movement), why.reason
-    return Miss(MissCode.GRANULARITY, movement.node, text, *told, progress=2)

@@ -1,13 +1,12 @@
-"""Send stored numbers between ranks, and dequantize them where they arrive."""
+"""Send quantized values between ranks, and dequantize them where they arrive."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from torch._ops import OpOverload
-
 from qfuse.ir.movement.collective import WAITS
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
+from qfuse.rewrite.prelude import OpOverload
 
 
 class SinkBelowCollective(SinkDequantize):
@@ -32,4 +31,4 @@ class SinkBelowCollective(SinkDequantize):
 
     name = "sink-below-collective"
     anchors: ClassVar[tuple[OpOverload, ...]] = WAITS
-    crosses_ranks = True
+    across_ranks = True

@@ -20,9 +20,9 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.qdq import as_quantize
 from qfuse.ir.ops.views import shape_of
 from qfuse.ir.sizes import same_shape, same_size
-from qfuse.optimize.match.activations import ACTIVATION_OPS
-from qfuse.optimize.match.casts import besides_dtype
-from qfuse.optimize.match.concat import as_join
+from qfuse.optimize.commute.join import as_join
+from qfuse.patterns.activations import ACTIVATION_OPS
+from qfuse.patterns.casts import besides_dtype
 from qfuse.rewrite.prelude import Node, OpOverload, arguments, aten
 
 POINTWISE: frozenset[OpOverload] = frozenset(

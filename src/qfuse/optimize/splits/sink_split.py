@@ -26,10 +26,10 @@ from qfuse.ir.ops.linear import as_fused_linear, as_linear
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, tensor_of
 from qfuse.ir.sizes import Size, same_size
-from qfuse.optimize.match.activations import ACTIVATION_OPS
 from qfuse.optimize.match.move_qparams import copies, same_strides
 from qfuse.optimize.match.strides import restride, stride_sensitive_user
 from qfuse.optimize.splits.isomorphic_ops import IsomorphicOps, widen
+from qfuse.patterns.activations import ACTIVATION_OPS
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule, aten
 
 # What is done alike on more than this is not worth the search.

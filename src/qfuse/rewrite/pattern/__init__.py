@@ -1,6 +1,17 @@
 """Patterns of expressions that explain why they did not match."""
 
-from qfuse.rewrite.pattern.captures import ANY, Arg, Capture, Const, Known, Num, Read, Scalar, V
+from qfuse.rewrite.pattern.captures import (
+    ANY,
+    Arg,
+    Capture,
+    Const,
+    Known,
+    Num,
+    Operand,
+    Read,
+    Scalar,
+    V,
+)
 from qfuse.rewrite.pattern.guards import bind, check, guard, let, single_use, where
 from qfuse.rewrite.pattern.match import Match, PatternRule, explain, match, pointed
 from qfuse.rewrite.pattern.parts import Either, Literal, Maybe, Opt, Pattern, op
@@ -18,6 +29,7 @@ __all__ = [
     "Match",
     "Maybe",
     "Num",
+    "Operand",
     "Opt",
     "Path",
     "Pattern",

@@ -81,12 +81,22 @@ class V(Capture[Node]):
         return value
 
 
+class Operand(Capture[Argument]):
+    """What arithmetic takes: a tensor or a number, but not a bool or a symbolic size."""
+
+    def read(self, value: object) -> object | Refusal:
+        """Accept tensors and numbers."""
+        if is_tensor(value) or _is_number(value):
+            return value
+        return self._refuse(MissCode.DTYPE, "a tensor or a number")
+
+
 class Num(Capture[float]):
     """A number that is written in the graph, but not a bool."""
 
     def read(self, value: object) -> object | Refusal:
         """Accept numbers."""
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if _is_number(value):
             return value
         return self._refuse(MissCode.NOT_CONSTANT, "a number")
 
@@ -152,3 +162,7 @@ class Read(Capture[T]):
     def show(self, out: Writer) -> None:
         """Write what it is."""
         out.put(self.what)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

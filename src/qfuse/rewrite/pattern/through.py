@@ -13,7 +13,7 @@ from torch.fx import Node
 from qfuse.ir.aten import aten
 from qfuse.ir.events import MissCode
 from qfuse.ir.ops.casts import cast_source
-from qfuse.rewrite.pattern.base import Part
+from qfuse.rewrite.pattern.base import Part, is_tensor
 from qfuse.rewrite.pattern.captures import Capture
 from qfuse.rewrite.pattern.parts import Pattern
 from qfuse.rewrite.pattern.search import Frame, Refusal, Search
@@ -124,7 +124,7 @@ class Through(Pattern):
 
     def _steps(self, value: Node) -> list[tuple[Step, Node, Node]]:
         found: list[tuple[Step, Node, Node]] = []
-        while len(found) < _LONGEST:
+        while len(found) < _LONGEST and is_tensor(value):
             sources = ((kind, kind.source(value)) for kind in self.kinds)
             kind, source = next(((k, s) for k, s in sources if s is not None), (None, None))
             if kind is None or source is None:
@@ -163,7 +163,7 @@ class Via(Pattern):
 
     def read(self, value: object) -> object | Refusal:
         """Look whether it is such a step."""
-        if isinstance(value, Node) and self.kind.source(value) is not None:
+        if is_tensor(value) and self.kind.source(value) is not None:
             return value
         fields = {"wanted": self.kind.name}
         return Refusal(MissCode.PATTERN, "expected a {wanted}, found {found}", fields)

@@ -13,7 +13,8 @@ from qfuse.normalize.aten.linear.to_mm import SpellMm
 from qfuse.normalize.builtin import ATEN
 from qfuse.normalize.importers.dialect import rules_of
 from qfuse.rewrite.clone import clone
-from qfuse.rewrite.driver import RewriteContext, apply_rules
+from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.run import bits_same, run

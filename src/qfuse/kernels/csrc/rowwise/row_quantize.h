@@ -11,7 +11,7 @@
 
 namespace qfuse {
 
-// How rows become codes, and what else is given. Meanings: src/qfuse/kernels/row_ops.py.
+// How rows become codes, and what else is given. Meanings: src/qfuse/kernels/rowwise.py.
 struct RowOutput {
   const std::optional<at::Tensor>& scale;
   const std::optional<at::Tensor>& zero_point;

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
-from qfuse.ir.ops.views import node_of, tensor_of
-from qfuse.rewrite.prelude import (
-    Exactness,
-    Miss,
-    MissCode,
-    Node,
-    OpOverload,
-    Rewriter,
-    Rule,
-    arguments,
-    aten,
-)
+from qfuse.ir.ops.views import tensor_of
+from qfuse.rewrite.pattern import Match, PatternRule, V, op, where
+from qfuse.rewrite.prelude import Exactness, MissCode, Node, Rewriter, aten
+
+LEFT, RIGHT = V("left"), V("right")
 
 
-@dataclass(frozen=True, slots=True)
-class IntMmSite:
-    """An ``_int_mm`` and its factors."""
-
-    node: Node
-    left: Node
-    right: Node
+def _is_on_cpu(node: Node) -> bool:
+    return tensor_of(node).device.type == "cpu"
 
 
-class ExactIntMm(Rule[IntMmSite]):
+class ExactIntMm(PatternRule):
     """``_int_mm(a, b)`` becomes ``mm(int32(a), int32(b))``.
 
     Before::
@@ -44,30 +29,25 @@ class ExactIntMm(Rule[IntMmSite]):
 
     Exact. On CPU ``_int_mm`` gives garbage without an error for one row whose stride is not K, for
     K = 1, and for all sizes where the instruction set has no 8-bit dot product; ``mm`` of int32 is
-    right everywhere. Rules that know the scales turn the product into a quantized linear; what
-    they leave is right, if slower.
+    right everywhere. ``scaled-product`` turns those that are scaled into a quantized linear; what
+    it leaves is right, if slower.
 
     Refuses: another device than the CPU: kernels there are right, and ``mm`` of int32 is missing.
     """
 
     name = "exact-int-mm"
-    anchors: ClassVar[tuple[OpOverload, ...]] = (aten._int_mm.default,)
     exactness = Exactness.EXACT
+    pattern = (
+        op(aten._int_mm.default, LEFT, RIGHT)
+        .given(where(_is_on_cpu, MissCode.PATTERN, "it is right as it is on other devices"))
+        .core()
+    )
 
-    def match(self, node: Node) -> IntMmSite | Miss:
-        """Match any call on the CPU."""
-        a = arguments(node)
-        device = tensor_of(node).device.type
-        if device != "cpu":
-            text = "on {} it is right as it is"
-            return Miss(MissCode.PATTERN, node, text, device, progress=0)
-        return IntMmSite(node, node_of(a["self"]), node_of(a["mat2"]))
-
-    def rewrite(self, site: IntMmSite, rw: Rewriter) -> None:
+    def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Widen both factors and multiply."""
         left, right = (
-            rw.call(aten._to_copy.default, factor, dtype=torch.int32)
-            for factor in (site.left, site.right)
+            rw.call(aten._to_copy.default, site[factor], dtype=torch.int32)
+            for factor in (LEFT, RIGHT)
         )
         y = rw.replay(aten.mm.default, (left, right), {}, tensor_of(site.node))
         rw.replace(site.node, y)

@@ -21,10 +21,10 @@ from qfuse.normalize.aten.qdq.scale_factor import (
 from qfuse.normalize.match.broadcast import block_of
 from qfuse.normalize.match.quantized_values import QUANTIZED, Stored, integers_of, stored_spec
 from qfuse.normalize.match.views import view_source
-from qfuse.rewrite.pattern import Arg, Capture, Match, PatternRule, guard, let
+from qfuse.rewrite.pattern import Capture, Match, Operand, PatternRule, guard, let
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter
 
-SCALE = Arg("scale")
+SCALE = Operand("scale")
 VALUE = Capture[Node]("value")
 SCALE_FACTOR = Capture[Factor]("scale_factor")
 ZERO_FACTOR = Capture[Factor | None]("zero_factor")

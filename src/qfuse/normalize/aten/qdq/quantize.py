@@ -15,13 +15,13 @@ from qfuse.ir.sizes import same_shape
 from qfuse.normalize.aten.qdq.scale_factor import Factor, inverse_factor, scale_factor, zero_factor
 from qfuse.normalize.match.broadcast import block_of
 from qfuse.rewrite.pattern import Match, Pattern, PatternRule, Step, Via
-from qfuse.rewrite.pattern.captures import Arg, Capture, Num, V
+from qfuse.rewrite.pattern.captures import Capture, Num, Operand, V
 from qfuse.rewrite.pattern.guards import bind, guard, let
 from qfuse.rewrite.pattern.parts import Either, Maybe, Opt, op
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, aten
 
-X, SCALE, INVERSE, ZERO = V("x", REALS), Arg("scale"), Arg("inverse"), Arg("zero_point")
-LOW, HIGH = Num("low"), Num("high")
+X, LOW, HIGH = V("x", REALS), Num("low"), Num("high")
+SCALE, INVERSE, ZERO = Operand("scale"), Operand("inverse"), Operand("zero_point")
 DIVIDES, ZERO_FIRST = Capture[bool]("divides"), Capture[bool]("zero_first")
 SCALED = Capture[Node]("scaled")
 SCALE_FACTOR = Capture[Factor]("scale_factor")

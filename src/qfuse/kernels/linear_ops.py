@@ -1,0 +1,60 @@
+"""The three ops of a linear of quantized activations: floats, codes, and codes of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+
+from qfuse.ir.errors import InputError
+from qfuse.kernels.fakes import REAL, STORED
+from qfuse.kernels.op import KernelOp
+from qfuse.kernels.rowwise import RowwiseResult, fake_rowwise
+
+_DEFAULTS: Mapping[str, object] = {
+    "bias": None,
+    "extras": (),
+    "epilogue": "",
+    "real": torch.float32,
+}
+_OUTPUT: Mapping[str, object] = {"reciprocal": True, "zero_point_first": False}
+
+
+def linear_ops(
+    name: str, columns: Callable[[Any], int], defaults: Mapping[str, object] | None = None
+) -> tuple[KernelOp[torch.Tensor], KernelOp[torch.Tensor], KernelOp[RowwiseResult]]:
+    """Return ``name``, ``name_quantized`` and ``name_rows``.
+
+    Args:
+        name: The op that gives floats.
+        columns: Gives the features of the result from the arguments by name, or raises InputError.
+        defaults: What may be left out besides what all of them have.
+    """
+    known = {**_DEFAULTS, **(defaults or {})}
+
+    def result(a: Any, dtype: torch.dtype, possible: Collection[torch.dtype]) -> torch.Tensor:
+        if a.real not in REAL:
+            raise InputError(f"real must be one of {REAL}, not {a.real}")
+        if dtype not in possible:
+            raise InputError(f"the result must be one of {possible}, not {dtype}")
+        made: torch.Tensor = a.x.new_empty((*a.x.shape[:-1], columns(a)), dtype=dtype)
+        return made
+
+    def rows(a: Any) -> RowwiseResult:
+        return fake_rowwise(a, result(a, a.float_dtype, REAL), None, a.float_dtype)
+
+    return (
+        KernelOp(
+            name,
+            lambda a: result(a, a.out_dtype, REAL),
+            defaults=known,
+            like={"out_dtype": "real"},
+        ),
+        KernelOp(
+            f"{name}_quantized",
+            lambda a: result(a, a.out_dtype, STORED),
+            defaults={**known, **_OUTPUT},
+        ),
+        KernelOp(f"{name}_rows", rows, defaults=known, like={"float_dtype": "real"}),
+    )

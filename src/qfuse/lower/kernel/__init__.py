@@ -1,1 +1,0 @@
-"""What a kernel of the registry is, and how one is selected."""

@@ -1,0 +1,91 @@
+"""qfuse's own activation that quantizes its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.fx.node import Argument
+
+from qfuse.ir.ops.activation import Activation
+from qfuse.ir.ops.epilogue import Epilogue, Glu, Halves, Mul, Step
+from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.quant.spec import dtype_name
+from qfuse.ir.refusal import Refusal
+from qfuse.ir.sizes import same_shape
+from qfuse.lower.operands.checks import FLOATS, MOST_EXTRAS, MOST_STEPS, is_plain
+from qfuse.lower.operands.rowwise import RowwiseKernel
+from qfuse.lower.problems.rowwise import RowwiseProblem, check_output, rowwise_output_args
+from qfuse.lower.select.kernel import ACTIVATION, Claim, Span
+from qfuse.rewrite.prelude import Node, Rewriter
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationQuantized(RowwiseKernel):
+    """``qfuse::activation_quantized``."""
+
+    covers: ClassVar[tuple[Span, ...]] = (ACTIVATION,)
+
+    name: str = "qfuse.activation_quantized"
+
+    def accepts(self, problem: RowwiseProblem) -> Claim | Refusal:
+        """Take the steps that the linears' kernels take too, on a float input."""
+        op = problem.op
+        assert isinstance(op, Activation), "it covers no other op"
+        return _check_steps(op) or check_output(problem) or problem.claim(statistics=0)
+
+    def emit(self, problem: RowwiseProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
+        """Add the call."""
+        del claim
+        op = problem.op
+        assert isinstance(op, Activation), "it was accepted"
+        x, extras, glu = op.x, list(op.extras), _glu(op)
+        if glu is not None:
+            x, up = _halves(op.x, glu, rw)
+            extras = [up]
+        steps = str(Epilogue(_steps(op)))
+        args: list[Argument] = [x, extras or None, steps, problem.spec.real]
+        call = rw.call(
+            torch.ops.qfuse.activation_quantized.default, *args, *rowwise_output_args(problem)
+        )
+        return problem.results(call, rw)
+
+
+def _glu(op: Activation) -> Glu | None:
+    """Return the step that multiplies the halves of the input, if that comes first."""
+    first = next(iter(op.epilogue.steps), None)
+    return first if isinstance(first, Glu) else None
+
+
+def _steps(op: Activation) -> tuple[Step, ...]:
+    """Return the steps on one half of the input, the other half being the first operand."""
+    glu, steps = _glu(op), op.epilogue.steps
+    return steps if glu is None else (glu.act, Mul(0), *steps[1:])
+
+
+def _halves(x: Node, glu: Glu, rw: Rewriter) -> tuple[Node, Node]:
+    """Return the gate and the other half, which are rows with a stride."""
+    *_, size = shape_of(x)
+    assert isinstance(size, int), "only an axis of known size is halved"
+    cut = torch.ops.aten.slice.Tensor
+    low, high = rw.call(cut, x, -1, 0, size // 2), rw.call(cut, x, -1, size // 2, size)
+    return (low, high) if glu.halves is Halves.GATE_FIRST else (high, low)
+
+
+def _check_steps(op: Activation) -> Refusal | None:
+    """Refuse stored inputs, steps that the kernel does not know, and operands of other shapes."""
+    if op.x_params is not None:
+        return Refusal("its input is stored")
+    steps, glu = _steps(op), _glu(op)
+    halved = glu is None or (not op.extras and isinstance(shape_of(op.x)[-1], int))
+    if not all(map(is_plain, steps)) or not halved:
+        return Refusal(f"it does not know all of {op.epilogue}")
+    if len(steps) > MOST_STEPS or len(op.extras) > MOST_EXTRAS:
+        return Refusal("it has too many steps")
+    for extra in op.extras:
+        if dtype_of(extra) not in FLOATS:
+            return Refusal(f"an operand is {dtype_name(dtype_of(extra))}")
+        if not same_shape(shape_of(extra), shape_of(op.x)):
+            return Refusal("an operand is spread over the input, or the input over it")
+    return None

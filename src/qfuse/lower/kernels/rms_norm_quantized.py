@@ -1,0 +1,73 @@
+"""qfuse's own RMS norm that quantizes its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.fx.node import Argument
+
+from qfuse.ir.ops.norms import RmsNorm
+from qfuse.ir.ops.views import dtype_of
+from qfuse.ir.quant.spec import dtype_name
+from qfuse.ir.refusal import Refusal
+from qfuse.lower.operands.checks import FLOATS
+from qfuse.lower.operands.rowwise import (
+    RowwiseKernel,
+    check_residual,
+    check_types,
+    check_vectors,
+    float_vector,
+)
+from qfuse.lower.problems.rowwise import RowwiseProblem, check_output, rowwise_output_args
+from qfuse.lower.select.kernel import RMS_NORM, Claim, Span
+from qfuse.rewrite.prelude import Node, Rewriter
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNormQuantized(RowwiseKernel):
+    """``qfuse::rms_norm_quantized``."""
+
+    covers: ClassVar[tuple[Span, ...]] = (RMS_NORM,)
+
+    name: str = "qfuse.rms_norm_quantized"
+
+    def accepts(self, problem: RowwiseProblem) -> Claim | Refusal:
+        """Take an RMS norm over the last axis whose statistics are float32."""
+        op = problem.op
+        assert isinstance(op, RmsNorm), "it covers no other op"
+        refusal = (
+            check_output(problem)
+            or check_residual(op)
+            or check_types(op.norm)
+            or check_vectors(problem, op.weight)
+            or _check_rounding(op)
+        )
+        # The mean of squares.
+        return refusal or problem.claim(statistics=1)
+
+    def emit(self, problem: RowwiseProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
+        """Add the call."""
+        del claim
+        op = problem.op
+        assert isinstance(op, RmsNorm), "it was accepted"
+        weight, norm = float_vector(op.weight, rw), op.norm
+        args: list[Argument] = [op.x, op.residual, weight, norm.eps, norm.rounded, norm.out]
+        call = rw.call(
+            torch.ops.qfuse.rms_norm_quantized.default, *args, *rowwise_output_args(problem)
+        )
+        return problem.results(call, rw)
+
+
+def _check_rounding(op: RmsNorm) -> Refusal | None:
+    """Refuse a norm that rounds behind the weight to another type than its result's."""
+    norm = op.norm
+    scaled = norm.rounded
+    if op.weight is not None:
+        scaled = torch.promote_types(scaled, dtype_of(op.weight))
+    if norm.rounded not in FLOATS or norm.out not in FLOATS:
+        return Refusal(f"it rounds to {dtype_name(norm.rounded)}")
+    if scaled not in {norm.out, torch.float32}:
+        return Refusal(f"it rounds to {dtype_name(scaled)} and then to {dtype_name(norm.out)}")
+    return None

@@ -1,1 +1,0 @@
-"""A linear and the rowwise op behind it, in one kernel."""

@@ -1,0 +1,1 @@
+"""What kernels share: checks of operands, and constants in the layout that kernels read."""

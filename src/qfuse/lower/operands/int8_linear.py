@@ -1,0 +1,210 @@
+"""What qfuse's linears of quantized activations share, alone and with a rowwise op behind them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.fx.node import Argument
+
+from qfuse.cost.model import Plan
+from qfuse.cost.sizes import AtPoints, at_points
+from qfuse.cost.work import Bits, ComputeKind, Work, linear_work
+from qfuse.ir.refusal import Refusal
+from qfuse.kernels import KernelLibrary
+from qfuse.lower.operands.checks import (
+    bits_of,
+    check_epilogue,
+    check_extras,
+    check_platform,
+    float_out,
+    output_args,
+    scale_node,
+    stored_zero,
+    takes_output,
+    typed,
+)
+from qfuse.lower.operands.packing import Packer
+from qfuse.lower.problems.linear import LinearProblem, split_epilogue
+from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
+from qfuse.lower.problems.rowwise import check_output, rowwise_output_args
+from qfuse.lower.select.kernel import LINEAR, LINEAR_ROWWISE, Claim, Span
+from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
+from qfuse.targets.target import Target
+
+# The kernel's own pieces are smaller still.
+_PIECES = 64
+_ONE_PASS = "the linear and what is behind it are one pass"
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Linear(ABC):
+    """A linear of quantized activations, as three ops.
+
+    ``qfuse::name`` gives floats, ``qfuse::name_quantized`` quantized values with given parameters,
+    ``qfuse::name_rows`` quantized values of the rowwise op behind the linear.
+
+    Attributes:
+        library: The compiled kernels, or why there are none.
+        packer: Packs weights, for all kernels of a lowering.
+    """
+
+    covers: ClassVar[tuple[Span, ...]] = (LINEAR, LINEAR_ROWWISE)
+
+    library: KernelLibrary
+    packer: Packer
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What the report calls it: ``qfuse.`` and the name of the first op."""
+
+    @property
+    @abstractmethod
+    def weight_bits(self) -> int:
+        """Bits of one stored weight."""
+
+    @abstractmethod
+    def check(self, problem: LinearProblem) -> Refusal | None:
+        """Refuse operands that the ops do not take; the epilogue and the output are checked."""
+
+    @abstractmethod
+    def weight_operands(
+        self, problem: LinearProblem, rw: Rewriter, *, halves: bool
+    ) -> list[Argument]:
+        """Add the packed constants; return the arguments between the activation and the bias.
+
+        Args:
+            problem: The linear, which was accepted.
+            rw: Adds constants.
+            halves: Whether the epilogue multiplies the halves of the features.
+        """
+
+    def depth(self, problem: LinearProblem) -> int:
+        """Return the input features, and what else costs as much as one."""
+        return problem.k
+
+    def supported(self, target: Target) -> Refusal | None:
+        """Refuse where the kernels could not be built."""
+        return check_platform(self.library, target)
+
+    def accepts(self, problem: LinearProblem | LinearRowwiseProblem) -> Claim | Refusal:
+        """Take the linear with all of its epilogue, or the linear and the op behind it."""
+        if isinstance(problem, LinearRowwiseProblem):
+            both = problem.problem
+            refusal = self.check(both) or check_extras(both) or check_rowwise_output(problem)
+            if refusal is not None:
+                return refusal
+            work = linear_rowwise_work(problem, self.depth(both), self.weight_bits)
+            return Claim(0, problem.rows is not None, work, _ONE_PASS)
+        refusal = self.check(problem) or check_epilogue(problem)
+        if refusal is not None:
+            return refusal
+        fused = problem.fused
+        output = fused.out_params is not None and takes_output(fused)
+        return Claim(len(fused.epilogue.steps), output, self._work(problem, output=output))
+
+    def emit(
+        self, problem: LinearProblem | LinearRowwiseProblem, claim: Claim, rw: Rewriter
+    ) -> dict[int, Node]:
+        """Add the call with packed constants."""
+        if isinstance(problem, LinearRowwiseProblem):
+            return self._emit_rowwise(problem, rw)
+        fused = problem.fused
+        args = self._arguments(problem, str(split_epilogue(problem, claim)[0]), rw)
+        if not claim.output:
+            return {0: rw.call(self._op(""), *args, float_out(fused))}
+        assert fused.out_params is not None, "the claim covers the output"
+        return {0: rw.call(self._op("_quantized"), *args, *output_args(fused.out_params, rw))}
+
+    def _emit_rowwise(self, problem: LinearRowwiseProblem, rw: Rewriter) -> dict[int, Node]:
+        fused, rows = problem.problem.fused, problem.rows
+        args = self._arguments(problem.problem, problem.steps, rw, halves=problem.halved)
+        if rows is None:
+            return {0: rw.call(self._op(""), *args, float_out(fused))}
+        if is_stored_at_once(problem):
+            assert fused.out_params is not None, "its parameters are given"
+            return {0: rw.call(self._op("_quantized"), *args, *output_args(fused.out_params, rw))}
+        call = rw.call(self._op("_rows"), *args, rows.spec.real, *rowwise_output_args(rows))
+        indices = [replaced.index for replaced in problem.replaced]
+        return {index: rw.item(call, rows.kernel_result(index)) for index in indices}
+
+    def _arguments(
+        self, problem: LinearProblem, steps: str, rw: Rewriter, *, halves: bool = False
+    ) -> list[Argument]:
+        """Return what all three ops begin with."""
+        fused, x = problem.fused, problem.fused.x_params
+        assert x is not None, "accepted without activation params"
+        return [
+            fused.x,
+            scale_node(x, rw),
+            None if x.zero_point is None else stored_zero(x.zero_point, x.spec.dtype, rw),
+            *self.weight_operands(problem, rw, halves=halves),
+            None if fused.bias is None else typed(fused.bias, torch.float32, rw),
+            list(fused.extras) or None,
+            steps,
+            problem.real,
+        ]
+
+    def _op(self, kind: str) -> OpOverload:
+        name = self.name.removeprefix("qfuse.") + kind
+        op: OpOverload = getattr(torch.ops.qfuse, name).default
+        return op
+
+    def _work(self, problem: LinearProblem, *, output: bool) -> Plan:
+        out_bits = 8 if output else bits_of(float_out(problem.fused))
+        bits = Bits(8, self.weight_bits, out_bits)
+        return linear_work(problem.rows, self.depth(problem), problem.n, bits, ComputeKind.INT8)
+
+
+def check_rowwise_output(problem: LinearRowwiseProblem) -> Refusal | None:
+    """Refuse codes of rows that no kernel makes."""
+    if problem.rows is None or is_stored_at_once(problem):
+        return None
+    return check_output(problem.rows)
+
+
+def is_stored_at_once(problem: LinearRowwiseProblem) -> bool:
+    """Whether a block of columns becomes codes at once, without the rest of the row."""
+    fused = problem.problem.fused
+    given = fused.out_params is not None and not problem.op.output.keep
+    return given and takes_output(fused)
+
+
+def linear_rowwise_work(
+    both: LinearRowwiseProblem, depth: int, weight_bits: int
+) -> list[AtPoints[Work]]:
+    """Return the work of the linear, and of encoding strips of rows that are in a cache.
+
+    Args:
+        both: The linear and the op behind it.
+        depth: Input features, with what else costs as much as one.
+        weight_bits: Of one stored weight.
+    """
+    problem, columns, rows = both.problem, both.columns, both.rows
+    stored = rows is not None and is_stored_at_once(both)
+    in_strips = rows is not None and not stored
+    kept = rows is not None and bool(rows.output.keep)
+    # The first result of an op that stores it is codes: what is kept has the type before that.
+    bits = 8 if stored else bits_of(float_out(problem.fused) if rows is None else rows.spec.real)
+
+    def linear(count: int) -> Work:
+        stored_as = Bits(8, weight_bits, 0)
+        work = linear_work(count, depth, problem.n, stored_as, ComputeKind.INT8).hint
+        written = _strips(count * columns) if in_strips else (count * columns * bits / 8,)
+        return work.moving(writes=written)
+
+    def encoding(count: int) -> Work:
+        size = count * columns
+        written = (size, *([size * bits / 8] if kept else []))
+        return Work(reads=_strips(size), writes=written, kernel_calls=0)
+
+    plan = [at_points(linear, problem.rows)]
+    return [*plan, at_points(encoding, problem.rows)] if in_strips else plan
+
+
+def _strips(elements: int) -> tuple[float, ...]:
+    """Return the bytes of floats in pieces, which stay in a cache whatever their sum is."""
+    return (elements * 4 / _PIECES,) * _PIECES

@@ -1,0 +1,254 @@
+"""Packed weights for real activations: what kernels of such linears check, pack and pay."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch.fx.node import Argument
+
+from qfuse.cost.sizes import AtPoints
+from qfuse.cost.work import Bits, ComputeKind, Work, linear_work
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops.views import QuantParams
+from qfuse.ir.quant.spec import ZeroPointDomain
+from qfuse.ir.refusal import Refusal
+from qfuse.kernels import KernelLibrary, pack_groups
+from qfuse.kernels.weight_only import GROUP_MULTIPLE
+from qfuse.lower.operands.checks import (
+    COMPUTES,
+    FLOATS,
+    bits_of,
+    check_bias,
+    check_edge,
+    check_epilogue,
+    check_platform,
+    check_scales,
+    check_zero_point,
+    float_out,
+    typed,
+)
+from qfuse.lower.operands.groups import (
+    group_count,
+    group_offsets,
+    group_scales,
+    group_zero_points,
+    middle_of,
+)
+from qfuse.lower.operands.packing import Packer, least_code
+from qfuse.lower.problems.linear import LinearProblem, split_epilogue
+from qfuse.lower.select.kernel import LINEAR, Claim, Span
+from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
+from qfuse.targets.target import Target
+
+_KINDS = {
+    torch.float32: ComputeKind.F32,
+    torch.bfloat16: ComputeKind.BF16,
+    torch.float16: ComputeKind.F32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RealWeight:
+    """A packed weight and its parameters, as kernels read them.
+
+    Attributes:
+        codes: The packed weight.
+        scale: float32 ``[ceil(N / 64), groups, 64]``.
+        zero_point: Likewise, in the type of the codes; ``None`` if all are what kernels take for
+            granted.
+        offset: float32, likewise; ``None`` if there are none.
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    zero_point: torch.Tensor | None
+    offset: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class RealWeights:
+    """Packs the weights of kernels with real activations.
+
+    Attributes:
+        packer: Packs codes and remembers what was packed, for other kernels too.
+    """
+
+    packer: Packer
+
+    def pack(self, problem: LinearProblem, bits: int) -> RealWeight:
+        """Pack the weight of ``problem``, which passed ``check_real_weight``."""
+        stored, params = problem.weight, problem.fused.weight_params
+        assert stored is not None, "it is a constant"
+        assert params is not None, "checked before"
+        tensors = (stored, *map(constant_of, params.tensors))
+        make = partial(self._packed, stored, params, bits)
+        return self.packer.once(make, tensors, "real", str(params.spec), bits)
+
+    def arguments(
+        self, problem: LinearProblem, claim: Claim, bits: int, rw: Rewriter
+    ) -> list[Argument]:
+        """Add the constants of a call, and return its arguments."""
+        fused = problem.fused
+        params, name = fused.weight_params, fused.weight.target
+        assert params is not None, "checked before"
+        weight = self.pack(problem, bits)
+        return [
+            fused.x,
+            rw.constant(weight.codes, f"{name}_packed"),
+            rw.constant(weight.scale, f"{name}_scales"),
+            None if weight.zero_point is None else rw.constant(weight.zero_point, f"{name}_zeros"),
+            None if weight.offset is None else rw.constant(weight.offset, f"{name}_offsets"),
+            problem.n,
+            None if fused.bias is None else typed(fused.bias, torch.float32, rw),
+            list(fused.extras) or None,
+            str(split_epilogue(problem, claim)[0]),
+            params.spec.arithmetic.compute,
+            float_out(fused),
+        ]
+
+    def _packed(self, stored: torch.Tensor, params: QuantParams, bits: int) -> RealWeight:
+        zero, implied = zero_points_of(stored, params, bits)
+        scale = group_scales(params, stored.shape)
+        offset = group_offsets(params, stored.shape)
+        kept = None if bool((zero == implied).all()) else zero
+        return RealWeight(
+            self.packer.codes(stored, params.spec, bits),
+            pack_groups(scale.t()),
+            None if kept is None else pack_groups(kept.t()),
+            None if offset is None else pack_groups(offset.t()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WeightOnlyLinear(ABC):
+    """A linear of float activations with a packed weight, as the op ``qfuse::name``.
+
+    Attributes:
+        library: The compiled kernels, or why there are none.
+        weights: Packs weights, for all kernels of a lowering.
+    """
+
+    covers: ClassVar[tuple[Span, ...]] = (LINEAR,)
+
+    library: KernelLibrary
+    weights: RealWeights
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What the report calls it: ``qfuse.`` and the name of the op."""
+
+    @property
+    @abstractmethod
+    def bits(self) -> int:
+        """Bits of one packed weight."""
+
+    @abstractmethod
+    def check(self, problem: LinearProblem) -> Refusal | None:
+        """Refuse weights that do not fit the packed ones."""
+
+    def supported(self, target: Target) -> Refusal | None:
+        """Refuse where the kernels could not be built."""
+        return check_platform(self.library, target)
+
+    def accepts(self, problem: LinearProblem) -> Claim | Refusal:
+        """Take float activations, and weights with one scale per group of input features."""
+        return check_real_weight(problem) or self.check(problem) or claim_of(problem, self.bits)
+
+    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
+        """Add the call with the packed weight."""
+        args = self.weights.arguments(problem, claim, self.bits, rw)
+        op: OpOverload = getattr(torch.ops.qfuse, self.name.removeprefix("qfuse.")).default
+        return {0: rw.call(op, *args)}
+
+
+def zero_points_of(
+    stored: torch.Tensor, params: QuantParams, bits: int
+) -> tuple[torch.Tensor, int]:
+    """Return zero points of the packed codes, ``[groups, N]``, and the one that needs no tensor.
+
+    Those that do not fit the codes' type are left as int32.
+    """
+    four = bits == 4  # noqa: PLR2004
+    zero = group_zero_points(params, stored.shape) - least_code(stored, params.spec, bits)
+    narrow = zero.to(torch.uint8 if four else torch.int8)
+    return (narrow if torch.equal(narrow.to(torch.int32), zero) else zero), 8 if four else 0
+
+
+def check_real_weight(problem: LinearProblem) -> Refusal | None:
+    """Refuse what no kernel for real activations takes, whatever the bits of its codes."""
+    fused = problem.fused
+    params = fused.weight_params
+    if fused.x_params is not None:
+        return Refusal("the activation is quantized")
+    if problem.real not in _KINDS:
+        return Refusal(f"the linear computes in {problem.real}")
+    if params is None:
+        return Refusal("the weight is not quantized")
+    if params.spec.dtype.is_floating_point:
+        return Refusal(f"the weight is stored as {params.spec.dtype}")
+    if any(constant_of(part) is None for part in (fused.weight, *params.tensors)):
+        return Refusal("the weight or its parameters are computed at run time")
+    return _check_parameters(problem, params) or check_bias(problem) or check_epilogue(problem)
+
+
+def _check_parameters(problem: LinearProblem, params: QuantParams) -> Refusal | None:
+    groups = group_count(params.spec, problem.k)
+    if isinstance(groups, Refusal):
+        return groups
+    # Elsewhere than in float16, rounding weights to it would be most of the source's noise.
+    computes = FLOATS if problem.real is torch.float16 else COMPUTES
+    if params.spec.domain is not ZeroPointDomain.FLOAT_OFFSET:
+        refusal = check_edge(params, "weight", computes) or check_zero_point(params, "weight")
+        return refusal or _check_range(problem, params)
+    if not middle_of(params.spec).is_integer():
+        low, high = params.spec.quant_min, params.spec.quant_max
+        return Refusal(f"the weight's offsets are relative to no number of [{low}, {high}]")
+    if problem.k % GROUP_MULTIPLE:
+        return Refusal(
+            f"the weight has real offsets and {problem.k} input features, kernels take "
+            f"multiples of {GROUP_MULTIPLE}"
+        )
+    return check_scales(params, "weight", computes) or _check_range(problem, params)
+
+
+def _check_range(problem: LinearProblem, params: QuantParams) -> Refusal | None:
+    """Refuse weights that may be infinite in float16, where sums that are scaled are not."""
+    if params.spec.arithmetic.compute is not torch.float16:
+        return None
+    stored = problem.weight
+    assert stored is not None, "it is a constant"
+    if stored.numel() == 0:
+        return None
+    zero = group_zero_points(params, stored.shape).double()
+    low, high = map(float, stored.aminmax())
+    most = torch.maximum((low - zero).abs(), (high - zero).abs())
+    bound = most * group_scales(params, stored.shape).double().abs()
+    offset = group_offsets(params, stored.shape)
+    if offset is not None:
+        bound = bound + offset.double().abs()
+    if bool((bound <= torch.finfo(torch.float16).max).all()):
+        return None
+    return Refusal("the weight may leave the range of float16, which it is dequantized in")
+
+
+def claim_of(problem: LinearProblem, bits: int) -> Claim:
+    """Return the claim of a kernel whose codes have ``bits`` bits: all of the epilogue."""
+    params = problem.fused.weight_params
+    assert params is not None, "checked before"
+    groups = group_count(params.spec, problem.k)
+    assert isinstance(groups, int), "checked before"
+    widths = Bits(bits_of(problem.real), bits, bits_of(float_out(problem.fused)))
+    work = linear_work(problem.rows, problem.k, problem.n, widths, _KINDS[problem.real])
+    zero = 0 if params.zero_point is None else 1
+    offset = 4 * (params.spec.domain is ZeroPointDomain.FLOAT_OFFSET)
+    parameters = groups * problem.n * (4 + max(zero, offset))
+    return Claim(len(problem.fused.epilogue.steps), False, _with_parameters(work, parameters))
+
+
+def _with_parameters(work: AtPoints[Work], size: int) -> AtPoints[Work]:
+    return AtPoints(*(one.moving(weight_bytes=size) for one in work.values))

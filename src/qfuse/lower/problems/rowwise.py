@@ -1,0 +1,249 @@
+"""Fused ops that quantize their result as they make it, as rowwise kernels see them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.fx.node import Argument
+
+from qfuse.cost import pointwise_work, size_range, without_calls
+from qfuse.cost.model import Plan
+from qfuse.cost.sizes import SizeRange
+from qfuse.cost.work import WorkRange
+from qfuse.ir.graph.stage_graph import SymbolRange
+from qfuse.ir.ops.activation import Activation
+from qfuse.ir.ops.norms import LayerNorm, RmsNorm
+from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.quant.choose import Formula
+from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name
+from qfuse.ir.refusal import Refusal
+from qfuse.ir.sizes import Size, is_row_major, same_shape
+from qfuse.lower.expand.expand import results_of
+from qfuse.lower.operands.checks import FLOATS, bits_of, fits_int32, is_whole, rows_share_scale
+from qfuse.lower.problems.problem import Problem, Replaced
+from qfuse.lower.select.kernel import Claim, Span
+from qfuse.rewrite.prelude import Node, Rewriter
+
+RowwiseOp = RmsNorm | LayerNorm | Activation
+
+ROWWISE_FORMULAS = (
+    Formula.AO_SYMMETRIC,
+    Formula.AO_SYMMETRIC_NO_CLIPPING,
+    Formula.AO_ASYMMETRIC,
+    Formula.DECOMPOSED_AFFINE,
+    Formula.DECOMPOSED_SYMMETRIC,
+    Formula.TOKEN_SYMMETRIC,
+    Formula.TOKEN_ASYMMETRIC,
+)
+"""What the kernels choose by, see kernels/csrc/rowwise/choose.h."""
+
+_BYTES = (torch.int8, torch.uint8)
+_SCALES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_ZEROS = (*_SCALES, torch.int64, torch.int32, torch.int8, torch.uint8)
+# Where the kernel puts what is kept; codes, scale and zero point are its first results.
+_KEPT = {Keep.FLOAT: 3, Keep.SUM: 4}
+
+
+@dataclass(frozen=True, slots=True)
+class RowwiseProblem(Problem):
+    """A fused op as rowwise kernels see it.
+
+    Attributes:
+        op: The op, viewed.
+        spec: What its result is quantized as.
+        elements: Elements of the input.
+        made: Elements of the result: half of them if it multiplies the halves of a row.
+        shape: Shape of the result.
+    """
+
+    op: RowwiseOp
+    spec: QuantSpec
+    elements: SizeRange
+    made: SizeRange
+    shape: tuple[Size, ...]
+
+    rule: ClassVar[str] = "lower-rowwise"
+    has_rival: ClassVar[bool] = True
+
+    @property
+    def span(self) -> Span:
+        """The op."""
+        return (type(self.op),)
+
+    @property
+    def place(self) -> Node:
+        """The op."""
+        return self.op.node
+
+    @property
+    def anchor(self) -> Node:
+        """The op."""
+        return self.op.node
+
+    @property
+    def replaced(self) -> tuple[Replaced, ...]:
+        """The results of the op."""
+        return tuple(Replaced(node, index) for index, node in results_of(self.op.node).items())
+
+    @property
+    def output(self) -> Output:
+        """How it gives its results."""
+        return self.op.output
+
+    @property
+    def operands(self) -> tuple[Node, ...]:
+        """What is read besides the input, element by element."""
+        if isinstance(self.op, Activation):
+            # The parameters of roundings on the way are no rows.
+            read = self.op.extras
+            return tuple(x for x in read if same_shape(shape_of(x), shape_of(self.op.x)))
+        return () if self.op.residual is None else (self.op.residual,)
+
+    def kernel_result(self, index: int) -> int:
+        """Return which result of a kernel is the op's result ``index``."""
+        for kept in self.output.keep:
+            if index == self.output.place(kept):
+                return _KEPT[kept]
+        return index
+
+    def results(self, call: Node, rw: Rewriter) -> dict[int, Node]:
+        """Return the results of a call of a kernel by the index that the op has them at."""
+        indices = results_of(self.op.node)
+        return {index: rw.item(call, self.kernel_result(index)) for index in indices}
+
+    def claim(self, statistics: int) -> Claim:
+        """Return the claim of a kernel that computes so many statistics of a row.
+
+        A compiler's loops read a row once for each statistic, once for its extremes, and once for
+        the codes. With given parameters it is one all the same: loops that vectorize alike were
+        measured to be as fast or faster, although they read a row again. Extremes are what they
+        are slow at.
+        """
+        count = 1 if self.output.choose is None else statistics + 2
+        return Claim(0, True, self.once(), loops=self.passes(count))
+
+    def once(self) -> Plan:
+        """What it costs to read everything once, in one call."""
+        return [*self._reads(), without_calls(self._written())]
+
+    def passes(self, count: int) -> Plan:
+        """What loops of a compiler cost that read everything ``count`` times, in no call."""
+        loops = [*self._reads() * count, self._written()]
+        return [without_calls(work) for work in loops]
+
+    def _reads(self) -> list[WorkRange]:
+        bits = [bits_of(dtype_of(node)) for node in (self.op.x, *self.operands)]
+        return [pointwise_work(self.elements, bits, [])]
+
+    def _written(self) -> WorkRange:
+        kept = {Keep.FLOAT: self.spec.real, Keep.SUM: dtype_of(self.op.x)}
+        if not isinstance(self.op, Activation) and self.op.residual is not None:
+            both = dtype_of(self.op.x), dtype_of(self.op.residual)
+            kept[Keep.SUM] = torch.promote_types(*both)
+        bits = [bits_of(self.spec.dtype), *(bits_of(kept[k]) for k in self.output.keep)]
+        return pointwise_work(self.made, [], bits)
+
+
+def rowwise_problem(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> RowwiseProblem | Refusal:
+    """Describe ``op``, or say why no rowwise kernel takes anything like it."""
+    shape = shape_of(op.x)
+    if op.output.spec is None:
+        return Refusal("its result is not quantized")
+    if dtype_of(op.x) not in FLOATS:
+        return Refusal(f"its input is {dtype_name(dtype_of(op.x))}")
+    if not shape:
+        return Refusal("its input has no axis")
+    if not all(map(is_row_major, op.node.meta["val"])):
+        return Refusal("its results lie in memory in another order than rows")
+    made = tuple(op.node.meta["val"][0].shape)
+    read, written = (size_range(_product(sizes), symbols) for sizes in (shape, made))
+    return RowwiseProblem(op, op.output.spec, read, written, made)
+
+
+def loops_of(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> Plan:
+    """Return what loops of a compiler cost that give a float result, in no call."""
+    value = op.node.meta["val"][0]
+    read, written = (
+        size_range(_product(sizes), symbols) for sizes in (shape_of(op.x), value.shape)
+    )
+    works = [
+        pointwise_work(read, [bits_of(dtype_of(op.x))], []),
+        pointwise_work(written, [], [bits_of(value.dtype)]),
+    ]
+    return [without_calls(work) for work in works]
+
+
+def _product(sizes: Sequence[Size]) -> Size:
+    count: Size = 1
+    for size in sizes:
+        count = count * size
+    return count
+
+
+def check_output(problem: RowwiseProblem) -> Refusal | None:
+    """Refuse codes that are no bytes, or scales that are neither one per row nor one for all."""
+    spec = problem.spec
+    if spec.dtype not in _BYTES:
+        return Refusal(f"its result is stored as {dtype_name(spec.dtype)}")
+    if spec.domain is ZeroPointDomain.FLOAT_OFFSET:
+        return Refusal("its zero point is a real offset")
+    if not spec.is_plain:
+        return Refusal("its scale has a format of its own, or two levels")
+    for dtype in (spec.real, spec.arithmetic.compute):
+        if dtype not in FLOATS:
+            return Refusal(f"it is quantized from {dtype_name(spec.real)} in {dtype_name(dtype)}")
+    return _check_given(problem) if problem.output.choose is None else _check_chosen(problem)
+
+
+def _check_given(problem: RowwiseProblem) -> Refusal | None:
+    params = problem.output.params
+    assert params is not None, "a quantized output has parameters, given or chosen"
+    if not is_whole(params.spec.block, problem.shape):
+        return Refusal(f"its result is scaled in blocks of {params.spec.block_text()}")
+    if dtype_of(params.scale) not in _SCALES:
+        return Refusal(f"its scale is {dtype_name(dtype_of(params.scale))}")
+    if params.zero_point is not None and not fits_int32(params.zero_point):
+        return Refusal("its zero point may not fit into 32 bits")
+    return None
+
+
+def _check_chosen(problem: RowwiseProblem) -> Refusal | None:
+    choose, spec = problem.output.choose, problem.spec
+    assert choose is not None, "its parameters are chosen"
+    if not rows_share_scale(choose.block, problem.shape) or choose.block != spec.block:
+        return Refusal(f"its scale is chosen for blocks of {spec.block_text()}, not for rows")
+    if choose.formula not in ROWWISE_FORMULAS:
+        return Refusal(f"its scale is chosen as {choose.formula}")
+    span = choose.dtype, choose.quant_min, choose.quant_max
+    if span != (spec.dtype, spec.quant_min, spec.quant_max):
+        return Refusal("its parameters are chosen for another range than it is stored in")
+    if choose.scale_dtype not in _SCALES or choose.zero_point_dtype not in _ZEROS:
+        return Refusal("its scale or zero point has an odd type")
+    return None
+
+
+def rowwise_output_args(problem: RowwiseProblem) -> list[Argument]:
+    """Return the arguments of a rowwise kernel that say how rows become codes."""
+    spec, choose, params = problem.spec, problem.output.choose, problem.output.params
+    math = spec.arithmetic
+    given: list[Argument] = [None, None] if params is None else [params.scale, params.zero_point]
+    chosen: list[Argument] = ["", 0.0, torch.float32, torch.int32]
+    if choose is not None:
+        chosen = [str(choose.formula), choose.eps, choose.scale_dtype, choose.zero_point_dtype]
+    keep = problem.output.keep
+    return [
+        *given,
+        *chosen,
+        spec.quant_min,
+        spec.quant_max,
+        spec.dtype,
+        math.compute,
+        math.reciprocal,
+        math.zero_point_first,
+        Keep.FLOAT in keep,
+        Keep.SUM in keep,
+    ]

@@ -1,0 +1,45 @@
+"""What runs an op if no kernel does, where that may be faster than a kernel."""
+
+from __future__ import annotations
+
+from qfuse.ir.refusal import Refusal
+from qfuse.lower.problems.linear import linear_problem
+from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
+from qfuse.lower.problems.problem import Problem
+from qfuse.lower.problems.rowwise import RowwiseOp, RowwiseProblem, loops_of, rowwise_problem
+from qfuse.lower.select.context import LoweringContext
+from qfuse.lower.select.select import Choice, Rival, against
+
+
+def choose(problem: Problem, context: LoweringContext) -> Choice:
+    """Select the kernel of ``problem``, if it is faster than what runs it without one."""
+    choice = context.select(problem)
+    if choice.offer is None:
+        return choice
+    if isinstance(problem, LinearRowwiseProblem):
+        return against(choice, problem, _two_kernels(problem, context))
+    loops = choice.offer.claim.loops
+    if loops is None:
+        return choice
+    rival = Rival("compiled loops", context.cost.seconds(loops), shown=False)
+    return against(choice, problem, rival)
+
+
+def _two_kernels(problem: LinearRowwiseProblem, context: LoweringContext) -> Rival | None:
+    """Predict the linear and the op behind it, each by itself; ``None`` without a kernel."""
+    linear = context.select(linear_problem(problem.linear, context.symbols))
+    if linear.seconds is None:
+        return None
+    return Rival("two kernels", linear.seconds + _rowwise_seconds(problem.op, context))
+
+
+def _rowwise_seconds(op: RowwiseOp, context: LoweringContext) -> float:
+    """Predict an op alone: on a kernel, or in a compiler's loops if they are faster."""
+    problem = rowwise_problem(op, context.symbols)
+    if isinstance(problem, Refusal):
+        return context.cost.seconds(loops_of(op, context.symbols))
+    choice = choose(problem, context)
+    if choice.seconds is not None:
+        return choice.seconds
+    assert isinstance(problem, RowwiseProblem), "a problem, or the reason that there is none"
+    return context.cost.seconds(problem.passes(1 if op.output.choose is None else 2))

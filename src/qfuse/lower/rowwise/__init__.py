@@ -1,1 +1,0 @@
-"""Kernels that work on whole rows: norms and activations with quantization."""

@@ -1,0 +1,51 @@
+"""What every part of the lowering of one graph works with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qfuse.cost.model import CostModel
+from qfuse.ir.graph.stage_graph import StageGraph, SymbolRange
+from qfuse.lower.problems.problem import Problem
+from qfuse.lower.select.kernel import Kernel
+from qfuse.lower.select.select import Choice, select
+from qfuse.rewrite.session import RewriteSession
+from qfuse.targets.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class LoweringContext:
+    """What every part of the lowering of one graph works with.
+
+    Attributes:
+        session: Rewrites the graph.
+        target: Where it will run.
+        cost: Prices kernels.
+        kernels: The registry.
+    """
+
+    session: RewriteSession
+    target: Target
+    cost: CostModel
+    kernels: Sequence[Kernel[Any]]
+
+    @property
+    def program(self) -> StageGraph:
+        """The graph."""
+        return self.session.program
+
+    @property
+    def stage(self) -> str:
+        """Name of the stage, for events."""
+        return self.session.context.stage
+
+    @property
+    def symbols(self) -> Mapping[str, SymbolRange]:
+        """The sizes that a call may bring."""
+        return self.program.signature.symbols
+
+    def select(self, problem: Problem) -> Choice:
+        """Ask every kernel that covers ``problem``."""
+        return select(problem, self.kernels, self.target, self.cost)

@@ -1,0 +1,207 @@
+"""Where the scale and zero point of a product's activation go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.fx.node import Argument
+
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.constants import constant_value, number_of
+from qfuse.ir.ops.views import shape_of
+from qfuse.ir.quant.spec import QuantSpec
+from qfuse.ir.sizes import Size
+from qfuse.normalize.match.broadcast import Broadcast, block_of, broadcast_of
+from qfuse.normalize.match.constants import derived, is_unit, shared_constant
+from qfuse.normalize.match.quantized_values import integers_of, stored_spec
+from qfuse.normalize.match.views import reapply_views, rows_source, with_shape
+from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
+
+_STEPS = 8
+_INT32 = torch.iinfo(torch.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """Quantized activations with parameters of their own rank.
+
+    Attributes:
+        q: The quantized values.
+        scale: A node or number; ``None`` is 1.
+        zero: A node or number; ``None`` is 0.
+        spec: How they are dequantized already; ``None`` if they are not.
+        before: Views to put on ``q`` first, so that it has the rows of its scale.
+        after: Views to put on what is made from its rows.
+        rows: Whether there is one scale or zero point per row.
+    """
+
+    q: Node
+    scale: Argument
+    zero: Argument
+    spec: QuantSpec | None = None
+    before: tuple[Node, ...] = ()
+    after: tuple[Node, ...] = ()
+    rows: bool = False
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether there is a scale other than 1."""
+        known = number_of(self.scale) if not isinstance(self.scale, Node) else None
+        return self.scale is not None and not (
+            known == 1 or (isinstance(self.scale, Node) and is_unit(self.scale))
+        )
+
+    @property
+    def grid(self) -> tuple[Size, ...]:
+        """The shape that a zero point has to have."""
+        if self.spec is not None or self.rows:
+            param = self.scale if isinstance(self.scale, Node) else self.zero
+            assert isinstance(param, Node), "a parameter has rows"
+            return tuple(shape_of(param))
+        return (1,) * len(shape_of(self.q))
+
+    def build(self, rw: Rewriter, real: torch.dtype) -> Node:
+        """Return the dequantized activation of type ``real``."""
+        if self.spec is not None:
+            return rw.call(ops.dequantize, self.q, self.scale, self.zero, str(self.spec))
+        q = self.q
+        for view in self.before:
+            q = reapply_views(rw, view, q)
+        ones = (1,) * len(shape_of(q))
+        zero = self._zero(rw, ones)
+        # A number enters float64 arithmetic unrounded.
+        compute = torch.float64 if real is torch.float64 else torch.float32
+        scale = self._scale(rw, ones, zero, compute)
+        if isinstance(self.zero, (int, float)) and zero is None:
+            number = int(self.zero)
+            zero = rw.call(aten.full_like.default, scale, number, dtype=torch.int32)
+        shape, grid = shape_of(q), shape_of(scale)
+        block = block_of(shape, grid)
+        assert block is not None, f"a scale of shape {grid} does not tile {shape}"
+        spec = stored_spec(self.q, shape, grid, real, block)
+        return rw.call(ops.dequantize, q, scale, zero, str(spec))
+
+    def _zero(self, rw: Rewriter, ones: tuple[int, ...]) -> Node | None:
+        if isinstance(self.zero, Node):
+            return self.zero if self.rows else _single(rw, self.zero, ones, "zero_point")
+        if isinstance(self.zero, (int, float)) and not self.rows:
+            value = torch.full(ones, int(self.zero), dtype=torch.int32)
+            return shared_constant(rw, self.q, value, f"{self.q.name}_zero_point")
+        return None
+
+    def _scale(
+        self, rw: Rewriter, ones: tuple[int, ...], zero: Node | None, compute: torch.dtype
+    ) -> Node:
+        if isinstance(self.scale, Node):
+            return self.scale if self.rows else _single(rw, self.scale, ones, "scale")
+        if isinstance(self.scale, (int, float)):
+            value = torch.full(ones, float(self.scale), dtype=compute)
+            return shared_constant(rw, self.q, value, f"{self.q.name}_scale")
+        if self.rows and zero is not None:
+            return rw.call(aten.ones_like.default, zero, dtype=torch.float32)
+        return shared_constant(rw, self.q, torch.ones(ones), f"one_of_rank_{len(ones)}")
+
+
+def place(
+    x: Node, scale: Argument, zero: Argument, y: Node, views: tuple[Node, ...]
+) -> Activation | Miss:
+    """Find the view of an activation whose rows are those of its parameters.
+
+    The parameters are stated for the shape that the activation had when it was quantized, and
+    were then reshaped along with it. Going back up both chains of views finds that shape, the
+    deepest where there are several; otherwise the activation is viewed in the rows of the scale.
+
+    Args:
+        x: Quantized activation of shape ``[rows, K]``, as the product reads it.
+        scale: Node, number or ``None``; it spreads over ``y``.
+        zero: Node, number or ``None``; it spreads over ``x``.
+        y: The scaled operand, of shape ``[.., N]``.
+        views: The views between the product and ``y``.
+    """
+    integer = _integer(zero, y)
+    spreads = _spread(scale, y), _spread(zero if isinstance(integer, Miss) else integer, x)
+    refusal = next((found for found in (integer, *spreads) if isinstance(found, Miss)), None)
+    if refusal is not None:
+        return refusal
+    assert not isinstance(integer, Miss), "it was returned"
+    zero = integer
+    scale_rows, zero_rows = (spread is Broadcast.ROWS for spread in spreads)
+    if not scale_rows and not zero_rows:
+        q, after = list(_roots(x))[-1]
+        return Activation(q, scale, zero, after=after)
+    if (isinstance(zero, Node) and not zero_rows) or (scale is not None and not scale_rows):
+        return Miss(MissCode.SHAPE, y, "scale and zero point have different blocks")
+    for q, after in reversed(list(_roots(x))):
+        grid = (*shape_of(q)[:-1], 1)
+        found = _in_shape(scale, grid), _in_shape(zero, grid)
+        if found[0] is not _MISSING and found[1] is not _MISSING:
+            return Activation(q, *found, after=after, rows=True)
+    zero = _in_shape(zero, (*shape_of(y)[:-1], 1))
+    if zero is _MISSING:
+        text = "the zero point cannot be brought to the rows of the scale"
+        return Miss(MissCode.SHAPE, y, text)
+    return Activation(x, scale, zero, before=views, rows=True)
+
+
+def _integer(zero: Argument, y: Node) -> Argument | Miss:
+    """Return an integer zero point, as a number if it is one number, without a cast to float."""
+    known = number_of(zero)
+    if known is not None:
+        if not math.isfinite(known) or known != int(known):
+            return Miss(MissCode.ZERO_POINT, y, "the zero point {} is not an integer", known)
+        if not _INT32.min <= known <= _INT32.max:
+            return Miss(MissCode.ZERO_POINT, y, "the zero point {} is not an int32", known)
+        return int(known)
+    if not isinstance(zero, Node):
+        return zero
+    text = "the zero point is not known to be an integer"
+    return integers_of(zero) or Miss(MissCode.ZERO_POINT, y, text)
+
+
+# What `_in_shape` returns if there is no such view; a string is no argument of these calls.
+_MISSING = "no view of this shape"
+
+
+def _in_shape(param: Argument, grid: tuple[Size, ...]) -> Argument:
+    if not isinstance(param, Node):
+        return param
+    return with_shape(param, grid) or _MISSING
+
+
+def _spread(param: Argument, value: Node) -> Broadcast | Miss:
+    """Return whether ``param`` has an entry per row of ``value``, or one for all."""
+    if not isinstance(param, Node):
+        return Broadcast.TENSOR
+    spread = broadcast_of(shape_of(param), shape_of(value))
+    if spread in {Broadcast.ROWS, Broadcast.TENSOR}:
+        return spread
+    text = "a factor of shape {} on a result of shape {} is not one number per row"
+    return Miss(MissCode.AXIS, param, text, tuple(shape_of(param)), tuple(shape_of(value)))
+
+
+def _roots(x: Node) -> Iterator[tuple[Node, tuple[Node, ...]]]:
+    """Give ``x`` and what it is a view of the rows of, with the views that lead back to ``x``."""
+    node: Node | None = x
+    views: tuple[Node, ...] = ()
+    for _ in range(_STEPS):
+        if node is None:
+            return
+        yield node, views
+        source = rows_source(node)
+        if source is not None:
+            views = (node, *views)
+        node = source
+
+
+def _single(rw: Rewriter, param: Node, ones: tuple[int, ...], what: str) -> Node:
+    """Return a parameter of one element in the rank of the activation."""
+    found = with_shape(param, ones)
+    if found is not None:
+        return found
+    value = constant_value(param)
+    if value is not None:
+        return derived(rw, param, value.reshape(ones), what)
+    return rw.call(aten.view.default, param, list(ones))

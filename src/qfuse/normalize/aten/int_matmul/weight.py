@@ -1,0 +1,157 @@
+"""The weight of a scaled product: its quantized values, and what is known of their parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch.fx.node import Argument
+
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.constants import constant_value
+from qfuse.ir.ops.qdq import as_dequantize
+from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.quant.spec import Arithmetic, QuantSpec, dtype_name, dtype_range
+from qfuse.normalize.aten.qdq.scale_factor import (
+    Factor,
+    check_range,
+    chosen_at_run_time,
+    constant_factor,
+    zero_factor,
+)
+from qfuse.normalize.match.broadcast import Broadcast, broadcast_of
+from qfuse.normalize.match.constants import derived, is_unit, shared_constant
+from qfuse.normalize.match.quantized_values import moved_constant, stored_numbers
+from qfuse.rewrite.pattern.base import is_tensor
+from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A weight, dequantized or not.
+
+    Attributes:
+        node: The matrix ``[N, K]`` that a linear reads; ``None`` is to be made.
+        q: Its quantized values; ``None`` if it is a float matrix.
+        rows: Whether their shape is ``[N, K]``; otherwise it is ``[K, N]``.
+        scale: Of shape ``[N, 1]`` or ``[1, 1]``; ``None`` is 1.
+        zero: The zero point, or what is subtracted from values that are not dequantized yet.
+        spec: How they are dequantized; ``None`` if they are not.
+    """
+
+    node: Node | None
+    q: Node | None = None
+    rows: bool = True
+    scale: Node | Factor | None = None
+    zero: Argument | Factor = None
+    spec: QuantSpec | None = None
+
+    @staticmethod
+    def of(node: Node) -> Weight:
+        """Read the weight of a linear."""
+        found = as_dequantize(node)
+        if found is not None:
+            params = found.params
+            zero = params.zero_point
+            return Weight(node, found.q, scale=params.scale, zero=zero, spec=params.spec)
+        stored = stored_numbers(node)
+        if stored is None or stored.views or moved_constant(stored.q) is None:
+            return Weight(node)
+        return Weight(node, stored.q, zero=stored.zero)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether there is a scale other than 1."""
+        if isinstance(self.scale, Factor):
+            value = self.scale.value
+            return value is None or value.numel() != 1 or value.item() != 1
+        return self.scale is not None and not is_unit(self.scale)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes a scale."""
+        if self.q is None or self.spec is None:
+            return self.q is not None
+        return not self.is_scaled and self.spec.is_plain and constant_of(self.q) is not None
+
+    def dequantized(self, real: torch.dtype) -> Weight:
+        """Return the weight with the scale 1."""
+        if self.spec is not None or self.q is None:
+            return self
+        return replace(self, node=None, spec=_spec(self.q, real, (None, None)))
+
+    def scaled(self, at: Node, scale: Factor, real: torch.dtype) -> Weight | Miss:
+        """Return the weight with a scale."""
+        assert self.q is not None, "it takes a scale"
+        block = (None if scale.shape[0] == 1 else 1, None)
+        if self.spec is not None:
+            if self.zero is None:
+                return replace(self, node=None, scale=scale, spec=self.spec.with_block(block))
+            text = "the weight has a zero point of one block, the scale another"
+            return Miss(MissCode.ZERO_POINT, at, text)
+        assert not isinstance(self.zero, Factor), "it is not dequantized yet"
+        zero = _zero(at, self.q, self.zero, scale)
+        if isinstance(zero, Miss):
+            return zero
+        return replace(self, node=None, scale=scale, zero=zero, spec=_spec(self.q, real, block))
+
+    def range_refusal(self, at: Node) -> Miss | None:
+        """Refuse a scale that brings the weight out of the normal range."""
+        assert isinstance(self.scale, Factor), "it was scaled"
+        assert self.scale.value is not None, "by a constant"
+        assert self.spec is not None, "and is dequantized"
+        return check_range(at, self.scale.value, self.spec, shifted=self.zero is not None)
+
+    def build(self, rw: Rewriter) -> Node:
+        """Return the weight as a linear reads it."""
+        if self.node is not None:
+            return self.node
+        q = self.q
+        assert q is not None, "it is made of quantized values"
+        if not self.rows:
+            moved = moved_constant(q)
+            assert moved is not None, "the weight is a constant"
+            q = derived(rw, q, moved[1].t(), "t")
+        zero = self.zero.build(rw) if isinstance(self.zero, Factor) else self.zero
+        if isinstance(self.scale, Factor):
+            scale = self.scale.build(rw)
+        else:
+            scale = self.scale or shared_constant(rw, q, torch.ones(1, 1), "one_of_rank_2")
+        return rw.call(ops.dequantize, q, scale, zero, str(self.spec))
+
+
+def read_scale(at: Node, by: Argument, y: Node, compute: torch.dtype) -> Factor | Miss:
+    """Read what ``y``, a product, is multiplied by, as the scale of its weight."""
+    if isinstance(by, (int, float)):
+        return constant_factor(at, torch.full((1, 1), float(by), dtype=compute), 2, "scale")
+    if not isinstance(by, Node) or not is_tensor(by):
+        return Miss(MissCode.DTYPE, at, "the factor is not a tensor")
+    if broadcast_of(shape_of(by), shape_of(y)) in {None, Broadcast.ROWS}:
+        text = "a factor of shape {} on a result of shape {} is not one number per output feature"
+        return Miss(MissCode.AXIS, by, text, tuple(shape_of(by)), tuple(shape_of(y)))
+    known = constant_value(by)
+    if known is None:
+        return Miss(MissCode.NOT_CONSTANT, by, "the factor is computed at run time")
+    if not known.dtype.is_floating_point:
+        known = known.to(compute)
+    return constant_factor(by, known.reshape(-1, 1), 2, "scale")
+
+
+def _zero(at: Node, q: Node, zero: Argument, scale: Factor) -> Factor | Miss | None:
+    if zero is None:
+        return None
+    dtype = dtype_of(q)
+    if dtype.is_floating_point:
+        text = "{} values have no zero point"
+        return Miss(MissCode.ZERO_POINT, at, text, dtype_name(dtype))
+    factor = zero_factor(at, zero, scale.shape, dtype)
+    if isinstance(factor, Factor) and factor.value is None and not chosen_at_run_time(factor.home):
+        text = "the zero point is not a constant, and no op that chooses zero points gave it"
+        return Miss(MissCode.NOT_CONSTANT, factor.home, text)
+    return factor
+
+
+def _spec(q: Node, real: torch.dtype, block: tuple[int | None, ...]) -> QuantSpec:
+    dtype, compute = dtype_of(q), torch.float64 if real is torch.float64 else torch.float32
+    return QuantSpec(dtype, *dtype_range(dtype), block, real, Arithmetic(compute))

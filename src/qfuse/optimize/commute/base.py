@@ -1,0 +1,158 @@
+"""The interface of ops that quantize may rise above and dequantize may sink below."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar, Self, TypeAlias
+
+from qfuse.cost.work import WorkRange
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.movement.base import Moved
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.linear import as_linear
+from qfuse.ir.ops.qdq import Dequantize, Quantize, as_dequantize
+from qfuse.ir.ops.views import QuantParams
+from qfuse.ir.quant.spec import QuantSpec
+from qfuse.optimize.match.memory_cost import passed
+from qfuse.optimize.match.move_qparams import QuantizedMover, moved_params
+from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, Rewriter
+
+# A value with more users than this is not worth the search.
+USERS = 64
+
+Work: TypeAlias = tuple[list[WorkRange], list[WorkRange]]
+"""What is read and written before, and after."""
+
+Apply: TypeAlias = Callable[[QuantizedMover, Sequence[Any]], Iterable[Any]]
+"""Applies the op to quantized values, one per operand; gives them one per result, as asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A float value on the other side of an op.
+
+    Attributes:
+        node: The value, which is quantized above the op or replaced by a dequantize below it.
+        params: Makes the parameters for that.
+    """
+
+    node: Node
+    params: Callable[[Rewriter], QuantParams]
+
+
+def given(node: Node, params: QuantParams) -> End:
+    """Return an end whose parameters are there already."""
+    return End(node, lambda _: params)
+
+
+def moved(node: Node, params: QuantParams, steps: Sequence[Moved]) -> End:
+    """Return an end whose parameters have to be moved by every step."""
+    return End(node, lambda rw: moved_params(rw, params, steps))
+
+
+def unchanged(_: QuantizedMover, values: Sequence[Any]) -> Iterable[Any]:
+    """Leave quantized values as they are: the op is in the new parameters."""
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """What becomes of an op and of the quantization that changes places with it.
+
+    Attributes:
+        ends: What is quantized above the op, or dequantized below it.
+        apply: The op on quantized values.
+        work: Says what both orders cost; ``None`` if the new order never costs more.
+        parts: The ends are parts of a tensor, in the order of its axes. Their new values have that
+            order too, without gaps, so whatever can be viewed there can be viewed here.
+    """
+
+    ends: tuple[End, ...]
+    apply: Apply = unchanged
+    work: Callable[[], Work] | None = None
+    parts: bool = False
+
+
+class Commutes(ABC):
+    """One op that quantizing may be done before, or dequantizing after.
+
+    Attributes:
+        ops: What the family consists of.
+        folds: Whether the op is applied to quantized constants at once.
+        node: The op.
+        source: The operand that carries parameters, if it is one.
+    """
+
+    __slots__ = ()
+
+    ops: ClassVar[tuple[OpOverload, ...]]
+    folds: ClassVar[bool] = False
+    node: Node
+    source: Node
+
+    @classmethod
+    @abstractmethod
+    def of(cls, node: Node) -> Self | Miss | None:
+        """View a node; ``None`` if it is another op, a miss if its arguments are not covered."""
+
+    @property
+    def sources(self) -> tuple[Node, ...]:
+        """The operands that carry parameters."""
+        return (self.source,)
+
+    @property
+    def across_ranks(self) -> bool:
+        """Whether it would send parameters between ranks, which all of them have to do alike."""
+        return False
+
+    def lift(self, quantize: Quantize) -> Crossing | Miss:
+        """Say how the sources are quantized instead of the result."""
+        return Miss(MissCode.PATTERN, quantize.node, "nothing rises above it", progress=0)
+
+    def sink(self, operands: tuple[Dequantize, ...]) -> Crossing | Miss:
+        """Say how the results are dequantized instead of the sources."""
+        return Miss(MissCode.PATTERN, operands[0].node, "nothing sinks below it", progress=0)
+
+    def shares_with(self, user: Node) -> bool:
+        """Whether a source may be dequantized for ``user`` too, and so be dequantized twice."""
+        del user
+        return False
+
+
+def vanishes(node: Node) -> bool:
+    """Whether every user of a dequantize would read its quantized values instead."""
+    return all(
+        is_call(user, ops.quantize)
+        or ((linear := as_linear(user)) is not None and as_dequantize(linear.weight) is not None)
+        for user in islice(node.users, USERS)
+    )
+
+
+def lifted_work(
+    op: Node,
+    spec: QuantSpec,
+    before: Iterable[Node],
+    after: Iterable[Node],
+    *,
+    copies: bool = True,
+    goes: bool,
+) -> Work:
+    """Return what it costs to quantize, and to copy what is quantized.
+
+    Args:
+        op: The op.
+        spec: What is quantized to.
+        before: What is quantized now.
+        after: What would be quantized.
+        copies: Whether the op writes a new tensor.
+        goes: Whether the op on floats goes if the quantize does.
+    """
+    old, new = ([passed(x, spec.real, spec.dtype) for x in nodes] for nodes in (before, after))
+    if copies:
+        new.append(passed(op, spec.dtype, spec.dtype))
+        if goes:
+            old.append(passed(op, spec.real, spec.real))
+    return old, new

@@ -1,0 +1,162 @@
+"""Activations that cut off at two numbers, of which either may be infinite."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch.fx.node import Argument
+
+from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.graph.stage_graph import op_name
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.qdq import Dequantize, Quantize
+from qfuse.ir.ops.views import QuantParams, bits_equal, dtype_of, node_of
+from qfuse.ir.quant.reference import quantize as quantize_reference
+from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
+from qfuse.optimize.commute.base import Commutes, Crossing, given, vanishes
+from qfuse.optimize.match.dequant_table import known_params, table_of
+from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, arguments, aten
+
+
+@dataclass(frozen=True, slots=True)
+class Clamp(Commutes):
+    """A clamp with bounds that are written in the graph, and that keeps the type.
+
+    ``quantize(clamp(x, a, b))`` is a quantize of ``x`` to ``[q(a), q(b)]``. Quantizing keeps the
+    order of numbers, so cutting off before it and cutting off after it, at what the bounds become,
+    are one. A rectifier is a clamp at zero, which the zero point stores. Refuses: a clamp that
+    something else reads; parameters that are computed at run time, since the range is in the graph;
+    blocks that store a bound as different numbers; scales that turn the order around; float
+    storage.
+
+    ``clamp(dequantize(q))`` is ``dequantize(clamp(q, c, d))``. It is proved by looking at all
+    quantized values of all blocks; where none is cut off, the clamp goes. Refuses: a bound that no
+    quantized value stands for, or another one in every block; parameters that are computed at run
+    time; a dequantize that something else reads too; storage of too many numbers.
+
+    Attributes:
+        node: The op.
+        source: What is cut off.
+        rest: The other arguments.
+    """
+
+    ops: ClassVar[tuple[OpOverload, ...]] = (
+        aten.relu.default,
+        aten.relu6.default,
+        aten.hardtanh.default,
+        aten.clamp.default,
+        aten.clamp_min.default,
+        aten.clamp_max.default,
+    )
+
+    node: Node
+    source: Node
+    rest: tuple[Argument, ...]
+
+    @classmethod
+    def of(cls, node: Node) -> Clamp | None:
+        """View a clamp with known bounds that keeps the type."""
+        if not is_call(node, *cls.ops):
+            return None
+        a = arguments(node)
+        rest = tuple(v for name, v in a.items() if name != "self")
+        x, dtype = node_of(a["self"]), dtype_of(node)
+        if not dtype.is_floating_point or dtype_of(x) != dtype:
+            return None
+        most = torch.finfo(dtype).max
+        return cls(node, x, rest) if all(_is_bound(v, most) for v in rest) else None
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        """Cut tensors off as the op does, its rounding of bounds and its NaN included."""
+        op = overload_of(self.node)
+        assert op is not None, f"not a call of an op: {self.node.format_node()}"
+        with torch.no_grad():
+            cut: torch.Tensor = op(values, *self.rest)
+        return cut
+
+    def lift(self, quantize: Quantize) -> Crossing | Miss:
+        """Quantize what was cut off, to the smaller range."""
+        for user in self.node.users:
+            if not is_call(user, ops.quantize):
+                text = "the clamp is also read by {}"
+                return Miss(MissCode.SHARED, self.node, text, op_name(user), progress=2)
+        params = quantize.params
+        codes = self._range(params)
+        if isinstance(codes, Miss):
+            return codes
+        spec = replace(params.spec, quant_min=codes[0], quant_max=codes[1])
+        return Crossing((given(self.source, replace(params, spec=spec)),))
+
+    def sink(self, operands: tuple[Dequantize, ...]) -> Crossing | Miss:
+        """Clamp the quantized values, and dequantize that."""
+        (dequantize,) = operands
+        bounds = self._bounds(dequantize.params)
+        if isinstance(bounds, Miss):
+            return bounds
+        end = (given(self.node, dequantize.params),)
+        if bounds == (None, None):
+            return Crossing(end)
+        return Crossing(end, lambda mover, q: [mover.call(aten.clamp.default, q[0], *bounds)])
+
+    def shares_with(self, user: Node) -> bool:
+        """Any user may stay if nothing is dequantized below."""
+        del user
+        return vanishes(self.node)
+
+    def _range(self, params: QuantParams) -> tuple[int, int] | Miss:
+        """Return what all blocks store the least and the greatest number as that it gives."""
+        spec = params.spec
+        offset = spec.domain is ZeroPointDomain.FLOAT_OFFSET
+        if spec.dtype.is_floating_point or offset or not spec.is_plain:
+            text = "a clamp is no range of {}"
+            return Miss(MissCode.DTYPE, self.node, text, spec, progress=2)
+        known = known_params(params)
+        if isinstance(known, Miss):
+            return known
+        scale, zero = (None if value is None else value.reshape(1, -1) for value in known)
+        assert scale is not None, "a quantize has a scale"
+        if scale.numel() == 0 or not _keeps_order(scale, zero, spec):
+            text = "a scale or zero point with which greater numbers are not stored as greater ones"
+            return Miss(MissCode.RANGE, params.scale, text, progress=3)
+        ends = torch.tensor([-torch.inf, torch.inf], dtype=spec.real, device=scale.device)
+        cut = self(ends)[:, None].expand(2, scale.numel())
+        codes = quantize_reference(cut, scale, zero, spec.with_block((None, 1)))
+        if not bool((codes == codes[:, :1]).all()):
+            text = "the blocks store the bounds of {} as different numbers"
+            told = op_name(self.node)
+            return Miss(MissCode.GRANULARITY, params.scale, text, told, progress=3)
+        low, high = codes[:, 0].tolist()
+        return low, high
+
+    def _bounds(self, params: QuantParams) -> tuple[int | None, int | None] | Miss:
+        """Return the least and the greatest quantized value that stay; ``None`` if all do."""
+        table = table_of(params)
+        if isinstance(table, Miss):
+            return table
+        cut = self(table.reals)
+        codes = torch.arange(table.low, table.high + 1, device=cut.device)
+        kept = codes[(cut == table.reals).all(1)]
+        if kept.numel():
+            low, high = int(kept[0]), int(kept[-1])
+            if bits_equal(table.reals[codes.clamp(low, high) - table.low], cut):
+                return None if low == table.low else low, None if high == table.high else high
+        text = "no stored number stands for a bound of {} in all blocks"
+        return Miss(MissCode.ZERO_POINT, self.node, text, op_name(self.node), progress=3)
+
+
+def _is_bound(value: Argument, most: float) -> bool:
+    """Whether a type, of which ``most`` is the greatest finite number, has a bound, or none is."""
+    if value is None:
+        return True
+    return isinstance(value, (int, float)) and (abs(value) <= most or math.isinf(value))
+
+
+def _keeps_order(scale: torch.Tensor, zero: torch.Tensor | None, spec: QuantSpec) -> bool:
+    """Whether what numbers are multiplied with, and what is added, is positive and finite."""
+    factor = scale.reciprocal() if spec.arithmetic.reciprocal else scale
+    factor = factor.to(spec.arithmetic.compute)
+    usual = bool(((factor > 0) & factor.isfinite()).all())
+    return usual and (zero is None or bool(zero.to(spec.arithmetic.compute).isfinite().all()))

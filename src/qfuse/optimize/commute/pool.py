@@ -1,0 +1,192 @@
+"""Ops that give the greatest or the least element of windows, or of whole axes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.graph.stage_graph import op_name
+from qfuse.ir.movement.base import Moved, Mover, keep, squeezed, with_axis
+from qfuse.ir.ops.qdq import Dequantize
+from qfuse.ir.ops.views import node_of, shape_of
+from qfuse.ir.quant.block import covers
+from qfuse.ir.quant.spec import Block
+from qfuse.ir.sizes import Size, is_positive
+from qfuse.optimize.commute.base import Commutes, Crossing, moved, vanishes
+from qfuse.optimize.match.dequant_table import table_of
+from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, arguments, aten
+
+# Per op: over how many axes it goes, what it is called without indices, whether it gives them.
+_WINDOWS: dict[OpOverload, tuple[int, OpOverload, bool]] = {
+    aten.max_pool1d.default: (1, aten.max_pool2d.default, False),
+    aten.max_pool2d.default: (2, aten.max_pool2d.default, False),
+    aten.max_pool3d.default: (3, aten.max_pool3d.default, False),
+    aten.max_pool1d_with_indices.default: (1, aten.max_pool2d.default, True),
+    aten.max_pool2d_with_indices.default: (2, aten.max_pool2d.default, True),
+    aten.max_pool3d_with_indices.default: (3, aten.max_pool3d.default, True),
+}
+_WHOLE: tuple[OpOverload, ...] = (aten.amax.default, aten.amin.default)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The windows along one axis."""
+
+    size: int
+    stride: int
+    pad: int
+    dilation: int
+    ceil: bool
+
+    def all_hold_elements(self, before: Size, after: Size) -> bool:
+        """Whether no window lies in the padding alone; its greatest element would be infinite."""
+        if not self.pad and not self.ceil:
+            return True
+        if not isinstance(before, int) or not isinstance(after, int):
+            return False
+        starts = range(-self.pad, -self.pad + after * self.stride, self.stride)
+        inside = range(0, self.size * self.dilation, self.dilation)
+        return all(any(0 <= start + i < before for i in inside) for start in starts)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool(Commutes):
+    """A choice of the greatest or least element: max pooling, ``amax`` and ``amin``.
+
+    ``max_pool(dequantize(q, s))`` is ``dequantize(max_pool(q), s)``. Greater quantized values stand
+    for greater floats, so the greatest is the same element. What a window has of padding is below
+    everything in both. Refuses: windows over several blocks; one that holds nothing but padding;
+    indices that are read too; parameters that are computed at run time, which may not keep the
+    order; a dequantize that something else reads too.
+
+    Attributes:
+        node: The op.
+        result: Its node of the elements.
+        source: What it chooses from.
+        axes: The axes along which it does.
+        windows: Those along ``axes``; none if whole axes become one element.
+        keeps_axes: Whether the result has all axes.
+    """
+
+    ops: ClassVar[tuple[OpOverload, ...]] = (*_WINDOWS, *_WHOLE)
+    folds: ClassVar[bool] = True
+
+    node: Node
+    result: Node
+    source: Node
+    axes: tuple[int, ...]
+    windows: tuple[_Window, ...]
+    keeps_axes: bool
+
+    @classmethod
+    def of(cls, node: Node) -> Pool | Miss | None:
+        """View a pool; miss one with arguments that are not numbers, or whose indices are read."""
+        if not is_call(node, *cls.ops):
+            return None
+        a: dict[str, Any] = dict(arguments(node))
+        x = node_of(a["self"])
+        rank = len(shape_of(x))
+        unknown = Miss(
+            MissCode.ARGUMENT, node, "an argument of {} is not known", op_name(node), progress=2
+        )
+        if is_call(node, *_WHOLE):
+            axes = tuple(sorted({axis % rank for axis in a["dim"]})) or tuple(range(rank))
+            return cls(node, node, x, axes, (), bool(a["keepdim"])) if rank else unknown
+        count, _, indexed = _WINDOWS[overload_of(node)]  # type: ignore[index]
+        windows = _windows(a, count)
+        if windows is None:
+            return unknown
+        result = _elements(node) if indexed else node
+        if result is None:
+            text = "where the elements were found is read too"
+            return Miss(MissCode.SHARED, node, text, progress=2)
+        return cls(node, result, x, tuple(range(rank - count, rank)), windows, keeps_axes=True)
+
+    def never_empty(self) -> bool:
+        """Whether every element of the result is one of the source."""
+        before, after = shape_of(self.source), shape_of(self.result)
+        if not self.windows:
+            return all(is_positive(before[a]) for a in self.axes)
+        pairs = zip(self.axes, self.windows, strict=True)
+        return all(w.all_hold_elements(before[axis], after[axis]) for axis, w in pairs)
+
+    def forward(self, block: Block) -> Moved:
+        """Take parameters, of which every chosen-from axis has one block, to the result."""
+        for axis in self.axes:
+            block = with_axis(block, axis, None)
+        return Moved(block, keep) if self.keeps_axes else squeezed(block, self.axes)
+
+    def apply(self, mover: Mover, value: Any) -> Any:
+        """Choose from other values of the same shape."""
+        if not self.windows:
+            return mover.call(overload_of(self.node), value, list(self.axes), self.keeps_axes)
+        op = _WINDOWS[overload_of(self.node)][1]  # type: ignore[index]
+        windows = self.windows
+        if len(windows) > 1:
+            return mover.call(op, value, *_lists(windows))
+        # In one dimension there is no form for integers.
+        flat = _Window(1, 1, 0, 1, windows[0].ceil)
+        rows = mover.call(aten.unsqueeze.default, value, -2)
+        pooled = mover.call(op, rows, *_lists((flat, *windows)))
+        return mover.call(aten.squeeze.dims, pooled, [-2])
+
+    def sink(self, operands: tuple[Dequantize, ...]) -> Crossing | Miss:
+        """Choose from the quantized values, and dequantize what was chosen."""
+        (dequantize,) = operands
+        params = dequantize.params
+        for axis in self.axes:
+            if not covers(params.spec.block[axis], shape_of(self.source)[axis]):
+                text = "{} chooses among elements of several blocks along axis {}"
+                told = op_name(self.node), axis
+                return Miss(MissCode.GRANULARITY, self.node, text, *told, progress=2)
+        if not self.never_empty():
+            text = "a window of {} may hold nothing but padding"
+            return Miss(MissCode.SHAPE, self.node, text, op_name(self.node), progress=3)
+        table = table_of(params)
+        if isinstance(table, Miss):
+            return table
+        return Crossing(
+            (moved(self.result, params, [self.forward(params.spec.block)]),),
+            lambda mover, values: [self.apply(mover, values[0])],
+        )
+
+    def shares_with(self, user: Node) -> bool:
+        """Any user may stay if nothing is dequantized below."""
+        del user
+        return vanishes(self.node)
+
+
+def _elements(node: Node) -> Node | None:
+    """Return the one item that is read, if it is the first."""
+    (item,) = node.users if len(node.users) == 1 else (None,)
+    first = item is not None and item.target is operator.getitem and item.args[1] == 0
+    return item if first else None
+
+
+def _windows(a: dict[str, Any], count: int) -> tuple[_Window, ...] | None:
+    sizes = _spread(a["kernel_size"], count)
+    fields = [
+        sizes,
+        _spread(a["stride"], count) or sizes,
+        _spread(a["padding"], count),
+        _spread(a["dilation"], count),
+    ]
+    if any(not isinstance(n, int) for field in fields for n in field):
+        return None
+    ceil = bool(a["ceil_mode"])
+    rows = zip(*fields, strict=True)
+    return tuple(_Window(size, stride, pad, apart, ceil) for size, stride, pad, apart in rows)
+
+
+def _spread(value: Any, count: int) -> list[Any]:
+    """One number stands for all axes."""
+    numbers = list(value) if isinstance(value, (list, tuple)) else [value]
+    return numbers * count if len(numbers) == 1 else numbers
+
+
+def _lists(windows: Sequence[_Window]) -> tuple[Any, ...]:
+    fields = zip(*((w.size, w.stride, w.pad, w.dilation) for w in windows), strict=True)
+    return (*map(list, fields), windows[0].ceil)

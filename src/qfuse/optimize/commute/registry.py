@@ -1,0 +1,34 @@
+"""Which ops quantization changes places with. A new family of ops is one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from qfuse.optimize.commute.base import Commutes
+from qfuse.optimize.commute.cast import Cast
+from qfuse.optimize.commute.clamp import Clamp
+from qfuse.optimize.commute.join import Join
+from qfuse.optimize.commute.movement import MovementOp
+from qfuse.optimize.commute.pad import Pad
+from qfuse.optimize.commute.pool import Pool
+from qfuse.optimize.commute.split import Split
+from qfuse.rewrite.prelude import Miss, Node
+
+Families: TypeAlias = Sequence[type[Commutes]]
+
+COMMUTING: tuple[type[Commutes], ...] = (
+    Split,
+    Join,
+    Pad,
+    Cast,
+    Clamp,
+    Pool,
+    # Last: what moves elements and is none of the others is missed here.
+    MovementOp,
+)
+
+
+def commuting(node: Node, families: Families) -> Commutes | Miss | None:
+    """View a node as the op of a family; ``None`` if it is of none of them."""
+    return next((found for kind in families if (found := kind.of(node)) is not None), None)

@@ -1,0 +1,151 @@
+"""The one place that asks for permission, proves, commits and logs a rewrite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from torch.fx import Node
+
+from qfuse.ir.errors import RewriteError
+from qfuse.ir.events import Event, Exactness, RolledBack
+from qfuse.ir.graph.stage_graph import StageGraph, place_of
+from qfuse.ir.refusal import Refusal
+from qfuse.rewrite.context import Edit, RewriteContext
+from qfuse.rewrite.rewriter import GraphEditor, Rewriter
+
+T = TypeVar("T")
+
+
+class Denied(Refusal):
+    """The budget does not permit a rewrite.
+
+    Args:
+        banned: Whether it or its rule is banned; otherwise the fuel is spent.
+    """
+
+    __slots__ = ("banned",)
+
+    def __init__(self, *, banned: bool) -> None:
+        super().__init__("it is not permitted")
+        self.banned = banned
+
+
+class Undone(Refusal):
+    """A rewrite was tried and rolled back.
+
+    Args:
+        wrong: What was wrong with it.
+    """
+
+    __slots__ = ("wrong",)
+
+    def __init__(self, wrong: str) -> None:
+        super().__init__("it was rolled back here")
+        self.wrong = wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Applied(Generic[T]):
+    """A rewrite that was committed.
+
+    Attributes:
+        made: What the edit returned.
+        erased: The nodes that died.
+        around: The nodes whose surroundings changed.
+    """
+
+    made: T
+    erased: Sequence[Node]
+    around: Sequence[Node]
+
+
+class RewriteSession:
+    """Rewrites one graph: every rewrite of rules, passes and kernels goes through it.
+
+    Args:
+        program: The graph.
+        context: Permissions and proof.
+    """
+
+    def __init__(self, program: StageGraph, context: RewriteContext) -> None:
+        self.program = program
+        self.context = context
+        self.editor = GraphEditor(program.module)
+
+    def rewrite(
+        self,
+        rule: str,
+        node: Node,
+        edit: Callable[[Rewriter], T],
+        *,
+        proof: Exactness | None,
+        event: Callable[[str, Rewriter, T], Event | None] | None = None,
+    ) -> Applied[T] | Denied | Undone:
+        """Edit the graph at ``node`` if that is permitted, and keep it if its values hold.
+
+        Args:
+            rule: Name of the rule, the pass or the step of lowering.
+            node: The anchor: new nodes go right before it.
+            edit: Edits the graph. A RewriteError that it raises undoes the rewrite.
+            proof: What a check by values is to show; ``None`` is not checked.
+            event: Makes the event to log, from the key, the rewriter and what ``edit`` returned.
+                It is asked before the commit, which erases nodes.
+
+        Returns:
+            What was done, or why nothing was.
+        """
+        key, budget = self.context.key(rule, node), self.context.budget
+        if not budget.allows(key):
+            return Denied(banned=budget.bans(key))
+        return self._attempt(rule, node, edit, proof, event)
+
+    def rewrite_always(
+        self, rule: str, node: Node, edit: Callable[[Rewriter], T], *, proof: Exactness
+    ) -> Applied[T] | Undone:
+        """Edit the graph at ``node``, which no budget counts: it is needed, or hides nothing."""
+        return self._attempt(rule, node, edit, proof, None)
+
+    def _attempt(
+        self,
+        rule: str,
+        node: Node,
+        edit: Callable[[Rewriter], T],
+        proof: Exactness | None,
+        event: Callable[[str, Rewriter, T], Event | None] | None,
+    ) -> Applied[T] | Undone:
+        key, place = self.context.key(rule, node), place_of(node)
+        rw = self.editor.rewriter(rule, node)
+        try:
+            made = edit(rw)
+            wrong = self._prove(rw, proof, key)
+        except RewriteError as error:
+            wrong = error.what
+        else:
+            if wrong is None:
+                happened = None if event is None else event(key, rw, made)
+                return self._commit(rw, Edit(rule, place, _replaced(rw)), made, happened)
+        rw.undo()
+        rolled_back = RolledBack(self.context.stage, rule, key, (place,), wrong)
+        self.program.log.add(rolled_back)
+        return Undone(wrong)
+
+    def _prove(self, rw: Rewriter, proof: Exactness | None, key: str) -> str | None:
+        checker = self.context.checker
+        if checker is None or proof is None:
+            return None
+        return checker.check(rw.journal, proof, key)
+
+    def _commit(self, rw: Rewriter, edit: Edit, made: T, event: Event | None) -> Applied[T]:
+        erased, around = rw.commit()
+        if self.context.checker is not None:
+            self.context.checker.forget(erased)
+        self.context.edits.append(edit)
+        if event is not None:
+            self.program.log.add(event)
+        return Applied(made, erased, around)
+
+
+def _replaced(rw: Rewriter) -> tuple[tuple[str, str], ...]:
+    return tuple((old.name, new.name) for old, new in rw.journal.replaced)
