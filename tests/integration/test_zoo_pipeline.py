@@ -14,8 +14,8 @@ import qfuse
 from qfuse import zoo
 from qfuse.capture import capture
 from qfuse.cost import CostModel, CostProfile
-from qfuse.ir.ops.fused_views import as_fused_norm
-from qfuse.ir.ops.views import as_quantize
+from qfuse.ir.ops.norms import as_fused_norm
+from qfuse.ir.ops.qdq import as_quantize
 from qfuse.normalize import normalize
 from qfuse.optimize import optimize
 from qfuse.patterns.norm import A_NORM

@@ -10,7 +10,7 @@ from tests.support.sources.dialects import Source, assert_same_bits, ops_of
 from torch.fx import Node
 
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import as_dequantize, as_quantize
+from qfuse.ir.ops.qdq import as_dequantize, as_quantize
 from qfuse.ir.quant.element import CONTAINER
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.normalize.builtin import BUILTIN

@@ -16,7 +16,7 @@ from torch.fx import Node
 from qfuse.ir.dtypes import widens
 from qfuse.ir.graph.stage_graph import NormalGraph, OptimizedGraph
 from qfuse.ir.graph.text import to_text
-from qfuse.ir.ops.fused_views import as_fused_norm
+from qfuse.ir.ops.norms import as_fused_norm
 from qfuse.ir.quant.choose import Formula
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.fuse.norm import FuseNormQuantize

@@ -16,8 +16,8 @@ from qfuse.ir.events import Lowered
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph
 from qfuse.ir.graph.text import to_text
+from qfuse.ir.ops.activation import as_activation
 from qfuse.ir.ops.epilogue import Round
-from qfuse.ir.ops.fused_views import as_activation
 from qfuse.ir.quant.choose import Formula
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.kernels.linear_w8a8 import LinearW8A8

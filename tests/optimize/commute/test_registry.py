@@ -13,7 +13,8 @@ from tests.support.cases.propagate import Graph, applied, only_miss, spec_of, st
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
-from qfuse.ir.ops.views import Dequantize, Quantize, node_of
+from qfuse.ir.ops.qdq import Dequantize, Quantize
+from qfuse.ir.ops.views import node_of
 from qfuse.optimize.commute.base import Commutes, Crossing, given
 from qfuse.optimize.commute.registry import COMMUTING, commuting
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize

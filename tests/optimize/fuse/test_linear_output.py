@@ -10,7 +10,7 @@ from tests.support.cases.epilogue import Case, calls, fuse, only_miss
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import as_fused_linear
+from qfuse.ir.ops.linear import as_fused_linear
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.optimize.fuse.linear_output import FuseOutputQuantize
 from qfuse.rewrite.driver import apply_rules

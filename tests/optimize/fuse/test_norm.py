@@ -20,9 +20,9 @@ from torch.fx import Node
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.fused_reference import Keep
-from qfuse.ir.ops.fused_views import LayerNorm, RmsNorm
 from qfuse.ir.ops.norm_spec import Root, Statistic
+from qfuse.ir.ops.norms import LayerNorm, RmsNorm
+from qfuse.ir.ops.output import Keep
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.optimize.fuse.norm import FuseNormQuantize

@@ -10,7 +10,8 @@ from tests.support.cases.propagate import Graph, applied, only_miss, priced, spe
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import QuantParams, Requantize
+from qfuse.ir.ops.qdq import Requantize
+from qfuse.ir.ops.views import QuantParams
 from qfuse.optimize.propagate.lift_requantize import LiftRequantize
 from qfuse.optimize.schedule import move
 

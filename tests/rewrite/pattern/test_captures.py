@@ -19,7 +19,7 @@ from tests.support.graphs.board import (
 
 from qfuse.ir.dtypes import REALS
 from qfuse.ir.events import MissCode
-from qfuse.ir.ops.views import as_linear
+from qfuse.ir.ops.linear import as_linear
 from qfuse.rewrite.pattern import ANY, CAST, Const, Operand, Read, Scalar, V, cast, op, through
 
 

@@ -14,7 +14,7 @@ from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import OptimizedGraph
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.fused_views import FusedNorm, as_fused_norm
+from qfuse.ir.ops.norms import FusedNorm, as_fused_norm
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.spec import Block, QuantSpec, dtype_range

@@ -11,7 +11,9 @@ from qfuse.ir.dtypes import REALS
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
-from qfuse.ir.ops.views import as_dequantize, as_linear, dtype_of, shape_of
+from qfuse.ir.ops.linear import as_linear
+from qfuse.ir.ops.qdq import as_dequantize
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.normalize.aten.int_matmul.activation import Activation, place
 from qfuse.normalize.aten.int_matmul.correction import read_zero

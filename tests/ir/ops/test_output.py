@@ -17,20 +17,12 @@ from qfuse.ir.errors import NormalizeError, VerifyError
 from qfuse.ir.graph.stage_graph import OptimizedGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.activation import Activation, as_activation
 from qfuse.ir.ops.epilogue import Act, Epilogue, Mul
-from qfuse.ir.ops.fused_reference import Keep, keep_text, parse_keep
-from qfuse.ir.ops.fused_views import (
-    Activation,
-    LayerNorm,
-    Output,
-    RmsNorm,
-    as_activation,
-    as_fused_norm,
-    as_layer_norm,
-    as_rms_norm,
-    stored_spec,
-)
+from qfuse.ir.ops.library import stored_spec
 from qfuse.ir.ops.norm_spec import NormSpec, Root, Statistic
+from qfuse.ir.ops.norms import LayerNorm, RmsNorm, as_fused_norm, as_layer_norm, as_rms_norm
+from qfuse.ir.ops.output import Keep, Output, keep_text, parse_keep
 from qfuse.ir.ops.value_range import bounds_of
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.choose import ChooseSpec, Formula, choose_qparams
