@@ -7,23 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx import Node
 
 from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.activation import Activation
+from qfuse.ir.ops.epilogue import Epilogue
+from qfuse.ir.ops.linear import as_fused_linear, as_linear
+from qfuse.ir.ops.output import Output
+from qfuse.ir.ops.qdq import as_choose, as_dequantize, as_quantize, as_requantize
 from qfuse.ir.ops.views import (
     QuantParams,
-    as_choose,
-    as_dequantize,
-    as_fused_linear,
-    as_linear,
-    as_quantize,
-    as_requantize,
     bits_equal,
     bits_of,
     dtype_of,
-    edge_args,
     node_of,
     optional_node,
-    params_of,
     scalar_of,
     shape_of,
     tensor_of,
@@ -170,12 +168,16 @@ def test_the_second_level_of_scales_comes_last_and_only_if_there_is_one() -> Non
     assert two.call_args(calls.x) == (*calls.params.call_args(calls.x), outer)
     assert two.tensors == (calls.scale, calls.zero, outer)
     with pytest.raises(AssertionError, match="one level of scales"):
-        edge_args(two)
+        activation_of(calls.x, two).call_args()
 
 
-def test_a_float_edge_has_no_arguments() -> None:
-    assert edge_args(None) == (None, None, "")
-    assert params_of("", None, None) is None
+def activation_of(x: Node, params: QuantParams | None) -> Activation:
+    return Activation(x, x, params, Epilogue.parse("act(relu)"), (), Output())
+
+
+def test_a_float_operand_has_null_parameters() -> None:
+    calls = Calls()
+    assert activation_of(calls.x, None).call_args()[:4] == (calls.x, None, None, "")
 
 
 class TestSameParameters:

@@ -22,10 +22,11 @@ from qfuse.ir.graph.stage_graph import (
     StageGraph,
 )
 from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.epilogue import Epilogue
-from qfuse.ir.ops.fused_reference import Keep
-from qfuse.ir.ops.fused_views import Activation, Output, RmsNorm
 from qfuse.ir.ops.norm_spec import NormSpec
+from qfuse.ir.ops.norms import RmsNorm
+from qfuse.ir.ops.output import Keep, Output
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.element import ScaleFormat
@@ -278,7 +279,7 @@ EDGES: dict[str, tuple[Callable[[], StageGraph], str]] = {
     ),
     "requantize: two float types": (
         lambda: requantized(replace(SPEC, real=BF16)),
-        "real edges of other types",
+        "real numbers are torch.float32",
     ),
     "linear: another storage of the activation": (
         lambda: fused_linear(x_spec=UINT8),
