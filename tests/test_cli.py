@@ -175,10 +175,8 @@ def test_build_kernels_says_once_what_to_do(
     assert told in said
 
 
+@pytest.mark.own_kernels
 def test_build_kernels_says_what_there_is_and_copies_it(tmp_path: Path) -> None:
-    library = kernels.load()
-    if not library.available:
-        pytest.skip(library.reason)
     result = run("build-kernels", f"--into={tmp_path}")
 
     assert result.exit_code == 0, result.output

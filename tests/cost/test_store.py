@@ -80,9 +80,11 @@ def test_each_machine_has_its_own(tmp_path: Path, changes: dict[str, Any]) -> No
 
 
 def test_the_compiler_makes_no_difference(tmp_path: Path) -> None:
-    load_or_measure(TARGET, tmp_path, Meter())
+    other = Target.for_testing(compiler=None)
+    first = load_or_measure(TARGET, tmp_path, Meter(profile(f32_flops=7.0)))
 
-    load_or_measure(Target.for_testing(compiler=None), tmp_path, never)
+    assert load_or_measure(other, tmp_path, never) == first
+    assert profile_path(other, tmp_path) == profile_path(TARGET, tmp_path)
 
 
 def no_longer_json(record: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ WORDS = {
     r"stored numbers?\b": "quantized values",
     r"codes of\b": "quantized values",
     r"(some|no|every)body\b": "name who it is, or use the passive",
-    r"(is|are) no [a-z]+\b": "is not a",
+    r"(is|are) no (?!longer\b)[a-z]+\b": "is not a",
     r"behind it\b": "after it",
 }
 _ALLOWED = re.compile(r"miss codes? of|there (is|are) no [a-z]+", re.IGNORECASE)

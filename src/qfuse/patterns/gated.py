@@ -10,14 +10,9 @@ from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.movement.slice import Slice
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.epilogue import Act, Cast, Epilogue, Glu, Mul, Round, Step
-from qfuse.ir.ops.views import (
-    QuantParams,
-    as_dequantize,
-    as_fused_linear,
-    as_quantize,
-    dtype_of,
-    shape_of,
-)
+from qfuse.ir.ops.linear import as_fused_linear
+from qfuse.ir.ops.qdq import as_dequantize, as_quantize
+from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
 from qfuse.ir.sizes import same_shape
 from qfuse.patterns.activations import ACTIVATION, activation_of
 from qfuse.patterns.casts import FLOAT_CAST

@@ -12,16 +12,9 @@ from torch.fx import Node
 
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.graph.stage_graph import constant_of
-from qfuse.ir.ops.views import (
-    Linear,
-    QuantParams,
-    as_dequantize,
-    as_linear,
-    as_quantize,
-    dtype_of,
-    has_values,
-    shape_of,
-)
+from qfuse.ir.ops.linear import Linear, as_linear
+from qfuse.ir.ops.qdq import as_dequantize, as_quantize
+from qfuse.ir.ops.views import QuantParams, dtype_of, has_values, shape_of
 from qfuse.ir.quant.element import Element, encode
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.optimize.match.strides import restride, stride_sensitive_user

@@ -13,7 +13,8 @@ from torch.fx import Node
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Choose, Quantize, as_choose, as_quantize, dtype_of, shape_of
+from qfuse.ir.ops.qdq import Choose, Quantize, as_choose, as_quantize
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.spec import Block, QuantSpec

@@ -12,8 +12,9 @@ from qfuse.ir.dtypes import REALS, exact_integers
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.casts import cast_source
+from qfuse.ir.ops.qdq import as_quantize
 from qfuse.ir.ops.value_range import bounds_of
-from qfuse.ir.ops.views import as_quantize, dtype_of, node_of
+from qfuse.ir.ops.views import dtype_of, node_of
 from qfuse.ir.quant.element import Element, ScaleFormat
 from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, dtype_range
 from qfuse.ir.sizes import Size, same_shape

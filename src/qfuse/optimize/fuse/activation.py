@@ -9,9 +9,11 @@ import torch
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.fused_reference import Keep
-from qfuse.ir.ops.fused_views import Activation, Output
-from qfuse.ir.ops.views import QuantParams, as_dequantize, as_fused_linear, as_quantize
+from qfuse.ir.ops.activation import Activation
+from qfuse.ir.ops.linear import as_fused_linear
+from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.qdq import as_dequantize, as_quantize
+from qfuse.ir.ops.views import QuantParams
 from qfuse.optimize.fuse.quantized_output import (
     Kept,
     QuantizedResult,
@@ -79,7 +81,7 @@ def _site(gated: Gated, result: QuantizedResult) -> FuseActivationQuantizeSite |
     point = insertion_point(result, kept, args)
     if isinstance(point, Miss):
         return point
-    values = results_like(ops.activation, args, result, kept)
+    values = results_like(fused.overload, args, result, kept)
     if isinstance(values, Miss):
         return values
     return FuseActivationQuantizeSite(fused, result, kept, point, values)
@@ -189,5 +191,5 @@ class FuseActivationQuantize(PatternRule):
         found = site[_SITE]
         with rw.before(found.point):
             args = available(found.fused.call_args(), found.point, rw)
-            node = rw.replay(ops.activation, args, {}, found.values)
+            node = rw.replay(found.fused.overload, args, {}, found.values)
             replace_results(node, found.result, found.fused.output, found.kept, rw)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from qfuse.ir.movement.glu_halves import halves_of, uncast
-from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.epilogue import Mul
-from qfuse.ir.ops.fused_views import Activation, Output
-from qfuse.ir.ops.views import as_fused_linear, tensor_of
+from qfuse.ir.ops.linear import as_fused_linear
+from qfuse.ir.ops.output import Output
+from qfuse.ir.ops.views import tensor_of
 from qfuse.ir.sizes import is_row_major
 from qfuse.patterns.gated import A_PRODUCT, GATED, Gated
 from qfuse.rewrite.pattern import Match, PatternRule, guard
@@ -65,5 +66,5 @@ class FuseGate(PatternRule):
         """Put the op where the product stood."""
         node, found = site.node, site[GATED]
         fused = Activation(node, found.x, None, found.epilogue, found.extras, Output())
-        call = rw.replay(ops.activation, fused.call_args(), {}, [tensor_of(node)])
+        call = rw.replay(fused.overload, fused.call_args(), {}, [tensor_of(node)])
         rw.replace(node, rw.item(call, 0))

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from qfuse.ir.graph.stage_graph import op_name
-from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.fused_reference import Keep
-from qfuse.ir.ops.fused_views import FusedNorm, LayerNorm, Output, RmsNorm
+from qfuse.ir.ops.norms import FusedNorm, LayerNorm, RmsNorm
+from qfuse.ir.ops.output import Keep, Output
 from qfuse.ir.ops.views import shape_of
 from qfuse.ir.sizes import same_shape
 from qfuse.optimize.fuse.quantized_output import (
@@ -24,7 +23,7 @@ from qfuse.optimize.fuse.quantized_output import (
 from qfuse.patterns.norm import A_NORM, Norm
 from qfuse.patterns.statistics import X
 from qfuse.rewrite.pattern import Capture, Match, PatternRule, V, check, let, match
-from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def _site_of(
     point = insertion_point(result, kept, args)
     if isinstance(point, Miss):
         return point
-    values = results_like(_op_of(fused), args, result, kept)
+    values = results_like(fused.overload, args, result, kept)
     if isinstance(values, Miss):
         return values
     return FuseNormQuantizeSite(fused, result, kept, point, values)
@@ -104,10 +103,6 @@ def _fused(
     if norm.layer:
         return LayerNorm(node, x, residual, norm.weight, norm.bias, norm.spec, output)
     return RmsNorm(node, x, residual, norm.weight, norm.spec, output)
-
-
-def _op_of(fused: FusedNorm) -> OpOverload:
-    return ops.rms_norm if isinstance(fused, RmsNorm) else ops.layer_norm
 
 
 class FuseNormQuantize(PatternRule):
@@ -139,5 +134,5 @@ class FuseNormQuantize(PatternRule):
         found = site[_SITE]
         with rw.before(found.point):
             args = available(found.fused.call_args(), found.point, rw)
-            node = rw.replay(_op_of(found.fused), args, {}, found.values)
+            node = rw.replay(found.fused.overload, args, {}, found.values)
             replace_results(node, found.result, found.fused.output, found.kept, rw)

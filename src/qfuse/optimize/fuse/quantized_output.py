@@ -10,9 +10,9 @@ from torch.fx.node import Argument, map_arg
 
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.fused_reference import Keep
-from qfuse.ir.ops.fused_views import Output, result_of
-from qfuse.ir.ops.views import Choose, Quantize, as_choose, as_quantize, shape_of, tensor_of
+from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.qdq import Choose, Quantize, as_choose, as_quantize
+from qfuse.ir.ops.views import result_of, shape_of, tensor_of
 from qfuse.ir.quant.block import block_text, covers
 from qfuse.ir.quant.choose import fixed_zero_point
 from qfuse.ir.quant.element import ScaleFormat

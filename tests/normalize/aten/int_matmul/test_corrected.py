@@ -4,12 +4,12 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import (
+    assert_same_values,
     aten,
     codes,
     finish,
     golden,
     refusal,
-    same_values,
     scales,
 )
 from torch.fx import Node
@@ -186,6 +186,6 @@ def test_values_agree(order: tuple[int, ...], dtype: torch.dtype, m: int) -> Non
     program = c.done(correction)
 
     inputs = [scales(2, m, 1), codes(2, m, 1), codes(2, m, K)]
-    result = same_values(program, inputs, FuseScaledProduct())
+    result = assert_same_values(program, inputs, FuseScaledProduct())
 
     assert result.fired == {"fuse-scaled-product": 1}

@@ -4,12 +4,12 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import (
+    assert_same_values,
     aten,
     codes,
     finish,
     golden,
     refusal,
-    same_values,
     scales,
 )
 from torch.fx import Node
@@ -258,7 +258,7 @@ def test_values_agree(spread: str, dtype: torch.dtype | None, m: int, view: bool
             scale = b.call(aten.mul.Tensor, row_scale(), b.const("s", scales(N)))
     program = finish(b, b.call(aten.mul.Tensor, y, scale))
 
-    result = same_values(program, inputs, FuseScaledProduct())
+    result = assert_same_values(program, inputs, FuseScaledProduct())
 
     assert result.fired == {"fuse-scaled-product": 1}
 
@@ -280,6 +280,6 @@ def test_values_with_a_zero_point_agree(zero: str) -> None:
     y = b.call(aten.mm.default, b.call(aten.sub.Tensor, left, z), t)
 
     program = finish(b, b.call(aten.mul.Tensor, y, scale))
-    result = same_values(program, inputs, FuseScaledProduct())
+    result = assert_same_values(program, inputs, FuseScaledProduct())
 
     assert result.fired == {"fuse-scaled-product": 1}

@@ -6,13 +6,13 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import (
+    assert_same_values,
     aten,
     calls,
     codes,
     finish,
     golden,
     refusal,
-    same_values,
     scales,
 )
 from torch.fx import Node
@@ -139,7 +139,7 @@ fired: fuse-scaled-product 1""",
 def test_refuses_a_third_factor() -> None:
     c = Case()
     program = finish(c.b, c.mul(c.product(), c.view(c.x_scale, 1), c.s, c.s))
-    result = same_values(
+    result = assert_same_values(
         program, [codes(2, 3, K), scales(2, 3, 1), codes(2, 3, 1)], FuseScaledProduct()
     )
 
@@ -181,7 +181,7 @@ def test_a_result_with_other_users_on_the_way_is_read_up_to_there() -> None:
     c = Case()
     half = c.mul(c.product(), c.view(c.x_scale, 1))
     program = finish(c.b, c.mul(half, c.s), half)
-    result = same_values(
+    result = assert_same_values(
         program, [codes(2, 3, K), scales(2, 3, 1), codes(2, 3, 1)], FuseScaledProduct()
     )
 
@@ -208,7 +208,7 @@ def test_a_correction_with_both_scales_agrees(columns: bool, order: str, m: int)
     program = finish(c.b, c.sub(y, correction))
 
     inputs = [codes(2, m, K), scales(2, m, 1), codes(2, m, 1)]
-    result = same_values(program, inputs, FuseScaledProduct())
+    result = assert_same_values(program, inputs, FuseScaledProduct())
 
     assert result.fired == {"fuse-scaled-product": 1}
     assert calls(program).count("aten.linear") == 1
@@ -224,7 +224,7 @@ def test_unsigned_numbers_that_are_shifted_back_and_scaled_agree(m: int) -> None
     program = finish(c.b, c.mul(c.cast(y), c.s, c.view(c.x_scale, 1)))
 
     inputs = [codes(2, m, K), scales(2, m, 1), codes(2, m, 1)]
-    result = same_values(program, inputs, FuseScaledProduct())
+    result = assert_same_values(program, inputs, FuseScaledProduct())
 
     assert result.fired == {"fuse-scaled-product": 1}
     assert set(calls(program)) <= {"qfuse.dequantize", "aten.linear", "aten.view"}

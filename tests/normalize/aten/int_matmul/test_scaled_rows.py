@@ -4,12 +4,12 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import (
+    assert_same_values,
     aten,
     codes,
     finish,
     golden,
     refusal,
-    same_values,
     scales,
 )
 from torch.fx import Node
@@ -132,6 +132,19 @@ def test_refuses_a_result_that_passes_through_float16() -> None:
     assert refusal(program, FuseScaledProduct()) == (MissCode.DTYPE, "mul_tensor")
 
 
+@pytest.mark.parametrize("shape", [(4, 1), (), (N,)])
+def test_refuses_a_linear_of_integers(shape: tuple[int, ...]) -> None:
+    b = GraphBuilder()
+    x, w = (
+        b.call(aten._to_copy.default, node, dtype=torch.int32)
+        for node in (b.arg("q", torch.int8, 4, K), b.const("w", codes(N, K)))
+    )
+    y = b.call(aten.linear.default, x, w)
+    program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", scales(*shape))))
+
+    assert refusal(program, FuseScaledProduct()) == (MissCode.DTYPE, "linear_default")
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_refuses_a_result_that_is_stored_as_float8(dtype: torch.dtype) -> None:
     b = GraphBuilder()
@@ -157,6 +170,6 @@ def test_values_agree(spread: str, zero: bool, m: int) -> None:
         inputs.append(scales(*shape))
 
     program = finish(b, b.call(aten.mul.Tensor, y, scale))
-    result = same_values(program, inputs, FuseScaledProduct())
+    result = assert_same_values(program, inputs, FuseScaledProduct())
 
     assert result.fired == {"fuse-scaled-product": 1}

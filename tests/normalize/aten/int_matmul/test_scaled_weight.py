@@ -4,12 +4,12 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import (
+    assert_same_values,
     aten,
     codes,
     finish,
     golden,
     refusal,
-    same_values,
     scales,
 )
 from torch.fx import Node
@@ -252,7 +252,7 @@ def test_values_agree(spelling: str, dtype: torch.dtype, bias: bool) -> None:
         program = finish(b, b.call(aten.mul.Tensor, y, factor(b, spelling, dtype)))
 
         inputs = [torch.randn(*rows, K).to(dtype)]
-        result = same_values(program, inputs, FuseScaledProduct())
+        result = assert_same_values(program, inputs, FuseScaledProduct())
 
         assert result.fired == {"fuse-scaled-product": 1}
 
@@ -264,6 +264,6 @@ def test_values_of_other_stored_types_agree(stored: torch.dtype) -> None:
     y = product(b, 5, stored=stored, dtype=torch.bfloat16, n=MANY)
     program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", scales(MANY))))
 
-    result = same_values(program, [torch.randn(5, K).bfloat16()], FuseScaledProduct())
+    result = assert_same_values(program, [torch.randn(5, K).bfloat16()], FuseScaledProduct())
 
     assert result.fired == {"fuse-scaled-product": 1}

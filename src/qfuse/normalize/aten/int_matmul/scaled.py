@@ -11,7 +11,9 @@ from qfuse.ir.dtypes import REALS
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
-from qfuse.ir.ops.views import as_dequantize, as_linear, dtype_of, shape_of
+from qfuse.ir.ops.linear import as_linear
+from qfuse.ir.ops.qdq import as_dequantize
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.normalize.aten.int_matmul.activation import Activation, place
 from qfuse.normalize.aten.int_matmul.correction import read_zero
@@ -117,6 +119,9 @@ class ScaledProduct:
             return Miss(MissCode.DTYPE, by, "the factor is not a tensor")
         if self.real is None:
             return self._integers_scaled(path, node, by)
+        if self.real not in REALS:
+            text = "it is a product of {}: cast the operands to a float type, or use torch._int_mm"
+            return Miss(MissCode.DTYPE, self.base, text, self.real)
         scaled = Miss(MissCode.PATTERN, node, "both operands are scaled already")
         on_weight: ScaledProduct | Miss = scaled
         on_x: ScaledProduct | Miss = scaled
@@ -156,9 +161,7 @@ class ScaledProduct:
 
     def _weight_scaled(self, path: Path, node: Node, by: Argument) -> ScaledProduct | Miss:
         real = self.real
-        if real not in REALS:
-            text = "it is a product of {}: cast the operands to a float type, or use torch._int_mm"
-            return Miss(MissCode.DTYPE, self.base, text, real)
+        assert real is not None, "integers are scaled already"
         if _HALF in (*self._dtypes(path), dtype_of(node)) and real is not _HALF:
             return Miss(MissCode.DTYPE, node, "the unscaled result passes through float16")
         compute = torch.float64 if real is torch.float64 else torch.float32

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from expecttest import assert_expected_inline
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx import Node
@@ -16,20 +17,12 @@ from qfuse.ir.errors import NormalizeError, VerifyError
 from qfuse.ir.graph.stage_graph import OptimizedGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.activation import Activation, as_activation
 from qfuse.ir.ops.epilogue import Act, Epilogue, Mul
-from qfuse.ir.ops.fused_reference import Keep, keep_text, parse_keep
-from qfuse.ir.ops.fused_views import (
-    Activation,
-    LayerNorm,
-    Output,
-    RmsNorm,
-    as_activation,
-    as_fused_norm,
-    as_layer_norm,
-    as_rms_norm,
-    stored_spec,
-)
+from qfuse.ir.ops.library import stored_spec
 from qfuse.ir.ops.norm_spec import NormSpec, Root, Statistic
+from qfuse.ir.ops.norms import LayerNorm, RmsNorm, as_fused_norm, as_layer_norm, as_rms_norm
+from qfuse.ir.ops.output import Keep, Output, keep_text, parse_keep
 from qfuse.ir.ops.value_range import bounds_of
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.choose import ChooseSpec, Formula, choose_qparams
@@ -96,7 +89,7 @@ def test_results_come_in_order_and_expand_to_the_same_bits(
     _, program = build(output, keep, layer=layer)
     verify(program)
     source = clone(program)
-    target, cost = Target.detect(extensions=False), CostModel(CostProfile.pinned())
+    target, cost = Target.for_testing(), CostModel(CostProfile.pinned())
     lowered = lower(program, target, cost, ())
     assert not [n for n in lowered.graph.nodes if "qfuse" in str(n.target)]
     for m in (1, 5):
@@ -123,12 +116,18 @@ def test_results_come_in_order_and_expand_to_the_same_bits(
 
 def test_golden_text() -> None:
     _, program = build("asymmetric", frozenset({Keep.SUM}))
-    assert to_text(program.graph).splitlines()[3] == (
-        "%0 = qfuse.rms_norm(%x, %r, %weight, "
-        "'axes=1 eps=1e-06 float32:float32:float32:float32 rsqrt squares', None, None, "
-        "'int8[-128,127] 1x1x* float32 float32:reciprocal:round-zp int', "
-        "'ao-asymmetric int8[-128,127] 1x1x* eps=1e-05 float32 int8', 'sum'): "
-        "(int8[2, s0, 8], float32[2, s0, 1], int8[2, s0, 1], float32[2, s0, 8])"
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[2, s0, 8]
+%r: float32[2, s0, 8]
+const %weight: float32[8]
+%0 = qfuse.rms_norm(%x, %r, %weight, 'axes=1 eps=1e-06 float32:float32:float32:float32 rsqrt squares', None, None, 'int8[-128,127] 1x1x* float32 float32:reciprocal:round-zp int', 'ao-asymmetric int8[-128,127] 1x1x* eps=1e-05 float32 int8', 'sum'): (int8[2, s0, 8], float32[2, s0, 1], int8[2, s0, 1], float32[2, s0, 8])
+%1 = getitem(%0, 0): int8[2, s0, 8]
+%2 = getitem(%0, 1): float32[2, s0, 1]
+%3 = getitem(%0, 2): int8[2, s0, 1]
+%4 = getitem(%0, 3): float32[2, s0, 8]
+return (%1, %2, %3, %4)""",
     )
 
 
@@ -145,7 +144,7 @@ def test_the_gate_of_swiglu_is_an_activation() -> None:
     scale, zero = choose_qparams(y, SYMMETRIC)
     want = (quantize(y, scale, None, STORED), scale, zero, y)
     assert bits_same(run(program, [g, u]), want)
-    target, cost = Target.detect(extensions=False), CostModel(CostProfile.pinned())
+    target, cost = Target.for_testing(), CostModel(CostProfile.pinned())
     assert bits_same(run(lower(program, target, cost, ()), [g, u]), want)
 
 
