@@ -9,8 +9,9 @@ import torch
 
 from qfuse.ir.dtypes import widens
 from qfuse.ir.graph.schema import is_call
+from qfuse.ir.ops.fused_views import result_of
 from qfuse.ir.ops.norm_spec import NormSpec, Statistic
-from qfuse.ir.ops.views import dtype_of, node_of, optional_node, result_of, shape_of
+from qfuse.ir.ops.views import dtype_of, node_of, optional_node, shape_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.sizes import same_shape, sizes_of
 from qfuse.patterns.casts import EXACT_CAST, FLOAT_CAST, cast_source, exact_source
@@ -164,11 +165,18 @@ def _refuse_bias(match: Match, node: Node, x: Node, bias: Node) -> Miss | None:
 
 
 def _written_out(match: Match, node: Node) -> Norm:
-    axes, dtype = reduced_axes(match[SPREAD]), dtype_of
+    axes = reduced_axes(match[SPREAD])
     assert axes is not None, "the pattern says so"
-    source, product, rounded = (dtype(match[each]) for each in (SOURCE, PRODUCT, ROUNDED))
-    how = match[ROOT], match[STATISTIC]
-    spec = NormSpec(axes, match[EPS_VALUE], source, product, rounded, dtype(node), *how)
+    spec = NormSpec(
+        axes,
+        match[EPS_VALUE],
+        compute=dtype_of(match[SOURCE]),
+        product=dtype_of(match[PRODUCT]),
+        rounded=dtype_of(match[ROUNDED]),
+        out=dtype_of(node),
+        root=match[ROOT],
+        statistic=match[STATISTIC],
+    )
     inner, casts = _inner(match)
     own = match[X], match.get(WEIGHT), match.get(BIAS), spec, CENTRED in match
     return Norm(node, *own, tuple(n for n in inner if n is not node), casts)

@@ -21,6 +21,7 @@ from qfuse.ir.events import MissCode
 from qfuse.rewrite.pattern import (
     ANY,
     Either,
+    Maybe,
     Opt,
     op,
 )
@@ -142,6 +143,15 @@ def test_of_alternatives_the_one_that_came_further_is_told(on: Board) -> None:
     for pattern in (Either(shallow, deep), Either(deep, shallow)):
         found = miss(pattern, node)
         assert (found.at.name, found.progress) == ("abs_default", 2)
+
+
+def test_an_optional_call_is_tried_before_its_operand_or_after(on: Board) -> None:
+    node = on.mul(on.neg(on.x), on.y)
+    operand = Either(X * Y, op(aten.neg.default, X))
+    call = operand * Z
+    assert hit(Maybe(call, operand), node)[X] is on.x
+    assert hit(plain := Maybe(call, operand, plain_first=True), node)[Y] is on.y
+    assert plain.size == 1 + call.size
 
 
 def test_alternatives_are_undone_too(on: Board) -> None:
