@@ -4,14 +4,18 @@
 #   PYTHON=/path/to/python    the interpreter that makes the environment (3.11 or newer)
 #   TORCH_VERSION=2.13.0      the torch to install
 #   TORCH_INDEX_URL=...       a package index for torch alone, such as PyTorch's CPU wheel index
-#   EXTRAS=zoo,dev,bench      the extras to install; `bench` adds the peers to compare with
+#   EXTRAS=zoo,docs,dev       the extras to install; `bench` adds the peers to compare with
 #   WORKERS=2                 test processes
+#   ISA=avx2                  test as on a CPU with no more than this: portable, avx2, avx512_vnni
+#   EXAMPLES=300              examples that `make fuzz` draws for each property
 #   BASE=HEAD                 the revision that `make replay` compares with
 
 VENV          := .venv
 TORCH_VERSION ?= 2.13.0
-EXTRAS        ?= zoo,dev
+EXTRAS        ?= zoo,docs,dev
 WORKERS       ?= 2
+ISA           ?=
+EXAMPLES      ?= 300
 BASE          ?= HEAD
 
 BIN   := $(VENV)/bin
@@ -23,7 +27,7 @@ STAMP := $(VENV)/.installed-torch-$(TORCH_VERSION)-$(subst $(comma),-,$(EXTRAS))
 unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench bench-kernels asan fuzz replay docs clean
+.PHONY: help setup demo test test-fast check format bench bench-kernels asan fuzz replay docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,8 +50,13 @@ demo: $(STAMP) ## quantize and compile a real sentence encoder, and say what cam
 	$(BIN)/qfuse demo
 
 # One OpenMP thread each: two test processes with a full team each fight over the cores.
-test: $(STAMP) ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow_bench"
+PYTEST := OMP_NUM_THREADS=1 QFUSE_TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(WORKERS)
+
+test: $(STAMP) ## run the tests: the same draw for everybody (ISA=avx2: as on a lesser CPU)
+	$(PYTEST) -m "not slow_bench"
+
+test-fast: $(STAMP) ## run the tests of single rules and ops: no models, no compiler, no drawing
+	$(PYTEST) -m "not (slow or slow_bench or zoo or export or own_kernels or compiler or property)"
 
 check: $(STAMP) ## lint, format check, types, import layers
 	$(BIN)/ruff check .
@@ -73,15 +82,16 @@ asan: $(STAMP) ## run the kernels' tests under AddressSanitizer and UBSan
 	sh tools/with-asan $(BIN)/qfuse build-kernels
 	OMP_NUM_THREADS=2 sh tools/with-asan $(BIN)/python -m pytest --capture=sys tests/kernels
 
-fuzz: $(STAMP) ## run the property tests with many more examples
-	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -n $(WORKERS) -m property \
-	  --timeout 3600
+fuzz: $(STAMP) ## draw anew for the property tests (EXAMPLES=300 each: at most 10 minutes on 2 cores)
+	HYPOTHESIS_PROFILE=fuzz QFUSE_FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) -m property --timeout 0
 
 replay: $(STAMP) ## compare what becomes of the zoo with another revision (BASE=HEAD)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/replay.py $(BASE) $(ARGS)
 
-docs: $(STAMP) ## check the links, and write anew what the code in the documentation prints
+docs: $(STAMP) ## run the code in the documentation, write what it prints, and build the site
 	QFUSE_WRITE_DOCS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/docs
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs -d build/doctrees . build/site
+	@echo "see build/site/index.html"
 
 clean: ## remove the environment, caches and build outputs
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -1,62 +1,145 @@
-"""What every test gets: fresh random inputs with the seed printed, and the hypothesis profiles."""
+"""What every test gets: seeded random inputs, the hypothesis profiles, and a pinned cost profile."""
 
 from __future__ import annotations
 
-import functools
 import os
 import secrets
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from qfuse import api
+from qfuse.cost import CostProfile
 from qfuse.targets import Target
+from tests.support import machine, summary
 
 SEED_VARIABLE = "QFUSE_TEST_SEED"
 PROFILE_VARIABLE = "HYPOTHESIS_PROFILE"
+EXAMPLES_VARIABLE = "QFUSE_FUZZ_EXAMPLES"
+
+# The same draw for everybody: a red run is then the fault of the change. `make fuzz` draws anew.
+SEED = 20260101
+
+FOLDER = Path(__file__).parent
+# What the tests of these folders do, whatever they look at.
+_MARKED_FOLDERS = {
+    "backends": "compiler",
+    "benchmarks": "export",
+    "capture": "export",
+    "docs": "export",
+    "examples": "export",
+    "inductor": "compiler",
+    "integration": "export",
+    "kernels": "own_kernels",
+    "passes": "export",
+    "zoo": "zoo",
+}
 
 # No deadline: the first example of a test may compile something, on a machine shared with others.
 settings.register_profile(
-    "default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "default",
+    deadline=None,
+    print_blob=True,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
-# A gate that draws new examples fails changes that are not at fault; `make test` and `make fuzz` draw.
-settings.register_profile("ci", settings.get_profile("default"), derandomize=True, database=None)
-settings.register_profile("fuzz", settings.get_profile("default"), max_examples=5_000)
+settings.register_profile(
+    "fuzz",
+    settings.get_profile("default"),
+    derandomize=False,
+    max_examples=int(os.environ.get(EXAMPLES_VARIABLE, "1000")),
+)
+
+# Before anything is computed: ATen reads its variable once.
+machine.set_variables()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the seed of the run before the worker processes start, which inherit it."""
-    del config
-    os.environ.setdefault(SEED_VARIABLE, str(secrets.randbelow(2**31)))
-    settings.load_profile(os.environ.get(PROFILE_VARIABLE, "default"))
+    profile = os.environ.get(PROFILE_VARIABLE, "default")
+    chosen = secrets.randbelow(2**31) if profile == "fuzz" else SEED
+    os.environ.setdefault(SEED_VARIABLE, str(chosen))
+    settings.load_profile(profile)
+    patch = pytest.MonkeyPatch()
+    config.add_cleanup(patch.undo)
+    machine.limit(patch)
 
 
 def pytest_report_header() -> str:
     """Say how to repeat the run."""
-    return f"random inputs: {SEED_VARIABLE}={os.environ[SEED_VARIABLE]} repeats them"
+    isa = os.environ.get(machine.ISA_VARIABLE)
+    limited = f"{machine.ISA_VARIABLE}={isa} " if isa else ""
+    return f"random inputs: {limited}{SEED_VARIABLE}={os.environ[SEED_VARIABLE]} repeats them"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs hardware that this machine lacks, and say what it is."""
     if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
         pytest.skip("needs an accelerator")
-    needed = [mark.args[0] for mark in item.iter_markers("isa")]
-    missing = [name for name in needed if not this_machine().has(name)]
-    if missing:
-        pytest.skip(f"needs {' and '.join(missing)}")
+    if item.get_closest_marker("own_kernels") is not None:
+        machine.needs_own_kernels()
+    machine.needs(*(mark.args[0] for mark in item.iter_markers("isa")))
 
 
-@functools.cache
-def this_machine() -> Target:
-    """The facts that the `isa` marker asks for; unknown names of features are an error there."""
-    return Target.detect(extensions=False)
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of whole folders, and everything that hypothesis draws for."""
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("property")
+        mark = _MARKED_FOLDERS.get(item.path.relative_to(FOLDER).parts[0])
+        if mark is not None:
+            item.add_marker(mark)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Note how many examples a property test drew, where a report carries it to the main process."""
+    report: Any = yield
+    statistics = getattr(item, "hypothesis_statistics", None)
+    if report.when == "call" and statistics is not None:
+        report.user_properties.append((summary.EXAMPLES, summary.examples_of(statistics)))
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any) -> Generator[None, Any, Any]:
+    """End with what this machine could not test, and with what was drawn anew."""
+    result = yield
+    stats = terminalreporter.stats
+    if terminalreporter.config.option.collectonly:
+        return result
+    terminalreporter.write_line(
+        summary.not_tested_text(summary.not_tested(stats.get("skipped", ())))
+    )
+    if os.environ.get(PROFILE_VARIABLE) == "fuzz":
+        called = [r for outcome in ("passed", "failed") for r in stats.get(outcome, ())]
+        terminalreporter.write_line(summary.drawn_text(*summary.drawn(called)))
+    return result
+
+
+@pytest.fixture(autouse=True, scope="session")
+def pinned_costs() -> Iterator[None]:
+    """Let no plan depend on how fast this machine is, or on what else runs on it."""
+
+    def pinned(target: Target) -> CostProfile:
+        del target
+        return CostProfile.pinned()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "load_or_measure", pinned)
+        yield
 
 
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Seed torch differently for every test and every run, and print the seed for failures."""
+    """Seed torch for every test by its name and the seed of the run, and print it for failures."""
     run = int(os.environ[SEED_VARIABLE])
     chosen = zlib.crc32(request.node.nodeid.encode()) ^ run
     print(f"torch.manual_seed({chosen}) by {SEED_VARIABLE}={run}")

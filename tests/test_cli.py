@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from click.testing import CliRunner, Result
 
 from qfuse import kernels
 from qfuse.cli import main
+from qfuse.cost import profile_path
 from qfuse.kernels.build import build
+from qfuse.targets import Target
 
 SMALL = [
     f"--size={size}" for size in ("layers=1", "hidden=32", "intermediate=64", "vocab=50", "heads=2")
@@ -60,6 +64,30 @@ def test_compile_shows_report_and_plan(tmp_path: Path) -> None:
     assert "Quantized ops" in result.output
     assert "return (" in result.output
     assert json.loads(file.read_text())["facts"]["backend"] == "eager"
+
+
+def test_log_lines_come_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault that is met twice, after an earlier command, beside a handler of the root logger."""
+
+    class Root(logging.Handler):
+        lines: ClassVar[list[str]] = []
+
+        def emit(self, record: logging.LogRecord) -> None:
+            self.lines.append(record.getMessage())
+
+    monkeypatch.setenv("QFUSE_CACHE_DIR", str(tmp_path))
+    profile = profile_path(Target.detect(extensions=False))
+    monkeypatch.setattr(logging.getLogger(), "handlers", [Root()])
+    before = logging.getLogger("qfuse").handlers[:]
+    run("doctor", "--help")
+    profile.parent.mkdir()
+    profile.write_text("not a profile")
+    result = run("explain", "bert", *SMALL, "--quantize=w8a8-dynamic", "--no-own-kernels")
+
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("WARNING") == 1
+    assert Root.lines == []
+    assert logging.getLogger("qfuse").handlers == before
 
 
 def test_doctor_writes_json() -> None:
@@ -147,10 +175,8 @@ def test_build_kernels_says_once_what_to_do(
     assert told in said
 
 
+@pytest.mark.own_kernels
 def test_build_kernels_says_what_there_is_and_copies_it(tmp_path: Path) -> None:
-    library = kernels.load()
-    if not library.available:
-        pytest.skip(library.reason)
     result = run("build-kernels", f"--into={tmp_path}")
 
     assert result.exit_code == 0, result.output

@@ -67,10 +67,12 @@ def probe(source: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_import_is_light_and_changes_nothing() -> None:
     assert probe(PACKAGE.parent) == {"heavy": [], "changed": {}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "heavy", "changed"),
     [

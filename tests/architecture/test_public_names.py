@@ -8,6 +8,8 @@ import sys
 import types
 from pathlib import Path
 
+import pytest
+
 import qfuse
 from tests.architecture.source import PACKAGE, Module, modules, write_tree
 
@@ -86,6 +88,7 @@ def test_every_public_name_is_there() -> None:
     assert [name for name in qfuse.__all__ if not hasattr(qfuse, name)] == []
 
 
+@pytest.mark.slow
 def test_every_public_name_is_seen_before_it_is_used() -> None:
     """In a process of its own: what was asked for once is there."""
     script = "import qfuse; print(sorted(set(qfuse.__all__) - set(dir(qfuse))))"

@@ -1,4 +1,7 @@
-"""Every rule has a mirrored test file with a golden, a refusal and a numeric test."""
+"""Every rule has a mirrored test file with a golden, a refusal and a numeric test.
+
+What counts is the assertion: a golden test shows a text, a refusal names its ``MissCode``.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.architecture.source import PACKAGE, ROOT, Module, modules, write_tree
+from tests.architecture.test_assertions import names_code, shows_text
 
 RULE_STAGES = ("normalize", "optimize", "lower")
 
@@ -94,8 +98,10 @@ def families(tree: ast.Module) -> set[str]:
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef(name=name) if name.startswith("test_"):
-                found |= {"golden"} if name.startswith("test_golden") else set()
-                found |= {"refuses"} if name.startswith("test_refuses") else set()
+                golden = name.startswith("test_golden") and shows_text(node)
+                refuses = name.startswith("test_refuses") and names_code(node)
+                found |= {"golden"} if golden else set()
+                found |= {"refuses"} if refuses else set()
                 found |= {"numeric"} if is_numeric(node) else set()
             case ast.ClassDef() if is_numeric(node):
                 found.add("numeric")
@@ -150,8 +156,8 @@ from qfuse.rewrite.rule import Rule as Base
 class FuseThings(Base[Site]):
     name = "fuse-things"
 """
-GOLDEN = "def test_golden_of_fuse_things(): FuseThings\n"
-REFUSES = "def test_refuses_floats(): ...\n"
+GOLDEN = "def test_golden_of_it(): assert_expected_inline(run(FuseThings), '%x')\n"
+REFUSES = "def test_refuses_floats(): assert miss(x).code is MissCode.DTYPE\n"
 NUMERIC = "@pytest.mark.numeric\ndef test_values(): ...\n"
 
 
@@ -174,7 +180,19 @@ NUMERIC = "@pytest.mark.numeric\ndef test_values(): ...\n"
         ),
         (
             {
-                "optimize/test_fuse_things.py": "def test_golden(): ...\n" + REFUSES + NUMERIC,
+                "optimize/test_fuse_things.py": "def test_golden(): assert f(FuseThings) == 1\n"
+                "def test_refuses(): assert not f(FuseThings)\n" + NUMERIC
+            },
+            [
+                "FuseThings has no golden test in test_fuse_things.py",
+                "FuseThings has no refuses test in test_fuse_things.py",
+            ],
+        ),
+        (
+            {
+                "optimize/test_fuse_things.py": GOLDEN.replace("FuseThings", "x")
+                + REFUSES
+                + NUMERIC,
                 "lower/test_fuse_things.py": GOLDEN,
             },
             ["FuseThings has no mention test in test_fuse_things.py"],

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.graphs.capture_models import Stack, captured, module, same_run
+from tests.support.graphs.capture_models import Stack, assert_same_run, captured, module
 from torch.export import Dim
 
 from qfuse.capture import capture
@@ -33,7 +33,7 @@ def test_batch_and_length_with_names() -> None:
     assert labels == {"batch": (1, 2, 16), "length": (1, 7, 512)}
     for shape in ((1, 1), (3, 1), (1, 9), (16, 512)):
         x = torch.randint(0, 9, shape)
-        same_run(program, model, ids=x, mask=x)
+        assert_same_run(program, model, ids=x, mask=x)
     assert program.signature.outputs[1].size is not None
     with pytest.raises(InputError) as error:
         run_functional(program, ids=example, mask=torch.ones(2, 8, dtype=torch.int64))
@@ -51,7 +51,7 @@ def test_automatic_sizes_in_every_spelling(shapes: Any) -> None:
     model = Stack().eval()
     program = captured(model, torch.randn(4, 32), dynamic_shapes=shapes)
 
-    same_run(program, model, torch.randn(11, 32))
+    assert_same_run(program, model, torch.randn(11, 32))
     (symbol,) = program.signature.symbols.values()
     assert (symbol.low, symbol.hint, symbol.high) == (2, 4, None)
     with pytest.raises(InputError, match=r"x: expected float32\[s\d+, 32\] with s\d+ >= 2, got 1"):
@@ -68,7 +68,7 @@ def test_derived_sizes() -> None:
         dynamic_shapes={"x": {0: half}, "y": {0: 2 * half}},
     )
 
-    same_run(program, model, torch.randn(5, 2), torch.randn(10, 2))
+    assert_same_run(program, model, torch.randn(5, 2), torch.randn(10, 2))
     with pytest.raises(InputError, match=r"the sizes break 'y_0 == 2\*s\d+'"):
         run_functional(program, torch.randn(5, 2), torch.randn(9, 2))
 
@@ -88,7 +88,7 @@ def test_a_size_that_is_derived_from_one_that_no_axis_has() -> None:
     assert symbols[str(x.shape[0])].multiple_of == 4
     assert "y_0 == 4 + 4 * (x_0 // 4)" in program.signature.relations
     assert symbols[str(y.shape[0])].multiple_of == 1
-    same_run(program, model, torch.randn(20), torch.randn(24))
+    assert_same_run(program, model, torch.randn(20), torch.randn(24))
     with pytest.raises(InputError, match="multiple of 4"):
         run_functional(program, torch.randn(18), torch.randn(22))
     with pytest.raises(InputError, match="the sizes break"):
@@ -99,11 +99,11 @@ def test_conditions_that_the_model_decided_on_are_guarded() -> None:
     model = module(lambda _self, x: x + 1 if x.shape[0] % 2 == 0 else x - 1)
     program = captured(model, torch.randn(4), dynamic_shapes={"x": {0: Dim.AUTO}})
 
-    same_run(program, model, torch.randn(6))
+    assert_same_run(program, model, torch.randn(6))
     with pytest.raises(InputError, match=r"the sizes break 's\d+ % 2 == 0'.*axis 0 of x\) is 5"):
         run_functional(program, torch.randn(5))
     # Passing sizes are remembered, which must not let others through.
-    same_run(program, model, torch.randn(6))
+    assert_same_run(program, model, torch.randn(6))
 
 
 def test_sizes_inside_containers() -> None:
@@ -111,7 +111,7 @@ def test_sizes_inside_containers() -> None:
     shapes = {"tree": {"a": [{0: Dim.AUTO}], "b": {0: Dim.AUTO}}}
     program = captured(model, {"a": [torch.randn(4)], "b": torch.randn(5)}, dynamic_shapes=shapes)
 
-    same_run(program, model, {"b": torch.randn(8), "a": [torch.randn(7)]})
+    assert_same_run(program, model, {"b": torch.randn(8), "a": [torch.randn(7)]})
     with pytest.raises(InputError, match=r"axis 0 of tree\['a'\]\[0\]\) is 7"):
         run_functional(program, {"b": torch.randn(7), "a": [torch.randn(7)]})
 

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.graphs.capture_models import assert_same, captured, check_graph, module, same_run
+from tests.support.graphs.capture_models import (
+    assert_same,
+    assert_same_run,
+    captured,
+    check_graph,
+    module,
+)
 from torch import nn
 
 from qfuse.capture import capture
@@ -123,7 +129,7 @@ def test_inputs_are_written_and_returned_as_themselves() -> None:
         return {"a": torch.randn(3), "b": torch.randn(2, 2)}, torch.randn(3)
 
     program = captured(model, *arguments())
-    same_run(program, model, *arguments())
+    assert_same_run(program, model, *arguments())
     assert program.signature.mutations == (
         Mutation(0, input_index=0),
         Mutation(1, input_index=1),
@@ -210,7 +216,7 @@ def test_an_input_that_is_written_must_not_overlap_another() -> None:
     storage = torch.randn(10)
     with pytest.raises(InputError, match=r"x shares memory with y, and the model writes it"):
         run_functional(program, storage[:4], storage[2:6])
-    same_run(program, module(forward), storage[:4], storage[4:8])
+    assert_same_run(program, module(forward), storage[:4], storage[4:8])
 
 
 def test_buffers_that_share_memory_cannot_be_written() -> None:

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.graphs.capture_models import Stack, captured, check_graph, module, same_run
+from tests.support.graphs.capture_models import (
+    Stack,
+    assert_same_run,
+    captured,
+    check_graph,
+    module,
+)
 from torch.export import Dim
 
 from qfuse.capture import capture
@@ -57,8 +63,8 @@ def test_a_program_needs_no_example(strict: bool, decomposed: bool) -> None:
     (symbol,) = result.signature.symbols.values()
     assert (symbol.low, symbol.high) == (1, 64)
     for tokens in (1, 9):
-        same_run(result, model, torch.randn(tokens, 32))
-        same_run(result, model, x=torch.randn(tokens, 32))
+        assert_same_run(result, model, torch.randn(tokens, 32))
+        assert_same_run(result, model, x=torch.randn(tokens, 32))
 
 
 def test_a_program_writes_its_own_buffers() -> None:
@@ -68,7 +74,7 @@ def test_a_program_writes_its_own_buffers() -> None:
     result = from_program(program)
 
     x = torch.randn(3)
-    same_run(result, twin, x, tree=tree, scale=3.0)
+    assert_same_run(result, twin, x, tree=tree, scale=3.0)
     assert program.state_dict["b_count"] == 1
 
 
@@ -79,7 +85,7 @@ def test_a_program_from_a_file() -> None:
     program = through_a_file(torch.export.export(model, (torch.randn(3),), kwargs))
     result = from_program(program)
 
-    same_run(result, model, torch.randn(3), **kwargs)
+    assert_same_run(result, model, torch.randn(3), **kwargs)
     # The line of a source that may be gone is kept as it was.
     assert any("self.b_count.add_(1)" in n.meta.get("qfuse_source", "") for n in result.graph.nodes)
 
@@ -91,7 +97,7 @@ def test_a_program_with_derived_sizes_from_a_file() -> None:
     half = Dim("half", min=2, max=8)
     shapes = {"x": {0: 4 * half}, "y": {0: 8 * half}}
     program = torch.export.export(model, (torch.randn(12), torch.randn(24)), dynamic_shapes=shapes)
-    same_run(from_program(program), model, torch.randn(16), torch.randn(32))
+    assert_same_run(from_program(program), model, torch.randn(16), torch.randn(32))
     with pytest.raises(CaptureError, match="before it is saved"):
         capture(through_a_file(program))
 
@@ -125,7 +131,7 @@ def test_a_program_knows_no_ambient_autocast() -> None:
     program = torch.export.export(model, (torch.randn(4, 32),))
     with torch.autocast("cpu", torch.bfloat16):
         result = from_program(program)
-    same_run(result, model, torch.randn(4, 32))
+    assert_same_run(result, model, torch.randn(4, 32))
 
 
 def test_a_program_in_training_mode() -> None:
@@ -156,7 +162,7 @@ def test_an_exported_module_is_a_model(check_guards: bool) -> None:
     exported = program.module(check_guards=check_guards)
     result = captured(exported, torch.randn(4, 32), dynamic_shapes=SHAPES)
 
-    same_run(result, model, torch.randn(9, 32))
+    assert_same_run(result, model, torch.randn(9, 32))
     assert {n.meta["qfuse_module"] for n in result.graph.nodes if n.op == "call_function"} == {
         *("blocks.0", "blocks.0.up", "blocks.0.down"),
         *("blocks.1", "blocks.1.up", "blocks.1.down"),

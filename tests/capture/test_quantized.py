@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.graphs.capture_models import Stack, captured, same_run
+from tests.support.graphs.capture_models import Stack, assert_same_run, captured
 from torch.export import Dim
 
 from qfuse.zoo import _torchao_api as torchao_api
@@ -75,7 +75,7 @@ def test_bit_for_bit(name: str, dynamic: bool) -> None:
     program = captured(model, torch.randn(4, 32), dynamic_shapes=SHAPES if dynamic else None)
 
     for tokens in (1, 4, 17) if dynamic else (4,):
-        same_run(program, model, torch.randn(tokens, 32))
+        assert_same_run(program, model, torch.randn(tokens, 32))
     calls = Counter(
         str(n.target).removesuffix(".default")
         for n in program.graph.nodes

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.graphs.capture_models import Stack, captured, module, same_run
+from tests.support.graphs.capture_models import Stack, assert_same_run, captured, module
 from torch.export import Dim
 
 from qfuse.capture import size_one
@@ -41,7 +41,7 @@ def test_another_path_with_other_results() -> None:
 
     assert refused(program) == ["columns"]
     assert lows(program) == {"rows": 1, "columns": 2}
-    same_run(program, lambda x: x * 3, torch.randn(1, 2))
+    assert_same_run(program, lambda x: x * 3, torch.randn(1, 2))
     with pytest.raises(InputError, match=r"with 1 <= rows <= 64 and 2 <= columns <= 64, got 1"):
         run_functional(program, torch.randn(3, 1))
 
@@ -51,7 +51,7 @@ def test_another_path_with_the_same_results() -> None:
     program = captured(model, torch.randn(3), dynamic_shapes={"x": {0: ROWS}})
 
     assert refused(program) == []
-    same_run(program, model, torch.randn(1))
+    assert_same_run(program, model, torch.randn(1))
 
 
 def test_only_both_together() -> None:

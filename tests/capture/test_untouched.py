@@ -146,7 +146,11 @@ def test_training_mode_is_refused(layer: nn.Module, message: str) -> None:
     "layer", [nn.Dropout(0.0), nn.LayerNorm(4), nn.BatchNorm1d(4, track_running_stats=False)]
 )
 def test_training_mode_that_makes_no_difference_is_fine(layer: nn.Module) -> None:
-    captured(module(lambda self, x: self.act(x), act=layer).train(), torch.randn(3, 4))
+    model = module(lambda self, x: self.act(x), act=layer).train()
+
+    program = captured(model, torch.randn(3, 4))
+    assert [spec.shape for spec in program.signature.inputs] == [(3, 4)]
+    assert model.training
 
 
 def test_functional_dropout_follows_the_mode() -> None:

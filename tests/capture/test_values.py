@@ -7,7 +7,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tests.support.graphs.capture_models import Stack, assert_same, captured, module, same_run
+from tests.support.graphs.capture_models import (
+    Stack,
+    assert_same,
+    assert_same_run,
+    captured,
+    module,
+)
 from torch import nn
 
 from qfuse.capture import capture
@@ -40,7 +46,7 @@ def test_grad_mode_makes_no_difference(grad: bool) -> None:
     x = torch.randn(4, 32)
     with torch.set_grad_enabled(grad):
         program = captured(model, x)
-        result = same_run(program, model, torch.randn(4, 32, requires_grad=True))
+        result = assert_same_run(program, model, torch.randn(4, 32, requires_grad=True))
 
     assert not result.requires_grad
 
@@ -49,7 +55,7 @@ def test_inference_mode() -> None:
     model = Stack().eval()
     with torch.inference_mode():
         x = torch.randn(4, 32)
-        same_run(captured(model, x), model, x)
+        assert_same_run(captured(model, x), model, x)
 
 
 def test_keywords_in_any_order_and_by_position() -> None:
@@ -63,8 +69,8 @@ def test_keywords_in_any_order_and_by_position() -> None:
     x, y, z = torch.randn(3, 2, 5)
     program = captured(model, x, scale=3.0, y=y, z=z)
 
-    same_run(program, model, z=x, y=z, x=y, scale=3.0)
-    same_run(program, model, x, y, z=z, scale=3.0)
+    assert_same_run(program, model, z=x, y=z, x=y, scale=3.0)
+    assert_same_run(program, model, x, y, z=z, scale=3.0)
     assert [i.name for i in program.signature.inputs] == ["x", "scale", "y", "z"]
 
 
@@ -81,9 +87,9 @@ def test_nested_containers_in_and_out() -> None:
         return {"a": a, "b": (b, c)}, Pair(d, e)
 
     program = captured(model, *arguments())
-    same_run(program, model, *arguments())
+    assert_same_run(program, model, *arguments())
     tree, pair = arguments()
-    same_run(program, model, {"b": tree["b"], "a": tree["a"]}, pair)
+    assert_same_run(program, model, {"b": tree["b"], "a": tree["a"]}, pair)
     names = [i.name for i in program.signature.inputs]
     assert names == ["tree['a']", "tree['b'][0]", "tree['b'][1]", "pair.left", "pair.right"]
 
@@ -91,7 +97,7 @@ def test_nested_containers_in_and_out() -> None:
 def test_a_dataclass_comes_back() -> None:
     model = module(lambda _self, x: Result(x + 1, {"half": x / 2}))
 
-    result = same_run(captured(model, torch.randn(3)), model, torch.randn(3))
+    result = assert_same_run(captured(model, torch.randn(3)), model, torch.randn(3))
     assert isinstance(result, Result)
 
 
@@ -121,7 +127,7 @@ def test_variadic_arguments() -> None:
     model = module(forward)
     tensors = torch.randn(4, 3)
     program = captured(model, *tensors[:3], scale=tensors[3])
-    same_run(program, model, *torch.randn(3, 3), scale=torch.randn(3))
+    assert_same_run(program, model, *torch.randn(3, 3), scale=torch.randn(3))
     assert [i.name for i in program.signature.inputs] == ["x", "rest[0]", "rest[1]", "scale"]
 
 
@@ -130,7 +136,7 @@ def test_one_tensor_given_twice_is_two_inputs() -> None:
     model = module(lambda _self, x, y: x - 2 * y)
     x = torch.randn(3)
     program = captured(model, x, x)
-    same_run(program, model, torch.randn(3), torch.randn(3))
+    assert_same_run(program, model, torch.randn(3), torch.randn(3))
     _, result = run_functional(program, x, x)
     assert torch.equal(result, x - 2 * x)
 
@@ -151,7 +157,7 @@ def test_tied_weights_are_one_constant() -> None:
 
     assert [name for name, _ in program.module.named_buffers()] == ["embed.weight"]
     assert len(program.graph.find_nodes(op="get_attr")) == 1
-    same_run(program, model, torch.tensor([3, 4]))
+    assert_same_run(program, model, torch.tensor([3, 4]))
 
 
 def test_constants_share_memory_and_unused_ones_are_left_out() -> None:
@@ -176,7 +182,7 @@ def test_constants_share_memory_and_unused_ones_are_left_out() -> None:
     # Loading other weights into the module is seen by the graph.
     with torch.no_grad():
         model.fc.weight.add_(1)
-    same_run(program, model, torch.randn(2, 3))
+    assert_same_run(program, model, torch.randn(2, 3))
 
 
 def test_layouts() -> None:
@@ -187,7 +193,7 @@ def test_layouts() -> None:
     for example in (contiguous, last, sliced):
         program = captured(model, example)
         for value in (torch.randn(2, 3, 4, 5), torch.randn(2, 5, 4, 3).transpose(1, 3)):
-            same_run(program, model, value)
+            assert_same_run(program, model, value)
     assert captured(model, last).signature.inputs[0].order == (0, 2, 3, 1)
     assert captured(model, sliced).signature.inputs[0].order is None
 
@@ -217,7 +223,7 @@ def test_autocast_and_grad_regions_are_flat() -> None:
             return x * 2
 
     model = module(forward, fc=nn.Linear(3, 3))
-    same_run(captured(model, torch.randn(2, 3)), model, torch.randn(2, 3))
+    assert_same_run(captured(model, torch.randn(2, 3)), model, torch.randn(2, 3))
 
 
 def test_meta_tensors_need_no_values() -> None:
@@ -235,7 +241,7 @@ def test_meta_tensors_need_no_values() -> None:
 def test_a_data_dependent_size_stays_inside() -> None:
     model = module(lambda _self, x: x[x > 0] * 2)
     program = captured(model, torch.randn(20))
-    same_run(program, model, torch.randn(20))
+    assert_same_run(program, model, torch.randn(20))
 
 
 def test_nothing_of_the_trace_is_left_for_pickle_to_trip_over() -> None:

@@ -19,6 +19,8 @@ from qfuse.cost.measurement import _Basics, _rounded
 from qfuse.cost.probes import Probe
 from qfuse.targets import KernelState, Target
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def target() -> Target:
@@ -48,9 +50,10 @@ def test_one_row_is_not_faster_than_many(measured: CostProfile) -> None:
     assert measured.int8_ops_one_row <= measured.int8_ops
 
 
+@pytest.mark.isa("vnni")
 def test_int8_dot_products_pay(target: Target, measured: CostProfile) -> None:
-    if not (target.has_vnni and target.has_kernel("onednn::qlinear_pointwise")):
-        pytest.skip("needs int8 dot products")
+    if not target.has_kernel("onednn::qlinear_pointwise"):
+        pytest.skip("needs oneDNN's quantized linear")
 
     assert measured.int8_ops > measured.f32_flops
 

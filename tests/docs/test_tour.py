@@ -41,7 +41,7 @@ def test_the_tour_shows_what_happens() -> None:
     assert made == page
 
 
-def test_the_tour_passes_all_five_rooms() -> None:
+def test_the_tour_passes_all_five_stages() -> None:
     page = TOUR.read_text(encoding="utf-8")
     for call in ("capture(", "normalize(", "optimize(", "lower(", "qfuse.compile("):
         assert call in page

@@ -15,12 +15,12 @@ from expecttest import assert_expected_inline
 from tests.architecture.source import ROOT
 from tests.support.sources.dialects import (
     Source,
+    assert_same_bits,
     codes,
     fired,
     hard_numbers,
     only_miss,
     ops_of,
-    same_bits,
     scales,
 )
 
@@ -115,7 +115,7 @@ def test_dynamic_quantizes_have_the_bits_of_the_source(
     kind = "symmetric" if symmetric else "asymmetric"
     many = source.b.call(getattr(sim, f"dynamic_quantize_{kind}").default, x, dims)
     outs = [source.b.item(many, i) for i in range(2 if symmetric else 3)]
-    program = same_bits(source, *outs, dialects=(dialect,))
+    program = assert_same_bits(source, *outs, dialects=(dialect,))
 
     assert ops_of(program) == ["choose_qparams", "quantize"]
 
@@ -126,7 +126,7 @@ def test_a_static_quantize_has_the_bits_of_the_source(dialect: Dialect, bits: in
     source = Source()
     x = source.arg(hard_numbers((3, 16), torch.float32))
     s, z = source.arg(torch.tensor(0.0123)), source.arg(torch.tensor(1, dtype=torch.int8))
-    program = same_bits(
+    program = assert_same_bits(
         source, source.b.call(sim.quantize.default, x, s, z, bits), dialects=(dialect,)
     )
 
@@ -151,7 +151,7 @@ def test_linears_have_the_bits_of_the_source(
         source.b.call(sim.int4_linear.default, x, int4, groups, b, 8),
         source.b.call(sim.fp8_linear.default, x, float8, row, b),
     ]
-    program = same_bits(source, *outs, dialects=(dialect,))
+    program = assert_same_bits(source, *outs, dialects=(dialect,))
 
     assert ops_of(program, "simulator") == []
 
@@ -170,7 +170,7 @@ def test_mxfp4_has_the_bits_of_the_source(dialect: Dialect, group: int) -> None:
     e = source.b.const("e", torch.randint(-8, 8, (8, 16 // group)).to(torch.int8))
     y = source.b.call(sim.mxfp4_linear.default, quiet, w, e, None)
     outs = [source.b.item(pair, 0), source.b.item(pair, 1), y]
-    program = same_bits(source, *outs, dialects=(dialect,))
+    program = assert_same_bits(source, *outs, dialects=(dialect,))
 
     assert ops_of(program, "simulator") == []
     assert ops_of(program) == ["choose_qparams", "quantize", "dequantize"]
@@ -190,7 +190,7 @@ def test_refuses_a_weight_of_run_time(dialect: Dialect) -> None:
     x, w = source.arg(torch.randn(3, 16)), source.arg(codes((8, 8), torch.uint8))
     s = source.b.const("ws", scales((8, 2)))
     y = source.b.call(sim.int4_linear.default, x, w, s, None, 8)
-    program = same_bits(source, y, dialects=(dialect,))
+    program = assert_same_bits(source, y, dialects=(dialect,))
 
     assert only_miss(program).code is MissCode.NOT_CONSTANT
     assert program.log.of(Noted)[0].text.endswith("the weight is computed at run time")
@@ -200,6 +200,6 @@ def test_refuses_other_types(dialect: Dialect) -> None:
     source = Source()
     x = source.arg(torch.randn(3, 16).bfloat16())
     pair = source.b.call(sim.dynamic_quantize_symmetric.default, x, [-1])
-    program = same_bits(source, source.b.item(pair, 0), dialects=(dialect,))
+    program = assert_same_bits(source, source.b.item(pair, 0), dialects=(dialect,))
 
     assert only_miss(program).code is MissCode.DTYPE

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.graphs.raw_fx import bits_of, check_values, exported, ops_of, same_bits
+from tests.support.graphs.raw_fx import assert_same_bits, bits_of, check_values, exported, ops_of
 from tests.support.sources.dialects import codes, scales
 from torch import nn
 from torch.fx import GraphModule
@@ -65,7 +65,7 @@ def test_a_layer_has_four_linears(simulator: ModuleType, kind: str) -> None:
         6 * depth  # with the two products of attention
     )
     assert not any(name.startswith("qfuse.") for name in after)
-    same_bits(before, bits_of(module, [x], simulator.dialect))
+    assert_same_bits(before, bits_of(module, [x], simulator.dialect))
     check_values(module, x)
     assert not MergeLinears(**options(simulator))(module).modified
 
@@ -131,7 +131,7 @@ def test_quantizes_rise_above_views_and_become_one(simulator: ModuleType, device
     assert outcome.assumed == 0
     check_values(module, *inputs)
     if device == "cpu":
-        same_bits(expected, module(*inputs))
+        assert_same_bits(expected, module(*inputs))
 
 
 @torch.no_grad()
@@ -178,9 +178,9 @@ def test_one_group_that_cannot_be_said_does_not_keep_others(simulator: ModuleTyp
     assert outcome.fired["merge-linears"] == 1
     assert ops_of(module)["simulator.static_quant_linear"] == 3
     assert {miss.stage for miss in outcome.misses} == {"spell"}
-    same_bits(before, bits_of(module, inputs, simulator.dialect))
+    assert_same_bits(before, bits_of(module, inputs, simulator.dialect))
     canonical = make_fx(call)(*inputs)
     outcome = MergeLinears(**options(simulator, spelling="canonical"))(canonical)
     assert outcome.fired["merge-linears"] == 2
     assert ops_of(canonical)["aten.linear"] == 2
-    same_bits(before, bits_of(canonical, inputs, simulator.dialect))
+    assert_same_bits(before, bits_of(canonical, inputs, simulator.dialect))

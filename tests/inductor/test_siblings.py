@@ -25,7 +25,7 @@ def linear(n: int, k: int = 16, *, bias: bool = True) -> nn.Linear:
     return nn.Linear(k, n, bias=bias)
 
 
-def close(a: Any, b: Any) -> None:
+def assert_close(a: Any, b: Any) -> None:
     torch.testing.assert_close(a, b)
 
 
@@ -45,7 +45,7 @@ def test_a_weight_that_others_read_is_not_held_twice() -> None:
     found = freeze(Apart().eval(), torch.randn(3, 16))
     assert found.report.fired == {"combine": 1, "merge-linears": 1}  # the two of c; b and d
     assert [miss.code for miss in found.report.closest_misses][:2] == [MissCode.SHARED] * 2
-    close(found.plain, found.merged)
+    assert_close(found.plain, found.merged)
 
 
 class Repeated(nn.Module):
@@ -61,7 +61,7 @@ def test_a_weight_used_twice_is_multiplied_once() -> None:
     found = freeze(Repeated().eval(), torch.randn(3, 16))
     assert found.calls(*PRODUCTS) == 1
     assert found.report.fired == {"combine": 1, "merge-linears": 1}
-    close(found.plain, found.merged)
+    assert_close(found.plain, found.merged)
 
 
 class OneOther(nn.Module):
@@ -82,7 +82,7 @@ def test_one_that_differs_does_not_keep_the_others_apart() -> None:
     assert [code for code, _ in reasons] == [MissCode.NOT_CONSTANT, MissCode.DTYPE]
     assert "computed at run time" in reasons[0][1]
     assert "differs in alpha" in reasons[1][1]
-    close(found.plain, found.merged)
+    assert_close(found.plain, found.merged)
 
 
 class Twice(nn.Module):
@@ -98,7 +98,7 @@ def test_equal_results_that_leave_have_memory_of_their_own() -> None:
     found = freeze(Twice().eval(), torch.randn(3, 16))
     first, _, again = found.merged
     first.zero_()
-    close(again, found.plain[2])
+    assert_close(again, found.plain[2])
 
 
 class Signs(nn.Module):
@@ -140,7 +140,7 @@ class Views(nn.Module):
 def test_views_of_a_part_are_those_of_the_whole() -> None:
     found = freeze(Views().eval(), torch.randn(3, 16))
     assert found.report.fired == {"merge-linears": 1}
-    close(found.plain, found.merged)
+    assert_close(found.plain, found.merged)
     assert [t.stride() for t in found.plain] == [t.stride() for t in found.merged]
 
 
@@ -159,7 +159,7 @@ class Chain(nn.Module):
 
 def test_order_holds() -> None:
     found = freeze(Chain().eval(), torch.randn(3, 16))
-    close(found.plain, found.merged)
+    assert_close(found.plain, found.merged)
 
 
 class Written(nn.Module):
@@ -199,7 +199,7 @@ def test_sizes_that_vary(shape: tuple[int, ...]) -> None:
     dynamic = min(shape) > 1
     found = freeze(Rows().eval(), torch.randn(shape), dynamic=dynamic)
     assert found.report.fired == ({"merge-linears": 1} if found.calls(*PRODUCTS) else {})
-    close(found.plain, found.merged)
+    assert_close(found.plain, found.merged)
 
 
 class Broken(nn.Module):
@@ -216,7 +216,7 @@ class Broken(nn.Module):
 def test_a_graph_break_gives_two_reports() -> None:
     found = freeze(Broken().eval(), torch.randn(2, 5, 16))
     assert [report.fired["merge-linears"] for report in found.reports] == [1, 1]
-    close(found.plain, found.merged)
+    assert_close(found.plain, found.merged)
 
 
 def test_training_is_left_alone() -> None:
@@ -262,7 +262,7 @@ def test_one_that_cannot_be_joined_keeps_the_others_not(
     (miss,) = found.report.closest_misses
     assert miss.reason == "it is packed otherwise"
     assert [c for c in miss.anchor.module if c.isdigit()] == [str(guilty)]
-    close(found.plain, found.merged)
+    assert_close(found.plain, found.merged)
 
 
 class Stored(nn.Module):
@@ -297,7 +297,7 @@ def test_static_weights_stay_stored_and_others_stay_apart() -> None:
     assert found.calls(aten.cat.default) == 0
     codes = [miss.code for miss in found.report.closest_misses]
     assert codes == [MissCode.NOT_CONSTANT, MissCode.DTYPE]
-    close(found.plain, found.merged)
+    assert_close(found.plain, found.merged)
 
 
 class OneScale(nn.Module):
@@ -326,7 +326,7 @@ def test_weights_of_another_scale_stay_apart_and_the_reason_names_it() -> None:
     (miss,) = found.report.closest_misses
     assert miss.code is MissCode.DTYPE
     assert miss.reason.endswith("differs in the scale of self of mat2")
-    close(found.plain, found.merged)
+    assert_close(found.plain, found.merged)
 
 
 class Float8(nn.Module):
@@ -356,7 +356,7 @@ def test_products_scaled_as_a_whole_are_merged_if_the_scale_is_one() -> None:
     assert found.calls(aten._scaled_mm.default) == 2
     (miss,) = found.report.closest_misses
     assert miss.reason.endswith("differs in scale_b")
-    close(found.plain, found.merged)
+    assert_close(found.plain, found.merged)
 
 
 class Rowwise(nn.Module):
@@ -383,4 +383,4 @@ def test_float8_products() -> None:
     found = freeze(Rowwise().eval(), torch.randn(16, 32))
     assert found.report.fired == {"merge-linears": 1}
     assert found.calls(aten._scaled_mm.default) == 1
-    close(found.plain, found.merged)
+    assert_close(found.plain, found.merged)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import qfuse
+from qfuse.targets import Target
 from qfuse.zoo import recipes
 
 
@@ -94,7 +95,14 @@ def test_norms_as_people_write_them(norm: Any, recipe: str, dtype: torch.dtype) 
     batch = torch.export.Dim("batch", min=1, max=16)
     sizes = ({0: batch}, {0: batch}) if recipe == "w8a8-dynamic" else None
     options = {"backend": "eager"}
-    fast = qfuse.compile(model, args, dynamic_shapes=sizes, check="site", options=options)
+    fast = qfuse.compile(
+        model,
+        args,
+        dynamic_shapes=sizes,
+        target=Target.for_testing(),
+        check="site",
+        options=options,
+    )
 
     report = fast.report
     assert report.fired["fuse-norm-quantize"] == 2

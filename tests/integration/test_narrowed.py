@@ -8,6 +8,7 @@ from tests.support.graphs.tiny_models import sqnr, tiny
 
 import qfuse
 from qfuse.ir.events import Fired
+from qfuse.targets import Target
 from qfuse.zoo.recipes import quantize
 
 pytestmark = [pytest.mark.zoo, pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")]
@@ -26,6 +27,7 @@ def test_narrowing_costs_less_than_quantizing(recipe: str) -> None:
             quantized,
             model.args,
             model.kwargs,
+            target=Target.for_testing(),
             float_dtype=torch.bfloat16,
             options={"backend": "eager"},
         )

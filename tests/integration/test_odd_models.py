@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import qfuse
-from qfuse import kernels
+from qfuse.targets import Target
 
 
 class Odd(nn.Module):
@@ -24,9 +24,15 @@ class Odd(nn.Module):
 def compiled(
     model: nn.Module, *args: torch.Tensor, own_kernels: bool = True, **options: object
 ) -> qfuse.CompiledModel:
-    """Compile without a backend; nothing may have been rolled back."""
+    """Compile for a pinned target, without a backend; nothing may have been rolled back."""
     chosen = {"backend": "eager", "own_kernels": own_kernels}
-    fast = qfuse.compile(model.eval(), args, options=chosen, **options)  # type: ignore[arg-type]
+    fast = qfuse.compile(
+        model.eval(),
+        args,
+        target=Target.for_testing(),
+        options=chosen,
+        **options,  # type: ignore[arg-type]
+    )
     assert not fast.report.rolled_back, fast.report.rolled_back
     assert not [note.text for note in fast.report.notes if "which is a bug" in note.text]
     return fast
@@ -184,7 +190,7 @@ def test_a_zero_point_that_is_not_clamped_needs_no_luck_with_the_data() -> None:
     torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.skipif(not kernels.load().available, reason=kernels.load().reason)
+@pytest.mark.own_kernels
 def test_a_row_of_nan_does_not_cost_the_others() -> None:
     model = free_zero_point(Clamped)
     x = torch.randn(32, 32)

@@ -10,6 +10,7 @@ import torch
 import qfuse
 from qfuse import zoo
 from qfuse.ir.events import MissCode
+from qfuse.targets import Target
 from qfuse.zoo import recipes
 
 pytestmark = pytest.mark.zoo
@@ -29,7 +30,14 @@ def compiled(kv_heads: int, layers: int, recipe: str) -> tuple[Any, Any, Any]:
     )
     quantized = recipes.quantize(model.module, recipe, model.args, model.kwargs)
     options = {"backend": "eager"}
-    fast = qfuse.compile(quantized.model, model.args, model.kwargs, check="site", options=options)
+    fast = qfuse.compile(
+        quantized.model,
+        model.args,
+        model.kwargs,
+        target=Target.for_testing(),
+        check="site",
+        options=options,
+    )
     return model, quantized, fast
 
 

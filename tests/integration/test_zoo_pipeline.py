@@ -11,20 +11,22 @@ import torch
 from torch.utils import _pytree as pytree
 
 import qfuse
-from qfuse import kernels, zoo
+from qfuse import zoo
 from qfuse.capture import capture
 from qfuse.cost import CostModel, CostProfile
-from qfuse.ir.ops.fused_views import as_fused_norm
-from qfuse.ir.ops.views import as_quantize
+from qfuse.ir.ops.norms import as_fused_norm
+from qfuse.ir.ops.qdq import as_quantize
 from qfuse.normalize import normalize
 from qfuse.optimize import optimize
-from qfuse.optimize.fuse.match_norm import Norm, norm_of
+from qfuse.patterns.norm import A_NORM
 from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.pattern import Match, match
+from qfuse.targets import Target
 from qfuse.zoo import recipes
 
 pytestmark = [
     pytest.mark.zoo,
-    pytest.mark.skipif(not kernels.load().available, reason=kernels.load().reason),
+    pytest.mark.own_kernels,
 ]
 
 
@@ -49,7 +51,12 @@ def compiled(
     model = zoo.build(name, layers=layers, dtype=dtype, **SMALL[name])
     quantized = recipes.quantize(model.module, recipe, model.args, model.kwargs)
     fast = qfuse.compile(
-        quantized.model, model.args, model.kwargs, check=check, options={"backend": "eager"}
+        quantized.model,
+        model.args,
+        model.kwargs,
+        target=Target.for_testing(),
+        check=check,
+        options={"backend": "eager"},
     )
     return model, quantized, fast
 
@@ -162,6 +169,6 @@ def test_every_norm_that_feeds_a_quantize_gives_it(
         assert {str(n.target) for n in norms} == {NORM_OPS[name] + ".default"}
         counts.append(len(norms))
         fed = [q.x for n in done.graph.nodes if (q := as_quantize(n)) is not None]
-        assert [x for x in fed if isinstance(norm_of(x), Norm)] == []
+        assert [x for x in fed if isinstance(match(A_NORM, x), Match)] == []
     each, rest = NORMS[name]
     assert counts == [each + rest, 2 * each + rest]

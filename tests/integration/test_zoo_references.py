@@ -15,6 +15,7 @@ import qfuse
 from qfuse import zoo
 from qfuse.ir.events import Fired, Lowered
 from qfuse.optimize.merge.merge_linears import MergeLinears
+from qfuse.targets import Target
 from qfuse.zoo._torchao_api import quiet_imports
 from qfuse.zoo.mx_formats import MxLinear, mx
 
@@ -124,7 +125,12 @@ def test_llama_in_torchaos_own_mx_tensors(mode: str) -> None:
     )
     quantize_(model.module, config)
     fast = qfuse.compile(
-        model.module, model.args, model.kwargs, check="site", options={"backend": "eager"}
+        model.module,
+        model.args,
+        model.kwargs,
+        target=Target.for_testing(),
+        check="site",
+        options={"backend": "eager"},
     )
 
     assert same_bits(model, model.module, fast)
@@ -136,7 +142,13 @@ def test_dynamic_sizes() -> None:
     layer = torch.nn.Sequential(MxLinear(torch.nn.Linear(64, 32), mx())).eval()
     batch = torch.export.Dim("batch", min=1, max=64)
     x = torch.randn(3, 5, 64)
-    fast = qfuse.compile(layer, (x,), dynamic_shapes=({0: batch},), options={"backend": "eager"})
+    fast = qfuse.compile(
+        layer,
+        (x,),
+        dynamic_shapes=({0: batch},),
+        target=Target.for_testing(),
+        options={"backend": "eager"},
+    )
     for count in (1, 2, 17):
         given = torch.randn(count, 5, 64)
         assert torch.equal(fast(given), layer(given))

@@ -13,10 +13,8 @@ INSTRUCTION_SETS = ("portable", "avx2", "avx512_vnni", "brgemm")
 
 @pytest.fixture(scope="session")
 def library() -> KernelLibrary:
-    """The loaded kernels; skips where there is nothing to compile them with."""
+    """The loaded kernels."""
     library = load()
-    if not library.available and "no C++ compiler" in library.reason:
-        pytest.skip(library.reason)
     assert library.available, library.reason
     return library
 
@@ -26,6 +24,6 @@ def isa(request: pytest.FixtureRequest, library: KernelLibrary) -> Iterator[str]
     """Run the test on one instruction set."""
     name: str = request.param
     if name not in library.instruction_sets:
-        pytest.skip(f"this processor has no {name}")
+        pytest.skip(f"needs {name}")
     with instruction_set(name):
         yield name

@@ -45,7 +45,7 @@ SIZES = ((1, 1), (3, 5), (15, 62), (17, 63), (63, 65), (65, 129), (130, 516), (6
 GROUPED = ((1, 8), (15, 64), (65, 96), (130, 192))
 
 
-def same_with_guards(
+def assert_same_with_guards(
     op: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
     """Call an op on ordinary operands and on guarded ones, and compare all results by bits."""
@@ -80,7 +80,7 @@ def test_linear_w8a8(isa: str, rows: int, dtype: torch.dtype) -> None:
         )
         args, options = case.arguments()
 
-        same_with_guards(linear_w8a8, args, options)
+        assert_same_with_guards(linear_w8a8, args, options)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -93,7 +93,7 @@ def test_linear_w8a8_quantized(isa: str, rows: int) -> None:
             "quant_min": -128, "quant_max": 127, "out_dtype": torch.int8,
         }  # fmt: skip
 
-        same_with_guards(linear_w8a8_quantized, args, {**options, **output})
+        assert_same_with_guards(linear_w8a8_quantized, args, {**options, **output})
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -102,8 +102,8 @@ def test_linear_w8a8_of_halves_and_rows(isa: str, rows: int) -> None:
     for h, k in SIZES:
         args, options = halves((rows, k), h, zero_point=True).arguments()
 
-        same_with_guards(linear_w8a8, args, options)
-        same_with_guards(linear_w8a8_rows, args, {**options, "output": dynamic(keep=True)})
+        assert_same_with_guards(linear_w8a8, args, options)
+        assert_same_with_guards(linear_w8a8_rows, args, {**options, "output": dynamic(keep=True)})
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -115,7 +115,7 @@ def test_linear_w8a16(isa: str, rows: int, dtype: torch.dtype) -> None:
         args = (wide(torch.randn(rows, k).to(dtype), k % 5), packed, torch.rand(n))
         extras = [torch.randn(rows, n).to(dtype)]
 
-        same_with_guards(
+        assert_same_with_guards(
             linear_w8a16, args, {"bias": torch.randn(n), "extras": extras, "epilogue": "mul(0)"}
         )
 
@@ -139,7 +139,7 @@ def test_linear_grouped(isa: str, rows: int, groups: int, four: bool) -> None:
 
         for dtype in (torch.int16, torch.int32):
             weight = packed._replace(sums=packed.sums.to(dtype))
-            same_with_guards(op, (x, torch.rand(rows), x_zero, *weight), options)
+            assert_same_with_guards(op, (x, torch.rand(rows), x_zero, *weight), options)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -155,8 +155,8 @@ def test_weight_only_in_groups(isa: str, rows: int, dtype: torch.dtype, groups: 
         eight, _ = pack_weight(codes((n, k), torch.int8))
         options = {"out_features": n, "bias": torch.randn(n), "w_offset": offset}
 
-        same_with_guards(linear_w4a16, (x, four, scale), options)
-        same_with_guards(linear_w8a16, (x, eight, scale), options)
+        assert_same_with_guards(linear_w4a16, (x, four, scale), options)
+        assert_same_with_guards(linear_w8a16, (x, eight, scale), options)
 
 
 COLUMNS = (1, 2, 15, 17, 63, 65, 130)
@@ -172,11 +172,13 @@ def test_row_kernels(isa: str, dtype: torch.dtype, output: RowwiseOutput) -> Non
         residual, weight = torch.randn(5, columns).to(dtype), torch.rand(columns).to(dtype)
         kept = replace(output, keep_sum=True)
 
-        same_with_guards(rms_norm_quantized, (x, weight, 1e-5, kept), {"residual": residual})
-        same_with_guards(
+        assert_same_with_guards(rms_norm_quantized, (x, weight, 1e-5, kept), {"residual": residual})
+        assert_same_with_guards(
             layer_norm_quantized, (x, weight, weight, 1e-5, kept), {"residual": residual}
         )
-        same_with_guards(activation_quantized, (x, "act(silu)|mul(0)", output, [residual]), {})
+        assert_same_with_guards(
+            activation_quantized, (x, "act(silu)|mul(0)", output, [residual]), {}
+        )
 
 
 def test_a_guard_ends_the_process() -> None:

@@ -80,7 +80,7 @@ KERNELS = {"w8a8": exact_int8, "w8a16": right_real, "w4a16": right_four, "w4a8":
 
 
 @pytest.fixture(params=sorted(KERNELS))
-def kernel(request: pytest.FixtureRequest) -> Callable[[int], None]:
+def check_kernel(request: pytest.FixtureRequest) -> Callable[[int], None]:
     return KERNELS[str(request.param)]
 
 
@@ -95,33 +95,33 @@ def check_onednn() -> None:
 class TestRelease:
     @pytest.mark.parametrize("rows", ROWS)
     def test_onednn_works_behind_every_kernel(
-        self, isa: str, kernel: Callable[[int], None], rows: int
+        self, isa: str, check_kernel: Callable[[int], None], rows: int
     ) -> None:
         del isa
         for _ in range(2):
-            kernel(rows)
+            check_kernel(rows)
             check_onednn()
 
-    def test_on_every_thread(self, isa: str, kernel: Callable[[int], None]) -> None:
+    def test_on_every_thread(self, isa: str, check_kernel: Callable[[int], None]) -> None:
         """Each thread has a processor state of its own."""
         del isa
 
         def both(rows: int) -> None:
-            kernel(rows)
+            check_kernel(rows)
             check_onednn()
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(both, ROWS * 4))
         check_onednn()
 
-    def test_many_short_lived_threads(self, isa: str, kernel: Callable[[int], None]) -> None:
+    def test_many_short_lived_threads(self, isa: str, check_kernel: Callable[[int], None]) -> None:
         """What is generated lives as long as its thread, and is made anew in the next."""
         del isa
         failures: list[BaseException] = []
 
         def work(rows: int) -> None:
             try:
-                kernel(rows)
+                check_kernel(rows)
             except BaseException as error:  # noqa: BLE001 - it is raised below
                 failures.append(error)
 
@@ -153,9 +153,11 @@ class TestSwitchedOff:
             switch(on=True)
 
     @pytest.mark.parametrize("rows", ROWS)
-    def test_kernels_are_right(self, isa: str, kernel: Callable[[int], None], rows: int) -> None:
+    def test_kernels_are_right(
+        self, isa: str, check_kernel: Callable[[int], None], rows: int
+    ) -> None:
         del isa
-        kernel(rows)
+        check_kernel(rows)
 
     @pytest.mark.slow
     def test_a_process_that_never_had_it(self) -> None:
@@ -173,9 +175,9 @@ from qfuse.kernels import instruction_set, load
 from tests.kernels.test_traps import KERNELS, ROWS
 for name in load().instruction_sets:
     with instruction_set(name):
-        for kernel in KERNELS.values():
+        for check_kernel in KERNELS.values():
             for rows in ROWS:
-                kernel(rows)
+                check_kernel(rows)
     print(name)
 """
 
@@ -209,7 +211,7 @@ with instruction_set("brgemm"):
 def test_code_is_generated_for_few_numbers_of_rows(library: KernelLibrary, tmp_path: Path) -> None:
     """It is kept for ever, per thread: 1 to 15 rows, and the multiples of 16 up to a tile."""
     if "brgemm" not in library.instruction_sets:
-        pytest.skip("this processor has no brgemm")
+        pytest.skip("needs brgemm")
     some, every = map(int, run(GENERATING, folder=tmp_path, ONEDNN_JIT_DUMP="1").split())
 
     tried_at_start = 1
@@ -219,7 +221,7 @@ def test_code_is_generated_for_few_numbers_of_rows(library: KernelLibrary, tmp_p
 def test_another_path_is_not_chosen_by_a_switch(library: KernelLibrary) -> None:
     """What was forced stays forced when oneDNN is back."""
     if "brgemm" not in library.instruction_sets:
-        pytest.skip("this processor has no brgemm")
+        pytest.skip("needs brgemm")
     with instruction_set("brgemm"):
         for on in (True, False, True):
             switch(on=on)

@@ -24,14 +24,12 @@ y = kernels.linear_w8a8(x, torch.ones(1), None, packed, sums, torch.ones(3))
 print(library.path, library.compiled, y.sum().item())
 """
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        # Looking for the module pip itself switches off what setuptools does for distutils.
-        not {"hatchling", "pip"} <= {d.name for d in importlib.metadata.distributions()},
-        reason="needs pip and hatchling",
-    ),
-]
+needs_packaging = pytest.mark.skipif(
+    # Looking for the module pip itself switches off what setuptools does for distutils.
+    not {"hatchling", "pip"} <= {d.name for d in importlib.metadata.distributions()},
+    reason="needs pip and hatchling",
+)
+pytestmark = [pytest.mark.slow, needs_packaging]
 
 
 def python(*args: str, path: str = "", **env: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,14 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.sources.aten_spellings import aten, calls, codes, finish, same_values, scales
+from tests.support.sources.aten_spellings import (
+    assert_same_values,
+    aten,
+    calls,
+    codes,
+    finish,
+    scales,
+)
 from tests.support.sources.dialects import SEEDS
 from tests.support.sources.models import K, N, Spelled, normalized
 from torch.fx import Node
@@ -145,7 +152,7 @@ def test_chains_in_any_order_agree(
             chain.y = chain.b.call(aten._to_copy.default, chain.y, dtype=torch.bfloat16)
     program = finish(chain.b, chain.y)
 
-    same_values(program, [codes(*rows, K), scales(*rows, 1)], *rules())
+    assert_same_values(program, [codes(*rows, K), scales(*rows, 1)], *rules())
 
     # A bias that comes before a scale is scaled too, which no single linear says.
     if order.index("bias") > max(order.index("row"), order.index("feature")):

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.sources.dialects import Source, ops_of, same_bits
+from tests.support.sources.dialects import Source, assert_same_bits, ops_of
 from torch.fx import Node
 
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import as_dequantize, as_quantize
+from qfuse.ir.ops.qdq import as_dequantize, as_quantize
 from qfuse.ir.quant.element import CONTAINER
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.normalize.builtin import BUILTIN
@@ -47,7 +47,7 @@ def test_a_cast_folds_into_either_side(text: str) -> None:
     q = s.b.call(ops.quantize, x, *args)
     y = s.b.call(ops.dequantize, q, *args)
     y = s.b.call(aten._to_copy.default, y, dtype=torch.bfloat16)
-    program = same_bits(s, s.b.call(aten.neg.default, y), dialects=BUILTIN)
+    program = assert_same_bits(s, s.b.call(aten.neg.default, y), dialects=BUILTIN)
 
     assert ops_of(program) == ["quantize", "dequantize"]
     for node in program.graph.nodes:
@@ -61,7 +61,7 @@ def test_a_cast_folds_into_either_side(text: str) -> None:
 def test_a_weight_is_transposed_with_its_scales(text: str) -> None:
     s = Source()
     turned = weight(s, text, 64, 48 + 16)
-    program = same_bits(
+    program = assert_same_bits(
         s, s.b.call(aten.mm.default, s.arg(torch.randn(3, 64)), turned), dialects=BUILTIN
     )
     assert "dequantize" in ops_of(program)
@@ -72,7 +72,7 @@ def test_operands_are_folded_and_the_second_level_stays() -> None:
     scale, _, text, outer = params(s, TWO, 4, 64)
     q = s.either(torch.randint(-3, 4, (64, 4)).float().to(CONTAINER), constant=True)
     y = s.b.call(ops.dequantize, s.b.call(aten.t.default, q), scale, None, text, outer)
-    program = same_bits(s, s.b.call(aten.neg.default, y), dialects=BUILTIN)
+    program = assert_same_bits(s, s.b.call(aten.neg.default, y), dialects=BUILTIN)
     (real,) = [v for n in program.graph.nodes if (v := as_dequantize(n)) is not None]
     assert real.q.op == "get_attr"
     assert real.params.outer_scale is not None
@@ -85,7 +85,7 @@ def test_groups_of_two_levels_are_not_regrouped() -> None:
     outer = s.either(torch.rand(4, 1, 1), constant=True)
     q = s.either(torch.randint(-3, 4, (4, 2, 16)).float().to(CONTAINER), constant=True)
     y = s.b.call(ops.dequantize, q, scale, None, text, outer)
-    same_bits(
+    assert_same_bits(
         s, s.b.call(aten.neg.default, s.b.call(aten.view.default, y, [4, 32])), dialects=BUILTIN
     )
 
@@ -95,7 +95,7 @@ def test_a_product_of_stored_elements_and_a_float() -> None:
     q = s.b.call(ops.quantize, s.arg(torch.randn(4, 64)), *params(s, ONE, 4, 64))
     real = s.b.call(aten._to_copy.default, q, dtype=torch.float32)
     by = s.either(torch.rand(4, 1), constant=True)
-    same_bits(s, s.b.call(aten.mul.Tensor, real, by), dialects=BUILTIN)
+    assert_same_bits(s, s.b.call(aten.mul.Tensor, real, by), dialects=BUILTIN)
 
 
 def test_a_scale_of_one_in_a_format_of_its_own_is_kept() -> None:
@@ -106,4 +106,4 @@ def test_a_scale_of_one_in_a_format_of_its_own_is_kept() -> None:
     w = s.b.call(ops.dequantize, q, one, None, text)
     y = s.b.call(aten.linear.default, s.arg(torch.randn(3, 64)), w)
     by = s.either(torch.rand(8), constant=True)
-    same_bits(s, s.b.call(aten.mul.Tensor, y, by), dialects=BUILTIN)
+    assert_same_bits(s, s.b.call(aten.mul.Tensor, y, by), dialects=BUILTIN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.sources.dialects import Source, codes, ops_of, same_bits, scales
+from tests.support.sources.dialects import Source, assert_same_bits, codes, ops_of, scales
 from torch.fx import Node
 
 d = torch.ops.quantized_decomposed
@@ -64,4 +64,4 @@ def test_quantizes_and_dequantizes(op: str, layout: str) -> None:
                 call(ao.dequantize_affine.default, q, block, s, z, torch.int8),
             )
 
-    assert ops_of(same_bits(source, *outs)) == ["quantize", "dequantize"]
+    assert ops_of(assert_same_bits(source, *outs)) == ["quantize", "dequantize"]

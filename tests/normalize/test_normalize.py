@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.sources.dialects import DIALECTS, Source, fired, ops_of, same_bits, scales
+from tests.support.sources.dialects import DIALECTS, Source, assert_same_bits, fired, ops_of, scales
 
 from qfuse.ir.errors import NormalizeError
 from qfuse.ir.events import Fired, Noted
@@ -82,7 +82,7 @@ def test_an_unknown_op_stays_works_and_is_named() -> None:
     x = source.arg(torch.randn(3, 8))
     y = source.b.call(torch.ops.qfuse_test_made_up.strange.default, x)
     y.meta[MODULE_META] = "net.layer"
-    normal = same_bits(source, y, dialects=(*DIALECTS, MADE_UP))
+    normal = assert_same_bits(source, y, dialects=(*DIALECTS, MADE_UP))
 
     assert ops_of(normal, "qfuse_test_made_up") == ["strange"]
     (note,) = normal.log.of(Noted)
@@ -154,7 +154,7 @@ def test_a_gate_that_stops_half_way_leaves_a_graph_that_works(fuel: int) -> None
     s, z = source.b.item(pair, 0), source.b.item(pair, 1)
     q = source.b.call(d.quantize_per_tensor.tensor, x, s, z, 0, 255, torch.uint8)
     y = source.b.call(d.dequantize_per_tensor.tensor, q, s, z, 0, 255, torch.uint8)
-    normal = same_bits(source, y, context=RewriteContext("room", budget=RewriteBudget(fuel)))
+    normal = assert_same_bits(source, y, context=RewriteContext("room", budget=RewriteBudget(fuel)))
 
     assert len(fired(normal)) == fuel
     assert {e.stage for e in normal.log.of(Fired)} <= {"room"}

@@ -10,7 +10,9 @@ from torch import nn
 from qfuse.capture import capture
 from qfuse.ir.events import Exactness, Fired, Noted
 from qfuse.ir.graph.stage_graph import CapturedGraph, NormalGraph
-from qfuse.ir.ops.views import Linear, as_dequantize, as_linear, bits_equal, dtype_of
+from qfuse.ir.ops.linear import Linear, as_linear
+from qfuse.ir.ops.qdq import as_dequantize
+from qfuse.ir.ops.views import bits_equal, dtype_of
 from qfuse.model_check import ModelCheck
 from qfuse.normalize import normalize
 from qfuse.rewrite.clone import clone

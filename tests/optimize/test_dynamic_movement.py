@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, priced, spec_of, steps
 from tests.support.sources.dialects import equal_but_for_nan
 from torch.export import Dim
@@ -16,6 +17,7 @@ from torch.export import Dim
 import qfuse
 from qfuse.capture import capture
 from qfuse.ir.graph.stage_graph import NormalGraph
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.stages.verify import verify
 from qfuse.normalize import normalize
 from qfuse.optimize.merge.cse import Combine
@@ -23,6 +25,7 @@ from qfuse.optimize.propagate.lift_choose import LiftChoose
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 from qfuse.optimize.schedule import move
 from qfuse.rewrite.clone import clone
+from qfuse.targets import Target
 from qfuse.testing.run import run
 
 pytestmark = pytest.mark.numeric
@@ -94,6 +97,23 @@ def test_golden_a_head_split_is_crossed() -> None:
     assert made[made.index("quantize") :][:3] == ["quantize", "reshape", "permute"]
     (q,) = [n for n in program.graph.nodes if "qfuse.quantize" in str(n.target)]
     assert q.args[0].op == "placeholder"
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[s0, s1, 16]
+%0 = aten.sym_size.int(%x, 0): SymInt
+%1 = aten.sym_size.int(%x, 1): SymInt
+const %quantize_per_tensor_scale: float64[1, 1, 1, 1]
+const %quantize_per_tensor_zero_point: int64[1, 1, 1, 1]
+const %quantize_per_tensor_scale_1: float64[1, 1, 1]
+const %quantize_per_tensor_zero_point_1: int64[1, 1, 1]
+%2 = qfuse.quantize(%x, %quantize_per_tensor_scale_1, %quantize_per_tensor_zero_point_1, 'int8[3,127] *x*x* float32 float32:reciprocal:round-zp int'): int8[s0, s1, 16]
+%3 = aten.reshape(%2, (%0, %1, 4, -1)): int8[s0, s1, 4, 4]
+%4 = aten.permute(%3, (0, 2, 1, 3)): int8[s0, 4, s1, 4]
+%5 = qfuse.dequantize(%4, %quantize_per_tensor_scale, %quantize_per_tensor_zero_point, 'int8[-128,127] *x*x*x* float32 float32:reciprocal:round-zp int'): float32[s0, 4, s1, 4]
+%6 = aten.neg(%5): float32[s0, 4, s1, 4]
+return (%6)""",
+    )
 
 
 def test_three_head_splits_share_one_quantize() -> None:
@@ -186,6 +206,7 @@ def test_explain_sees_movement_of_a_free_batch() -> None:
         Module(lambda x: per_tensor(heads(per_tensor(x))).neg()),
         (torch.randn(3, 5, 16),),
         dynamic_shapes=FREE,
+        target=Target.for_testing(),
     )
 
     assert report.fired["cancel-quantize"] == 1

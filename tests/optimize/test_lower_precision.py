@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.epilogue import calls
 
 from qfuse.ir.events import MissCode, Missed
 from qfuse.ir.graph.stage_graph import NormalGraph
+from qfuse.ir.graph.text import to_text
 from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.optimize.lower_precision import LowerPrecision
 from qfuse.rewrite.clone import clone
@@ -33,6 +35,16 @@ def test_golden_a_float_linear_computes_in_bfloat16() -> None:
     (new,), (old,) = run(program, inputs), run(source, inputs)
     error = (new - old).square().mean().sqrt() / old.square().mean().sqrt()
     assert 1e-5 < error < 2**-7, "it must round to bfloat16, and no further"
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[s0, 64]
+%0 = aten._to_copy(%x, dtype=bfloat16): bfloat16[s0, 64]
+const %w_bfloat16: bfloat16[32, 64]
+%1 = aten.linear(%0, %w_bfloat16): bfloat16[s0, 32]
+%2 = aten._to_copy(%1, dtype=float32): float32[s0, 32]
+return (%2)""",
+    )
 
 
 def test_one_cast_serves_an_operand_that_is_read_twice() -> None:

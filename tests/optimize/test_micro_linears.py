@@ -14,7 +14,8 @@ from torch.fx import Node
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import NormalGraph, OptimizedGraph
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import as_dequantize, as_fused_linear, as_linear, as_quantize
+from qfuse.ir.ops.linear import as_fused_linear, as_linear
+from qfuse.ir.ops.qdq import as_dequantize, as_quantize
 from qfuse.ir.quant.element import CONTAINER, Element
 from qfuse.ir.quant.spec import Block, QuantSpec
 from qfuse.ir.stages.verify import verify

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import as_dequantize, as_quantize
+from qfuse.ir.ops.qdq import as_dequantize, as_quantize
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
 from qfuse.ir.stages.verify import verify

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.graphs.raw_fx import bits_of, exported, ops_of, same_bits
+from tests.support.graphs.raw_fx import assert_same_bits, bits_of, exported, ops_of
 from torch import nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -71,7 +71,7 @@ def test_values_decide_where_there_are_values(equality: str) -> None:
     outcome = MergeLinears(equality=equality)(module)
 
     assert (outcome.fired["merge-linears"], outcome.assumed) == (1, 0)
-    same_bits(before, bits_of(module, [x]))
+    assert_same_bits(before, bits_of(module, [x]))
     other = static(scales=(0.05, 0.06))
     outcome = MergeLinears(equality=equality)(other)
     assert (outcome.modified, outcome.assumed) == (False, 0)

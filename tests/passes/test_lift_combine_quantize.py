@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.graphs.raw_fx import bits_of, check_values, ops_of, same_bits
+from tests.support.graphs.raw_fx import assert_same_bits, bits_of, check_values, ops_of
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.infra.pass_manager import PassManager
@@ -57,7 +57,7 @@ def test_quantizes_rise_and_become_one() -> None:
     assert quantize.args[0].target is aten.sigmoid.default
     # The weights were no matter, so they are spelled as they were.
     assert ops_of(module)["quantized_decomposed.dequantize_per_tensor"] >= 2
-    same_bits(before, bits_of(module, inputs))
+    assert_same_bits(before, bits_of(module, inputs))
     check_values(module, *inputs)
     assert not LiftCombineQuantize()(module).modified
 
@@ -70,7 +70,7 @@ def test_scales_that_differ_rise_apart() -> None:
 
     assert outcome.fired == {"lift-quantize": 2}
     assert ops_of(module)["qfuse.quantize"] == 2
-    same_bits(before, bits_of(module, inputs))
+    assert_same_bits(before, bits_of(module, inputs))
 
 
 @pytest.mark.numeric
@@ -84,10 +84,10 @@ def test_passes_in_a_row_and_in_a_pass_manager() -> None:
 
     assert [outcome.modified for outcome in outcomes] == [True, True, False, False]
     assert ops_of(module)["aten.mm"] == 1
-    same_bits(before, bits_of(module, inputs))
+    assert_same_bits(before, bits_of(module, inputs))
     assert FuseLinears()(module).fired["fuse-linear"] == 1
     assert ops_of(module)["qfuse.linear"] == 1
-    same_bits(before, bits_of(module, inputs))
+    assert_same_bits(before, bits_of(module, inputs))
     check_values(module, *inputs)
     # Fused linears are nothing to merge, and in nobody's way.
     assert not MergeLinears()(module).modified
@@ -115,7 +115,7 @@ def test_dequantizes_sink_and_cancel() -> None:
     assert alone.fired == {"sink-dequantize": 1}
     assert outcome.fired == {"cancel-quantize": 1}
     assert dict(ops_of(module)) == {"aten.permute": 1, "aten.add.Tensor": 1}
-    same_bits([expected], [module(q)])
+    assert_same_bits([expected], [module(q)])
 
 
 def test_a_graph_without_quantization_is_left_alone() -> None:

@@ -13,12 +13,12 @@ from expecttest import assert_expected_inline
 from tests.support.graphs.raw_fx import (
     K,
     Siblings,
+    assert_same_bits,
     bits_of,
     check_values,
     exported,
     ops_of,
     own_memory,
-    same_bits,
 )
 from torch import nn
 from torch.export import Dim
@@ -75,7 +75,7 @@ def test_siblings_become_one_and_the_rest_stays(
     assert {name: calls[name] for name in kept} == {name: after[name] for name in kept}
     same = [n for n in module.graph.nodes if nodes.get(n.name) == n.target]
     assert len(same) >= 5
-    same_bits(before, bits_of(module, [x]), strides=False)
+    assert_same_bits(before, bits_of(module, [x]), strides=False)
     check_values(module, x)
     result = module(x)
     assert pytree.tree_structure(result) == pytree.tree_structure(expected)
@@ -143,7 +143,7 @@ def test_a_merged_module_is_copied_and_stored_like_any_other() -> None:
     MergeLinears()(module)
     expected = module(x)
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        same_bits(pytree.tree_leaves(expected), pytree.tree_leaves(other(x)))
+        assert_same_bits(pytree.tree_leaves(expected), pytree.tree_leaves(other(x)))
         assert MergeLinears()(other, [x]).modified is False
 
 
@@ -183,7 +183,7 @@ def test_siblings_that_depend_on_each_other_stay_apart() -> None:
 
     assert outcome.fired == {}
     assert outcome.report.fired == {}
-    same_bits(before, bits_of(module, [x]))
+    assert_same_bits(before, bits_of(module, [x]))
 
 
 class Tied(nn.Module):
@@ -209,7 +209,7 @@ def test_tied_weights_are_held_once() -> None:
     before = bits_of(module, [x])
     MergeLinears()(module)
 
-    same_bits(before, bits_of(module, [x]))
+    assert_same_bits(before, bits_of(module, [x]))
 
 
 @torch.no_grad()
@@ -312,7 +312,7 @@ def test_checks_of_types_stay_with_what_stays() -> None:
     assert outcome.fired == {"merge-linears": 1}
     (left,) = module.graph.find_nodes(op="call_function", target=check)
     assert left.args[0].target is aten.sigmoid.default
-    same_bits(before, bits_of(module, [x]))
+    assert_same_bits(before, bits_of(module, [x]))
 
 
 def test_a_constant_name_that_is_taken_is_not_taken_again() -> None:

@@ -166,7 +166,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def fuse(case: Case) -> Counter[str]:
+def check_fuse(case: Case) -> Counter[str]:
     """Fuse; bits and strides stay, or nothing happens."""
     torch.manual_seed(case.seed)
     program, source = case.program, clone(case.program)
@@ -182,7 +182,7 @@ def fuse(case: Case) -> Counter[str]:
 
 @given(cases())
 def test_bits_and_strides_stay(case: Case) -> None:
-    fuse(case)
+    check_fuse(case)
 
 
 @pytest.mark.parametrize("op", [aten.gelu.default, aten.silu.default, aten.sigmoid.default])
@@ -200,4 +200,4 @@ def test_a_dense_copy_is_not_looked_through(op: OpOverload, width: int) -> None:
     q = b.call(ops.quantize, y, *params)
     program = b.done(b.call(aten.neg.default, b.call(ops.dequantize, q, *params)), params[0])
 
-    assert fuse(Case(program, 3, seed=width)) == {"fuse-activation-quantize": 1}
+    assert check_fuse(Case(program, 3, seed=width)) == {"fuse-activation-quantize": 1}

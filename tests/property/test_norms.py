@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.cases.norm import Spelling, Writer, lowered_alike
+from tests.support.cases.norm import Spelling, Writer, assert_lowered_alike
 from tests.support.sources.dialects import difference, equal_but_for_nan, results, strides
 from tests.support.strategies.quant_specs import SEEDS
 from torch.fx import Node
@@ -16,7 +16,7 @@ from torch.fx import Node
 from qfuse.ir.dtypes import widens
 from qfuse.ir.graph.stage_graph import NormalGraph, OptimizedGraph
 from qfuse.ir.graph.text import to_text
-from qfuse.ir.ops.fused_views import as_fused_norm
+from qfuse.ir.ops.norms import as_fused_norm
 from qfuse.ir.quant.choose import Formula
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.fuse.norm import FuseNormQuantize
@@ -171,6 +171,6 @@ def test_norms_fuse_bit_by_bit_or_not_at_all(case: Case, seed: int) -> None:
             assert equal_but_for_nan(old, new), f"{difference(old, new)}\n{text}"
             assert strides(old) == strides(new), f"{node}\n{text}"
     if seed % 4 == 0:
-        lowered_alike(done, OptimizedGraph(source.module, source.signature, source.log), m=2)
+        assert_lowered_alike(done, OptimizedGraph(source.module, source.signature, source.log), m=2)
     told = apply_rules(done, [FuseNormQuantize()])
     assert not told.modified, "it is at rest"

@@ -149,16 +149,18 @@ def test_undone_rewrites_leave_no_trace(case: Case) -> None:
     verify(program)
 
 
-LIBRARIES = pytest.mark.parametrize("own", [True, False], ids=["own-kernels", "without"])
+LIBRARIES = pytest.mark.parametrize(
+    "own",
+    [
+        pytest.param(True, id="own-kernels", marks=pytest.mark.own_kernels),
+        pytest.param(False, id="without"),
+    ],
+)
 
 
 def library(own: bool) -> kernels.KernelLibrary:
     """The own kernels, or none."""
-    if not own:
-        return NO_KERNELS
-    if not kernels.load().available:
-        pytest.skip(kernels.load().reason)
-    return kernels.load()
+    return kernels.load() if own else NO_KERNELS
 
 
 @LIBRARIES

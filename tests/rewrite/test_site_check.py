@@ -1,20 +1,153 @@
-"""One rewrite, judged by the values of its region."""
+"""A rewrite that changes values is found where it happens, undone, logged and not tried again."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from tests.support.toy_rules import DoubleNegation, NegToMul, WrongAbs
 
-from qfuse.ir.events import Exactness
+from qfuse.ir.events import Checked, Exactness, Fired, MissCode, RolledBack
+from qfuse.ir.graph.stage_graph import NormalGraph
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
-from qfuse.rewrite.rewriter import Journal
+from qfuse.ir.stages.verify import verify
+from qfuse.rewrite.context import PassResult, RewriteContext
+from qfuse.rewrite.driver import apply_rules
+from qfuse.rewrite.rewriter import GraphEditor, Journal
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_tensor
+from qfuse.testing.run import bits_same, run
 
 aten = torch.ops.aten
+
+
+def relu_neg() -> NormalGraph:
+    """``neg(relu(x))``."""
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 4, 6)
+    return b.done(b.call(aten.neg.default, b.call(aten.relu.default, x)))
+
+
+def checked(program: NormalGraph, *rules: Any, inputs: list[torch.Tensor]) -> PassResult:
+    """Apply rules, each rewrite checked by values."""
+    context = RewriteContext("optimize", checker=SiteChecker(program, inputs))
+    return apply_rules(program, list(rules), context)
+
+
+def test_a_rule_that_changes_values_is_undone_and_logged() -> None:
+    program, inputs = relu_neg(), [torch.ones(4, 6)]
+    before, want = to_text(program.graph), run(program, inputs)
+
+    result = checked(program, WrongAbs(), inputs=inputs)
+
+    assert result.fired == {}
+    assert to_text(program.graph) == before
+    assert bits_same(run(program, inputs), want)
+    verify(program)
+    (undone,) = program.log.of(RolledBack)
+    (check,) = program.log.of(Checked)
+    assert (undone.rule, undone.key) == ("wrong-abs", "optimize/wrong-abs@neg_default")
+    assert (check.passed, check.what) == (False, undone.key)
+    assert undone.reason == check.note != ""
+    assert not list(program.log.of(Fired))
+
+
+def test_it_is_not_tried_again_there_and_the_report_says_why() -> None:
+    program = relu_neg()
+    result = checked(program, WrongAbs(), inputs=[torch.ones(4, 6)])
+
+    ((name, miss),) = result.misses
+    assert (name, miss.code) == ("wrong-abs", MissCode.BANNED)
+    assert miss.reason.startswith("it was rolled back here: ")
+    assert len(list(program.log.of(Checked))) == 1
+
+
+def test_another_rule_takes_the_site_that_a_wrong_one_lost() -> None:
+    program, inputs = relu_neg(), [torch.ones(4, 6)]
+    want = run(program, inputs)
+
+    result = checked(program, WrongAbs(), NegToMul(), inputs=inputs)
+
+    assert result.fired == {"neg-to-mul": 1}
+    assert [c.passed for c in program.log.of(Checked)] == [False, True]
+    assert bits_same(run(program, inputs), want)
+
+
+def test_what_counts_are_the_values_that_come_to_the_site() -> None:
+    # Where the input is negative relu gives 0, of which -x and |x| differ in sign alone.
+    program = relu_neg()
+    result = checked(program, WrongAbs(), inputs=[-torch.ones(4, 6)])
+
+    assert result.fired == {"wrong-abs": 1}
+    assert [c.passed for c in program.log.of(Checked)] == [True]
+
+
+def test_a_rule_that_keeps_values_stays() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 4)
+    program = b.done(
+        b.call(aten.relu.default, b.call(aten.neg.default, b.call(aten.neg.default, x)))
+    )
+    inputs = [torch.randn(4)]
+    want = run(program, inputs)
+
+    assert checked(program, DoubleNegation(), inputs=inputs).fired == {"double-negation": 1}
+    assert bits_same(run(program, inputs), want)
+    (check,) = program.log.of(Checked)
+    assert (check.passed, check.exactness, check.note) == (True, Exactness.EXACT, "")
+
+
+def replaced(
+    factor: float, exactness: Exactness, *, parts: bool = False
+) -> tuple[NormalGraph, str | None]:
+    """Check the replacement of ``x * 3`` (or of a split of it) by ``x * factor``."""
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 4, 6)
+    old = b.call(aten.mul.Tensor, x, 3.0)
+    out = b.call(aten.split.Tensor, old, 2) if parts else old
+    program = b.done(b.item(out, 1) if parts else b.call(aten.neg.default, out))
+    checker = SiteChecker(program, [torch.randn(4, 6)])
+    rw = GraphEditor(program.module).rewriter("toy", out)
+    new = rw.call(aten.mul.Tensor, x, factor)
+    rw.replace(out, rw.call(aten.split.Tensor, new, 2) if parts else new)
+    return program, checker.check(rw.journal, exactness, "toy@here")
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize(
+    ("factor", "exactness", "passes"),
+    [
+        (3.0, Exactness.EXACT, True),
+        (3.0 * (1 + 2**-22), Exactness.EXACT, False),
+        (3.0, Exactness.ROUNDING, True),
+        (3.1, Exactness.ROUNDING, False),
+    ],
+)
+def test_exactness_decides_what_may_change(
+    factor: float, exactness: Exactness, passes: bool, parts: bool
+) -> None:
+    program, wrong = replaced(factor, exactness, parts=parts)
+
+    assert (wrong is None) is passes
+    checks = list(program.log.of(Checked))
+    assert checks[-1].passed is passes
+    assert all(check.what == "toy@here" for check in checks)
+    assert checks[-1].note == (wrong or "")
+
+
+def test_a_rewrite_that_replaces_nothing_has_nothing_to_prove() -> None:
+    program = relu_neg()
+    checker = SiteChecker(program, [torch.randn(4, 6)])
+    anchor = next(n for n in program.graph.nodes if n.target is aten.neg.default)
+    rw = GraphEditor(program.module).rewriter("toy", anchor)
+    rw.call(aten.abs.default, anchor.args[0])
+
+    assert checker.check(rw.journal, Exactness.EXACT, "toy@here") is None
+    assert not list(program.log.of(Checked))
 
 
 @pytest.mark.numeric

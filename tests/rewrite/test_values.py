@@ -9,8 +9,9 @@ import torch
 from tests.support.cases.mx_linear import mx
 
 from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.epilogue import Act, Add, Cast, Epilogue, Glu, Halves, Mul, Round, Step
-from qfuse.ir.ops.fused_views import Activation, Output
+from qfuse.ir.ops.output import Output
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec
 from qfuse.rewrite.values import Values, wide_value
 from qfuse.testing.build import GraphBuilder

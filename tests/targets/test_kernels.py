@@ -132,10 +132,12 @@ def probe_in_new_process(mode: str, folder: Path) -> tuple[str, str]:
     return done.stdout.strip(), done.stderr
 
 
+@pytest.mark.slow
 def test_without_leave_nothing_is_imported(tmp_path: Path) -> None:
     assert probe_in_new_process("leave", tmp_path)[0] == "unprobed False"
 
 
+@pytest.mark.slow
 def test_a_broken_package_is_absent_and_logged(tmp_path: Path) -> None:
     (tmp_path / "torchao.py").write_text("raise ImportError('built for another torch')")
 

@@ -68,6 +68,7 @@ def test_the_fingerprint_is_a_readable_file_name() -> None:
     assert name.replace("-", "").replace("_", "").isalnum()
 
 
+@pytest.mark.slow
 def test_fingerprints_are_the_same_in_every_process() -> None:
     code = "from qfuse.targets import Target as T; t = T.for_testing(); print(t.fingerprint())"
     names = {
@@ -118,6 +119,7 @@ def test_detect_is_stable_and_sees_what_a_process_changes(monkeypatch: pytest.Mo
     assert first.onednn_isa_limit != "AVX2"
 
 
+@pytest.mark.slow
 def test_the_machine_has_one_name_with_and_without_extensions() -> None:
     # The packages are probed in a process of their own: importing them here is no business of
     # this test.
@@ -168,6 +170,39 @@ def test_an_unknown_feature_is_an_error() -> None:
 )
 def test_vnni(features: set[str], expected: bool) -> None:
     assert Target.for_testing(features=frozenset(features)).has_vnni is expected
+
+
+@pytest.mark.parametrize(
+    ("isa", "capability", "best", "vnni"),
+    [
+        ("portable", "DEFAULT", None, False),
+        ("avx2", "AVX2", "avx2", False),
+        ("avx512_vnni", "AVX512", "avx512_vnni", True),
+        ("amx", "AVX512", "amx_int8", True),
+    ],
+)
+def test_an_instruction_set_decides_features_and_capability(
+    isa: str, capability: str, best: str | None, vnni: bool
+) -> None:
+    target = Target.for_testing(isa=isa)
+
+    assert target.aten_capability == capability
+    assert target.has_vnni is vnni
+    assert best is None or target.has(best)
+    assert target.features <= set(FEATURES)
+    assert Target.for_testing(isa=isa, features=frozenset()).features == frozenset()
+
+
+def test_targets_for_tests_have_avx512_vnni_unless_told_otherwise() -> None:
+    assert Target.for_testing() == Target.for_testing(isa="avx512_vnni")
+    names = {Target.for_testing(isa=isa).fingerprint() for isa in ("portable", "avx2", "amx")}
+    assert len(names | {Target.for_testing().fingerprint()}) == 4
+
+
+def test_an_unknown_instruction_set_is_an_error() -> None:
+    with pytest.raises(OptionsError, match="unknown instruction set 'avx512'") as error:
+        Target.for_testing(isa="avx512")
+    assert "portable, avx2, avx512_vnni, amx" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["pinned", "no compiler", "this machine"])

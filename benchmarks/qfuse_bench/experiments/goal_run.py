@@ -42,7 +42,7 @@ _STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """One cell and everybody who took part.
+    """One cell and its contenders.
 
     Attributes:
         cell: What was asked.
@@ -63,7 +63,7 @@ class CellResult:
 
     @property
     def rows(self) -> list[Entry]:
-        """Everybody, ours first."""
+        """All contenders, ours first."""
         ours = self.cell.ours.on(CASES[self.cell.case]).name
         return sorted(self.entries.values(), key=lambda entry: entry.name != ours)
 

@@ -4,7 +4,7 @@ A bar is met if qfuse is faster than every rival that gives right answers, by th
 the whole 95 % interval; missed if it surely is not against one of them; else the rounds do not
 tell. All who are compared run the same model with the float rest in the same type, in the same
 rounds, and other engines with weights of the same bits. Only one bar is against other bits: 4-bit
-weights for one token have to beat whatever 8-bit or 4-bit road Inductor and torchao have.
+weights for one token have to beat whatever 8-bit or 4-bit recipe Inductor and torchao have.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _judge(bar: Bar, ours: Entry, rivals: list[Entry]) -> Finding:
             ratios[rival.name] = ratio
     if not ratios:
         reasons = dict.fromkeys(rival.reason for rival in rivals if rival.reason)
-        reason = "; ".join(reasons) or "no rival took part"
+        reason = "; ".join(reasons) or "no rival was measured"
         return Finding(bar, Outcome.NOT_MEASURED, reason=reason)
     best = max(ratios, key=lambda name: ratios[name].value)
     return Finding(bar, _outcome(bar, list(ratios.values())), best, ratios[best])
@@ -210,12 +210,12 @@ def _static(case: str) -> tuple[Cell, Cell]:
 
 
 def _decode(float_type: FloatType, group_size: int | None = None) -> Cell:
-    """One token with 4-bit weights, against whatever 8-bit or 4-bit road there is."""
-    roads = ("w8a8-static", "w8a8-dynamic", "w8a16", "w4a8", "w4a16-packed")
+    """One token with 4-bit weights, against whatever 8-bit or 4-bit recipe there is."""
+    recipes = ("w8a8-static", "w8a8-dynamic", "w8a16", "w4a8", "w4a16-packed")
     best = Bar(
-        "the best int8 or int4 road of Inductor and torchao",
+        "the best int8 or int4 recipe of Inductor and torchao",
         1.5,
-        tuple(_inductor(float_type, recipe) for recipe in roads),
+        tuple(_inductor(float_type, recipe) for recipe in recipes),
     )
     others = () if group_size else _other_engines(float_type, "w4a8")
     ours = _qfuse(float_type, "w4a8", group_size=group_size)

@@ -144,11 +144,11 @@ def missing(engine: Engine) -> str | None:
 
 
 def kernels_lacking() -> dict[str, str]:
-    """Return the roads of torchao that cannot run here for want of a kernel, and why."""
-    roads = {"torchao da8w4": "torchao::da8w4_linear_cpu"}
+    """Return the recipes of torchao that cannot run here because a kernel is missing, and why."""
+    missing = {"torchao da8w4": "torchao::da8w4_linear_cpu"}
     return {
-        road: f"this build of torchao has no CPU kernel {op}"
-        for road, op in roads.items()
+        recipe: f"this build of torchao has no CPU kernel {op}"
+        for recipe, op in missing.items()
         if not has_cpu_kernel(op)
     }
 

@@ -26,7 +26,8 @@ from qfuse.ir.graph.stage_graph import NormalGraph, constant_of, place_of
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import as_dequantize, as_quantize, dtype_of, shape_of
+from qfuse.ir.ops.qdq import as_dequantize, as_quantize
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.normalize import normalize
 from qfuse.optimize.merge.cse import Combine

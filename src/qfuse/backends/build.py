@@ -68,23 +68,24 @@ class _Compilation:
     def _cached(self) -> AotiRunner:
         cache = PackageCache(self._folder, runs_here=isa_runs_here)
         key = program_digest(self._program, self._facts())
-        runner = self._found(cache, key)
+        # A fault is logged once: by the second look, under the lock.
+        runner = self._found(cache, key, level=logging.DEBUG)
         if runner is not None:
             return runner
         with cache.lock(key):
             # Another process may have built it while this one waited.
-            runner = self._found(cache, key)
+            runner = self._found(cache, key, level=logging.WARNING)
             return runner or self._loaded(cache.build(key, self._build))
 
-    def _found(self, cache: PackageCache, key: str) -> AotiRunner | None:
-        entry = cache.find(key, self._program.constants)
+    def _found(self, cache: PackageCache, key: str, *, level: int) -> AotiRunner | None:
+        entry = cache.find(key, self._program.constants, level=level)
         if entry is None:
             return None
         self._tell("loading the compiled package from the cache")
         try:
             return self._loaded(entry)
         except BackendError as error:
-            _logger.warning("cache entry %s is rebuilt: %s", entry.package.parent, error)
+            _logger.log(level, "cache entry %s is rebuilt: %s", entry.package.parent, error)
             return None
 
     def _loaded(self, entry: Entry) -> AotiRunner:

@@ -80,15 +80,17 @@ class PackageCache:
     folder: Path
     runs_here: Callable[[str], bool]
 
-    def find(self, key: str, constants: Mapping[str, torch.Tensor]) -> Entry | None:
-        """Return a sound entry, or ``None``; what is not sound is logged."""
+    def find(
+        self, key: str, constants: Mapping[str, torch.Tensor], *, level: int = logging.WARNING
+    ) -> Entry | None:
+        """Return a valid entry, or ``None``; an invalid one is logged at ``level``."""
         place = self._place(key)
         if not place.exists():
             return None
         try:
             return self._runnable(read_entry(place, key, constants))
         except CacheError as error:
-            _logger.warning("cache entry %s is rebuilt: %s", place, error.what)
+            _logger.log(level, "cache entry %s is rebuilt: %s", place, error.what)
             return None
 
     def build(self, key: str, make: Callable[[Path], Built]) -> Entry:

@@ -85,12 +85,30 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(qfuse.__version__, prog_name="qfuse")
 @click.option("-v", "--verbose", is_flag=True, help="show what is logged")
-def main(verbose: bool) -> None:
+@click.pass_context
+def main(ctx: click.Context, verbose: bool) -> None:
     """Compile quantized PyTorch models, and say what was done and why."""
-    level = logging.INFO if verbose else logging.WARNING
+    ctx.with_resource(_logging(logging.INFO if verbose else logging.WARNING))
+
+
+@contextmanager
+def _logging(level: int) -> Iterator[None]:
+    """Show qfuse's log on the terminal's error stream while a command runs, each line once.
+
+    The root logger is left out: other libraries give it handlers, which would repeat each line.
+    """
     log = logging.getLogger("qfuse")
-    log.addHandler(RichHandler(console=_ERR, show_path=False))
+    before = log.level, log.propagate
+    handler = RichHandler(console=_ERR, show_path=False)
+    log.addHandler(handler)
     log.setLevel(level)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before[0])
+        log.propagate = before[1]
 
 
 def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -59,7 +59,8 @@ def load_or_measure(
         measure: How to measure.
     """
     path = profile_path(target, directory)
-    entry = _load(path, target)
+    # A fault is logged once: by the second look, under the lock.
+    entry = _load(path, target, level=logging.DEBUG)
     if entry is not None and entry.settled:
         return entry.profile
     try:
@@ -75,7 +76,7 @@ def _measure_again(
     path: Path, target: Target, seen: _Entry | None, measure: Callable[[Target], CostProfile]
 ) -> CostProfile:
     """Measure under the lock, unless somebody else did while we waited for it."""
-    entry = _load(path, target)
+    entry = _load(path, target, level=logging.WARNING)
     if entry is not None and (entry.settled or entry != seen):
         return entry.profile
     profile = measure(target)
@@ -103,18 +104,18 @@ def _key(target: Target) -> dict[str, Any]:
     }
 
 
-def _load(path: Path, target: Target) -> _Entry | None:
+def _load(path: Path, target: Target, *, level: int) -> _Entry | None:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        _log.warning("the cost profile at %s cannot be read and is measured again: %s", path, error)
+        _log.log(level, "the cost profile at %s cannot be read, measuring again: %s", path, error)
         return None
     try:
         return _parse(text, target)
     except CacheError as error:
-        _log.warning("the cost profile at %s is measured again: %s", path, error)
+        _log.log(level, "the cost profile at %s is measured again: %s", path, error)
         return None
 
 

@@ -39,6 +39,14 @@ def is_row_major(value: torch.Tensor) -> bool:
     return True
 
 
+def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors of one shape have the same strides where there is a step to take."""
+    return all(
+        same_size(size, 1) or same_size(step, other)
+        for size, step, other in zip(a.shape, a.stride(), b.stride(), strict=True)
+    )
+
+
 def exact_quotient(a: Size, b: Size) -> Size | None:
     """Return ``a / b`` if it is an integer whatever the symbols are, else ``None``."""
     if same_size(b, 0):

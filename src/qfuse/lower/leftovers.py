@@ -10,8 +10,9 @@ from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.fused_views import output_of, result_of
-from qfuse.ir.ops.views import as_dequantize, as_quantize
+from qfuse.ir.ops.library import output_of
+from qfuse.ir.ops.qdq import as_dequantize, as_quantize
+from qfuse.ir.ops.views import result_of
 
 # Reasons are sentences for people; what is further away than this is not what they ask about.
 _MOST_USERS = 64

@@ -12,8 +12,9 @@ from qfuse.ir.events import Left, Lowered
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph, place_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.fused_views import as_activation, as_fused_norm
-from qfuse.ir.ops.views import FusedLinear, as_fused_linear
+from qfuse.ir.ops.activation import as_activation
+from qfuse.ir.ops.linear import FusedLinear, as_fused_linear
+from qfuse.ir.ops.norms import as_fused_norm
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.stages.verify import verify
 from qfuse.lower.expand.describe import describe, describe_rowwise

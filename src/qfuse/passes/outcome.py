@@ -49,7 +49,7 @@ class PassOutcome:
 
     @property
     def misses(self) -> tuple[Missed, ...]:
-        """What did not fire: for every node the rule that came closest, with its reason."""
+        """For every node that was not rewritten, the rule that came closest, with its reason."""
         return self.report.closest_misses
 
     def __str__(self) -> str:

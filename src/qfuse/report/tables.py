@@ -33,11 +33,15 @@ def _summary(report: Report) -> Table:
     table.add_column()
     for name, value in report.facts.items():
         table.add_row(name, escape(str(value)))
-    kernels = ", ".join(f"{count} x {name}" for name, count in sorted(report.kernels.items()))
-    table.add_row("quantized ops", kernels or _why_none(report))
+    # Passes on a graph of the caller's own lower nothing, so they have nothing to say of kernels.
+    lowered = "backend" in report.facts
+    if lowered:
+        kernels = ", ".join(f"{count} x {name}" for name, count in sorted(report.kernels.items()))
+        table.add_row("quantized ops", kernels or _why_none(report))
     fired = ", ".join(f"{name} {count}" for name, count in sorted(report.fired.items()))
     table.add_row("rules fired", fired or "none")
-    table.add_row("left as they are", f"{len(report.left)} quantize/dequantize")
+    if lowered:
+        table.add_row("left as they are", f"{len(report.left)} quantize/dequantize")
     for check in report.checks:
         if check.what == "model":
             table.add_row("values", _verdict(check))
@@ -45,9 +49,10 @@ def _summary(report: Report) -> Table:
 
 
 def _why_none(report: Report) -> str:
-    if report.left or report.closest_misses:
+    # Misses say nothing here: rules look at the linears of a float model as well.
+    if report.left:
         return "none: what is quantized could not be fused, see below"
-    return "none: no quantization was found in this model"
+    return "none: the model is not quantized, or its quantization was not recognized"
 
 
 def _verdict(check: Checked) -> str:

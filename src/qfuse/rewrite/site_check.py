@@ -9,9 +9,9 @@ from torch.fx import Node
 
 from qfuse.ir.events import Checked, Exactness
 from qfuse.ir.graph.stage_graph import StageGraph
+from qfuse.ir.ops.activation import as_activation
 from qfuse.ir.ops.epilogue import Round
-from qfuse.ir.ops.fused_views import as_activation, result_of
-from qfuse.ir.ops.views import tensor_of
+from qfuse.ir.ops.views import result_of, tensor_of
 from qfuse.rewrite.compare import Verdict, compare, compare_rounded
 from qfuse.rewrite.rewriter import Journal
 from qfuse.rewrite.tolerance import SITE

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from qfuse.ir.errors import NormalizeError
 from qfuse.ir.graph.schema import overload_of
-from qfuse.ir.ops.epilogue import Cast, Epilogue, Mul, Round, Step
-from qfuse.ir.ops.norm_spec import NormSpec
-from qfuse.ir.quant.choose import ChooseSpec
-from qfuse.ir.quant.spec import QuantSpec
+from qfuse.ir.ops.library import declaration_of
 
 _OLD, _NEW = 1, 2
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
@@ -151,72 +147,22 @@ def _call_wide(node: Node, known: dict[Node, Any]) -> Any:
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
     op = overload_of(node)
     if op is not None:
-        texts = op.namespace == "qfuse"
-        args = tuple(_widen(a, texts=texts) for a in args)
-        kwargs = {k: _widen(v, texts=texts) for k, v in kwargs.items()}
+        args, kwargs = _widen(args), {k: _widen(v) for k, v in kwargs.items()}
+    declared = declaration_of(op)
+    if declared is not None:
+        args, kwargs = declared.widened_args(args, kwargs), {}
     with torch.no_grad():
         return node.target(*args, **kwargs)
 
 
-def _widen(value: Any, *, texts: bool = False) -> Any:
-    """Return the float64 form of a tensor, a dtype or, if ``texts`` are specs, of a spec."""
+def _widen(value: Any) -> Any:
+    """Return the float64 form of a tensor or a dtype."""
     match value:
         case torch.Tensor():
             return value.double() if value.dtype in _NARROW else value
         case torch.dtype():
             return torch.float64 if value in _NARROW else value
-        case str() if texts:
-            return _widen_text(value)
         case list() | tuple():
-            return type(value)(_widen(v, texts=texts) for v in value)
+            return type(value)(map(_widen, value))
         case _:
             return value
-
-
-def _widen_text(text: str) -> str:
-    """Widen the text of an op of qfuse: a spec, a choose spec, a norm, or an epilogue."""
-    for widen in (_widen_spec, _widen_choose, _widen_norm, _widen_epilogue):
-        try:
-            return widen(text)
-        except NormalizeError:
-            continue
-    return text
-
-
-def _widen_spec(text: str) -> str:
-    return str(_wide_spec(QuantSpec.parse(text)))
-
-
-def _wide_spec(spec: QuantSpec) -> QuantSpec:
-    """Return a spec that computes in float64; scales in narrow formats are for float32 alone."""
-    if not spec.is_plain:
-        return spec
-    arithmetic = replace(spec.arithmetic, compute=torch.float64)
-    return replace(spec, real=torch.float64, arithmetic=arithmetic)
-
-
-def _widen_choose(text: str) -> str:
-    return str(replace(ChooseSpec.parse(text), scale_dtype=torch.float64))
-
-
-def _widen_norm(text: str) -> str:
-    wide = torch.float64
-    spec = NormSpec.parse(text)
-    return str(replace(spec, compute=wide, product=wide, rounded=wide, out=wide))
-
-
-def _widen_epilogue(text: str) -> str:
-    steps = Epilogue.parse(text).steps
-    return str(Epilogue(tuple(_widen_step(step) for step in steps)))
-
-
-def _widen_step(step: Step) -> Step:
-    match step:
-        case Cast(dtype) if dtype in _NARROW:
-            return Cast(torch.float64)
-        case Round():
-            return replace(step, spec=_wide_spec(step.spec))
-        case Mul(rounded=Round() as rounded):
-            return replace(step, rounded=replace(rounded, spec=_wide_spec(rounded.spec)))
-        case _:
-            return step

@@ -98,13 +98,24 @@ class Target:
         )
 
     @classmethod
-    def for_testing(cls, **changes: Any) -> Target:
-        """A fixed target that does not depend on the machine: 2 cores with AVX512-VNNI, no AMX.
+    def for_testing(cls, *, isa: str = "avx512_vnni", **changes: Any) -> Target:
+        """A fixed target that does not depend on the machine: an x86 CPU with 2 cores.
 
         Args:
+            isa: The best instruction set it has: ``portable`` (no vectors that kernels use),
+                ``avx2``, ``avx512_vnni`` or ``amx``. It decides ``features`` and
+                ``aten_capability``.
             **changes: Fields to replace. ``kernels`` may be a mapping of name to state, which is
                 laid over the fixed ones.
+
+        Raises:
+            OptionsError: ``isa`` is not one of these names.
         """
+        if isa not in _TESTING_ISAS:
+            raise OptionsError(
+                f"unknown instruction set {isa!r}", fix=f"use one of {', '.join(_TESTING_ISAS)}"
+            )
+        capability, features = _TESTING_ISAS[isa]
         states = {
             probe.name: KernelState.SCHEMA_ONLY
             if probe.namespace == "torchao"
@@ -117,8 +128,8 @@ class Target:
             architecture="x86_64",
             vendor="AuthenticAMD",
             model="AMD EPYC",
-            features=_TESTING_FEATURES,
-            aten_capability="AVX512",
+            features=features,
+            aten_capability=capability,
             onednn_isa_limit="",
             cores=2,
             usable_cores=2,
@@ -236,9 +247,17 @@ class Target:
         )
 
 
-_TESTING_FEATURES = frozenset(
-    ("avx", "avx2", "avx512_bf16", "avx512_vnni", "avx512bw", "avx512dq", "avx512f", "avx512vl")
-)
+_AVX2 = frozenset(("avx", "avx2"))
+_AVX512 = _AVX2 | {
+    "avx512_bf16", "avx512_vnni", "avx512bw", "avx512dq", "avx512f", "avx512vl"
+}  # fmt: skip
+# What ATen dispatches on and the features, for each instruction set of a target for tests.
+_TESTING_ISAS = {
+    "portable": ("DEFAULT", frozenset[str]()),
+    "avx2": ("AVX2", _AVX2),
+    "avx512_vnni": ("AVX512", _AVX512),
+    "amx": ("AVX512", _AVX512 | {"amx_bf16", "amx_int8", "amx_tile"}),
+}
 
 # Fields that JSON holds as they are, and their types.
 _PLAIN: dict[str, Any] = {

@@ -16,11 +16,9 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from qfuse.ir.aten import aten
 from qfuse.ir.graph.stage_graph import StageGraph
-from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.convolution import Convolution, as_convolution
 from qfuse.ir.ops.epilogue import Epilogue
-from qfuse.ir.quant.reference import dequantize, quantize
-from qfuse.ir.quant.spec import QuantSpec
+from qfuse.ir.ops.linear import FusedLinear
 
 _FUNCTIONS = frozenset(
     (
@@ -74,8 +72,9 @@ class _FixedOrder(Interpreter):
         if conv is not None:
             bias = None if conv.bias is None else self.env[conv.bias]
             return _convolution(self.env[conv.x], self.env[conv.weight], bias, conv)
-        if n.target is ops.linear:
-            return _fused(*self.fetch_args_kwargs_from_env(n)[0])
+        if n.target is FusedLinear.overload:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            return FusedLinear.compute(_float_linear, *args, **kwargs)
         if n.target in _FUNCTIONS:
             (x, *rest), kwargs = self.fetch_args_kwargs_from_env(n)
             # For its strides; its numbers are replaced.
@@ -93,26 +92,15 @@ def _in_vectors(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tenso
     return torch.cat(chunks)[: len(flat)].reshape(x.shape)
 
 
-def _fused(*args: Any) -> torch.Tensor:
-    """The meaning of ``qfuse::linear``, with another sum; its arguments in the schema's order."""
-    outer = [*args[14:], None, None, None]
-    x = _edge(args[0], args[1], args[2], args[3], outer[0])
-    weight = _edge(args[4], args[5], args[6], args[7], outer[1])
-    y = Epilogue.parse(args[12]).apply(_linear(x, weight, args[8]), args[13])
-    scale, zero_point, spec = args[9:12]
-    return quantize(y, scale, zero_point, QuantSpec.parse(spec), outer[2]) if spec else y
-
-
-def _edge(
-    value: torch.Tensor,
-    scale: torch.Tensor,
-    zero_point: torch.Tensor | None,
-    spec: str,
-    outer_scale: torch.Tensor | None,
+def _float_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    epilogue: Epilogue,
+    extras: Sequence[torch.Tensor],
 ) -> torch.Tensor:
-    if not spec:
-        return value
-    return dequantize(value, scale, zero_point, QuantSpec.parse(spec), outer_scale)
+    """What ``qfuse::linear`` computes in float, with another sum."""
+    return epilogue.apply(_linear(x, weight, bias), extras)
 
 
 def _linear(

@@ -137,7 +137,7 @@ def test_the_page_shows_goals_times_and_who_is_not_there() -> None:
 
     ours = "| llama-decode: qfuse f32 w4a8 | all roads | inductor f32 w8a16 | 0.67 "
     assert ours + "| 0.50 [0.50, 0.50] | met |" in text
-    assert "| OpenVINO | - | 1.00 | - | not measured: no rival took part |" in text
+    assert "| OpenVINO | - | 1.00 | - | not measured: no rival was measured |" in text
     assert "| llama-decode | qfuse f32 w4a8 | 20.0 (20.0) | 20 | 100 (200) |" in text
     assert "| llama-decode | inductor f32 w4a8 | WRONG (1 dB) | 1 |" in text
     assert "- openvino: not installed" in text
@@ -179,7 +179,7 @@ def test_a_run_leaves_out_who_is_not_installed_and_says_so(
             return {name: replace(made, name=name) for name in self.names}
 
     monkeypatch.setattr(goal_run, "CELLS", (CELL,))
-    monkeypatch.setattr(goal_run, "Contest", Pretend)
+    monkeypatch.setattr(goal_run, "Comparison", Pretend)
     monkeypatch.setattr(goal_run, "prepare_machine", lambda _: None)
     monkeypatch.setattr(goal_run, "example_inputs", lambda *_: [])
     absent = "not installed: pip install openvino"

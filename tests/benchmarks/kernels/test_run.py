@@ -11,9 +11,9 @@ import torch
 from rich.console import Console
 
 from qfuse.ir.errors import OptionsError
-from qfuse.kernels import load
 from qfuse_bench.harness.machine import Setting
 from qfuse_bench.harness.measure import Series
+from qfuse_bench.kernels import cells as kernel_cells
 from qfuse_bench.kernels.cells import Cell, Stillness, cold_and_warm
 from qfuse_bench.kernels.contenders import OURS, Arithmetic, Kind, Shape
 from qfuse_bench.kernels.families import FAMILIES
@@ -28,13 +28,6 @@ RATES = {Arithmetic.INT8: 1e12, Arithmetic.BF16: 3e11, Arithmetic.F32: 1e11}
 LIMITS = Limits(32 << 20, 20e9, 100e9, RATES)
 
 
-@pytest.fixture
-def kernels() -> None:
-    library = load()
-    if not library.available:
-        pytest.skip(library.reason)
-
-
 def answers(family: str, m: int = 5, k: int = 64) -> dict[str, torch.Tensor]:
     """What the contenders of a family give, each with every copy of its weight."""
     found = FAMILIES[family].prepare(k, 128, lambda _: 2)(m)
@@ -46,15 +39,15 @@ def answers(family: str, m: int = 5, k: int = 64) -> dict[str, torch.Tensor]:
 
 # The peers round: weights in bfloat16 after their scale.
 @pytest.mark.parametrize(("name", "tolerance"), [("w8a16", 0.03), ("w8a32", 1e-5)])
-def test_weight_only_contenders_agree(kernels: None, name: str, tolerance: float) -> None:
-    del kernels
+@pytest.mark.own_kernels
+def test_weight_only_contenders_agree(name: str, tolerance: float) -> None:
     found = answers(name)
 
     torch.testing.assert_close(found[OURS], found["linear"], atol=tolerance * 10, rtol=tolerance)
 
 
-def test_int8_contenders_agree(kernels: None) -> None:
-    del kernels
+@pytest.mark.own_kernels
+def test_int8_contenders_agree() -> None:
     found = answers("w8a8")
 
     torch.testing.assert_close(found[OURS], found["_int_mm"])
@@ -62,8 +55,9 @@ def test_int8_contenders_agree(kernels: None) -> None:
 
 
 @pytest.mark.parametrize("name", ["w8a8-static", "w8a8-bf16", "w8a8-codes", "w8a8-gelu"])
-def test_static_contenders_agree(kernels: None, name: str) -> None:
-    del kernels
+@pytest.mark.isa("vnni")  # Without it oneDNN saturates.
+@pytest.mark.own_kernels
+def test_static_contenders_agree(name: str) -> None:
     found = answers(name)
     ours, theirs = found[OURS], found["qlinear"]
 
@@ -77,8 +71,8 @@ FOUR_BITS = [name for name in FAMILIES if name.startswith("w4")]
 
 
 @pytest.mark.parametrize("name", FOUR_BITS)
-def test_contenders_of_four_bits_agree(kernels: None, name: str) -> None:
-    del kernels
+@pytest.mark.own_kernels
+def test_contenders_of_four_bits_agree(name: str) -> None:
     found = answers(name, k=256)
     theirs = found["linear bf16" if "linear bf16" in found else "linear"].float()
     error = (found[OURS].float() - theirs).square().mean()
@@ -86,8 +80,8 @@ def test_contenders_of_four_bits_agree(kernels: None, name: str) -> None:
     assert error < 1e-3 * theirs.square().mean()
 
 
-def test_every_family_names_its_contenders(kernels: None) -> None:
-    del kernels
+@pytest.mark.own_kernels
+def test_every_family_names_its_contenders() -> None:
     for name, family in FAMILIES.items():
         found = family.prepare(128, 128, lambda _: 1)(2)
 
@@ -229,10 +223,26 @@ class TestGrid:
             run_kernels(options, Console(quiet=True))
 
 
-def test_stillness_gives_up() -> None:
-    stillness = Stillness(0.0)
+@pytest.mark.parametrize(
+    ("patience", "regions", "looks"),
+    [(0.0, [9.0], 0), (1e-9, [9.0], 1), (60.0, [9.0, 0.0], 2)],
+    ids=["no time", "time is up", "still at last"],
+)
+def test_stillness_looks_until_it_is_still_or_time_is_up(
+    monkeypatch: pytest.MonkeyPatch, patience: float, regions: list[float], looks: int
+) -> None:
+    asked: list[float] = []
 
-    stillness.wait()
+    def region(stillness: Stillness) -> float:
+        del stillness
+        asked.append(regions[min(len(asked) // kernel_cells._LOOKS, len(regions) - 1)])
+        return asked[-1]
+
+    monkeypatch.setattr(Stillness, "_region", region)
+    monkeypatch.setattr(kernel_cells, "_PAUSE_SECONDS", 0.0)
+    Stillness(patience).wait()
+
+    assert len(asked) == looks * kernel_cells._LOOKS
 
 
 class TestResults:
@@ -268,8 +278,8 @@ class TestResults:
 
 
 @pytest.mark.slow
-def test_a_run_writes_what_it_measured(kernels: None, tmp_path: Path) -> None:
-    del kernels
+@pytest.mark.own_kernels
+def test_a_run_writes_what_it_measured(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- begin: kernels -->\n<!-- end: kernels -->\n")
     options = KernelOptions(

@@ -2,17 +2,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from torch import nn
 
 import qfuse
 from qfuse import kernels
+from qfuse.ir.graph.text import to_text
 from qfuse.targets import Target
 
 aten = torch.ops.aten
 
-pytestmark = pytest.mark.skipif(
-    not Target.detect(extensions=False).has_vnni, reason="torch's integer product saturates here"
-)
+pytestmark = pytest.mark.export
+
+TARGET = Target.for_testing()
 
 
 class Bare(nn.Module):
@@ -36,9 +38,16 @@ def rows(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("backend", ["eager", "auto"])
 def test_golden_a_bare_product_stays_in_bytes(backend: str) -> None:
     model, x = Bare(16, 40).eval(), rows(6, 40)
-    fast = qfuse.compile(model, (x,), options={"backend": backend})
+    fast = qfuse.compile(model, (x,), target=TARGET, options={"backend": backend})
     assert fast.report.kernels == {"aten._int_mm": 1}
-    assert "aten.mm" not in str(fast.plan)
+    assert_expected_inline(
+        to_text(fast.plan.lowered.graph),
+        """\
+%x: int8[6, 40]
+const %t_folded: int8[40, 8]
+%0 = aten._int_mm(%x, %t_folded): int32[6, 8]
+return (%0)""",
+    )
     assert torch.equal(fast(x), model(x))
     assert torch.equal(fast(x[:1].expand(6, -1)), model(x[:1].expand(6, -1).contiguous()))
 
@@ -49,7 +58,11 @@ def test_refuses_a_size_that_may_be_one(rows_of_call: int) -> None:
     model = Bare(16, 40).eval()
     batch = torch.export.Dim("batch", min=1, max=64)
     fast = qfuse.compile(
-        model, (rows(6, 40),), dynamic_shapes={"x": {0: batch}}, options={"backend": "eager"}
+        model,
+        (rows(6, 40),),
+        dynamic_shapes={"x": {0: batch}},
+        target=TARGET,
+        options={"backend": "eager"},
     )
     (note,) = (note for note in fast.report.notes if "several times slower" in note.text)
     assert "when a size is 1" in note.text
@@ -65,7 +78,7 @@ def test_a_product_with_scales_is_a_linear() -> None:
             return torch._int_mm(x, self.w.t()).float() * 0.01
 
     model, x = Scaled(16, 40).eval(), rows(6, 40)
-    fast = qfuse.compile(model, (x,), options={"backend": "eager"})
+    fast = qfuse.compile(model, (x,), target=TARGET, options={"backend": "eager"})
     best = "qfuse.linear_w8a8" if kernels.load().available else "aten._int_mm"
     assert fast.report.kernels == {best: 1}
     torch.testing.assert_close(fast(x), model(x))

@@ -10,7 +10,6 @@ from tests.support.cases.linear_rowwise import LinearRowwiseCase
 from tests.support.cases.linear_rowwise import lowered as lower_pair
 from tests.support.cases.lowering import NO_KERNELS, lowered, pairs, the_kernel, why_not
 
-from qfuse import kernels
 from qfuse.ir.events import Exactness, Lowered
 from qfuse.ir.graph.stage_graph import LoweredGraph, NormalGraph
 from qfuse.ir.ops import library as ops
@@ -22,7 +21,7 @@ from qfuse.testing.quant import QuantizedLinear, per_tensor, per_token
 
 aten = torch.ops.aten
 FOUR, EIGHT = "qfuse.linear_w4a8", "qfuse.linear_w8a8_grouped"
-pytestmark = pytest.mark.skipif(not kernels.load().available, reason=kernels.load().reason)
+pytestmark = pytest.mark.own_kernels
 
 
 def int4(block: tuple[int | None, int | None] = (1, 32), **changes: object) -> QuantSpec:

@@ -14,7 +14,6 @@ from tests.support.cases.lowering import (
     why_not,
 )
 
-from qfuse import kernels
 from qfuse.ir.events import Exactness, Lowered
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain
@@ -29,7 +28,7 @@ SPEC = QuantSpec(torch.int8, -8, 7, (1, 32))
 UNSIGNED = QuantSpec(torch.uint8, 0, 15, (1, 32))
 OFFSET = replace(UNSIGNED, domain=ZeroPointDomain.FLOAT_OFFSET)
 
-pytestmark = pytest.mark.skipif(not kernels.load().available, reason=kernels.load().reason)
+pytestmark = pytest.mark.own_kernels
 
 
 @pytest.mark.numeric

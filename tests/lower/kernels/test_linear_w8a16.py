@@ -11,7 +11,6 @@ from tests.support.cases.lowering import (
     why_not,
 )
 
-from qfuse import kernels
 from qfuse.ir.events import Exactness
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain
@@ -25,7 +24,7 @@ from qfuse.testing.run import random_inputs, run
 aten = torch.ops.aten
 NAME = "qfuse.linear_w8a16"
 
-pytestmark = pytest.mark.skipif(not kernels.load().available, reason=kernels.load().reason)
+pytestmark = pytest.mark.own_kernels
 
 
 @pytest.mark.numeric

@@ -8,7 +8,6 @@ import torch
 from tests.support.cases.lowering import NO_KERNELS, lowered, pairs, the_kernel, why_not
 from tests.support.sources.aten_spellings import truth
 
-from qfuse import kernels
 from qfuse.ir.events import Exactness
 from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.ir.ops import library as ops
@@ -22,7 +21,7 @@ from qfuse.testing.run import run
 aten = torch.ops.aten
 NAME = "qfuse.linear_w8a8"
 
-pytestmark = pytest.mark.skipif(not kernels.load().available, reason=kernels.load().reason)
+pytestmark = pytest.mark.own_kernels
 
 
 def simple(spec: QuantSpec, weight: QuantSpec | None = None) -> tuple[GraphBuilder, torch.fx.Node]:

@@ -102,10 +102,7 @@ def static(*, real: torch.dtype = F32) -> dict[str, Any]:
     return {"choose": None, "spec": replace(SPEC, block=(None, None, None), real=real)}
 
 
-@pytest.fixture(autouse=True)
-def _library() -> None:
-    if not kernels.load().available:
-        pytest.skip(kernels.load().reason)
+pytestmark = pytest.mark.own_kernels
 
 
 TAKEN = {

@@ -12,7 +12,8 @@ from torch.fx import Node
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import QuantParams, as_dequantize
+from qfuse.ir.ops.qdq import as_dequantize
+from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.reference import dequantize
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec
 from qfuse.ir.refusal import Refusal

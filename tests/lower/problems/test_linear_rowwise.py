@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.linear_rowwise import CHOOSE, CODES, TRIP, LinearRowwiseCase, lowered
 from tests.support.cases.lowering import NO_KERNELS
 
@@ -14,8 +15,9 @@ from qfuse.cost.work import ComputeKind, Work
 from qfuse.ir.events import Lowered
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph
+from qfuse.ir.graph.text import to_text
+from qfuse.ir.ops.activation import as_activation
 from qfuse.ir.ops.epilogue import Round
-from qfuse.ir.ops.fused_views import as_activation
 from qfuse.ir.quant.choose import Formula
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.kernels.linear_w8a8 import LinearW8A8
@@ -37,10 +39,7 @@ ROUNDED = f"act(silu)|round(0,1,{TRIP})|mul(2,0,1,{TRIP})"
 NARROW_TRIP = replace(TRIP, real=BF16)
 
 
-@pytest.fixture(autouse=True)
-def _library() -> None:
-    if not kernels.load().available:
-        pytest.skip(kernels.load().reason)
+pytestmark = pytest.mark.own_kernels
 
 
 TAKEN = {
@@ -221,6 +220,20 @@ def test_golden_one_call_is_left_of_both() -> None:
     low = lowered(LinearRowwiseCase(spec=WHOLE, choose=None).program())
     calls = [n for n in low.graph.nodes if n.op == "call_function"]
     assert [str(n.target) for n in calls] == ["qfuse.linear_w8a8_quantized.default"]
+    assert_expected_inline(
+        to_text(low.graph),
+        """\
+%q: int8[8, 16, 36]
+%q_scale: float32[8, 16, 1]
+const %bias: float32[140]
+const %scale: float32[1, 1, 1]
+const %zero: int32[1, 1, 1]
+const %w_packed: int8[4, 9, 64, 4]
+const %w_sums: int32[140]
+const %w_scale_vector: float32[140]
+%0 = qfuse.linear_w8a8_quantized(%q, %q_scale, None, %w_packed, %w_sums, %w_scale_vector, None, %bias, None, 'glu(silu,gate-first)', float32, %scale, %zero, -128, 127, True, False, int8): int8[8, 16, 70]
+return (%0)""",
+    )
     low = lowered(LinearRowwiseCase(keep="float").program())
     calls = [n for n in low.graph.nodes if is_call(n, torch.ops.qfuse.linear_w8a8_rows.default)]
     assert len(calls) == 1

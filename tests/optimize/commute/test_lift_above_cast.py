@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, priced, spec_of, steps
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import Arithmetic
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize
@@ -39,6 +41,17 @@ def test_golden_the_narrow_numbers_are_quantized() -> None:
     (q,) = [n for n in program.graph.nodes if n.target is ops.quantize]
     assert q.args[0].name == "x"
     assert "bfloat16" in q.args[3]
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: bfloat16[4, 6]
+const %scale1: float32[4, 1]
+const %zero2: int32[4, 1]
+%0 = qfuse.quantize(%x, %scale1, %zero2, 'int8[-128,127] 1x* bfloat16 float32:reciprocal:round-zp int'): int8[4, 6]
+%1 = qfuse.dequantize(%0, %scale1, %zero2, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[4, 6]
+%2 = aten.neg(%1): float32[4, 6]
+return (%2)""",
+    )
 
 
 @pytest.mark.numeric

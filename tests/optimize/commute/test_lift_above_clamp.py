@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, spec_of, steps
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain
 from qfuse.optimize.commute.clamp import Clamp
@@ -45,6 +47,17 @@ def test_golden_a_rectifier_is_a_range() -> None:
     assert steps(program) == ["quantize[4, 6]", "dequantize[4, 6]", "neg[4, 6]"]
     spec = spec_after(program)
     assert (spec.quant_min, spec.quant_max) == (-7, 127)
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[4, 6]
+const %scale1: float32[1, 1]
+const %zero2: int32[1, 1]
+%0 = qfuse.quantize(%x, %scale1, %zero2, 'int8[-7,127] *x* float32 float32:reciprocal:round-zp int'): int8[4, 6]
+%1 = qfuse.dequantize(%0, %scale1, %zero2, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): float32[4, 6]
+%2 = aten.neg(%1): float32[4, 6]
+return (%2)""",
+    )
 
 
 CLAMPS: list[tuple[Any, tuple[Any, ...]]] = [

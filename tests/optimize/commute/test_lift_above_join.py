@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, priced, spec_of, steps
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 
@@ -39,6 +41,28 @@ def test_golden_every_part_is_quantized_with_its_part_of_the_parameters() -> Non
     assert steps(program)[:4] == ["quantize[4, 6]", "quantize[2, 6]", "quantize[3, 6]", "cat[9, 6]"]
     scales = [n.args[1].meta["val"].shape for n in program.graph.nodes if n.target is ops.quantize]
     assert [tuple(s) for s in scales] == [(4, 1), (2, 1), (3, 1)]
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[4, 6]
+%y0: float32[2, 6]
+%y1: float32[3, 6]
+const %scale1: float32[9, 1]
+const %zero2: int32[9, 1]
+const %scale1_1: float32[4, 1]
+const %zero2_1: int32[4, 1]
+%0 = qfuse.quantize(%x, %scale1_1, %zero2_1, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): int8[4, 6]
+const %scale1_2: float32[2, 1]
+const %zero2_2: int32[2, 1]
+%1 = qfuse.quantize(%y0, %scale1_2, %zero2_2, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): int8[2, 6]
+const %scale1_3: float32[3, 1]
+const %zero2_3: int32[3, 1]
+%2 = qfuse.quantize(%y1, %scale1_3, %zero2_3, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): int8[3, 6]
+%3 = aten.cat((%0, %1, %2), 0): int8[9, 6]
+%4 = qfuse.dequantize(%3, %scale1, %zero2, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[9, 6]
+%5 = aten.neg(%4): float32[9, 6]
+return (%5)""",
+    )
 
 
 @pytest.mark.numeric

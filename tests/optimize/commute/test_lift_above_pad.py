@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, spec_of, steps
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 
 aten = torch.ops.aten
@@ -25,6 +27,18 @@ def test_golden_the_padding_is_a_stored_number() -> None:
     assert steps(program)[:2] == ["quantize[2, 6]", "constant_pad_nd[2, 9]"]
     (made,) = [n for n in program.graph.nodes if n.target is pad]
     assert made.args[2] == 1
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[2, 6]
+const %scale1: float32[1, 1]
+const %zero2: int64[1, 1]
+%0 = qfuse.quantize(%x, %scale1, %zero2, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): int8[2, 6]
+%1 = aten.constant_pad_nd(%0, (1, 2), 1): int8[2, 9]
+%2 = qfuse.dequantize(%1, %scale1, %zero2, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): float32[2, 9]
+%3 = aten.neg(%2): float32[2, 9]
+return (%3)""",
+    )
 
 
 @pytest.mark.numeric

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, priced, spec_of, steps
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.optimize.commute.pool import Pool
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
@@ -31,6 +33,18 @@ def test_golden_stored_numbers_are_pooled() -> None:
     assert steps(program) == [
         *("max_pool2d[2, 3, 4, 4]", "dequantize[2, 3, 4, 4]", "neg[2, 3, 4, 4]"),
     ]
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[1]
+%q1: int8[2, 3, 8, 8]
+const %scale2: float32[1, 3, 1, 1]
+const %zero3: int32[1, 3, 1, 1]
+%0 = aten.max_pool2d(%q1, (3, 3), (2, 2), (1, 1), (1, 1), False): int8[2, 3, 4, 4]
+%1 = qfuse.dequantize(%0, %scale2, %zero3, 'int8[-128,127] *x1x*x* float32 float32:reciprocal:round-zp int'): float32[2, 3, 4, 4]
+%2 = aten.neg(%1): float32[2, 3, 4, 4]
+return (%2)""",
+    )
 
 
 POOLS: dict[str, tuple[Any, tuple[int, ...], tuple[Any, ...]]] = {

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, spec_of, steps
 
 from qfuse.ir.events import MissCode
-from qfuse.ir.ops.views import Dequantize, Quantize, node_of
+from qfuse.ir.graph.text import to_text
+from qfuse.ir.ops.qdq import Dequantize, Quantize
+from qfuse.ir.ops.views import node_of
 from qfuse.optimize.commute.base import Commutes, Crossing, given
 from qfuse.optimize.commute.registry import COMMUTING, commuting
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize
@@ -79,6 +82,18 @@ def test_golden_a_quantize_rises_above_an_op_that_was_added() -> None:
 
     assert applied(program, LiftMore).fired == {"lift-quantize": 2}
     assert steps(program)[:3] == ["quantize[4, 6]", "tril[4, 6]", "permute[6, 4]"]
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[4, 6]
+const %scale1: float32[1, 1]
+%0 = qfuse.quantize(%x, %scale1, None, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): int8[4, 6]
+%1 = aten.tril(%0, 1): int8[4, 6]
+%2 = aten.permute(%1, (1, 0)): int8[6, 4]
+%3 = qfuse.dequantize(%2, %scale1, None, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): float32[6, 4]
+%4 = aten.neg(%3): float32[6, 4]
+return (%4)""",
+    )
 
 
 @pytest.mark.numeric
@@ -89,6 +104,17 @@ def test_golden_a_dequantize_sinks_below_an_op_that_was_added() -> None:
 
     assert applied(program, SinkMore).fired == {"sink-dequantize": 1}
     assert steps(program) == ["tril[4, 6]", "dequantize[4, 6]", "neg[4, 6]"]
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[1]
+%q1: int8[4, 6]
+const %scale2: float32[1, 1]
+%0 = aten.tril(%q1, 0): int8[4, 6]
+%1 = qfuse.dequantize(%0, %scale2, None, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): float32[4, 6]
+%2 = aten.neg(%1): float32[4, 6]
+return (%2)""",
+    )
 
 
 def test_refuses_what_the_op_refuses() -> None:

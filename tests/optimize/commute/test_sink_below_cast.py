@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, priced, spec_of, steps
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import Arithmetic
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
@@ -34,6 +36,17 @@ def test_golden_it_gives_the_type_of_the_cast() -> None:
     assert steps(program) == ["dequantize[4, 6]", "neg[4, 6]"]
     (made,) = [n for n in program.graph.nodes if n.target is ops.dequantize]
     assert made.meta["val"].dtype is torch.bfloat16
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[1]
+%q1: int8[4, 6]
+const %scale2: float32[4, 1]
+const %zero3: int32[4, 1]
+%0 = qfuse.dequantize(%q1, %scale2, %zero3, 'int8[-128,127] 1x* bfloat16 float32:reciprocal:round-zp int'): bfloat16[4, 6]
+%1 = aten.neg(%0): bfloat16[4, 6]
+return (%1)""",
+    )
 
 
 @pytest.mark.numeric

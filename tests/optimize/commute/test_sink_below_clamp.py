@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, priced, spec_of, steps
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
@@ -38,6 +40,18 @@ def test_golden_the_zero_point_is_the_bound() -> None:
     assert steps(program) == ["clamp[16, 33]", "dequantize[16, 33]", "neg[16, 33]"]
     (cut,) = [n for n in program.graph.nodes if n.target is aten.clamp.default]
     assert cut.args[1:] == (-7, None)
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[1]
+%q: int8[16, 33]
+const %scale1: float32[1, 1]
+const %zero2: int32[1, 1]
+%0 = aten.clamp(%q, -7, None): int8[16, 33]
+%1 = qfuse.dequantize(%0, %scale1, %zero2, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): float32[16, 33]
+%2 = aten.neg(%1): float32[16, 33]
+return (%2)""",
+    )
 
 
 @pytest.mark.numeric

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, spec_of, steps
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import NormalGraph
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
@@ -41,6 +43,19 @@ def test_golden_scales_per_row_are_joined_like_rows() -> None:
     assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
     assert steps(program) == ["cat[8, 6]", "dequantize[8, 6]", "neg[8, 6]"]
     assert " 1x* " in spec_after(program)
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[1]
+%q1: int8[4, 6]
+%q2: int8[4, 6]
+%0 = aten.cat((%q1, %q2), 0): int8[8, 6]
+const %scale3_1: float32[8, 1]
+const %zero4_1: int32[8, 1]
+%1 = qfuse.dequantize(%0, %scale3_1, %zero4_1, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[8, 6]
+%2 = aten.neg(%1): float32[8, 6]
+return (%2)""",
+    )
 
 
 @pytest.mark.numeric

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, spec_of, steps
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 
 aten = torch.ops.aten
@@ -32,6 +34,18 @@ def test_golden_zeros_are_the_zero_point() -> None:
     assert steps(program) == ["constant_pad_nd[3, 9]", "dequantize[3, 9]", "neg[3, 9]"]
     (made,) = [n for n in program.graph.nodes if n.target is pad]
     assert made.args[2] == 3
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[1]
+const %zero1: int64[1, 1]
+const %scale2: float32[1, 1]
+%q3: int8[2, 6]
+%0 = aten.constant_pad_nd(%q3, (1, 2, 0, 1), 3): int8[3, 9]
+%1 = qfuse.dequantize(%0, %scale2, %zero1, 'int8[-100,127] *x* float32 float32:reciprocal:round-zp int'): float32[3, 9]
+%2 = aten.neg(%1): float32[3, 9]
+return (%2)""",
+    )
 
 
 @pytest.mark.numeric

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, spec_of, steps
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 
 aten = torch.ops.aten
@@ -29,6 +31,22 @@ def test_golden_stored_numbers_are_split() -> None:
 
     assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
     assert sorted(steps(program)) == sorted(["getitem[6, 4]", "dequantize[6, 4]", "neg[6, 4]"] * 2)
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[1]
+%q1: int8[6, 12]
+const %scale2: float32[1, 1]
+const %zero3: int32[1, 1]
+%0 = aten.split.Tensor(%q1, 4, 1): (int8[6, 4], int8[6, 4], int8[6, 4])
+%1 = getitem(%0, 0): int8[6, 4]
+%2 = qfuse.dequantize(%1, %scale2, %zero3, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): float32[6, 4]
+%3 = getitem(%0, 2): int8[6, 4]
+%4 = qfuse.dequantize(%3, %scale2, %zero3, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): float32[6, 4]
+%5 = aten.neg(%2): float32[6, 4]
+%6 = aten.neg(%4): float32[6, 4]
+return (%5, %6)""",
+    )
 
 
 @pytest.mark.numeric

@@ -22,8 +22,9 @@ from tests.support.sources.dialects import equal_but_for_nan
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.fused_views import as_activation
-from qfuse.ir.ops.views import as_quantize, shape_of
+from qfuse.ir.ops.activation import as_activation
+from qfuse.ir.ops.qdq import as_quantize
+from qfuse.ir.ops.views import shape_of
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.element import CONTAINER, Element, ScaleFormat
 from qfuse.optimize.fuse.quantized_output import quantized_result

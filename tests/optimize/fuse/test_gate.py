@@ -14,8 +14,8 @@ from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.fused_views import as_activation
-from qfuse.ir.ops.views import as_fused_linear
+from qfuse.ir.ops.activation import as_activation
+from qfuse.ir.ops.linear import as_fused_linear
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.optimize import optimize
 from qfuse.optimize.fuse.gate import FuseGate
@@ -252,7 +252,7 @@ def test_refuses_operands_that_broadcast() -> None:
     miss = only_miss(case.done(y), FuseGate)
 
     assert (miss.code, miss.at) == (MissCode.SHAPE, up)
-    assert "is spread over" in miss.reason
+    assert "broadcasts to" in miss.reason
 
 
 def test_refuses_an_activation_that_others_read() -> None:

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.epilogue import Case, calls, fuse, only_miss
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.optimize.fuse.linear_activation import FuseActivation
 
 aten = torch.ops.aten
@@ -33,7 +35,7 @@ ACTIVATIONS = [
 
 @pytest.mark.numeric
 @pytest.mark.parametrize(("op", "args", "kwargs", "epilogue"), ACTIVATIONS)
-def test_golden_every_activation(op: Any, args: Any, kwargs: Any, epilogue: str) -> None:
+def test_every_activation(op: Any, args: Any, kwargs: Any, epilogue: str) -> None:
     case = Case()
     program = case.done(case.b.call(op, case.y, *args, **kwargs))
 
@@ -48,6 +50,20 @@ def test_golden_two_activations_in_a_row() -> None:
 
     fuse(program, FuseActivation)
     assert calls(program) == ["qfuse.quantize", "linear[act(silu)|act(relu)]"]
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[2, s0, 8]
+%r: float32[2, s0, 4]
+const %x_scale: float32[1, 1, 1]
+const %x_zero: int32[1, 1, 1]
+%0 = qfuse.quantize(%x, %x_scale, %x_zero, 'int8[-128,127] *x*x* float32 float32:reciprocal:round-zp int'): int8[2, s0, 8]
+const %w: int8[4, 8]
+const %w_scale: float32[4, 1]
+const %w_bias: float32[4]
+%1 = qfuse.linear(%0, %x_scale, %x_zero, 'int8[-128,127] *x*x* float32 float32:reciprocal:round-zp int', %w, %w_scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int', %w_bias, None, None, '', 'act(silu)|act(relu)', ()): float32[2, s0, 4]
+return (%1)""",
+    )
 
 
 def test_refuses_a_linear_that_others_read() -> None:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.epilogue import Case, calls, fuse, only_miss
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.optimize.fuse.linear_add import FuseAdd
 
 add = torch.ops.aten.add.Tensor
@@ -13,7 +15,7 @@ add = torch.ops.aten.add.Tensor
 @pytest.mark.numeric
 @pytest.mark.parametrize("rank", [2, 3, 4])
 @pytest.mark.parametrize("alpha", [1, 2, -0.5])
-def test_golden_residual_on_the_right(rank: int, alpha: float) -> None:
+def test_a_residual_on_the_right(rank: int, alpha: float) -> None:
     case = Case(rank)
     program = case.done(case.b.call(add, case.y, case.residual, alpha=alpha))
 
@@ -28,6 +30,20 @@ def test_golden_residual_on_the_left() -> None:
 
     fuse(program, FuseAdd)
     assert calls(program) == ["qfuse.quantize", "linear[add(0,1.0)]"]
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[s0, 8]
+%r: float32[s0, 4]
+const %x_scale: float32[1, 1]
+const %x_zero: int32[1, 1]
+%0 = qfuse.quantize(%x, %x_scale, %x_zero, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): int8[s0, 8]
+const %w: int8[4, 8]
+const %w_scale: float32[4, 1]
+const %w_bias: float32[4]
+%1 = qfuse.linear(%0, %x_scale, %x_zero, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int', %w, %w_scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int', %w_bias, None, None, '', 'add(0,1.0)', (%r)): float32[s0, 4]
+return (%1)""",
+    )
 
 
 @pytest.mark.numeric

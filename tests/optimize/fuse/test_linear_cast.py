@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.epilogue import Case, calls, fuse, only_miss
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.optimize.fuse.linear_cast import FuseCast
 
 cast = torch.ops.aten._to_copy.default
@@ -12,7 +14,7 @@ cast = torch.ops.aten._to_copy.default
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_golden_a_narrowing_cast_rounds_where_it_stood(dtype: torch.dtype) -> None:
+def test_a_narrowing_cast_rounds_where_it_stood(dtype: torch.dtype) -> None:
     case = Case(rank=3)
     program = case.done(case.b.call(cast, case.y, dtype=dtype))
 
@@ -29,6 +31,20 @@ def test_golden_there_and_back_keeps_the_rounding() -> None:
 
     fuse(program, FuseCast)
     assert calls(program) == ["qfuse.quantize", "linear[cast(bfloat16)|cast(float32)]"]
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[s0, 8]
+%r: float32[s0, 4]
+const %x_scale: float32[1, 1]
+const %x_zero: int32[1, 1]
+%0 = qfuse.quantize(%x, %x_scale, %x_zero, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): int8[s0, 8]
+const %w: int8[4, 8]
+const %w_scale: float32[4, 1]
+const %w_bias: float32[4]
+%1 = qfuse.linear(%0, %x_scale, %x_zero, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int', %w, %w_scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int', %w_bias, None, None, '', 'cast(bfloat16)|cast(float32)', ()): float32[s0, 4]
+return (%1)""",
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float64])

@@ -4,21 +4,47 @@ from dataclasses import replace
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.epilogue import Case, calls, fuse, only_miss
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import as_fused_linear
+from qfuse.ir.ops.linear import as_fused_linear
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.optimize.fuse.linear_output import FuseOutputQuantize
 from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.quant import per_tensor, per_token
 
 
+def test_golden_the_quantize_is_an_argument() -> None:
+    case = Case()
+    q, _, _ = case.block.stored(case.y, per_tensor(2), "out")
+    program = case.done(q)
+
+    assert fuse(program, FuseOutputQuantize).fired == {"fuse-output-quantize": 1}
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[s0, 8]
+%r: float32[s0, 4]
+const %x_scale: float32[1, 1]
+const %x_zero: int32[1, 1]
+%0 = qfuse.quantize(%x, %x_scale, %x_zero, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): int8[s0, 8]
+const %w: int8[4, 8]
+const %w_scale: float32[4, 1]
+const %w_bias: float32[4]
+const %out_scale: float32[1, 1]
+const %out_zero: int32[1, 1]
+%1 = qfuse.linear(%0, %x_scale, %x_zero, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int', %w, %w_scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int', %w_bias, %out_scale, %out_zero, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int', '', ()): int8[s0, 4]
+return (%1)""",
+    )
+
+
 @pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
 @pytest.mark.parametrize("rank", [2, 3])
-def test_golden_the_range_travels_with_the_quantize(dtype: torch.dtype, rank: int) -> None:
+def test_the_range_travels_with_the_quantize(dtype: torch.dtype, rank: int) -> None:
     case = Case(rank)
     spec = replace(per_tensor(rank, dtype), quant_min=0, quant_max=100)
     q, _, _ = case.block.stored(case.y, spec, "out")

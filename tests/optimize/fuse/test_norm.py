@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.norm import (
     Spelling,
     Writer,
+    assert_lowered_alike,
     fused,
-    lowered_alike,
     refused,
     the_norm,
 )
@@ -19,9 +20,9 @@ from torch.fx import Node
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.fused_reference import Keep
-from qfuse.ir.ops.fused_views import LayerNorm, RmsNorm
 from qfuse.ir.ops.norm_spec import Root, Statistic
+from qfuse.ir.ops.norms import LayerNorm, RmsNorm
+from qfuse.ir.ops.output import Keep
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.optimize.fuse.norm import FuseNormQuantize
@@ -41,19 +42,17 @@ def test_golden_llama_in_bfloat16_with_its_residual() -> None:
     program = w.done(w.dynamic(w.spelled(LLAMA, total)), w.call(aten.neg.default, total))
 
     fused(program, m=3)
-    assert to_text(program.graph) == (
-        "%x: bfloat16[2, s0, 8]\n"
-        "%r: bfloat16[2, s0, 8]\n"
-        "const %weight1: bfloat16[8]\n"
-        "%0 = qfuse.rms_norm(%x, %r, %weight1, "
-        "'axes=1 eps=1e-05 float32:float32:bfloat16:bfloat16 rsqrt squares', None, None, "
-        "'int8[-128,127] 1x1x* bfloat16 float32:reciprocal:round-zp int', "
-        "'ao-symmetric int8[-128,127] 1x1x* eps=1e-06 float32 int32', 'sum'): "
-        "(int8[2, s0, 8], float32[2, s0, 1], int32[2, s0, 1], bfloat16[2, s0, 8])\n"
-        "%1 = getitem(%0, 0): int8[2, s0, 8]\n"
-        "%2 = getitem(%0, 3): bfloat16[2, s0, 8]\n"
-        "%3 = aten.neg(%2): bfloat16[2, s0, 8]\n"
-        "return (%1, %3)"
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: bfloat16[2, s0, 8]
+%r: bfloat16[2, s0, 8]
+const %weight1: bfloat16[8]
+%0 = qfuse.rms_norm(%x, %r, %weight1, 'axes=1 eps=1e-05 float32:float32:bfloat16:bfloat16 rsqrt squares', None, None, 'int8[-128,127] 1x1x* bfloat16 float32:reciprocal:round-zp int', 'ao-symmetric int8[-128,127] 1x1x* eps=1e-06 float32 int32', 'sum'): (int8[2, s0, 8], float32[2, s0, 1], int32[2, s0, 1], bfloat16[2, s0, 8])
+%1 = getitem(%0, 0): int8[2, s0, 8]
+%2 = getitem(%0, 3): bfloat16[2, s0, 8]
+%3 = aten.neg(%2): bfloat16[2, s0, 8]
+return (%1, %3)""",
     )
 
 
@@ -99,7 +98,8 @@ def test_every_spelling_gives_its_bits(spelling: Spelling, shape: tuple[int | st
 @pytest.mark.parametrize("spelling", NARROW, ids=str)
 def test_every_rounding_stays_where_it_is(spelling: Spelling) -> None:
     w = Writer("m", 65, dtype=BF16)
-    fused(w.done(w.dynamic(w.spelled(spelling), Formula.AO_ASYMMETRIC)), m=7)
+    norm = fused(w.done(w.dynamic(w.spelled(spelling), Formula.AO_ASYMMETRIC)), m=7)
+    assert isinstance(norm, LayerNorm if spelling.centre != "none" else RmsNorm)
 
 
 @pytest.mark.numeric
@@ -208,7 +208,7 @@ def test_what_others_read_too_is_kept(who: str, first: bool, what: str) -> None:
     want = {"result": {Keep.FLOAT}, "sum": {Keep.SUM}, "both": {Keep.FLOAT, Keep.SUM}}[what]
     assert norm.output.keep == want
     assert norm.residual is not None
-    lowered_alike(program, source)
+    assert_lowered_alike(program, source)
     assert not [n for n in program.graph.nodes if "rsqrt" in str(n.target)]
 
 
@@ -294,7 +294,7 @@ def test_strided_inputs_keep_their_strides() -> None:
     source = clone(program)
     applied(program, FuseNormQuantize)
     assert the_norm(program).output.keep == {Keep.FLOAT}
-    lowered_alike(program, source)
+    assert_lowered_alike(program, source)
 
 
 @pytest.mark.parametrize("spelling", [Spelling(), Spelling(centre="once", bias=True)], ids=str)

@@ -10,12 +10,12 @@ from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.movement.base import Movement
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.refusal import Refusal
+from qfuse.ir.sizes import same_strides
 from qfuse.optimize.match.move_qparams import (
     GraphMover,
     ParamMover,
     is_free,
     propagate_up,
-    same_strides,
 )
 from qfuse.rewrite.rewriter import GraphEditor, Rewriter
 

@@ -4,10 +4,12 @@ from collections import Counter
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.epilogue import calls
 from torch.fx import Node
 
 from qfuse.ir.graph.stage_graph import NormalGraph
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.optimize.merge.cse import Combine
@@ -47,6 +49,31 @@ def test_golden_siblings_share_one_dynamic_quantize() -> None:
     combine(program, m=6)
     assert calls(program).count("qfuse.choose_qparams") == 1
     assert calls(program).count("qfuse.quantize") == 1
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[s0, 8]
+%0 = qfuse.choose_qparams(%x, 'ao-symmetric int8[-128,127] 1x* eps=1e-07 float32 int32'): (float32[s0, 1], int32[s0, 1])
+%1 = getitem(%0, 0): float32[s0, 1]
+%2 = qfuse.quantize(%x, %1, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): int8[s0, 8]
+%3 = qfuse.dequantize(%2, %1, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[s0, 8]
+const %w0: int8[4, 8]
+const %w0_scale: float32[4, 1]
+%4 = qfuse.dequantize(%w0, %w0_scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[4, 8]
+const %w0_bias: float32[4]
+%5 = aten.linear(%3, %4, %w0_bias): float32[s0, 4]
+const %w1: int8[4, 8]
+const %w1_scale: float32[4, 1]
+%6 = qfuse.dequantize(%w1, %w1_scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[4, 8]
+const %w1_bias: float32[4]
+%7 = aten.linear(%3, %6, %w1_bias): float32[s0, 4]
+const %w2: int8[4, 8]
+const %w2_scale: float32[4, 1]
+%8 = qfuse.dequantize(%w2, %w2_scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[4, 8]
+const %w2_bias: float32[4]
+%9 = aten.linear(%3, %8, %w2_bias): float32[s0, 4]
+return (%5, %7, %9)""",
+    )
 
 
 def test_golden_constants_with_equal_bits_are_one_parameter() -> None:
@@ -55,12 +82,22 @@ def test_golden_constants_with_equal_bits_are_one_parameter() -> None:
     block = QuantizedLinear(b, 4, 8)
     scale = torch.tensor([[0.0123]])
     spec = str(per_tensor(2))
-    q1 = b.call(ops.quantize, x, b.const("s1", scale), None, spec)
-    q2 = b.call(ops.quantize, x, b.const("s2", scale.clone()), None, spec)
+    q1 = b.call(ops.quantize, x, b.const("scale1", scale), None, spec)
+    q2 = b.call(ops.quantize, x, b.const("scale2", scale.clone()), None, spec)
     program = b.done(b.call(aten.neg.default, q1), b.call(aten.neg.default, q2))
     del block
 
     assert combine(program).fired == {"combine": 1}
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[3, 8]
+const %scale1: float32[1, 1]
+%0 = qfuse.quantize(%x, %scale1, None, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): int8[3, 8]
+%1 = aten.neg(%0): int8[3, 8]
+%2 = aten.neg(%0): int8[3, 8]
+return (%1, %2)""",
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,6 +174,33 @@ def test_golden_scales_computed_by_hand_are_combined() -> None:
     for name in ("aten.abs", "aten.amax", "aten.clamp", "aten.div.Tensor", "qfuse.quantize"):
         assert counts[name] == 1, name
     assert not Combine().run(program, RewriteContext("optimize")).modified
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[s0, 8]
+%0 = aten.abs(%x): float32[s0, 8]
+%1 = aten.amax(%0, (-1), True): float32[s0, 1]
+%2 = aten.clamp(%1, 1e-05): float32[s0, 1]
+%3 = aten.div.Tensor(%2, 127): float32[s0, 1]
+%4 = qfuse.quantize(%x, %3, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): int8[s0, 8]
+%5 = qfuse.dequantize(%4, %3, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[s0, 8]
+const %w0: int8[4, 8]
+const %w0_scale: float32[4, 1]
+%6 = qfuse.dequantize(%w0, %w0_scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[4, 8]
+const %w0_bias: float32[4]
+%7 = aten.linear(%5, %6, %w0_bias): float32[s0, 4]
+const %w1: int8[4, 8]
+const %w1_scale: float32[4, 1]
+%8 = qfuse.dequantize(%w1, %w1_scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[4, 8]
+const %w1_bias: float32[4]
+%9 = aten.linear(%5, %8, %w1_bias): float32[s0, 4]
+const %w2: int8[4, 8]
+const %w2_scale: float32[4, 1]
+%10 = qfuse.dequantize(%w2, %w2_scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[4, 8]
+const %w2_bias: float32[4]
+%11 = aten.linear(%5, %10, %w2_bias): float32[s0, 4]
+return (%7, %9, %11)""",
+    )
 
 
 def test_refuses_scales_computed_by_hand_from_other_numbers() -> None:

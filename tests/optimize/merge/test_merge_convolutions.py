@@ -24,6 +24,7 @@ from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.rewrite.site_check import SiteChecker
+from qfuse.targets import Target
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_channel, per_tensor
 from qfuse.testing.run import random_inputs, run
@@ -382,7 +383,9 @@ def test_branches_of_a_model_merge_on_the_road(quantize: bool) -> None:
     model: nn.Module = Inception().eval()
     if quantize:
         model = recipes.quantize(model, "w8a8-static", (x,)).model
-    fast = qfuse.compile(model, (x,), check="site", options={"backend": "eager"})
+    fast = qfuse.compile(
+        model, (x,), target=Target.for_testing(), check="site", options={"backend": "eager"}
+    )
 
     notes = [e.note for e in fast.report.events if isinstance(e, Fired)]
     assert "6 + 4 + 2" in notes

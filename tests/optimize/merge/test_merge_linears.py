@@ -16,7 +16,8 @@ from qfuse.ir.events import Exactness, Fired, MissCode
 from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import as_dequantize, as_linear
+from qfuse.ir.ops.linear import as_linear
+from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.merge.merge_linears import MergeLinears

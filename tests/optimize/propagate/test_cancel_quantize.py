@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, spec_of, steps
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.reference import dequantize, quantize
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain, dtype_range
@@ -41,6 +43,17 @@ def test_golden_stored_numbers_come_back() -> None:
     assert steps(program) == ["dequantize[4, 6]", "neg[4, 6]"]
     (made,) = [n for n in program.graph.nodes if n.target is ops.dequantize]
     assert made.args[0].name == "q"
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[1]
+%q: int8[4, 6]
+const %scale1: float32[1, 1]
+const %zero2: int32[1, 1]
+%0 = qfuse.dequantize(%q, %scale1, %zero2, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): float32[4, 6]
+%1 = aten.neg(%0): float32[4, 6]
+return (%1)""",
+    )
 
 
 ARITHMETICS = [

@@ -11,7 +11,7 @@ from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import OptimizedGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import as_fused_linear
+from qfuse.ir.ops.linear import as_fused_linear
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.optimize.fuse.linear_output import FuseOutputQuantize

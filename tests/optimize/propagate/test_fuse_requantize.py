@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, priced, spec_of, steps
 
 from qfuse import lower
 from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.events import Left, MissCode
 from qfuse.ir.graph.stage_graph import OptimizedGraph
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.optimize.propagate.fuse_requantize import FuseRequantize
 from qfuse.targets import Target
@@ -33,6 +35,20 @@ def test_golden_one_op_between_two_edges() -> None:
 
     assert applied(program, FuseRequantize).fired == {"fuse-requantize": 1}
     assert steps(program) == ["requantize[4, 6]", "_to_copy[4, 6]", "_to_copy[4, 6]"]
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[1]
+%q: int8[4, 6]
+const %scale1: float32[1, 1]
+const %zero2: int32[1, 1]
+const %scale3: float32[1, 1]
+const %zero4: int32[1, 1]
+%0 = qfuse.requantize(%q, %scale1, %zero2, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int', %scale3, %zero4, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): int8[4, 6]
+%1 = aten._to_copy(%0, dtype=int32): int32[4, 6]
+%2 = aten._to_copy(%1, dtype=float32): float32[4, 6]
+return (%2)""",
+    )
 
 
 @pytest.mark.numeric

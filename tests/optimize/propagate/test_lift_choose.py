@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, spec_of, steps
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.quant.spec import Block
 from qfuse.optimize.propagate.lift_choose import LiftChoose
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize
@@ -31,6 +33,19 @@ def test_golden_no_view_of_the_scale_is_left_where_it_is_not_read() -> None:
         *("getitem[2, 6, 1]", "getitem[2, 6, 1]", "quantize[2, 6, 8]"),
         *("reshape[12, 8]", "_to_copy[12, 8]", "_to_copy[12, 8]"),
     ]
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[2, 6, 8]
+%0 = qfuse.choose_qparams(%x, 'ao-asymmetric int8[-128,127] 1x1x* eps=1e-07 float32 int32'): (float32[2, 6, 1], int32[2, 6, 1])
+%1 = getitem(%0, 0): float32[2, 6, 1]
+%2 = getitem(%0, 1): int32[2, 6, 1]
+%3 = qfuse.quantize(%x, %1, %2, 'int8[-128,127] 1x1x* float32 float32:reciprocal:round-zp int'): int8[2, 6, 8]
+%4 = aten.reshape(%3, (12, 8)): int8[12, 8]
+%5 = aten._to_copy(%4, dtype=int32): int32[12, 8]
+%6 = aten._to_copy(%5, dtype=float32): float32[12, 8]
+return (%6)""",
+    )
 
 
 MOVEMENTS: dict[str, tuple[Any, tuple[Any, ...], Block]] = {

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, priced, spec_of, steps
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import Arithmetic, Block
 from qfuse.optimize.merge.cse import Combine
@@ -33,6 +35,21 @@ def test_golden_a_chain_is_crossed_at_once() -> None:
         *("quantize[2, 6, 8]", "reshape[2, 6, 2, 4]", "permute[2, 2, 6, 4]"),
         *("dequantize[2, 2, 6, 4]", "neg[2, 2, 6, 4]"),
     ]
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[2, 6, 8]
+const %scale1: float32[1, 1, 1, 1]
+const %zero2: int32[1, 1, 1, 1]
+const %scale1_1: float32[1, 1, 1]
+const %zero2_1: int32[1, 1, 1]
+%0 = qfuse.quantize(%x, %scale1_1, %zero2_1, 'int8[-128,127] *x*x* float32 float32:reciprocal:round-zp int'): int8[2, 6, 8]
+%1 = aten.reshape(%0, (2, 6, 2, 4)): int8[2, 6, 2, 4]
+%2 = aten.permute(%1, (0, 2, 1, 3)): int8[2, 2, 6, 4]
+%3 = qfuse.dequantize(%2, %scale1, %zero2, 'int8[-128,127] *x*x*x* float32 float32:reciprocal:round-zp int'): float32[2, 2, 6, 4]
+%4 = aten.neg(%3): float32[2, 2, 6, 4]
+return (%4)""",
+    )
 
 
 MOVEMENTS: dict[str, tuple[Any, tuple[Any, ...], Block, str]] = {

@@ -4,11 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, priced, spec_of, steps
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import QuantParams, Requantize
+from qfuse.ir.ops.qdq import Requantize
+from qfuse.ir.ops.views import QuantParams
 from qfuse.optimize.propagate.lift_requantize import LiftRequantize
 from qfuse.optimize.schedule import move
 
@@ -44,6 +47,22 @@ def test_golden_a_chain_is_crossed_at_once() -> None:
     (made,) = [n for n in program.graph.nodes if n.target is ops.requantize]
     assert " *x1x* " in made.args[3]
     assert " 1x*x* " in made.args[6]
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[1]
+%q1: int8[2, 6, 8]
+const %scale2_1: float32[1, 6, 1]
+const %zero3_1: int32[1, 6, 1]
+const %scale4_1: float32[2, 1, 1]
+const %zero5_1: int32[2, 1, 1]
+%0 = qfuse.requantize(%q1, %scale2_1, %zero3_1, 'int8[-128,127] *x1x* float32 float32:reciprocal:round-zp int', %scale4_1, %zero5_1, 'uint8[0,255] 1x*x* float32 float32:reciprocal:round-zp int'): uint8[2, 6, 8]
+%1 = aten.permute(%0, (1, 0, 2)): uint8[6, 2, 8]
+%2 = aten.reshape(%1, (6, 16)): uint8[6, 16]
+%3 = aten._to_copy(%2, dtype=int32): int32[6, 16]
+%4 = aten._to_copy(%3, dtype=float32): float32[6, 16]
+return (%4)""",
+    )
 
 
 MOVEMENTS: list[tuple[Any, tuple[Any, ...]]] = [

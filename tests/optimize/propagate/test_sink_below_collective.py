@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, priced, spec_of, steps
 from tests.support.graphs.ranks import run_on_ranks
 from tests.support.sources.dialects import equal_but_for_nan
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.stages.verify import verify
@@ -100,6 +102,24 @@ def test_golden_dynamic_rows_are_gathered() -> None:
         *("all_gather_into_tensor[18, 1]", "wait_tensor[18, 1]") * 2,
         *("dequantize[18, 8]", "neg[18, 8]"),
     ]
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[6, 8]
+%0 = qfuse.choose_qparams(%x, 'ao-asymmetric int8[-128,127] 1x* eps=1e-07 float32 int32'): (float32[6, 1], int32[6, 1])
+%1 = getitem(%0, 0): float32[6, 1]
+%2 = getitem(%0, 1): int32[6, 1]
+%3 = qfuse.quantize(%x, %1, %2, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): int8[6, 8]
+%4 = _c10d_functional.all_gather_into_tensor(%3, 3, '0'): int8[18, 8]
+%5 = _c10d_functional.wait_tensor(%4): int8[18, 8]
+%6 = _c10d_functional.all_gather_into_tensor(%1, 3, '0'): float32[18, 1]
+%7 = _c10d_functional.wait_tensor(%6): float32[18, 1]
+%8 = _c10d_functional.all_gather_into_tensor(%2, 3, '0'): int32[18, 1]
+%9 = _c10d_functional.wait_tensor(%8): int32[18, 1]
+%10 = qfuse.dequantize(%5, %7, %9, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[18, 8]
+%11 = aten.neg(%10): float32[18, 8]
+return (%11)""",
+    )
 
 
 @pytest.mark.parametrize("block", [(None, None), (1, None), (2, None)], ids=str)
@@ -108,7 +128,8 @@ def test_parameters_are_exchanged_with_their_rows(block: tuple[int | None, ...])
     spec = spec_of(*block)
     params = g.params(g.x, spec)
     x = g.dequantize(g.quantize(g.x, spec, params), spec, params)
-    sunk(g, exchanged(g, x, [2, 2, 2]), dynamic=False)
+    program = sunk(g, exchanged(g, x, [2, 2, 2]), dynamic=False)
+    assert steps(program)[-2:] == ["dequantize[6, 8]", "neg[6, 8]"]
 
 
 def test_rows_of_unequal_shares() -> None:

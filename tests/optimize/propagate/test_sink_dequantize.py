@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, priced, spec_of, steps
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import Block
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
@@ -33,6 +35,19 @@ def test_golden_a_chain_of_movements_goes_above() -> None:
         *("reshape[2, 6, 2, 4]", "permute[2, 2, 6, 4]"),
         *("dequantize[2, 2, 6, 4]", "neg[2, 2, 6, 4]"),
     ]
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[1]
+%q1: int8[2, 6, 8]
+%0 = aten.reshape(%q1, (2, 6, 2, 4)): int8[2, 6, 2, 4]
+const %scale2_1: float32[1, 1, 1, 1]
+const %zero3_1: int32[1, 1, 1, 1]
+%1 = aten.permute(%0, (0, 2, 1, 3)): int8[2, 2, 6, 4]
+%2 = qfuse.dequantize(%1, %scale2_1, %zero3_1, 'int8[-128,127] *x*x*x* float32 float32:reciprocal:round-zp int'): float32[2, 2, 6, 4]
+%3 = aten.neg(%2): float32[2, 2, 6, 4]
+return (%3)""",
+    )
 
 
 MOVEMENTS: dict[str, tuple[Any, tuple[Any, ...], Block, str]] = {

@@ -47,9 +47,7 @@ return (%6, %7, %8, %9)""",
     [((0, 3), 1), ((1, LAST), 1), ((-2, LAST), 1), ((0, -1), 2), ((4, 2), 1), ((9, 12), 1)],
     ids=str,
 )
-def test_golden_a_slice_of_a_part_is_a_slice_of_the_whole(
-    bounds: tuple[int, int], step: int
-) -> None:
+def test_a_slice_of_a_part_is_a_slice_of_the_whole(bounds: tuple[int, int], step: int) -> None:
     g = Graph("m", 12)
     part = g.b.item(g.call(aten.split_with_sizes.default, g.x, [2, 6, 4], -1), 1)
     cut = g.call(aten.slice.Tensor, part, -1, *bounds, step)

@@ -77,7 +77,7 @@ return (%5, %6)""",
 @pytest.mark.numeric
 @pytest.mark.parametrize("rows", ["m", 1, 2])
 @pytest.mark.parametrize("width", [2, 8])
-def test_golden_rotary_of_queries_and_keys_runs_once(rows: int | str, width: int) -> None:
+def test_rotary_of_queries_and_keys_runs_once(rows: int | str, width: int) -> None:
     g = Graph(rows, 6, 16 * width)
     q, k, v = parts(g, 8 * width, 4 * width, 4 * width)
     q, k, v = heads(g, q, 8, width), heads(g, k, 4, width), heads(g, v, 4, width)

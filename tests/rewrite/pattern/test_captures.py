@@ -19,7 +19,7 @@ from tests.support.graphs.board import (
 
 from qfuse.ir.dtypes import REALS
 from qfuse.ir.events import MissCode
-from qfuse.ir.ops.views import as_linear
+from qfuse.ir.ops.linear import as_linear
 from qfuse.rewrite.pattern import ANY, CAST, Const, Operand, Read, Scalar, V, cast, op, through
 
 
@@ -37,7 +37,7 @@ def test_a_name_is_one_value(on: Board) -> None:
 def test_two_reads_of_one_constant_are_one_value(on: Board) -> None:
     value = torch.ones(8)
     one, again, other = on.b.const("w", value), on.b.const("w", value), on.b.const("v", value)
-    hit(X * X, on.mul(one, again))
+    assert hit(X * X, on.mul(one, again))[X] is one
     miss(X * X, on.mul(one, other))
 
 

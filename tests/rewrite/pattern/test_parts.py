@@ -104,8 +104,8 @@ def test_commutative_operands_stand_in_any_order(on: Board) -> None:
 def test_an_order_is_undone_where_what_follows_does_not_fit(on: Board) -> None:
     # The first order binds x := the left operand, which the outer sum refutes.
     pattern = op(aten.sub.Tensor, X * Y, X)
-    hit(pattern, on.sub(on.mul(on.x, on.y), on.x))
-    hit(pattern, on.sub(on.mul(on.x, on.y), on.y))
+    assert hit(pattern, on.sub(on.mul(on.x, on.y), on.x))[Y] is on.y
+    assert hit(pattern, on.sub(on.mul(on.x, on.y), on.y))[Y] is on.x
     miss(pattern, on.sub(on.mul(on.x, on.y), on.q))
 
 

@@ -13,7 +13,7 @@ from torch.fx import Node
 from qfuse.ir.graph.stage_graph import NormalGraph, OptimizedGraph, StageGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.fused_views import as_activation
+from qfuse.ir.ops.activation import as_activation
 from qfuse.ir.ops.views import shape_of
 from qfuse.ir.quant.choose import ChooseSpec, Formula, fixed_zero_point
 from qfuse.ir.quant.spec import Block

@@ -14,7 +14,7 @@ from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import OptimizedGraph
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.fused_views import FusedNorm, as_fused_norm
+from qfuse.ir.ops.norms import FusedNorm, as_fused_norm
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.spec import Block, QuantSpec, dtype_range
@@ -215,11 +215,11 @@ def fused(program: OptimizedGraph, **sizes: int) -> FusedNorm:
         "fuse-norm-quantize": 1
     }
     norm = the_norm(program)
-    lowered_alike(program, source, **sizes)
+    assert_lowered_alike(program, source, **sizes)
     return norm
 
 
-def lowered_alike(program: OptimizedGraph, source: OptimizedGraph, **sizes: int) -> None:
+def assert_lowered_alike(program: OptimizedGraph, source: OptimizedGraph, **sizes: int) -> None:
     """Assert that two graphs give the same bits when nothing but ATen is left of them."""
     cost = CostModel(CostProfile.pinned())
     low = lower(clone(program), Target.for_testing(), cost, ())

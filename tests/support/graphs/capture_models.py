@@ -101,7 +101,7 @@ def assert_same(got: Any, want: Any) -> None:
             assert a == b
 
 
-def same_run(program: CapturedGraph, model: Any, *args: Any, **kwargs: Any) -> Any:
+def assert_same_run(program: CapturedGraph, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Run graph and model on equal arguments, assert equal results and return the graph's.
 
     The arguments are compared afterwards as well, since a model may write them.

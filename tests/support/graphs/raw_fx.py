@@ -66,7 +66,7 @@ def bits_of(
     return leaves
 
 
-def same_bits(
+def assert_same_bits(
     before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], *, strides: bool = True
 ) -> None:
     """Check that two lists of outputs are the same."""

@@ -50,7 +50,7 @@ def refusal(program: StageGraph, rule: Rule[Any]) -> tuple[MissCode, str]:
     return closest.code, closest.at.name
 
 
-def same_values(
+def assert_same_values(
     program: StageGraph,
     inputs: Sequence[torch.Tensor],
     *rules: Rule[Any],

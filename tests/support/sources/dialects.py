@@ -65,7 +65,7 @@ def run(program: StageGraph, inputs: Sequence[torch.Tensor]) -> list[torch.Tenso
         return list(Interpreter(program.module).run(*inputs))
 
 
-def same_bits(
+def assert_same_bits(
     source: Source,
     *outs: Node,
     dialects: Sequence[Dialect] = DIALECTS,

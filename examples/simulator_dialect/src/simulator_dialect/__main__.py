@@ -13,7 +13,7 @@ from simulator_dialect import ops
 
 
 class Model(nn.Module):
-    """An int4 linear, an int8 linear between stored numbers, and an MX linear."""
+    """An int4 linear, an int8 linear on quantized values, and an MX linear."""
 
     def __init__(self) -> None:
         super().__init__()

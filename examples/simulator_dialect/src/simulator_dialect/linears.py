@@ -1,4 +1,4 @@
-"""Rules for the simulator's linears: each is a float linear between quantized edges."""
+"""Rules for the simulator's linears: each is a float linear on dequantized operands."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _weight_only(node: Node, spec: QuantSpec) -> WeightSite | Miss:
 
 @dataclass(frozen=True, slots=True)
 class StaticSite:
-    """A linear between stored numbers.
+    """A linear on quantized values.
 
     Attributes:
         linear: Its input, weight and bias.
@@ -207,7 +207,7 @@ class StaticQuantLinear(Rule[StaticSite]):
 
 
 def _linear(rw: Rewriter, x: Node, weight: Node, bias: Node | None) -> Node:
-    """Call ``aten.linear``, which everybody spells without a bias that is not there."""
+    """Call ``aten.linear``, which takes no argument for a missing bias."""
     operands = (x, weight) if bias is None else (x, weight, bias)
     return rw.call(torch.ops.aten.linear.default, *operands)
 

@@ -18,7 +18,7 @@ _SCALE = 0.05
 
 
 class Layer(nn.Module):
-    """Attention and a gated feed-forward net, each behind a norm. No positions: they are no matter.
+    """Attention and a gated feed-forward net, each after a norm. Without positions.
 
     Args:
         kind: One of :data:`KINDS`.

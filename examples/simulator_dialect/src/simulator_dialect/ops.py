@@ -67,7 +67,7 @@ def dynamic_quantize_mxfp4(x: torch.Tensor, group: int) -> tuple[torch.Tensor, t
     groups = torch.unflatten(x, -1, (-1, group))
     peak = groups.abs().amax(-1, keepdim=True)
     exponent = torch.where(peak == 0, -127, torch.frexp(peak).exponent - 3).clamp(-127, 127)
-    # The least scale, 2^-127, is no normal float32: the simulator divides by 2^-126 instead.
+    # The least scale, 2^-127, is not a normal float32: the simulator divides by 2^-126 instead.
     scaled = groups / torch.ldexp(torch.ones_like(peak), exponent.clamp(min=-126))
     size = scaled.abs()
     # Two bits of precision: steps of a half below 2, of one below 4, then of two.

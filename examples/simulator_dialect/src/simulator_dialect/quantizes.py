@@ -113,7 +113,7 @@ class DynamicSite:
 class DynamicQuantizeMxfp4(SourceRule[DynamicSite]):
     """``dynamic_quantize_mxfp4(x, group)`` becomes a choice and a quantize.
 
-    Refuses: data that is not float32; a last axis that is no whole number of groups, or varies.
+    Refuses: data that is not float32; a last axis that is not a multiple of the group, or dynamic.
     """
 
     name = "simulator-dynamic-quantize-mxfp4"
@@ -175,7 +175,7 @@ class DynamicQuantize(SourceRule[DynamicSite]):
 
 
 def _hand_out(site: DynamicSite, rw: Rewriter, *, zero_point: bool) -> None:
-    """Choose, quantize, and give every result to its readers."""
+    """Choose, quantize, and replace every result for its users."""
     chosen = rw.call(ops.choose_qparams, site.x, str(site.choose))
     scale = rw.item(chosen, 0)
     zero = rw.item(chosen, 1) if zero_point else None

@@ -12,16 +12,9 @@ from torch.fx import Node
 
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.graph.stage_graph import constant_of
-from qfuse.ir.ops.views import (
-    Linear,
-    QuantParams,
-    as_dequantize,
-    as_linear,
-    as_quantize,
-    dtype_of,
-    has_values,
-    shape_of,
-)
+from qfuse.ir.ops.linear import Linear, as_linear
+from qfuse.ir.ops.qdq import as_dequantize, as_quantize
+from qfuse.ir.ops.views import QuantParams, dtype_of, has_values, shape_of
 from qfuse.ir.quant.element import Element, encode
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.optimize.match.strides import restride, stride_sensitive_user
@@ -62,7 +55,7 @@ class SpellWeightOnlyLinear(Rule[SpellWeightOnlySite]):
         linear = as_linear(node)
         stored = None if linear is None else as_dequantize(linear.weight)
         if linear is None or stored is None or as_dequantize(linear.x) is not None:
-            return Miss(MissCode.PATTERN, node, "it is no weight-only linear", progress=0)
+            return Miss(MissCode.PATTERN, node, "it is not a weight-only linear", progress=0)
         if constant_of(stored.q) is None or constant_of(stored.params.scale) is None:
             return Miss(MissCode.NOT_CONSTANT, stored.q, "its weight is computed at run time")
         kind = _weight_kind(stored.params)
@@ -96,7 +89,7 @@ class SpellWeightOnlyLinear(Rule[SpellWeightOnlySite]):
 
 @dataclass(frozen=True, slots=True)
 class SpellStaticLinearSite:
-    """A linear between dequantized and quantized edges.
+    """A linear with dequantized operands and a quantized result.
 
     Attributes:
         linear: The linear.
@@ -118,11 +111,11 @@ class SpellStaticLinearSite:
 class SpellStaticLinear(Rule[SpellStaticLinearSite]):
     """A linear whose operands are dequantized and whose result is quantized is a static one.
 
-    After a merge the result is split first. Then all parts are quantized alike, or there is no op
-    for it.
+    After a merge the result is split first. Then the op exists only if all parts are quantized in
+    the same way.
 
-    Refuses: parts that are quantized in different ways, or read as real numbers; parameters that
-    are no literals; anything but int8 with one scale per row of the weight.
+    Refuses: parts that are quantized in different ways, or have float users; parameters that
+    are not literals; anything but int8 with one scale per row of the weight.
     """
 
     name = "spell-simulator-static-linear"
@@ -130,7 +123,7 @@ class SpellStaticLinear(Rule[SpellStaticLinearSite]):
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> SpellStaticLinearSite | Miss:
-        """Match a linear on stored numbers of which every reader quantizes."""
+        """Match a linear on quantized values whose users all quantize."""
         linear = as_linear(node)
         x = None if linear is None else as_dequantize(linear.x)
         weight = None if linear is None else as_dequantize(linear.weight)
@@ -151,7 +144,7 @@ class SpellStaticLinear(Rule[SpellStaticLinearSite]):
         return SpellStaticLinearSite(linear, x.q, given, first, tuple(quantizes), sizes)
 
     def rewrite(self, site: SpellStaticLinearSite, rw: Rewriter) -> None:
-        """Call the op, and split its stored numbers."""
+        """Call the op, and split its quantized values."""
         weight = as_dequantize(site.linear.weight)
         assert weight is not None, "the match has seen to it"
         scale = constant_of(weight.params.scale)
@@ -187,7 +180,7 @@ def _weight_kind(params: QuantParams) -> str | None:
 
 
 def _literals(params: QuantParams) -> tuple[float, int] | None:
-    """Return scale and zero point of a per-tensor int8 edge, if they are float64 literals."""
+    """Return scale and zero point of a per-tensor int8 op, if they are float64 literals."""
     spec, zero = params.spec, params.zero_point
     scale, zero_value = constant_of(params.scale), None if zero is None else constant_of(zero)
     if spec != _static_spec((None,) * spec.rank) or scale is None or zero_value is None:
@@ -205,9 +198,9 @@ def _results(node: Node) -> tuple[list[Node], tuple[int, ...] | None]:
         return users, None
     parts = sorted(users[0].users, key=lambda item: int(item.args[1]))  # type: ignore[arg-type]
     sizes: Sequence[int] = users[0].args[1]  # type: ignore[assignment]
-    readers = [reader for part in parts for reader in part.users]
-    whole = len(parts) == len(sizes) == len(readers)
-    return (readers, tuple(sizes)) if whole else ([], None)
+    users = [user for part in parts for user in part.users]
+    whole = len(parts) == len(sizes) == len(users)
+    return (users, tuple(sizes)) if whole else ([], None)
 
 
 def _exponents(scale: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,8 @@ from torch.fx import Node
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Choose, Quantize, as_choose, as_quantize, dtype_of, shape_of
+from qfuse.ir.ops.qdq import Choose, Quantize, as_choose, as_quantize
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.spec import Block, QuantSpec
@@ -65,7 +66,7 @@ class SpellStaticQuantize(Rule[SpellStaticSite]):
                 text = "the simulator takes one scale and one zero point, without axes"
                 return Miss(MissCode.SHAPE, node, text, progress=3)
         if dtype_of(params.scale) is not torch.float32:
-            return Miss(MissCode.DTYPE, params.scale, "its scale is no float32", progress=3)
+            return Miss(MissCode.DTYPE, params.scale, "its scale is not float32", progress=3)
         return SpellStaticSite(quantize, bits)
 
     def rewrite(self, site: SpellStaticSite, rw: Rewriter) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 
@@ -28,6 +28,8 @@ ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "leaky_relu": F.leaky_relu,
 }
 """Unary activations by name, each with the torch function that is its meaning."""
+
+_NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,10 @@ class Epilogue:
                     y = step.apply(y)
         return y
 
+    def widened(self) -> Epilogue:
+        """Return the steps that compute in float64."""
+        return Epilogue(tuple(map(_widened, self.steps)))
+
     def real_types(
         self, first: torch.dtype, extras: Sequence[torch.Tensor]
     ) -> tuple[torch.dtype, ...]:
@@ -201,6 +207,18 @@ class Epilogue:
         for step in self.steps:
             types.append(_type_behind(step, types[-1], extras))
         return tuple(types)
+
+
+def _widened(step: Step) -> Step:
+    match step:
+        case Cast(dtype) if dtype in _NARROW:
+            return Cast(torch.float64)
+        case Round():
+            return replace(step, spec=step.spec.widened())
+        case Mul(rounded=Round() as rounded):
+            return replace(step, rounded=replace(rounded, spec=rounded.spec.widened()))
+        case _:
+            return step
 
 
 def _type_behind(step: Step, real: torch.dtype, extras: Sequence[torch.Tensor]) -> torch.dtype:

@@ -1,15 +1,14 @@
-"""How a normalization computes, as data, text and meaning. Sources round at other places."""
+"""How a normalization computes, as data and text. Sources round at different places."""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 
 import torch
-import torch.nn.functional as F
 
 from qfuse.ir.errors import NormalizeError
 from qfuse.ir.quant.spec import dtype_name, parse_dtype
@@ -94,6 +93,11 @@ class NormSpec:
         """
         return _parse(text)
 
+    def widened(self) -> NormSpec:
+        """Return the norm that computes in float64."""
+        wide = torch.float64
+        return replace(self, compute=wide, product=wide, rounded=wide, out=wide)
+
 
 _TEXT = re.compile(
     r"axes=(?P<axes>\d+) eps=(?P<eps>\d+(\.\d+)?(e[+-]?\d+)?) (?P<types>\w+(:\w+){3}) "
@@ -117,70 +121,3 @@ def _parse(text: str) -> NormSpec:
         Root(found["root"]),
         Statistic(found["statistic"]),
     )
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, spec: NormSpec) -> torch.Tensor:
-    """Divide by the root of the mean square: ``x / sqrt(mean(x * x) + eps) * weight``.
-
-    Args:
-        x: Real tensor; its last ``spec.axes`` axes are normalized over.
-        weight: Broadcasts over ``x``, or ``None``.
-        spec: Everything else.
-
-    Returns:
-        A tensor of ``x``'s shape and dtype ``spec.out``.
-    """
-    wide = x.to(spec.compute)
-    y = _scaled(x, _mean(wide * wide, spec), spec)
-    return (y if weight is None else y * weight).to(spec.out)
-
-
-def layer_norm(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, spec: NormSpec
-) -> torch.Tensor:
-    """Centre, and divide by the deviation: ``(x - mean) / sqrt(var + eps) * weight + bias``.
-
-    Args:
-        x: Real tensor; its last ``spec.axes`` axes are normalized over.
-        weight: Broadcasts over ``x``, or ``None``.
-        bias: Broadcasts over ``x``, or ``None``.
-        spec: Everything else.
-
-    Returns:
-        A tensor of ``x``'s shape and dtype ``spec.out``.
-    """
-    wide = x.to(spec.compute)
-    if spec.statistic is Statistic.WHOLE:
-        shape = wide.shape[-spec.axes :]
-        return F.layer_norm(wide, shape, weight, bias, spec.eps).to(spec.out)
-    centred = wide - _mean(wide, spec)
-    if spec.statistic is Statistic.VARIANCE:
-        variance = torch.var(wide, _axes(spec), correction=0, keepdim=True)
-    else:
-        variance = _mean(centred * centred, spec)
-    y = _scaled(centred, variance, spec)
-    y = y if weight is None else y * weight
-    return (y if bias is None else y + bias).to(spec.out)
-
-
-def _axes(spec: NormSpec) -> list[int]:
-    return list(range(-spec.axes, 0))
-
-
-def _mean(x: torch.Tensor, spec: NormSpec) -> torch.Tensor:
-    return torch.mean(x, _axes(spec), keepdim=True)
-
-
-def _scaled(x: torch.Tensor, variance: torch.Tensor, spec: NormSpec) -> torch.Tensor:
-    """Divide by the root of the variance, in ``spec.product``, rounded to ``spec.rounded``."""
-    variance = variance + spec.eps
-    narrow = x.to(spec.product)
-    if spec.root is Root.DIVIDE:
-        return (narrow / variance.sqrt().to(spec.product)).to(spec.rounded)
-    return (narrow * _factor(variance, spec.root).to(spec.product)).to(spec.rounded)
-
-
-def _factor(variance: torch.Tensor, root: Root) -> torch.Tensor:
-    if root is Root.RECIPROCAL:
-        return variance.sqrt().reciprocal()
-    return variance.rsqrt() if root is Root.RSQRT else variance.pow(-0.5)

@@ -14,9 +14,10 @@ from qfuse.ir.dtypes import exact_integers
 from qfuse.ir.graph.schema import arguments, is_call
 from qfuse.ir.graph.stage_graph import ASSUMED_META
 from qfuse.ir.ops.constants import constant_value, number_of
-from qfuse.ir.ops.fused_views import output_of, result_of, stored_spec
+from qfuse.ir.ops.library import output_of, stored_spec
+from qfuse.ir.ops.qdq import as_choose
 from qfuse.ir.ops.view_ops import RESHAPES
-from qfuse.ir.ops.views import as_choose, dtype_of, node_of
+from qfuse.ir.ops.views import dtype_of, node_of, result_of
 from qfuse.ir.quant.choose import ChooseSpec, fixed_zero_point
 
 Bounds = tuple[int, int]

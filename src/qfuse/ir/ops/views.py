@@ -1,19 +1,17 @@
-"""Typed views of nodes. Rules read nodes through these and never index ``node.args``."""
+"""What rules read of nodes and of quantization parameters; they never index ``node.args``."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch.fx import Node
 from torch.fx.node import Argument
 
-from qfuse.ir.graph.schema import arguments, is_call
 from qfuse.ir.graph.stage_graph import constant_of
-from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.epilogue import Epilogue
-from qfuse.ir.quant.choose import ChooseSpec
 from qfuse.ir.quant.spec import QuantSpec
 
 
@@ -39,9 +37,24 @@ class QuantParams:
         found = (self.scale, self.zero_point, self.outer_scale)
         return tuple(node for node in found if node is not None)
 
+    @property
+    def args(self) -> tuple[Argument, ...]:
+        """Return scale, zero point and spec as arguments."""
+        return (self.scale, self.zero_point, str(self.spec))
+
+    @property
+    def reference_args(self) -> tuple[Any, ...]:
+        """Return the arguments of the reference of a quantize or dequantize behind the tensor."""
+        return (self.scale, self.zero_point, self.spec, self.outer_scale)
+
     def call_args(self, value: Node) -> tuple[Argument, ...]:
         """Return the positional arguments of a quantize or dequantize of ``value``."""
-        return (value, *_edge_args(self), *_outer_args(self))
+        outer = () if self.outer_scale is None else (self.outer_scale,)
+        return (value, *self.args, *outer)
+
+    def widened(self) -> Self:
+        """Return the parameters that compute in float64."""
+        return replace(self, spec=self.spec.widened())
 
     def same_as(self, other: QuantParams) -> bool:
         """Structural equality: equal specs, and tensors equal by node or by bits.
@@ -56,171 +69,6 @@ class QuantParams:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Quantize:
-    """A ``qfuse::quantize`` call."""
-
-    node: Node
-    x: Node
-    params: QuantParams
-
-
-@dataclass(frozen=True, slots=True)
-class Dequantize:
-    """A ``qfuse::dequantize`` call."""
-
-    node: Node
-    q: Node
-    params: QuantParams
-
-
-@dataclass(frozen=True, slots=True)
-class Requantize:
-    """A ``qfuse::requantize`` call."""
-
-    node: Node
-    q: Node
-    params: QuantParams
-    out_params: QuantParams
-
-    def call_args(self) -> tuple[Argument, ...]:
-        """Return the positional arguments of a ``qfuse::requantize`` call with these values."""
-        return (
-            self.q,
-            *_edge_args(self.params),
-            *_edge_args(self.out_params),
-            *_outer_args(self.params, self.out_params),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Choose:
-    """A ``qfuse::choose_qparams`` call; its results are the ``getitem`` users 0 and 1.
-
-    ``outer_scale`` is what the chosen scale is relative to, or ``None``.
-    """
-
-    node: Node
-    x: Node
-    spec: ChooseSpec
-    outer_scale: Node | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """An ``aten.linear`` call: ``x @ weight.T + bias``."""
-
-    node: Node
-    x: Node
-    weight: Node
-    bias: Node | None
-
-
-@dataclass(frozen=True, slots=True)
-class FusedLinear:
-    """A ``qfuse::linear`` call. ``None`` params are float edges."""
-
-    node: Node
-    x: Node
-    x_params: QuantParams | None
-    weight: Node
-    weight_params: QuantParams | None
-    bias: Node | None
-    out_params: QuantParams | None
-    epilogue: Epilogue
-    extras: tuple[Node, ...]
-
-    @property
-    def real(self) -> torch.dtype:
-        """Float type that it computes in and gives to its epilogue."""
-        return dtype_of(self.x) if self.x_params is None else self.x_params.spec.real
-
-    def call_args(self) -> tuple[Argument, ...]:
-        """Return the positional arguments of a ``qfuse::linear`` call with these values."""
-        return (
-            self.x,
-            *_edge_args(self.x_params),
-            self.weight,
-            *_edge_args(self.weight_params),
-            self.bias,
-            *_edge_args(self.out_params),
-            str(self.epilogue),
-            list(self.extras),
-            *_outer_args(self.x_params, self.weight_params, self.out_params),
-        )
-
-
-def as_quantize(value: object) -> Quantize | None:
-    """View ``value`` as a quantize, or ``None``."""
-    if not isinstance(value, Node) or not is_call(value, ops.quantize):
-        return None
-    a = arguments(value)
-    params = params_of(a["spec"], a["scale"], a["zero_point"], a["outer_scale"])
-    assert params is not None, f"a quantize needs a spec: {value.format_node()}"
-    return Quantize(value, node_of(a["x"]), params)
-
-
-def as_dequantize(value: object) -> Dequantize | None:
-    """View ``value`` as a dequantize, or ``None``."""
-    if not isinstance(value, Node) or not is_call(value, ops.dequantize):
-        return None
-    a = arguments(value)
-    params = params_of(a["spec"], a["scale"], a["zero_point"], a["outer_scale"])
-    assert params is not None, f"a dequantize needs a spec: {value.format_node()}"
-    return Dequantize(value, node_of(a["q"]), params)
-
-
-def as_requantize(value: object) -> Requantize | None:
-    """View ``value`` as a requantize, or ``None``."""
-    if not isinstance(value, Node) or not is_call(value, ops.requantize):
-        return None
-    a = arguments(value)
-    params = params_of(a["spec"], a["scale"], a["zero_point"], a["outer_scale"])
-    out = params_of(a["out_spec"], a["out_scale"], a["out_zero_point"], a["out_outer_scale"])
-    assert params is not None, f"a requantize needs a spec: {value.format_node()}"
-    assert out is not None, f"a requantize needs a spec of its result: {value.format_node()}"
-    return Requantize(value, node_of(a["q"]), params, out)
-
-
-def as_choose(value: object) -> Choose | None:
-    """View ``value`` as a choose_qparams, or ``None``."""
-    if not isinstance(value, Node) or not is_call(value, ops.choose_qparams):
-        return None
-    a = arguments(value)
-    spec, outer = ChooseSpec.parse(str(a["choose"])), optional_node(a["outer_scale"])
-    return Choose(value, node_of(a["x"]), spec, outer)
-
-
-def as_linear(value: object) -> Linear | None:
-    """View ``value`` as an ``aten.linear``, or ``None``."""
-    if not isinstance(value, Node) or not is_call(value, torch.ops.aten.linear.default):
-        return None
-    a = arguments(value)
-    return Linear(value, node_of(a["input"]), node_of(a["weight"]), optional_node(a["bias"]))
-
-
-def as_fused_linear(value: object) -> FusedLinear | None:
-    """View ``value`` as a ``qfuse::linear``, or ``None``."""
-    if not isinstance(value, Node) or not is_call(value, ops.linear):
-        return None
-    a = arguments(value)
-    extras = a["extras"]
-    assert isinstance(extras, (list, tuple)), f"extras is not a list: {extras!r}"
-    return FusedLinear(
-        value,
-        node_of(a["x"]),
-        params_of(a["x_spec"], a["x_scale"], a["x_zero_point"], a["x_outer_scale"]),
-        node_of(a["weight"]),
-        params_of(
-            a["weight_spec"], a["weight_scale"], a["weight_zero_point"], a["weight_outer_scale"]
-        ),
-        optional_node(a["bias"]),
-        params_of(a["out_spec"], a["out_scale"], a["out_zero_point"], a["out_outer_scale"]),
-        Epilogue.parse(str(a["epilogue"])),
-        tuple(node_of(e) for e in extras),
-    )
-
-
 def node_of(value: Argument) -> Node:
     """Return ``value``, which must be a node."""
     assert isinstance(value, Node), f"not a node: {value!r}"
@@ -230,6 +78,15 @@ def node_of(value: Argument) -> Node:
 def optional_node(value: Argument) -> Node | None:
     """Return ``value``, which must be a node or ``None``."""
     return None if value is None else node_of(value)
+
+
+def result_of(value: object) -> tuple[Node, int] | None:
+    """Return the op that ``value`` is a result of, and which one; ``None`` if it is none."""
+    if not isinstance(value, Node) or value.target is not operator.getitem:
+        return None
+    source, index = value.args
+    assert isinstance(source, Node), f"not the result of an op: {value.format_node()}"
+    return (source, index) if isinstance(index, int) else None
 
 
 def tensor_of(node: Node) -> torch.Tensor:
@@ -256,39 +113,6 @@ def scalar_of(node: Node) -> int | float | None:
         return None
     item: int | float = value.item()
     return item
-
-
-def params_of(
-    spec: Argument, scale: Argument, zero_point: Argument, outer: Argument = None
-) -> QuantParams | None:
-    """Return the parameters of an edge, which is float if the spec is empty."""
-    if not spec:
-        return None
-    found = QuantSpec.parse(str(spec))
-    return QuantParams(found, node_of(scale), optional_node(zero_point), optional_node(outer))
-
-
-def edge_args(params: QuantParams | None) -> tuple[Argument, ...]:
-    """Return scale, zero point and spec as arguments; those of a float edge for ``None``.
-
-    For ops whose edges have no second level of scales.
-    """
-    assert params is None or params.outer_scale is None, f"one level of scales: {params}"
-    return _edge_args(params)
-
-
-def _edge_args(params: QuantParams | None) -> tuple[Argument, ...]:
-    if params is None:
-        return (None, None, "")
-    return (params.scale, params.zero_point, str(params.spec))
-
-
-def _outer_args(*edges: QuantParams | None) -> tuple[Argument, ...]:
-    """Return the second levels of scales of all edges; nothing if there are none at the end."""
-    found: list[Argument] = [None if edge is None else edge.outer_scale for edge in edges]
-    while found and found[-1] is None:
-        found.pop()
-    return tuple(found)
 
 
 def _same_tensor(a: Node | None, b: Node | None) -> bool:

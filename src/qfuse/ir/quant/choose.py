@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 
@@ -101,6 +101,10 @@ class ChooseSpec:
             NormalizeError: The text is not a choose spec.
         """
         return _parse(text)
+
+    def widened(self) -> ChooseSpec:
+        """Return the spec that computes in float64."""
+        return replace(self, scale_dtype=torch.float64)
 
     def grid(self, shape: Sequence[int | torch.SymInt]) -> tuple[int | torch.SymInt, ...]:
         """Return the shape of scale and zero point for a tensor of ``shape``."""

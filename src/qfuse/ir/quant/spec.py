@@ -168,6 +168,13 @@ class QuantSpec:
         """Whether the range is the whole storage type."""
         return (self.quant_min, self.quant_max) == stored_range(self.dtype, self.element)
 
+    def widened(self) -> QuantSpec:
+        """Return the spec that computes in float64; narrow formats of scales are for float32."""
+        if not self.is_plain:
+            return self
+        arithmetic = replace(self.arithmetic, compute=torch.float64)
+        return replace(self, real=torch.float64, arithmetic=arithmetic)
+
     def with_block(
         self, block: Sequence[int | None], outer: Sequence[int | None] | None = None
     ) -> QuantSpec:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from torch.fx import Node
 
 from qfuse.ir.graph.stage_graph import constant_of, op_name
-from qfuse.ir.ops.fused_views import Activation
-from qfuse.ir.ops.views import FusedLinear, QuantParams, dtype_of, shape_of
+from qfuse.ir.ops.activation import Activation
+from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.spec import Granularity, QuantSpec, dtype_name, stored_name
 from qfuse.ir.sizes import Size

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Argument
 
+from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.epilogue import Epilogue, Glu, Halves, Mul, Step
-from qfuse.ir.ops.fused_views import Activation
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.ops.fused_views import LayerNorm
 from qfuse.ir.ops.norm_spec import NormSpec, Statistic
+from qfuse.ir.ops.norms import LayerNorm
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import FLOATS

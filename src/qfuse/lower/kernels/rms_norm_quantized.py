@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.ops.fused_views import RmsNorm
+from qfuse.ir.ops.norms import RmsNorm
 from qfuse.ir.ops.views import dtype_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal

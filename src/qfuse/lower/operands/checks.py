@@ -10,8 +10,9 @@ from torch.fx.node import Argument
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.epilogue import Act, Add, Cast, Mul, Step
+from qfuse.ir.ops.linear import FusedLinear
 from qfuse.ir.ops.value_range import bounds_of
-from qfuse.ir.ops.views import FusedLinear, QuantParams, dtype_of, shape_of
+from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.spec import Block, Granularity, ZeroPointDomain, dtype_name, dtype_range
 from qfuse.ir.refusal import Refusal

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from qfuse.ir.ops.fused_views import LayerNorm, RmsNorm
 from qfuse.ir.ops.norm_spec import NormSpec
+from qfuse.ir.ops.norms import LayerNorm, RmsNorm
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal

@@ -10,9 +10,10 @@ from torch.fx import Node
 
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.movement.glu_halves import TwoHalves, halves_of, uncast
+from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.epilogue import Act, Add, Cast, Glu, Mul, Round, Step
-from qfuse.ir.ops.fused_views import Activation
-from qfuse.ir.ops.views import FusedLinear, dtype_of, has_values, shape_of, tensor_of
+from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.views import dtype_of, has_values, shape_of, tensor_of
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import FLOATS, MOST_EXTRAS, MOST_STEPS

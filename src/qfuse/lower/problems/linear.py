@@ -12,7 +12,8 @@ from qfuse.cost import size_range
 from qfuse.cost.sizes import SizeRange
 from qfuse.ir.graph.stage_graph import SymbolRange, constant_of
 from qfuse.ir.ops.epilogue import Epilogue
-from qfuse.ir.ops.views import FusedLinear, shape_of
+from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.views import shape_of
 from qfuse.lower.problems.problem import Problem, Replaced
 from qfuse.lower.select.kernel import LINEAR, Claim, Span
 from qfuse.rewrite.prelude import Node

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from qfuse.ir.graph.stage_graph import SymbolRange
-from qfuse.ir.ops.fused_reference import Keep
-from qfuse.ir.ops.fused_views import Activation, as_activation
-from qfuse.ir.ops.views import FusedLinear, as_fused_linear, dtype_of, shape_of, tensor_of
+from qfuse.ir.ops.activation import Activation, as_activation
+from qfuse.ir.ops.linear import FusedLinear, as_fused_linear
+from qfuse.ir.ops.output import Keep
+from qfuse.ir.ops.views import dtype_of, shape_of, tensor_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import is_row_major, same_shape

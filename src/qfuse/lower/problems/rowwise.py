@@ -14,8 +14,9 @@ from qfuse.cost.model import Plan
 from qfuse.cost.sizes import SizeRange
 from qfuse.cost.work import WorkRange
 from qfuse.ir.graph.stage_graph import SymbolRange
-from qfuse.ir.ops.fused_reference import Keep
-from qfuse.ir.ops.fused_views import Activation, LayerNorm, Output, RmsNorm
+from qfuse.ir.ops.activation import Activation
+from qfuse.ir.ops.norms import LayerNorm, RmsNorm
+from qfuse.ir.ops.output import Keep, Output
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.choose import Formula
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name

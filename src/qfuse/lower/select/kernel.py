@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from qfuse.cost.model import Plan
-from qfuse.ir.ops.fused_views import Activation, LayerNorm, RmsNorm
-from qfuse.ir.ops.views import FusedLinear
+from qfuse.ir.ops.activation import Activation
+from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.norms import LayerNorm, RmsNorm
 from qfuse.ir.refusal import Refusal
 from qfuse.rewrite.prelude import Node, Rewriter
 from qfuse.targets import Target

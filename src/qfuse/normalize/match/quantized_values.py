@@ -12,8 +12,9 @@ from qfuse.ir.dtypes import REALS, exact_integers
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.casts import cast_source
+from qfuse.ir.ops.qdq import as_quantize
 from qfuse.ir.ops.value_range import bounds_of
-from qfuse.ir.ops.views import as_quantize, dtype_of, node_of
+from qfuse.ir.ops.views import dtype_of, node_of
 from qfuse.ir.quant.element import Element, ScaleFormat
 from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, dtype_range
 from qfuse.ir.sizes import Size, same_shape
@@ -114,17 +115,6 @@ def stored_numbers(value: object) -> Stored | None:
     """Read ``value`` as quantized values that were cast, reshaped and shifted."""
     found = match(QUANTIZED, value) if isinstance(value, Node) else None
     return Stored.of(found) if isinstance(found, Match) else None
-
-
-def difference(node: Node) -> tuple[Node, Argument] | None:
-    """Return the two sides of a plain subtraction of a node or number from a node."""
-    if not is_call(node, aten.sub.Tensor):
-        return None
-    a = arguments(node)
-    left, right = a["self"], a["other"]
-    if not isinstance(left, Node) or a["alpha"] != 1 or isinstance(right, bool):
-        return None
-    return (left, right) if isinstance(right, (Node, int, float)) else None
 
 
 def integers_of(value: Node) -> Node | None:

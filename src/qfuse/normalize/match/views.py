@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.dtypes import REALS
 from qfuse.ir.graph.schema import is_call
-from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.view_ops import RESHAPES, SIZED_VIEWS
 from qfuse.ir.ops.views import dtype_of, node_of, shape_of, tensor_of
 from qfuse.ir.sizes import Size, same_shape, same_size
@@ -140,66 +137,6 @@ def reapply_path(rw: Rewriter, path: pattern.Path, y: Node, dtype: torch.dtype) 
     for view in path.of(ROW_VIEW):
         y = reapply_views(rw, view, y)
     return y
-
-
-@dataclass(frozen=True, slots=True)
-class Path:
-    """What stands between an operand and the op that a pattern is about.
-
-    Attributes:
-        base: The first node that is neither a view of rows nor a cast to one of ``REALS``.
-        views: The views, from ``base`` outward.
-        dtypes: The types of the casts, from ``base`` outward.
-        shared: A node from ``base`` to the operand that has another reader, if there is one.
-    """
-
-    base: Node
-    views: tuple[Node, ...]
-    dtypes: tuple[torch.dtype, ...]
-    shared: Node | None
-
-    def without_views(self) -> Path:
-        """Return the path of a value that has its views already."""
-        return replace(self, views=())
-
-    def restore(self, rw: Rewriter, y: Node, dtype: torch.dtype) -> Node:
-        """Give ``y``, which stands for ``base``, the type ``dtype``, and put the views back on."""
-        if dtype_of(y) != dtype:
-            y = rw.call(aten._to_copy.default, y, dtype=dtype)
-        for view in self.views:
-            y = reapply_views(rw, view, y)
-        return y
-
-
-def strip_views(value: object, *, casts: bool = True) -> Path | None:
-    """Look through views of rows and, if ``casts``, casts to real types or from int32 to int64.
-
-    A cast to float8 is no noise of rounding: it is what a model stores, and where it overflows.
-    """
-    if not isinstance(value, Node) or not isinstance(value.meta.get("val"), torch.Tensor):
-        return None
-    views: list[Node] = []
-    dtypes: list[torch.dtype] = []
-    shared: Node | None = None
-    node = value
-    for _ in range(_STEPS):
-        if len(node.users) > 1:
-            shared = node
-        source = rows_source(node)
-        if source is not None:
-            views.append(node)
-        elif casts and dtype_of(node) in REALS:
-            source = cast_source(node)
-            if source is not None:
-                dtypes.append(dtype_of(node))
-        elif casts and dtype_of(node) is torch.int64:
-            source = cast_source(node)
-            if source is not None and dtype_of(source) is not torch.int32:
-                source = None
-        if source is None:
-            break
-        node = source
-    return Path(node, tuple(reversed(views)), tuple(reversed(dtypes)), shared)
 
 
 def _axis(view: Node, rank: int) -> int:

@@ -12,7 +12,9 @@ from qfuse.cost.work import WorkRange
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.movement.base import Moved
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Dequantize, Quantize, QuantParams, as_dequantize, as_linear
+from qfuse.ir.ops.linear import as_linear
+from qfuse.ir.ops.qdq import Dequantize, Quantize, as_dequantize
+from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.optimize.match.memory_cost import passed
 from qfuse.optimize.match.move_qparams import QuantizedMover, moved_params

@@ -9,7 +9,8 @@ from qfuse.ir.dtypes import REALS, widens
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.casts import cast_source
-from qfuse.ir.ops.views import Dequantize, Quantize, dtype_of
+from qfuse.ir.ops.qdq import Dequantize, Quantize
+from qfuse.ir.ops.views import dtype_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.optimize.commute.base import Commutes, Crossing, given
 from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, aten

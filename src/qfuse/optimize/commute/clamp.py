@@ -12,7 +12,8 @@ from torch.fx.node import Argument
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Dequantize, Quantize, QuantParams, bits_equal, dtype_of, node_of
+from qfuse.ir.ops.qdq import Dequantize, Quantize
+from qfuse.ir.ops.views import QuantParams, bits_equal, dtype_of, node_of
 from qfuse.ir.quant.reference import quantize as quantize_reference
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
 from qfuse.optimize.commute.base import Commutes, Crossing, given, vanishes

@@ -11,15 +11,8 @@ from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.movement.base import Moved, Mover, TensorMover, move_levels
 from qfuse.ir.movement.slice import Select, Slice
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import (
-    Dequantize,
-    Quantize,
-    QuantParams,
-    dtype_of,
-    node_of,
-    shape_of,
-    tensor_of,
-)
+from qfuse.ir.ops.qdq import Dequantize, Quantize
+from qfuse.ir.ops.views import QuantParams, dtype_of, node_of, shape_of, tensor_of
 from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.spec import Block, QuantSpec, ZeroPointDomain
 from qfuse.ir.refusal import Refusal

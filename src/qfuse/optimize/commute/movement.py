@@ -16,16 +16,9 @@ from qfuse.ir.movement.gather import Gather, Index
 from qfuse.ir.movement.registry import MOVEMENT_OPS, SPLITS, movement_of
 from qfuse.ir.movement.slice import Select, Slice
 from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.qdq import Dequantize, Quantize, as_quantize
 from qfuse.ir.ops.view_ops import RESHAPES
-from qfuse.ir.ops.views import (
-    Dequantize,
-    Quantize,
-    QuantParams,
-    as_quantize,
-    bits_equal,
-    node_of,
-    shape_of,
-)
+from qfuse.ir.ops.views import QuantParams, bits_equal, node_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec, dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.optimize.commute.base import (

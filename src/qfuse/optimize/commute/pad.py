@@ -12,15 +12,8 @@ from torch.fx.node import Argument
 
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of, op_name
-from qfuse.ir.ops.views import (
-    Dequantize,
-    Quantize,
-    QuantParams,
-    bits_equal,
-    node_of,
-    shape_of,
-    tensor_of,
-)
+from qfuse.ir.ops.qdq import Dequantize, Quantize
+from qfuse.ir.ops.views import QuantParams, bits_equal, node_of, shape_of, tensor_of
 from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.reference import dequantize as dequantize_reference
 from qfuse.ir.quant.reference import quantize as quantize_reference

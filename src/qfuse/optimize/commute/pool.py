@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.movement.base import Moved, Mover, keep, squeezed, with_axis
-from qfuse.ir.ops.views import Dequantize, node_of, shape_of
+from qfuse.ir.ops.qdq import Dequantize
+from qfuse.ir.ops.views import node_of, shape_of
 from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.sizes import Size, is_positive

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.movement.registry import SPLITS, movement_of
-from qfuse.ir.ops.views import Dequantize, node_of
+from qfuse.ir.ops.qdq import Dequantize
+from qfuse.ir.ops.views import node_of
 from qfuse.optimize.commute.base import Commutes, Crossing, End, moved
 from qfuse.optimize.commute.movement import moved_down
 from qfuse.optimize.match.move_qparams import QuantizedMover

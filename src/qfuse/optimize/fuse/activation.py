@@ -3,36 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.fused_reference import Keep
-from qfuse.ir.ops.fused_views import Activation, Output
-from qfuse.ir.ops.views import Quantize, QuantParams, as_dequantize, as_quantize
-from qfuse.optimize.fuse.match_gated import Gated, gated
+from qfuse.ir.ops.activation import Activation
+from qfuse.ir.ops.linear import as_fused_linear
+from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.qdq import as_dequantize, as_quantize
+from qfuse.ir.ops.views import QuantParams
 from qfuse.optimize.fuse.quantized_output import (
     Kept,
     QuantizedResult,
     available,
     insertion_point,
+    quantized,
     quantized_result,
     replace_results,
     results_like,
 )
-from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
+from qfuse.patterns.gated import A_GATED, GATED, Gated
+from qfuse.rewrite.pattern import (
+    Capture,
+    Either,
+    Match,
+    PatternRule,
+    Read,
+    check,
+    guard,
+    let,
+    match,
+)
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, aten
 
-_MUL = torch.ops.aten.mul.Tensor
-_CAST = torch.ops.aten._to_copy.default
 _STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class FuseActivationQuantizeSite:
-    """An activation, perhaps times a gate, and the quantize that reads it.
+    """An activation, perhaps times a gate, and the quantize of its result.
 
     Attributes:
         fused: The op that both become; its node is the quantize.
@@ -49,7 +60,102 @@ class FuseActivationQuantizeSite:
     values: list[torch.Tensor]
 
 
-class FuseActivationQuantize(Rule[FuseActivationQuantizeSite]):
+_SITE = Capture[FuseActivationQuantizeSite]("site")
+
+
+def _site(gated: Gated, result: QuantizedResult) -> FuseActivationQuantizeSite | Miss:
+    y, params = result.quantize.x, result.quantize.params
+    own = Kept(Keep.FLOAT, y, frozenset(result.ends))
+    # Without steps the float result is what the op reads, and others read that as they did.
+    kept = (own,) if own.readers and gated.steps else ()
+    keep = frozenset(k.what for k in kept)
+    chosen = None if result.choose is None else (params.spec, result.choose.spec)
+    fused = Activation(
+        result.quantize.node,
+        *_edge(gated.x),
+        gated.epilogue,
+        gated.extras,
+        Output(params if chosen is None else None, chosen, keep),
+    )
+    args = fused.call_args()
+    point = insertion_point(result, kept, args)
+    if isinstance(point, Miss):
+        return point
+    values = results_like(fused.overload, args, result, kept)
+    if isinstance(values, Miss):
+        return values
+    return FuseActivationQuantizeSite(fused, result, kept, point, values)
+
+
+def _edge(x: Node) -> tuple[Node, QuantParams | None]:
+    """Return what the op reads instead of ``x``; an edge has scales of one level."""
+    dequantize = as_dequantize(x)
+    if dequantize is None or dequantize.params.outer_scale is not None:
+        return x, None
+    return dequantize.q, dequantize.params
+
+
+def _float_linear(node: Node) -> Gated | None:
+    """View a linear that gives a float, for which an op may choose the parameters."""
+    linear = as_fused_linear(node)
+    return None if linear is None or linear.out_params is not None else Gated(node)
+
+
+@guard(MissCode.PATTERN, "there is nothing to compute")
+def _is_work(quantize: Node) -> bool:
+    view = as_quantize(quantize)
+    result = None if view is None else quantized_result(view)
+    chooses = not isinstance(result, QuantizedResult) or result.choose is not None
+    return chooses or _product_of(quantize) is not None
+
+
+def _refuse_taken(quantize: Node) -> Miss | None:
+    product = _product_of(quantize)
+    if product is None:
+        return None
+    return Miss(MissCode.ORDER, product, "{} takes it along", op_name(product))
+
+
+def _product_of(node: Node) -> Node | None:
+    """Return the quantize of a product that takes this one along, as one of its steps."""
+    between = (ops.dequantize, aten.mul.Tensor, aten._to_copy.default)
+    last = node
+    for _ in range(_STEPS):
+        users = [each for each in last.users if not is_call(each, ops.choose_qparams)]
+        if len(users) != 1:
+            return None
+        (user,) = users
+        if is_call(user, ops.quantize):
+            return user if _takes(user, node) else None
+        if not is_call(user, *between):
+            return None
+        last = user
+    return None
+
+
+def _takes(quantize: Node, node: Node) -> bool:
+    """Whether the op of which ``quantize`` becomes a part computes ``node`` on the way."""
+    taken = match(_PRODUCTS, quantize)
+    if isinstance(taken, Miss):
+        return False
+    found, y = taken[GATED], taken[_SITE].result.quantize.x
+    ends, stack, seen = {found.x, *found.extras}, [y], {y}
+    while stack:
+        value = stack.pop()
+        if value is node:
+            return True
+        if value not in ends:
+            new = [source for source in value.all_input_nodes if source not in seen]
+            seen.update(new)
+            stack += new
+    return False
+
+
+_PRODUCTS = quantized(A_GATED).given(let(_SITE, _site))
+_LINEAR = Read[Gated](GATED.label, _float_linear, "linear").given(_is_work).core()
+
+
+class FuseActivationQuantize(PatternRule):
     """``quantize(act(g) * u)`` becomes ``qfuse.activation``, which reads ``g`` and ``u`` once.
 
     Before::
@@ -75,97 +181,15 @@ class FuseActivationQuantize(Rule[FuseActivationQuantizeSite]):
     """
 
     name = "fuse-activation-quantize"
-    anchors: ClassVar[tuple[OpOverload, ...]] = (ops.quantize,)
     exactness = Exactness.EXACT
-
-    def match(self, node: Node) -> FuseActivationQuantizeSite | Miss:
-        """Match a quantize of an activation."""
-        quantize = as_quantize(node)
-        assert quantize is not None, "the anchor is a quantize"
-        found = gated(quantize.x, node)
-        if isinstance(found, Miss):
-            return found
-        product = _product_of(node)
-        if product is not None:
-            text = "{} takes it along"
-            return Miss(MissCode.ORDER, product, text, op_name(product), progress=1)
-        result = quantized_result(quantize)
-        if isinstance(result, QuantizedResult) and not found.steps and result.choose is None:
-            return Miss(MissCode.PATTERN, node, "there is nothing to compute", progress=0)
-        return result if isinstance(result, Miss) else _site(found, result)
-
-    def rewrite(self, site: FuseActivationQuantizeSite, rw: Rewriter) -> None:
-        """Put the op where its results are first read, and let everybody read them."""
-        with rw.before(site.point):
-            args = available(site.fused.call_args(), site.point, rw)
-            node = rw.replay(ops.activation, args, {}, site.values)
-            replace_results(node, site.result, site.fused.output, site.kept, rw)
-
-
-def _site(found: Gated, result: QuantizedResult) -> FuseActivationQuantizeSite | Miss:
-    y, params = result.quantize.x, result.quantize.params
-    own = Kept(Keep.FLOAT, y, frozenset(result.ends))
-    # Without steps the float result is what the op reads, and others read that as they did.
-    kept = (own,) if own.readers and found.steps else ()
-    keep = frozenset(k.what for k in kept)
-    chosen = None if result.choose is None else (params.spec, result.choose.spec)
-    fused = Activation(
-        result.quantize.node,
-        *_edge(found.x),
-        found.epilogue,
-        found.extras,
-        Output(params if chosen is None else None, chosen, keep),
+    pattern = quantized(Either(A_GATED, _LINEAR).given(check(_refuse_taken))).given(
+        let(_SITE, _site)
     )
-    args = fused.call_args()
-    point = insertion_point(result, kept, args)
-    if isinstance(point, Miss):
-        return point
-    values = results_like(ops.activation, args, result, kept)
-    if isinstance(values, Miss):
-        return values
-    return FuseActivationQuantizeSite(fused, result, kept, point, values)
 
-
-def _edge(x: Node) -> tuple[Node, QuantParams | None]:
-    """Return what the op reads instead of ``x``; an edge has scales of one level."""
-    dequantize = as_dequantize(x)
-    if dequantize is None or dequantize.params.outer_scale is not None:
-        return x, None
-    return dequantize.q, dequantize.params
-
-
-def _product_of(node: Node) -> Node | None:
-    """Return the quantize of a product that takes this one along, as one of its steps."""
-    between = (ops.dequantize, _MUL, _CAST)
-    last = node
-    for _ in range(_STEPS):
-        readers = [user for user in last.users if not is_call(user, ops.choose_qparams)]
-        if len(readers) != 1:
-            return None
-        (reader,) = readers
-        quantize = as_quantize(reader)
-        if quantize is not None:
-            return reader if _takes(quantize, node) else None
-        if not is_call(reader, *between):
-            return None
-        last = reader
-    return None
-
-
-def _takes(quantize: Quantize, node: Node) -> bool:
-    """Whether the op of which ``quantize`` becomes a part computes ``node`` on the way."""
-    found, result = gated(quantize.x, quantize.node), quantized_result(quantize)
-    if isinstance(found, Miss) or isinstance(result, Miss):
-        return False
-    if isinstance(_site(found, result), Miss):
-        return False
-    ends, stack, seen = {found.x, *found.extras}, [quantize.x], {quantize.x}
-    while stack:
-        value = stack.pop()
-        if value is node:
-            return True
-        if value not in ends:
-            new = [source for source in value.all_input_nodes if source not in seen]
-            seen.update(new)
-            stack += new
-    return False
+    def rewrite(self, site: Match, rw: Rewriter) -> None:
+        """Put the op in front of the first user of its results."""
+        found = site[_SITE]
+        with rw.before(found.point):
+            args = available(found.fused.call_args(), found.point, rw)
+            node = rw.replay(found.fused.overload, args, {}, found.values)
+            replace_results(node, found.result, found.fused.output, found.kept, rw)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qfuse.ir.graph.stage_graph import op_name
-from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.epilogue import Step
-from qfuse.ir.ops.views import FusedLinear, as_fused_linear, tensor_of
+from qfuse.ir.ops.linear import FusedLinear, as_fused_linear
+from qfuse.ir.ops.views import tensor_of
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter
 
 
@@ -44,4 +44,4 @@ def replace_by(fused: FusedLinear, old: Node, rw: Rewriter) -> None:
 
     Inferring it would run the reference, which takes as long as all the rest of a rewrite.
     """
-    rw.replace(old, rw.replay(ops.linear, fused.call_args(), {}, tensor_of(old)))
+    rw.replace(old, rw.replay(fused.overload, fused.call_args(), {}, tensor_of(old)))

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-
 from qfuse.ir.movement.glu_halves import halves_of, uncast
-from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.epilogue import Mul
-from qfuse.ir.ops.fused_views import Activation, Output
-from qfuse.ir.ops.views import as_fused_linear, tensor_of
+from qfuse.ir.ops.linear import as_fused_linear
+from qfuse.ir.ops.output import Output
+from qfuse.ir.ops.views import tensor_of
 from qfuse.ir.sizes import is_row_major
-from qfuse.optimize.fuse.match_gated import Gated, gated
-from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
+from qfuse.patterns.gated import A_PRODUCT, GATED, Gated
+from qfuse.rewrite.pattern import Match, PatternRule, guard
+from qfuse.rewrite.prelude import Exactness, MissCode, Node, Rewriter
 
 
-@dataclass(frozen=True, slots=True)
-class FuseGateSite:
-    """A product of the halves of a linear, as the op that it becomes."""
+@guard(MissCode.PATTERN, "its factors are no halves of one quantized linear")
+def _has_halves(gated: Gated) -> bool:
+    whole = _whole(gated)
+    linear = None if whole is None else as_fused_linear(whole)
+    return linear is not None and linear.out_params is None and bool(gated.steps)
 
-    node: Node
-    fused: Activation
+
+@guard(MissCode.SHAPE, "the product lies in memory in another order than rows")
+def _is_row_major(node: Node, gated: Gated) -> bool:
+    whole = _whole(gated)
+    return whole is not None and is_row_major(tensor_of(node)) and is_row_major(tensor_of(whole))
 
 
-class FuseGate(Rule[FuseGateSite]):
+def _whole(found: Gated) -> Node | None:
+    """Return the value whose two halves are multiplied, if that is what is computed."""
+    for step in found.steps:
+        if isinstance(step, Mul):
+            halves = halves_of(found.x, uncast(found.extras[step.index])[1])
+            return None if halves is None else halves.source
+    # The step says that it multiplies halves, or there are none.
+    return found.x
+
+
+class FuseGate(PatternRule):
     """``act(g) * u`` of the halves of a fused linear becomes ``qfuse.activation``.
 
     Before::
@@ -47,36 +59,12 @@ class FuseGate(Rule[FuseGateSite]):
     """
 
     name = "fuse-gate"
-    anchors: ClassVar[tuple[OpOverload, ...]] = (torch.ops.aten.mul.Tensor,)
     exactness = Exactness.EXACT
+    pattern = A_PRODUCT.given(_has_halves, _is_row_major)
 
-    def match(self, node: Node) -> FuseGateSite | Miss:
-        """Match a product of which one factor is an activation."""
-        found = gated(node, node)
-        if isinstance(found, Miss):
-            return found
-        whole = _whole(found)
-        linear = None if whole is None else as_fused_linear(whole)
-        if linear is None or linear.out_params is not None or not found.steps:
-            text = "its factors are no halves of one quantized linear"
-            return Miss(MissCode.PATTERN, node, text, progress=1)
-        if not is_row_major(tensor_of(node)) or not is_row_major(tensor_of(linear.node)):
-            text = "the product lies in memory in another order than rows"
-            return Miss(MissCode.SHAPE, node, text, progress=3)
-        own = (found.x, None, found.epilogue, found.extras, Output())
-        return FuseGateSite(node, Activation(node, *own))
-
-    def rewrite(self, site: FuseGateSite, rw: Rewriter) -> None:
+    def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Put the op where the product stood."""
-        call = rw.replay(ops.activation, site.fused.call_args(), {}, [tensor_of(site.node)])
-        rw.replace(site.node, rw.item(call, 0))
-
-
-def _whole(found: Gated) -> Node | None:
-    """Return the value whose two halves are multiplied, if that is what is computed."""
-    for step in found.steps:
-        if isinstance(step, Mul):
-            halves = halves_of(found.x, uncast(found.extras[step.index])[1])
-            return None if halves is None else halves.source
-    # The step says that it multiplies halves, or there are none.
-    return found.x
+        node, found = site.node, site[GATED]
+        fused = Activation(node, found.x, None, found.epilogue, found.extras, Output())
+        call = rw.replay(fused.overload, fused.call_args(), {}, [tensor_of(node)])
+        rw.replace(node, rw.item(call, 0))

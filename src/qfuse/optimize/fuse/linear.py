@@ -9,15 +9,9 @@ import torch
 
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.epilogue import Epilogue
-from qfuse.ir.ops.views import (
-    Dequantize,
-    FusedLinear,
-    Linear,
-    as_dequantize,
-    as_linear,
-    dtype_of,
-    shape_of,
-)
+from qfuse.ir.ops.linear import FusedLinear, Linear, as_linear
+from qfuse.ir.ops.qdq import Dequantize, as_dequantize
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.optimize.fuse.epilogue import replace_by
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
 

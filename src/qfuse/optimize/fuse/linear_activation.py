@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qfuse.ir.ops.epilogue import Act
-from qfuse.ir.ops.views import FusedLinear
+from qfuse.ir.ops.linear import FusedLinear
 from qfuse.optimize.fuse.epilogue import append_step, open_linear
-from qfuse.optimize.match.activations import ACTIVATION_OPS, activated, activation_of
+from qfuse.patterns.activations import ACTIVATION_OPS, activated, activation_of
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
 
 

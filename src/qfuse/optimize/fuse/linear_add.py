@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 
 from qfuse.ir.ops.epilogue import Add
-from qfuse.ir.ops.views import FusedLinear, dtype_of, shape_of
+from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.sizes import same_shape
 from qfuse.optimize.fuse.epilogue import append_step, open_linear
 from qfuse.rewrite.prelude import (

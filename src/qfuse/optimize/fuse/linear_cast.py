@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 
 from qfuse.ir.ops.epilogue import Cast
-from qfuse.ir.ops.views import FusedLinear
+from qfuse.ir.ops.linear import FusedLinear
 from qfuse.optimize.fuse.epilogue import append_step, open_linear
-from qfuse.optimize.match.casts import besides_dtype
+from qfuse.patterns.casts import besides_dtype
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,

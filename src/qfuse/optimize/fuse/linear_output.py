@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import FusedLinear, Quantize, as_quantize
+from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.qdq import Quantize, as_quantize
 from qfuse.optimize.fuse.epilogue import open_linear, replace_by
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
 

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
-from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import op_name
-from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.fused_reference import Keep
-from qfuse.ir.ops.fused_views import FusedNorm, LayerNorm, Output, RmsNorm
-from qfuse.ir.ops.views import as_quantize, shape_of
+from qfuse.ir.ops.norms import FusedNorm, LayerNorm, RmsNorm
+from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.views import shape_of
 from qfuse.ir.sizes import same_shape
-from qfuse.optimize.fuse.match_norm import Norm, norm_of
-from qfuse.optimize.fuse.match_norm_parts import operands
 from qfuse.optimize.fuse.quantized_output import (
     Kept,
     QuantizedResult,
     available,
     insertion_point,
-    quantized_result,
+    quantized,
     replace_results,
     results_like,
 )
-from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
-
-_ADD = torch.ops.aten.add.Tensor
+from qfuse.patterns.norm import A_NORM, Norm
+from qfuse.patterns.statistics import X
+from qfuse.rewrite.pattern import Capture, Match, PatternRule, V, check, let, match
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +33,7 @@ class FuseNormQuantizeSite:
     Attributes:
         fused: The op that both become; its node is the quantize.
         result: The quantize, and the choice of its parameters.
-        kept: What others read too, in the order of the results.
+        kept: What has other users too, in the order of the results.
         point: Where the op goes.
         values: Its (fake) results.
     """
@@ -49,79 +45,50 @@ class FuseNormQuantizeSite:
     values: list[torch.Tensor]
 
 
-class FuseNormQuantize(Rule[FuseNormQuantizeSite]):
-    """``quantize(norm(x + r))`` becomes one op, for RMS and layer norms in all their spellings.
-
-    Before::
-
-        x, r -> add -> pow -> mean -> add -> rsqrt --.
-                 `--------------------------------> mul -> mul -> (choose_qparams) -> quantize
-
-    After::
-
-        x, r, weight -> qfuse.rms_norm -> stored numbers (, scale, zero point, result, sum)
-
-    What others read too, of the result and of the sum, the op gives besides. The spelling travels
-    as a :class:`~qfuse.ir.ops.norm_spec.NormSpec`, so that it gives the same bits.
-
-    Refuses: a norm that is spelled in a way that no spec says; a part of the norm that others read;
-    parameters that are computed from the norm otherwise than by a choice for it; operands that are
-    computed only after somebody has read what the op gives; strides that would change.
-    """
-
-    name = "fuse-norm-quantize"
-    anchors: ClassVar[tuple[OpOverload, ...]] = (ops.quantize,)
-    exactness = Exactness.EXACT
-
-    def match(self, node: Node) -> FuseNormQuantizeSite | Miss:
-        """Match a quantize of a norm."""
-        quantize = as_quantize(node)
-        assert quantize is not None, "the anchor is a quantize"
-        norm = norm_of(quantize.x)
-        if isinstance(norm, Miss):
-            return norm
-        result = quantized_result(quantize)
-        if isinstance(result, Miss):
-            return result
-        shared = _refuse_shared(norm)
-        if shared is not None:
-            return shared
-        plain = _site(norm, result, None)
-        added = _summands(norm.x)
-        if added is None:
-            return plain
-        # The sum may be read before other operands are there; then it stays where it is.
-        site = _site(norm, result, added)
-        return plain if isinstance(site, Miss) else site
-
-    def rewrite(self, site: FuseNormQuantizeSite, rw: Rewriter) -> None:
-        """Put the op where its results are first read, and let everybody read them."""
-        op = ops.rms_norm if isinstance(site.fused, RmsNorm) else ops.layer_norm
-        with rw.before(site.point):
-            args = available(site.fused.call_args(), site.point, rw)
-            node = rw.replay(op, args, {}, site.values)
-            replace_results(node, site.result, site.fused.output, site.kept, rw)
+_SITE = Capture[FuseNormQuantizeSite]("site")
+_RESIDUAL = V("residual", X.dtypes)
+_SUM = X + _RESIDUAL
 
 
-def _site(
+def _refuse_shared(norm: Norm) -> Miss | None:
+    dying = norm.dying()
+    for node in norm.inner:
+        others = sorted({op_name(user) for user in node.users if user not in dying})
+        if others:
+            text = "a part of the norm, {}, is also used by {}"
+            return Miss(MissCode.SHARED, node, text, op_name(node), ", ".join(others))
+    return None
+
+
+def _site(norm: Norm, result: QuantizedResult) -> FuseNormQuantizeSite | Miss:
+    plain, added = _site_of(norm, result, None), match(_SUM, norm.x)
+    if isinstance(added, Miss):
+        return plain
+    x, residual = added[X], added[_RESIDUAL]
+    if not same_shape(shape_of(x), shape_of(residual)):
+        return plain
+    # The sum may be used before other operands are there; then it stays where it is.
+    site = _site_of(norm, result, (x, residual))
+    return plain if isinstance(site, Miss) else site
+
+
+def _site_of(
     norm: Norm, result: QuantizedResult, added: tuple[Node, Node] | None
 ) -> FuseNormQuantizeSite | Miss:
     kept = _kept(norm, result, added)
-    output = result.block(frozenset(k.what for k in kept))
-    fused = _fused(norm, result, added, output)
+    fused = _fused(norm, result, added, result.block(frozenset(k.what for k in kept)))
     args = fused.call_args()
     point = insertion_point(result, kept, args)
     if isinstance(point, Miss):
         return point
-    op = ops.rms_norm if isinstance(fused, RmsNorm) else ops.layer_norm
-    values = results_like(op, args, result, kept)
+    values = results_like(fused.overload, args, result, kept)
     if isinstance(values, Miss):
         return values
     return FuseNormQuantizeSite(fused, result, kept, point, values)
 
 
 def _kept(norm: Norm, result: QuantizedResult, added: tuple[Node, Node] | None) -> tuple[Kept, ...]:
-    """Return what others read too, in the order of the output block."""
+    """Return what has other users too, in the order of the output block."""
     possible = [Kept(Keep.FLOAT, norm.node, frozenset(result.ends))]
     if added is not None:
         possible.append(Kept(Keep.SUM, norm.x, norm.dying()))
@@ -138,20 +105,34 @@ def _fused(
     return RmsNorm(node, x, residual, norm.weight, norm.spec, output)
 
 
-def _summands(x: Node) -> tuple[Node, Node] | None:
-    """Return the summands of a residual sum: neither is scaled or broadcast."""
-    if not is_call(x, _ADD) or not operands(x):
-        return None
-    left, right = operands(x)[0]
-    return (left, right) if same_shape(shape_of(left), shape_of(right)) else None
+class FuseNormQuantize(PatternRule):
+    """``quantize(norm(x + r))`` becomes one op, for RMS and layer norms in all their spellings.
 
+    Before::
 
-def _refuse_shared(norm: Norm) -> Miss | None:
-    dying = norm.dying()
-    for node in norm.inner:
-        others = sorted({op_name(user) for user in node.users if user not in dying})
-        if others:
-            text = "a part of the norm, {}, is also read by {}"
-            told = op_name(node), ", ".join(others)
-            return Miss(MissCode.SHARED, node, text, *told, progress=4)
-    return None
+        x, r -> add -> pow -> mean -> add -> rsqrt --.
+                 `--------------------------------> mul -> mul -> (choose_qparams) -> quantize
+
+    After::
+
+        x, r, weight -> qfuse.rms_norm -> quantized values (, scale, zero point, result, sum)
+
+    The op gives the float result and the sum as well where they have other users. The spelling
+    travels as a :class:`~qfuse.ir.ops.norm_spec.NormSpec`, so that it gives the same bits.
+
+    Refuses: a norm that is spelled in a way that no spec says; a part of the norm with other users;
+    parameters that are computed from the norm otherwise than by a choice for it; operands that are
+    computed only after the first user of what the op gives; strides that would change.
+    """
+
+    name = "fuse-norm-quantize"
+    exactness = Exactness.EXACT
+    pattern = quantized(A_NORM).given(check(_refuse_shared), let(_SITE, _site))
+
+    def rewrite(self, site: Match, rw: Rewriter) -> None:
+        """Put the op in front of the first user of its results."""
+        found = site[_SITE]
+        with rw.before(found.point):
+            args = available(found.fused.call_args(), found.point, rw)
+            node = rw.replay(found.fused.overload, args, {}, found.values)
+            replace_results(node, found.result, found.fused.output, found.kept, rw)

@@ -9,15 +9,16 @@ import torch
 from torch.fx.node import Argument, map_arg
 
 from qfuse.ir.graph.stage_graph import constant_of
-from qfuse.ir.ops.fused_reference import Keep
-from qfuse.ir.ops.fused_views import Output, result_of
-from qfuse.ir.ops.views import Choose, Quantize, as_choose, shape_of, tensor_of
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.qdq import Choose, Quantize, as_choose, as_quantize
+from qfuse.ir.ops.views import result_of, shape_of, tensor_of
 from qfuse.ir.quant.block import block_text, covers
 from qfuse.ir.quant.choose import fixed_zero_point
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.spec import ZeroPointDomain, dtype_name, stored_name
-from qfuse.ir.sizes import is_row_major
-from qfuse.optimize.match.move_qparams import same_strides
+from qfuse.ir.sizes import is_row_major, same_strides
+from qfuse.rewrite.pattern import ANY, Capture, Pattern, let, op
 from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, Rewriter
 
 
@@ -67,6 +68,22 @@ class Kept:
         return [user for user in self.node.users if user not in self.dying]
 
 
+RESULT = Capture[QuantizedResult]("result")
+QUANTIZE = Capture[Node]("quantize")
+
+
+def quantized(x: Pattern) -> Pattern:
+    """Return the pattern of a quantize of ``x``, which captures ``QUANTIZE`` and ``RESULT``."""
+    call = op(ops.quantize, x, ANY, ANY, ANY, ANY).named(QUANTIZE.label)
+    return call.given(let(RESULT, _quantized_result))
+
+
+def _quantized_result(node: Node) -> QuantizedResult | Miss:
+    quantize = as_quantize(node)
+    assert quantize is not None, "the pattern says so"
+    return quantized_result(quantize)
+
+
 def quantized_result(quantize: Quantize) -> QuantizedResult | Miss:
     """Tell whether the parameters of a quantize are chosen for its own input.
 
@@ -76,7 +93,7 @@ def quantized_result(quantize: Quantize) -> QuantizedResult | Miss:
     params = quantize.params
     if params.outer_scale is not None:
         text = "its scales have a second level, and a fused op gives one"
-        return Miss(MissCode.GRANULARITY, quantize.node, text, progress=4)
+        return Miss(MissCode.GRANULARITY, quantize.node, text)
     scale = result_of(params.scale)
     choose = None if scale is None or scale[1] != 0 else as_choose(scale[0])
     if choose is None or choose.x is not quantize.x:
@@ -90,26 +107,26 @@ def _refuse_choice(quantize: Quantize, choose: Choose) -> Miss | None:
     node, spec, chosen = quantize.node, params.spec, choose.spec
     if chosen.outer or choose.outer_scale is not None:
         text = "its scales are chosen relative to a second level, and a fused op chooses one"
-        return Miss(MissCode.GRANULARITY, node, text, progress=4)
+        return Miss(MissCode.GRANULARITY, node, text)
     pairs = zip(spec.block, chosen.block, shape_of(quantize.x), strict=True)
     if not all(a == b or (covers(a, size) and covers(b, size)) for a, b, size in pairs):
         text = "parameters are chosen in blocks of {} and used in blocks of {}"
         told = block_text(chosen.block), spec.block_text()
-        return Miss(MissCode.GRANULARITY, node, text, *told, progress=4)
+        return Miss(MissCode.GRANULARITY, node, text, *told)
     if (spec.dtype, spec.element) != (chosen.dtype, chosen.element):
         text = "parameters that are chosen for {} are used for {}"
         kinds = (chosen.dtype, chosen.element), (spec.dtype, spec.element)
-        return Miss(MissCode.DTYPE, node, text, *(stored_name(*k) for k in kinds), progress=4)
+        return Miss(MissCode.DTYPE, node, text, *(stored_name(*k) for k in kinds))
     if not _is_format_of(chosen.scale_dtype, spec.scale_format):
         text = "scales that are chosen in {} are read as {}"
         told = dtype_name(chosen.scale_dtype), spec.scale_format
-        return Miss(MissCode.DTYPE, node, text, *told, progress=4)
+        return Miss(MissCode.DTYPE, node, text, *told)
     zero = params.zero_point
     own = zero is not None and result_of(zero) == (choose.node, 1)
     always_zero = fixed_zero_point(chosen) == 0
     if spec.domain is ZeroPointDomain.FLOAT_OFFSET or not (own or (zero is None and always_zero)):
         text = "it does not use the zero point that is chosen with its scale"
-        return Miss(MissCode.ZERO_POINT, node, text, progress=4)
+        return Miss(MissCode.ZERO_POINT, node, text)
     return None
 
 
@@ -131,7 +148,7 @@ def insertion_point(
     for operand in _nodes(args):
         if not operand < point and constant_of(operand) is None:
             text = "%{} is computed only after %{} has read what the fused op gives"
-            return Miss(MissCode.ORDER, operand, text, operand.name, point.name, progress=4)
+            return Miss(MissCode.ORDER, operand, text, operand.name, point.name)
     return point
 
 
@@ -153,7 +170,7 @@ def results_like(
         if not same_strides(before, after):
             text = "the strides of a result would change from {} to {}"
             told = before.stride(), after.stride()
-            return Miss(MissCode.SHAPE, node, text, *told, progress=4)
+            return Miss(MissCode.SHAPE, node, text, *told)
     return list(new)
 
 

@@ -298,14 +298,6 @@ def movement_name(movement: Movement) -> str:
     )
 
 
-def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one shape have the same strides where there is a step to take."""
-    return all(
-        same_size(size, 1) or same_size(step, other)
-        for size, step, other in zip(a.shape, a.stride(), b.stride(), strict=True)
-    )
-
-
 def reads_any_strides(node: Node) -> bool:
     """Whether all readers take ``node`` whatever its strides are: views do not."""
     return all(is_call(user, *ops.CANONICAL, *ops.FUSED) for user in node.users)

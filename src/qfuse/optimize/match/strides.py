@@ -9,7 +9,8 @@ from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.ops.views import tensor_of
-from qfuse.optimize.match.move_qparams import GraphMover, reads_any_strides, same_strides
+from qfuse.ir.sizes import same_strides
+from qfuse.optimize.match.move_qparams import GraphMover, reads_any_strides
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
 
 

@@ -25,7 +25,8 @@ from qfuse.ir.graph.stage_graph import StageGraph
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.convolution import Convolution, as_convolution
-from qfuse.ir.ops.views import Dequantize, as_dequantize, dtype_of, shape_of
+from qfuse.ir.ops.qdq import Dequantize, as_dequantize
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.optimize.merge.concat_qparams import concat_bias
 from qfuse.optimize.merge.siblings import (
     Facets,

@@ -20,7 +20,9 @@ from qfuse.cost import (
 )
 from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.stage_graph import StageGraph
-from qfuse.ir.ops.views import as_dequantize, as_linear, dtype_of, shape_of
+from qfuse.ir.ops.linear import as_linear
+from qfuse.ir.ops.qdq import as_dequantize
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.optimize.merge.concat_qparams import concat_bias
 from qfuse.optimize.merge.siblings import (
     MergeSiblings,

@@ -15,7 +15,8 @@ from qfuse.ir.events import Fired
 from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.stage_graph import ASSUMED_META, StageGraph, constant_of, op_name, place_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Dequantize, as_dequantize, dtype_of, has_values, shape_of
+from qfuse.ir.ops.qdq import Dequantize, as_dequantize
+from qfuse.ir.ops.views import dtype_of, has_values, shape_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.optimize.match.strides import restride, stride_sensitive_user
 from qfuse.optimize.merge.concat_qparams import concat_params

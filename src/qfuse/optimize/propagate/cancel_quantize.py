@@ -11,15 +11,9 @@ from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.fused_views import stored_spec
-from qfuse.ir.ops.views import (
-    Dequantize,
-    Quantize,
-    QuantParams,
-    node_of,
-    shape_of,
-    tensor_of,
-)
+from qfuse.ir.ops.library import stored_spec
+from qfuse.ir.ops.qdq import Dequantize, Quantize
+from qfuse.ir.ops.views import QuantParams, node_of, shape_of, tensor_of
 from qfuse.ir.quant.block import same_grid
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.round_trip import RoundTripFailure, culprit

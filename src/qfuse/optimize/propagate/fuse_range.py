@@ -8,17 +8,8 @@ from typing import ClassVar
 
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import (
-    FusedLinear,
-    Quantize,
-    QuantParams,
-    Requantize,
-    as_fused_linear,
-    as_quantize,
-    as_requantize,
-    node_of,
-    tensor_of,
-)
+from qfuse.ir.ops.declare import Op
+from qfuse.ir.ops.views import node_of, tensor_of
 from qfuse.ir.quant.spec import QuantSpec, dtype_name, dtype_range
 from qfuse.optimize.match.strides import refuse_layout
 from qfuse.rewrite.prelude import (
@@ -39,7 +30,7 @@ class FuseRangeSite:
     """A clamp, the op that stores what it reads, and the range of the two."""
 
     node: Node
-    stores: Quantize | Requantize | FusedLinear
+    stores: Op
     spec: QuantSpec
 
 
@@ -68,8 +59,8 @@ class FuseRange(Rule[FuseRangeSite]):
         """Match a clamp of what one op stores."""
         a = arguments(node)
         source = node_of(a["self"])
-        stores = as_quantize(source) or as_requantize(source) or as_fused_linear(source)
-        params = None if stores is None else _stored_with(stores)
+        stores = ops.as_op(source)
+        params = None if stores is None else stores.result_params
         if stores is None or params is None:
             return Miss(MissCode.PATTERN, node, "it does not clamp stored numbers", progress=0)
         bounds = [a["min"], a["max"]]
@@ -90,25 +81,11 @@ class FuseRange(Rule[FuseRangeSite]):
 
     def rewrite(self, site: FuseRangeSite, rw: Rewriter) -> None:
         """Store to the smaller range at once."""
-        stores, kept = site.stores, tensor_of(site.stores.node)
-        old = _stored_with(stores)
-        assert old is not None, "the site stores numbers"
-        params = replace(old, spec=site.spec)
-        made: Node
-        match stores:
-            case Quantize():
-                made = rw.replay(ops.quantize, params.call_args(stores.x), {}, kept)
-            case Requantize():
-                grown = replace(stores, out_params=params)
-                made = rw.replay(ops.requantize, grown.call_args(), {}, kept)
-            case _:
-                linear = replace(stores, out_params=params)
-                made = rw.replay(ops.linear, linear.call_args(), {}, kept)
-        rw.replace(site.node, made)
-
-
-def _stored_with(stores: Quantize | Requantize | FusedLinear) -> QuantParams | None:
-    return stores.params if isinstance(stores, Quantize) else stores.out_params
+        params = site.stores.result_params
+        assert params is not None, "the site stores numbers"
+        made = site.stores.with_result_params(replace(params, spec=site.spec))
+        kept = tensor_of(site.stores.node)
+        rw.replace(site.node, rw.replay(made.overload, made.call_args(), {}, kept))
 
 
 def _cut(code: int, bounds: Sequence[object]) -> int:

@@ -8,7 +8,8 @@ from typing import ClassVar
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Requantize, tensor_of
+from qfuse.ir.ops.qdq import Requantize
+from qfuse.ir.ops.views import tensor_of
 from qfuse.optimize.propagate.qdq_pair import quantize_pair
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
 
@@ -60,4 +61,4 @@ class FuseRequantize(Rule[FuseRequantizeSite]):
     def rewrite(self, site: FuseRequantizeSite, rw: Rewriter) -> None:
         """Replace the quantize; the dequantize dies."""
         node = site.made.node
-        rw.replace(node, rw.replay(ops.requantize, site.made.call_args(), {}, tensor_of(node)))
+        rw.replace(node, rw.replay(site.made.overload, site.made.call_args(), {}, tensor_of(node)))

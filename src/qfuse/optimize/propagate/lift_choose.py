@@ -14,10 +14,11 @@ from qfuse.ir.movement.base import Moved, Movement
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.movement.reshape import Expand
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Choose, as_choose, shape_of
+from qfuse.ir.ops.qdq import Choose, as_choose
+from qfuse.ir.ops.views import shape_of
 from qfuse.ir.quant.block import block_text, same_grid
 from qfuse.ir.refusal import Refusal
-from qfuse.ir.sizes import is_positive
+from qfuse.ir.sizes import is_positive, same_strides
 from qfuse.optimize.match.move_qparams import (
     FakeMover,
     ParamMover,
@@ -26,7 +27,6 @@ from qfuse.optimize.match.move_qparams import (
     outer_steps,
     propagate_up,
     reads_any_strides,
-    same_strides,
 )
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
 

@@ -10,7 +10,8 @@ import torch
 
 from qfuse.cost.model import CostModel
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Quantize, as_quantize, tensor_of
+from qfuse.ir.ops.qdq import Quantize, as_quantize
+from qfuse.ir.ops.views import tensor_of
 from qfuse.optimize.commute.base import Crossing, unchanged
 from qfuse.optimize.commute.registry import COMMUTING, Families, commuting
 from qfuse.optimize.match.memory_cost import saved

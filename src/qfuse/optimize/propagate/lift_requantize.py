@@ -10,7 +10,8 @@ import torch
 from qfuse.ir.movement.base import Moved, Movement
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Requantize, as_requantize, tensor_of
+from qfuse.ir.ops.qdq import Requantize, as_requantize
+from qfuse.ir.ops.views import tensor_of
 from qfuse.optimize.match.move_qparams import (
     FakeMover,
     GraphMover,

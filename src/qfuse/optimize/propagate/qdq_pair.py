@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qfuse.ir.ops.views import Dequantize, Quantize, as_dequantize, as_quantize
+from qfuse.ir.ops.qdq import Dequantize, Quantize, as_dequantize, as_quantize
 from qfuse.rewrite.prelude import Miss, MissCode, Node
 
 

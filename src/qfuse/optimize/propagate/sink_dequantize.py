@@ -9,7 +9,8 @@ from typing import ClassVar
 from qfuse.cost.model import CostModel
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Dequantize, as_dequantize, tensor_of
+from qfuse.ir.ops.qdq import Dequantize, as_dequantize
+from qfuse.ir.ops.views import tensor_of
 from qfuse.optimize.commute.base import USERS, Commutes, Crossing
 from qfuse.optimize.commute.registry import COMMUTING, Families, commuting
 from qfuse.optimize.match.memory_cost import saved

@@ -15,8 +15,8 @@ from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.movement.slice import Slice
 from qfuse.ir.ops.views import node_of, shape_of, tensor_of
+from qfuse.ir.sizes import same_strides
 from qfuse.optimize.commute.join import Join, as_join
-from qfuse.optimize.match.move_qparams import same_strides
 from qfuse.optimize.match.strides import restride, stride_sensitive_user
 from qfuse.rewrite.prelude import (
     Exactness,

@@ -17,11 +17,12 @@ from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.movement.reshape import Copy, Expand, Permute, Squeeze, Unsqueeze, View
 from qfuse.ir.movement.slice import Select, Slice
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import as_quantize, shape_of
+from qfuse.ir.ops.qdq import as_quantize
+from qfuse.ir.ops.views import shape_of
 from qfuse.ir.sizes import same_shape, same_size
 from qfuse.optimize.commute.join import as_join
-from qfuse.optimize.match.activations import ACTIVATION_OPS
-from qfuse.optimize.match.casts import besides_dtype
+from qfuse.patterns.activations import ACTIVATION_OPS
+from qfuse.patterns.casts import besides_dtype
 from qfuse.rewrite.prelude import Node, OpOverload, arguments, aten
 
 POINTWISE: frozenset[OpOverload] = frozenset(

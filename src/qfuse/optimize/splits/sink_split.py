@@ -22,12 +22,14 @@ from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.movement.slice import Slice
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import as_dequantize, as_fused_linear, as_linear, dtype_of, tensor_of
-from qfuse.ir.sizes import Size, same_size
-from qfuse.optimize.match.activations import ACTIVATION_OPS
-from qfuse.optimize.match.move_qparams import copies, same_strides
+from qfuse.ir.ops.linear import as_fused_linear, as_linear
+from qfuse.ir.ops.qdq import as_dequantize
+from qfuse.ir.ops.views import dtype_of, tensor_of
+from qfuse.ir.sizes import Size, same_size, same_strides
+from qfuse.optimize.match.move_qparams import copies
 from qfuse.optimize.match.strides import restride, stride_sensitive_user
 from qfuse.optimize.splits.isomorphic_ops import IsomorphicOps, widen
+from qfuse.patterns.activations import ACTIVATION_OPS
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule, aten
 
 # What is done alike on more than this is not worth the search.

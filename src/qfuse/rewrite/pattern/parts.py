@@ -252,14 +252,26 @@ class Either(Pattern):
 
 
 class Maybe(Either):
-    """A call, or its operand alone where the call is not there."""
+    """A call, or its operand alone where the call is not there.
 
-    def __init__(self, call: Pattern, operand: Pattern) -> None:
-        super().__init__(call, operand)
+    Args:
+        call: The call.
+        operand: Its operand.
+        plain_first: Try the operand alone first.
+    """
+
+    def __init__(self, call: Pattern, operand: Pattern, *, plain_first: bool = False) -> None:
+        super().__init__(*((operand, call) if plain_first else (call, operand)))
+        self.call = call
+
+    @cached_property
+    def size(self) -> int:
+        """Number of parts; the operand is one of those of the call."""
+        return 1 + self.call.size
 
     def show(self, out: Writer) -> None:
         """Write the call with a question mark."""
-        out.part(self.alternatives[0])
+        out.part(self.call)
         out.put("?")
 
 

@@ -5,7 +5,14 @@ from collections.abc import Callable
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.aten_spellings import aten, codes, finish, golden, refusal, same_values
+from tests.support.sources.aten_spellings import (
+    assert_same_values,
+    aten,
+    codes,
+    finish,
+    golden,
+    refusal,
+)
 from torch.fx import Node
 from torch.fx.node import Argument
 
@@ -189,7 +196,7 @@ def test_integers_are_the_same(zero: str, sums: str, m: int) -> None:
     factors = (z, s) if isinstance(z, Node) else (s, z)
     y = b.call(aten.sub.Tensor, y, b.call(aten.mul.Tensor, *factors))
 
-    result = same_values(finish(b, y), inputs, IntMmShift(), exact=True)
+    result = assert_same_values(finish(b, y), inputs, IntMmShift(), exact=True)
 
     assert result.fired == ({} if sums == "float" else {"int-mm-shift": 1})
 
@@ -205,6 +212,6 @@ def test_the_unsigned_spelling_gives_the_signed_integers(m: int) -> None:
     sums = b.call(aten.sum.dim_IntList, w, (1,), dtype=torch.int32)
     y = b.call(aten.sub.Tensor, y, b.call(aten.mul.Tensor, sums, 128))
 
-    result = same_values(finish(b, y), [codes(m, K)], IntMmShift(), exact=True)
+    result = assert_same_values(finish(b, y), [codes(m, K)], IntMmShift(), exact=True)
 
     assert result.fired == {"int-mm-shift": 1}

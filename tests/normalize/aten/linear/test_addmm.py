@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.aten_spellings import aten, finish, golden, refusal, same_values, whole
+from tests.support.sources.aten_spellings import (
+    assert_same_values,
+    aten,
+    finish,
+    golden,
+    refusal,
+    whole,
+)
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import CapturedGraph
@@ -89,6 +96,8 @@ def test_refuses_two_activations() -> None:
 def test_values_are_the_same_bits(m: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     program = product(GraphBuilder(), torch.randn(shape).to(dtype), dtype)
 
-    result = same_values(program, [torch.randn(m, 8).to(dtype)], LINEAR_FROM["addmm"](), exact=True)
+    result = assert_same_values(
+        program, [torch.randn(m, 8).to(dtype)], LINEAR_FROM["addmm"](), exact=True
+    )
 
     assert result.fired == {"linear-from-addmm": 1}

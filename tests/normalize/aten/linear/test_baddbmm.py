@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.aten_spellings import aten, finish, golden, refusal, same_values, whole
+from tests.support.sources.aten_spellings import (
+    assert_same_values,
+    aten,
+    finish,
+    golden,
+    refusal,
+    whole,
+)
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import CapturedGraph
@@ -64,6 +71,6 @@ def test_values_agree(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         program = source(GraphBuilder(), make(*shape).to(dtype))
 
         inputs = [make(2, 5, 33).to(dtype)]
-        result = same_values(program, inputs, LINEAR_FROM["baddbmm"](), exact=exact)
+        result = assert_same_values(program, inputs, LINEAR_FROM["baddbmm"](), exact=exact)
 
         assert result.fired == {"linear-from-baddbmm": 1}

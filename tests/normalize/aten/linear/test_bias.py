@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.aten_spellings import aten, finish, golden, refusal, same_values, whole
+from tests.support.sources.aten_spellings import (
+    assert_same_values,
+    aten,
+    finish,
+    golden,
+    refusal,
+    whole,
+)
 from torch.fx import Node
 
 from qfuse.ir.events import MissCode
@@ -126,7 +133,7 @@ def test_values_agree(dtype: torch.dtype, n: int) -> None:
 
         inputs = [make(2, 5, 33).to(dtype)]
         # In bfloat16 a sum of whole numbers may still be rounded before the bias is added.
-        result = same_values(
+        result = assert_same_values(
             finish(b, y), inputs, FuseBias(), exact=exact and dtype is torch.float32
         )
 

@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.aten_spellings import aten, finish, golden, refusal, same_values, whole
+from tests.support.sources.aten_spellings import (
+    assert_same_values,
+    aten,
+    finish,
+    golden,
+    refusal,
+    whole,
+)
 
 from qfuse.ir.events import MissCode
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
@@ -83,6 +90,6 @@ def test_values_agree(dtype: torch.dtype, m: int) -> None:
         y = b.call(aten.bmm.default, x, b.call(aten.expand.default, w, (3, 33, 7)))
 
         inputs = [make(3, m, 33).to(dtype)]
-        result = same_values(finish(b, y), inputs, LINEAR_FROM["bmm"](), exact=exact)
+        result = assert_same_values(finish(b, y), inputs, LINEAR_FROM["bmm"](), exact=exact)
 
         assert result.fired == {"linear-from-bmm": 1}

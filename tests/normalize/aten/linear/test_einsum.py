@@ -5,7 +5,14 @@ from collections.abc import Callable
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.aten_spellings import aten, finish, golden, refusal, same_values, whole
+from tests.support.sources.aten_spellings import (
+    assert_same_values,
+    aten,
+    finish,
+    golden,
+    refusal,
+    whole,
+)
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import CapturedGraph
@@ -111,6 +118,6 @@ def test_values_agree(equation: str, dtype: torch.dtype) -> None:
         program = source(GraphBuilder(), equation, make, dtype)
 
         inputs = [make(2, 3, 33).to(dtype)]
-        result = same_values(program, inputs, LINEAR_FROM["einsum"](), exact=exact)
+        result = assert_same_values(program, inputs, LINEAR_FROM["einsum"](), exact=exact)
 
         assert result.fired == {"linear-from-einsum": 1}

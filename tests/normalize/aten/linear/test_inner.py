@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.aten_spellings import aten, finish, golden, refusal, same_values, whole
+from tests.support.sources.aten_spellings import (
+    assert_same_values,
+    aten,
+    finish,
+    golden,
+    refusal,
+    whole,
+)
 
 from qfuse.ir.events import MissCode
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
@@ -68,6 +75,6 @@ def test_values_agree(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         z = b.call(aten.tensordot.default, x, w, (-1,), (-1,))
 
         inputs = [make(*shape).to(dtype)]
-        result = same_values(finish(b, y, z), inputs, LINEAR_FROM["inner"](), exact=exact)
+        result = assert_same_values(finish(b, y, z), inputs, LINEAR_FROM["inner"](), exact=exact)
 
         assert result.fired == {"linear-from-inner": 2}

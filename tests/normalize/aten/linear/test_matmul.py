@@ -4,11 +4,11 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import (
+    assert_same_values,
     aten,
     finish,
     golden,
     refusal,
-    same_values,
     scales,
     whole,
 )
@@ -110,7 +110,7 @@ def test_values_are_the_same_bits(shape: tuple[int, ...], dtype: torch.dtype) ->
         outs.append(b.call(aten.matmul.default, b.const("v", torch.randn(5, 8).to(dtype)), x))
 
     inputs = [torch.randn(shape).to(dtype)]
-    result = same_values(finish(b, *outs), inputs, LINEAR_FROM["matmul"](), exact=True)
+    result = assert_same_values(finish(b, *outs), inputs, LINEAR_FROM["matmul"](), exact=True)
 
     assert result.fired == {"linear-from-matmul": len(outs)}
 
@@ -121,4 +121,4 @@ def test_a_transposed_activation_is_multiplied_row_by_row() -> None:
     x = b.call(aten.transpose.int, b.arg("x", torch.float32, 3, 2, 33), 0, 1)
     y = b.call(aten.matmul.default, x, b.const("w", whole(33, 5)))
 
-    same_values(finish(b, y), [whole(3, 2, 33)], LINEAR_FROM["matmul"](), exact=True)
+    assert_same_values(finish(b, y), [whole(3, 2, 33)], LINEAR_FROM["matmul"](), exact=True)

@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.aten_spellings import aten, finish, golden, refusal, same_values, whole
+from tests.support.sources.aten_spellings import (
+    assert_same_values,
+    aten,
+    finish,
+    golden,
+    refusal,
+    whole,
+)
 
 from qfuse.ir.events import MissCode
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
@@ -104,7 +111,7 @@ def test_values_are_the_same_bits(m: int, dtype: torch.dtype, transposed: bool) 
     w = b.const("w", torch.randn(4, 8, dtype=dtype) if transposed else torch.randn(8, 4).to(dtype))
     y = b.call(aten.mm.default, x, b.call(aten.t.default, w) if transposed else w)
 
-    result = same_values(
+    result = assert_same_values(
         finish(b, y), [torch.randn(m, 8).to(dtype)], LINEAR_FROM["mm"](), exact=True
     )
 
@@ -117,4 +124,4 @@ def test_sums_of_whole_numbers_are_exact() -> None:
     x = b.arg("x", torch.float32, 7, 33)
     y = b.call(aten.mm.default, x, b.const("w", whole(33, 5)))
 
-    same_values(finish(b, y), [whole(7, 33)], LINEAR_FROM["mm"](), exact=True)
+    assert_same_values(finish(b, y), [whole(7, 33)], LINEAR_FROM["mm"](), exact=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.aten_spellings import aten, finish, golden, refusal, same_values
+from tests.support.sources.aten_spellings import assert_same_values, aten, finish, golden, refusal
 
 from qfuse.ir.events import MissCode
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
@@ -42,6 +42,6 @@ def test_values_are_the_same_bits(dtype: torch.dtype) -> None:
     y = b.call(aten.mv.default, b.const("w", torch.randn(7, 33).to(dtype)), x)
 
     inputs = [torch.randn(33).to(dtype)]
-    result = same_values(finish(b, y), inputs, LINEAR_FROM["mv"](), exact=True)
+    result = assert_same_values(finish(b, y), inputs, LINEAR_FROM["mv"](), exact=True)
 
     assert result.fired == {"linear-from-mv": 1}

@@ -8,7 +8,7 @@ from tests.support.sources.aten_spellings import aten, finish
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.text import to_text
-from qfuse.ir.ops.views import as_linear
+from qfuse.ir.ops.linear import as_linear
 from qfuse.normalize.aten.linear.to_mm import SpellMm
 from qfuse.normalize.builtin import ATEN
 from qfuse.normalize.importers.dialect import rules_of

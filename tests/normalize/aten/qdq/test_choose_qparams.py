@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.aten_spellings import aten, calls, finish, golden, refusal, same_values
+from tests.support.sources.aten_spellings import (
+    assert_same_values,
+    aten,
+    calls,
+    finish,
+    golden,
+    refusal,
+)
 from tests.support.sources.dialects import hard_numbers
 from torch.fx import Interpreter, Node
 
@@ -82,7 +89,7 @@ def test_bits_are_those_of_the_chain(dtype: torch.dtype, changes: dict[str, Any]
     x = torch.randn(3, 4, K).to(dtype)
     x[0] = hard_numbers((4, K), dtype)
     x[1, 0], x[1, 1], x[1, 2] = 0.0, -0.0, -3.0
-    result = same_values(program, [x], QuantizeChain(), ChooseChain(), exact=True)
+    result = assert_same_values(program, [x], QuantizeChain(), ChooseChain(), exact=True)
     assert result.fired == {"quantize-chain": 1, "choose-chain": 1}
 
 

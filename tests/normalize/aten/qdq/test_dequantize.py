@@ -6,12 +6,12 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import (
+    assert_same_values,
     aten,
     codes,
     finish,
     golden,
     refusal,
-    same_values,
     scales,
 )
 from torch.fx import Node
@@ -245,7 +245,7 @@ def test_values_are_the_same_bits(
         w = b.call(aten.sub.Tensor, w, b.const("z", torch.tensor(121)))
     program = finish(b, b.call(aten.mul.Tensor, w, SCALES[spelling](b)))
 
-    result = same_values(program, [], DequantizeChain(), exact=True)
+    result = assert_same_values(program, [], DequantizeChain(), exact=True)
 
     assert result.fired == {"dequantize-chain": 1}
 
@@ -259,6 +259,6 @@ def test_values_of_float8_are_the_same_bits(stored: torch.dtype, dtype: torch.dt
     w = cast(b, b.const("q", q), dtype)
     program = finish(b, b.call(aten.mul.Tensor, w, b.const("s", scales(16, 1).to(dtype))))
 
-    result = same_values(program, [], DequantizeChain(), exact=True)
+    result = assert_same_values(program, [], DequantizeChain(), exact=True)
 
     assert result.fired == {"dequantize-chain": 1}

@@ -11,11 +11,11 @@ from tests.support.sources.dialects import (
     FLOATS,
     SEEDS,
     Source,
+    assert_same_bits,
     codes,
     fired,
     only_miss,
     ops_of,
-    same_bits,
     scales,
 )
 
@@ -65,7 +65,7 @@ def test_values_have_the_bits_of_two_steps(data: st.DataObject) -> None:
     q, s = source.arg(codes((5, 33), torch.int8)), source.b.const("s", scales((5, 1)))
     zero = source.b.const("z", torch.randint(-128, 128, (5, 1)))
     y = source.b.call(ops.dequantize, q, s, zero, str(spec))
-    program = same_bits(source, source.b.call(cast, y, dtype=last), dialects=(CASTS,))
+    program = assert_same_bits(source, source.b.call(cast, y, dtype=last), dialects=(CASTS,))
 
     one_step = torch.promote_types(compute, real) == real
     assert (ops_of(program, "aten") == []) == one_step
@@ -76,7 +76,9 @@ def test_refuses_a_second_rounding() -> None:
     q, s = source.arg(codes((5, 8), torch.int8)), source.b.const("s", scales((5, 1)))
     spec = replace(SPEC, real=torch.bfloat16)
     y = source.b.call(ops.dequantize, q, s, None, str(spec))
-    program = same_bits(source, source.b.call(cast, y, dtype=torch.float16), dialects=(CASTS,))
+    program = assert_same_bits(
+        source, source.b.call(cast, y, dtype=torch.float16), dialects=(CASTS,)
+    )
 
     miss = only_miss(program)
     assert (miss.code, miss.at.node) == (MissCode.ARITHMETIC, y.name)
@@ -87,7 +89,7 @@ def test_refuses_a_cast_to_integers() -> None:
     source = Source()
     q, s = source.arg(codes((5, 8), torch.int8)), source.b.const("s", scales((5, 1)))
     y = source.b.call(ops.dequantize, q, s, None, str(SPEC))
-    program = same_bits(source, source.b.call(cast, y, dtype=torch.int32), dialects=(CASTS,))
+    program = assert_same_bits(source, source.b.call(cast, y, dtype=torch.int32), dialects=(CASTS,))
 
     assert only_miss(program).code is MissCode.DTYPE
 
@@ -99,6 +101,6 @@ def test_refuses_a_cast_that_also_moves() -> None:
     spec = SPEC.with_block((None,) * 4)
     y = source.b.call(ops.dequantize, q, s, None, str(spec))
     moved = source.b.call(cast, y, dtype=torch.bfloat16, memory_format=torch.channels_last)
-    program = same_bits(source, moved, dialects=(CASTS,))
+    program = assert_same_bits(source, moved, dialects=(CASTS,))
 
     assert fired(program) == []

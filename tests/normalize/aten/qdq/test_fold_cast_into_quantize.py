@@ -11,11 +11,11 @@ from tests.support.sources.dialects import (
     FLOATS,
     SEEDS,
     Source,
+    assert_same_bits,
     fired,
     hard_numbers,
     only_miss,
     ops_of,
-    same_bits,
     scales,
 )
 
@@ -76,7 +76,7 @@ def test_values_have_the_bits_of_two_steps(data: st.DataObject) -> None:
     zero = source.b.const("z", torch.randint(-128, 128, (5, 1)))
     wide = source.b.call(cast, x, dtype=real)
     q = source.b.call(ops.quantize, wide, s, zero, str(spec))
-    program = same_bits(source, q, dialects=(CASTS,))
+    program = assert_same_bits(source, q, dialects=(CASTS,))
 
     exact = torch.promote_types(first, real) == real
     assert (ops_of(program, "aten") == []) == exact
@@ -88,7 +88,7 @@ def test_refuses_a_cast_that_rounds() -> None:
     low = source.b.call(cast, x, dtype=torch.bfloat16)
     q = source.b.call(ops.quantize, low, s, None, str(replace(SPEC, real=torch.bfloat16)))
 
-    miss = only_miss(same_bits(source, q, dialects=(CASTS,)))
+    miss = only_miss(assert_same_bits(source, q, dialects=(CASTS,)))
     assert (miss.code, miss.at.node) == (MissCode.DTYPE, low.name)
 
 
@@ -98,7 +98,7 @@ def test_refuses_a_cast_of_integers() -> None:
     s = source.b.const("s", scales((5, 1)))
     q = source.b.call(ops.quantize, source.b.call(cast, x, dtype=torch.float32), s, None, str(SPEC))
 
-    assert only_miss(same_bits(source, q, dialects=(CASTS,))).code is MissCode.DTYPE
+    assert only_miss(assert_same_bits(source, q, dialects=(CASTS,))).code is MissCode.DTYPE
 
 
 def test_refuses_a_tensor_that_the_scale_is_chosen_from() -> None:
@@ -109,5 +109,5 @@ def test_refuses_a_tensor_that_the_scale_is_chosen_from() -> None:
     pair = source.b.call(ops.choose_qparams, wide, choose)
     q = source.b.call(ops.quantize, wide, source.b.item(pair, 0), None, str(SPEC))
 
-    miss = only_miss(same_bits(source, q, dialects=(CASTS,)))
+    miss = only_miss(assert_same_bits(source, q, dialects=(CASTS,)))
     assert (miss.code, miss.at.node) == (MissCode.SHARED, wide.name)

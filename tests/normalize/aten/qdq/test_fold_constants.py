@@ -4,12 +4,12 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import (
+    assert_same_values,
     aten,
     codes,
     finish,
     golden,
     refusal,
-    same_values,
     scales,
 )
 
@@ -107,6 +107,6 @@ def test_values_are_the_same_bits() -> None:
 
     mixed = b.call(aten.bitwise_xor.Scalar, rows, 85)
     outs = [b.call(ops.dequantize, n, scale, None, SPEC) for n in (q, rows, mixed)]
-    result = same_values(finish(b, *outs), [], FoldStored(), exact=True)
+    result = assert_same_values(finish(b, *outs), [], FoldStored(), exact=True)
 
     assert result.fired == {"fold-stored": 3}

@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.aten_spellings import aten, finish, golden, refusal, same_values, scales
+from tests.support.sources.aten_spellings import (
+    assert_same_values,
+    aten,
+    finish,
+    golden,
+    refusal,
+    scales,
+)
 from tests.support.sources.dialects import hard_numbers
 from torch.fx import Node
 from torch.fx.node import Argument
@@ -240,7 +247,7 @@ def test_values_are_the_same_bits(
         y = scaled(b, b.arg("x", dtype, "m", K), spelling, scale)
         program = finish(b, codes_of(b, y, zero, (-127, 126), order=order))
 
-        result = same_values(
+        result = assert_same_values(
             program, [x.nan_to_num().clamp(-1e4, 1e4)], QuantizeChain(), exact=True
         )
 
@@ -257,6 +264,6 @@ def test_zero_points_per_block_are_the_same_bits(grid: tuple[int, int]) -> None:
     program = finish(b, codes_of(b, y, zero, (0, 255), torch.uint8))
 
     inputs = [hard_numbers((6, K), torch.float32, scale).nan_to_num().clamp(-1e4, 1e4)]
-    result = same_values(program, inputs, QuantizeChain(), exact=True)
+    result = assert_same_values(program, inputs, QuantizeChain(), exact=True)
 
     assert result.fired == {"quantize-chain": 1}

@@ -4,12 +4,12 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import (
+    assert_same_values,
     aten,
     codes,
     finish,
     golden,
     refusal,
-    same_values,
     scales,
 )
 from torch.fx import Node
@@ -109,6 +109,6 @@ def test_values_are_the_same_bits(block: str, grid: tuple[int, ...], zero: bool)
     b = GraphBuilder()
     y = b.call(aten.reshape.default, grouped(b, block, *grid, zero=zero), (4, 8))
 
-    result = same_values(finish(b, y), [], RegroupDequantize(), exact=True)
+    result = assert_same_values(finish(b, y), [], RegroupDequantize(), exact=True)
 
     assert result.fired == {"regroup-dequantize": 1}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.aten_spellings import aten, finish, golden, refusal, same_values
+from tests.support.sources.aten_spellings import assert_same_values, aten, finish, golden, refusal
 
 from qfuse.ir.events import MissCode
 from qfuse.normalize.aten.views.cancel_transpose import CancelTranspose
@@ -57,7 +57,7 @@ def test_values_are_the_same_bits() -> None:
     x = b.arg("x", torch.float32, "m", 8)
     y = b.call(aten.t.default, b.call(aten.clone.default, b.call(aten.t.default, x)))
 
-    result = same_values(
+    result = assert_same_values(
         finish(b, b.call(aten.relu.default, y)), [torch.randn(3, 8)], CancelTranspose(), exact=True
     )
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.aten_spellings import aten, finish, golden, refusal, same_values
+from tests.support.sources.aten_spellings import assert_same_values, aten, finish, golden, refusal
 
 from qfuse.ir.events import MissCode
 from qfuse.normalize.aten.views.drop_view import DropView
@@ -61,7 +61,7 @@ def test_values_are_the_same_bits(batch: int) -> None:
     y = b.call(aten.expand.default, x, (-1, 1, 8))
     z = b.call(aten.relu.default, b.call(aten.expand.default, x, (-1, 4, 8)))
 
-    result = same_values(
+    result = assert_same_values(
         finish(b, b.call(aten.relu.default, y), z),
         [torch.randn(batch, 1, 8)],
         DropView(),

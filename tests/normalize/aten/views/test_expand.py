@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.dialects import Source, fired, only_miss, ops_of, run, same_bits
+from tests.support.sources.dialects import Source, assert_same_bits, fired, only_miss, ops_of, run
 
 from qfuse.capture import capture
 from qfuse.ir.events import MissCode
@@ -84,7 +84,7 @@ def test_values_and_strides_stay(name: str, batch: int | str) -> None:
     # Built with the size that it is run with, so that strides can be compared.
     x = source.arg(torch.randn(5, *X[1:]), (batch, *X[1:]))
     y = source.b.call(aten.neg.default, source.b.call(op, x, *args))
-    program = same_bits(source, y, dialects=(SPELL,))
+    program = assert_same_bits(source, y, dialects=(SPELL,))
 
     assert [name for name in ops_of(program, "aten") if name != "sym_size"] == [*spelled, "neg"]
 
@@ -95,7 +95,7 @@ def test_values_and_strides_stay(name: str, batch: int | str) -> None:
 def test_every_name_of_cat(op: Any, axis: int) -> None:
     source = Source()
     parts = [source.arg(torch.randn(2, 6)), source.arg(torch.randn(2, 6))]
-    program = same_bits(source, source.b.call(op, parts, axis), dialects=(SPELL,))
+    program = assert_same_bits(source, source.b.call(op, parts, axis), dialects=(SPELL,))
 
     assert ops_of(program, "aten") == ["cat"]
 
@@ -107,7 +107,7 @@ def test_every_name_of_cat(op: Any, axis: int) -> None:
 def test_stacks_of_tensors_that_have_the_axis(op: Any) -> None:
     source = Source()
     parts = [source.arg(torch.randn(2, 6, 3)), source.arg(torch.randn(2, 6, 3))]
-    program = same_bits(source, source.b.call(op, parts), dialects=(SPELL,))
+    program = assert_same_bits(source, source.b.call(op, parts), dialects=(SPELL,))
 
     assert ops_of(program, "aten") == ["cat"]
 
@@ -116,14 +116,14 @@ def test_stacks_of_tensors_that_have_the_axis(op: Any) -> None:
 def test_indices_along_an_axis() -> None:
     source = Source()
     x, index = source.arg(torch.randn(2, 6)), source.arg(torch.randint(0, 6, (2, 3)))
-    program = same_bits(
+    program = assert_same_bits(
         source, source.b.call(aten.take_along_dim.default, x, index, -1), dialects=(SPELL,)
     )
 
     assert ops_of(program, "aten") == ["gather"]
 
 
-def refused(source: Source, *outs: Any) -> Any:
+def assert_unchanged(source: Source, *outs: Any) -> Any:
     """Normalize what is not spelled anew."""
     text = to_text(source.b.graph)
     program = normalize(source.done(*outs), dialects=(SPELL,))
@@ -135,7 +135,7 @@ def refused(source: Source, *outs: Any) -> Any:
 def test_refuses_a_padding_with_what_is_there() -> None:
     source = Source()
     x = source.arg(torch.randn(2, 6, 3))
-    program = refused(source, source.b.call(aten.pad.default, x, [1, 1], "reflect"))
+    program = assert_unchanged(source, source.b.call(aten.pad.default, x, [1, 1], "reflect"))
     assert ops_of(program, "aten") == ["pad"]
 
 
@@ -143,20 +143,20 @@ def test_refuses_a_padding_with_what_is_there() -> None:
 def test_refuses_vectors_that_get_an_axis(op: Any) -> None:
     source = Source()
     x = source.arg(torch.randn(6))
-    refused(source, source.b.call(op, [x, x]))
+    assert_unchanged(source, source.b.call(op, [x, x]))
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((1, 3), 1), ((2, 3), None)])
 def test_refuses_indices_that_are_spread(shape: tuple[int, ...], axis: int | None) -> None:
     source = Source()
     x, index = source.arg(torch.randn(2, 6)), source.arg(torch.randint(0, 2, shape))
-    refused(source, source.b.call(aten.take_along_dim.default, x, index, axis))
+    assert_unchanged(source, source.b.call(aten.take_along_dim.default, x, index, axis))
 
 
 def test_refuses_images_of_unknown_size() -> None:
     source = Source()
     x = source.b.arg("x", torch.float32, 2, 8, "H", "W")
-    refused(source, source.b.call(aten.pixel_shuffle.default, x, 2))
+    assert_unchanged(source, source.b.call(aten.pixel_shuffle.default, x, 2))
 
 
 def test_refuses_other_strides() -> None:
@@ -165,7 +165,7 @@ def test_refuses_other_strides() -> None:
     last = source.b.call(aten.clone.default, x, memory_format=torch.channels_last)
     y = source.b.call(aten.neg.default, source.b.call(aten.pixel_shuffle.default, last, 2))
     assert not y.meta["val"].is_contiguous()
-    miss = only_miss(refused(source, y))
+    miss = only_miss(assert_unchanged(source, y))
     assert miss.code is MissCode.SHAPE
 
 
@@ -173,7 +173,9 @@ def test_refuses_other_strides() -> None:
 def test_what_the_caller_gets_is_no_view_of_an_input() -> None:
     source = Source()
     x = source.arg(torch.randn(2, 6))
-    program = same_bits(source, source.b.call(aten.rot90.default, x, 1, [0, 1]), dialects=(SPELL,))
+    program = assert_same_bits(
+        source, source.b.call(aten.rot90.default, x, 1, [0, 1]), dialects=(SPELL,)
+    )
     (out,) = run(program, source.inputs)
 
     assert out.untyped_storage().data_ptr() != source.inputs[0].untyped_storage().data_ptr()

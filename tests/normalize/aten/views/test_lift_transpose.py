@@ -4,12 +4,12 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import (
+    assert_same_values,
     aten,
     codes,
     finish,
     golden,
     refusal,
-    same_values,
     scales,
 )
 from torch.fx import Node
@@ -101,6 +101,6 @@ def test_weights_are_the_same_bits(block: str, grid: tuple[int, int]) -> None:
     w = b.call(aten.t.default, dequantized(b, block, *grid))
     y = b.call(aten.linear.default, x, w)
 
-    result = same_values(finish(b, y), [torch.randn(3, 8)], LiftTranspose())
+    result = assert_same_values(finish(b, y), [torch.randn(3, 8)], LiftTranspose())
 
     assert result.fired == {"lift-transpose": 1}

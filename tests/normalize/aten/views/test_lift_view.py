@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.aten_spellings import aten, finish, golden, refusal, same_values, whole
+from tests.support.sources.aten_spellings import (
+    assert_same_values,
+    aten,
+    finish,
+    golden,
+    refusal,
+    whole,
+)
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import CapturedGraph
@@ -90,6 +97,6 @@ def test_values_agree(rows: tuple[int, int], dtype: torch.dtype) -> None:
         program = finish(b, b.call(aten.view.default, y, (*sizes, 7)))
 
         inputs = [make(*rows, 3, 11).to(dtype)]
-        result = same_values(program, inputs, LiftView(), MergeViews(), exact=exact)
+        result = assert_same_values(program, inputs, LiftView(), MergeViews(), exact=exact)
 
         assert result.fired["lift-view"] == 1

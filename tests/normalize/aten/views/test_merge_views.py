@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.aten_spellings import aten, finish, golden, refusal, same_values
+from tests.support.sources.aten_spellings import assert_same_values, aten, finish, golden, refusal
 
 from qfuse.ir.events import MissCode
 from qfuse.normalize.aten.views.merge_views import MergeViews
@@ -73,6 +73,6 @@ def test_values_are_the_same_bits(batch: int) -> None:
     ]
 
     inputs = [torch.randn(batch, 4, 6)]
-    result = same_values(finish(b, *outs), inputs, MergeViews(), exact=True)
+    result = assert_same_values(finish(b, *outs), inputs, MergeViews(), exact=True)
 
     assert result.fired["merge-views"] >= 3

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.dialects import Source, fired, hard_numbers, only_miss, same_bits
+from tests.support.sources.dialects import Source, assert_same_bits, fired, hard_numbers, only_miss
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
@@ -33,7 +33,7 @@ def test_values_are_those_of_the_source(dtype: torch.dtype) -> None:
     source = Source()
     x = source.arg(hard_numbers((3, 8), torch.float32))
 
-    program = same_bits(source, source.b.call(cast, x, dtype))
+    program = assert_same_bits(source, source.b.call(cast, x, dtype))
     assert fired(program) == ["normalize-element-cast"]
 
 
@@ -41,5 +41,5 @@ def test_refuses_complex_numbers() -> None:
     source = Source()
     x = source.arg(torch.randn(3, 8))
 
-    miss = only_miss(same_bits(source, source.b.call(cast, x, torch.complex64)))
+    miss = only_miss(assert_same_bits(source, source.b.call(cast, x, torch.complex64)))
     assert miss.code is MissCode.DTYPE

@@ -9,11 +9,11 @@ from tests.support.sources.dialects import (
     FLOATS,
     SEEDS,
     Source,
+    assert_same_bits,
     fired,
     only_miss,
     ops_of,
     run,
-    same_bits,
 )
 
 from qfuse.ir.errors import NormalizeError
@@ -79,7 +79,7 @@ def test_per_tensor_has_the_bits_of_the_source(data: st.DataObject) -> None:
     source = Source()
     x = source.arg(uneven(shape, data.draw(st.sampled_from(FLOATS))))
     pair = source.b.call(op, x, low, high, eps, dtype)
-    program = same_bits(source, source.b.item(pair, 0), source.b.item(pair, 1))
+    program = assert_same_bits(source, source.b.item(pair, 0), source.b.item(pair, 1))
 
     assert fired(program) == [NormalizeChoosePerTensor.name]
 
@@ -95,7 +95,7 @@ def test_per_token_has_the_bits_of_the_source(data: st.DataObject) -> None:
     source = Source()
     x = source.arg(uneven(shape, data.draw(st.sampled_from([*FLOATS, torch.float64]))))
     pair = source.b.call(op, x, torch.int8)
-    program = same_bits(source, source.b.item(pair, 0), source.b.item(pair, 1))
+    program = assert_same_bits(source, source.b.item(pair, 0), source.b.item(pair, 1))
 
     assert fired(program) == [NormalizeChoosePerToken.name]
 
@@ -111,7 +111,7 @@ def test_dynamic_quantization_has_the_bits_of_the_source(dtype: torch.dtype) -> 
     args = (q, s, z, 0, 255, torch.uint8)
     y = source.b.call(d.dequantize_per_tensor.tensor, *args, out_dtype=dtype)
 
-    program = same_bits(source, q, y)
+    program = assert_same_bits(source, q, y)
     assert ops_of(program) == ["choose_qparams", "quantize", "dequantize"]
     assert ops_of(program, "aten") == []
 
@@ -126,7 +126,7 @@ def test_a_zero_point_that_is_always_zero_is_none(dtype: torch.dtype) -> None:
     s, z = source.b.item(pair, 0), source.b.item(pair, 1)
     q = source.b.call(d.quantize_per_tensor.tensor, x, s, z, low, high, dtype)
 
-    has_zero_point = "getitem(%0, 1)" in to_text(same_bits(source, q).graph)
+    has_zero_point = "getitem(%0, 1)" in to_text(assert_same_bits(source, q).graph)
     assert has_zero_point is (dtype is torch.uint8)
 
 
@@ -143,7 +143,7 @@ def test_refuses_a_choice_per_token_for_another_type() -> None:
     x = source.arg(torch.randn(3, 8))
     pair = source.b.call(d.choose_qparams_per_token_asymmetric.default, x, torch.uint8)
 
-    assert only_miss(same_bits(source, source.b.item(pair, 0))).code is MissCode.DTYPE
+    assert only_miss(assert_same_bits(source, source.b.item(pair, 0))).code is MissCode.DTYPE
 
 
 def test_refuses_a_choice_per_token_without_tokens() -> None:

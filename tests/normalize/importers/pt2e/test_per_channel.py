@@ -10,13 +10,13 @@ from tests.support.sources.dialects import (
     INTEGERS,
     SEEDS,
     Source,
+    assert_same_bits,
     codes,
     fired,
     hard_numbers,
     only_miss,
     ops_of,
     run,
-    same_bits,
     scales,
 )
 
@@ -101,7 +101,7 @@ def test_quantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
         dtype,
     )
 
-    assert ops_of(same_bits(source, q)) == ["quantize"]
+    assert ops_of(assert_same_bits(source, q)) == ["quantize"]
 
 
 @pytest.mark.numeric
@@ -134,7 +134,7 @@ def test_dequantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
         out_dtype=real,
     )
 
-    program = same_bits(source, y)
+    program = assert_same_bits(source, y)
     if zero is None or (constant and kind is torch.int64 and not zero.any()):
         assert ops_of(program) == ["dequantize"]
 
@@ -150,7 +150,7 @@ def test_a_weight_of_every_tool_is_normalized(zero: torch.dtype) -> None:
         op = d.dequantize_per_channel.default
         y = source.b.call(op, w, s, z, 0, low, 127, torch.int8, out_dtype=torch.bfloat16)
 
-        assert ops_of(same_bits(source, y)) == ["dequantize"]
+        assert ops_of(assert_same_bits(source, y)) == ["dequantize"]
 
 
 @pytest.mark.parametrize(("stored", "zero"), [(torch.int8, torch.int8), (torch.uint8, torch.uint8)])
@@ -161,7 +161,7 @@ def test_refuses_a_subtraction_that_wraps(stored: torch.dtype, zero: torch.dtype
     low, high = torch.iinfo(stored).min, torch.iinfo(stored).max
     y = source.b.call(d.dequantize_per_channel.default, q, s, z, 0, low, high, stored)
 
-    miss = only_miss(same_bits(source, y))
+    miss = only_miss(assert_same_bits(source, y))
     assert (miss.code, miss.at.node) == (MissCode.ARITHMETIC, z.name)
 
 
@@ -173,7 +173,7 @@ def test_constants_that_do_not_wrap_are_seen() -> None:
     z = source.b.const("z", torch.tensor([1, 0, -20, 5], dtype=torch.int8))
     y = source.b.call(d.dequantize_per_channel.default, q, s, z, 0, -128, 127, torch.int8)
 
-    assert ops_of(same_bits(source, y)) == ["dequantize"]
+    assert ops_of(assert_same_bits(source, y)) == ["dequantize"]
 
 
 def test_refuses_a_zero_point_without_bounds() -> None:
@@ -182,7 +182,7 @@ def test_refuses_a_zero_point_without_bounds() -> None:
     z = source.arg(torch.randint(-100, 100, (4,)))
     y = source.b.call(d.dequantize_per_channel.default, q, s, z, 0, -128, 127, torch.int8)
 
-    assert only_miss(same_bits(source, y)).code is MissCode.ARITHMETIC
+    assert only_miss(assert_same_bits(source, y)).code is MissCode.ARITHMETIC
 
 
 def test_refuses_a_zero_point_that_is_wider_than_the_scale() -> None:
@@ -191,7 +191,7 @@ def test_refuses_a_zero_point_that_is_wider_than_the_scale() -> None:
     z = source.b.const("z", torch.randn(4, dtype=torch.float64))
     q = source.b.call(d.quantize_per_channel.default, x, s, z, 0, -128, 127, torch.int8)
 
-    assert only_miss(same_bits(source, q)).code is MissCode.DTYPE
+    assert only_miss(assert_same_bits(source, q)).code is MissCode.DTYPE
 
 
 def test_refuses_float8_and_integer_scales() -> None:
@@ -204,7 +204,7 @@ def test_refuses_float8_and_integer_scales() -> None:
         z = source.b.const("z", torch.zeros(4, dtype=torch.int64))
         q = source.b.call(d.quantize_per_channel.default, x, s, z, 0, -120, 120, dtype)
 
-        assert only_miss(same_bits(source, q)).code is code
+        assert only_miss(assert_same_bits(source, q)).code is code
 
 
 def test_refuses_channels_that_are_counted_at_run_time() -> None:

@@ -10,13 +10,13 @@ from tests.support.sources.dialects import (
     INTEGERS,
     SEEDS,
     Source,
+    assert_same_bits,
     codes,
     fired,
     hard_numbers,
     only_miss,
     ops_of,
     run,
-    same_bits,
     scales,
 )
 
@@ -81,7 +81,7 @@ def test_quantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
         group * 8 if group == shape[1] and form[-1] == 1 else group,
     )
 
-    program = same_bits(source, q)
+    program = assert_same_bits(source, q)
     compute = torch.promote_types(x.dtype, scale.dtype)
     expressible = torch.promote_types(compute, kind) == compute
     assert fired(program) == [NormalizeQuantizePerGroup.name] * expressible
@@ -112,7 +112,7 @@ def test_dequantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
         data.draw(st.sampled_from([torch.float64, *FLOATS])),
     )
 
-    program = same_bits(source, y)
+    program = assert_same_bits(source, y)
     wide = scale.dtype in {torch.float32, torch.float64}
     if zero is None or (constant and wide and not kind.is_floating_point):
         assert ops_of(program) == ["dequantize"]
@@ -125,7 +125,7 @@ def test_refuses_parameters_that_are_broadcast_differently() -> None:
     op = d.dequantize_per_channel_group.default
     y = source.b.call(op, q, s, z, -8, 7, torch.int8, 4, torch.float32)
 
-    assert only_miss(same_bits(source, y)).code is MissCode.SHAPE
+    assert only_miss(assert_same_bits(source, y)).code is MissCode.SHAPE
 
 
 def test_refuses_a_dtype_argument_that_is_not_the_tensors() -> None:
@@ -134,7 +134,7 @@ def test_refuses_a_dtype_argument_that_is_not_the_tensors() -> None:
     op = d.dequantize_per_channel_group.default
     y = source.b.call(op, q, s, None, -8, 7, torch.int8, 4, torch.float32)
 
-    assert only_miss(same_bits(source, y)).code is MissCode.DTYPE
+    assert only_miss(assert_same_bits(source, y)).code is MissCode.DTYPE
 
 
 def test_refuses_rows_of_a_length_that_is_known_at_run_time() -> None:

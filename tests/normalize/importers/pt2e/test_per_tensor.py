@@ -10,13 +10,13 @@ from tests.support.sources.dialects import (
     INTEGERS,
     SEEDS,
     Source,
+    assert_same_bits,
     codes,
     fired,
     hard_numbers,
     only_miss,
     ops_of,
     run,
-    same_bits,
     scales,
 )
 
@@ -101,7 +101,7 @@ def test_quantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
         ]
     q = source.b.call(getattr(d.quantize_per_tensor, overload), x, *args, dtype)  # type: ignore[arg-type]
 
-    assert ops_of(same_bits(source, q)) == ["quantize"]
+    assert ops_of(assert_same_bits(source, q)) == ["quantize"]
 
 
 @pytest.mark.numeric
@@ -132,7 +132,7 @@ def test_dequantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
     op = getattr(d.dequantize_per_tensor, overload)
     y = source.b.call(op, q, *args, dtype, out_dtype=real)  # type: ignore[arg-type]
 
-    program = same_bits(source, y)
+    program = assert_same_bits(source, y)
     wide = torch.iinfo(dtype).bits > 8
     assert ops_of(program) == ["dequantize"] or (wide and real in FLOATS[1:])
 
@@ -142,7 +142,7 @@ def test_refuses_float8_since_it_rounds_to_integers_first() -> None:
     x = source.arg(torch.randn(3, 4))
     dtype = torch.float8_e4m3fn
     q = source.b.call(d.quantize_per_tensor.default, x, 0.1, 0, -448, 448, dtype)
-    program = same_bits(source, q)
+    program = assert_same_bits(source, q)
 
     miss = only_miss(program)
     assert (miss.code, miss.anchor.node) == (MissCode.ARITHMETIC, q.name)
@@ -160,7 +160,7 @@ def test_refuses_bounds_that_float32_rounds_out_of_the_type() -> None:
     ends = torch.iinfo(torch.int32)
     q = source.b.call(d.quantize_per_tensor.default, x, 0.1, 0, ends.min, ends.max, torch.int32)
 
-    miss = only_miss(same_bits(source, q))
+    miss = only_miss(assert_same_bits(source, q))
     assert miss.code is MissCode.ARITHMETIC
     assert miss.reason == "its bound 2147483647 is not exact in float32, in which it clamps"
 
@@ -171,7 +171,7 @@ def test_refuses_a_difference_that_bfloat16_rounds() -> None:
     full = (-32768, 32767, torch.int16)
     y = source.b.call(d.dequantize_per_tensor.default, q, 0.1, 3, *full, out_dtype=torch.bfloat16)
 
-    miss = only_miss(same_bits(source, y))
+    miss = only_miss(assert_same_bits(source, y))
     assert miss.code is MissCode.ARITHMETIC
     assert miss.reason == "it subtracts the zero point in bfloat16, which may round"
 
@@ -184,7 +184,7 @@ def test_refuses_a_zero_point_that_may_be_anything_in_bfloat16() -> None:
     op = d.dequantize_per_tensor.tensor
     y = source.b.call(op, q, scale, zero, *full, out_dtype=torch.bfloat16)
 
-    assert only_miss(same_bits(source, y)).code is MissCode.ARITHMETIC
+    assert only_miss(assert_same_bits(source, y)).code is MissCode.ARITHMETIC
 
 
 def test_refuses_an_integer_scale() -> None:
@@ -193,7 +193,7 @@ def test_refuses_an_integer_scale() -> None:
     one = source.b.const("one", torch.tensor([1]))
     q = source.b.call(d.quantize_per_tensor.tensor, x, one, one, -128, 127, torch.int8)
 
-    assert only_miss(same_bits(source, q)).code is MissCode.DTYPE
+    assert only_miss(assert_same_bits(source, q)).code is MissCode.DTYPE
 
 
 def test_refuses_bounds_that_are_known_only_at_run_time() -> None:
@@ -202,7 +202,7 @@ def test_refuses_bounds_that_are_known_only_at_run_time() -> None:
     ends = [source.arg(torch.tensor(v)) for v in (0, -128, 127)]
     q = source.b.call(d.quantize_per_tensor.tensor2, x, scale, *ends, torch.int8)
 
-    assert only_miss(same_bits(source, q)).code is MissCode.NOT_CONSTANT
+    assert only_miss(assert_same_bits(source, q)).code is MissCode.NOT_CONSTANT
 
 
 def test_refuses_a_number_that_is_known_only_at_run_time() -> None:
@@ -212,7 +212,7 @@ def test_refuses_a_number_that_is_known_only_at_run_time() -> None:
     q = source.b.call(d.quantize_per_tensor.default, x, 0.1, 0, -128, 127, torch.int8)
     q.update_arg(1, number)
 
-    miss = only_miss(same_bits(source, q))
+    miss = only_miss(assert_same_bits(source, q))
     assert miss.code is MissCode.NOT_CONSTANT
     assert miss.reason == "the scale is a Python number that is known only at run time"
 
@@ -225,7 +225,7 @@ def test_a_scale_that_the_program_writes_is_not_taken_for_a_constant() -> None:
     zero = source.b.const("z", torch.tensor([0]))
     zero.meta[MUTABLE_META] = True
     q = source.b.call(d.quantize_per_tensor.tensor, x, scale, zero, -128, 127, torch.int8)
-    program = same_bits(source, q)
+    program = assert_same_bits(source, q)
 
     assert ops_of(program, "aten") == ["view", "view"]
     for name, value in (("s", scales((1,))), ("z", torch.tensor([5]))):
@@ -292,4 +292,4 @@ def test_a_float8_tensor_is_dequantized_in_float32() -> None:
     full = (-57344, 57344, torch.float8_e5m2)
     y = source.b.call(d.dequantize_per_tensor.default, q, 0.37, 3, *full)
 
-    assert ops_of(same_bits(source, y)) == ["dequantize"]
+    assert ops_of(assert_same_bits(source, y)) == ["dequantize"]

@@ -10,13 +10,13 @@ from tests.support.sources.dialects import (
     INTEGERS,
     SEEDS,
     Source,
+    assert_same_bits,
     codes,
     fired,
     hard_numbers,
     only_miss,
     ops_of,
     run,
-    same_bits,
     scales,
 )
 
@@ -87,7 +87,7 @@ def test_quantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
         dtype,
     )
 
-    program = same_bits(source, q)
+    program = assert_same_bits(source, q)
     compute = torch.promote_types(x.dtype, scale.dtype)
     expressible = torch.promote_types(compute, kind) == compute
     assert ops_of(program) == ["quantize"] * expressible
@@ -116,7 +116,7 @@ def test_dequantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
         data.draw(st.sampled_from([torch.float64, *FLOATS])),
     )
 
-    program = same_bits(source, y)
+    program = assert_same_bits(source, y)
     wide = scale.dtype in {torch.float32, torch.float64}
     if constant and wide and kind is torch.int64 and dtype is not torch.int32:
         assert ops_of(program) == ["dequantize"]
@@ -131,7 +131,7 @@ def test_the_choice_that_promises_float64_is_read_as_what_it_gives(dtype: torch.
     s, z = source.b.item(pair, 0), source.b.item(pair, 1)
     q = source.b.call(d.quantize_per_token.default, x, s, z, *FULL)
     y = source.b.call(d.dequantize_per_token.default, q, s, z, *FULL, torch.float32)
-    program = same_bits(source, q, y)
+    program = assert_same_bits(source, q, y)
 
     assert s.meta["val"].dtype is torch.float64
     assert ops_of(program) == ["choose_qparams", "quantize", "choose_qparams", "dequantize"]
@@ -145,7 +145,7 @@ def test_refuses_a_choice_that_is_changed_on_its_way() -> None:
     s, z = source.b.item(pair, 0), source.b.item(pair, 1)
     double = source.b.call(torch.ops.aten.mul.Tensor, s, 2.0)
     q = source.b.call(d.quantize_per_token.default, x, double, z, *FULL)
-    program = same_bits(source, q)
+    program = assert_same_bits(source, q)
 
     assert only_miss(program).code is MissCode.DTYPE
     notes = [note.text for note in program.log.of(Noted)]
@@ -159,7 +159,7 @@ def test_refuses_parameters_without_axes() -> None:
     s, z = source.b.const("s", scales(())), source.b.const("z", torch.tensor(3))
     q = source.b.call(d.quantize_per_token.default, x, s, z, *FULL)
 
-    assert only_miss(same_bits(source, q)).code is MissCode.SHAPE
+    assert only_miss(assert_same_bits(source, q)).code is MissCode.SHAPE
 
 
 def test_refuses_parameters_that_are_broadcast_differently() -> None:
@@ -169,7 +169,7 @@ def test_refuses_parameters_that_are_broadcast_differently() -> None:
     z = source.b.const("z", torch.arange(4).reshape(1, 4))
     q = source.b.call(d.quantize_per_token.default, x, s, z, *FULL)
 
-    miss = only_miss(same_bits(source, q))
+    miss = only_miss(assert_same_bits(source, q))
     assert miss.code is MissCode.SHAPE
     assert miss.reason.startswith("scale and zero point are broadcast differently")
 
@@ -181,7 +181,7 @@ def test_a_list_of_scales_runs_along_the_last_axis_as_in_the_source() -> None:
     s, z = source.b.const("s", scales((4,))), source.b.const("z", torch.arange(4))
     q = source.b.call(d.quantize_per_token.default, x, s, z, *FULL)
 
-    assert " *x1 " in to_text(same_bits(source, q).graph)
+    assert " *x1 " in to_text(assert_same_bits(source, q).graph)
 
 
 def test_refuses_a_dtype_argument_that_is_not_the_tensors() -> None:
@@ -190,7 +190,7 @@ def test_refuses_a_dtype_argument_that_is_not_the_tensors() -> None:
     s, z = source.b.const("s", scales((3, 1))), source.b.const("z", torch.ones(3, 1))
     y = source.b.call(d.dequantize_per_token.default, q, s, z, *FULL, torch.float32)
 
-    assert only_miss(same_bits(source, y)).code is MissCode.DTYPE
+    assert only_miss(assert_same_bits(source, y)).code is MissCode.DTYPE
 
 
 @pytest.mark.parametrize("form", [(3,), (2, 1), (1, 3, 1), (1, 1)])

@@ -10,10 +10,10 @@ from tests.support.sources.dialects import (
     FLOATS,
     SEEDS,
     Source,
+    assert_same_bits,
     fired,
     hard_numbers,
     only_miss,
-    same_bits,
 )
 
 from qfuse.ir.events import MissCode
@@ -49,7 +49,7 @@ def test_values_have_the_bits_of_the_source(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from([torch.float8_e4m3fn, torch.float8_e5m2]))
     source = Source()
     x = source.arg(hard_numbers(shape, data.draw(st.sampled_from(FLOATS))))
-    program = same_bits(source, source.b.call(choose, x, block, dtype))
+    program = assert_same_bits(source, source.b.call(choose, x, block, dtype))
 
     assert fired(program) == [NormalizeChooseFloat8.name]
 
@@ -67,7 +67,7 @@ def test_refuses_what_the_language_does_not_say(args: tuple[object, ...], code: 
     source = Source()
     y = source.b.call(choose, source.arg(torch.randn(3, 8)), *args)  # type: ignore[arg-type]
 
-    assert only_miss(same_bits(source, y)).code is code
+    assert only_miss(assert_same_bits(source, y)).code is code
 
 
 def test_refuses_a_block_of_ones_which_reduces_everything() -> None:

@@ -10,11 +10,11 @@ from tests.support.sources.dialects import (
     FLOATS,
     SEEDS,
     Source,
+    assert_same_bits,
     fired,
     only_miss,
     ops_of,
     run,
-    same_bits,
 )
 
 from qfuse.ir.errors import NormalizeError
@@ -109,7 +109,7 @@ def test_values_have_the_bits_of_the_source(data: st.DataObject) -> None:
         data.draw(zero_types),
         data.draw(st.booleans()) if block else False,
     )
-    program = same_bits(source, source.b.item(pair, 0), source.b.item(pair, 1))
+    program = assert_same_bits(source, source.b.item(pair, 0), source.b.item(pair, 1))
 
     assert ops_of(program) == ["choose_qparams"]
 
@@ -129,7 +129,7 @@ def test_dynamic_quantization_under_dynamic_sizes(
     q = source.b.call(quantize, x, block, s, z, *rest)
     y = source.b.call(dequantize, q, block, s, z, *rest, dtype)
 
-    program = same_bits(source, q, y)
+    program = assert_same_bits(source, q, y)
     assert ops_of(program) == ["choose_qparams", "quantize", "dequantize"]
     assert ops_of(program, "aten") == []
 
@@ -162,7 +162,7 @@ def test_refuses_a_range_that_is_not_whole() -> None:
     x = source.arg(torch.randn(3, 8))
     pair = source.b.call(choose, x, "SYMMETRIC", [1, 8], torch.int8, -7.5, 7.5)
 
-    assert only_miss(same_bits(source, source.b.item(pair, 0))).code is MissCode.RANGE
+    assert only_miss(assert_same_bits(source, source.b.item(pair, 0))).code is MissCode.RANGE
 
 
 @pytest.mark.parametrize(

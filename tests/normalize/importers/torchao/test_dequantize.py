@@ -10,12 +10,12 @@ from tests.support.sources.dialects import (
     FLOATS,
     SEEDS,
     Source,
+    assert_same_bits,
     codes,
     fired,
     only_miss,
     ops_of,
     run,
-    same_bits,
     scales,
 )
 
@@ -77,7 +77,7 @@ def test_values_have_the_bits_of_the_source(data: st.DataObject) -> None:
         *([] if real is None else [real]),
     )
 
-    program = same_bits(source, y)
+    program = assert_same_bits(source, y)
     real = real or torch.float32
     same_type = torch.promote_types(real, scale.dtype) == real
     if same_type or (target is not torch.int16 and (zero is None or not zero.any()) and constant):
@@ -91,7 +91,7 @@ def test_an_int8_weight_with_a_float32_scale_gives_bfloat16() -> None:
     s = source.b.const("s", scales((4, 1)))
     z = source.b.const("z", torch.randint(-128, 128, (4, 1), dtype=torch.int8))
     args = (w, [1, 8], s, z, torch.int8, -128, 127, torch.bfloat16)
-    program = same_bits(source, source.b.call(dequantize, *args))
+    program = assert_same_bits(source, source.b.call(dequantize, *args))
 
     assert " bfloat16 float32:" in to_text(program.graph)
 
@@ -102,7 +102,7 @@ def test_refuses_a_difference_that_the_output_type_rounds() -> None:
     s, z = source.b.const("s", scales((4,))), source.b.const("z", torch.ones(4).short())
     args = (q, [1, 8], s, z, torch.int16, -32768, 32767, torch.bfloat16)
 
-    miss = only_miss(same_bits(source, source.b.call(dequantize, *args)))
+    miss = only_miss(assert_same_bits(source, source.b.call(dequantize, *args)))
     assert miss.code is MissCode.ARITHMETIC
 
 
@@ -111,7 +111,7 @@ def test_refuses_stored_numbers_that_the_output_type_rounds() -> None:
     q, s = source.arg(codes((4, 8), torch.int16)), source.b.const("s", scales((4,)))
     args = (q, [1, 8], s, None, torch.int16, -32768, 32767, torch.float16)
 
-    miss = only_miss(same_bits(source, source.b.call(dequantize, *args)))
+    miss = only_miss(assert_same_bits(source, source.b.call(dequantize, *args)))
     assert miss.reason.startswith("it converts to float16 before it multiplies in float32")
 
 
@@ -120,7 +120,7 @@ def test_refuses_a_scale_that_is_no_float() -> None:
     q, s = source.arg(codes((4, 8), torch.int8)), source.b.const("s", torch.ones(4).int())
 
     y = source.b.call(dequantize, q, [1, 8], s, None, torch.int8)
-    assert only_miss(same_bits(source, y)).code is MissCode.DTYPE
+    assert only_miss(assert_same_bits(source, y)).code is MissCode.DTYPE
 
 
 def test_refuses_parameters_that_have_no_view() -> None:
@@ -171,4 +171,4 @@ def test_a_float8_tensor_is_dequantized() -> None:
     q, s = source.arg(torch.randn(4, 8).to(torch.float8_e4m3fn)), source.b.const("s", scales((4,)))
     y = source.b.call(dequantize, q, [1, 8], s, None, torch.float8_e4m3fn)
 
-    assert ops_of(same_bits(source, y)) == ["dequantize"]
+    assert ops_of(assert_same_bits(source, y)) == ["dequantize"]

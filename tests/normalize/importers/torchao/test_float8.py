@@ -9,12 +9,12 @@ from tests.support.sources.dialects import (
     FLOATS,
     SEEDS,
     Source,
+    assert_same_bits,
     fired,
     hard_numbers,
     only_miss,
     ops_of,
     run,
-    same_bits,
     scales,
 )
 
@@ -69,7 +69,7 @@ def test_values_have_the_bits_of_the_source(data: st.DataObject) -> None:
     s = source.either(scale, constant=data.draw(st.booleans()))
     q = source.b.call(quantize, source.arg(x), s, dtype)
     real = data.draw(st.sampled_from([*FLOATS, torch.float64]))
-    program = same_bits(source, q, source.b.call(dequantize, q, s, real))
+    program = assert_same_bits(source, q, source.b.call(dequantize, q, s, real))
 
     assert ops_of(program) == ["quantize", "dequantize"]
 
@@ -79,7 +79,7 @@ def test_refuses_other_scales(scale: torch.dtype) -> None:
     source = Source()
     x, s = source.arg(torch.randn(3, 8)), source.b.const("s", torch.ones(3, 1, dtype=scale))
 
-    assert only_miss(same_bits(source, source.b.call(quantize, x, s))).code is MissCode.DTYPE
+    assert only_miss(assert_same_bits(source, source.b.call(quantize, x, s))).code is MissCode.DTYPE
 
 
 def test_refuses_other_float8_types() -> None:
@@ -87,14 +87,14 @@ def test_refuses_other_float8_types() -> None:
     x, s = source.arg(torch.randn(3, 8)), source.b.const("s", scales((1,)))
     q = source.b.call(quantize, x, s, torch.float8_e5m2fnuz)
 
-    assert only_miss(same_bits(source, q)).code is MissCode.DTYPE
+    assert only_miss(assert_same_bits(source, q)).code is MissCode.DTYPE
 
 
 def test_refuses_a_scale_of_a_lower_rank() -> None:
     source = Source()
     x, s = source.arg(torch.randn(3, 3)), source.b.const("s", scales((3,)))
 
-    assert only_miss(same_bits(source, source.b.call(quantize, x, s))).code is MissCode.SHAPE
+    assert only_miss(assert_same_bits(source, source.b.call(quantize, x, s))).code is MissCode.SHAPE
 
 
 def test_scales_that_do_not_tile_are_an_error() -> None:

@@ -10,12 +10,12 @@ from tests.support.sources.dialects import (
     FLOATS,
     SEEDS,
     Source,
+    assert_same_bits,
     fired,
     hard_numbers,
     only_miss,
     ops_of,
     run,
-    same_bits,
     scales,
 )
 
@@ -92,7 +92,7 @@ def test_values_have_the_bits_of_the_source(data: st.DataObject) -> None:
         *codes,
     )
 
-    program = same_bits(source, q)
+    program = assert_same_bits(source, q)
     compute = torch.promote_types(x.dtype, scale.dtype)
     sound = torch.promote_types(compute, kind) == compute
     ends = torch.iinfo(torch.int16).max
@@ -108,7 +108,7 @@ def test_minus_one_is_the_whole_axis(block: list[int]) -> None:
     grid = grid_of((3, 8), block)
     s, z = source.b.const("s", scales(grid)), source.b.const("z", torch.ones(grid).int())
 
-    program = same_bits(source, source.b.call(quantize, x, block, s, z, torch.int8))
+    program = assert_same_bits(source, source.b.call(quantize, x, block, s, z, torch.int8))
     assert ops_of(program) == ["quantize"]
 
 
@@ -118,7 +118,7 @@ def test_refuses_float8_since_it_rounds_to_integers_first() -> None:
     s, z = source.b.const("s", scales((1,))), source.b.const("z", torch.zeros(1))
     q = source.b.call(quantize, x, [3, 8], s, z, torch.float8_e4m3fn)
 
-    assert only_miss(same_bits(source, q)).code is MissCode.ARITHMETIC
+    assert only_miss(assert_same_bits(source, q)).code is MissCode.ARITHMETIC
 
 
 def test_refuses_bounds_that_bfloat16_rounds_out_of_the_type() -> None:
@@ -129,7 +129,7 @@ def test_refuses_bounds_that_bfloat16_rounds_out_of_the_type() -> None:
     z_int = source.b.call(aten._to_copy.default, z, dtype=torch.int32)
     q = source.b.call(quantize, x, [3, 8], s, z_int, torch.int16)
 
-    miss = only_miss(same_bits(source, q))
+    miss = only_miss(assert_same_bits(source, q))
     assert miss.reason == "its bound 32767 is not exact in bfloat16, in which it clamps"
 
 
@@ -139,7 +139,7 @@ def test_refuses_a_zero_point_that_lifts_the_arithmetic() -> None:
     s, z = source.b.const("s", scales((1,), torch.bfloat16)), source.b.const("z", torch.ones(1))
     q = source.b.call(quantize, x, [3, 8], s, z, torch.int8)
 
-    miss = only_miss(same_bits(source, q))
+    miss = only_miss(assert_same_bits(source, q))
     assert (miss.code, miss.at.node) == (MissCode.DTYPE, z.name)
 
 
@@ -149,7 +149,7 @@ def test_refuses_a_range_that_is_not_whole() -> None:
     s, z = source.b.const("s", scales((1,))), source.b.const("z", torch.ones(1).int())
     q = source.b.call(quantize, x, [3, 8], s, z, torch.int8, -7.5, 7.5)
 
-    assert only_miss(same_bits(source, q)).code is MissCode.RANGE
+    assert only_miss(assert_same_bits(source, q)).code is MissCode.RANGE
 
 
 def test_refuses_blocks_that_are_known_at_run_time() -> None:

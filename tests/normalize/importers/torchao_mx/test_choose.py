@@ -62,7 +62,7 @@ def _change(program: CapturedGraph, op: torch._ops.OpOverload, old: object, new:
         (aten.div.Tensor, 448.0, 440.0),
     ],
 )
-def test_a_spelling_that_computes_something_else_is_refused(
+def test_refuses_a_spelling_that_computes_something_else(
     op: torch._ops.OpOverload, old: object, new: object
 ) -> None:
     x = torch.randn(2, 64)

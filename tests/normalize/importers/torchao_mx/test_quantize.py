@@ -6,10 +6,12 @@ from expecttest import assert_expected_inline
 from tests.support.sources.dialects import fired, ops_of
 from tests.support.sources.mx import MODES, Quantizes, hard, normalized
 
+from qfuse.ir.events import MissCode
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.normalize.importers.torchao_mx.quantize import NormalizeMxQuantize
+from qfuse.rewrite.rule import Miss
 
 aten = torch.ops.aten
 
@@ -64,6 +66,10 @@ def test_refuses_another_range(top: float) -> None:
         edit=lambda p: _replaced(p, aten.clamp.default, min=-top, max=top),
     )
     assert "quantize" not in ops_of(program)
+    cast = [n for n in program.graph.nodes if is_call(n, aten._to_copy.default)][-1]
+    miss = NormalizeMxQuantize().match(cast)
+    assert isinstance(miss, Miss)
+    assert (miss.code, miss.at) == (MissCode.PATTERN, cast)
 
 
 def test_refuses_scales_of_other_numbers() -> None:

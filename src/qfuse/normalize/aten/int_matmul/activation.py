@@ -124,8 +124,9 @@ def place(
     integer = _integer(zero, y)
     spreads = _spread(scale, y), _spread(zero if isinstance(integer, Miss) else integer, x)
     refusal = next((found for found in (integer, *spreads) if isinstance(found, Miss)), None)
-    if isinstance(integer, Miss) or refusal is not None:
-        return refusal or integer
+    if refusal is not None:
+        return refusal
+    assert not isinstance(integer, Miss), "it was returned"
     zero = integer
     scale_rows, zero_rows = (spread is Broadcast.ROWS for spread in spreads)
     if not scale_rows and not zero_rows:

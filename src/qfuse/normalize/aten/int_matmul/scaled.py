@@ -11,7 +11,9 @@ from qfuse.ir.dtypes import REALS
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
-from qfuse.ir.ops.views import as_dequantize, as_linear, dtype_of, shape_of
+from qfuse.ir.ops.linear import as_linear
+from qfuse.ir.ops.qdq import as_dequantize
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.normalize.aten.int_matmul.activation import Activation, place
 from qfuse.normalize.aten.int_matmul.correction import read_zero
@@ -94,6 +96,8 @@ class ScaledProduct:
             return self._scaled(path, node, by)
         if self.real is None:
             return self._shifted(node)
+        if not self.takes_correction:
+            return Miss(MissCode.PATTERN, node, "the operands are not dequantized")
         return self._corrected(path, node)
 
     def _dtypes(self, path: Path) -> tuple[torch.dtype, ...]:
@@ -115,17 +119,21 @@ class ScaledProduct:
             return Miss(MissCode.DTYPE, by, "the factor is not a tensor")
         if self.real is None:
             return self._integers_scaled(path, node, by)
-        if not self.takes_row_scale:
-            return self._weight_scaled(path, node, by)
-        on_x: ScaledProduct | Miss | None = None
+        if self.real not in REALS:
+            text = "it is a product of {}: cast the operands to a float type, or use torch._int_mm"
+            return Miss(MissCode.DTYPE, self.base, text, self.real)
+        scaled = Miss(MissCode.PATTERN, node, "both operands are scaled already")
+        on_weight: ScaledProduct | Miss = scaled
+        on_x: ScaledProduct | Miss = scaled
         if self.weight.is_open:
             on_weight = self._weight_scaled(path, node, by)
-            if isinstance(on_weight, ScaledProduct):
-                return on_weight
+        if self.takes_row_scale and isinstance(on_weight, Miss):
             on_x = self._rows_scaled(path, node, by)
-            if isinstance(on_x, Miss) and on_x.code is MissCode.AXIS:
-                return on_weight
-        return on_x or self._rows_scaled(path, node, by)
+        if isinstance(on_weight, ScaledProduct) or not self.takes_row_scale:
+            return on_weight
+        # A factor that is not one per row was meant for the weight.
+        is_for_weight = isinstance(on_x, Miss) and on_x.code is MissCode.AXIS
+        return on_weight if is_for_weight and self.weight.is_open else on_x
 
     def _integers_scaled(self, path: Path, node: Node, by: Argument) -> ScaledProduct | Miss:
         """Give the first factor behind integers to the activation, to the weight, or to both."""
@@ -153,9 +161,7 @@ class ScaledProduct:
 
     def _weight_scaled(self, path: Path, node: Node, by: Argument) -> ScaledProduct | Miss:
         real = self.real
-        if real not in REALS:
-            text = "it is a product of {}: cast the operands to a float type, or use torch._int_mm"
-            return Miss(MissCode.DTYPE, self.base, text, real)
+        assert real is not None, "integers are scaled already"
         if _HALF in (*self._dtypes(path), dtype_of(node)) and real is not _HALF:
             return Miss(MissCode.DTYPE, node, "the unscaled result passes through float16")
         compute = torch.float64 if real is torch.float64 else torch.float32

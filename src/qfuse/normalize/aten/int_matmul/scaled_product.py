@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from qfuse.ir.dtypes import REALS
 from qfuse.ir.graph.schema import is_call
-from qfuse.ir.ops.views import as_linear, dtype_of, shape_of
+from qfuse.ir.ops.linear import as_linear
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.sizes import same_shape
 from qfuse.normalize.aten.int_matmul.correction import multiplied
 from qfuse.normalize.aten.int_matmul.products import as_int_product
@@ -82,7 +83,7 @@ def _continues(user: Node, y: Node) -> bool:
     if not is_call(user, aten.sub.Tensor):
         return False
     a = arguments(user)
-    return a["self"] is y and a["other"] is not y and a["alpha"] == 1
+    return a["self"] is y and a["other"] is not y and bool(a["alpha"] == 1)
 
 
 class FuseScaledProduct(PatternRule):

@@ -10,7 +10,8 @@ from torch.fx.node import Argument
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_value
-from qfuse.ir.ops.views import as_dequantize, dtype_of, shape_of
+from qfuse.ir.ops.qdq import as_dequantize
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, dtype_name, dtype_range
 from qfuse.normalize.aten.qdq.scale_factor import (
     Factor,

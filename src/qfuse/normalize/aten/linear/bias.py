@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from qfuse.ir.ops.constants import constant_value
-from qfuse.ir.ops.views import Linear, as_linear, dtype_of, shape_of
+from qfuse.ir.ops.linear import Linear, as_linear
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.match.broadcast import is_per_feature
 from qfuse.normalize.match.constants import derived

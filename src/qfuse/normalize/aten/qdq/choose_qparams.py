@@ -8,7 +8,8 @@ import torch
 from torch.fx.node import Argument
 
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Quantize, as_quantize, dtype_of, shape_of
+from qfuse.ir.ops.qdq import Quantize, as_quantize
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.sizes import same_size
 from qfuse.rewrite.pattern import ANY, Arg, Capture, Either, Literal, Match, PatternRule, V, op

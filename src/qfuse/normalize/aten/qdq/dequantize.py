@@ -8,8 +8,9 @@ from torch.fx.node import Argument
 from qfuse.ir.dtypes import REALS
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_value
+from qfuse.ir.ops.qdq import as_quantize
 from qfuse.ir.ops.value_range import bounds_of
-from qfuse.ir.ops.views import as_quantize, dtype_of, shape_of
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import dtype_name, dtype_range
 from qfuse.normalize.aten.qdq.scale_factor import (
     Factor,

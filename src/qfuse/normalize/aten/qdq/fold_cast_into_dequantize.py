@@ -9,7 +9,8 @@ import torch
 
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.casts import cast_source
-from qfuse.ir.ops.views import Dequantize, as_dequantize, dtype_of
+from qfuse.ir.ops.qdq import Dequantize, as_dequantize
+from qfuse.ir.ops.views import dtype_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
 

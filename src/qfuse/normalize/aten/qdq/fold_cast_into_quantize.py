@@ -9,7 +9,8 @@ from qfuse.ir.dtypes import widens
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.casts import cast_source
-from qfuse.ir.ops.views import Quantize, as_quantize, dtype_of
+from qfuse.ir.ops.qdq import Quantize, as_quantize
+from qfuse.ir.ops.views import dtype_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
 

@@ -10,7 +10,7 @@ import torch
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_value
-from qfuse.ir.ops.views import Dequantize, as_dequantize
+from qfuse.ir.ops.qdq import Dequantize, as_dequantize
 from qfuse.normalize.match.constants import derived, evaluated
 from qfuse.normalize.match.quantized_values import moved_constant
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule

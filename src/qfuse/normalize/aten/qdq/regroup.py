@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import Dequantize, as_dequantize, shape_of
+from qfuse.ir.ops.qdq import Dequantize, as_dequantize
+from qfuse.ir.ops.views import shape_of
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.sizes import same_shape
 from qfuse.normalize.match.constants import derived

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from qfuse.ir.ops.linear import Linear, as_linear
 from qfuse.ir.ops.view_ops import SIZED_VIEWS
-from qfuse.ir.ops.views import Linear, as_linear, shape_of
+from qfuse.ir.ops.views import shape_of
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.match.views import reapply_views, rows_source, view_source
 from qfuse.rewrite.prelude import (

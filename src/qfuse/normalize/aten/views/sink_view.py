@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qfuse.ir.ops.casts import cast_source
-from qfuse.ir.ops.views import as_linear, dtype_of, shape_of
+from qfuse.ir.ops.linear import as_linear
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.sizes import same_shape
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.match.views import reapply_views, rows_source, view_source

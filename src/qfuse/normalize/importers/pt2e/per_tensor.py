@@ -18,7 +18,8 @@ from qfuse.ir.errors import BlockError
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import number_of
-from qfuse.ir.ops.views import as_quantize, bits_equal, dtype_of, node_of, shape_of
+from qfuse.ir.ops.qdq import as_quantize
+from qfuse.ir.ops.views import bits_equal, dtype_of, node_of, shape_of
 from qfuse.ir.quant.spec import Arithmetic, dtype_name
 from qfuse.ir.sizes import element_count
 from qfuse.normalize.importers.errors import cannot_run

@@ -1,0 +1,43 @@
+"""Elementwise steps as an op of their own, between quantized tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch.fx import Node
+
+from qfuse.ir.ops.declare import Op, define_op
+from qfuse.ir.ops.epilogue import Epilogue
+from qfuse.ir.ops.fields import Arg
+from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.views import QuantParams
+
+
+@define_op("activation")
+@dataclass(frozen=True, slots=True)
+class Activation(Op):
+    """A ``qfuse::activation`` call; without parameters ``x`` is float."""
+
+    x: Node
+    x_params: Annotated[QuantParams | None, Arg(levels=1)]
+    epilogue: Epilogue
+    extras: tuple[Node, ...]
+    output: Output
+
+    @staticmethod
+    def reference(
+        x: torch.Tensor, epilogue: Epilogue, extras: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, None]:
+        """Run the steps."""
+        return epilogue.apply(x, extras), None
+
+    def problems(self) -> Iterator[str]:
+        """Check what it keeps."""
+        if Keep.FLOAT in self.output.keep and not self.epilogue.steps:
+            yield "without steps its float result is its input"
+
+
+as_activation = Activation.of

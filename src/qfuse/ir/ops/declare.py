@@ -1,0 +1,196 @@
+"""Ops as declarations: one class says what an op takes, what it means and what it gives.
+
+Schema, registration, fake, typed view, call arguments, float64 form and verification
+(``ir/ops/check.py``) are derived. A declaration is a frozen dataclass under :func:`define_op`. Its
+fields are the arguments of the schema, in order:
+
+====================================  ========================================================
+field                                 arguments
+====================================  ========================================================
+``x: Node``, ``bias: Node | None``    ``Tensor x``, ``Tensor? bias``
+``zero: Node | None = None``          ``Tensor? zero=None``, behind all others
+``extras: tuple[Node, ...]``          ``Tensor[] extras``
+``norm: NormSpec``                    ``str norm``: any class with ``parse`` and ``widened``
+``count: int`` (float, bool, str)     ``int count``
+``x_params: QuantParams``             ``Tensor x_scale, Tensor? x_zero_point, str x_spec`` and,
+                                      behind all others, ``Tensor? x_outer_scale=None``. Where it
+                                      may be ``None``, ``x`` may be float: its spec is empty then
+``out_params: QuantParams``           the same of the result
+``output: Output``                    ``Tensor? out_scale, Tensor? out_zero_point, str out_spec,
+                                      str choose, str keep``; the op returns ``Tensor[]``
+====================================  ========================================================
+
+The reference computes in float: its operands come dequantized, and its result is quantized behind
+it, both as the declaration says.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any, ClassVar, Self, TypeVar, get_type_hints
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+from torch.fx.node import Argument
+
+from qfuse.ir.graph.schema import arguments, is_call
+from qfuse.ir.ops.epilogue import Epilogue
+from qfuse.ir.ops.fields import RESULT, Layout, field_of
+from qfuse.ir.ops.output import Output
+from qfuse.ir.ops.views import QuantParams, dtype_of, node_of, tensor_of
+from qfuse.ir.quant.reference import dequantize, quantize
+from qfuse.ir.quant.spec import QuantSpec
+
+_RESULTS = {torch.Tensor: "Tensor", tuple[torch.Tensor, torch.Tensor]: "(Tensor, Tensor)"}
+
+D = TypeVar("D", bound="Op")
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A call of an op, viewed: the base of all declarations.
+
+    Attributes:
+        node: The call; before there is one, the node that it comes to replace.
+    """
+
+    node: Node
+    overload: ClassVar[OpOverload]
+    layout: ClassVar[Layout]
+    library: ClassVar[torch.library.Library]
+
+    @classmethod
+    def of(cls, value: object) -> Self | None:
+        """View ``value`` as a call of this op, or ``None``."""
+        if not isinstance(value, Node) or not is_call(value, cls.overload):
+            return None
+        return cls(value, **cls.layout.read(arguments(value), node_of))
+
+    def call_args(self) -> tuple[Argument, ...]:
+        """Return the positional arguments of a call with these values."""
+        return self.layout.write({f.name: getattr(self, f.name) for f in self.layout.fields})
+
+    @staticmethod
+    def reference(*args: Any, **kwargs: Any) -> Any:
+        """Compute the result in float.
+
+        Its arguments are the fields, in order, but quantization parameters and ``output``. With an
+        ``output``, it returns the result and the sum that it made first, or ``None``.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def meaning(cls, *args: Any, **kwargs: Any) -> Any:
+        """Compute the op: what a kernel is tested against and what a call is expanded to."""
+        return cls.compute(cls.reference, *args, **kwargs)
+
+    @classmethod
+    def compute(cls, reference: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Compute the op with another reference for what it does in float."""
+        values = cls.values(args, kwargs)
+        result: Any = None
+        for block in cls.layout.params:
+            params: Any = values.pop(block.name)
+            if block.of == RESULT:
+                result = params
+            elif params is not None:
+                values[block.of] = dequantize(values[block.of], *params.reference_args)
+        output: Output | None = values.pop("output", None)
+        y = reference(*values.values())
+        if output is not None:
+            return output.results(*y)
+        return y if result is None else quantize(y, *result.reference_args)
+
+    @classmethod
+    def infer(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return the result for fake tensors: the reference runs on them too."""
+        return cls.meaning(*args, **kwargs)
+
+    @classmethod
+    def values(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a call with tensors."""
+        return cls.layout.read(cls.layout.bind(args, kwargs), _tensor)
+
+    @classmethod
+    def widened_args(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Argument, ...]:
+        """Return the arguments of the call that computes in float64."""
+        values = cls.values(args, kwargs).items()
+        return cls.layout.write({n: v.widened() if hasattr(v, "widened") else v for n, v in values})
+
+    @property
+    def result_params(self) -> QuantParams | None:
+        """The parameters that its only result is quantized with."""
+        return next((getattr(self, f.name) for f in self.layout.params if f.of == RESULT), None)
+
+    def with_result_params(self, params: QuantParams) -> Self:
+        """Return the op with its only result quantized as ``params`` say."""
+        changed: dict[str, Any] = {f.name: params for f in self.layout.params if f.of == RESULT}
+        assert changed, f"{self.overload} does not quantize one result"
+        return replace(self, **changed)
+
+    @property
+    def result_spec(self) -> QuantSpec | None:
+        """What the first result is quantized as; ``None`` if it is float."""
+        block: Output | QuantParams | None = getattr(self, "output", self.result_params)
+        return None if block is None else block.spec
+
+    @property
+    def real(self) -> torch.dtype:
+        """The float type of its first operand."""
+        first = self.layout.fields[0].name
+        params = (getattr(self, f.name) for f in self.layout.params if f.of == first)
+        known: QuantParams | None = next(params, None)
+        return dtype_of(getattr(self, first)) if known is None else known.spec.real
+
+    def float_types(self) -> tuple[torch.dtype, ...]:
+        """Return the float types of its first operand and of what every epilogue step gives."""
+        epilogue: Epilogue | None = getattr(self, "epilogue", None)
+        if epilogue is None:
+            return (self.real,)
+        extras: Sequence[Node] = getattr(self, "extras", ())
+        return epilogue.real_types(self.real, [tensor_of(extra) for extra in extras])
+
+    def problems(self) -> Iterator[str]:
+        """Say what is wrong with the call that its fields do not tell by themselves."""
+        yield from ()
+
+
+def define_op(name: str, namespace: str = "qfuse") -> Callable[[type[D]], type[D]]:
+    """Define the op that a declaration declares, in ``torch.library``.
+
+    Raises:
+        TypeError: A field has a type that no argument has, or the reference does not take the
+            fields.
+    """
+
+    def define(cls: type[D]) -> type[D]:
+        cls.layout = layout = _layout(cls)
+        schema = f"{name}({', '.join(layout.formals)}) -> {layout.result}"
+        cls.library = library = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
+        library.define(schema)  # type: ignore[no-untyped-call]
+        library.impl(name, cls.meaning, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        torch.library.register_fake(f"{namespace}::{name}", cls.infer, lib=library)
+        cls.overload = getattr(getattr(torch.ops, namespace), name).default
+        return cls
+
+    return define
+
+
+def _layout(cls: type[Op]) -> Layout:
+    hints = get_type_hints(cls, include_extras=True)
+    found = tuple(
+        field_of(f.name, hints[f.name], f.default is not MISSING) for f in fields(cls)[1:]
+    )
+    taken = [f.name for f in found if not f.of and f.name != "output"]
+    if len(taken) != len(inspect.signature(cls.reference).parameters):
+        raise TypeError(f"the reference of {cls.__name__} does not take {', '.join(taken)}")
+    returned = get_type_hints(cls.reference)["return"]
+    return Layout(found, "Tensor[]" if "output" in hints else _RESULTS[returned])
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    assert isinstance(value, torch.Tensor), f"not a tensor: {value!r}"
+    return value

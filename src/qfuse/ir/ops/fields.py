@@ -1,0 +1,188 @@
+"""The fields of a declaration (see ``ir/ops/declare.py``) as the arguments of a schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin
+
+from torch.fx import Node
+from torch.fx.node import Argument
+
+from qfuse.ir.ops.output import Output, parse_keep
+from qfuse.ir.ops.views import QuantParams
+from qfuse.ir.quant.choose import ChooseSpec
+from qfuse.ir.quant.spec import QuantSpec
+
+RESULT = "out"
+"""Stands for the result where the name of a field could stand."""
+
+Given = Mapping[str, Any]
+# Checks a tensor argument: a node in a view, a tensor in a call.
+Leaf = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """What the name and type of a field leave open: ``Annotated[QuantParams, Arg(of="q")]``.
+
+    Attributes:
+        name: The argument's name, where it is not the field's.
+        of: Whose quantization parameters they are: a field's or ``RESULT``. By default what the
+            field's name begins with.
+        levels: How many levels of scales there may be.
+    """
+
+    name: str = ""
+    of: str = ""
+    levels: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a declaration.
+
+    Attributes:
+        name: Its name.
+        formals: Its arguments in the schema's language. Those with a default come behind those of
+            all other fields.
+        read: Returns its value from the arguments by name.
+        write: Returns the arguments of a value.
+        of: If it is quantization parameters, the field that has them, or ``RESULT``.
+    """
+
+    name: str
+    formals: tuple[str, ...]
+    read: Callable[[Given, Leaf], Any]
+    write: Callable[[Any], Sequence[Argument]]
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All fields of a declaration, and what the op returns in the schema's language."""
+
+    fields: tuple[Field, ...]
+    result: str
+
+    @cached_property
+    def params(self) -> tuple[Field, ...]:
+        """The fields that are quantization parameters."""
+        return tuple(f for f in self.fields if f.of)
+
+    @cached_property
+    def formals(self) -> tuple[str, ...]:
+        """The arguments in the schema's language."""
+        return tuple(sorted((text for f in self.fields for text in f.formals), key=_is_late))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arguments."""
+        return tuple(text.split()[1].removesuffix("=None") for text in self.formals)
+
+    def bind(self, args: Sequence[Any], kwargs: Given) -> dict[str, Any]:
+        """Return the arguments of a call by name; those that are left out are ``None``."""
+        left_out = dict.fromkeys(self.names)
+        return {**left_out, **dict(zip(self.names, args, strict=False)), **kwargs}
+
+    def read(self, given: Given, leaf: Leaf) -> dict[str, Any]:
+        """Return the values of all fields from the arguments by name."""
+        return {f.name: f.read(given, leaf) for f in self.fields}
+
+    def write(self, values: Given) -> tuple[Argument, ...]:
+        """Return the positional arguments of a call, without ``None`` where it is the default."""
+        pairs = [
+            pair
+            for f in self.fields
+            for pair in zip(f.formals, f.write(values[f.name]), strict=True)
+        ]
+        early = [value for text, value in pairs if not _is_late(text)]
+        late = [value for text, value in pairs if _is_late(text)]
+        while late and late[-1] is None:
+            late.pop()
+        return (*early, *late)
+
+
+def field_of(name: str, hint: Any, late: bool) -> Field:
+    """Return the field of a declaration with a name and a type.
+
+    Raises:
+        TypeError: No argument has this type.
+    """
+    arg = Arg()
+    if get_origin(hint) is Annotated:
+        hint, arg = get_args(hint)
+    optional = NoneType in get_args(hint)
+    kind: Any = get_args(hint)[0] if optional else hint
+    if kind is QuantParams:
+        return _params(name, arg, optional)
+    if kind is Output:
+        return _output(name)
+    if kind is Node:
+        text = f"Tensor{'?' * optional} {name}{'=None' * late}"
+        return Field(name, (text,), lambda given, leaf: _maybe(given[name], leaf), lambda v: (v,))
+    if kind == tuple[Node, ...]:
+        read: Callable[[Given, Leaf], Any] = lambda given, leaf: tuple(map(leaf, given[name]))  # noqa: E731
+        return Field(name, (f"Tensor[] {name}",), read, lambda v: (list(v),))
+    if kind in {int, float, bool, str}:
+        text = f"{kind.__name__} {name}"
+        return Field(name, (text,), lambda given, _: given[name], lambda v: (v,))
+    if hasattr(kind, "parse"):
+        key = arg.name or name
+        return Field(
+            name, (f"str {key}",), lambda given, _: kind.parse(given[key]), lambda v: (str(v),)
+        )
+    raise TypeError(f"no argument of an op is a {kind}: {name}")
+
+
+def _params(name: str, arg: Arg, optional: bool) -> Field:
+    prefix = name.removesuffix("params")
+    scale, zero_point, spec, outer = (
+        f"{prefix}{part}" for part in ("scale", "zero_point", "spec", "outer_scale")
+    )
+
+    def read(given: Given, leaf: Leaf) -> QuantParams | None:
+        assert given[spec] or optional, f"{name} is not optional, and has no spec"
+        if not given[spec]:
+            return None
+        zero, second = _maybe(given[zero_point], leaf), _maybe(given.get(outer), leaf)
+        return QuantParams(QuantSpec.parse(given[spec]), leaf(given[scale]), zero, second)
+
+    def write(value: QuantParams | None) -> Sequence[Argument]:
+        if value is None:
+            return (None, None, "", None)[: len(formals)]
+        assert arg.levels > 1 or value.outer_scale is None, f"one level of scales: {value}"
+        return (*value.args, value.outer_scale)[: len(formals)]
+
+    formals = (f"Tensor{'?' * optional} {scale}", f"Tensor? {zero_point}", f"str {spec}")
+    if arg.levels > 1:
+        formals = (*formals, f"Tensor? {outer}=None")  # type: ignore[assignment]
+    return Field(name, formals, read, write, arg.of or prefix.removesuffix("_"))
+
+
+def _output(name: str) -> Field:
+    given_params = _params("out_params", Arg(levels=1), optional=True)
+
+    def read(given: Given, leaf: Leaf) -> Output:
+        keep = parse_keep(given["keep"])
+        if not given["choose"]:
+            return Output(given_params.read(given, leaf), None, keep)
+        chosen = QuantSpec.parse(given["out_spec"]), ChooseSpec.parse(given["choose"])
+        return Output(None, chosen, keep)
+
+    def write(value: Output) -> Sequence[Argument]:
+        if value.chosen is None:
+            return (*given_params.write(value.params), "", value.keep_text)
+        return (None, None, *map(str, value.chosen), value.keep_text)
+
+    return Field(name, (*given_params.formals, "str choose", "str keep"), read, write)
+
+
+def _is_late(formal: str) -> bool:
+    return formal.endswith("=None")
+
+
+def _maybe(value: Any, leaf: Leaf) -> Any:
+    return None if value is None else leaf(value)

@@ -1,0 +1,1 @@
+"""What models write in plain ATen that one op of qfuse computes, as patterns."""

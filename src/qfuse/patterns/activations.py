@@ -1,0 +1,82 @@
+"""Which activation a call of ATen is, in the words of an epilogue."""
+
+from __future__ import annotations
+
+from torch.fx.node import Argument
+
+from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.ops.epilogue import Act
+from qfuse.ir.ops.views import node_of
+from qfuse.rewrite.pattern import Step
+from qfuse.rewrite.prelude import Node, OpOverload, arguments, aten
+
+_PLAIN: dict[OpOverload, str] = {
+    aten.relu.default: "relu",
+    aten.silu.default: "silu",
+    aten.sigmoid.default: "sigmoid",
+    aten.tanh.default: "tanh",
+    aten.hardswish.default: "hardswish",
+    aten.hardsigmoid.default: "hardsigmoid",
+}
+
+ACTIVATION_OPS: tuple[OpOverload, ...] = (
+    *_PLAIN,
+    aten.gelu.default,
+    aten.hardtanh.default,
+    aten.relu6.default,
+    aten.clamp.default,
+    aten.clamp_min.default,
+    aten.leaky_relu.default,
+)
+"""The ops that :func:`activation_of` may know."""
+
+
+def activated(node: Node) -> Node:
+    """Return what an activation is applied to."""
+    a = arguments(node)
+    return node_of(a["self"] if "self" in a else a["input"])
+
+
+def _source(node: Node) -> Node | None:
+    return activated(node) if is_call(node, *ACTIVATION_OPS) else None
+
+
+ACTIVATION = Step("activation", _source, ACTIVATION_OPS)
+"""A call that :func:`activation_of` may know."""
+
+
+def activation_of(node: Node) -> Act | None:
+    """Return the activation that a call is; ``None`` if the fused ops have no name for it.
+
+    That is a clamp with one bound only other than zero from below, bounds that cross, and bounds
+    or slopes that are not numbers.
+    """
+    a = arguments(node)
+    op = overload_of(node)
+    if op in _PLAIN:
+        return Act(_PLAIN[op])
+    if op is aten.gelu.default:
+        return {"none": Act("gelu"), "tanh": Act("gelu_tanh")}.get(str(a["approximate"]))
+    if op is aten.leaky_relu.default:
+        return _numbered("leaky_relu", a["negative_slope"])
+    if op in {aten.relu6.default, aten.hardtanh.default}:
+        return _bounded(a.get("min_val", 0.0), a.get("max_val", 6.0))
+    return _clamp(a["min"], a.get("max"))
+
+
+def _clamp(low: Argument, high: Argument) -> Act | None:
+    """A clamp at zero from below is a relu; one with two bounds is a hardtanh."""
+    if high is not None:
+        return _bounded(low, high)
+    return Act("relu") if isinstance(low, (int, float)) and low == 0 else None
+
+
+def _bounded(low: Argument, high: Argument) -> Act | None:
+    """Bounds the wrong way round give the upper one everywhere, which no activation does."""
+    act = _numbered("hardtanh", low, high)
+    return act if act is not None and act.args[0] <= act.args[1] else None
+
+
+def _numbered(name: str, *values: Argument) -> Act | None:
+    numbers = [float(v) for v in values if isinstance(v, (int, float))]
+    return Act(name, tuple(numbers)) if len(numbers) == len(values) else None

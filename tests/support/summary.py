@@ -1,0 +1,61 @@
+"""The last lines of a run: what this machine could not test, and how much was drawn."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+__all__ = ["EXAMPLES", "drawn", "drawn_text", "examples_of", "not_tested", "not_tested_text"]
+
+# The name of the property that carries a test's count from a worker process to the report.
+EXAMPLES = "hypothesis examples"
+
+_COUNTS = re.compile(r"(\d+) passing\D+(\d+) failing")
+_NEEDS = re.compile(r"^(?:Skipped: )?(needs [^:;(\n]+)")
+
+
+def examples_of(statistics: str) -> int:
+    """How many examples hypothesis tried on one test, from the text of its statistics.
+
+    Those that the test filtered out do not count.
+    """
+    return sum(int(n) for counts in _COUNTS.findall(statistics) for n in counts)
+
+
+def drawn(reports: Iterable[Any]) -> tuple[int, int]:
+    """How many tests drew examples, and how many they drew together."""
+    counts = [
+        value for report in reports for name, value in report.user_properties if name == EXAMPLES
+    ]
+    return len(counts), sum(counts)
+
+
+def drawn_text(tests: int, examples: int) -> str:
+    """One line for :func:`drawn`."""
+    return f"drawn: {examples:,} examples by {tests} property tests"
+
+
+def not_tested(reports: Iterable[Any]) -> Counter[str]:
+    """How many tests were skipped for each thing that this machine lacks."""
+    return Counter(reason for report in reports for reason in _needed(report))
+
+
+def _needed(report: Any) -> Iterator[str]:
+    """What a skipped test needs; nothing if it was skipped for another reason."""
+    if isinstance(report.longrepr, tuple):
+        match = _NEEDS.match(report.longrepr[2])
+        if match is not None:
+            yield match[1].rstrip()
+
+
+def not_tested_text(counts: Counter[str]) -> str:
+    """One line for :func:`not_tested`: ``not tested on this machine: 12 tests need amx_int8``."""
+    if not counts:
+        return "not tested on this machine: nothing"
+    parts: list[str] = []
+    for reason, count in counts.most_common():
+        verb = "test needs" if count == 1 else "tests need" if not parts else "need"
+        parts.append(f"{count} {verb if count > 1 or not parts else 'needs'} {reason[6:]}")
+    return f"not tested on this machine: {', '.join(parts)}"
