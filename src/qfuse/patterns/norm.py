@@ -10,8 +10,7 @@ import torch
 from qfuse.ir.dtypes import widens
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.norm_spec import NormSpec, Statistic
-from qfuse.ir.ops.output import result_of
-from qfuse.ir.ops.views import dtype_of, node_of, optional_node, shape_of
+from qfuse.ir.ops.views import dtype_of, node_of, optional_node, result_of, shape_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.sizes import same_shape, sizes_of
 from qfuse.patterns.casts import EXACT_CAST, FLOAT_CAST, cast_source, exact_source
