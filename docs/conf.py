@@ -61,6 +61,7 @@ _NAVIGATION = {
         "CONTRIBUTING",
         "docs/architecture",
         "docs/writing-a-rule",
+        "docs/adding-a-kernel",
         "examples/simulator_dialect/README",
     ],
     "Decisions": [*_DECISIONS, "docs/adr/template"],
