@@ -127,12 +127,12 @@ STRUCTURE: dict[str, tuple[Callable[[], StageGraph], str, str]] = {
     "a submodule": (
         partial(other_call, "call_module", "inner"),
         "inner",
-        "call_module nodes do not pass",
+        "call_module nodes are not allowed",
     ),
     "a method": (
         partial(other_call, "call_method", "relu"),
         "relu",
-        "call_method nodes do not pass",
+        "call_method nodes are not allowed",
     ),
     "a write": (write, "aten.add_", "it writes to its arguments"),
     "a constant of another shape": (constant_of_another_shape, "scale", r"float32\(2, 1\)"),
