@@ -180,8 +180,8 @@ def build(
         The library's path, and whether it was compiled now.
 
     Raises:
-        KernelBuildError: No compiler and no cached library, the compiler failed, or the cache folder
-            cannot be used.
+        KernelBuildError: No compiler and no cached library, the compiler failed, or the cache
+            folder cannot be used.
     """
     key = _key(sources)
     folder = kernel_cache() / key[:24]

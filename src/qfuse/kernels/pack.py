@@ -47,7 +47,7 @@ def pack_bytes(weight: torch.Tensor, *, halves: bool = False) -> torch.Tensor:
         halves: As for :func:`pack_weight`. No effect if a half consists of whole blocks.
 
     Returns:
-        ``[ceil(N / 64), ceil(K / 4), 64, 4]``, contiguous; ``2 * ceil(N / 128)`` blocks with halves.
+        ``[ceil(N / 64), ceil(K / 4), 64, 4]``, contiguous; ``2 * ceil(N / 128)`` blocks if halved.
 
     Raises:
         InputError: The weight is not a 2-D int8 tensor, or has an odd number of features to halve.

@@ -17,7 +17,7 @@ from qfuse.ir.errors import InputError
 from qfuse.kernels.pack import BLOCK, pack_weight
 from qfuse.kernels.pack4 import pack_weight4
 
-# Magnitudes. A sum can be as low as -_LARGEST_SHORT only for int8, whose extreme is negative too.
+# Magnitudes. Only int8 sums can reach 2^15 exactly, and only as -2^15, which still fits int16.
 _LARGEST_CODE, _LARGEST_BYTE, _LARGEST_SHORT = 15, 1 << 7, 1 << 15
 
 
