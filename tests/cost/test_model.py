@@ -245,4 +245,6 @@ def test_comparisons_speak() -> None:
     )
 
     assert str(exact) == "1250 ms -> 750 ms (1.67x)"
-    assert str(sized) == ("93 us -> 32 us (2.94x; 1.01x at the least size, 3.00x at the greatest)")
+    assert str(sized) == (
+        "93 us -> 32 us (2.94x; 1.01x at the smallest size, 3.00x at the largest)"
+    )

@@ -100,4 +100,4 @@ def test_a_profile_can_be_shown() -> None:
     measured = replace(PINNED, measured_seconds=1.23)
     assert measured.describe()[-1] == ("measured", "in 1.2 s on a quiet machine")
     noisy = replace(measured, quiet=False)
-    assert noisy.describe()[-1] == ("measured", "in 1.2 s while something else used the cores")
+    assert noisy.describe()[-1] == ("measured", "in 1.2 s under background load")

@@ -102,7 +102,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str, Level, str]] = [
     (
         {},
         {"pre_grad_pass": "mine.my_pass"},
-        "plain torch.compile: the pre-grad slot is taken",
+        "plain torch.compile: a pre-grad pass is already set",
         Level.WARN,
         "mine.my_pass",
     ),

@@ -1,4 +1,4 @@
-"""Cost: how long work takes on a target, from speeds measured once per machine."""
+"""The cost model: time of work on a target, from speeds measured once per machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operators that are measured, and what a symbolic size may be: private names of torch."""
+"""The measured operators and the ranges of symbolic sizes, which need torch's private API."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from qfuse.ir.graph.stage_graph import SymbolRange
 
 T = TypeVar("T")
 
-# A size that depends on data has no traced value; this one is neither a corner nor exotic.
+# A data-dependent size does not have a traced value; assume a typical one.
 _UNKNOWN_HINT = 256
 _LEAST_TRACED = 2
 
 
 @contextlib.contextmanager
 def plain_execution() -> Iterator[None]:
-    """Run operators as they are: no fake tensors, no autocast, no gradients."""
+    """Run operators eagerly, without fake tensors, autocast or gradients."""
     with _disable_current_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         yield
 
 
 def on_one_thread(run: Callable[[], T]) -> T:
-    """Run something in a thread of its own, in which operators use no other thread.
+    """Run a function in a new thread in which operators are single-threaded.
 
-    The number of threads per operator is a setting of each thread, next to a default for threads
-    that have none yet. Only the default is shared, and it is back before anything runs.
+    The number of threads per operator is a per-thread setting, with a default for new threads.
+    Only the default is shared, and it is restored before ``run`` starts.
     """
     threads = torch.get_num_threads()
 
     def limited() -> T:
-        # Asking sets this thread up; it would undo the limit if it came later.
+        # Reading it initializes this thread; done later, that would undo the limit.
         torch.get_num_threads()
         torch.set_num_threads(1)
         _in_new_thread(lambda: torch.set_num_threads(threads))
@@ -54,7 +54,7 @@ def _in_new_thread(run: Callable[[], T]) -> T:
 
 
 def int8_linear(rows: int, depth: int, columns: int) -> Callable[[], object]:
-    """An int8 linear in oneDNN, weights packed and output quantized, ready to be called."""
+    """Return a callable int8 linear in oneDNN, with packed weights and quantized output."""
     codes = torch.ones(rows, depth, dtype=torch.uint8, device="cpu")
     plain = torch.ones(columns, depth, dtype=torch.int8, device="cpu")
     packed = torch.ops.onednn.qlinear_prepack(plain, None)
@@ -70,7 +70,7 @@ def int8_linear(rows: int, depth: int, columns: int) -> Callable[[], object]:
 
 
 def int8_matmul(rows: int, depth: int, columns: int) -> Callable[[], object]:
-    """An int8 product without scales. Wants more than one row."""
+    """Return a callable int8 matmul without scales; needs more than one row."""
     left = torch.ones(rows, depth, dtype=torch.int8, device="cpu")
     right = torch.ones(columns, depth, dtype=torch.int8, device="cpu").t()
     return lambda: torch._int_mm(left, right)
@@ -79,14 +79,14 @@ def int8_matmul(rows: int, depth: int, columns: int) -> Callable[[], object]:
 def size_range(
     size: int | torch.SymInt, symbols: Mapping[str, SymbolRange] | None = None
 ) -> SizeRange:
-    """The sizes that a dimension of a traced tensor may have.
+    """Return the range of a dimension of a traced tensor.
 
-    Tracing believes that every symbol is two or more, even where a call may bring 1, so what it
-    says of the least size is not taken for the truth: the signature's ranges are.
+    Tracing assumes that every symbol is at least 2, even if a call may pass 1, so its lower bound
+    is not used; that of the signature is.
 
     Args:
-        size: The size. One that depends on data has no hint; a middling one is taken.
-        symbols: ``Signature.symbols``: the sizes that a call may bring.
+        size: The size. A data-dependent one does not have a hint; a typical one is used.
+        symbols: ``Signature.symbols``: the ranges of sizes in a call.
     """
     if not isinstance(size, torch.SymInt) or not size.node.is_symbolic():
         return SizeRange(int(size), int(size), int(size))
@@ -101,13 +101,13 @@ def size_range(
     if not size.node.has_hint():
         middling = _UNKNOWN_HINT if high is None else min(_UNKNOWN_HINT, high)
         return SizeRange(low, max(low, middling), high)
-    # A size may be traced at another than the declared ones: 2 stands for 1.
+    # The traced size may be outside of the declared range: 2 is traced for 1.
     hint = int(size.node.hint)
     return SizeRange(min(low, hint), hint, None if high is None else max(high, hint))
 
 
 def _symbol_range(known: SymbolRange | None, traced: Any) -> Any:
-    """Return what is declared of a symbol, or what tracing says, whose 2 may mean 0."""
+    """Return a symbol's declared range, or the traced one, whose lower bound 2 may mean 0."""
     if known is not None:
         return ValueRanges(known.low, int_oo if known.high is None else known.high)
     return ValueRanges(0, traced.upper) if traced.lower <= _LEAST_TRACED else traced

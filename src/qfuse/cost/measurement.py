@@ -1,18 +1,17 @@
-"""Measure a machine's speeds in under two seconds, on cores that others may be using too.
+"""Measures a machine's speeds in under two seconds, even under background load.
 
-What a busy machine does to a measurement: a parallel region waits until the scheduler has given
-every thread its slice, so a region of 20 us takes 4 to 12 ms, and a product with several barriers
-tens of milliseconds. One thread alone is merely interrupted, and its own clock stands still
-meanwhile. Hence
+Background load distorts measurements: a parallel region waits until the scheduler has given every
+thread its slice, so a region of 20 us takes 4 to 12 ms, and a matmul with several barriers tens of
+milliseconds. A single thread is only interrupted, and its CPU clock stops meanwhile. Hence
 
-- what calls cost, and the cache, are measured with operators so small that ATen runs them on the
+- call overhead and cache bandwidth are measured with operators so small that ATen runs them on the
   calling thread alone, by that thread's clock;
-- products and memory are measured with all threads, and it is watched whether the machine stays
-  quiet: short parallel regions are short, and in long ones no thread waits for a core;
-- if it does not, they are measured on one thread by its own clock, and multiplied by the number
-  of threads where that is what threads do. The profile says so.
+- matmuls and memory are measured with all threads, and the machine is checked to be quiet: short
+  parallel regions are short, and in long ones no thread waits for a core;
+- otherwise they are measured on one thread by its own clock, and multiplied by the number of
+  threads where work scales with threads. The profile records this.
 
-Probes run in turn, round after round, and the 10th percentile of each is taken.
+Probes run round-robin, and the 10th percentile of each is used.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from qfuse.targets import Target
 _BUDGET_SECONDS = 1.2
 _FIRST_ROUNDS = 3
 _MAX_ROUNDS = 7
-# A region of this length, where nothing disturbs, is shorter than a tenth of it.
+# On a quiet machine, the short region takes less than a tenth of this.
 _QUIET_SECONDS = 0.5e-3
-# Threads that have a core each run all the time of a long region, or wait for others actively.
+# Threads with a core each run during a whole long region, or wait for others actively.
 _QUIET_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class _Basics:
-    """What is measured with the threads as they are, on a quiet machine or not."""
+    """The measurements that do not depend on whether the machine is quiet."""
 
     call: probes.Probe
     library_call: probes.Probe
@@ -52,8 +51,8 @@ class _Basics:
         yield from (self.call, self.library_call, first, self.cache, self.memory, second)
 
     def quiet(self, long: Iterable[probes.Probe], threads: int) -> bool:
-        """Whether nobody else used the cores, as seen in the short regions and some long ones."""
-        # The median: single regions get through undisturbed on the busiest machine.
+        """Whether the cores were free of other load, judged by the short and some long regions."""
+        # The median, because single regions may be undisturbed even on a busy machine.
         regions = [seconds for probe in self.regions for seconds in probe.samples]
         run = sum(probe.cpu_seconds for probe in long)
         passed = sum(sum(probe.samples) for probe in long)
@@ -62,7 +61,7 @@ class _Basics:
 
 @dataclass(frozen=True, slots=True)
 class _Speeds:
-    """What is measured with all threads, or on one and multiplied.
+    """The speeds measured with all threads, or extrapolated from one.
 
     Attributes:
         memory: Bytes per second.
@@ -75,26 +74,26 @@ class _Speeds:
     long: list[probes.Probe]
 
     def times(self, threads: int, memory: float) -> _Speeds:
-        """What that many threads make of this, where they were seen to read ``memory`` B/s.
+        """Extrapolate to a number of threads that together read ``memory`` B/s.
 
-        Large products are limited by the cores, and scale. One row is limited by what the cores
-        share, and is left as it is.
+        Large matmuls are limited by the cores and scale. A matmul with one row is limited by shared
+        resources and does not.
         """
         rates = {kind: (many * threads, one) for kind, (many, one) in self.rates.items()}
         return _Speeds(max(self.memory, memory), rates, self.long)
 
 
 def measure(target: Target, budget: float = _BUDGET_SECONDS) -> CostProfile:
-    """Measure this machine with the threads that torch uses now.
+    """Measure this machine with torch's current number of threads.
 
-    Nothing is left changed: no thread count, no random state, no default, no mode.
+    All global state is restored: thread count, random state, defaults and modes.
 
     Args:
         target: The machine, as detected in this process.
-        budget: Seconds after which no new round starts. The first ones always run.
+        budget: Seconds after which no new round starts. The first rounds always run.
 
     Returns:
-        The profile, with ``quiet`` telling whether it can be trusted in absolute terms.
+        The profile; ``quiet`` tells whether its absolute values are reliable.
     """
     start = time.perf_counter()
     cores = min(target.threads, target.usable_cores)
@@ -117,7 +116,7 @@ def _basics(target: Target) -> _Basics:
     library = target.mkldnn_enabled and target.has_kernel("onednn::qlinear_pointwise")
     return _Basics(
         call=probes.call_probe(),
-        # Too small for a second thread.
+        # Too small to be split among threads.
         library_call=probes.call_probe(_torch_api.int8_linear(1, 64, 32) if library else None),
         regions=(probes.region_probe(), probes.region_probe()),
         cache=probes.cache_probe(target),
@@ -135,12 +134,12 @@ def _sample(probed: Iterable[probes.Probe], rounds: int, deadline: float = math.
 
 
 def _speeds(target: Target, basics: _Basics, deadline: float, *, alone: bool) -> _Speeds:
-    """Sample memory and the products of each arithmetic."""
+    """Sample memory and the matmuls of each arithmetic."""
     clock = time.thread_time if alone else time.perf_counter
     memory = probes.memory_probe(target, clock) if alone else basics.memory
     products = probes.products(target, clock)
     listed = [memory, *(probe for product in products.values() for probe in product)]
-    # What shows whether the machine stays quiet goes along.
+    # Also sample the probes that show whether the machine stays quiet.
     _sample([*listed, *([] if alone else basics.regions)], _MAX_ROUNDS, deadline)
     call, library_call = 1 / basics.call.rate(), 1 / basics.library_call.rate()
     rates = {
@@ -160,7 +159,7 @@ def _profile(
     memory = speeds.memory
     rates = speeds.rates
     f32, bf16 = rates[ComputeKind.F32], rates[ComputeKind.BF16]
-    # Without any int8 kernel such a product runs expanded, in f32.
+    # Without an int8 kernel, int8 matmuls are expanded to f32.
     int8 = rates.get(ComputeKind.INT8, f32)
     return CostProfile(
         machine=target.machine_fingerprint(),
@@ -182,10 +181,10 @@ def _profile(
 
 
 def _product_rates(product: probes.Products, call: float, memory: float) -> tuple[float, float]:
-    """Operations per second with many rows and with one.
+    """Return operations per second with many rows and with one.
 
-    Where no kernel takes one row, one that reads every weight once at the speed of memory, for
-    two operations each, stands in.
+    If no kernel supports one row, assume one that reads every weight once at memory bandwidth,
+    with two operations each.
     """
     many = product.many_rows.rate(call)
     if product.one_row is None:
@@ -196,5 +195,5 @@ def _product_rates(product: probes.Products, call: float, memory: float) -> tupl
 
 
 def _rounded(value: float) -> float:
-    """Three significant digits: more would be noise."""
+    """Round to three significant digits, since more would be noise."""
     return round(value, 2 - math.floor(math.log10(value)))

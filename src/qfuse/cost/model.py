@@ -1,7 +1,7 @@
-"""The cost model: seconds for work, by the roofline of a measured profile.
+"""A roofline cost model over a measured profile.
 
-A kernel takes the longer of the time to compute and the time to move its data, and what its calls
-cost besides. Rules ask it about profit, never about legality.
+The time of a kernel is the maximum of its compute time and its data movement time, plus its call
+overhead. Rules use the model to decide profitability, never legality.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from qfuse.cost.sizes import AtPoints
 from qfuse.cost.units import bytes_text, operations_text, rate_text, seconds_text
 from qfuse.cost.work import ComputeKind, Work, WorkRange
 
-# Sums of the same numbers in another order differ by this much at most.
+# Bound on the difference between sums of the same terms in different orders.
 _ROUNDING = 1e-9
 
 Plan = Work | WorkRange | Iterable[Work | WorkRange]
-"""What is to be done one after the other: one kernel, or several."""
+"""One kernel, or several in sequence."""
 
 
 class Bound(StrEnum):
-    """What a kernel waits for."""
+    """The resource that limits a kernel."""
 
     COMPUTE = "compute"
     MEMORY = "memory"
@@ -33,7 +33,7 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The parts of the time of one work, in seconds."""
+    """The components of the time of one work, in seconds."""
 
     compute: float
     memory: float
@@ -41,12 +41,12 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """Computing and moving overlap; calls come on top."""
+        """The total time: compute and data movement overlap, calls are added."""
         return max(self.compute, self.memory) + self.calls
 
     @property
     def bound(self) -> Bound:
-        """What most of the time is due to."""
+        """The largest component of the time."""
         if self.calls > max(self.compute, self.memory):
             return Bound.CALLS
         return Bound.COMPUTE if self.compute > self.memory else Bound.MEMORY
@@ -54,7 +54,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Seconds before and after a change, at the least, hinted and greatest size."""
+    """Seconds before and after a change, at the smallest, hinted and largest size."""
 
     before: AtPoints[float]
     after: AtPoints[float]
@@ -71,49 +71,49 @@ class Comparison:
         return all(after <= before * (1 + _ROUNDING) for before, after in pairs)
 
     def __str__(self) -> str:
-        """``0.52 ms -> 0.40 ms (1.30x; 1.10x at the least size, 1.41x at the greatest)``."""
+        """``0.52 ms -> 0.40 ms (1.30x; 1.10x at the smallest size, 1.41x at the largest)``."""
         pairs = zip(self.before.values, self.after.values, strict=True)
         low, hint, high = (before / after if after else 1.0 for before, after in pairs)
         text = f"{seconds_text(self.before.hint)} -> {seconds_text(self.after.hint)} ({hint:.2f}x"
         if self.before.low == self.before.high:
             return f"{text})"
-        return f"{text}; {low:.2f}x at the least size, {high:.2f}x at the greatest)"
+        return f"{text}; {low:.2f}x at the smallest size, {high:.2f}x at the largest)"
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Times of work on the machine of a profile.
+    """Estimates the time of work on the machine of a profile.
 
     Attributes:
-        profile: The speeds to reckon with.
+        profile: The measured speeds.
     """
 
     profile: CostProfile
 
     def estimate(self, work: Work) -> Estimate:
-        """The time of one work, in its parts."""
+        """Return the time of one work, by component."""
         return Estimate(self._compute(work), self._memory(work), self._calls(work))
 
     def seconds(self, plan: Plan) -> float:
-        """The time of a plan, at the hinted sizes."""
+        """Return the time of a plan at the hinted sizes."""
         return self.seconds_at_points(plan).hint
 
     def seconds_at_points(self, plan: Plan) -> AtPoints[float]:
-        """The time of a plan at the least, hinted and greatest sizes."""
+        """Return the time of a plan at the smallest, hinted and largest sizes."""
         columns = zip(*(work.values for work in _ranges(plan)), strict=True)
         sums = [sum(self.estimate(work).seconds for work in column) for column in columns]
         return AtPoints(*sums) if sums else AtPoints(0.0, 0.0, 0.0)
 
     def compare(self, before: Plan, after: Plan) -> Comparison:
-        """What a change from one plan to another does."""
+        """Compare the times of two plans."""
         return Comparison(self.seconds_at_points(before), self.seconds_at_points(after))
 
     def wins_everywhere(self, before: Plan, after: Plan) -> bool:
-        """Whether ``after`` is at least as fast at the least, hinted and greatest sizes."""
+        """Whether ``after`` is at least as fast at the smallest, hinted and largest sizes."""
         return self.compare(before, after).loses_nowhere
 
     def explain(self, work: Work | WorkRange) -> str:
-        """Why one work takes its time: ``memory bound: 4.2 MB at 21 GB/s = 0.20 ms``.
+        """Explain the time of one work: ``memory bound: 4.2 MB at 21 GB/s = 0.20 ms``.
 
         A range is explained at its hint.
         """
@@ -133,7 +133,7 @@ class CostModel:
         return f"{estimate.bound} bound: {parts} + {calls} = {total}"
 
     def _rates(self, kind: ComputeKind) -> tuple[float, float]:
-        """Operations per second with many rows and with one."""
+        """Return operations per second with many rows and with one."""
         profile = self.profile
         match kind:
             case ComputeKind.INT8:
@@ -146,8 +146,8 @@ class CostModel:
                 assert_never(never)
 
     def _compute(self, work: Work) -> float:
-        # The first row loads and rearranges the weights for all rows, so it is paid at its own
-        # rate; with one row nothing else is left, and this is that rate exactly.
+        # The first row loads and rearranges the weights for all rows, so it has its own rate; with
+        # one row only, the estimate is exactly that rate.
         many_rows, one_row = self._rates(work.kind)
         other_rows = work.flops - work.one_row_flops
         return other_rows / many_rows + work.one_row_flops / min(one_row, many_rows)
@@ -157,7 +157,7 @@ class CostModel:
         return cold / self.profile.memory_bandwidth + cached / self.profile.cache_bandwidth
 
     def _traffic(self, work: Work) -> tuple[float, float]:
-        """Bytes that come from or go to memory, and those that stay in the cache."""
+        """Return the bytes moved from or to memory, and those that stay in the cache."""
         activations = (*work.reads, *work.writes)
         cached = sum(size for size in activations if size <= self.profile.cache_bytes)
         return work.weight_bytes + sum(activations) - cached, cached

@@ -1,4 +1,4 @@
-"""What is run to measure a machine: one small benchmark per number of a profile."""
+"""The microbenchmarks of a profile: one probe per speed."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
     Clock = Callable[[], float]
     Build = Callable[[int, int, int], Callable[[], object]]
-    """Takes rows, depth and columns of a product; gives something that computes it."""
+    """Takes rows, depth and columns of a matmul; returns a callable that computes it."""
 
 
 UNKNOWN_CACHE_BYTES = 8 << 20
-# TensorIterator splits work among threads from 32,768 elements on (at::internal::GRAIN_SIZE).
+# TensorIterator splits work among threads from 32,768 elements (at::internal::GRAIN_SIZE).
 _SERIAL_ELEMENTS = 32_767
 _REGION_ELEMENTS = 65_536
 _CALLS = 20
 _COLD_BYTES = (64 << 20, 512 << 20)
-# Sides of the products, and how the rows grow until one takes long enough.
+# Sizes of the matmuls, and how the rows grow until one takes long enough.
 _DEPTH, _COLUMNS = 2048, 1024
 _FIRST_ROWS, _ROWS_STEP, _MOST_ROWS = 32, 4, 2048
 _LONG_SECONDS = 0.008
@@ -39,13 +39,13 @@ _ONE_ROW_SIDE = 2048
 
 @dataclass(slots=True)
 class Probe:
-    """Something to run: ``amount`` units of work in ``calls`` operator calls per sample.
+    """A benchmark: ``amount`` units of work in ``calls`` operator calls per sample.
 
     Attributes:
-        repeats: Samples per round. If there are several, one more run before them fills the
-            caches, which the probe before has emptied.
-        clock: Seconds that pass, or that this thread runs.
-        cpu_seconds: What all threads of the process together ran while samples were taken.
+        repeats: Samples per round. If there are several, a warm-up run before them refills the
+            caches, which the previous probe has evicted.
+        clock: Wall-clock time, or CPU time of this thread.
+        cpu_seconds: CPU time of all threads of the process during the samples.
     """
 
     run: Callable[[], object]
@@ -57,7 +57,7 @@ class Probe:
     cpu_seconds: float = 0.0
 
     def sample(self) -> None:
-        """Run and time it, and add up what all threads of the process ran meanwhile."""
+        """Run and time it, and accumulate the CPU time of all threads of the process."""
         if self.repeats > 1:
             self.run()
         for _ in range(self.repeats):
@@ -72,14 +72,14 @@ class Probe:
         return ordered[len(ordered) // 10]
 
     def rate(self, seconds_per_call: float = 0.0) -> float:
-        """Units per second, not counting what calls cost (but at most half of the time)."""
+        """Return units per second without call overhead (at most half of the time)."""
         seconds = self.seconds()
         return self.amount / (seconds - min(self.calls * seconds_per_call, seconds / 2))
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """Matrix products in one arithmetic: with many rows, and with one if that is possible."""
+    """Matmuls in one arithmetic: with many rows, and with one if that is supported."""
 
     many_rows: Probe
     one_row: Probe | None
@@ -92,7 +92,7 @@ class Products:
 
 
 def call_probe(call: Callable[[], object] | None = None) -> Probe:
-    """An operator call that does nothing worth mentioning; by default an ATen one."""
+    """Return the probe of a trivial operator call, by default an ATen one."""
     if call is None:
         value = torch.zeros(1, dtype=torch.float32, device="cpu")
         result = torch.zeros(1, dtype=torch.float32, device="cpu")
@@ -106,13 +106,13 @@ def call_probe(call: Callable[[], object] | None = None) -> Probe:
 
 
 def region_probe() -> Probe:
-    """The shortest work that is split among threads."""
+    """Return the probe of the smallest work that is split among threads."""
     data = torch.zeros(_REGION_ELEMENTS, dtype=torch.float32, device="cpu")
     return Probe(lambda: data.add_(1))
 
 
 def cache_probe(target: Target) -> Probe:
-    """Read a quarter of the last-level cache on this thread alone, piece by piece."""
+    """Return a probe that reads a quarter of the last-level cache on this thread, in pieces."""
     size = (target.l3_bytes or UNKNOWN_CACHE_BYTES) // 4
     count = max(1, size // (_SERIAL_ELEMENTS * 8))
     data = torch.ones(count * _SERIAL_ELEMENTS, dtype=torch.float64, device="cpu")
@@ -127,7 +127,7 @@ def cache_probe(target: Target) -> Probe:
 
 
 def memory_probe(target: Target, clock: Clock) -> Probe:
-    """Read more than the caches hold."""
+    """Return a probe that reads more than the caches hold."""
     least, most = _COLD_BYTES
     size = min(max(least, 4 * target.l3_bytes), most, max(least, _free_memory() // 4))
     data = torch.ones(size // 8, dtype=torch.float64, device="cpu")
@@ -142,11 +142,11 @@ def _free_memory() -> int:
 
 
 def products(target: Target, clock: Clock) -> dict[ComputeKind, Products]:
-    """The products of each arithmetic; int8 is missing where nothing computes it.
+    """Return the matmuls of each arithmetic; int8 is absent without a kernel for it.
 
     Args:
-        target: Which kernels there are.
-        clock: How to time them.
+        target: Determines the available kernels.
+        clock: The clock to time them with.
     """
     found = {
         ComputeKind.F32: _products(_float_linear(torch.float32), 4, clock),
@@ -155,7 +155,7 @@ def products(target: Target, clock: Clock) -> dict[ComputeKind, Products]:
     if target.mkldnn_enabled and target.has_kernel("onednn::qlinear_pointwise"):
         found[ComputeKind.INT8] = _products(_torch_api.int8_linear, 1, clock)
     elif target.has_kernel("aten::_int_mm"):
-        # Not with one row: see qfuse.targets.doctor.
+        # Wrong for one row: see qfuse.targets.doctor.
         many = _many_rows(_torch_api.int8_matmul, clock)
         found[ComputeKind.INT8] = Products(many, None, 1)
     return found
@@ -177,7 +177,7 @@ def _float_linear(dtype: torch.dtype) -> Build:
 
 
 def _many_rows(build: Build, clock: Clock) -> Probe:
-    """A product with enough rows to take long; they grow in steps, so a slow loop stops early."""
+    """Return a long enough matmul; its rows grow in steps, so that a slow one stops early."""
     rows = _FIRST_ROWS
     while True:
         amount = 2.0 * rows * _DEPTH * _COLUMNS
@@ -188,7 +188,7 @@ def _many_rows(build: Build, clock: Clock) -> Probe:
 
 
 def _takes_long(probe: Probe) -> bool:
-    """Whether the best of a few runs is long; the first one pays for setting up."""
+    """Whether the best of a few runs is long enough; the first run includes setup."""
     for _ in range(_TRIALS):
         probe.sample()
         if probe.samples.pop() < _LONG_SECONDS:

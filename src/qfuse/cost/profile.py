@@ -1,4 +1,4 @@
-"""The speeds of one machine that the cost model reckons with."""
+"""The speeds of a machine that the cost model uses."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ class CostProfile:
     """Speeds of one machine with one number of threads.
 
     Attributes:
-        machine: :meth:`qfuse.targets.Target.machine_fingerprint` of where they hold.
-        threads: Threads per operator that they were measured with.
-        memory_bandwidth: B/s of reading what is in no cache.
-        cache_bandwidth: B/s of reading what the last-level cache holds.
-        cache_bytes: An activation up to this size is taken to be there still when it is read.
-        f32_flops: FLOP/s of a large f32 matrix product.
-        f32_flops_one_row: The same of a product with one row, weights in the cache.
-        bf16_flops: FLOP/s of a large bf16 matrix product.
-        bf16_flops_one_row: The same of a product with one row.
-        int8_ops: OP/s of a large int8 matrix product.
-        int8_ops_one_row: The same of a product with one row.
-        call_seconds: What a call of an operator costs before it does anything.
+        machine: :meth:`qfuse.targets.Target.machine_fingerprint` of the machine.
+        threads: Threads per operator during the measurement.
+        memory_bandwidth: B/s of reads from memory.
+        cache_bandwidth: B/s of reads from the last-level cache.
+        cache_bytes: Activations up to this size are assumed to still be cached when they are read.
+        f32_flops: FLOP/s of a large f32 matmul.
+        f32_flops_one_row: The same for a matmul with one row, weights in the cache.
+        bf16_flops: FLOP/s of a large bf16 matmul.
+        bf16_flops_one_row: The same for a matmul with one row.
+        int8_ops: OP/s of a large int8 matmul.
+        int8_ops_one_row: The same for a matmul with one row.
+        call_seconds: Overhead of an operator call.
         library_call_seconds: The same for an operator that sets up a oneDNN primitive.
-        quiet: Nothing else was seen to use the cores while measuring. If ``False``, the rates are
-            estimates from one thread.
-        measured_seconds: How long measuring took; 0 for a profile that was not measured.
+        quiet: Whether the machine was free of other load while measuring. If ``False``, the rates
+            are extrapolated from one thread.
+        measured_seconds: Duration of the measurement; 0 for a profile that was not measured.
     """
 
     machine: str
@@ -60,8 +60,8 @@ class CostProfile:
     def pinned(cls) -> CostProfile:
         """Constants for tests, so that decisions there do not depend on the machine.
 
-        They are what two otherwise idle cores of an AMD EPYC of the fourth generation (AVX512
-        with VNNI, no AMX) gave, rounded.
+        Rounded measurements of two otherwise idle cores of a fourth-generation AMD EPYC (AVX512
+        with VNNI, no AMX).
         """
         return cls(
             machine="pinned",
@@ -82,10 +82,10 @@ class CostProfile:
         )
 
     def best_of(self, other: CostProfile) -> CostProfile:
-        """The better number of each, for profiles taken on a busy machine: noise only slows down.
+        """Return the better of each speed, for busy machines: noise only makes them slower.
 
         Raises:
-            OptionsError: The two are of different machines or thread counts.
+            OptionsError: The profiles have different machines or thread counts.
         """
         if (self.machine, self.threads) != (other.machine, other.threads):
             raise OptionsError(f"profiles of {self.machine} and {other.machine} do not combine")
@@ -96,7 +96,7 @@ class CostProfile:
         return CostProfile(**best)
 
     def describe(self) -> list[tuple[str, str]]:
-        """Label and value of each number, for people."""
+        """Return label and value of each speed for display."""
         return [
             ("threads", str(self.threads)),
             ("memory", rate_text(self.memory_bandwidth)),
@@ -112,23 +112,23 @@ class CostProfile:
     def _measured_text(self) -> str:
         if not self.measured_seconds:
             return "no, fixed"
-        state = "on a quiet machine" if self.quiet else "while something else used the cores"
+        state = "on a quiet machine" if self.quiet else "under background load"
         return f"in {self.measured_seconds:.1f} s {state}"
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON values."""
+        """Return all fields as JSON values."""
         return asdict(self)
 
     def to_json(self) -> str:
-        """The text that :meth:`from_json` reads."""
+        """Serialize for :meth:`from_json`."""
         return json.dumps(self.to_dict(), indent=2, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what :meth:`to_json` wrote.
+        """Parse the output of :meth:`to_json`.
 
         Raises:
-            OptionsError: The text is no cost profile.
+            OptionsError: The text is not a cost profile.
         """
         try:
             data = json.loads(text)
@@ -138,14 +138,14 @@ class CostProfile:
 
     @classmethod
     def from_dict(cls, data: object) -> Self:
-        """Read what :meth:`to_dict` gave.
+        """Build a profile from the output of :meth:`to_dict`.
 
         Raises:
-            OptionsError: A field is missing, unknown, of another type or not positive.
+            OptionsError: A field is missing, unknown, of the wrong type or not positive.
         """
         names = {field.name: str(field.type) for field in fields(cls)}
         if not isinstance(data, dict) or set(data) != set(names):
-            raise OptionsError("this is not a cost profile: its fields are others")
+            raise OptionsError("this is not a cost profile: its fields differ")
         for name, kind in names.items():
             if type(data[name]).__name__ not in ({"int", "float"} if kind == "float" else {kind}):
                 raise OptionsError(f"{name} of a cost profile must be {kind}, not {data[name]!r}")

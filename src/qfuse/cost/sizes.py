@@ -1,4 +1,4 @@
-"""Sizes that are known at run time only, as the three points at which a choice is examined."""
+"""Dynamic sizes, represented by the three points at which plans are compared."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 from qfuse.ir.errors import OptionsError
 
-# The largest size that is examined where none is declared. Costs grow linearly from well below
-# it, so a larger one would give the same answers.
+# The largest size considered if no upper bound is declared. Costs grow linearly from well below
+# it, so a larger one would not change decisions.
 UNBOUNDED = 1 << 20
 
 T = TypeVar("T")
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SizeRange:
-    """A size that may be anything from ``low`` to ``high``.
+    """A size between ``low`` and ``high``.
 
     Attributes:
-        low: The least size.
-        hint: The size to be expected, such as the one that was traced.
-        high: The greatest size, ``None`` if it is not declared.
+        low: The smallest size.
+        hint: The expected size, such as the traced one.
+        high: The largest size, ``None`` if it is not declared.
     """
 
     low: int
@@ -39,12 +39,12 @@ class SizeRange:
 
     @property
     def points(self) -> tuple[int, int, int]:
-        """The least, the hinted and the greatest size (a large one if none is declared)."""
+        """Return the smallest, hinted and largest size (a large one if none is declared)."""
         greatest = max(self.hint, UNBOUNDED) if self.high is None else self.high
         return self.low, self.hint, greatest
 
     def __mul__(self, other: Size) -> SizeRange:
-        """The product, as of a batch and a sequence length. Both grow together."""
+        """Return the product, as of batch and sequence length, which are taken to grow together."""
         right = _range(other)
         high = None if None in (self.high, right.high) else _product(self.high, right.high)
         return SizeRange(self.low * right.low, self.hint * right.hint, high)
@@ -65,7 +65,7 @@ def _product(*factors: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AtPoints(Generic[T]):
-    """One thing at the least, the hinted and the greatest size."""
+    """A value at the smallest, hinted and largest size."""
 
     low: T
     hint: T
@@ -73,11 +73,11 @@ class AtPoints(Generic[T]):
 
     @property
     def values(self) -> tuple[T, T, T]:
-        """All three, in order of size."""
+        """Return all three, in order of size."""
         return self.low, self.hint, self.high
 
 
 def at_points(build: Callable[..., T], *sizes: Size) -> AtPoints[T]:
-    """Evaluate a function of sizes with all of them at their least, hinted and greatest values."""
+    """Evaluate a function of sizes at their smallest, hinted and largest values."""
     low, hint, high = zip(*(_range(size).points for size in sizes), strict=True)
     return AtPoints(build(*low), build(*hint), build(*high))

@@ -1,4 +1,4 @@
-"""Profiles on disk: measured once per machine, kept, and never believed blindly."""
+"""The on-disk store of profiles: measured once per machine, and validated on every load."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from qfuse.targets import Target, cache_directory, write_atomically
 _log = logging.getLogger(__name__)
 
 _FORMAT = 1
-# A profile taken on a busy machine is taken again by later processes, this often in all, and the
-# best numbers are kept. After that it stays, and with it the keys of compiled models.
+# A profile measured on a busy machine is measured again by later processes, up to this often, and
+# the best speeds are kept. Then it is final, so that the keys of compiled models become stable.
 _MAX_ATTEMPTS = 3
 _LOCK_SECONDS = 30
 
@@ -37,7 +37,7 @@ class _Entry:
 
 
 def profile_path(target: Target, directory: Path | None = None) -> Path:
-    """Where the profile of a target is kept."""
+    """Return the path of a target's profile."""
     digest = hashlib.sha256(json.dumps(_key(target), sort_keys=True).encode()).hexdigest()[:24]
     return (directory or cache_directory()) / "cost" / f"{digest}.json"
 
@@ -47,19 +47,19 @@ def load_or_measure(
     directory: Path | None = None,
     measure: Callable[[Target], CostProfile] = measure,
 ) -> CostProfile:
-    """The profile of a target: from disk, or measured now and kept.
+    """Return the profile of a target: from disk, or measured now and stored.
 
-    Of several processes that need it at once, one measures and the others wait for it. An entry
-    that is corrupt or belongs to another machine is made again. Where nothing can be kept, the
-    profile is measured for this process alone. Both leave a line in the log.
+    Of several concurrent processes, one measures and the others wait for it. An entry that is
+    corrupt or belongs to another machine is replaced. If the store is not writable, the profile is
+    measured for this process only. Both are logged.
 
     Args:
         target: The machine, as detected in this process.
-        directory: Cache folder instead of :func:`qfuse.targets.cache_directory`.
-        measure: How to measure.
+        directory: Cache folder; default :func:`qfuse.targets.cache_directory`.
+        measure: Function that measures a profile.
     """
     path = profile_path(target, directory)
-    # A fault is logged once: by the second look, under the lock.
+    # A corrupt entry is logged only once, by the second read under the lock.
     entry = _load(path, target, level=logging.DEBUG)
     if entry is not None and entry.settled:
         return entry.profile
@@ -75,7 +75,7 @@ def load_or_measure(
 def _measure_again(
     path: Path, target: Target, seen: _Entry | None, measure: Callable[[Target], CostProfile]
 ) -> CostProfile:
-    """Measure under the lock, unless somebody else did while we waited for it."""
+    """Measure under the lock, unless another process did while this one waited."""
     entry = _load(path, target, level=logging.WARNING)
     if entry is not None and (entry.settled or entry != seen):
         return entry.profile
@@ -92,7 +92,7 @@ def _measure_again(
     }
     write_atomically(path, json.dumps(record, indent=2))
     if not profile.quiet:
-        _log.info("the cost profile was measured while something else used the cores")
+        _log.info("the cost profile was measured under background load")
     return profile
 
 
@@ -120,10 +120,10 @@ def _load(path: Path, target: Target, *, level: int) -> _Entry | None:
 
 
 def _parse(text: str, target: Target) -> _Entry:
-    """Read an entry.
+    """Parse an entry.
 
     Raises:
-        CacheError: It is corrupt, of another format, or of another machine.
+        CacheError: It is corrupt, or has a different format or machine.
     """
     try:
         record = json.loads(text)

@@ -1,4 +1,4 @@
-"""Work: what one kernel call computes and moves, without saying how long that takes."""
+"""Work: the operations and bytes of kernel calls, independent of the machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qfuse.ir.errors import OptionsError
 
 
 class ComputeKind(StrEnum):
-    """The arithmetic that a kernel's multiplications run in. ``NONE``: it only moves data."""
+    """The arithmetic of a kernel's multiplications. ``NONE``: it only moves data."""
 
     NONE = "none"
     F32 = "f32"
@@ -21,19 +21,19 @@ class ComputeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one or several kernel calls of one kind do.
+    """The operations and bytes of one or several kernel calls of one kind.
 
     Attributes:
         flops: Multiplications and additions, two per product term.
-        kind: The arithmetic that they run in.
-        weight_bytes: Constants read. They come from memory: between two uses of a weight lies the
-            rest of the model.
-        reads: Bytes of each activation read. One that fits comes from the cache.
+        kind: Their arithmetic.
+        weight_bytes: Constants read. They come from memory, because the rest of the model runs
+            between two uses of a weight.
+        reads: Bytes of each activation read. One that fits is read from the cache.
         writes: Bytes of each activation written.
-        one_row_flops: The part of ``flops`` that a single row of the left operand needs. A kernel
-            that reuses weights among rows pays for it at the rate of one row.
-        kernel_calls: Operator calls.
-        library_calls: Those of them that set up a oneDNN primitive anew each time.
+        one_row_flops: The part of ``flops`` for a single row of the left operand. A kernel that
+            reuses weights across rows runs it at the rate of one row.
+        kernel_calls: Number of operator calls.
+        library_calls: Those of them that set up a oneDNN primitive on each call.
     """
 
     flops: float = 0.0
@@ -54,16 +54,16 @@ class Work:
 
     @property
     def bytes_read(self) -> float:
-        """Bytes of weights and activations read."""
+        """Return the bytes of weights and activations read."""
         return self.weight_bytes + sum(self.reads)
 
     @property
     def bytes_written(self) -> float:
-        """Bytes of activations written."""
+        """Return the bytes of activations written."""
         return sum(self.writes)
 
     def with_calls(self, kernel_calls: int, library_calls: int = 0) -> Work:
-        """The same work, spread over another number of calls."""
+        """Return the same work with a different number of calls."""
         return replace(self, kernel_calls=kernel_calls, library_calls=library_calls)
 
     def moving(
@@ -73,7 +73,7 @@ class Work:
         reads: Sequence[float] = (),
         writes: Sequence[float] = (),
     ) -> Work:
-        """The same work with more to move: scales, a bias, a residual, a second output."""
+        """Return the same work with more data: scales, a bias, a residual, a second output."""
         return replace(
             self,
             weight_bytes=self.weight_bytes + weight_bytes,
@@ -95,9 +95,9 @@ class Bits:
 
 
 def linear_work(m: Size, k: Size, n: Size, bits: Bits, kind: ComputeKind) -> WorkRange:
-    """The work of ``x[m, k] @ weight[n, k].T`` in one call.
+    """Return the work of ``x[m, k] @ weight[n, k].T`` in one call.
 
-    Scales and bias are not counted; add them with :meth:`Work.moving` where they matter.
+    Scales and bias are not counted; add them with :meth:`Work.moving` if they matter.
 
     Args:
         m: Rows of the input, the product of all its leading axes.
@@ -121,7 +121,7 @@ def linear_work(m: Size, k: Size, n: Size, bits: Bits, kind: ComputeKind) -> Wor
 
 
 def pointwise_work(elements: Size, reads: Sequence[int], writes: Sequence[int]) -> WorkRange:
-    """The work of one elementwise kernel.
+    """Return the work of one elementwise kernel.
 
     Args:
         elements: Elements of every operand.
@@ -139,5 +139,5 @@ def pointwise_work(elements: Size, reads: Sequence[int], writes: Sequence[int]) 
 
 
 def without_calls(work: WorkRange) -> WorkRange:
-    """The same work as a part of somebody else's call, such as a loop that a compiler fuses."""
+    """Return the same work without call overhead, such as a loop fused into another kernel."""
     return AtPoints(*(one.with_calls(0) for one in work.values))

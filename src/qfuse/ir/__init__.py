@@ -1,1 +1,1 @@
-"""What a graph is: ops, quantization parameters, views, stages, verifier, text, events."""
+"""The IR: ops, quantization parameters, views, stages, verifier, text, events."""

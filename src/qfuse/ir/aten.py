@@ -1,4 +1,4 @@
-"""``torch.ops.aten``, under the name that every rule calls it by."""
+"""``torch.ops.aten`` under the name that all rules use."""
 
 import torch
 

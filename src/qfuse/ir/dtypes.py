@@ -1,4 +1,4 @@
-"""What the types of numbers can hold. Floats of 8 bits are floats to torch, but only stored."""
+"""Ranges of dtypes. 8-bit floats are storage types here, although torch counts them as floats."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 import torch
 
 REALS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""The float types that models compute in."""
+"""The float dtypes that models compute in."""
 
 
 def widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
-    """Whether a cast between two of ``REALS`` keeps every number; other types have no answer."""
+    """Whether a cast between two of ``REALS`` is lossless; other dtypes are not supported."""
     return narrow in REALS and wide in REALS and torch.promote_types(narrow, wide) == wide
 
 

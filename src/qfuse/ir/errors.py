@@ -15,7 +15,7 @@ USER_CODE_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What code of somebody else raises when it fails, as far as it is not told to stop."""
+"""Exceptions that third-party code may raise, without those that request an exit."""
 
 RULE_ERRORS = (
     ArithmeticError,
@@ -26,15 +26,15 @@ RULE_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What a rule that did not foresee a graph raises, and an op that is asked for a fake value."""
+"""Exceptions of a rule that meets an unexpected graph, and of an op run on fake values."""
 
 
 class QfuseError(Exception):
     """Base of every error that qfuse raises on purpose.
 
     Args:
-        what: What is wrong, as one sentence without a trailing period.
-        where: The place in the user's source or graph, if it is known.
+        what: The problem, as one sentence without a trailing period.
+        where: The location in the user's source or graph, if known.
         fix: What the user can do about it.
     """
 
@@ -51,11 +51,11 @@ class QfuseError(Exception):
 
 
 class CaptureError(QfuseError):
-    """The model cannot be turned into a graph."""
+    """The model cannot be captured as a graph."""
 
 
 class GraphError(QfuseError):
-    """A graph that was given to a pass of :mod:`qfuse.passes` cannot be read."""
+    """A graph passed to :mod:`qfuse.passes` is malformed."""
 
 
 class NormalizeError(QfuseError):
@@ -67,7 +67,7 @@ class BlockError(NormalizeError, ValueError):
 
 
 class RewriteError(QfuseError):
-    """A rule or pass broke its contract: this is a bug in the rule, not in the model."""
+    """A rule or pass broke its contract: a bug in the rule, not in the model."""
 
 
 class VerifyError(QfuseError):
@@ -83,11 +83,11 @@ class BackendError(QfuseError):
 
 
 class CacheError(QfuseError):
-    """A cache entry is corrupt or foreign. Raised inside, handled by rebuilding."""
+    """A cache entry is corrupt or foreign. Raised internally and handled by rebuilding."""
 
 
 class OptionsError(QfuseError, ValueError):
-    """An option has a value that it cannot take."""
+    """An option has an invalid value."""
 
 
 class InputError(QfuseError, ValueError, TypeError):

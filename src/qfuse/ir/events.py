@@ -1,4 +1,4 @@
-"""What happened, as data. One list of events feeds the table, the JSON and the page."""
+"""Compilation events as data. One list of events feeds the table, the JSON and the page."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TypeVar
 class Exactness(StrEnum):
     """How far a rewrite may change values (see ``rewrite/tolerance.py``).
 
-    ``ASSUMED`` is exact if parameters that have no values are the same wherever they look alike.
-    It exists on graphs of meta tensors alone, and only where somebody asked for it.
+    ``ASSUMED`` is exact if parameters without values are equal whenever their metadata match.
+    It occurs only on graphs of meta tensors, and only if the user enabled it.
     """
 
     EXACT = "exact"
@@ -22,7 +22,7 @@ class Exactness(StrEnum):
 
 
 class MissCode(StrEnum):
-    """Why a rule did not fire, for machines. The sentence beside it is for people."""
+    """Why a rule did not fire, as a stable code. The message beside it is for users."""
 
     NOT_QUANTIZED = "not-quantized"
     GRANULARITY = "granularity"
@@ -80,9 +80,9 @@ class Fired(Event):
         key: Stable identity of this rewrite within one compilation.
         exactness: Class of the rewrite.
         places: The source nodes that it consumed.
-        made: Names of the nodes that it made.
-        note: A word about what was decided, for people.
-        predicted_gain: Seconds saved per call by the cost model, if it was asked.
+        made: Names of the nodes that it created.
+        note: A note for users about the decision.
+        predicted_gain: Seconds saved per call according to the cost model, if it was used.
     """
 
     rule: str
@@ -96,17 +96,17 @@ class Fired(Event):
 
 @dataclass(frozen=True, slots=True)
 class Missed(Event):
-    """A rule that looked at a node and declined.
+    """A rule that was tried at a node and did not fire.
 
     Attributes:
         rule: Name of the rule.
-        code: Why, for machines.
-        reason: Why, for people.
-        anchor: The node that it looked at.
-        at: The node that stands in the way.
-        progress: How close the rule came to firing; orders the rules that looked at a node.
+        code: Why, as a stable code.
+        reason: Why, as a message for users.
+        anchor: The node at which it was tried.
+        at: The node at which the match failed.
+        progress: How close the rule came to firing; ranks the rules that were tried at a node.
         pattern: The pattern of the rule with a caret under the part that did not match, in two
-            lines; "" where the rule has no pattern.
+            lines; "" if the rule does not use a pattern.
     """
 
     rule: str
@@ -125,9 +125,9 @@ class Lowered(Event):
     Attributes:
         place: The op that was lowered.
         kernel: Name of the kernel.
-        what: The op in words: types, granularities, epilogue.
+        what: A description of the op: dtypes, granularities, epilogue.
         predicted: Seconds per call by the cost model; ``None`` when it was not costed.
-        losers: The kernels that were not taken, each with its reason.
+        losers: The rejected kernels, each with its reason.
         why: Why this kernel.
     """
 
@@ -141,7 +141,7 @@ class Lowered(Event):
 
 @dataclass(frozen=True, slots=True)
 class Left(Event):
-    """A quantize or dequantize that stays in the graph as an op of its own, and why."""
+    """A quantize or dequantize op that was not fused, and why."""
 
     place: Place
     reason: str
@@ -149,7 +149,7 @@ class Left(Event):
 
 @dataclass(frozen=True, slots=True)
 class Noted(Event):
-    """Anything else that a user should know; ``warn`` marks what should be acted on."""
+    """Any other note to the user; ``warn`` marks notes that call for action."""
 
     text: str
     place: Place | None = None
@@ -170,7 +170,7 @@ class Checked(Event):
 
 @dataclass(frozen=True, slots=True)
 class RolledBack(Event):
-    """A rewrite that was undone because it changed values; ``repro`` rebuilds the case."""
+    """A rewrite that was undone because it changed values; ``repro`` reproduces the case."""
 
     rule: str
     key: str
@@ -186,7 +186,7 @@ class EventLog:
     """An append-only list of events.
 
     Args:
-        events: What it begins with.
+        events: The initial events.
     """
 
     __slots__ = ("_events",)

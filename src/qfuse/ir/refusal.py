@@ -4,13 +4,13 @@ from __future__ import annotations
 
 
 class Refusal:
-    """Why something is not done.
+    """Why something was not done.
 
     A :class:`~qfuse.rewrite.rule.Miss` is a refusal of a rule: it adds a code and the node that
-    stands in the way.
+    caused it.
 
     Args:
-        reason: A sentence for people, without a trailing period.
+        reason: A message for users, without a trailing period.
     """
 
     __slots__ = ("_reason",)
@@ -20,7 +20,7 @@ class Refusal:
 
     @property
     def reason(self) -> str:
-        """The sentence."""
+        """The message."""
         return self._reason
 
     def __repr__(self) -> str:

@@ -14,22 +14,22 @@ Size = int | torch.SymInt
 
 
 def same_size(a: Size, b: Size) -> bool:
-    """Whether two sizes are equal whatever the symbols are."""
+    """Whether two sizes are equal for all values of the symbols."""
     return statically_known_true(a == b)
 
 
 def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
-    """Whether two shapes are equal whatever the symbols are."""
+    """Whether two shapes are equal for all values of the symbols."""
     return len(a) == len(b) and all(map(same_size, a, b))
 
 
 def is_positive(size: Size) -> bool:
-    """Whether a size is at least 1 whatever the symbols are."""
+    """Whether a size is at least 1 for all values of the symbols."""
     return statically_known_true(size >= 1)
 
 
 def is_row_major(value: torch.Tensor) -> bool:
-    """Whether ``value`` lies in memory in the order of its axes, without gaps."""
+    """Whether ``value`` is contiguous in row-major order."""
     step: Size = 1
     for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
         if not same_size(size, 1):
@@ -40,7 +40,7 @@ def is_row_major(value: torch.Tensor) -> bool:
 
 
 def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one shape have the same strides where there is a step to take."""
+    """Whether two tensors of one shape have the same strides on axes larger than 1."""
     return all(
         same_size(size, 1) or same_size(step, other)
         for size, step, other in zip(a.shape, a.stride(), b.stride(), strict=True)
@@ -48,7 +48,7 @@ def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def exact_quotient(a: Size, b: Size) -> Size | None:
-    """Return ``a / b`` if it is an integer whatever the symbols are, else ``None``."""
+    """Return ``a / b`` if it is an integer for all values of the symbols, else ``None``."""
     if same_size(b, 0):
         return None
     quotient: Size = a // b
@@ -62,7 +62,7 @@ def element_count(shape: Sequence[Size]) -> int | None:
 
 
 def size_of(value: Argument) -> Size | None:
-    """Return a size given as a number or as a node of one; ``None`` for anything else."""
+    """Return a size from a number or a node of one; ``None`` for anything else."""
     if isinstance(value, Node):
         value = value.meta.get("val")
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):

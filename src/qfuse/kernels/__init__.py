@@ -1,7 +1,7 @@
-"""Our own C++ kernels: compiled for this torch on first use, cached, registered as torch ops.
+"""qfuse's C++ kernels: compiled for this torch on first use, cached, registered as torch ops.
 
-Importing this package builds and loads nothing. :func:`load` does, once per process, and says what
-came of it: without a compiler the kernels are not there, and everything else works.
+Importing this package does not build or load anything. :func:`load` does, once per process, and
+returns the outcome: without a compiler the kernels are unavailable, and everything else works.
 
     library = kernels.load()
     if library.available:
@@ -9,7 +9,7 @@ came of it: without a compiler the kernels are not there, and everything else wo
         y = kernels.linear_w8a8(x, x_scale, None, packed, sums, w_scale)
 
 The ops of a loaded library are ``torch.ops.qfuse.linear_w8a8`` and so on; their arguments are
-explained in :mod:`qfuse.kernels.ops` and :mod:`qfuse.kernels.weight_only`.
+documented in :mod:`qfuse.kernels.ops` and :mod:`qfuse.kernels.weight_only`.
 """
 
 from qfuse.kernels.build import (

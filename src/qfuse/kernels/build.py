@@ -1,17 +1,17 @@
-"""Compiling the C++ kernels, once for each torch, set of sources and compiler, into a cache.
+"""Compiles the C++ kernels into a cache, once per torch version, sources and compiler.
 
 The cache is ``$QFUSE_CACHE_DIR/kernels``, by default below the user's cache folder. An entry is one
 folder per key (sources, torch, flags, C++ ABI, machine) with one library per compiler and a small
-description of each. A library is used only if its description fits and its bytes are those that
-were written; anything else is rebuilt, with a line in the log.
+description of each. A library is used only if its description matches and its checksum is correct;
+otherwise it is rebuilt, and the reason is logged.
 
-A wheel may bring libraries along, in the same form, in the folder ``prebuilt`` beside this file
-(:func:`copy_library` fills such a folder, ``hatch_build.py`` packs it). One that fits is taken
-before the cache is looked at, so a machine without a compiler has kernels too.
+A wheel may ship libraries in the same form, in the folder ``prebuilt`` beside this file
+(:func:`copy_library` fills such a folder, ``hatch_build.py`` packs it). A matching one takes
+precedence over the cache, so a machine without a compiler has kernels too.
 
-``QFUSE_SANITIZE=address`` (or ``undefined``, or both with a comma) builds kernels that end the
-process at the first access out of bounds; ``make asan`` runs their tests so. What the sanitizer
-needs has to be in the process from the start: ``LD_PRELOAD`` names the compiler's ``libasan.so``.
+``QFUSE_SANITIZE=address`` (or ``undefined``, or both with a comma) builds kernels that abort the
+process at the first out-of-bounds access; ``make asan`` runs the kernel tests with it. The runtime
+must be loaded at process start: set ``LD_PRELOAD`` to the compiler's ``libasan.so``.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _PREBUILT = Path(__file__).with_name("prebuilt")
 _FORMAT = 1  # of the cache entries
 _VERSION_SECONDS = 10
 _BUILD_SECONDS = 600
-_SANITIZED_BUILD_SECONDS = 2400  # checks make code many times as long to compile
+_SANITIZED_BUILD_SECONDS = 2400  # instrumentation makes compilation many times slower
 
-# No contraction to fused multiply-add: all instruction sets give the same bits. No -march: the
-# library runs on every machine of this architecture and chooses at run time.
+# No contraction to fused multiply-add, so that all instruction sets are bit-identical. No -march:
+# the library runs on every machine of this architecture and dispatches at run time.
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fopenmp", "-ffp-contract=off", "-Wno-psabi")
-# What runs over memory in plain loops; elsewhere -O3 only takes longer.
+# Files with plain loops over memory; elsewhere -O3 only makes compilation slower.
 _PLAIN_LOOPS = {
     "linear/linear_w8a8.cpp": ("-O3",),
     "linear/linear_a16.cpp": ("-O3",),
@@ -64,7 +64,7 @@ _LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch")
 
 SANITIZE_VARIABLE = "QFUSE_SANITIZE"
 _SANITIZERS = ("address", "undefined")
-# Not vptr: classes of torch come without what it looks at.
+# Not vptr: torch's classes lack the type information that it needs.
 _SANITIZED_FLAGS = ("-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 
 
@@ -77,7 +77,7 @@ class Compiler:
     """A C++ compiler.
 
     Attributes:
-        command: The executable, and arguments that always go with it.
+        command: The executable and its fixed arguments.
         version: First line of what ``--version`` prints.
     """
 
@@ -90,7 +90,7 @@ class Entry:
     """The description of a cached library.
 
     Attributes:
-        key: What it was built from and for.
+        key: Hash of the sources and the build environment.
         compiler: Version line of the compiler.
         sha256: Of the library's bytes.
     """
@@ -101,7 +101,7 @@ class Entry:
 
 
 def find_compiler() -> Compiler | None:
-    """Return the compiler that Inductor would take: ``$CXX``, else g++ or clang++."""
+    """Return the compiler that Inductor would use: ``$CXX``, else g++ or clang++."""
     named = os.environ.get("CXX")
     for command in [shlex.split(named)] if named else [["g++"], ["clang++"]]:
         path = shutil.which(command[0]) if command else None
@@ -118,10 +118,10 @@ def kernel_cache() -> Path:
 
 
 def describe(library: Path) -> Entry:
-    """Return what stands beside a library of the cache.
+    """Read the description of a cached library.
 
     Raises:
-        CacheError: There is nothing, or nothing that can be read.
+        CacheError: It is missing or unreadable.
     """
     try:
         text = library.with_suffix(".json").read_text(encoding="utf-8")
@@ -131,13 +131,13 @@ def describe(library: Path) -> Entry:
 
 
 def copy_library(library: Path, to: Path) -> Path:
-    """Copy a library of the cache, with its description, to where a wheel brings them along.
+    """Copy a cached library with its description into a folder of prebuilt libraries.
 
-    Several may lie there side by side, such as one for each torch.
+    The folder may hold several libraries, such as one per torch version.
 
     Args:
-        library: What :func:`build` gave.
-        to: The folder; it is made if it does not exist.
+        library: The path from :func:`build`.
+        to: The folder; it is created if it does not exist.
 
     Returns:
         The copy.
@@ -166,27 +166,27 @@ def build(
     prebuilt: Path = _PREBUILT,
     rebuild: bool = False,
 ) -> tuple[Path, bool]:
-    """Return a library built from ``sources``, compiling only if there is none.
+    """Return a library built from ``sources``, compiling only if none is cached.
 
-    Several processes may ask at once: one compiles, the others wait for it.
+    Safe for concurrent processes: one compiles, the others wait for it.
 
     Args:
-        compiler: What to compile with; ``None`` takes what the cache holds, whoever compiled it.
+        compiler: The compiler; ``None`` uses a cached library from any compiler.
         sources: Folder of the C++ files.
-        prebuilt: Folder of libraries that came with the package.
-        rebuild: Compile even if there is a library.
+        prebuilt: Folder of libraries that ship with the package.
+        rebuild: Compile even if a library is cached.
 
     Returns:
         The library's path, and whether it was compiled now.
 
     Raises:
-        KernelBuildError: No compiler and nothing cached, the compiler failed, or the cache folder
-            cannot be used.
+        KernelBuildError: No compiler and no cached library, the compiler failed, or the cache
+            folder cannot be used.
     """
     key = _key(sources)
     folder = kernel_cache() / key[:24]
     if not rebuild:
-        # First without the lock: a cache that was filled ahead may be read only.
+        # First without the lock, because a prefilled cache may be read-only.
         found = _cached(prebuilt / key[:24], key, None, level=logging.WARNING) or _cached(
             folder, key, compiler, level=logging.DEBUG
         )
@@ -203,7 +203,7 @@ def build(
                 raise KernelBuildError(
                     "no C++ compiler was found",
                     fix="install a C++20 compiler (g++ or clang++), or set CXX; "
-                    "qfuse doctor tells more",
+                    "qfuse doctor shows details",
                 )
             return _compile(folder, key, compiler, sources), True
     except (OSError, filelock.Timeout) as error:
@@ -297,14 +297,14 @@ def _compile(folder: Path, key: str, compiler: Compiler, sources: Path) -> Path:
         entry = Entry(key, compiler.version, _digest(new.read_bytes()))
         described = new.with_suffix(".json")
         described.write_text(json.dumps(asdict(entry)), encoding="utf-8")
-        # Each replaced whole; a library between the two does not fit its description.
+        # Each file is replaced atomically; between the two, the library fails its checksum.
         new.replace(library)
         described.replace(library.with_suffix(".json"))
     return library
 
 
 def _source_flags(source: Path, sources: Path) -> list[str]:
-    # Pulls in setuptools, which only a build needs.
+    # Imports setuptools, which only a build needs.
     from torch.utils.cpp_extension import include_paths  # noqa: PLC0415
 
     name = _name(source, sources)
@@ -342,7 +342,7 @@ def _build_seconds() -> int:
 def _compiler_environment() -> dict[str, str]:
     environment = {**os.environ, "LC_ALL": "C"}
     if _sanitizer_flags():
-        # It is there for this process; a compiler has its own ways with memory.
+        # LD_PRELOAD is meant for this process; the compiler's own memory use is not to be checked.
         environment.pop("LD_PRELOAD", None)
     return environment
 

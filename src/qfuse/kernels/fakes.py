@@ -1,7 +1,7 @@
-"""What shapes and types show of an op's arguments, checked while torch traces.
+"""Checks of shapes and dtypes of kernel ops' arguments while torch traces.
 
-An op refuses the same when it runs; a graph that cannot run should not be traced to its end first.
-What depends on the number of rows is left to the op: a comparison here would fix a symbolic size.
+The op raises the same errors at run time; checking here rejects an invalid graph while tracing.
+Checks that depend on the number of rows are left to the op: here they would guard a symbolic size.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from qfuse.ir.errors import InputError
 from qfuse.kernels.pack import BLOCK, GROUP
 
 REAL = (torch.float32, torch.bfloat16, torch.float16)
-"""The float types of activations and results."""
+"""The float dtypes of activations and results."""
 
 STORED = (torch.int8, torch.uint8)
-"""The types of codes."""
+"""The dtypes of quantized values."""
 
 _CODES_PER_BYTE = {torch.uint8: 2, torch.int8: 1}
 
 
 def halves_of(epilogue: str) -> int:
-    """Return 2 where the text of an epilogue multiplies halves of the features, else 1."""
+    """Return 2 if an epilogue contains a GLU, which halves the features, else 1."""
     names = {step.partition("(")[0] for step in epilogue.split("|")}
     return 2 if names & {"glu", "halves"} else 1
 
 
 def check_stored(x: torch.Tensor) -> None:
-    """Refuse an activation that does not hold codes along one axis or more."""
+    """Check that an activation is quantized and has at least one axis."""
     if x.dtype not in STORED:
         raise InputError(f"x must be int8 or uint8, not {x.dtype}")
     _check_axes(x)
 
 
 def check_real(x: torch.Tensor, **types: torch.dtype) -> None:
-    """Refuse an activation or a named type that is none of :data:`REAL`."""
+    """Check that an activation and the named dtypes are in :data:`REAL`."""
     given = {"x": x.dtype, **types}
     if not set(given.values()) <= set(REAL):
         found = ", ".join(map(str, given.values()))
@@ -52,17 +52,17 @@ def _check_axes(x: torch.Tensor) -> None:
 def check_packed(
     x: torch.Tensor, w_packed: torch.Tensor, stored: torch.dtype, n: int, halves: int = 1
 ) -> tuple[int, int]:
-    """Refuse a packed weight that does not fit its activation.
+    """Check that a packed weight matches its activation.
 
     Args:
         x: Activation ``[..., K]``.
         w_packed: The weight.
-        stored: uint8 for codes of four bits, int8 for those of eight.
+        stored: uint8 for 4-bit weights, int8 for 8-bit weights.
         n: Output features.
-        halves: In how many pieces they come, each of which begins with a block of its own.
+        halves: Number of GLU halves, each of which starts a new block.
 
     Returns:
-        How many features a piece has, and how many blocks all have.
+        The number of features per half, and the total number of blocks.
     """
     if n < 0:
         raise InputError(f"out_features cannot be {n}")
@@ -81,7 +81,7 @@ def check_packed(
 def check_parameters(
     what: str, given: torch.Tensor, types: Collection[torch.dtype] | None, *shapes: tuple[int, ...]
 ) -> None:
-    """Refuse a weight's parameters of another type or shape; ``None`` stands for any float type."""
+    """Check dtype and shape of a weight's parameters; ``None`` accepts any float dtype."""
     wanted = "float" if types is None else " or ".join(map(str, types))
     fits = given.dtype.is_floating_point if types is None else given.dtype in types
     if not fits:
@@ -92,11 +92,11 @@ def check_parameters(
 
 
 def check_bias(bias: torch.Tensor | None, n: int) -> None:
-    """Refuse a bias that is neither one float nor one per output feature."""
+    """Check that a bias has one float, or one per output feature."""
     if bias is None:
         return
     if not bias.dtype.is_floating_point:
         raise InputError(f"bias must be float, not {bias.dtype}")
-    count = bias.numel()  # may be symbolic, which no set holds
+    count = bias.numel()  # may be symbolic, which is not hashable
     if count != 1 and count != n:  # noqa: PLR1714
         raise InputError(f"bias has {count} elements, expected 1 or {n}")

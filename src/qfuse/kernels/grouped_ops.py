@@ -1,8 +1,8 @@
-"""Linears of stored activations whose weights have scales in groups along K, and their fakes.
+"""Linears of quantized activations with groupwise weight scales along K, and their fakes.
 
-``linear_w4a8`` takes weights of four bits, codes 0 to 15; ``linear_w8a8_grouped`` takes int8. A
-group is K / groups input features: a multiple of 8 for four bits and of 4 for eight, or the whole
-of K, of any size then; at most 32768. With ``x`` of shape ``[..., K]`` and the weight ``[N, K]``:
+``linear_w4a8`` takes 4-bit weights, values 0 to 15; ``linear_w8a8_grouped`` takes int8. A group has
+K / groups input features: a multiple of 8 for four bits and of 4 for eight bits, or all of K with
+any size; at most 32768. With ``x`` of shape ``[..., K]`` and the weight ``[N, K]``:
 
 1. For each group ``g``, ``sum_g = sum over its k of (x - x_zero_point) * (w - w_zero_point_g)``,
    exact in int32.
@@ -10,17 +10,17 @@ of K, of any size then; at most 32768. With ``x`` of shape ``[..., K]`` and the 
    float32, the product rounded before it is added.
 3. ``y = total * x_scale + bias``, from left to right in float32 without fused multiply-add, then
    rounded to ``real``.
-4. Epilogue and output are those of :mod:`qfuse.kernels.ops`, products of halves and codes of rows
-   included.
+4. Epilogue and output are those of :mod:`qfuse.kernels.ops`, including GLUs and rowwise
+   quantization.
 
-No value depends on the number of threads or on the instruction set. Nothing but the result is
-written to. The result is contiguous.
+Results do not depend on the number of threads or on the instruction set. The ops do not mutate
+their arguments. The result is contiguous.
 
-Shapes and dtypes, where they are not those of :mod:`qfuse.kernels.ops`:
+Shapes and dtypes that differ from those of :mod:`qfuse.kernels.ops`:
 
 ================  ===============================================================================
-``w_packed``      :func:`qfuse.kernels.pack_groups.pack_grouped` gives these four
-``w_sums``        int16 or int32 ``[ceil(N / 64), groups, 64]``: of the codes, zero points not
+``w_packed``      :func:`qfuse.kernels.pack_groups.pack_grouped` returns these four
+``w_sums``        int16 or int32 ``[ceil(N / 64), groups, 64]``: of the values, zero points not
                   subtracted
 ``w_scale``       float32 ``[ceil(N / 64), groups, 64]``
 ``w_zero_point``  ``None``, one int8, or int8 ``[ceil(N / 64), groups, 64]``
@@ -47,12 +47,12 @@ from qfuse.kernels.linear_ops import linear_ops
 from qfuse.kernels.pack import BLOCK, GROUP
 
 _SUMS = (torch.int16, torch.int32)
-# Sums of a group are exact in int32 up to here.
+# Sums of a group are exact in int32 up to this size.
 _MOST_IN_GROUP = 1 << 15
 
 
 def _columns(stored: torch.dtype, a: Any) -> int:
-    """Return the features of the result, or refuse operands that do not fit."""
+    """Return the number of output features; check the operands."""
     check_stored(a.x)
     n, halves = a.out_features, halves_of(a.epilogue)
     columns, blocks = check_packed(a.x, a.w_packed, stored, n, halves)

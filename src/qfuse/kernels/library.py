@@ -1,4 +1,4 @@
-"""Loading the compiled kernels into the process."""
+"""Loads the compiled kernels into the process."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ OPS: tuple[KernelOp[Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class KernelLibrary:
-    """What became of the kernels in this process.
+    """The state of the kernels in this process.
 
     Attributes:
-        available: The ops can be called.
+        available: Whether the ops can be called.
         reason: Why they cannot; "" if they can.
-        path: The loaded library; ``None`` if somebody had loaded one before, by its path.
-        compiled: It was compiled just now, not found in the cache.
-        instruction_sets: The paths that this processor can run, the best one last.
+        path: The loaded library; ``None`` if one had already been loaded by its path.
+        compiled: Whether it was compiled now rather than found in the cache.
+        instruction_sets: The paths that this processor supports, the best one last.
     """
 
     available: bool
@@ -69,7 +69,7 @@ class KernelLibrary:
 
 
 class _Loader:
-    """Remembers what happened: ops can be registered only once in a process."""
+    """Caches the outcome, because ops can be registered only once per process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -86,28 +86,28 @@ _LOADER = _Loader()
 
 
 def load() -> KernelLibrary:
-    """Load the kernels, compiling them if the cache has none (about 15 s). Done once per process.
+    """Load the kernels once per process, compiling them if they are not cached (about 15 s).
 
     The environment variable ``QFUSE_ISA`` names the instruction set to use instead of the best.
 
     Returns:
-        What came of it; without kernels, with the reason.
+        The outcome, with the reason if the kernels are unavailable.
 
     Raises:
-        OptionsError: ``QFUSE_ISA`` names an instruction set that does not exist here.
+        OptionsError: ``QFUSE_ISA`` names an instruction set that this machine does not support.
     """
     return _LOADER.load()
 
 
 @contextlib.contextmanager
 def instruction_set(name: str) -> Iterator[None]:
-    """Make the kernels of the whole process use one instruction set while the context lasts.
+    """Context manager that makes all kernels of the process use one instruction set.
 
     Args:
         name: One of :attr:`KernelLibrary.instruction_sets`.
 
     Raises:
-        OptionsError: It does not exist here, or the kernels are not loaded.
+        OptionsError: It is not supported here, or the kernels are not loaded.
     """
     library = load()
     before = torch.ops.qfuse.chosen_kernels() if library.available else ""
@@ -133,7 +133,7 @@ def _register(path: Path) -> None:
 
 def _load() -> KernelLibrary:
     if hasattr(torch.ops.qfuse, "linear_w8a8"):
-        # Two libraries that define the same ops end the process.
+        # Loading two libraries that define the same ops aborts the process.
         return _loaded(None, compiled=False)
     compiler = find_compiler()
     try:
@@ -141,12 +141,12 @@ def _load() -> KernelLibrary:
         try:
             _register(path)
         except OSError as error:
-            # Whole and described, but not for this system: another C library, say.
+            # Intact, but built for a different system, such as another C library.
             _log.warning("kernel library %s cannot be loaded and is rebuilt: %s", path, error)
             path, compiled = build(compiler, rebuild=True)
             _register(path)
     except (KernelBuildError, OSError) as error:
-        # What to do about it is said once, by who shows the reason.
+        # Log only the first line; the code that shows `reason` prints the fix.
         reason = str(error)
         _log.warning("no own kernels: %s", reason.partition("\n")[0])
         return KernelLibrary(available=False, reason=reason)

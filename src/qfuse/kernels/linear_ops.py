@@ -1,4 +1,4 @@
-"""The three ops of a linear of quantized activations: floats, codes, and codes of rows."""
+"""The three ops of a linear of quantized activations: float, quantized, rowwise quantized."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def linear_ops(
     """Return ``name``, ``name_quantized`` and ``name_rows``.
 
     Args:
-        name: The op that gives floats.
-        columns: Gives the features of the result from the arguments by name, or raises InputError.
-        defaults: What may be left out besides what all of them have.
+        name: The op with a float result.
+        columns: Returns the number of output features from the arguments, or raises InputError.
+        defaults: Defaults in addition to those that all of the ops share.
     """
     known = {**_DEFAULTS, **(defaults or {})}
 

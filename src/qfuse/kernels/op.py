@@ -1,4 +1,4 @@
-"""Ops of the compiled library as Python functions, whose arguments are those of their schemas."""
+"""Ops of the compiled library as Python functions with the arguments of their schemas."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ R = TypeVar("R")
 class KernelOp(Generic[R]):
     """An op of the compiled library. Calling it calls the op.
 
-    The C++ schema is the only list of its arguments: they are given by position or by name, and
-    what has a default may be left out. An ``output``, a
-    :class:`~qfuse.kernels.rowwise.RowwiseOutput`, stands for the arguments that it names.
+    The C++ schema is the only list of its arguments: they are passed by position or by name, and
+    those with a default may be omitted. An ``output``, a
+    :class:`~qfuse.kernels.rowwise.RowwiseOutput`, expands to the arguments that it names.
 
     Args:
         name: Its name in ``torch.ops.qfuse``.
-        fake: Gives the result while torch traces, from the arguments by name, or raises InputError.
-        defaults: Values of arguments that may be left out.
-        like: Arguments that are what another is, or its dtype, if they are left out or ``None``.
-        complete: Fills in arguments that follow from others.
-        positional: Those that may be given by position; all of the schema's unless given.
+        fake: Returns the fake result from the arguments by name, or raises InputError.
+        defaults: Values of optional arguments.
+        like: Arguments that default to another argument, or to its dtype.
+        complete: Fills in arguments that are derived from others.
+        positional: Those that may be passed by position; by default all of the schema's.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class KernelOp(Generic[R]):
         """Call the op.
 
         Raises:
-            TypeError: An argument is missing, given twice, or not one of the schema's.
-            RuntimeError: An argument does not fit; the message names it. While tracing, what can
-                be seen of that is an InputError.
+            TypeError: An argument is missing, passed twice, or not in the schema.
+            RuntimeError: An argument is invalid; the message names it. While tracing, errors that
+                are visible in shapes and dtypes raise InputError.
         """
         op = self.overload
         self._names = self._names or argument_names(op)
@@ -68,7 +68,7 @@ class KernelOp(Generic[R]):
         return result
 
     def register_fake(self) -> None:
-        """Tell torch shapes and dtypes of the results; the library must have been loaded."""
+        """Register the fake kernel; the library must have been loaded."""
         self._names = argument_names(self.overload)
 
         def fake(*args: Any, **given: Any) -> R:

@@ -1,74 +1,74 @@
-"""Int8 linears with weights per tensor or output channel, with their fakes.
+"""Int8 linears with per-tensor or per-channel weight scales, and their fakes.
 
-``linear_w8a8``, ``linear_w8a8_quantized`` and ``linear_w8a8_rows`` compute on stored numbers. With
-``x`` of shape ``[..., K]`` and the weight ``[N, K]``:
+``linear_w8a8``, ``linear_w8a8_quantized`` and ``linear_w8a8_rows`` compute on quantized values.
+With ``x`` of shape ``[..., K]`` and the weight ``[N, K]``:
 
-1. ``total = sum over k of (x - x_zero_point) * (w - w_zero_point)``, exact in int32. That holds for
-   K up to 65536, and up to 32768 with a weight zero point; larger K raises.
+1. ``total = sum over k of (x - x_zero_point) * (w - w_zero_point)``, exact in int32 for K up to
+   65536, or 32768 with a weight zero point; larger K raises.
 2. ``y = float32(total) * x_scale * w_scale + bias``, from left to right in float32 without fused
    multiply-add, then rounded to ``real``: the dtype that the linear has in the source graph.
-3. The epilogue's steps in order. Each computes in float32 and rounds to the dtype that torch's type
-   promotion gives it, so a bfloat16 chain rounds where the same chain of torch ops does.
-4. The dtype behind the last step is ``out_dtype``; or the result is quantized to int8 or uint8.
+3. The epilogue ops in order. Each computes in float32 and rounds to the dtype that results from
+   torch's type promotion, so a bfloat16 chain rounds where the same chain of torch ops does.
+4. The dtype after the last op is ``out_dtype``; or the result is quantized to int8 or uint8.
 
-A step ``glu(name,args,order)`` multiplies the activation of one half of the features, the gate, by
-the other half; ``order`` is ``gate-first`` or ``up-first``. The activation and the product are
-rounded each. It is short for ``halves(order)|act(name,args)|times()``: what stands between
-``halves`` and ``up()`` is done on the gate, what stands between ``up()`` and ``times()`` on the
-other half; without ``up()`` that is nothing. Steps in front work on all ``N`` features, steps
-behind on the ``N / 2`` products, which the result is made of. The weight is packed by
-:func:`qfuse.kernels.pack.pack_weight` with ``halves=True`` then.
+The op ``glu(name,args,order)`` multiplies the activation of one half of the features, the gate, by
+the other half; ``order`` is ``gate-first`` or ``up-first``. The activation and the product are each
+rounded. It is short for ``halves(order)|act(name,args)|times()``: ops between ``halves`` and
+``up()`` apply to the gate, ops between ``up()`` and ``times()`` to the other half (none without
+``up()``). Earlier ops apply to all ``N`` features, later ops to the ``N / 2`` products, which are
+the features of the result. The weight must then be packed by
+:func:`qfuse.kernels.pack.pack_weight` with ``halves=True``.
 
-A step ``round(factor,zero,low,high,scale)`` is a trip to stored numbers and back:
-``(clamp(round(y * factor) + zero, low, high) - zero) * scale``. NaN goes by the code 0.
+The op ``round(factor,zero,low,high,scale)`` quantizes and dequantizes:
+``(clamp(round(y * factor) + zero, low, high) - zero) * scale``. NaN is quantized to 0.
 
-``linear_w8a8_rows`` gives codes of the float result as :mod:`qfuse.kernels.rowwise` explains: with
-a scale that is chosen for each row, for one. Its results are those of ``linear_w8a8`` with
-``activation_quantized`` behind it, bit for bit, but only some rows of the float result exist at a
-time.
+``linear_w8a8_rows`` quantizes the float result as described in :mod:`qfuse.kernels.rowwise`, for
+example with a dynamic scale per row. Its results are those of ``linear_w8a8`` followed by
+``activation_quantized``, bit for bit, but the float result is only materialized in strips of
+rows.
 
-No value depends on the number of threads, nor on the instruction set: every path does the same
-operations in the same order. Nothing but the result is written to. The result is contiguous.
+Results do not depend on the number of threads or on the instruction set: every path performs the
+same operations in the same order. The ops do not mutate their arguments. The result is contiguous.
 
-Shapes and dtypes that every op takes:
+Arguments of every op:
 
 =================  ==============================================================================
-``x``              int8 or uint8, ``[..., K]``, one axis or more; any strides, zero included. Rows
-                   at a fixed distance (slices, say) are read in place, others are copied.
+``x``              int8 or uint8, ``[..., K]``, at least one axis; any strides, including zero. Rows
+                   at a fixed distance (such as slices) are read in place, others are copied.
 ``x_scale``        one float, or one per row of ``x`` in the order of its leading axes
 ``x_zero_point``   ``None``, one integer, or one per row; in the range of ``x``'s dtype
 ``w_packed``       from :func:`qfuse.kernels.pack.pack_weight`
 ``w_sums``         from the same call
 ``w_scale``        one float, or ``[N]``
-``w_zero_point``   ``None``, one integer, or ``[N]``: what the sums were made with
+``w_zero_point``   ``None``, one integer, or ``[N]``: the one that the sums were computed with
 ``bias``           ``None`` or float ``[N]``
 ``extras``         at most 4 float tensors (float32, bfloat16, float16) that broadcast to
-                   ``[..., N]``, or to the features of the steps that read them
-``epilogue``       at most 8 steps in the canonical text: ``act(name,args)``, ``add(i,alpha)``,
-                   ``mul(i)``, ``cast(dtype)``, ``round``, one product of halves,
+                   ``[..., N]``, or to the features of the ops that use them
+``epilogue``       at most 8 ops in the canonical text: ``act(name,args)``, ``add(i,alpha)``,
+                   ``mul(i)``, ``cast(dtype)``, ``round``, one GLU,
                    joined by ``|``. Activations: relu, gelu, gelu_tanh, silu, sigmoid, tanh,
                    hardtanh (low, high), hardswish, hardsigmoid, leaky_relu (slope)
 =================  ==============================================================================
 
-Behind them:
+Further arguments:
 
 ====================  ===========================================================================
-``real``              dtype of the linear's own result; float32 unless given
-``out_dtype``         dtype behind the last step; ``real`` unless given. Of codes: int8 or uint8
+``real``              dtype of the linear's own result; default float32
+``out_dtype``         dtype after the last op; default ``real``. If quantized: int8 or uint8
 ``out_scale``         of ``linear_w8a8_quantized``: one float of any float dtype
 ``out_zero_point``    one number, or ``None``
-``quant_min``         least code; ``quant_max`` is the greatest
-``reciprocal``        multiply by the reciprocal (unless given); otherwise divide
+``quant_min``         smallest quantized value; ``quant_max`` is the largest
+``reciprocal``        multiply by the reciprocal (the default) instead of dividing
 ``zero_point_first``  add the zero point before rounding instead of after
 ``output``            of ``linear_w8a8_rows``: a :class:`~qfuse.kernels.rowwise.RowwiseOutput`;
-                      there is no sum to keep
-``float_dtype``       dtype behind the last step; ``real`` unless given
+                      ``keep_sum`` is not supported
+``float_dtype``       dtype after the last op; default ``real``
 ====================  ===========================================================================
 
 The quantized result is ``clamp(round(y * (1 / out_scale)) + out_zero_point, quant_min,
-quant_max)``, rounding half to even. The reciprocal is taken in the dtype of ``out_scale`` and
-rounded to float32, as ``torch.ops.quantized_decomposed`` does it with a float64 scale. NaN becomes
-0. What may be left out, and only that, is given by name.
+quant_max)``, rounding half to even. The reciprocal is computed in the dtype of ``out_scale`` and
+rounded to float32, as in ``torch.ops.quantized_decomposed`` with a float64 scale. NaN becomes 0.
+Optional arguments, and only those, are passed by name.
 
 Scales may have any float dtype and are rounded to float32; zero points any integer dtype.
 """
@@ -84,7 +84,7 @@ from qfuse.kernels.linear_ops import linear_ops
 
 
 def _columns(a: Any) -> int:
-    """Return the features of the result, or refuse operands that do not fit."""
+    """Return the number of output features; check the operands."""
     check_stored(a.x)
     n = a.w_sums.shape[0]
     return check_packed(a.x, a.w_packed, torch.int8, n, halves_of(a.epilogue))[0]

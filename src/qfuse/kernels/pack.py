@@ -1,9 +1,9 @@
-"""The layout of int8 weights that the kernels read, and the way back.
+"""Packs int8 weights into the layout of the kernels, and unpacks them.
 
 ``[N, K]`` becomes ``[ceil(N / 64), ceil(K / 4), 64, 4]``, padded with zeros: blocks of 64 output
-features, and within a block four consecutive ``k`` of each feature side by side, as the dot product
-instructions of every instruction set take them. The layout is an ordinary int8 tensor, the same on
-every machine, so it folds at compile time, and can be saved, copied and shared like any other.
+features, and within a block four consecutive ``k`` of each feature adjacent, as the dot product
+instructions of every instruction set require. A packed weight is an ordinary int8 tensor with the
+same layout on every machine, so it can be folded at compile time, saved, copied and shared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BLOCK = 64
 """Output features per block."""
 
 GROUP = 4
-"""Input features that lie side by side."""
+"""Adjacent input features."""
 
 
 def pack_weight(
@@ -28,14 +28,13 @@ def pack_weight(
     Args:
         weight: int8 ``[N, K]``.
         zero_point: ``[N]`` or one number, any integer dtype.
-        halves: The output features are two halves that are multiplied: each begins with a block of
-            its own.
+        halves: Whether the output features are two GLU halves, each of which starts a new block.
 
     Returns:
         The packed weight of :func:`pack_bytes`, and the sums of :func:`weight_sums`.
 
     Raises:
-        InputError: The weight is not int8 of two axes, or has no two halves.
+        InputError: The weight is not a 2-D int8 tensor, or has an odd number of features to halve.
     """
     return pack_bytes(weight, halves=halves), weight_sums(weight, zero_point)
 
@@ -45,13 +44,13 @@ def pack_bytes(weight: torch.Tensor, *, halves: bool = False) -> torch.Tensor:
 
     Args:
         weight: int8 ``[N, K]``.
-        halves: As of :func:`pack_weight`. If a half is whole blocks, that changes nothing.
+        halves: As for :func:`pack_weight`. No effect if a half consists of whole blocks.
 
     Returns:
-        ``[ceil(N / 64), ceil(K / 4), 64, 4]``, contiguous; of halves ``2 * ceil(N / 128)`` blocks.
+        ``[ceil(N / 64), ceil(K / 4), 64, 4]``, contiguous; ``2 * ceil(N / 128)`` blocks if halved.
 
     Raises:
-        InputError: The weight is not int8 of two axes, or has no two halves.
+        InputError: The weight is not a 2-D int8 tensor, or has an odd number of features to halve.
     """
     if weight.dtype != torch.int8 or weight.dim() != 2:  # noqa: PLR2004
         raise InputError(
@@ -72,7 +71,7 @@ def _blocks(weight: torch.Tensor) -> torch.Tensor:
 
 
 def weight_sums(weight: torch.Tensor, zero_point: torch.Tensor | None = None) -> torch.Tensor:
-    """Sum the rows of a weight, with which kernels account for the activation's zero point.
+    """Sum the rows of a weight; kernels use it to correct for the activation's zero point.
 
     Args:
         weight: int8 ``[N, K]``.
@@ -99,7 +98,7 @@ def unpack_weight(packed: torch.Tensor, n: int, k: int) -> torch.Tensor:
         int8 ``[n, k]``, contiguous.
 
     Raises:
-        InputError: The packed weight is not of that size.
+        InputError: The packed weight does not have that size.
     """
     expected = (-(-n // BLOCK), -(-k // GROUP), BLOCK, GROUP)
     if packed.dtype != torch.int8 or tuple(packed.shape) != expected:

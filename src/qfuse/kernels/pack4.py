@@ -1,9 +1,9 @@
-"""The layout of 4-bit weights that the kernels read, and the way back.
+"""Packs 4-bit weights into the layout of the kernels, and unpacks them.
 
-Codes 0 to 15 of ``[N, K]`` become bytes ``[ceil(N / 64), ceil(K / 8), 64, 4]``, padded with zeros:
-in a block of 64 output features, the byte ``[g, c, j]`` holds the code of feature ``c`` at
-``k = 8 g + j`` in its low half, and the one at ``k = 8 g + 4 + j`` in its high half. Taken apart,
-the low and the high halves are two neighbouring groups of :mod:`qfuse.kernels.pack`.
+Values 0 to 15 of ``[N, K]`` become bytes ``[ceil(N / 64), ceil(K / 8), 64, 4]``, padded with
+zeros: in a block of 64 output features, the byte ``[g, c, j]`` holds the value of feature ``c`` at
+``k = 8 g + j`` in its low nibble, and the one at ``k = 8 g + 4 + j`` in its high nibble. Unpacked
+to bytes, the low and high nibbles are two adjacent groups of :mod:`qfuse.kernels.pack`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CODES = 16
 
 
 def pack_weight4(codes: torch.Tensor) -> torch.Tensor:
-    """Pack codes of four bits, two to a byte.
+    """Pack 4-bit values, two per byte.
 
     Args:
         codes: uint8 ``[N, K]``, 0 to 15.
@@ -28,7 +28,7 @@ def pack_weight4(codes: torch.Tensor) -> torch.Tensor:
         uint8 ``[ceil(N / 64), ceil(K / 8), 64, 4]``, contiguous.
 
     Raises:
-        InputError: The codes are not uint8 of two axes, or one does not fit four bits.
+        InputError: ``codes`` is not a 2-D uint8 tensor, or a value exceeds four bits.
     """
     if codes.dtype != torch.uint8 or codes.dim() != 2:  # noqa: PLR2004
         raise InputError(
@@ -55,7 +55,7 @@ def unpack_weight4(packed: torch.Tensor, n: int, k: int) -> torch.Tensor:
         uint8 ``[n, k]``, contiguous.
 
     Raises:
-        InputError: The packed weight is not of that size.
+        InputError: The packed weight does not have that size.
     """
     expected = (-(-n // BLOCK), -(-k // _PAIR), BLOCK, GROUP)
     if packed.dtype != torch.uint8 or tuple(packed.shape) != expected:

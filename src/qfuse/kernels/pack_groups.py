@@ -1,8 +1,8 @@
-"""The layout of weights whose scales change along their inputs, in groups.
+"""Packs weights with groupwise scales along K.
 
-The codes have the layout of :mod:`qfuse.kernels.pack4` or :mod:`qfuse.kernels.pack`. What each
-group has besides, ``[N, groups]``, becomes ``[ceil(N / 64), groups, 64]``, padded with zeros: all
-of a block of 64 output features in one piece, in the order in which it is read.
+The quantized values have the layout of :mod:`qfuse.kernels.pack4` or :mod:`qfuse.kernels.pack`. The
+parameters of each group, ``[N, groups]``, become ``[ceil(N / 64), groups, 64]``, padded with zeros:
+those of a block of 64 output features are contiguous, in the order in which kernels read them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from qfuse.ir.errors import InputError
 from qfuse.kernels.pack import BLOCK, pack_weight
 from qfuse.kernels.pack4 import pack_weight4
 
-# Magnitudes. No sum of codes is -_LARGEST_SHORT but of bytes, whose largest one is negative too.
+# Magnitudes. Only int8 sums can reach 2^15 exactly, and only as -2^15, which still fits int16.
 _LARGEST_CODE, _LARGEST_BYTE, _LARGEST_SHORT = 15, 1 << 7, 1 << 15
 
 
 class PackedGroups(NamedTuple):
-    """A packed weight with what its groups have, in the order of the kernels' arguments.
+    """A packed weight with its group parameters, in the order of the kernels' arguments.
 
     Attributes:
-        weight: The codes.
-        sums: Sum of the codes of each group, int16 where no codes could make it too large.
+        weight: The packed values.
+        sums: Sum of the values of each group; int16 if it cannot overflow, else int32.
         scale: Scale of each group, float32.
-        zero_point: int8: one for all, or one per group; ``None`` is 0.
+        zero_point: int8: one element, or one per group; ``None`` means 0.
     """
 
     weight: torch.Tensor
@@ -38,7 +38,7 @@ class PackedGroups(NamedTuple):
 
 
 def pack_groups(values: torch.Tensor) -> torch.Tensor:
-    """Pack what each group of each output feature has.
+    """Pack per-group parameters of each output feature.
 
     Args:
         values: ``[N, groups]`` of any dtype.
@@ -58,17 +58,16 @@ def pack_grouped(
     *,
     halves: bool = False,
 ) -> PackedGroups:
-    """Pack a weight whose scales change along its inputs.
+    """Pack a weight with groupwise scales.
 
     Args:
-        codes: ``[N, K]``: uint8 from 0 to 15 for weights of four bits, int8 for those of eight.
+        codes: ``[N, K]``: uint8 from 0 to 15 for 4-bit weights, int8 for 8-bit weights.
         scale: float ``[N, groups]``; ``groups`` divides K.
-        zero_point: ``[N, groups]``, or one element; from -128 to 127. ``None`` is 0.
-        halves: The output features are two halves that are multiplied: each begins with a block of
-            its own.
+        zero_point: ``[N, groups]``, or one element; from -128 to 127. ``None`` means 0.
+        halves: Whether the output features are two GLU halves, each of which starts a new block.
 
     Raises:
-        InputError: The tensors do not fit each other.
+        InputError: The tensors do not match each other.
     """
     n, k = codes.shape
     groups = scale.shape[-1]
@@ -85,7 +84,7 @@ def pack_grouped(
     length = k // groups
     most = length * (_LARGEST_CODE if four else _LARGEST_BYTE)
     sums = codes.reshape(n, groups, length).sum(2, dtype=torch.int32)
-    # What is read of a group besides its codes is what a product of one row waits for.
+    # Keep group parameters small: a matmul with one row is bound by reading them.
     sums = sums.to(torch.int16) if most <= _LARGEST_SHORT else sums
     zero = None if zero_point is None else _small(zero_point, (n, groups))
     return PackedGroups(

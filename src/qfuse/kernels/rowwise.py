@@ -1,31 +1,31 @@
-"""Rowwise ops, norms and activations that give codes, with their fakes.
+"""Rowwise kernels: norms and activations with a quantized result, and their fakes.
 
-A row is read from memory once: it stays in the cache while it is normalized, measured, and encoded.
+A row is read from memory once and stays in the cache while it is normalized, reduced and quantized.
 With ``x`` of shape ``[..., K]``:
 
-1. ``x + residual`` if there is one, rounded to the dtype that torch's type promotion gives it.
+1. ``x + residual`` if there is one, rounded to the dtype of torch's type promotion.
 2. ``rms_norm_quantized``: ``n = x / sqrt(mean(x ** 2) + eps)``, rounded to ``inner``; times
    ``weight``, rounded to ``real``. ``layer_norm_quantized``: ``(x - mean) / sqrt(variance + eps)
    * weight + bias`` with the biased variance, rounded to ``real``. ``activation_quantized``: the
-   steps of an epilogue, each rounded as :mod:`qfuse.kernels.ops` says.
-3. With a formula, scale and zero point are chosen for each row from its extremes, as
-   :func:`qfuse.ir.quant.choose.choose_qparams` does it in the row's dtype, bit for bit if the row
-   is finite; a zero point that is computed from NaN is 0. Else there is one scale for all.
-4. Codes, as :func:`qfuse.ir.quant.reference.quantize` makes them with these numbers, bit for bit.
-   NaN becomes 0.
+   epilogue ops, each rounded as described in :mod:`qfuse.kernels.ops`.
+3. With a formula, scale and zero point are computed per row from its minimum and maximum, as in
+   :func:`qfuse.ir.quant.choose.choose_qparams` in the row's dtype, bit for bit if the row is
+   finite; a zero point computed from NaN is 0. Otherwise a static per-tensor scale is used.
+4. The row is quantized as in :func:`qfuse.ir.quant.reference.quantize`, bit for bit. NaN becomes
+   0.
 
-Sums are 64 float32 sums of every 64th element, added up in their order: neither the number of
-threads nor the instruction set changes a bit. Nothing but the results is written to; they are
+Sums consist of 64 float32 sums of every 64th element, added in order, so results do not depend on
+the number of threads or on the instruction set. The ops do not mutate their arguments. Results are
 contiguous.
 
 ==============  ================================================================================
-``x``           float32, bfloat16 or float16, one axis or more, any strides
+``x``           float32, bfloat16 or float16, at least one axis, any strides
 ``residual``    the same shape, any of these dtypes
 ``weight``      ``None``, or any float dtype: one number, or ``[K]``; likewise ``bias``
 ``extras``      at most 4 float tensors that broadcast to the shape of ``x``
 ``output``      a :class:`RowwiseOutput`
 ``inner``       dtype of the normalized row before the weight
-``real``        dtype of the float result; that of ``x`` unless given
+``real``        dtype of the float result; default that of ``x``
 ==============  ================================================================================
 """
 
@@ -41,30 +41,30 @@ from qfuse.kernels.fakes import REAL, STORED
 from qfuse.kernels.op import KernelOp
 
 RowwiseResult = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-"""Codes, scale, zero point, the float result, the sum; what there is not is an empty tensor."""
+"""Quantized values, scale, zero point, float result, sum; absent ones are empty tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowwiseOutput:
-    """How rows become codes, and what else is given.
+    """How rows are quantized, and the extra outputs.
 
     Attributes:
-        quant_min: Least code.
-        quant_max: Greatest code.
+        quant_min: Smallest quantized value.
+        quant_max: Largest quantized value.
         dtype: int8 or uint8.
         scale: One float of any float dtype, without a formula.
         zero_point: One number, or ``None``.
         formula: How each row's scale and zero point are chosen, a value of
-            :class:`~qfuse.ir.quant.choose.Formula` but that of float8; ``""`` takes the given
+            :class:`~qfuse.ir.quant.choose.Formula` except that of float8; ``""`` uses the static
             scale.
-        eps: Least scale of the formula.
-        scale_dtype: Of the scales that are chosen.
-        zero_point_dtype: Of the zero points that are chosen.
-        compute: Float dtype that encoding computes in.
-        reciprocal: Multiply by the reciprocal, taken in the scale's dtype; otherwise divide.
+        eps: Minimum scale of the formula.
+        scale_dtype: Dtype of dynamic scales.
+        zero_point_dtype: Dtype of dynamic zero points.
+        compute: Float dtype in which quantization computes.
+        reciprocal: Multiply by the reciprocal, computed in the scale's dtype, instead of dividing.
         zero_point_first: Add the zero point before rounding instead of after.
-        keep: Whether the float result is given too.
-        keep_sum: Whether ``x + residual`` is given too.
+        keep: Whether the float result is returned too.
+        keep_sum: Whether ``x + residual`` is returned too.
     """
 
     quant_min: int
@@ -83,7 +83,7 @@ class RowwiseOutput:
     keep_sum: bool = False
 
     def named(self) -> dict[str, object]:
-        """Return them by the names of the schemas, in their order."""
+        """Return the arguments by their names in the schemas, in order."""
         return {
             "out_scale": self.scale,
             "out_zero_point": self.zero_point,
@@ -102,7 +102,7 @@ class RowwiseOutput:
         }
 
     def arguments(self) -> tuple[object, ...]:
-        """Return them in the order of the schemas."""
+        """Return the arguments in the order of the schemas."""
         return tuple(self.named().values())
 
 
@@ -113,9 +113,9 @@ def fake_rowwise(
 
     Args:
         a: The op's arguments by name.
-        rows: A tensor of the shape of the codes.
-        residual: What is added to it.
-        real: dtype of the float result.
+        rows: A tensor with the shape of the quantized result.
+        residual: The residual that is added to it.
+        real: Dtype of the float result.
     """
     if rows.dtype not in REAL or real not in REAL:
         raise InputError(f"x and real must be floats, not {rows.dtype} and {real}")
@@ -167,6 +167,6 @@ activation_quantized: KernelOp[RowwiseResult] = KernelOp(
     like={"real": "x"},
     positional=("x", "epilogue", "output", "extras"),
 )
-"""Epilogue steps and quantization: ``(x, epilogue, output, extras, *, real)``."""
+"""Epilogue ops and quantization: ``(x, epilogue, output, extras, *, real)``."""
 
 ROWWISE_OPS = (rms_norm_quantized, layer_norm_quantized, activation_quantized)

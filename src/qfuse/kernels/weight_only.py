@@ -1,48 +1,48 @@
-"""Linears of real activations with packed weights, as Python functions, and their fake versions.
+"""Weight-only linears: float activations with packed quantized weights, and their fakes.
 
-``linear_w4a16`` takes codes of four bits, 0 to 15, from :func:`qfuse.kernels.pack4.pack_weight4`;
+``linear_w4a16`` takes 4-bit values, 0 to 15, from :func:`qfuse.kernels.pack4.pack_weight4`;
 ``linear_w8a16`` takes int8 from :func:`qfuse.kernels.pack.pack_weight`. With ``x`` of shape
-``[..., K]`` and a weight of ``N`` output features, whose input features fall into groups of equal
-size that have parameters of their own:
+``[..., K]`` and a weight of ``N`` output features, whose input features are split into groups of
+equal size with separate parameters:
 
 1. ``w = (code - zero_point) * scale + offset``, rounded to ``compute`` after the product and after
-   the sum, and then to the dtype of ``x``, as a dequantize in the source graph does it.
+   the sum, and then to the dtype of ``x``, as by a dequantize in the source graph.
 2. ``y = sum over k of x * w + bias``, summed in float32, then rounded to the dtype of ``x``.
-   float32 is multiplied in float32, bfloat16 in bfloat16 where the processor has instructions for
-   it, else in float32; float16 in float32.
-3. The epilogue's steps in order, as :mod:`qfuse.kernels.ops` says.
+   float32 is multiplied in float32, bfloat16 in bfloat16 if the processor supports it, else in
+   float32; float16 in float32.
+3. The epilogue ops in order, as described in :mod:`qfuse.kernels.ops`.
 
-In two cases a scale is multiplied with sums and not with weights, which are then whole numbers and
-exact in every dtype. Weights are not rounded there: the result is nearer to what the source means.
+In two cases scales multiply sums instead of weights, which are then integers and exact in every
+dtype. Weights are not rounded there, so the result is closer to the exact one.
 
 - One group without offsets, for any number of rows: ``y = (sum of x * (code - zero_point)) * scale
   + bias``.
 - At most four rows: the sum over groups, in their order, of ``(sum of x * (code - zero_point)) *
   scale + (sum of x) * offset``.
 
-No value depends on the number of threads. Sums of more than a few terms have an order that depends
-on the instruction set, and with it their last bits, on whether there are at most four rows, and
-in bfloat16 with instructions for it on whether there are at most two: sums then have two parts
-(four bits), or are made of float32 (eight bits), where making bfloat16 costs more than it saves.
-Whether bfloat16 below 2**-126 is taken for zero, which those instructions do, depends on the same.
-Nothing but the result is written to. The result is contiguous.
+Results do not depend on the number of threads. The summation order, and with it the last bits,
+depends on the instruction set, on whether there are at most four rows, and in bfloat16 with native
+instructions on whether there are at most two: sums then have two parts (four bits), or are computed
+in float32 (eight bits), where converting to bfloat16 costs more than it saves. The same conditions
+decide whether bfloat16 below 2**-126 is flushed to zero, as those instructions do.
+The ops do not mutate their arguments. The result is contiguous.
 
 =================  ==============================================================================
-``x``              float32, bfloat16 or float16, ``[..., K]``, one axis or more; any strides, zero
-                   included. Rows at a fixed distance are read in place, others are copied.
+``x``              float32, bfloat16 or float16, ``[..., K]``, at least one axis; any strides, also
+                   zero. Rows at a fixed distance are read in place, others are copied.
 ``w_packed``       the packed weight
-``w_scale``        any float dtype, taken as float32: ``[N]``, or in groups ``[ceil(N / 64), groups,
+``w_scale``        any float dtype, used as float32: ``[N]``, or groupwise ``[ceil(N / 64), groups,
                    64]`` from :func:`qfuse.kernels.pack_groups.pack_groups`. More than one group,
                    and offsets, need groups of a multiple of 8 input features.
-``w_zero_point``   ``None``, or of the same shape: uint8 0 to 15 (``None`` is 8) for
-                   ``linear_w4a16``, where higher bits are ignored; int8 (``None`` is 0) for
+``w_zero_point``   ``None``, or of the same shape: uint8 0 to 15 (``None`` means 8) for
+                   ``linear_w4a16``, where higher bits are ignored; int8 (``None`` means 0) for
                    ``linear_w8a16``
 ``w_offset``       ``None``, or float of the same shape
-``out_features``   ``N``; may be left out if the scales are ``[N]``
+``out_features``   ``N``; optional if the scales are ``[N]``
 ``bias``           ``None`` or float ``[N]``
 ``extras``         as in :mod:`qfuse.kernels.ops`, likewise ``epilogue``
-``compute``        dtype that weights are dequantized in: float32 (unless given), bfloat16, float16
-``out_dtype``      dtype behind the last step; that of ``x`` unless given
+``compute``        dtype that weights are dequantized in: float32 (default), bfloat16, float16
+``out_dtype``      dtype after the last op; default that of ``x``
 =================  ==============================================================================
 """
 
@@ -65,7 +65,7 @@ from qfuse.kernels.op import KernelOp
 from qfuse.kernels.pack import BLOCK
 
 GROUP_MULTIPLE = 8
-"""Several groups, and groups with offsets, begin at multiples of this many input features."""
+"""Group sizes are multiples of this, if there are several groups or offsets."""
 
 
 def _complete(a: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Which rewrites may happen: a budget for bisection, and a list of banned ones."""
+"""Rewrite budget: fuel for bisection, and a list of banned rewrites."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class RewriteBudget:
-    """Asked before every rewrite, in the order in which they happen.
+    """Decides before every rewrite, in order, whether it may happen.
 
     Rewriting is deterministic, so the first ``fuel`` rewrites of two runs over the same graph
-    are the same rewrites: a culprit is found by bisecting on ``fuel`` and kept out by its key.
+    are the same rewrites: a faulty one is found by bisecting on ``fuel`` and banned by its key.
 
     Attributes:
-        fuel: How many rewrites may happen; ``None`` is no limit.
-        banned: Keys of rewrites that may not, and names of rules of which none may
+        fuel: Number of rewrites that may happen; ``None`` means no limit.
+        banned: Keys of rewrites that may not happen, and names of rules that are disabled
             (``lower/lower-linear``).
         allowed: Keys of the rewrites that happened, in order.
     """
@@ -28,7 +28,7 @@ class RewriteBudget:
         return key in self.banned or rule_of(key) in self.banned
 
     def allows(self, key: str) -> bool:
-        """Whether the rewrite ``key`` may happen; if so it counts."""
+        """Whether the rewrite ``key`` may happen; if so, it uses fuel."""
         if self.bans(key) or (self.fuel is not None and len(self.allowed) >= self.fuel):
             return False
         self.allowed.append(key)
@@ -36,5 +36,5 @@ class RewriteBudget:
 
 
 def rule_of(key: str) -> str:
-    """Return the room and the rule of a key: ``lower/lower-linear`` of ``lower/lower-linear@n``."""
+    """Return the stage and rule of a key: ``lower/lower-linear`` of ``lower/lower-linear@n``."""
     return key.partition("@")[0]

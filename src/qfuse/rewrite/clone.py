@@ -1,4 +1,4 @@
-"""Copy a program so that it can be rewritten again from the start."""
+"""Copy a program so that it can be rewritten independently."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ class Verdict:
 
     Attributes:
         wrong: What is wrong, or ``None``.
-        error: The error in the measure that decided (a multiple of the noise, or a share).
-        allowed: What it may be.
+        error: The error in the deciding measure (a multiple of the noise, or a share).
+        allowed: The bound on ``error``.
     """
 
     wrong: str | None
@@ -43,7 +43,7 @@ def compare(
         exactness: *Exact* compares bits (NaN equals NaN); *rounding* compares with the noise of
             the source; *lossy* compares types only.
         tolerance: The row of the table.
-        noise: What the source differs from the truth by, when it was measured in another way.
+        noise: The source's difference from the truth, if it was measured separately.
     """
     if new.dtype != old.dtype or new.shape != old.shape:
         shapes = (
@@ -68,16 +68,16 @@ def compare_rounded(
     step: torch.Tensor,
     tolerance: Tolerance,
 ) -> Verdict:
-    """Compare floats that were rounded to quantized values and back last: by step, then by noise.
+    """Compare floats that were last rounded to a quantization grid: by step, then by noise.
 
-    A value beside a tie rounds either way, so it may be a whole step off, whatever the noise is. As
-    many may be as of the quantized values themselves; the others are compared as floats are.
+    A value near a tie may round either way, so it may be off by a whole step whatever the noise is.
+    The allowed share of such values is that of quantized values; the rest is compared as floats.
 
     Args:
         new: Value after the rewrite, of the type and shape of ``old``.
         old: Value before.
         truth: The source's meaning in float64; ``old`` itself when ``None``.
-        step: What one step of the rounding is worth, to be broadcast to the values.
+        step: The size of one rounding step, broadcastable to the values.
         tolerance: The row of the table.
     """
     if new.dtype != old.dtype or new.shape != old.shape or old.numel() == 0:
@@ -93,12 +93,12 @@ def compare_rounded(
 
 
 def _whole_steps(error: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-    """Return how many steps off each value is; 0 where one of the two is not finite."""
+    """Return the difference of each value in steps; 0 if one of the two is not finite."""
     return torch.nan_to_num((error.abs() / step).round(), nan=0.0, posinf=0.0)
 
 
 def _compare_bits(new: torch.Tensor, old: torch.Tensor) -> Verdict:
-    """Tell -0.0 from 0.0 too; which of the many NaNs a NaN is, is left open."""
+    """Compare bits, so -0.0 differs from 0.0; any two NaNs are equal."""
     if new.is_floating_point():
         a, b = new.double(), old.double()
         differ = (a != b) | (torch.signbit(a) != torch.signbit(b))
@@ -118,10 +118,10 @@ def _compare_codes(
     tolerance: Tolerance,
     noise: torch.Tensor | None,
 ) -> Verdict:
-    """Compare stored numbers: how many differ from the truth, and by how many steps.
+    """Compare quantized values: how many differ from the truth, and by how many steps.
 
-    A source that rounds to bfloat16 before it quantizes flips many codes itself, so what is
-    allowed grows with the source's own flips.
+    A source that rounds to bfloat16 before it quantizes flips many values itself, so the allowed
+    share grows with the source's own flips.
     """
     reference = old if truth is None or truth.dtype != old.dtype else truth
     own = _steps(old, reference) if noise is None else noise.double()
@@ -130,13 +130,13 @@ def _compare_codes(
 
 def _judge_steps(apart: torch.Tensor, own: torch.Tensor, tolerance: Tolerance) -> Verdict:
     share, most = _share(apart), int(apart.max())
-    # One flipped code of a small tensor is always within reach of a tie.
+    # In a small tensor, one flipped value always exceeds the share, so one is always allowed.
     allowed = max(tolerance.codes, 1.0 / apart.numel(), tolerance.rms * _share(own))
     reach = max(1, 2 * int(own.max()))
     if most > reach:
-        return Verdict(f"stored numbers are up to {most} steps apart", most, reach)
+        return Verdict(f"quantized values are up to {most} steps apart", most, reach)
     if share > allowed:
-        return Verdict(f"{share:.2%} of the stored numbers differ by a step", share, allowed)
+        return Verdict(f"{share:.2%} of the quantized values differ by a step", share, allowed)
     return Verdict(None, share, allowed)
 
 
@@ -156,12 +156,12 @@ def _compare_floats(
     noise: torch.Tensor | None,
 ) -> Verdict:
     reference = (old if truth is None else truth).double()
-    # 8-bit floats have no operators of their own.
+    # PyTorch does not implement arithmetic on 8-bit floats.
     now, then = new.double(), old.double()
     finite_now, finite_then = now.isfinite(), then.isfinite()
     alike = (now == then) | (now.isnan() & then.isnan()) | (finite_now & finite_then)
     if not bool(alike.all()):
-        return Verdict("a value became infinite or NaN, or ceased to be")
+        return Verdict("the infinite or NaN values differ")
     finite = reference.isfinite() & finite_then
     zero = torch.zeros((), dtype=torch.float64)
     size = torch.where(finite, reference, zero)

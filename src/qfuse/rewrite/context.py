@@ -1,4 +1,4 @@
-"""What a run of rules or passes is given besides the graph, and what it gives back."""
+"""The context of a run of rules or passes, and its result."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Checker(Protocol):
         """Return what is wrong with the rewrite, or ``None``."""
 
     def forget(self, nodes: Sequence[Node]) -> None:
-        """Drop what is remembered of erased nodes."""
+        """Drop cached values of erased nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A rewrite that was committed, as the journal of its rewriter has it.
+    """A committed rewrite, as recorded in its rewriter's journal.
 
     Attributes:
         rule: Name of the rule or pass.
         anchor: Where it happened.
-        replaced: Names of the nodes that were replaced, and of those that stand for them.
+        replaced: Pairs of names: a replaced node, and its replacement.
     """
 
     rule: str
@@ -45,22 +45,22 @@ class Edit:
 
 @dataclass(slots=True)
 class RewriteContext:
-    """What a run of rules is given besides the graph.
+    """Everything besides the graph that a run of rules needs.
 
     Attributes:
         stage: Name of the stage, for events.
-        cost: Prices sites; ``None`` fires whatever is legal.
+        cost: Prices sites; ``None`` applies every legal rewrite.
         budget: Permits rewrites.
-        checker: Proves rewrites; ``None`` trusts them.
-        strict: Whether a rule whose match raises ends the run, as in tests. Otherwise it costs one
-            rewrite, and a warning: a user's model is worth more than our bug.
-        scope: Names of the captured nodes that may be rewritten; ``None`` is all of them.
-        assume_equal: Whether parameters without values are taken as equal where they look alike.
-        raise_model_errors: Whether an error of qfuse that a match raises is about the model, as
-            while normalizing, where an op of it may be malformed. It is raised then.
-        log_misses: Whether misses are logged; otherwise they are only in the result, as those of
-            a round that is followed by another are.
-        edits: What was committed, in order.
+        checker: Checks rewrites by values; ``None`` skips the check.
+        strict: Whether an exception in a rule's match propagates, as in tests. Otherwise only that
+            rewrite is lost, with a warning, so that a bug in qfuse does not break a user's model.
+        scope: Names of the captured nodes that may be rewritten; ``None`` means all of them.
+        assume_equal: Whether parameters without values are assumed equal if their metadata match.
+        raise_model_errors: Whether a QfuseError from a match is about the model and propagates.
+            True while normalizing, where an op of the model may be malformed.
+        log_misses: Whether misses are logged. Otherwise they are only in the result, as for a round
+            that is followed by another one.
+        edits: The committed rewrites, in order.
     """
 
     stage: str
@@ -85,12 +85,12 @@ class RewriteContext:
 
 @dataclass(slots=True)
 class PassResult:
-    """What a run did: how often each rule fired, and why it did not elsewhere.
+    """The result of a run: how often each rule fired, and the misses elsewhere.
 
     Attributes:
         fired: How often each rule fired.
-        misses: Why a rule did not fire, by the name of the rule.
-        missed: The same as events; whether they are in the log is up to the context.
+        misses: The misses, with the name of the rule.
+        missed: The same as events; the context decides whether they are logged.
     """
 
     fired: Counter[str] = field(default_factory=Counter)
@@ -105,7 +105,7 @@ class PassResult:
     def miss(
         self, program: StageGraph, context: RewriteContext, rule: str, node: Node, miss: Miss
     ) -> None:
-        """Note why ``rule`` did not fire at ``node``."""
+        """Record why ``rule`` did not fire at ``node``."""
         places = place_of(node), place_of(miss.at)
         pattern = pointed(miss)
         event = Missed(context.stage, rule, miss.code, miss.reason, *places, miss.progress, pattern)

@@ -1,4 +1,4 @@
-"""Runs rules to a fixpoint, and asks price, permission and proof around every rewrite."""
+"""Applies rules to a fixpoint; every rewrite is priced, permitted and proved."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from qfuse.rewrite.rule import Miss, Rule
 from qfuse.rewrite.session import Applied, RewriteSession, Undone
 
 # Each rewrite consumes at least one node or fills one slot of a fused op, so a run that rewrites
-# far more often than it has nodes goes in circles.
+# far more often than it has nodes is in a cycle.
 _REWRITES_PER_NODE = 8
 
-# What matched came further than anything that did not.
+# The progress of a full match, which is greater than that of any partial one.
 _MATCHED = 1_000
 
 
@@ -33,11 +33,11 @@ def apply_rules(
 ) -> PassResult:
     """Apply ``rules`` to a fixpoint; the first in the list that matches a node wins.
 
-    A node is looked at again only when something next to it changed, so the cost grows linearly
-    with the graph.
+    A node is visited again only when a neighbour changed, so the cost is linear in the size of
+    the graph.
 
     Raises:
-        RewriteError: The rules do not come to rest; the message names those that alternate.
+        RewriteError: The rules do not converge; the message names those that alternate.
     """
     return _Run(program, rules, context or RewriteContext("rewrite")).run()
 
@@ -88,7 +88,7 @@ class _Run:
                 return
 
     def _decide(self, rule: Rule[Any], node: Node) -> tuple[Any, float | None] | Miss:
-        """Match, then ask the price. Legality first: an illegal site has no price."""
+        """Match, then price. Legality comes first: an illegal site does not have a price."""
         failed = self._failed.get((rule.name, node))
         if failed is not None:
             return failed
@@ -130,7 +130,7 @@ class _Run:
             self._count(rule.name)
             return True
         if isinstance(done, Undone):
-            # It is never tried again: nothing else would come of it.
+            # Banned, so that it is not tried again: rewriting is deterministic.
             miss = Miss(MissCode.BANNED, node, "it was rolled back here: {}", done.wrong)
             self._failed[rule.name, node] = self._misses[rule.name, node] = miss
         elif done.banned:
@@ -151,7 +151,7 @@ class _Run:
         if self._result.fired.total() > self._budget:
             loop = ", ".join(sorted(set(self._recent)))
             raise RewriteError(
-                f"the rules do not come to rest; these alternate: {loop}",
+                f"the rules do not converge; these alternate: {loop}",
                 fix="this is a bug in one of the rules; please report it with the model",
             )
 

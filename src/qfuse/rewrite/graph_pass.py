@@ -1,4 +1,4 @@
-"""Whole-graph passes: the same result, events and permissions as rules."""
+"""Whole-graph passes, with the same result, events and permissions as rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Pass(ABC):
 
     Attributes:
         name: Hyphenated verb phrase, unique.
-        exactness: What the pass may do to values, at most.
+        exactness: The most that the pass may change values.
     """
 
     name: ClassVar[str]

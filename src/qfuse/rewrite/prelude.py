@@ -1,4 +1,4 @@
-"""What nearly every rule imports.
+"""The names that nearly every rule imports.
 
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, Rule, aten
 """

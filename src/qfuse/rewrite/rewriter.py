@@ -1,4 +1,4 @@
-"""The only objects that may edit a graph. They keep meta and provenance, and can undo."""
+"""The only classes that edit a graph. They maintain meta and provenance, and support undo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qfuse.ir.graph.text import type_text
 from qfuse.ir.sizes import same_shape
 
 ORIGIN_META = "qfuse_origin"
-"""Meta key: names of the captured nodes that a node stands for."""
+"""Meta key: names of the captured nodes that a node implements."""
 
 RULE_META = "qfuse_rule"
 """Meta key: name of the rule that made the node."""
@@ -27,7 +27,7 @@ RULE_META = "qfuse_rule"
 
 @dataclass(slots=True)
 class Journal:
-    """What one rewrite did, in order, so that it can be inspected, undone or committed."""
+    """The edits of one rewrite in order, so that it can be inspected, undone or committed."""
 
     made: list[Node] = field(default_factory=list)
     replaced: list[tuple[Node, Node]] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Journal:
 
 
 class GraphEditor:
-    """Owns the right to edit one module's graph; hands out one :class:`Rewriter` per rewrite."""
+    """Edits one module's graph; creates one :class:`Rewriter` per rewrite."""
 
     def __init__(self, module: GraphModule) -> None:
         self.module = module
@@ -57,7 +57,7 @@ class GraphEditor:
         if known is not None:
             return known
         base = "".join(c if c.isalnum() else "_" for c in hint)
-        # Many constants have one hint: counting goes on where it stopped, not from the start.
+        # Many constants share a hint: continue counting, since a restart would be quadratic.
         count = self._counts.get(base, 0)
         name = f"{base}_{count}" if count else base
         while hasattr(self.module, name):
@@ -94,7 +94,7 @@ class GraphEditor:
             return op(*value(args), **value(kwargs))
 
     def erase_dead(self, roots: Iterable[Node]) -> tuple[list[Node], list[Node]]:
-        """Erase ``roots`` and what feeds only them, as far as nothing uses it.
+        """Erase those of ``roots`` without users, and the operands that only they used.
 
         Returns:
             The erased nodes, and the surviving nodes that lost a user.
@@ -115,7 +115,7 @@ class GraphEditor:
         return list(erased), [n for n in touched if n not in erased]
 
     def sweep(self) -> None:
-        """Erase what nothing reads."""
+        """Erase every node without users."""
         dead = [n for n in self.module.graph.nodes if not n.users and not n.is_impure()]
         self.erase_dead(reversed(dead))
 
@@ -123,8 +123,8 @@ class GraphEditor:
 class Rewriter:
     """Edits the graph on behalf of one rule at one anchor.
 
-    New nodes go right before the anchor, in the order in which they are made, unless
-    :meth:`before` says otherwise.
+    New nodes are inserted right before the anchor, in creation order, except inside
+    :meth:`before`.
     """
 
     def __init__(self, editor: GraphEditor, rule: str, anchor: Node) -> None:
@@ -136,7 +136,7 @@ class Rewriter:
 
     @contextmanager
     def before(self, node: Node) -> Iterator[None]:
-        """Put new nodes right before ``node``, which may read what comes after the anchor."""
+        """Insert new nodes right before ``node``, so that they may use nodes after the anchor."""
         here, self._here = self._here, node
         try:
             yield
@@ -167,7 +167,7 @@ class Rewriter:
     def replay(
         self, target: Any, args: tuple[Argument, ...], kwargs: dict[str, Argument], value: object
     ) -> Node:
-        """Add a call whose value is known already, such as one of a traced template."""
+        """Add a call whose value is already known, such as one of a traced template."""
         graph = self._editor.module.graph
         with graph.inserting_before(self._here):
             node = graph.call_function(target, args, kwargs)
@@ -176,7 +176,7 @@ class Rewriter:
         return node
 
     def item(self, node: Node, index: int) -> Node:
-        """Add ``node[index]`` for an op of several results."""
+        """Add ``node[index]`` for an op with several results."""
         graph = self._editor.module.graph
         with graph.inserting_before(self._here):
             new = graph.call_function(operator.getitem, (node, index))
@@ -185,7 +185,7 @@ class Rewriter:
         return new
 
     def sizes(self, node: Node, count: int) -> list[Argument]:
-        """Return the first ``count`` sizes of ``node``: numbers, or nodes where they vary."""
+        """Return the first ``count`` sizes of ``node``: numbers, or nodes if they are dynamic."""
         shape = node.meta["val"].shape[:count]
         ask = torch.ops.aten.sym_size.int
         return [s if isinstance(s, int) else self.call(ask, node, i) for i, s in enumerate(shape)]
@@ -201,12 +201,12 @@ class Rewriter:
         return node
 
     def replace(self, old: Node, new: Node, *, but: Collection[Node] = ()) -> None:
-        """Let every user of ``old`` read ``new``; ``old`` dies at commit if nothing reads it.
+        """Replace ``old`` by ``new`` in its users; commit erases ``old`` if it has no users left.
 
         Args:
-            old: What is replaced.
-            new: What is read instead.
-            but: Users that go on reading ``old``, such as those that will die.
+            old: The node to replace.
+            new: The replacement.
+            but: Users that keep ``old``, such as those that will be erased.
 
         Raises:
             RewriteError: The two values differ in shape or dtype.
@@ -228,7 +228,7 @@ class Rewriter:
         self.journal.replaced.append((old, new))
 
     def undo(self) -> None:
-        """Put the graph back as it was."""
+        """Restore the graph to its state before the rewrite."""
         for user, args, kwargs in reversed(self.journal.users):
             user.args = args
             user.kwargs = kwargs
@@ -237,10 +237,10 @@ class Rewriter:
         self.journal = Journal()
 
     def commit(self) -> tuple[list[Node], list[Node]]:
-        """Erase what died and pass its provenance on.
+        """Erase dead nodes and pass their provenance on.
 
         Returns:
-            The erased nodes, and the nodes whose surroundings changed.
+            The erased nodes, and the nodes whose neighbours changed.
         """
         roots = [old for old, _ in self.journal.replaced] + [
             n for n in self.journal.made if not n.users
@@ -258,7 +258,7 @@ class Rewriter:
             around.update(dict.fromkeys(node.users))
             around.update(dict.fromkeys(node.all_input_nodes))
         around.update(dict.fromkeys(new for _, new in self.journal.replaced))
-        # Those that read it before gain nothing by another reader, and there may be very many.
+        # An extra user does not enable rewrites of the other users, and there may be very many.
         around.update(dict.fromkeys(user for user, _, _ in self.journal.users))
         return erased, [n for n in around if n not in gone]
 
@@ -271,7 +271,7 @@ class Rewriter:
 
 
 def origins(node: Node) -> tuple[str, ...]:
-    """Return the names of the captured nodes that ``node`` stands for."""
+    """Return the names of the captured nodes that ``node`` implements."""
     names: tuple[str, ...] = node.meta.get(ORIGIN_META, (node.name,))
     return names
 
@@ -289,7 +289,7 @@ def _same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _fake_mode_of(module: GraphModule) -> Any:
-    """Return the mode that the graph's fake values live in, ``None`` if they are real."""
+    """Return the fake mode of the graph's values, ``None`` if they are real."""
     for node in module.graph.nodes:
         value = node.meta.get("val")
         mode = getattr(value, "fake_mode", None)
@@ -299,7 +299,7 @@ def _fake_mode_of(module: GraphModule) -> Any:
 
 
 def _device_of_valueless(module: GraphModule) -> torch.device | None:
-    """Return the device that constants without values stand for, where they are not on it."""
+    """Return the device that constants without values represent, if they are not on it."""
     for node in module.graph.find_nodes(op="get_attr"):
         fake = node.meta.get("val")
         held = getattr(module, str(node.target), None)

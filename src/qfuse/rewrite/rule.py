@@ -1,4 +1,4 @@
-"""What a rewrite rule is: a pure match, a price, then one edit."""
+"""The interface of a rewrite rule: a pure match, a price, then one edit."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ S = TypeVar("S")
 
 
 class Miss(Refusal):
-    """Why a rule did not fire: a code, the guilty node, and a sentence made when it is read.
+    """Why a rule did not fire: a code, the failing node, and a lazily formatted message.
 
     Args:
-        code: For machines.
-        at: The node that stands in the way.
+        code: A stable code for tools and tests.
+        at: The node at which the match failed.
         template: A ``str.format`` template.
-        values: What the template is filled with, by position.
+        values: The positional arguments of the template.
         progress: How far the match came; the report shows the rule that came furthest. 0 means
-            that the node was never this rule's business, and is not reported. A pattern counts it.
-        fields: What the template is filled with, by name.
+            that the root did not match, and is not reported. Patterns compute it.
+        fields: The keyword arguments of the template.
 
     Attributes:
-        trace: The parts of the pattern that led to the one that failed, from its root; empty if
-            no pattern was matched. :func:`qfuse.rewrite.pattern.explain` shows it.
+        trace: The pattern parts from the root to the one that failed; empty if the rule does not
+            use a pattern. :func:`qfuse.rewrite.pattern.explain` shows it.
     """
 
     __slots__ = ("_fields", "_template", "_values", "at", "code", "progress", "trace")
@@ -55,7 +55,7 @@ class Miss(Refusal):
 
     @property
     def reason(self) -> str:
-        """The sentence."""
+        """The formatted message."""
         return self._template.format(*self._values, **self._fields)
 
     def __repr__(self) -> str:
@@ -68,9 +68,9 @@ class Rule(ABC, Generic[S]):
     Attributes:
         name: Hyphenated verb phrase, unique.
         anchors: The ops that ``match`` is called for.
-        exactness: What the rewrite may do to values, at most.
-        proof: What a check by values can show of that; the same, unless a library computes the same
-            expression by another formula in another shape.
+        exactness: The most that the rewrite may change values.
+        proof: What a check by values can verify; differs from ``exactness`` only if a library
+            computes the same expression differently for another shape.
     """
 
     name: ClassVar[str]
@@ -80,7 +80,7 @@ class Rule(ABC, Generic[S]):
 
     @abstractmethod
     def match(self, node: Node) -> S | Miss:
-        """Look, without touching the graph. Legality is decided here and nowhere else."""
+        """Match without editing the graph. Legality is decided here and nowhere else."""
 
     def gain(self, site: S, cost: CostModel) -> float | None:
         """Return the seconds that firing saves per call; ``None`` means always worth it."""

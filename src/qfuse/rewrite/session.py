@@ -1,4 +1,4 @@
-"""The one place that asks for permission, proves, commits and logs a rewrite."""
+"""Permits, checks, commits and logs every rewrite; the only place that does so."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Denied(Refusal):
     """The budget does not permit a rewrite.
 
     Args:
-        banned: Whether it or its rule is banned; otherwise the fuel is spent.
+        banned: Whether the rewrite or its rule is banned; otherwise the fuel is spent.
     """
 
     __slots__ = ("banned",)
@@ -51,9 +51,9 @@ class Applied(Generic[T]):
     """A rewrite that was committed.
 
     Attributes:
-        made: What the edit returned.
-        erased: The nodes that died.
-        around: The nodes whose surroundings changed.
+        made: The result of the edit.
+        erased: The erased nodes.
+        around: The nodes whose neighbours changed.
     """
 
     made: T
@@ -62,11 +62,11 @@ class Applied(Generic[T]):
 
 
 class RewriteSession:
-    """Rewrites one graph: every rewrite of rules, passes and kernels goes through it.
+    """Rewrites one graph; every rewrite of a rule, pass or kernel goes through it.
 
     Args:
         program: The graph.
-        context: Permissions and proof.
+        context: The budget and the checker.
     """
 
     def __init__(self, program: StageGraph, context: RewriteContext) -> None:
@@ -83,18 +83,18 @@ class RewriteSession:
         proof: Exactness | None,
         event: Callable[[str, Rewriter, T], Event | None] | None = None,
     ) -> Applied[T] | Denied | Undone:
-        """Edit the graph at ``node`` if that is permitted, and keep it if its values hold.
+        """Edit the graph at ``node`` if permitted, and keep the edit if its values match.
 
         Args:
-            rule: Name of the rule, the pass or the step of lowering.
-            node: The anchor: new nodes go right before it.
+            rule: Name of the rule, pass or lowering.
+            node: The anchor: new nodes are inserted right before it.
             edit: Edits the graph. A RewriteError that it raises undoes the rewrite.
-            proof: What a check by values is to show; ``None`` is not checked.
+            proof: The exactness that a check by values must show; ``None`` skips the check.
             event: Makes the event to log, from the key, the rewriter and what ``edit`` returned.
-                It is asked before the commit, which erases nodes.
+                It is called before the commit, which erases nodes.
 
         Returns:
-            What was done, or why nothing was.
+            The committed rewrite, or why it was not applied.
         """
         key, budget = self.context.key(rule, node), self.context.budget
         if not budget.allows(key):
@@ -104,7 +104,7 @@ class RewriteSession:
     def rewrite_always(
         self, rule: str, node: Node, edit: Callable[[Rewriter], T], *, proof: Exactness
     ) -> Applied[T] | Undone:
-        """Edit the graph at ``node``, which no budget counts: it is needed, or hides nothing."""
+        """Edit the graph at ``node`` outside the budget, for edits that must not be skipped."""
         return self._attempt(rule, node, edit, proof, None)
 
     def _attempt(

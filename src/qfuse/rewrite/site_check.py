@@ -1,4 +1,4 @@
-"""Prove one rewrite by values: the region before against the region after, on real activations."""
+"""Check one rewrite by values: the region before and after, on real activations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qfuse.rewrite.values import Values, meeting_points, region_value, wide_valu
 
 
 class SiteChecker:
-    """Checks every rewrite on the values that the example inputs really produce there.
+    """Checks every rewrite on the values that the example inputs produce there.
 
     Args:
         program: The graph that is being rewritten.
@@ -31,10 +31,10 @@ class SiteChecker:
         self._values = Values(program.module, inputs)
 
     def check(self, journal: Journal, exactness: Exactness, what: str) -> str | None:
-        """Compare what the rewrite replaced with what it made; return what is wrong."""
+        """Compare replaced values with their replacements; return what is wrong, or ``None``."""
         for old, new in journal.replaced:
-            # Both from the same values: what was remembered further down may stem from a product
-            # that has been replaced since, whose rounding is another.
+            # Evaluate both from the same values: values cached further down may come from a matmul
+            # that has since been replaced and rounds differently.
             start = meeting_points(old, new)
             truth = None
             if exactness is Exactness.ROUNDING:
@@ -74,7 +74,7 @@ class SiteChecker:
 
 
 def _last_step(node: Node) -> Node | None:
-    """Return the scale of the rounding that the float result of ``node`` ends with, if one does."""
+    """Return the scale if the float result of ``node`` ends with a rounding, else ``None``."""
     result = result_of(node)
     fused = as_activation(node if result is None else result[0])
     if fused is None or fused.output.spec is not None or not fused.epilogue.steps:

@@ -1,4 +1,4 @@
-"""Every tolerance of qfuse, each with its reason. No call site has a number of its own."""
+"""Every tolerance of qfuse, each with its reason. Call sites do not define their own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Tolerance:
         peak: Multiple of the source's own greatest noise.
         floor: Noise is taken to be at least this many units in the last place of the output
             type, relative to the value's root mean square (its maximum for ``peak``).
-        codes: Share of stored numbers, and of floats that were rounded to stored numbers and back
-            last, that may be off, each by one step.
+        codes: Share of quantized values, and of floats that were last rounded to a quantization
+            grid, that may be off, each by one step.
     """
 
     rms: float
@@ -28,23 +28,23 @@ SITE = Tolerance(
     # Two sums of the same terms in different orders have independent errors of equal size: their
     # ratio passes 4 with probability below 1e-6 from a few hundred elements on.
     rms=4.0,
-    # The maximum of n gaussians varies by less than a factor 2 between samples; a region of a
+    # The maximum of n Gaussians varies by less than a factor 2 between samples; a region of a
     # handful of elements may have a source that is exact by luck, which the floor covers.
     peak=8.0,
     # A result is rounded once to the output type (half a unit), the bias, the scale and the
     # activation round before it.
     floor=4.0,
-    # A code flips when its value lies within float32 noise (1e-6 of a step) of a tie.
+    # A value flips if it lies within float32 noise (1e-6 of a step) of a tie.
     codes=1e-3,
 )
-"""One rewrite, on the values that its region really sees."""
+"""One rewrite, on the values that its region sees."""
 
 MODEL = Tolerance(
-    # The noise is measured on the whole model by perturbing every matrix product by the rounding
-    # of its own type; 8 covers that qfuse's order of sums differs in every layer at once.
+    # The noise is measured on the whole model by perturbing every matmul by the rounding of its
+    # own dtype; 8 covers a different summation order in every layer at once.
     rms=8.0,
-    # Dynamic quantization amplifies: a flipped code moves a whole row. Peaks follow the rms with
-    # heavy tails.
+    # Dynamic quantization amplifies: a flipped value moves a whole row. Peaks follow the rms
+    # with heavy tails.
     peak=32.0,
     floor=64.0,
     codes=2e-2,

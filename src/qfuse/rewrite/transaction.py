@@ -1,4 +1,4 @@
-"""Rewrite a copy of somebody's graph, and take over what came of it, wholly or not at all."""
+"""Rewrite a copy of a user's graph, and apply the result atomically."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch.fx.node import map_arg
 
 
 def working_copy(module: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:
-    """Return a copy of a module, and its node for each node of the module.
+    """Return a copy of a module, and the map from the module's nodes to the copy's.
 
     Constants and fake values are shared.
     """
-    # Not `deepcopy`: how the module is called belongs to it, and may not be copied.
+    # Not `deepcopy`: attributes of the module may not support it.
     graph, twins = Graph(), dict[Node, Node]()
     results = graph.graph_copy(module.graph, twins)
     for output in module.graph.find_nodes(op="output"):
@@ -23,15 +23,15 @@ def working_copy(module: GraphModule) -> tuple[GraphModule, dict[Node, Node]]:
 
 
 def apply_to(module: GraphModule, twin: GraphModule, twins: Mapping[Node, Node]) -> None:
-    """Make the graph of ``module`` what that of its copy has become.
+    """Apply the rewrites of a copy to ``module``.
 
-    The graph is the same object, and what was not rewritten are the same nodes: others may hold
-    them.
+    The graph stays the same object, and nodes that were not rewritten stay the same nodes,
+    because callers may hold references to them.
 
     Args:
         module: The module.
-        twin: The copy that :func:`working_copy` gave, rewritten.
-        twins: Its nodes, as :func:`working_copy` gave them.
+        twin: The rewritten copy from :func:`working_copy`.
+        twins: The node map from :func:`working_copy`.
     """
     graph = module.graph
     before = list(graph.nodes)
@@ -53,7 +53,7 @@ def apply_to(module: GraphModule, twin: GraphModule, twins: Mapping[Node, Node])
 
 
 def _behind(graph: Graph, own: Mapping[Node, Node]) -> dict[Node, Node]:
-    """Return the node of the module that each node of the copy stands before, or is."""
+    """Map each node of the copy to the module's node that it is, or that follows it."""
     found: dict[Node, Node] = {}
     last: Node | None = None
     for node in reversed(graph.nodes):
@@ -64,7 +64,7 @@ def _behind(graph: Graph, own: Mapping[Node, Node]) -> dict[Node, Node]:
 
 
 def _constant(module: GraphModule, twin: GraphModule, node: Node) -> str:
-    """Give the module a constant of its copy, and return its name there."""
+    """Register a constant of the copy in the module; return its name there."""
     value = twin.get_buffer(str(node.target))
     name = str(node.target)
     while getattr(module, name, value) is not value:

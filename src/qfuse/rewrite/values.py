@@ -1,4 +1,4 @@
-"""Real values of a graph's nodes on given inputs, computed when they are asked for."""
+"""Values of a graph's nodes on example inputs, computed lazily."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Values:
-    """Evaluates nodes lazily and remembers what it computed.
+    """Evaluates nodes lazily and caches the results.
 
     Args:
         module: The graph and its constants.
-        inputs: One real tensor per placeholder, in order. They are never written to: the graphs
-            are functional.
+        inputs: One real tensor per placeholder, in order. They are never mutated, since the
+            graphs are functional.
     """
 
     def __init__(self, module: GraphModule, inputs: Sequence[torch.Tensor]) -> None:
@@ -33,7 +33,7 @@ class Values:
         self._known: dict[Node, Any] = dict(zip(placeholders, inputs, strict=True))
 
     def of(self, node: Node) -> Any:
-        """Return the value of ``node``, computing what it depends on first."""
+        """Return the value of ``node``, computing its operands first."""
         stack = [node]
         while stack:
             top = stack[-1]
@@ -60,28 +60,28 @@ class Values:
 
 
 def wide_value(node: Node, values: Values, boundary: frozenset[Node]) -> Any | None:
-    """Evaluate ``node`` in float64 from the values of ``boundary``, without roundings between.
+    """Evaluate ``node`` in float64 from the values of ``boundary``, without intermediate rounding.
 
-    Casts to narrower float types become casts to float64, and the specs of qfuse's ops compute in
-    float64: what is left is the meaning of the region.
+    Casts to narrower float dtypes become casts to float64, and the references of qfuse's ops
+    compute in float64, so the result is the exact meaning of the region.
 
     Returns:
-        The value, or ``None`` if an op of the region has no float64 form.
+        The value, or ``None`` if an op of the region does not support float64.
     """
     try:
         return _evaluate(node, boundary, lambda n: _widen(values.of(n)), _call_wide)
     except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError):
-        # The op checks for its own dtypes; the caller falls back to the narrow value.
+        # The op rejects float64; the caller falls back to the narrow value.
         return None
 
 
 def region_value(node: Node, values: Values, boundary: frozenset[Node]) -> Any:
-    """Evaluate ``node`` from the values of ``boundary``; nothing between is remembered."""
+    """Evaluate ``node`` from the values of ``boundary`` without caching intermediates."""
     return _evaluate(node, boundary, values.of, _call)
 
 
 def meeting_points(old: Node, new: Node) -> frozenset[Node]:
-    """Return the nearest nodes that two nodes both depend on: from there on they differ."""
+    """Return the nearest common ancestors of two nodes, after which their regions differ."""
     sides: dict[Node, int] = {}
     heap: list[_Later] = []
 
@@ -93,7 +93,7 @@ def meeting_points(old: Node, new: Node) -> frozenset[Node]:
     reach(old, _OLD)
     reach(new, _NEW)
     found: set[Node] = set()
-    # The latest node first: when it is its turn, all that depends on it has been seen.
+    # Visit the latest node first, so that all its users have been visited before it.
     while heap:
         node = heapq.heappop(heap).node
         if sides[node] == _OLD | _NEW:
@@ -106,7 +106,7 @@ def meeting_points(old: Node, new: Node) -> frozenset[Node]:
 
 @dataclass(frozen=True, slots=True)
 class _Later:
-    """Orders nodes from the last to the first."""
+    """Orders nodes from last to first."""
 
     node: Node
 

@@ -1,4 +1,4 @@
-"""What torch knows about this process and CPU: the only file of this room with private names."""
+"""What torch reports about this process and CPU; the only module here with private API."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 def torch_version() -> str:
-    """The version of torch, with its local part: ``2.13.0+cpu``."""
+    """Return the version of torch with its local part: ``2.13.0+cpu``."""
     return str(torch.__version__)
 
 
 def thread_count() -> int:
-    """The number of threads that one operator may use."""
+    """Return the number of threads per operator."""
     return torch.get_num_threads()
 
 
 def cpu_capabilities() -> Mapping[str, Any]:
-    """What cpuinfo found: booleans per instruction set, and a few sizes, under torch's names."""
+    """Return cpuinfo's flags per instruction set and some sizes, under torch's names."""
     return torch.cpu.get_capabilities()
 
 
 def aten_capability() -> str:
-    """The ISA that ATen's own kernels dispatch on, such as ``AVX512`` (an env var may lower it)."""
+    """Return the ISA that ATen dispatches on, such as ``AVX512`` (an env var may lower it)."""
     return str(torch.backends.cpu.get_cpu_capability())
 
 
 def mkldnn_enabled() -> bool:
-    """Whether oneDNN is built in and switched on at this moment."""
+    """Whether oneDNN is built in and currently enabled."""
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return bool(available and torch.backends.mkldnn.enabled)
 
@@ -42,9 +42,9 @@ def grad_enabled() -> bool:
 
 
 def op_exists(name: str) -> bool:
-    """Whether an operator with this name and overload has a schema (which says nothing more)."""
+    """Whether an operator with this name and overload has a schema; it may lack a kernel."""
     try:
-        # With a key that is surely known, the only thing left to complain of is the operator.
+        # The dispatch key is valid, so an error can only be about the operator.
         torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
     except RuntimeError:
         return False
@@ -52,17 +52,17 @@ def op_exists(name: str) -> bool:
 
 
 def op_has_kernel(name: str, dispatch_key: str) -> bool:
-    """Whether somebody registered code for an existing operator under this dispatch key."""
+    """Whether an existing operator has a kernel for this dispatch key."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, dispatch_key))
 
 
 def _inductor_config() -> Any | None:
-    """Inductor's config if this process has imported it: asking must not cost its import."""
+    """Return Inductor's config if it is already imported, since importing it is slow."""
     return sys.modules.get("torch._inductor.config")
 
 
 def inductor_compilers() -> tuple[str | None, ...] | None:
-    """The C++ compilers that Inductor's config lists, or ``None`` while Inductor is not loaded."""
+    """Return the C++ compilers in Inductor's config, or ``None`` while it is not imported."""
     config = _inductor_config()
     if config is None:
         return None
@@ -71,13 +71,13 @@ def inductor_compilers() -> tuple[str | None, ...] | None:
 
 
 def inductor_freezing(default: bool) -> bool:
-    """Inductor's global freezing switch; ``default`` while Inductor is not loaded."""
+    """Return Inductor's global freezing switch; ``default`` while it is not imported."""
     config = _inductor_config()
     return default if config is None else bool(config.freezing)
 
 
 def pre_grad_pass_installed() -> str | None:
-    """A name for what sits in Inductor's global pre-grad slot, or ``None`` if it is empty."""
+    """Return the name of Inductor's global pre-grad pass, or ``None`` if it is not set."""
     config = _inductor_config()
     installed = None if config is None else config.pre_grad_custom_pass
     if installed is None:
@@ -87,15 +87,15 @@ def pre_grad_pass_installed() -> str | None:
 
 
 def real_tensors() -> Any:
-    """A context in which tensors are real, whatever fake or tracing mode the caller is in."""
+    """Return a context in which tensors are real, even under a fake or tracing mode."""
     return _disable_current_modes()
 
 
 def int_mm_fills_one_row() -> bool:
-    """Whether ``_int_mm`` computes anything for one row whose row stride is 0.
+    """Whether ``_int_mm`` computes its result for one row whose row stride is 0.
 
-    That is what Inductor emits for one token. oneDNN refuses the stride, nobody looks at the
-    refusal, and the output stays as it was: here a value that the product cannot have.
+    Inductor emits this for one token. oneDNN rejects the stride, the error status is ignored, and
+    the output is left unwritten: here it holds a value that the product cannot have.
     """
     with real_tensors(), torch.no_grad():
         length = 64
@@ -107,7 +107,7 @@ def int_mm_fills_one_row() -> bool:
 
 
 def int_mm_exact() -> bool:
-    """Whether ``_int_mm`` is right where 16-bit partial sums would overflow: all extremes."""
+    """Whether ``_int_mm`` is correct on extremes, where 16-bit partial sums would overflow."""
     with real_tensors(), torch.no_grad():
         left = torch.full((8, 64), -128, dtype=torch.int8, device="cpu")
         left[:, ::3] = 127

@@ -1,4 +1,4 @@
-"""The C++ compiler: the one that Inductor would take, found without importing Inductor."""
+"""Finds the C++ compiler that Inductor would use, without importing Inductor."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Compiler:
 
     @property
     def number(self) -> str:
-        """The version number alone, such as ``12.2.0``; "" if none could be read."""
+        """The version number alone, such as ``12.2.0``; "" if it cannot be parsed."""
         numbers = re.findall(r"\d+\.\d+(?:\.\d+)?", self.version)
         return numbers[-1] if numbers else ""
 
 
 def find_compiler() -> Compiler | None:
-    """The first compiler that Inductor would accept, or ``None``.
+    """Return the first compiler that Inductor would accept, or ``None``.
 
     Inductor walks ``torch._inductor.config.cpp.cxx``, by default ``$CXX`` or ``g++`` (``clang++``
-    on macOS). Its other default, downloading one from conda, is off unless asked for, and is not
-    counted here: a compiler that is not there yet is no fact about this machine.
+    on macOS). Its other default, downloading one from conda, is off unless enabled and is ignored
+    here, because a compiler that is not installed is not a property of this machine.
     """
     default = (os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"),)
     for name in _torch_api.inductor_compilers() or default:
@@ -66,7 +66,7 @@ def find_compiler() -> Compiler | None:
     return None
 
 
-# A memo of a pure fact: the same file (path and time of change) always prints the same line.
+# Safe to cache: the same file (path and modification time) always prints the same line.
 @functools.lru_cache(maxsize=8)
 def _version_line(path: str, _changed_ns: int) -> str | None:
     try:
@@ -84,9 +84,9 @@ def _version_line(path: str, _changed_ns: int) -> str | None:
 
 
 def try_compiler(compiler: Compiler) -> str | None:
-    """Compile a small OpenMP library; ``None`` if that works, else what the compiler said.
+    """Compile a small OpenMP library; return ``None`` on success, else the compiler's error.
 
-    A compiler without its standard library or without OpenMP answers ``--version`` like any other.
+    A compiler without its standard library or without OpenMP still answers ``--version``.
     """
     with tempfile.TemporaryDirectory(prefix="qfuse-doctor-") as folder:
         source = Path(folder, "trial.cpp")
@@ -106,6 +106,6 @@ def try_compiler(compiler: Compiler) -> str | None:
 
 
 def python_headers() -> Path | None:
-    """The folder of ``Python.h`` of the running interpreter, or ``None`` if it has none."""
+    """Return the folder of the interpreter's ``Python.h``, or ``None`` if it is missing."""
     folder = Path(sysconfig.get_path("include"))
     return folder if (folder / "Python.h").is_file() else None

@@ -1,4 +1,4 @@
-"""Facts about the CPU that the operating system tells: names, caches, cores, instruction sets."""
+"""CPU facts from the operating system: names, caches, cores, instruction sets."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Names of instruction sets as the Linux kernel spells them (the keys of the ARM ones are torch's),
-# and torch's name where it differs.
+# Instruction sets by their Linux kernel names (those of ARM by torch's), with torch's name if it
+# differs.
 _TORCH_NAMES = {
     "avx512f": "avx512_f",
     "avx512bw": "avx512_bw",
@@ -45,20 +45,20 @@ FEATURES: tuple[str, ...] = (
     "sve",
     "sve2",
 )
-# Using tile registers needs the kernel's help, not the CPU's alone.
+# Tile registers need support of the operating system besides that of the CPU.
 _NEEDS_KERNEL = ("amx_bf16", "amx_fp16", "amx_int8", "amx_tile")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """One kind of CPU, as seen from this process.
+    """A CPU, as seen from this process.
 
     Attributes:
         architecture: ``x86_64``, ``aarch64``, ...
-        vendor: As the CPU spells it, such as ``GenuineIntel``; "" if unknown.
+        vendor: As reported by the CPU, such as ``GenuineIntel``; "" if unknown.
         model: Marketing name; "" if unknown.
-        features: Instruction sets that may be used, out of :data:`FEATURES`.
+        features: Usable instruction sets, out of :data:`FEATURES`.
         cores: Physical cores of the machine.
         usable_cores: Cores that this process may use: its affinity mask and container quota.
         l2_bytes: L2 cache of one core; 0 if unknown.
@@ -76,11 +76,11 @@ class Cpu:
 
 
 def read_cpu(capabilities: Mapping[str, Any], root: Path = Path("/")) -> Cpu:
-    """Put together what torch's cpuinfo and the operating system say.
+    """Combine the facts from torch's cpuinfo and the operating system.
 
     Args:
         capabilities: ``torch.cpu.get_capabilities()``.
-        root: Where ``proc`` and ``sys`` are; another folder in tests.
+        root: The parent of ``proc`` and ``sys``; a different folder in tests.
     """
     info = _cpuinfo(root)
     caches = _caches(root)
@@ -106,7 +106,7 @@ def _read(path: Path) -> str:
 
 
 def _cpuinfo(root: Path) -> dict[str, str]:
-    """The first processor's block of ``/proc/cpuinfo``."""
+    """Return the first processor's block of ``/proc/cpuinfo``."""
     block = _read(root / "proc/cpuinfo").split("\n\n", 1)[0]
     pairs = (line.split(":", 1) for line in block.splitlines() if ":" in line)
     return {key.strip(): value.strip() for key, value in pairs}
@@ -121,7 +121,7 @@ def _features(capabilities: Mapping[str, Any], info: Mapping[str, str]) -> froze
 
 
 def _caches(root: Path) -> dict[int, int]:
-    """Bytes of the data or unified cache of each level, as the first core sees it."""
+    """Return the bytes of the data or unified cache of each level, for the first core."""
     sizes: dict[int, int] = {}
     for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level = _read(index / "level").strip()
@@ -139,14 +139,14 @@ def _usable_cores(root: Path, logical: int) -> int:
 
 
 def _quota(root: Path) -> float | None:
-    """Cores' worth of time that the container may use, by either version of cgroups."""
+    """Return the container's CPU quota in cores, from either version of cgroups."""
     legacy = root / "sys/fs/cgroup/cpu"
     texts = (
         _read(root / "sys/fs/cgroup/cpu.max"),
         f"{_read(legacy / 'cpu.cfs_quota_us')} {_read(legacy / 'cpu.cfs_period_us')}",
     )
     for text in texts:
-        # "max" or -1 instead of the first number means that there is no quota.
+        # "max" or -1 as the first value means unlimited.
         limit = re.fullmatch(r"(\d+)\s+([1-9]\d*)", text.strip())
         if limit:
             return int(limit[1]) / int(limit[2])

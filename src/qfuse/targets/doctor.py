@@ -1,7 +1,7 @@
-"""What this installation lacks, and what would silently not happen on it.
+"""Diagnoses an installation: missing parts, and optimizations that would silently not happen.
 
-Each check looks at a :class:`Target` and an :class:`Environment`, both plain values, and gives
-findings; nothing here looks at the machine by itself except :meth:`Environment.probe`.
+Each check takes a :class:`Target` and an :class:`Environment`, both plain values, and yields
+findings; only :meth:`Environment.probe` inspects the machine.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from qfuse.targets.compiler import python_headers, try_compiler
 from qfuse.targets.kernels import KernelState
 from qfuse.targets.target import Target
 
-# The released versions that qfuse is tested with: at least, and below.
+# The released versions that qfuse is tested with: lower bound, and exclusive upper bound.
 TORCH_RANGE = ((2, 13), (2, 16))
 TORCHAO_RANGE = ((0, 18), (0, 19))
-# From here on Inductor's own x86 patterns are gone, and torchao's quantizer module brings them.
+# From this version, Inductor's x86 patterns are in torchao's quantizer module.
 PATTERNS_IN_TORCHAO = (2, 14)
 
 
 class Level(StrEnum):
-    """How much a finding matters: fine, costs something, or breaks something."""
+    """Severity of a finding: fine, costs performance, or breaks something."""
 
     OK = "ok"
     WARN = "warn"
@@ -34,13 +34,13 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        level: How much it matters.
-        what: What was looked at, in a few words.
-        detail: What was seen and what follows from it.
-        fix: What to do; "" if nothing needs doing.
+        level: Severity.
+        what: The subject of the check, in a few words.
+        detail: The observation and its consequences.
+        fix: What to do; "" if no action is needed.
     """
 
     level: Level
@@ -51,16 +51,16 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Facts that are no part of a target, because no compilation by qfuse depends on them.
+    """Facts that are not part of a target, because qfuse's compilation does not depend on them.
 
     Attributes:
-        freezing: Inductor's global freezing switch is on.
-        grad_enabled: Grad mode is on.
-        pre_grad_pass: What sits in Inductor's global pre-grad slot, ``None`` if it is empty.
-        python_headers: The interpreter comes with ``Python.h``.
-        compiler_error: What the compiler said to a small OpenMP library; ``None`` if it built.
-        int_mm_fills_one_row: ``aten._int_mm`` computes something for one row.
-        int_mm_exact: ``aten._int_mm`` is right over the full int8 range.
+        freezing: Whether Inductor's global freezing switch is on.
+        grad_enabled: Whether grad mode is on.
+        pre_grad_pass: Name of Inductor's global pre-grad pass, ``None`` if it is not set.
+        python_headers: Whether the interpreter's ``Python.h`` is installed.
+        compiler_error: The compiler's error for a small OpenMP library; ``None`` if it built.
+        int_mm_fills_one_row: Whether ``aten._int_mm`` computes its result for one row.
+        int_mm_exact: Whether ``aten._int_mm`` is correct over the full int8 range.
     """
 
     freezing: bool = False
@@ -73,7 +73,7 @@ class Environment:
 
     @classmethod
     def probe(cls, target: Target) -> Environment:
-        """Look at this process; compiles one small file and runs two small products."""
+        """Inspect this process; compiles one small file and runs two small matmuls."""
         int_mm = target.has_kernel("aten::_int_mm")
         return cls(
             freezing=_torch_api.inductor_freezing(
@@ -89,15 +89,15 @@ class Environment:
 
 
 def diagnose(target: Target, environment: Environment | None = None) -> list[Finding]:
-    """Look at everything that decides whether quantized models run, run right and run fast.
+    """Check everything that decides whether quantized models run, correctly and fast.
 
     Args:
         target: The machine and its software.
-        environment: The process; probed if not given.
+        environment: The process; probed by default.
 
     Returns:
-        Findings in a fixed order: hardware, software, kernels, then the traps of plain
-        ``torch.compile``, which qfuse's own roads avoid.
+        Findings in a fixed order: hardware, software, kernels, then the pitfalls of plain
+        ``torch.compile``, which qfuse avoids.
     """
     seen = Environment.probe(target) if environment is None else environment
     return [finding for check in _CHECKS for finding in check(target, seen)]
@@ -105,19 +105,19 @@ def diagnose(target: Target, environment: Environment | None = None) -> list[Fin
 
 def _instruction_set(target: Target, _: Environment) -> Iterator[Finding]:
     what = "instruction set"
-    names = ", ".join(sorted(target.features)) or "none that is known"
+    names = ", ".join(sorted(target.features)) or "no known features"
     if target.architecture == "x86_64" and not target.has("avx2"):
         yield Finding(
             Level.BAD,
             what,
             f"no AVX2 ({names}): quantized models run on reference code",
-            "use a machine with AVX2 at least, better AVX512-VNNI or AMX",
+            "use a machine with at least AVX2, preferably AVX512-VNNI or AMX",
         )
     elif not target.has_vnni:
         yield Finding(
             Level.WARN,
             what,
-            f"no int8 dot products such as VNNI ({names}): int8 products are hardly faster than "
+            f"no int8 dot products such as VNNI ({names}): int8 matmuls are hardly faster than "
             "f32, only the weights are smaller",
             "use weight-only quantization here, or a machine with AVX512-VNNI, AVX-VNNI or AMX",
         )
@@ -152,7 +152,7 @@ def _threads(target: Target, _: Environment) -> Iterator[Finding]:
         yield Finding(
             Level.BAD,
             what,
-            f"{detail}: threads wait for each other's time slices, milliseconds per operator",
+            f"{detail}: oversubscribed threads cost milliseconds per operator",
             f"call torch.set_num_threads({target.usable_cores}) or set "
             f"OMP_NUM_THREADS={target.usable_cores}",
         )
@@ -161,7 +161,7 @@ def _threads(target: Target, _: Environment) -> Iterator[Finding]:
             Level.WARN,
             what,
             f"{detail}: cores stay idle",
-            "unset OMP_NUM_THREADS or call torch.set_num_threads, unless it is meant so",
+            "unset OMP_NUM_THREADS or call torch.set_num_threads, unless this is intended",
         )
     else:
         yield Finding(Level.OK, what, detail)
@@ -206,7 +206,7 @@ def _version(
 
 
 def _release(version: str) -> tuple[int, int]:
-    """Major and minor number; a version that does not start so is older than any."""
+    """Return major and minor version; one that cannot be parsed sorts before all others."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
@@ -218,7 +218,7 @@ def _mkldnn(target: Target, _: Environment) -> Iterator[Finding]:
         yield Finding(
             Level.BAD,
             "oneDNN",
-            "switched off or not built in: int8 and bf16 products run on reference code",
+            "disabled or not built in: int8 and bf16 matmuls run on reference code",
             "set torch.backends.mkldnn.enabled = True, or install an official torch wheel",
         )
 
@@ -228,24 +228,24 @@ def _kernels(target: Target, _: Environment) -> Iterator[Finding]:
         state: [name for name, known in target.kernels if known is state] for state in KernelState
     }
     there = by_state[KernelState.AVAILABLE]
-    yield Finding(Level.OK, "kernels", f"{len(there)} are there: {', '.join(there)}")
+    yield Finding(Level.OK, "kernels", f"{len(there)} available: {', '.join(there)}")
     hollow = by_state[KernelState.SCHEMA_ONLY]
     if hollow:
         yield Finding(
             Level.WARN,
             "kernels that are only declared",
-            f"{', '.join(hollow)}: hasattr(torch.ops...) finds them, calling them raises "
+            f"{', '.join(hollow)}: hasattr(torch.ops...) is true, but calling them raises "
             "NotImplementedError",
-            "nothing, qfuse takes other kernels; the PyPI wheel of torchao has no CPU code, a "
-            "build from source does",
+            "nothing, qfuse uses other kernels; the PyPI wheel of torchao lacks CPU code, a "
+            "build from source has it",
         )
     missing = by_state[KernelState.ABSENT]
     if missing:
         yield Finding(
             Level.WARN,
             "kernels that do not exist",
-            f"this torch and torchao define no {', '.join(missing)}",
-            "nothing, qfuse takes other kernels; or install the supported versions",
+            f"this torch and torchao do not define {', '.join(missing)}",
+            "nothing, qfuse uses other kernels; or install the supported versions",
         )
 
 
@@ -257,7 +257,7 @@ def _int_mm(target: Target, seen: Environment) -> Iterator[Finding]:
             Level.BAD,
             f"{what} of one row",
             "returns uninitialized memory when a row stride is below its length, which is what "
-            "torch.compile emits for one token of a dynamically quantized model: answers are "
+            "torch.compile emits for one token of a dynamically quantized model: results are "
             "garbage, without an error",
             f"compile with qfuse ({own}), or pad such inputs to two rows",
         )
@@ -272,8 +272,8 @@ def _int_mm(target: Target, seen: Environment) -> Iterator[Finding]:
         yield Finding(
             Level.WARN,
             f"{what} without VNNI",
-            "was right on a sample, and has been seen to overflow on CPUs without VNNI",
-            "check your model's answers, or quantize to 7 bits (reduce_range)",
+            "was correct on a sample, but is known to overflow on CPUs without VNNI",
+            "check your model's results, or quantize to 7 bits (reduce_range)",
         )
 
 
@@ -284,8 +284,8 @@ def _torch_compile(target: Target, seen: Environment) -> Iterator[Finding]:
             Level.WARN,
             f"{what}: freezing is off",
             "Inductor's int8 patterns run only on frozen graphs; without freezing, layers between "
-            "quantize and dequantize run in float, and nobody says so",
-            "use qfuse.compile, which needs no switch; or set TORCHINDUCTOR_FREEZING=1 before "
+            "quantize and dequantize silently run in float",
+            "use qfuse.compile, which does not need it; or set TORCHINDUCTOR_FREEZING=1 before "
             'torch is imported (options={"freezing": True} alone crashes)',
         )
     if seen.grad_enabled:
@@ -305,18 +305,18 @@ def _torch_compile(target: Target, seen: Environment) -> Iterator[Finding]:
         yield Finding(
             Level.WARN,
             f"{what}: int8 patterns moved",
-            "since torch 2.14 they come with torchao's x86 quantizer module: a process that does "
-            "not import it fuses nothing, and one that does loses what it had set in Inductor's "
+            "since torch 2.14 they are in torchao's x86 quantizer module: a process that does not "
+            "import it does not fuse, and importing it overwrites what was set in Inductor's "
             "pre_grad_custom_pass",
             "use qfuse.compile; or import the quantizer first and set your own pass after it",
         )
     if seen.pre_grad_pass is not None:
         yield Finding(
             Level.WARN,
-            f"{what}: the pre-grad slot is taken",
+            f"{what}: a pre-grad pass is already set",
             f"torch._inductor.config.pre_grad_custom_pass is {seen.pre_grad_pass}; importing "
-            "torchao's x86 quantizer overwrites what was there",
-            "if you set a pass of your own, set it again after that import, as a list of both",
+            "torchao's x86 quantizer overwrites it",
+            "if it is your own pass, set it again after that import, as a list of both",
         )
 
 

@@ -1,8 +1,8 @@
-"""Which operators really have code behind them on this installation.
+"""Probes which operators have a kernel in this installation.
 
-A schema is not a kernel: the PyPI wheel of torchao for x86 defines operators that it has no CPU
-code for, and ``hasattr(torch.ops.torchao, name)`` says yes to all of them. So kernels are looked
-up in the dispatcher, under the key that a real call would arrive with.
+A schema is not a kernel: the PyPI wheel of torchao for x86 defines operators without CPU code, and
+``hasattr(torch.ops.torchao, name)`` is true for all of them. So kernels are looked up in the
+dispatcher, under the dispatch key of a real call.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _log = logging.getLogger(__name__)
 
 
 class KernelState(StrEnum):
-    """What is known about one operator.
+    """The availability of an operator.
 
-    ``AVAILABLE``: code is registered. ``SCHEMA_ONLY``: calling it raises ``NotImplementedError``.
-    ``ABSENT``: nobody has defined it. ``UNPROBED``: its package was not to be imported.
+    ``AVAILABLE``: a kernel is registered. ``SCHEMA_ONLY``: a call raises ``NotImplementedError``.
+    ``ABSENT``: it is not defined. ``UNPROBED``: importing its package was not allowed.
     """
 
     AVAILABLE = "available"
@@ -40,8 +40,8 @@ class KernelProbe:
 
     Attributes:
         name: ``namespace::op`` or ``namespace::op.overload``.
-        dispatch_key: The key that a call on this device arrives with. Operators whose weight is
-            packed by oneDNN arrive with ``MkldnnCPU``; some have code under no other key.
+        dispatch_key: The dispatch key of a call on this device. Operators whose weight is packed by
+            oneDNN dispatch to ``MkldnnCPU``; some only have a kernel for that key.
     """
 
     name: str
@@ -50,7 +50,7 @@ class KernelProbe:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\w+::\w+(\.\w+)?", self.name):
             raise OptionsError(
-                f"{self.name!r} is no operator name",
+                f"{self.name!r} is not an operator name",
                 fix="write namespace::op or namespace::op.overload",
             )
 
@@ -90,7 +90,7 @@ _PACKAGES = {"torchao": "torchao"}
 
 
 def probe_kernel(probe: KernelProbe) -> KernelState:
-    """Look one operator up as things are now, importing nothing."""
+    """Probe one operator without importing packages."""
     if not _torch_api.op_exists(probe.name):
         return KernelState.ABSENT
     if _torch_api.op_has_kernel(probe.name, probe.dispatch_key):
@@ -101,13 +101,13 @@ def probe_kernel(probe: KernelProbe) -> KernelState:
 def probe_kernels(
     probes: Iterable[KernelProbe], *, import_packages: bool
 ) -> tuple[tuple[str, KernelState], ...]:
-    """Look operators up, each namespace's package imported first if that is allowed.
+    """Probe operators, after importing the package of each namespace if allowed.
 
-    The answer does not depend on what else the process has imported: without
-    ``import_packages`` an operator of a package is ``UNPROBED`` even if it happens to be loaded.
+    The result does not depend on other imports of the process: without ``import_packages``, an
+    operator of a package is ``UNPROBED`` even if the package is already imported.
 
     Args:
-        probes: What to look up.
+        probes: The operators to probe.
         import_packages: Import torchao (a second or so) if it is installed.
 
     Returns:
@@ -129,7 +129,7 @@ def _importable(package: str) -> bool:
     try:
         importlib.import_module(package)
     except (ImportError, OSError, RuntimeError) as error:
-        # A package built for another torch: its kernels do not exist for us, all else works.
+        # The package was built for a different torch: only its kernels are unavailable.
         _log.warning("%s is installed but cannot be imported: %s", package, error)
         return False
     return True

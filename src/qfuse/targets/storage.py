@@ -1,4 +1,4 @@
-"""Where qfuse keeps what it can make again, and how files get there in one piece."""
+"""The cache folder, and atomic writes to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CACHE_VARIABLE = "QFUSE_CACHE_DIR"
 
 
 def cache_directory() -> Path:
-    """The folder of qfuse's caches: ``$QFUSE_CACHE_DIR``, or the user's cache folder.
+    """Return the folder of qfuse's caches: ``$QFUSE_CACHE_DIR``, or the user's cache folder.
 
     It is not created here.
     """
@@ -23,10 +23,10 @@ def cache_directory() -> Path:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old one or the new one, never a part.
+    """Write a text file atomically: other processes see the old or the new content.
 
     Raises:
-        OSError: The folder cannot be made or written.
+        OSError: The folder cannot be created or written to.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -1,4 +1,4 @@
-"""What a graph will run on: facts about hardware and software, found once and then only carried."""
+"""The target of a compilation: facts about hardware and software, detected once."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from qfuse.targets.kernels import KERNELS, KernelProbe, KernelState, probe_kerne
 class Target:
     """Facts about the hardware and software on which a graph will run.
 
-    It is a value: nothing is looked up after it is made, so that one compilation sees one machine
-    from end to end.
+    It is a value: nothing is queried after construction, so that a compilation sees a consistent
+    machine throughout.
 
     Attributes:
         device: Device type; only ``cpu`` is detected.
         architecture: ``x86_64``, ``aarch64``, ...
         vendor: CPU vendor, such as ``AuthenticAMD``; "" if unknown.
         model: CPU model name; "" if unknown.
-        features: Instruction sets that may be used, out of :data:`qfuse.targets.FEATURES`.
+        features: Usable instruction sets, out of :data:`qfuse.targets.FEATURES`.
         aten_capability: The ISA that ATen dispatches on (``AVX512``, ``AVX2``, ``DEFAULT``, ...).
-        onednn_isa_limit: ``ONEDNN_MAX_CPU_ISA`` as it was set, "" if it was not.
+        onednn_isa_limit: Value of ``ONEDNN_MAX_CPU_ISA``, "" if unset.
         cores: Physical cores.
         usable_cores: Cores that this process may use (affinity, container quota).
         threads: ``torch.get_num_threads()``.
         l2_bytes: L2 cache of one core; 0 if unknown.
         l3_bytes: One last-level cache; 0 if unknown or absent.
-        compiler: The C++ compiler that Inductor would take, ``None`` if there is none.
+        compiler: The C++ compiler that Inductor would use, ``None`` if there is none.
         torch_version: With its local part.
         torchao_version: ``None`` if torchao is not installed.
-        mkldnn_enabled: oneDNN is built into torch and switched on.
-        kernels: Name and state of every operator looked up, sorted by name.
+        mkldnn_enabled: Whether oneDNN is built into torch and enabled.
+        kernels: Name and state of every probed operator, sorted by name.
     """
 
     device: str
@@ -66,15 +66,15 @@ class Target:
     def detect(
         cls, *, extensions: bool = True, extra_kernels: Iterable[KernelProbe] = ()
     ) -> Target:
-        """Look at this machine and process.
+        """Detect the target of this machine and process.
 
-        Everything is read afresh, in milliseconds, because a process can change its threads, its
-        affinity or oneDNN's switch; only the compiler's ``--version`` is remembered.
+        Everything is queried anew, in milliseconds, because a process can change its threads, its
+        affinity or oneDNN's switch; only the compiler's ``--version`` is cached.
 
         Args:
             extensions: Import torchao (over a second, the first time) to see which of its kernels
-                exist. Without it they are *unprobed* and the fingerprint is another one.
-            extra_kernels: Operators to look up besides :data:`qfuse.targets.KERNELS`.
+                exist. Without it they are *unprobed* and the fingerprint differs.
+            extra_kernels: Operators to probe besides :data:`qfuse.targets.KERNELS`.
         """
         cpu = read_cpu(_torch_api.cpu_capabilities())
         return cls(
@@ -99,17 +99,17 @@ class Target:
 
     @classmethod
     def for_testing(cls, *, isa: str = "avx512_vnni", **changes: Any) -> Target:
-        """A fixed target that does not depend on the machine: an x86 CPU with 2 cores.
+        """Return a fixed, machine-independent target: an x86 CPU with 2 cores.
 
         Args:
-            isa: The best instruction set it has: ``portable`` (no vectors that kernels use),
-                ``avx2``, ``avx512_vnni`` or ``amx``. It decides ``features`` and
+            isa: Its best instruction set: ``portable`` (without vector extensions of kernels),
+                ``avx2``, ``avx512_vnni`` or ``amx``. It determines ``features`` and
                 ``aten_capability``.
             **changes: Fields to replace. ``kernels`` may be a mapping of name to state, which is
-                laid over the fixed ones.
+                merged into the fixed ones.
 
         Raises:
-            OptionsError: ``isa`` is not one of these names.
+            OptionsError: ``isa`` is unknown.
         """
         if isa not in _TESTING_ISAS:
             raise OptionsError(
@@ -145,10 +145,10 @@ class Target:
         return replace(pinned, **changes)
 
     def has(self, feature: str) -> bool:
-        """Whether an instruction set may be used.
+        """Whether an instruction set is usable.
 
         Raises:
-            OptionsError: The name is none of :data:`qfuse.targets.FEATURES`.
+            OptionsError: The name is not in :data:`qfuse.targets.FEATURES`.
         """
         if feature not in FEATURES:
             raise OptionsError(
@@ -158,41 +158,41 @@ class Target:
 
     @property
     def has_vnni(self) -> bool:
-        """Int8 dot products in hardware, accumulated in 32 bits without saturating on the way."""
+        """Whether the CPU has int8 dot products that accumulate in 32 bits without saturation."""
         names = ("avx512_vnni", "avx_vnni", "avx_vnni_int8", "amx_int8", "dot", "i8mm")
         return any(map(self.has, names))
 
     def kernel_state(self, name: str) -> KernelState:
-        """What is known about one operator.
+        """Return the availability of an operator.
 
         Raises:
-            OptionsError: It was not looked up when this target was made.
+            OptionsError: It was not probed for this target.
         """
         for known, state in self.kernels:
             if known == name:
                 return state
         raise OptionsError(
-            f"nobody looked up {name!r} for this target",
+            f"{name!r} was not probed for this target",
             fix="pass a KernelProbe for it in Target.detect(extra_kernels=...)",
         )
 
     def has_kernel(self, name: str) -> bool:
-        """Whether an operator has code behind it here, not only a schema."""
+        """Whether an operator has a kernel here, not only a schema."""
         return self.kernel_state(name) is KernelState.AVAILABLE
 
     def fingerprint(self) -> str:
-        """A stable name for all of these facts, for cache keys: ``x86_64-avx512-t2-<digest>``.
+        """Return a stable name of these facts for cache keys: ``x86_64-avx512-t2-<digest>``.
 
-        The compiler counts with its version, not with its place.
+        Of the compiler, the version is included but not the path.
         """
         facts = self.to_dict()
         facts["compiler"] = self.compiler and self.compiler.version
         return self._named(facts)
 
     def machine_fingerprint(self) -> str:
-        """A stable name for what measured speeds depend on: hardware, threads, torch, oneDNN.
+        """Return a stable name of what speeds depend on: hardware, threads, torch, oneDNN.
 
-        It is the same with and without ``extensions``.
+        It does not depend on ``extensions``.
         """
         facts = self.to_dict()
         for other in ("compiler", "torchao_version", "kernels"):
@@ -205,7 +205,7 @@ class Target:
         return f"{self.architecture}-{isa}-t{self.threads}-{digest}"
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON values, in an order that depends on nothing."""
+        """Return all fields as JSON values, in a deterministic order."""
         return {
             **asdict(self),
             "features": sorted(self.features),
@@ -213,16 +213,16 @@ class Target:
         }
 
     def to_json(self) -> str:
-        """The text that :meth:`from_json` reads."""
+        """Serialize for :meth:`from_json`."""
         return json.dumps(self.to_dict(), indent=2, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what :meth:`to_json` wrote.
+        """Parse the output of :meth:`to_json`.
 
         Raises:
-            OptionsError: The text is no target, or one of its fields is missing, unknown or of
-                another type.
+            OptionsError: The text is not a target, or one of its fields is missing, unknown or of
+                the wrong type.
         """
         try:
             return cls._from_dict(json.loads(text))
@@ -251,7 +251,7 @@ _AVX2 = frozenset(("avx", "avx2"))
 _AVX512 = _AVX2 | {
     "avx512_bf16", "avx512_vnni", "avx512bw", "avx512dq", "avx512f", "avx512vl"
 }  # fmt: skip
-# What ATen dispatches on and the features, for each instruction set of a target for tests.
+# ATen's capability and the features, per instruction set of a test target.
 _TESTING_ISAS = {
     "portable": ("DEFAULT", frozenset[str]()),
     "avx2": ("AVX2", _AVX2),
@@ -259,7 +259,7 @@ _TESTING_ISAS = {
     "amx": ("AVX512", _AVX512 | {"amx_bf16", "amx_int8", "amx_tile"}),
 }
 
-# Fields that JSON holds as they are, and their types.
+# Fields that are stored in JSON unchanged, and their types.
 _PLAIN: dict[str, Any] = {
     "device": str,
     "architecture": str,
@@ -279,7 +279,7 @@ _PLAIN: dict[str, Any] = {
 
 
 def _checked(name: str, kind: Any, value: Any) -> Any:
-    # JSON's true is a bool, which Python counts as an int.
+    # JSON's true is a bool, which is an int in Python.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise TypeError(f"{name} is {value!r}")
     return value

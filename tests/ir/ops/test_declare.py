@@ -150,7 +150,7 @@ def test_an_op_of_several_results() -> None:
     [
         ({}, ""),
         ({"epilogue": Epilogue((Cast(torch.bfloat16),))}, "real numbers are torch.bfloat16"),
-        ({"y_params": "x"}, "stored numbers are torch.float32"),
+        ({"y_params": "x"}, "quantized values are torch.float32"),
         ({"out_params": None}, ""),
         ({"epilogue": Epilogue((Round(0, None, replace(SPEC, real=torch.float16)),))}, "real"),
     ],

@@ -127,12 +127,12 @@ STRUCTURE: dict[str, tuple[Callable[[], StageGraph], str, str]] = {
     "a submodule": (
         partial(other_call, "call_module", "inner"),
         "inner",
-        "call_module nodes do not pass",
+        "call_module nodes are not allowed",
     ),
     "a method": (
         partial(other_call, "call_method", "relu"),
         "relu",
-        "call_method nodes do not pass",
+        "call_method nodes are not allowed",
     ),
     "a write": (write, "aten.add_", "it writes to its arguments"),
     "a constant of another shape": (constant_of_another_shape, "scale", r"float32\(2, 1\)"),
@@ -251,7 +251,7 @@ EDGES: dict[str, tuple[Callable[[], StageGraph], str]] = {
     ),
     "quantize: another storage": (
         lambda: with_args(quantized(), ops.quantize, {3: UINT8}),
-        "stored numbers are torch.int8",
+        "quantized values are torch.int8",
     ),
     "quantize: a scale of another block": (
         lambda: with_args(quantized(), ops.quantize, {3: ROWS}),
@@ -263,7 +263,7 @@ EDGES: dict[str, tuple[Callable[[], StageGraph], str]] = {
     ),
     "dequantize: another storage": (
         lambda: with_args(dequantized(), ops.dequantize, {3: UINT8}),
-        "stored numbers are torch.int8",
+        "quantized values are torch.int8",
     ),
     "dequantize: a scale of another block": (
         lambda: with_args(dequantized(), ops.dequantize, {3: ROWS}),
@@ -271,11 +271,11 @@ EDGES: dict[str, tuple[Callable[[], StageGraph], str]] = {
     ),
     "requantize: another storage before": (
         lambda: with_args(requantized(), ops.requantize, {3: UINT8}),
-        "stored numbers are torch.int8",
+        "quantized values are torch.int8",
     ),
     "requantize: another storage after": (
         lambda: with_args(requantized(), ops.requantize, {6: UINT8}),
-        "stored numbers are torch.int8",
+        "quantized values are torch.int8",
     ),
     "requantize: two float types": (
         lambda: requantized(replace(SPEC, real=BF16)),
@@ -283,7 +283,7 @@ EDGES: dict[str, tuple[Callable[[], StageGraph], str]] = {
     ),
     "linear: another storage of the activation": (
         lambda: fused_linear(x_spec=UINT8),
-        "stored numbers are torch.int8",
+        "quantized values are torch.int8",
     ),
     "linear: another block of the weight": (lambda: fused_linear(w_spec=ROWS), "scale"),
     "linear: another float type of the result": (

@@ -1,4 +1,4 @@
-"""Which nodes share memory, and which memory a caller gets to see."""
+"""Which nodes share memory, and which memory is visible to the caller."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.fx import Node
 from qfuse.ir.aten import aten
 from qfuse.ir.graph.schema import is_call, overload_of
 
-# They give their argument back, or a view of it, whenever they can.
+# These return their argument or a view of it if they can.
 _MAYBE_VIEWS = (
     aten._unsafe_view.default,
     aten.reshape.default,
@@ -23,14 +23,14 @@ _MAYBE_VIEWS = (
 
 
 def memory_of(node: Node) -> Node:
-    """Return the node whose memory ``node`` shows."""
+    """Return the node that owns the memory of ``node``."""
     while _may_alias(node):
         node = node.all_input_nodes[0]
     return node
 
 
 def leaves_graph(node: Node) -> bool:
-    """Whether the caller gets ``node`` or a view of it."""
+    """Whether ``node`` or a view of it is returned to the caller."""
     seen = {node}
     stack = [node]
     while stack:
@@ -44,7 +44,7 @@ def leaves_graph(node: Node) -> bool:
 
 
 def _may_alias(node: Node) -> bool:
-    """Whether ``node`` shows the memory of its first input."""
+    """Whether ``node`` may alias its first input."""
     if node.target is operator.getitem:
         return True
     op = overload_of(node)

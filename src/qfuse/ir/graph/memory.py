@@ -1,4 +1,4 @@
-"""Which tensors share memory, and how values are written into memory that others may show."""
+"""Which tensors share memory, and how values are written into aliased memory."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 
 
 def address_of(value: torch.Tensor) -> int:
-    """Return the address of the memory that ``value`` lives in, 0 if it has none."""
+    """Return the address of the storage of ``value``, 0 if it does not have one."""
     return value.untyped_storage().data_ptr()
 
 
 def write_values(
     targets: Sequence[torch.Tensor], sources: Sequence[int], values: Sequence[Any]
 ) -> list[Any]:
-    """Write some of a graph's values to where the source program writes them.
+    """Write values of a graph to the tensors that the source program mutates.
 
     Args:
-        targets: What is written.
+        targets: The tensors to write.
         sources: For each target the position of its new value among ``values``.
-        values: What the graph gave. All of them are from before the first write, so those that
-            share memory with a target are copied first.
+        values: The results of the graph. All of them were computed before the first write, so
+            those that share memory with a target are copied first.
 
     Returns:
-        ``values``, with the copies that were made.
+        ``values``, with copied entries replaced by their copies.
     """
     owned = {address_of(target) for target in targets} - {0}
     free = [

@@ -1,4 +1,4 @@
-"""Arguments of nodes by their schema's names, so that nothing depends on positions."""
+"""Arguments of nodes by their schema names, independent of positions."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def is_call(value: object, *ops: OpOverload) -> bool:
 def arguments(node: Node) -> dict[str, Argument]:
     """Return every argument of ``node`` by name, defaults filled in.
 
-    Works with the older schemas of third-party ops that lack trailing arguments: names that a
-    schema does not have are simply not in the result.
+    Also works with older schemas of third-party ops that lack trailing arguments: names that a
+    schema lacks are absent from the result.
     """
     op = overload_of(node)
     assert op is not None, f"not a call of an op: {node.format_node()}"
@@ -69,7 +69,7 @@ def argument_defaults(op: OpOverload) -> dict[str, Argument]:
 
 @cache
 def _formals(op: OpOverload) -> tuple[tuple[str, bool, Argument], ...]:
-    """Return name and default of each argument; reading a schema is slow, and it never changes."""
+    """Return name and default of each argument; cached, because reading a schema is slow."""
     return tuple(
         (f.name, f.has_default_value(), _default(f) if f.has_default_value() else None)
         for f in op._schema.arguments  # noqa: SLF001

@@ -1,9 +1,9 @@
-"""The graphs that travel between rooms: one type per doorway, and how they are called.
+"""The graphs between stages: one type per stage boundary, and their calling convention.
 
 A graph is a functional ``torch.fx.Graph`` under a plain ``GraphModule``: its placeholders are the
 flat tensor inputs, its ``get_attr`` nodes name detached buffers, and its output is one flat tuple
-``(*mutated values, *outputs)``. Nothing in it writes to anything: what the source program writes
-is listed in :class:`Signature.mutations` and written by whoever runs the graph.
+``(*mutated values, *outputs)``. The graph itself never mutates anything: the writes of the source
+program are listed in :class:`Signature.mutations` and performed by the runtime.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SOURCE_META = "qfuse_source"
 MODULE_META = "qfuse_module"
 MUTABLE_META = "qfuse_mutable"
 ASSUMED_META = "qfuse_assumed"
-"""Meta key: the node is read as if parameters without values were what they usually are."""
+"""Meta key: the node was matched assuming typical values for parameters without data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,14 @@ class InputSpec:
     """One flat leaf of ``(args, kwargs)``, in the order of the flattened tree.
 
     Attributes:
-        name: How the user would call it: ``input_ids`` or ``past[0].key``.
+        name: The name for messages: ``input_ids`` or ``past[0].key``.
         placeholder: Target of the placeholder it feeds; ``None`` for a leaf that is a constant.
         dtype: Tensor dtype; ``None`` for a leaf that is not a tensor.
         shape: Per axis the exact size, or the name of the symbol that it binds.
         device: Tensor device; ``None`` for a leaf that is not a tensor.
         constant: The value that a constant leaf must equal.
-        order: Axes from the largest stride to the smallest, where the graph was captured on a
-            layout that is not the contiguous one; the input is brought to it before a run.
+        order: Axes from the largest stride to the smallest if the graph was captured with a
+            non-contiguous layout; the input is converted to that layout before a run.
     """
 
     name: str
@@ -53,11 +53,11 @@ class OutputSpec:
     """One flat leaf of the model's result.
 
     Attributes:
-        index: Position among the graph's user outputs; ``None`` for a leaf outside the graph. Two
-            leaves that are one tensor have one position.
+        index: Position among the graph's user outputs; ``None`` for a leaf outside the graph.
+            Leaves that are the same tensor share a position.
         constant: The value of a leaf that is not a tensor (``None``, an int, ...).
         input_index: The flat input that the leaf *is*, when the model returns an input.
-        strides: Strides of the captured value where they are static, which a user may rely on.
+        strides: Strides of the captured value if they are static, because a user may rely on them.
         size: An integer leaf that depends on sizes, as an expression over ``Signature.symbols``.
     """
 
@@ -74,7 +74,7 @@ class Mutation:
 
     Attributes:
         output: Position in the graph's output tuple; mutations come first.
-        buffer: Name of the constant that is written, or ``None``.
+        buffer: Name of the buffer that is written, or ``None``.
         input_index: Index of the flat input (in ``Signature.inputs``) that is written, or ``None``.
     """
 
@@ -85,11 +85,11 @@ class Mutation:
 
 @dataclass(frozen=True, slots=True)
 class SymbolRange:
-    """Sizes that a symbolic dimension may take: ``low <= size <= high``; ``hint`` was traced.
+    """Range of a symbolic dimension: ``low <= size <= high``; ``hint`` is the traced size.
 
     Attributes:
-        multiple_of: A divisor that every size must have, 1 if there is none.
-        label: What the user calls it, such as the name of a ``Dim``; "" if it has no name.
+        multiple_of: A divisor of every valid size, 1 if unconstrained.
+        label: The user's name for it, such as that of a ``Dim``; "" if it is unnamed.
     """
 
     low: int
@@ -101,7 +101,7 @@ class SymbolRange:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How to call the graph and how to give its result back.
+    """How to call the graph and how to rebuild the model's result.
 
     Attributes:
         in_spec: Tree of ``(args, kwargs)``.
@@ -113,8 +113,8 @@ class Signature:
         parameters: Names of the positional-or-keyword parameters of ``forward``, for binding.
         relations: Conditions on symbols that the capture relied on, as text that
             ``qfuse.ir.signature.size_expr`` evaluates, e.g. ``"s1 == 2*s0"``.
-        defaults: Values of the parameters that ``forward`` may be called without, as far as they
-            are plain constants: giving one and leaving it out is the same call.
+        defaults: Defaults of the optional parameters of ``forward`` that are plain constants:
+            passing the default and omitting the argument are the same call.
     """
 
     in_spec: TreeSpec
@@ -130,12 +130,12 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class StageGraph:
-    """Base of the doorway types. Stages share one module: a later stage owns an earlier one's.
+    """Base of the stage graphs. Stages share one module, which passes to the later stage.
 
     Attributes:
         module: Plain module; its graph is functional, its constants are detached buffers.
-        signature: How it is called.
-        log: What happened so far.
+        signature: The calling convention.
+        log: The events so far.
     """
 
     stage: ClassVar[str] = "any"
@@ -158,14 +158,14 @@ class CapturedGraph(StageGraph):
 
 @dataclass(frozen=True, slots=True)
 class NormalGraph(StageGraph):
-    """One spelling of everything; all quantization as ``qfuse`` ops."""
+    """Canonical form: one form per computation, all quantization as ``qfuse`` ops."""
 
     stage: ClassVar[str] = "normal"
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizedGraph(StageGraph):
-    """Fused ops with quantization at their edges."""
+    """Fused ops with quantized inputs and outputs."""
 
     stage: ClassVar[str] = "optimized"
 
@@ -180,8 +180,8 @@ class LoweredGraph(StageGraph):
 def constant_of(node: Node) -> torch.Tensor | None:
     """Return the tensor that a ``get_attr`` node names, or ``None`` for any other node.
 
-    A buffer that the program writes is not a constant, although it is a ``get_attr``: mutated
-    buffers carry ``meta["qfuse_mutable"]`` and give ``None`` too.
+    A buffer that the program mutates is not a constant, although it is a ``get_attr``: mutated
+    buffers carry ``meta["qfuse_mutable"]``, and this returns ``None`` for them too.
     """
     if node.op != "get_attr" or node.meta.get(MUTABLE_META):
         return None
@@ -192,12 +192,12 @@ def constant_of(node: Node) -> torch.Tensor | None:
 
 
 def op_name(node: Node) -> str:
-    """Return the short name of what ``node`` calls, such as ``aten.linear``."""
+    """Return the short name of the target of ``node``, such as ``aten.linear``."""
     return str(node.target).removesuffix(".default") if node.op == "call_function" else node.op
 
 
 def place_of(node: Node) -> Place:
-    """Say where ``node`` comes from, for people."""
+    """Return the source location of ``node`` for messages."""
     source = str(node.meta.get(SOURCE_META, ""))
     module = str(node.meta.get(MODULE_META, ""))
     return Place(node.name, op_name(node), source, module)

@@ -40,7 +40,7 @@ def to_text(graph: Graph) -> str:
 
 
 def op_text(node: Node) -> str:
-    """Return the short name of what ``node`` calls; a plain function gives its own name."""
+    """Return the short name of the target of ``node``; a plain function has its own name."""
     name = op_name(node)
     return getattr(node.target, "__name__", name) if name.startswith("<") else name
 
@@ -67,7 +67,7 @@ def _arg(arg: Argument, names: dict[Node, str]) -> str:
 
 
 def _rename_symbols(text: str) -> str:
-    """Number the symbols by first appearance: torch's own numbers depend on what ran before."""
+    """Number symbols by first appearance, because torch's numbers depend on earlier captures."""
     order: dict[str, str] = {}
 
     def rename(found: re.Match[str]) -> str:

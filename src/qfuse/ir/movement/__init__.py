@@ -1,1 +1,1 @@
-"""Movements: how quantization parameters follow data that moves."""
+"""Movements: how quantization parameters propagate through data movement ops."""

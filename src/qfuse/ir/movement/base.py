@@ -1,8 +1,8 @@
-"""Ops that move elements and compute nothing, and what they do to quantization parameters.
+"""Ops that only move elements, and how quantization parameters propagate through them.
 
-The parameters of a tensor denote a tensor of the data's shape, one number per element. A movement
-moves both alike. It is legal for the parameters exactly when the moved ones are again constant on
-the blocks of a regular grid that are the blocks from before; :meth:`Movement.forward` gives that
+The parameters of a tensor represent a tensor of the data's shape, one value per element. A movement
+moves both alike. It is legal for the parameters exactly if the moved ones are again constant on the
+blocks of a regular grid whose blocks are the original ones; :meth:`Movement.forward` returns that
 grid for the result of the movement, :meth:`Movement.backward` the one for its source.
 """
 
@@ -25,20 +25,20 @@ from qfuse.ir.sizes import Size
 
 
 class Mover(Protocol):
-    """Applies ops to what stands for parameters: nodes of a graph, or tensors."""
+    """Applies ops to parameters, which are nodes of a graph or tensors."""
 
     def call(self, op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Apply an op."""
 
     def sizes(self, node: Node) -> list[Any]:
-        """Return the sizes of a node's value, in a form that an op takes."""
+        """Return the sizes of a node's value, as arguments of an op."""
 
     def at_run_time(self, value: Any) -> Any:
-        """Return a value such that what is applied to it is not computed before run time."""
+        """Return a value that keeps the ops applied to it from being constant-folded."""
 
 
 class TensorMover:
-    """Applies ops to tensors at once."""
+    """Applies ops to tensors eagerly."""
 
     def call(self, op: Any, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Apply an op."""
@@ -49,7 +49,7 @@ class TensorMover:
         return list(shape_of(node))
 
     def at_run_time(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the value: to tensors, ops are applied at once."""
+        """Return the value, since ops on tensors are eager."""
         return value
 
 
@@ -58,12 +58,12 @@ Apply: TypeAlias = Callable[[Mover, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Parameters after they moved.
+    """Parameters after a movement.
 
     Attributes:
         block: The new block.
         apply: Moves a scale or a zero point.
-        outer: The same for the second level of scales, if there is one.
+        outer: The new block of the second level of scales, if there is one.
     """
 
     block: Block
@@ -73,18 +73,18 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Movement(ABC):
-    """One op that moves elements.
+    """One data movement op.
 
     Attributes:
         node: The op.
-        source: What it moves.
+        source: The operand that it moves.
     """
 
     node: Node
     source: Node
 
     bijective = False
-    """Whether it neither drops nor repeats elements."""
+    """Whether it is a bijection: it neither drops nor repeats elements."""
 
     @property
     def before(self) -> Sequence[Size]:
@@ -98,11 +98,11 @@ class Movement(ABC):
 
     @abstractmethod
     def forward(self, block: Block) -> Moved | Refusal:
-        """Take parameters of the source to parameters of the result."""
+        """Propagate parameters from the source to the result."""
 
     @abstractmethod
     def backward(self, block: Block) -> Moved | Refusal:
-        """Take parameters of the result to parameters of the source."""
+        """Propagate parameters from the result to the source."""
 
     @abstractmethod
     def apply(self, mover: Mover, value: Any) -> Any:
@@ -112,7 +112,7 @@ class Movement(ABC):
 def move_levels(
     move: Callable[[Block], Moved | Refusal], block: Block, outer: Block | None
 ) -> Moved | Refusal:
-    """Move parameters that may have a second level of scales; both levels move, or none.
+    """Propagate parameters with an optional second level of scales; both levels must move.
 
     Args:
         move: :meth:`Movement.forward` or :meth:`Movement.backward`.
@@ -131,20 +131,20 @@ def move_levels(
 
 
 def keep(mover: Mover, value: Any) -> Any:
-    """Leave parameters as they are."""
+    """Return parameters unchanged."""
     del mover
     return value
 
 
 def unsqueeze(mover: Mover, value: Any, axes: Sequence[int]) -> Any:
-    """Add axes of size 1, of which the numbers count in the result."""
+    """Add axes of size 1; ``axes`` are positions in the result."""
     for axis in axes:
         value = mover.call(aten.unsqueeze.default, value, axis)
     return value
 
 
 def squeezed(block: Block, axes: Sequence[int]) -> Moved:
-    """Take axes of one block out of a grid."""
+    """Remove axes with one block from a grid."""
     left = tuple(b for axis, b in enumerate(block) if axis not in axes)
 
     def apply(mover: Mover, value: Any) -> Any:
@@ -154,5 +154,5 @@ def squeezed(block: Block, axes: Sequence[int]) -> Moved:
 
 
 def with_axis(block: Block, axis: int, b: int | None) -> Block:
-    """Return the block with another size along one axis."""
+    """Return the block with a different size along one axis."""
     return (*block[:axis], b, *block[axis + 1 :])

@@ -1,9 +1,9 @@
-"""Functional collectives that move rows between ranks, seen as movements of their first axis.
+"""Functional collectives that move rows between ranks, as movements of their first axis.
 
-A collective starts, and ``wait_tensor`` gives its result: the two are one movement, and nothing
-may stand between them. Every rank runs the same graph on numbers of its own, constants included:
-what a tensor is here says nothing of what it is there. So parameters travel with their rows, and
-never the other way.
+A collective starts, and ``wait_tensor`` returns its result: the two are one movement and must be
+adjacent. Every rank runs the same graph on its own data, constants included, so a tensor's value on
+one rank is not known on another. Parameters therefore propagate forward with their rows, never
+backward.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _NAMESPACE = "_c10d_functional"
 
 
 def _registered(name: str) -> tuple[OpOverload, ...]:
-    """Return a collective, which a torch without distributed does not have."""
+    """Return a collective's ops; empty if torch was built without distributed."""
     packet = getattr(getattr(torch.ops, _NAMESPACE), name, None)
     return () if packet is None else (packet.default,)
 
 
 WAITS = _registered("wait_tensor")
-"""The op that gives the result of a collective."""
+"""The op that returns the result of a collective."""
 
 _GATHERS = _registered("all_gather_into_tensor")
 _EXCHANGES = _registered("all_to_all_single")
@@ -43,16 +43,16 @@ _EXCHANGES = _registered("all_to_all_single")
 
 @dataclass(frozen=True, slots=True)
 class Collective(Movement):
-    """Rows that travel between ranks.
+    """A movement of rows between ranks.
 
     Attributes:
-        start: The op that sends them; ``node`` waits for it.
+        start: The op that starts it; ``node`` waits for it.
     """
 
     start: Node
 
     def backward(self, block: Block) -> Refusal:
-        """Refuse: the parameters here are not those of the ranks that the rows come from."""
+        """Refuse: the local parameters are not those of the ranks that send the rows."""
         del block
         return Refusal(
             "every rank would quantize with parameters of its own, and that they are equal on all "
@@ -60,7 +60,7 @@ class Collective(Movement):
         )
 
     def _sent(self, mover: Mover, value: Any, *rest: Any) -> Any:
-        """Send a value that is equal on no two ranks, even if it is a constant."""
+        """Send a value that differs between ranks, even if it is a constant here."""
         value = mover.at_run_time(value)
         shown = tensor_of(value) if isinstance(value, Node) else value
         if not is_row_major(shown):
@@ -69,7 +69,7 @@ class Collective(Movement):
         return mover.call(overload_of(self.node), started)
 
     def _rows(self, block: Block) -> int | Refusal:
-        """Return how many rows share a scale, of the rows that travel together."""
+        """Return how many of the rows that are sent together share a scale."""
         b = block[0]
         count = self._together()
         if b == 1:
@@ -84,16 +84,16 @@ class Collective(Movement):
         return b
 
     def _together(self) -> int | None:
-        """Return how many rows go to one place, if it is the same number for all."""
+        """Return how many rows go to each rank, if it is the same number for all."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class AllGather(Collective):
-    """``all_gather_into_tensor``: the rows of all ranks, one after the other."""
+    """``all_gather_into_tensor``: the rows of all ranks, concatenated."""
 
     def forward(self, block: Block) -> Moved | Refusal:
-        """Gather the grid; one scale for all becomes one per rank."""
+        """Gather the grid; a per-tensor scale becomes one per rank."""
         rows = self._rows(block)
         return rows if isinstance(rows, Refusal) else Moved(with_axis(block, 0, rows), self.apply)
 
@@ -120,7 +120,7 @@ class AllToAll(Collective):
     went: tuple[int, ...]
 
     def forward(self, block: Block) -> Moved | Refusal:
-        """Exchange the grid; one scale for all becomes one per rank."""
+        """Exchange the grid; a per-tensor scale becomes one per rank."""
         rows = self._rows(block)
         if isinstance(rows, Refusal):
             return rows
@@ -149,7 +149,7 @@ class AllToAll(Collective):
 
 
 def collective_of(node: Node, start: object) -> Movement | None:
-    """Return the movement that ``node`` waits for, if it alone does."""
+    """Return the movement that ``node`` waits for, if it is the only one to wait."""
     if not isinstance(start, Node) or overload_of(start) not in (*_GATHERS, *_EXCHANGES):
         return None
     if len(start.users) != 1 or not start.meta["val"].ndim:
@@ -168,7 +168,7 @@ def collective_of(node: Node, start: object) -> Movement | None:
 
 
 def is_waited_for(node: Node) -> bool:
-    """Whether ``node`` starts a collective that :func:`collective_of` knows."""
+    """Whether ``node`` starts a collective that :func:`collective_of` supports."""
     return any(
         overload_of(user) in WAITS and collective_of(user, node) is not None for user in node.users
     )

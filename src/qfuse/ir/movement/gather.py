@@ -1,4 +1,4 @@
-"""Movements that take elements by computed indices."""
+"""Movements that gather elements by computed indices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Index(Movement):
     """``index_select``, ``embedding``, and indexing with one tensor of integers.
 
     Attributes:
-        axis: Where, in the source. In the result, the axes of the indices stand there.
+        axis: The indexed axis of the source. The axes of the indices replace it in the result.
         index: Node of the indices.
     """
 
@@ -30,11 +30,11 @@ class Index(Movement):
 
     @property
     def _rank(self) -> int:
-        """How many axes the indices have; those of index_select count as one."""
+        """Number of axes of the indices; always one for index_select."""
         return len(self.after) - len(self.before) + 1
 
     def forward(self, block: Block) -> Moved | Refusal:
-        """Select from the grid if every index has an entry of its own, or all have one."""
+        """Index the grid if every index has its own entry, or all share one."""
         b = block[self.axis]
         before, after = block[: self.axis], block[self.axis + 1 :]
         if covers(b, self.before[self.axis]):
@@ -44,13 +44,13 @@ class Index(Movement):
         return Moved((*before, *(1,) * self._rank, *after), self.apply)
 
     def _spread(self, mover: Mover, value: Any) -> Any:
-        """Replace the one entry of the axis by as many axes as the indices have."""
+        """Replace the axis with one entry by as many axes as the indices have."""
         if self._rank == 0:
             return mover.call(aten.squeeze.dims, value, [self.axis])
         return unsqueeze(mover, value, [self.axis] * (self._rank - 1))
 
     def backward(self, block: Block) -> Moved | Refusal:
-        """Take parameters that do not depend on the axis."""
+        """Accept parameters that do not depend on the axis."""
         axes = list(range(self.axis, self.axis + self._rank))
         if not all(covers(block[axis], self.after[axis]) for axis in axes):
             return Refusal("an index may be taken twice, with two scales")
@@ -64,7 +64,7 @@ class Index(Movement):
         return Moved(left, apply)
 
     def apply(self, mover: Mover, value: Any) -> Any:
-        """Select."""
+        """Index another value."""
         if is_call(self.node, aten.index.Tensor):
             return mover.call(aten.index.Tensor, value, [*[None] * self.axis, self.index])
         if is_call(self.node, aten.embedding.default):
@@ -74,12 +74,12 @@ class Index(Movement):
 
 @dataclass(frozen=True, slots=True)
 class Gather(Movement):
-    """``gather``: along one axis, every element of the result has an index of its own.
+    """``gather``: along one axis, every element of the result has its own index.
 
-    The other axes may be shorter in the result, which shows their beginning.
+    The other axes may be shorter in the result, which contains their leading elements.
 
     Attributes:
-        axis: Where.
+        axis: The axis.
         index: Node of the indices.
     """
 
@@ -87,7 +87,7 @@ class Gather(Movement):
     index: Node
 
     def forward(self, block: Block) -> Moved | Refusal:
-        """Take parameters that do not depend on the axis, or one number per element."""
+        """Accept parameters that do not depend on the axis, or one value per element."""
         if not covers(block[self.axis], self.before[self.axis]):
             return self._one_each(block)
         kept: list[int | None] = []
@@ -116,7 +116,7 @@ class Gather(Movement):
         return Refusal("elements are gathered along an axis of several blocks")
 
     def backward(self, block: Block) -> Moved | Refusal:
-        """Take parameters that do not depend on the axis, nor on one that is cut."""
+        """Accept parameters that do not depend on the axis, nor on a shortened one."""
         for axis, (b, old, new) in enumerate(zip(block, self.before, self.after, strict=True)):
             if (axis == self.axis or not same_size(old, new)) and not covers(b, new):
                 return Refusal("elements that are not gathered have no scale")
@@ -125,5 +125,5 @@ class Gather(Movement):
         return Moved(with_axis(left, self.axis, None), keep)
 
     def apply(self, mover: Mover, value: Any) -> Any:
-        """Gather."""
+        """Gather another value."""
         return mover.call(aten.gather.default, value, self.axis, self.index)

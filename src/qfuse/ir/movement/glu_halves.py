@@ -1,4 +1,4 @@
-"""The two halves of the last axis of one value, which an op multiplies."""
+"""GLU splits: the two halves of a value's last axis, which an op multiplies."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from qfuse.ir.ops.views import shape_of
 
 @dataclass(frozen=True, slots=True)
 class TwoHalves:
-    """A value that is cut in the middle of its last axis.
+    """A value that is split in the middle of its last axis.
 
     Attributes:
         source: The value.
-        order: Which of the halves comes first in memory.
-        cuts: What cuts it: the halves, and the split that they are parts of.
+        order: Which half comes first in memory.
+        cuts: The nodes that split it: the halves, and the split op that they are results of.
     """
 
     source: Node
@@ -47,7 +47,7 @@ def halves_of(gate: Node, up: Node) -> TwoHalves | None:
 
 
 def uncast(node: Node) -> tuple[list[Node], Node]:
-    """Return the casts that end in ``node``, in their order, and what they cast."""
+    """Return the chain of casts that ends in ``node``, in order, and its input."""
     found: list[Node] = []
     while (source := cast_source(node)) is not None:
         found.insert(0, node)
@@ -56,11 +56,11 @@ def uncast(node: Node) -> tuple[list[Node], Node]:
 
 
 def _bounds(node: Node, source: Node) -> tuple[int, int] | None:
-    """Return from where to where ``node`` cuts the last axis of ``source``."""
+    """Return start and end of the slice of ``source``'s last axis that ``node`` is."""
     cut = movement_of(node)
     if not isinstance(cut, Slice) or cut.source is not source or cut.step != 1:
         return None
-    # A slice may ask for more than there is.
+    # The end of a slice may exceed the size.
     size = shape_of(node)[-1]
     if cut.axis != len(shape_of(source)) - 1 or cut.start is None or not isinstance(size, int):
         return None

@@ -1,4 +1,4 @@
-"""Which movement a node of a graph is."""
+"""Maps nodes to movements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPLITS: tuple[OpOverload, ...] = (
     aten.unsafe_split_with_sizes.default,
     aten.unbind.int,
 )
-"""Ops of several results, each of which is a slice, or one index."""
+"""Ops with several results, each of which is a slice or a select."""
 
 EDGE_PADS: tuple[OpOverload, ...] = (
     aten.pad.default,
@@ -40,11 +40,11 @@ EDGE_PADS: tuple[OpOverload, ...] = (
     aten.replication_pad2d.default,
     aten.replication_pad3d.default,
 )
-"""Paddings with copies of elements; one with a number is another op after normalizing."""
+"""Paddings with copies of elements; constant padding is a different op after normalizing."""
 
 
 def movement_of(node: object) -> Movement | None:
-    """Return the movement that ``node`` is; ``None`` if it is none, or one that is not covered."""
+    """Return the movement of ``node``; ``None`` if it is not a supported movement."""
     if not isinstance(node, Node) or node.op != "call_function":
         return None
     if not isinstance(node.meta.get("val"), torch.Tensor):
@@ -143,7 +143,7 @@ def _index_select_of(node: Node, source: Node) -> Movement | None:
 
 
 def _index_of(node: Node, source: Node) -> Movement | None:
-    """One tensor of integers; a mask or several tensors are something else."""
+    """Return an index by one integer tensor; masks and several tensors are not supported."""
     indices = _args(node)["indices"]
     named = [(axis, index) for axis, index in enumerate(indices) if index is not None]
     if len(named) != 1 or dtype_of(named[0][1]) not in {torch.int32, torch.int64}:
@@ -189,7 +189,7 @@ def _repeat_interleave_of(node: Node, source: Node) -> Movement | None:
 
 
 def _awaited(node: Node, source: Node) -> Movement | None:
-    """What is waited for; the movement's own source is what the collective sends."""
+    """Return the awaited collective; its source is the tensor that the collective sends."""
     return collective_of(node, source)
 
 
@@ -224,7 +224,7 @@ def _repeat_of(node: Node, source: Node) -> Movement | None:
 
 
 def _part(node: Node) -> Movement | None:
-    """Return the slice that one result of a split is."""
+    """Return the movement of one result of a split."""
     split, index = node.args[0], int(str(node.args[1]))
     if not is_call(split, *SPLITS):
         return None
@@ -244,7 +244,7 @@ def _part(node: Node) -> Movement | None:
 
 
 def _args(node: Node) -> dict[str, Any]:
-    """Return the arguments of an op of ATen, whose schema says what they are."""
+    """Return the arguments of an ATen op; its schema determines their types."""
     return dict(arguments(node))
 
 
@@ -280,4 +280,4 @@ _MAKERS: tuple[tuple[tuple[Any, ...], _Maker], ...] = (
 _BY_OP: dict[object, _Maker] = {op: make for ops, make in _MAKERS for op in ops}
 
 MOVEMENT_OPS: tuple[OpOverload, ...] = tuple(op for ops, _ in _MAKERS for op in ops)
-"""The ops of one result that :func:`movement_of` may know."""
+"""The single-result ops that :func:`movement_of` may support."""

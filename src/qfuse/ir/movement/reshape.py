@@ -1,4 +1,4 @@
-"""Movements that keep every element: other shapes, other orders of axes, repeated axes."""
+"""Movements that keep every element: reshapes, permutations and expansions."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ class View(Movement):
     bijective = True
 
     def forward(self, block: Block) -> Moved | Refusal:
-        """View the grid as the blocks of the result are counted."""
+        """View the grid in the block shape of the result."""
         moved = view_block(block, self.before, self.after)
         if isinstance(moved, Refusal):
             return moved
         return _viewed(moved, self.after, self._sizes)
 
     def backward(self, block: Block) -> Moved | Refusal:
-        """View the grid as the blocks of the source are counted."""
+        """View the grid in the block shape of the source."""
         moved = view_block(block, self.after, self.before)
         if isinstance(moved, Refusal):
             return moved
         return _viewed(moved, self.before, lambda mover: mover.sizes(self.source))
 
     def apply(self, mover: Mover, value: Any) -> Any:
-        """View in the same sizes; strides may differ, so it may have to copy."""
+        """Reshape to the same sizes; a copy may be needed, since strides may differ."""
         return mover.call(aten.reshape.default, value, self._sizes(mover))
 
     def _sizes(self, mover: Mover) -> list[Any]:
@@ -76,7 +76,7 @@ class View(Movement):
 def _viewed(
     block: Block, shape: Sequence[Size], sizes: Callable[[Mover], list[Any]]
 ) -> Moved | Refusal:
-    """Move parameters by a view to the grid that ``block`` makes of ``shape``."""
+    """View parameters in the shape of the grid of ``block`` over ``shape``."""
     unknown = [
         axis
         for axis, (b, size) in enumerate(zip(block, shape, strict=True))
@@ -117,7 +117,7 @@ class Permute(Movement):
         return _permuted(block, tuple(self.dims.index(axis) for axis in range(len(self.dims))))
 
     def apply(self, mover: Mover, value: Any) -> Any:
-        """Permute."""
+        """Permute another value."""
         return mover.call(aten.permute.default, value, list(self.dims))
 
 
@@ -145,7 +145,7 @@ class Unsqueeze(Movement):
         return _unsqueezed(block, self.axes)
 
     def backward(self, block: Block) -> Moved:
-        """Take them out of the grid."""
+        """Remove them from the grid."""
         return squeezed(block, self.axes)
 
     def apply(self, mover: Mover, value: Any) -> Any:
@@ -158,7 +158,7 @@ class Squeeze(Movement):
     """Drops axes of size 1.
 
     Attributes:
-        axes: The axes that go, in the source, ascending.
+        axes: The removed axes, in the source, ascending.
     """
 
     axes: tuple[int, ...]
@@ -166,7 +166,7 @@ class Squeeze(Movement):
     bijective = True
 
     def forward(self, block: Block) -> Moved:
-        """Take the axes out of the grid."""
+        """Remove the axes from the grid."""
         return squeezed(block, self.axes)
 
     def backward(self, block: Block) -> Moved:
@@ -187,10 +187,10 @@ def _unsqueezed(block: Block, axes: Sequence[int]) -> Moved:
 
 
 class Expand(Movement):
-    """``expand``: axes of size 1 are repeated without a copy, new ones go in front."""
+    """``expand``: axes of size 1 are repeated without a copy; new axes come first."""
 
     def forward(self, block: Block) -> Moved:
-        """Give repeated axes one block; they have one entry already."""
+        """Use one block for repeated axes, which have one entry in the grid."""
         fresh = len(self.after) - len(self.before)
         grown: Block = (None,) * fresh + tuple(
             b if same_size(old, new) else None
@@ -199,7 +199,7 @@ class Expand(Movement):
         return Moved(grown, lambda mover, value: unsqueeze(mover, value, range(fresh)))
 
     def backward(self, block: Block) -> Moved | Refusal:
-        """Take parameters that are the same for all copies."""
+        """Accept parameters that are the same for all copies."""
         fresh = len(self.after) - len(self.before)
         repeated = [
             axis < fresh or not same_size(self.before[axis - fresh], size)
@@ -207,7 +207,7 @@ class Expand(Movement):
         ]
         for b, size, many in zip(block, self.after, repeated, strict=True):
             if many and not covers(b, size):
-                return Refusal("copies of one element have scales of their own")
+                return Refusal("copies of one element have different scales")
         left = fill_ones(block[fresh:], repeated[fresh:])
         return Moved(left, squeezed(block, tuple(range(fresh))).apply)
 

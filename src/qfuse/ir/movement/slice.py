@@ -1,4 +1,4 @@
-"""Movements that pick, repeat or turn around elements along an axis."""
+"""Movements that select, repeat or reverse elements along an axis."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from qfuse.ir.sizes import exact_quotient
 
 @dataclass(frozen=True, slots=True)
 class Slice(Movement):
-    """``slice``, ``narrow``, one part of ``split`` or ``chunk``.
+    """``slice``, ``narrow``, or one result of ``split`` or ``chunk``.
 
     Attributes:
-        axis: Where.
-        start: First index, not negative; ``None`` if it is not a number.
+        axis: The axis.
+        start: First index, non-negative; ``None`` if it is not a number.
         end: Index after the last; ``None`` if it is not a number, or the end of the axis.
-        step: Distance of two indices.
-        bounds: Start and end as the graph has them.
+        step: Distance between indices.
+        bounds: Start and end as in the graph.
     """
 
     axis: int
@@ -42,7 +42,7 @@ class Slice(Movement):
     bounds: tuple[Any, Any]
 
     def forward(self, block: Block) -> Moved | Refusal:
-        """Slice the grid where blocks begin with the slice."""
+        """Slice the grid if the slice starts at a block boundary."""
         b, size = block[self.axis], self.before[self.axis]
         if covers(b, size):
             return Moved(with_axis(block, self.axis, None), keep)
@@ -60,7 +60,7 @@ class Slice(Movement):
         return Moved(block, cut)
 
     def backward(self, block: Block) -> Moved | Refusal:
-        """Take parameters that do not depend on the axis."""
+        """Accept parameters that do not depend on the axis."""
         if not covers(block[self.axis], self.after[self.axis]):
             return Refusal("the elements outside of the slice have no scale")
         return Moved(with_axis(block, self.axis, None), keep)
@@ -77,11 +77,11 @@ class Slice(Movement):
 
 @dataclass(frozen=True, slots=True)
 class Select(Movement):
-    """``select``: one index of an axis, which goes.
+    """``select``: one index of an axis, which is removed.
 
     Attributes:
-        axis: Where.
-        index: The index; not negative if it is a number of an axis of known size.
+        axis: The axis.
+        index: The index; non-negative if it is a number and the size of the axis is known.
     """
 
     axis: int
@@ -156,8 +156,8 @@ class Roll(Movement):
     """``roll`` along named axes.
 
     Attributes:
-        shifts: By how much, per axis of ``axes``.
-        axes: Where.
+        shifts: The shift per axis of ``axes``.
+        axes: The axes.
     """
 
     shifts: tuple[int, ...]
@@ -198,7 +198,7 @@ class Repeat(Movement):
     """``repeat``.
 
     Attributes:
-        counts: How often, per axis of the result.
+        counts: Number of repetitions per axis of the result.
     """
 
     counts: tuple[int, ...]
@@ -228,11 +228,11 @@ class Repeat(Movement):
         return Moved(tuple(grown), apply)
 
     def backward(self, block: Block) -> Moved | Refusal:
-        """Take parameters that do not depend on the repeated axes."""
+        """Accept parameters that do not depend on the repeated axes."""
         fresh = len(self.after) - len(self.before)
         for axis, (b, size) in enumerate(zip(block, self.after, strict=True)):
             if (axis < fresh or self.counts[axis] != 1) and not covers(b, size):
-                return Refusal("copies of one element have scales of their own")
+                return Refusal("copies of one element have different scales")
         left = tuple(
             b if self.counts[fresh + axis] == 1 else None for axis, b in enumerate(block[fresh:])
         )

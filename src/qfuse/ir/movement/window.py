@@ -1,4 +1,4 @@
-"""Movements that show or repeat neighbours: windows, diagonals, copies in place, mirrored edges."""
+"""Sliding windows, diagonals, interleaved repeats, and padding with copies of elements."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from qfuse.ir.sizes import exact_quotient
 
 @dataclass(frozen=True, slots=True)
 class Unfold(Movement):
-    """``unfold``: windows of an axis, which may overlap; what is inside them is a last axis.
+    """``unfold``: windows along an axis, which may overlap; their elements become the last axis.
 
     Attributes:
-        axis: Where, in the source and, counting windows, in the result.
-        size: Elements of a window.
-        step: Distance of two windows.
+        axis: The unfolded axis of the source; in the result, it indexes windows.
+        size: Elements per window.
+        step: Distance between windows.
     """
 
     axis: int
@@ -30,7 +30,7 @@ class Unfold(Movement):
     step: int
 
     def forward(self, block: Block) -> Moved | Refusal:
-        """Unfold the grid where windows are made of whole blocks, or lie inside of one."""
+        """Unfold the grid if windows consist of whole blocks, or lie within one."""
         b, axis = block[self.axis], self.axis
         if covers(b, self.before[axis]):
             last = len(block)
@@ -45,7 +45,7 @@ class Unfold(Movement):
         return Refusal(f"windows of {self.size}, {self.step} apart, cut blocks of {b}")
 
     def _across(self, block: Block, b: int) -> Moved | Refusal:
-        """Every window is made of whole blocks, and begins with one."""
+        """Every window consists of whole blocks."""
         count, each, apart = self.after[self.axis], self.size // b, self.step // b
         partial = exact_quotient(self.before[self.axis], b) is None
         if partial and not isinstance(count, int):
@@ -55,13 +55,13 @@ class Unfold(Movement):
             shown = mover.call(aten.unfold.default, value, self.axis, each, apart)
             if not partial:
                 return shown
-            # The grid has a window that ends in the partial last block.
+            # The grid has one more window, which would end in the partial last block.
             return mover.call(aten.slice.Tensor, shown, self.axis, 0, count, 1)
 
         return Moved((*with_axis(block, self.axis, 1), b), apply)
 
     def _inside(self, block: Block, windows: int, count: int) -> Moved:
-        """Every window lies inside a block, and so many windows share it."""
+        """Every window lies within a block, which ``windows`` windows share."""
         used = -(-count // windows)
 
         def apply(mover: Mover, value: Any) -> Any:
@@ -71,7 +71,7 @@ class Unfold(Movement):
         return Moved((*with_axis(block, self.axis, windows), None), apply)
 
     def backward(self, block: Block) -> Moved | Refusal:
-        """Take parameters that do not depend on the window, nor on the place in it."""
+        """Accept parameters that depend neither on the window nor on the position in it."""
         *left, last = block
         if not covers(last, self.size) or not covers(left[self.axis], self.after[self.axis]):
             return Refusal("an element may be in two windows, or in none")
@@ -85,12 +85,12 @@ class Unfold(Movement):
 
 @dataclass(frozen=True, slots=True)
 class Diagonal(Movement):
-    """``diagonal``: of two axes, which go; it becomes the last one.
+    """``diagonal``: replaces two axes by their diagonal, as the last axis.
 
     Attributes:
-        offset: By how much it lies above the main one.
-        first: The axis that counts rows.
-        second: The axis that counts columns.
+        offset: Offset above the main diagonal.
+        first: The axis of rows.
+        second: The axis of columns.
     """
 
     offset: int
@@ -125,7 +125,7 @@ class Diagonal(Movement):
         return Moved((*left, 1), along)
 
     def backward(self, block: Block) -> Moved | Refusal:
-        """Take parameters that do not depend on the diagonal."""
+        """Accept parameters that do not depend on the diagonal."""
         if not covers(block[-1], self.after[-1]):
             return Refusal("the elements beside the diagonal have no scale")
         grown: list[int | None] = list(block[:-1])
@@ -135,7 +135,7 @@ class Diagonal(Movement):
         low, high = pair
 
         def apply(mover: Mover, value: Any) -> Any:
-            # The axis of the diagonal has one entry, and becomes the first of the two.
+            # The diagonal's axis has one entry and becomes the first of the two axes.
             one = mover.call(aten.squeeze.dims, value, [len(block) - 1])
             return unsqueeze(mover, one, (low, high))
 
@@ -151,18 +151,18 @@ class Diagonal(Movement):
 
 @dataclass(frozen=True, slots=True)
 class RepeatInterleave(Movement):
-    """``repeat_interleave``: every element of an axis several times in a row.
+    """``repeat_interleave``: repeats every element of an axis consecutively.
 
     Attributes:
-        axis: Where.
-        count: How often.
+        axis: The axis.
+        count: Number of repetitions.
     """
 
     axis: int
     count: int
 
     def forward(self, block: Block) -> Moved:
-        """Let every block hold the copies too."""
+        """Enlarge every block to contain the copies."""
         b = block[self.axis]
         if covers(b, self.before[self.axis]):
             return Moved(with_axis(block, self.axis, None), keep)
@@ -170,13 +170,13 @@ class RepeatInterleave(Movement):
         return Moved(with_axis(block, self.axis, b * self.count), keep)
 
     def backward(self, block: Block) -> Moved | Refusal:
-        """Take blocks that hold all copies of an element."""
+        """Accept blocks that contain all copies of their elements."""
         b = block[self.axis]
         if covers(b, self.after[self.axis]):
             return Moved(with_axis(block, self.axis, None), keep)
         assert b is not None, "no block is the whole axis"
         if b % self.count:
-            return Refusal("copies of one element have scales of their own")
+            return Refusal("copies of one element have different scales")
         return Moved(with_axis(block, self.axis, b // self.count), keep)
 
     def apply(self, mover: Mover, value: Any) -> Any:
@@ -186,7 +186,7 @@ class RepeatInterleave(Movement):
 
 @dataclass(frozen=True, slots=True)
 class EdgePad(Movement):
-    """A padding with copies of elements: mirrored, the nearest one, or those of the other side.
+    """A padding with copies of elements: reflect, replicate or circular.
 
     Attributes:
         axes: The axes that are padded.
@@ -195,11 +195,11 @@ class EdgePad(Movement):
     axes: tuple[int, ...]
 
     def forward(self, block: Block) -> Moved | Refusal:
-        """Give padded axes one block."""
+        """Use one block for padded axes."""
         return self._padded(block, self.before)
 
     def backward(self, block: Block) -> Moved | Refusal:
-        """Take parameters that do not depend on the padded axes."""
+        """Accept parameters that do not depend on the padded axes."""
         return self._padded(block, self.after)
 
     def _padded(self, block: Block, sizes: Sequence[Any]) -> Moved | Refusal:

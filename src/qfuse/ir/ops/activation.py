@@ -1,4 +1,4 @@
-"""Elementwise steps as an op of their own, between quantized tensors."""
+"""Elementwise epilogue ops as a separate op between quantized tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qfuse.ir.ops.views import QuantParams
 @define_op("activation")
 @dataclass(frozen=True, slots=True)
 class Activation(Op):
-    """A ``qfuse::activation`` call; without parameters ``x`` is float."""
+    """A ``qfuse::activation`` call; without quantization parameters ``x`` is float."""
 
     x: Node
     x_params: Annotated[QuantParams | None, Arg(levels=1)]
@@ -31,11 +31,11 @@ class Activation(Op):
     def reference(
         x: torch.Tensor, epilogue: Epilogue, extras: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, None]:
-        """Run the steps."""
+        """Apply the epilogue."""
         return epilogue.apply(x, extras), None
 
     def problems(self) -> Iterator[str]:
-        """Check what it keeps."""
+        """Check that the op does not return its input as its float result."""
         if Keep.FLOAT in self.output.keep and not self.epilogue.steps:
             yield "without steps its float result is its input"
 

@@ -1,4 +1,4 @@
-"""Casts that do nothing but change the type."""
+"""Casts that only change the dtype."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qfuse.ir.ops.views import node_of, tensor_of
 
 
 def cast_source(value: object) -> Node | None:
-    """Return what a pure cast reads: a copy that changes the dtype and nothing else."""
+    """Return the operand of a pure cast, a copy that changes only the dtype."""
     if not isinstance(value, Node) or not is_call(value, aten._to_copy.default):
         return None
     a = arguments(value)

@@ -18,7 +18,7 @@ from qfuse.ir.quant.spec import QuantSpec
 
 
 def problems_of(op: Op) -> Iterator[str]:
-    """Say what is wrong with a call: storage, blocks and float types, and results."""
+    """Yield the problems of a call: storage, blocks, float dtypes and results."""
     for block in op.layout.params:
         stored = tensor_of(op.node if block.of == RESULT else getattr(op, block.of))
         yield from _check_params(stored, getattr(op, block.name))
@@ -33,7 +33,7 @@ def problems_of(op: Op) -> Iterator[str]:
 
 
 def _result(op: Op) -> Iterator[tuple[torch.dtype, QuantSpec]]:
-    """Give the float type of the result, and the spec that says it, if there is one."""
+    """Yield the float dtype of the result with the spec that must agree, if there is one."""
     if op.result_spec is not None:
         yield op.float_types()[-1], op.result_spec
     elif isinstance(op, Dequantize):
@@ -41,7 +41,7 @@ def _result(op: Op) -> Iterator[tuple[torch.dtype, QuantSpec]]:
 
 
 def _rounded(op: Op) -> Iterator[tuple[torch.dtype, QuantSpec]]:
-    """Give the float type of what an epilogue rounds on the way, and the spec that says it."""
+    """Yield the float dtype of each value that an epilogue rounds, with the rounding's spec."""
     epilogue: Epilogue = getattr(op, "epilogue", Epilogue())
     for step, real in zip(epilogue.steps, op.float_types(), strict=False):
         if isinstance(step, Round):
@@ -79,7 +79,7 @@ def _check_stored(
     stored: torch.Tensor, spec: QuantSpec, params: Sequence[torch.Tensor]
 ) -> Iterator[str]:
     if stored.dtype != spec.dtype:
-        yield f"stored numbers are {stored.dtype}, the spec says {spec}"
+        yield f"quantized values are {stored.dtype}, the spec says {spec}"
     if spec.scale_format.dtype not in {None, params[0].dtype}:
         yield f"the scale is {params[0].dtype}, the spec says {spec}"
     try:

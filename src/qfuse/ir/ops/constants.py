@@ -1,4 +1,4 @@
-"""Values that are known before the first call."""
+"""Values that are known at compile time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.view_ops import RESHAPES, TURNS
 
-# What importers and people do to scales and zero points between the parameter and its use.
+# Ops that importers and users apply to scales and zero points before their use.
 _FOLDABLE = frozenset(
     (
         *RESHAPES,
@@ -30,7 +30,7 @@ _FOLDABLE = frozenset(
         *(aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, aten.sub.Tensor),
     )
 )
-# Parameters of large weights in small groups fit; weights themselves are never computed with.
+# Large enough for the parameters of big weights in small groups, too small for weights.
 _LIMIT = 1 << 22
 _DEPTH = 12
 
@@ -38,8 +38,8 @@ _DEPTH = 12
 def constant_value(value: object, depth: int = _DEPTH) -> torch.Tensor | None:
     """Return the value of a node that is computed from constants by simple ops, or ``None``.
 
-    The same op computes it as would at run time, so nothing is lost by reading it now. Tensors
-    without data (on the meta device) have no value.
+    The same op computes it as at run time, so the value is identical. Tensors without data (on the
+    meta device) do not have a value.
     """
     if not isinstance(value, Node) or depth == 0:
         return None
@@ -63,7 +63,7 @@ def constant_value(value: object, depth: int = _DEPTH) -> torch.Tensor | None:
 
 
 def number_of(value: object) -> int | float | None:
-    """Return a number that is written in the graph, or the value of a constant of one element."""
+    """Return a literal number, or the value of a constant of one element."""
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):

@@ -1,4 +1,4 @@
-"""Convolutions as typed views, whatever op spells them."""
+"""Typed views of convolutions, for all ops that express them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONVOLUTIONS: tuple[OpOverload, ...] = (
     aten.conv3d.padding,
     aten.convolution.default,
 )
-"""What is viewed; the transposed ones of the other ops have another layout of the weight."""
+"""The supported ops; transposed variants of others use a different weight layout."""
 
 _OPERANDS = frozenset(("input", "weight", "bias"))
 
@@ -33,7 +33,7 @@ class Convolution:
 
     Attributes:
         node: The call.
-        x: What it reads.
+        x: The input.
         weight: ``[out channels, channels / groups, *kernel]``; ``[channels, ...]`` if transposed.
         bias: ``[out channels]``.
         settings: Every other argument as the op takes it, by name.
@@ -49,17 +49,17 @@ class Convolution:
 
     @property
     def groups(self) -> Argument:
-        """Into how many groups the channels fall."""
+        """The number of channel groups."""
         return self.settings["groups"]
 
     @property
     def transposed(self) -> bool:
-        """Whether it is the gradient of one."""
+        """Whether it is a transposed convolution."""
         return self.settings.get("transposed", False) is not False
 
     @property
     def geometry(self) -> tuple[tuple[str, object], ...]:
-        """The settings, equal for convolutions that treat elements alike."""
+        """The settings in canonical form, for comparing convolutions."""
         alone = {"groups", "transposed"}
         known: dict[str, object] = {
             name: value if name in alone or isinstance(value, str) else self.per_axis(name)
@@ -69,7 +69,7 @@ class Convolution:
         return tuple(known.items())
 
     def _padding(self) -> object:
-        """Return the padding in numbers, or its name where the two sides of an axis differ."""
+        """Return the padding as numbers, or its name if the two sides of an axis differ."""
         named = self.settings["padding"]
         if named == "valid":
             return (0,) * (len(shape_of(self.weight)) - 2)
@@ -79,14 +79,14 @@ class Convolution:
         if not all(isinstance(size, int) for size in kernel):
             return named
         whole = [d * (int(k) - 1) for d, k in zip(self.per_axis("dilation"), kernel, strict=True)]
-        # torch takes it with strides of one only.
+        # torch accepts it only with unit strides.
         return named if any(size % 2 for size in whole) else tuple(size // 2 for size in whole)
 
     def per_axis(self, name: str) -> tuple[int, ...]:
-        """Return a setting written out for every axis: one number stands for all.
+        """Return a setting per axis; a single number applies to all axes.
 
         Raises:
-            TypeError: It is no number and no list of numbers.
+            TypeError: It is neither a number nor a list of numbers.
         """
         value = self.settings[name]
         numbers = value if isinstance(value, (list, tuple)) else [value]
@@ -103,6 +103,6 @@ def as_convolution(value: object) -> Convolution | None:
     a = arguments(value)
     x, weight = node_of(a["input"]), node_of(a["weight"])
     settings = {name: setting for name, setting in a.items() if name not in _OPERANDS}
-    # Without a batch the channels come first.
+    # In an unbatched input the channels are the first axis.
     axis = 1 if len(shape_of(x)) == len(shape_of(weight)) else 0
     return Convolution(value, x, weight, optional_node(a["bias"]), settings, axis)

@@ -1,4 +1,4 @@
-"""Ops as declarations: one class says what an op takes, what it means and what it gives.
+"""Op declarations: one class states an op's arguments, reference semantics and results.
 
 Schema, registration, fake, typed view, call arguments, float64 form and verification
 (``ir/ops/check.py``) are derived. A declaration is a frozen dataclass under :func:`define_op`. Its
@@ -8,20 +8,20 @@ fields are the arguments of the schema, in order:
 field                                 arguments
 ====================================  ========================================================
 ``x: Node``, ``bias: Node | None``    ``Tensor x``, ``Tensor? bias``
-``zero: Node | None = None``          ``Tensor? zero=None``, behind all others
+``zero: Node | None = None``          ``Tensor? zero=None``, after all others
 ``extras: tuple[Node, ...]``          ``Tensor[] extras``
 ``norm: NormSpec``                    ``str norm``: any class with ``parse`` and ``widened``
 ``count: int`` (float, bool, str)     ``int count``
 ``x_params: QuantParams``             ``Tensor x_scale, Tensor? x_zero_point, str x_spec`` and,
-                                      behind all others, ``Tensor? x_outer_scale=None``. Where it
-                                      may be ``None``, ``x`` may be float: its spec is empty then
-``out_params: QuantParams``           the same of the result
+                                      after all others, ``Tensor? x_outer_scale=None``. If it may
+                                      be ``None``, ``x`` may be float, with an empty spec
+``out_params: QuantParams``           the same for the result
 ``output: Output``                    ``Tensor? out_scale, Tensor? out_zero_point, str out_spec,
                                       str choose, str keep``; the op returns ``Tensor[]``
 ====================================  ========================================================
 
-The reference computes in float: its operands come dequantized, and its result is quantized behind
-it, both as the declaration says.
+The reference computes in float: its operands are dequantized before it and its result is quantized
+after it, as the declaration states.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ D = TypeVar("D", bound="Op")
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A call of an op, viewed: the base of all declarations.
+    """The base of all declarations: a typed view of a call of the op.
 
     Attributes:
-        node: The call; before there is one, the node that it comes to replace.
+        node: The call; before it is created, the node that it will replace.
     """
 
     node: Node
@@ -77,19 +77,19 @@ class Op:
     def reference(*args: Any, **kwargs: Any) -> Any:
         """Compute the result in float.
 
-        Its arguments are the fields, in order, but quantization parameters and ``output``. With an
-        ``output``, it returns the result and the sum that it made first, or ``None``.
+        Its arguments are the fields in order, without quantization parameters and ``output``.
+        With an ``output``, it returns the result and the residual sum, or ``None`` for the latter.
         """
         raise NotImplementedError
 
     @classmethod
     def meaning(cls, *args: Any, **kwargs: Any) -> Any:
-        """Compute the op: what a kernel is tested against and what a call is expanded to."""
+        """Compute the op: the reference for kernel tests, and the expansion of a call."""
         return cls.compute(cls.reference, *args, **kwargs)
 
     @classmethod
     def compute(cls, reference: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Compute the op with another reference for what it does in float."""
+        """Compute the op with another reference for its float part."""
         values = cls.values(args, kwargs)
         result: Any = None
         for block in cls.layout.params:
@@ -106,7 +106,7 @@ class Op:
 
     @classmethod
     def infer(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return the result for fake tensors: the reference runs on them too."""
+        """Return the result for fake tensors by running the reference on them."""
         return cls.meaning(*args, **kwargs)
 
     @classmethod
@@ -122,31 +122,31 @@ class Op:
 
     @property
     def result_params(self) -> QuantParams | None:
-        """The parameters that its only result is quantized with."""
+        """The quantization parameters of its only result."""
         return next((getattr(self, f.name) for f in self.layout.params if f.of == RESULT), None)
 
     def with_result_params(self, params: QuantParams) -> Self:
-        """Return the op with its only result quantized as ``params`` say."""
+        """Return the op with its only result quantized with ``params``."""
         changed: dict[str, Any] = {f.name: params for f in self.layout.params if f.of == RESULT}
         assert changed, f"{self.overload} does not quantize one result"
         return replace(self, **changed)
 
     @property
     def result_spec(self) -> QuantSpec | None:
-        """What the first result is quantized as; ``None`` if it is float."""
+        """The spec of the first result; ``None`` if it is float."""
         block: Output | QuantParams | None = getattr(self, "output", self.result_params)
         return None if block is None else block.spec
 
     @property
     def real(self) -> torch.dtype:
-        """The float type of its first operand."""
+        """The float dtype of its first operand."""
         first = self.layout.fields[0].name
         params = (getattr(self, f.name) for f in self.layout.params if f.of == first)
         known: QuantParams | None = next(params, None)
         return dtype_of(getattr(self, first)) if known is None else known.spec.real
 
     def float_types(self) -> tuple[torch.dtype, ...]:
-        """Return the float types of its first operand and of what every epilogue step gives."""
+        """Return the float dtypes of its first operand and of the result of every epilogue op."""
         epilogue: Epilogue | None = getattr(self, "epilogue", None)
         if epilogue is None:
             return (self.real,)
@@ -154,16 +154,16 @@ class Op:
         return epilogue.real_types(self.real, [tensor_of(extra) for extra in extras])
 
     def problems(self) -> Iterator[str]:
-        """Say what is wrong with the call that its fields do not tell by themselves."""
+        """Yield problems of the call that the types of its fields do not imply."""
         yield from ()
 
 
 def define_op(name: str, namespace: str = "qfuse") -> Callable[[type[D]], type[D]]:
-    """Define the op that a declaration declares, in ``torch.library``.
+    """Define the declared op in ``torch.library``.
 
     Raises:
-        TypeError: A field has a type that no argument has, or the reference does not take the
-            fields.
+        TypeError: A field has a type that does not map to an argument, or the reference does not
+            accept the fields.
     """
 
     def define(cls: type[D]) -> type[D]:

@@ -1,4 +1,4 @@
-"""What happens to a fused op's result before it leaves: steps as data, text and meaning."""
+"""Epilogues of fused ops: the epilogue ops as data, canonical text and reference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "hardsigmoid": F.hardsigmoid,
     "leaky_relu": F.leaky_relu,
 }
-"""Unary activations by name, each with the torch function that is its meaning."""
+"""Unary activations by name, each with its torch function as reference."""
 
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -56,11 +56,11 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Quantize and dequantize again: what a source rounds to stored numbers on the way.
+    """Quantize and dequantize: an intermediate value that the source rounds.
 
     Attributes:
-        scale: Which of the extras is the scale.
-        zero_point: Which of them is the zero point, if there is one.
+        scale: Index of the scale among the extras.
+        zero_point: Index of the zero point among the extras, if there is one.
         spec: Everything else; its scales have one level.
     """
 
@@ -77,12 +77,12 @@ class Round:
 
     @property
     def text(self) -> str:
-        """The arguments."""
+        """The arguments as text."""
         zero = "-" if self.zero_point is None else self.zero_point
         return f"{self.scale},{zero},{self.spec}"
 
     def apply(self, y: torch.Tensor, extras: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the stored numbers' real values."""
+        """Return the values rounded to the quantization grid."""
         scale = extras[self.scale]
         zero = None if self.zero_point is None else extras[self.zero_point]
         return dequantize(quantize(y, scale, zero, self.spec), scale, zero, self.spec)
@@ -101,7 +101,7 @@ class Mul:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Round to another float type."""
+    """Round to another float dtype."""
 
     dtype: torch.dtype
 
@@ -118,7 +118,7 @@ class Halves(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Glu:
-    """Multiply the activation of one half of the last axis by the other half, which halves it."""
+    """GLU: multiply the activation of one half of the last axis by the other half."""
 
     act: Act
     halves: Halves
@@ -133,7 +133,7 @@ class Glu:
             y: Tensor with an even last axis.
         """
         half = y.shape[-1] // 2
-        # Slices, and not a split, which lists parts: their number could depend on a size.
+        # Slices rather than a split, whose number of results could depend on a size.
         parts = y[..., :half], y[..., half:]
         gate, up = parts if self.halves is Halves.GATE_FIRST else parts[::-1]
         return ACTIVATIONS[self.act.name](gate, *self.act.args) * up
@@ -144,7 +144,7 @@ Step = Act | Add | Mul | Cast | Glu | Round
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """The steps, in order. The text is the steps joined by ``|``; no step is the empty text."""
+    """The epilogue ops in order. The text joins them with ``|``; an empty epilogue is ""."""
 
     steps: tuple[Step, ...] = ()
 
@@ -152,12 +152,12 @@ class Epilogue:
         return "|".join(map(str, self.steps))
 
     def then(self, step: Step) -> Epilogue:
-        """Return the epilogue with one more step."""
+        """Return the epilogue with one more op."""
         return Epilogue((*self.steps, step))
 
     @classmethod
     def parse(cls, text: str) -> Epilogue:
-        """Read the canonical text back.
+        """Parse the canonical text.
 
         >>> Epilogue.parse("act(relu)|add(0,1.0)|cast(bfloat16)").steps[1]
         Add(index=0, alpha=1.0)
@@ -168,7 +168,7 @@ class Epilogue:
         return _parse(text)
 
     def apply(self, y: torch.Tensor, extras: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Run the steps on ``y``; type promotion is torch's own."""
+        """Apply the epilogue to ``y``; type promotion is torch's own."""
         for step in self.steps:
             match step:
                 case Act(name, args):
@@ -191,17 +191,17 @@ class Epilogue:
         return y
 
     def widened(self) -> Epilogue:
-        """Return the steps that compute in float64."""
+        """Return the epilogue that computes in float64."""
         return Epilogue(tuple(map(_widened, self.steps)))
 
     def real_types(
         self, first: torch.dtype, extras: Sequence[torch.Tensor]
     ) -> tuple[torch.dtype, ...]:
-        """Return the float type in front of every step, and the one behind the last.
+        """Return the float dtype before every op, and the one after the last.
 
         Args:
-            first: Type of what the steps begin with, which has axes.
-            extras: The operands, of which only types and axes are read.
+            first: Dtype of the epilogue's input, which has at least one axis.
+            extras: The operands, of which only dtypes and ranks are used.
         """
         types = [first]
         for step in self.steps:
@@ -233,7 +233,7 @@ def _type_behind(step: Step, real: torch.dtype, extras: Sequence[torch.Tensor]) 
             other, axes = rounded.spec.real, extras[index].dim()
         case _:
             return real
-    # A float without axes does not widen one that has some.
+    # A 0-d float does not promote a float tensor that has axes.
     return torch.promote_types(real, other) if axes or not other.is_floating_point else real
 
 

@@ -17,22 +17,22 @@ from qfuse.ir.quant.choose import ChooseSpec
 from qfuse.ir.quant.spec import QuantSpec
 
 RESULT = "out"
-"""Stands for the result where the name of a field could stand."""
+"""Names the result where a field name is expected."""
 
 Given = Mapping[str, Any]
-# Checks a tensor argument: a node in a view, a tensor in a call.
+# Checks the type of a tensor argument: a node in a view, a tensor in a call.
 Leaf = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Arg:
-    """What the name and type of a field leave open: ``Annotated[QuantParams, Arg(of="q")]``.
+    """Details that a field's name and type do not imply: ``Annotated[QuantParams, Arg(of="q")]``.
 
     Attributes:
-        name: The argument's name, where it is not the field's.
-        of: Whose quantization parameters they are: a field's or ``RESULT``. By default what the
-            field's name begins with.
-        levels: How many levels of scales there may be.
+        name: The argument's name, if it differs from the field's.
+        of: The field that these quantization parameters belong to, or ``RESULT``. The default is
+            the prefix of the field's name.
+        levels: Maximum number of scale levels.
     """
 
     name: str = ""
@@ -46,11 +46,11 @@ class Field:
 
     Attributes:
         name: Its name.
-        formals: Its arguments in the schema's language. Those with a default come behind those of
-            all other fields.
-        read: Returns its value from the arguments by name.
-        write: Returns the arguments of a value.
-        of: If it is quantization parameters, the field that has them, or ``RESULT``.
+        formals: Its arguments in schema syntax. Those with a default come after those of all
+            other fields.
+        read: Builds its value from the arguments by name.
+        write: Returns the arguments for a value.
+        of: For quantization parameters, the field that they belong to, or ``RESULT``.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Layout:
-    """All fields of a declaration, and what the op returns in the schema's language."""
+    """All fields of a declaration, and the op's result in schema syntax."""
 
     fields: tuple[Field, ...]
     result: str
@@ -74,7 +74,7 @@ class Layout:
 
     @cached_property
     def formals(self) -> tuple[str, ...]:
-        """The arguments in the schema's language."""
+        """The arguments in schema syntax."""
         return tuple(sorted((text for f in self.fields for text in f.formals), key=_is_late))
 
     @cached_property
@@ -83,16 +83,16 @@ class Layout:
         return tuple(text.split()[1].removesuffix("=None") for text in self.formals)
 
     def bind(self, args: Sequence[Any], kwargs: Given) -> dict[str, Any]:
-        """Return the arguments of a call by name; those that are left out are ``None``."""
+        """Return the arguments of a call by name; omitted ones are ``None``."""
         left_out = dict.fromkeys(self.names)
         return {**left_out, **dict(zip(self.names, args, strict=False)), **kwargs}
 
     def read(self, given: Given, leaf: Leaf) -> dict[str, Any]:
-        """Return the values of all fields from the arguments by name."""
+        """Build the values of all fields from the arguments by name."""
         return {f.name: f.read(given, leaf) for f in self.fields}
 
     def write(self, values: Given) -> tuple[Argument, ...]:
-        """Return the positional arguments of a call, without ``None`` where it is the default."""
+        """Return the positional arguments of a call, without trailing defaults of ``None``."""
         pairs = [
             pair
             for f in self.fields
@@ -109,7 +109,7 @@ def field_of(name: str, hint: Any, late: bool) -> Field:
     """Return the field of a declaration with a name and a type.
 
     Raises:
-        TypeError: No argument has this type.
+        TypeError: The type does not map to an argument.
     """
     arg = Arg()
     if get_origin(hint) is Annotated:

@@ -1,8 +1,8 @@
-"""The registry: every op of qfuse, by its declaration.
+"""The registry of qfuse's ops and their declarations.
 
-All are functional. An op's reference is its meaning: it is what an op that no kernel takes is
-expanded to, and what every kernel is tested against. A new op is a declaration in a file of its own
-and a name in one of the two tuples here.
+All ops are functional. An op's reference defines its semantics: ops without a matching kernel are
+expanded to it, and every kernel is tested against it. To add an op, declare it in its own file and
+add it to one of the two tuples here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def declaration_of(op: OpOverload | None) -> type[Op] | None:
 
 
 def reference_of(op: OpOverload) -> Callable[..., object]:
-    """Return the Python function that is the meaning of an op of qfuse."""
+    """Return the Python reference of an op of qfuse."""
     return _DECLARATIONS[op].meaning
 
 
@@ -51,12 +51,12 @@ def as_op(value: object) -> Op | None:
 
 
 def output_of(node: Node) -> Output | None:
-    """Return how a fused op of several results gives them; ``None`` for any other node."""
+    """Return the output arguments of a fused op with several results, else ``None``."""
     return getattr(as_op(node), "output", None)
 
 
 def stored_spec(node: Node) -> QuantSpec | None:
-    """Return what the op that made ``node`` quantized it as; ``None`` if it did not."""
+    """Return the spec with which its op quantized ``node``; ``None`` if it is not quantized."""
     source, index = result_of(node) or (node, 0)
     op = as_op(source)
     return None if op is None or index != 0 else op.result_spec

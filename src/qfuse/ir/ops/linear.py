@@ -1,4 +1,4 @@
-"""Linears: of ATen, as a view, and quantized, with what is fused into them."""
+"""Views of linears: ATen's, and the fused quantized op."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Linear:
 @define_op("linear")
 @dataclass(frozen=True, slots=True)
 class FusedLinear(Op):
-    """A ``qfuse::linear`` call. What has no parameters is float."""
+    """A ``qfuse::linear`` call. Operands without quantization parameters are float."""
 
     x: Node
     x_params: QuantParams | None
@@ -48,7 +48,7 @@ class FusedLinear(Op):
         epilogue: Epilogue,
         extras: Sequence[torch.Tensor],
     ) -> torch.Tensor:
-        """Multiply, add the bias, and run the epilogue."""
+        """Multiply, add the bias, and apply the epilogue."""
         return epilogue.apply(F.linear(x, weight, bias), extras)
 
 

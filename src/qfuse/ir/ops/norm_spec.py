@@ -1,4 +1,4 @@
-"""How a normalization computes, as data and text. Sources round at different places."""
+"""The arithmetic of a norm, as data and text. Sources round at different places."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from qfuse.ir.quant.spec import dtype_name, parse_dtype
 
 
 class Statistic(StrEnum):
-    """Where the variance of a layer norm comes from; an RMS norm has the mean of squares only.
+    """How the variance of a layer norm is computed; an RMS norm only has the mean of squares.
 
     ``SQUARES``: the mean of the squares. ``VARIANCE``: ``torch.var`` without correction, which
-    sums in another order. ``WHOLE``: the norm is ``torch.layer_norm``, one op that sums in an order
-    of its own and rounds nothing on the way; ``root``, ``product`` and ``rounded`` say nothing.
+    sums in a different order. ``WHOLE``: the norm is ``torch.layer_norm``, one op with its own
+    summation order and no intermediate rounding; ``root``, ``product`` and ``rounded`` are unused.
     """
 
     SQUARES = "squares"
@@ -28,7 +28,7 @@ class Statistic(StrEnum):
 
 
 class Root(StrEnum):
-    """How one divides by a square root; all four round differently.
+    """How to divide by a square root; all four round differently.
 
     ``RSQRT``: multiply by ``rsqrt(v)``. ``RECIPROCAL``: multiply by ``1 / sqrt(v)``. ``DIVIDE``:
     divide by ``sqrt(v)``. ``POWER``: multiply by ``v ** -0.5``.
@@ -46,17 +46,17 @@ class NormSpec:
 
     The tensor is cast to ``compute`` for the statistics. It and the factor are cast to ``product``
     and multiplied, the product is cast to ``rounded``, scaled by the weight, shifted by the bias,
-    and cast to ``out``. Types promote as torch does.
+    and cast to ``out``. Dtypes promote as in torch.
 
     Attributes:
-        axes: How many axes, from the last, are normalized over.
-        eps: What is added to the variance.
-        compute: Type of the statistics.
-        product: Type in which the tensor is multiplied by the factor.
-        rounded: Type that the product is rounded to before the weight.
-        out: Type of the result.
-        root: How the root is spelled.
-        statistic: Where the variance comes from.
+        axes: Number of trailing axes that are normalized over.
+        eps: Added to the variance.
+        compute: Dtype of the statistics.
+        product: Dtype in which the tensor is multiplied by the factor.
+        rounded: Dtype that the product is rounded to before the weight.
+        out: Dtype of the result.
+        root: How the division by the root is computed.
+        statistic: How the variance is computed.
     """
 
     axes: int
@@ -80,7 +80,7 @@ class NormSpec:
 
     @classmethod
     def parse(cls, text: str) -> NormSpec:
-        """Read the canonical text back.
+        """Parse the canonical text.
 
         >>> spec = NormSpec(1, 1e-6, *[torch.float32] * 3, torch.bfloat16)
         >>> str(spec)

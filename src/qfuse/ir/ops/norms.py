@@ -1,4 +1,4 @@
-"""Normalizations that may add a residual first and quantize their result."""
+"""Norms, with an optional residual add before and quantization after."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RmsNorm(Op):
         return y, None if residual is None else total
 
     def float_types(self) -> tuple[torch.dtype, ...]:
-        """Return the type that the norm says."""
+        """Return the result dtype of the norm's spec."""
         return (self.norm.out,)
 
 
@@ -60,12 +60,12 @@ class LayerNorm(Op):
         bias: torch.Tensor | None,
         norm: NormSpec,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Centre, divide by the deviation: ``(x - mean) / sqrt(var + eps) * weight + bias``."""
+        """Center and divide by the deviation: ``(x - mean) / sqrt(var + eps) * weight + bias``."""
         total = x if residual is None else x + residual
         return _layer_norm(total, weight, bias, norm), None if residual is None else total
 
     def float_types(self) -> tuple[torch.dtype, ...]:
-        """Return the type that the norm says."""
+        """Return the result dtype of the norm's spec."""
         return (self.norm.out,)
 
 

@@ -1,8 +1,8 @@
-"""How a fused op gives its result, and what it gives besides: the block that such ops share.
+"""The output arguments that fused ops share: quantization of the result, and extra outputs.
 
-The result is float; quantized with given parameters; or quantized with parameters that are chosen
-for it. The op returns a list: the result; the chosen scale and zero point; then what is kept, in
-the order of :class:`Keep`.
+The result is float, quantized with static parameters, or quantized with dynamic parameters. The op
+returns a list: the result; with dynamic parameters, the scale and zero point; then the extra
+outputs, in the order of :class:`Keep`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qfuse.ir.quant.spec import QuantSpec
 
 
 class Keep(StrEnum):
-    """What a fused op gives besides its quantized result: values that have other users.
+    """Extra outputs of a fused op: intermediate values that have other users.
 
     ``FLOAT``: the result before it is quantized. ``SUM``: the sum of input and residual.
     """
@@ -31,15 +31,15 @@ class Keep(StrEnum):
 
 
 def keep_text(keep: frozenset[Keep]) -> str:
-    """Write what is kept, as ``float|sum``."""
+    """Format the extra outputs as ``float|sum``."""
     return "|".join(k for k in Keep if k in keep)
 
 
 def parse_keep(text: str) -> frozenset[Keep]:
-    """Read the canonical text back.
+    """Parse the canonical text.
 
     Raises:
-        NormalizeError: The text does not say what is kept.
+        NormalizeError: The text is malformed.
     """
     try:
         keep = frozenset(map(Keep, text.split("|"))) if text else frozenset()
@@ -52,12 +52,12 @@ def parse_keep(text: str) -> frozenset[Keep]:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How a fused op gives its result.
+    """The output arguments of a fused op.
 
     Attributes:
-        params: Given parameters, if it is quantized with them.
-        chosen: What it is quantized as with parameters that are chosen for it, and how they are.
-        keep: What it gives besides.
+        params: Static parameters, if the result is quantized with them.
+        chosen: For dynamic parameters, the spec and how they are chosen.
+        keep: The extra outputs.
     """
 
     params: QuantParams | None = None
@@ -65,48 +65,48 @@ class Output:
     keep: frozenset[Keep] = frozenset()
 
     def __post_init__(self) -> None:
-        assert self.params is None or self.chosen is None, "its parameters are given or chosen"
+        assert self.params is None or self.chosen is None, "parameters are static or dynamic"
         is_float = self.params is None and self.chosen is None
         assert self.chosen is None or not self.chosen[1].outer, "one level of scales is chosen"
         assert not (is_float and Keep.FLOAT in self.keep), "a float result is not kept besides"
 
     @property
     def spec(self) -> QuantSpec | None:
-        """What the result is quantized as; ``None`` if it is float."""
+        """The spec of the result; ``None`` if it is float."""
         if self.chosen is not None:
             return self.chosen[0]
         return None if self.params is None else self.params.spec
 
     @property
     def choose(self) -> ChooseSpec | None:
-        """How parameters are chosen, if they are."""
+        """How dynamic parameters are chosen; ``None`` if they are static."""
         return None if self.chosen is None else self.chosen[1]
 
     @property
     def keep_text(self) -> str:
-        """What is kept, as its text."""
+        """The extra outputs as text."""
         return keep_text(self.keep)
 
     @property
     def count(self) -> int:
-        """How many results the op has."""
+        """Number of results of the op."""
         return self.place(None)
 
     def place(self, what: Keep | None) -> int:
-        """Return the index of a kept value; of ``None``, what follows the last one."""
+        """Return the index of an extra output; for ``None``, the index after the last one."""
         first = 1 if self.chosen is None else 3
         order = [k for k in Keep if k in self.keep]
         return first + (len(order) if what is None else order.index(what))
 
     def widened(self) -> Self:
-        """Return the block that computes in float64."""
+        """Return the output arguments that compute in float64."""
         if self.chosen is not None:
             spec, choose = self.chosen
             return replace(self, chosen=(spec.widened(), choose.widened()))
         return self if self.params is None else replace(self, params=self.params.widened())
 
     def results(self, y: torch.Tensor, total: torch.Tensor | None) -> list[torch.Tensor]:
-        """Return all results of an op; the parameters hold tensors.
+        """Return all results of an op, with parameters that hold tensors.
 
         Args:
             y: The float result.
@@ -120,6 +120,6 @@ class Output:
             return [y if params is None else quantize(y, *params.reference_args), *kept]
         spec, choose = self.chosen
         scale, zero_point = choose_qparams(y, choose)
-        # Adding zeros changes nothing, whether the source did it or not.
+        # Zero zero points do not change the result, so it is the same with or without them.
         added = None if fixed_zero_point(choose) == 0 else zero_point
         return [quantize(y, scale, added, spec), scale, zero_point, *kept]

@@ -1,6 +1,6 @@
-"""The quantization ops: quantize, dequantize, requantize, and the choice of parameters.
+"""The quantization ops: quantize, dequantize, requantize and choose_qparams.
 
-The first three compute nothing in float: their declarations say what is quantized, which is all.
+The first three do not compute in float; their declarations only state what is quantized.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from qfuse.ir.quant.spec import QuantSpec
 
 
 class _Conversion(Op):
-    """An op that changes how values are stored, and no values."""
+    """An op that changes the representation of values and nothing else."""
 
     @staticmethod
     def reference(value: torch.Tensor) -> torch.Tensor:
-        """Leave the values as they are."""
+        """Return the values unchanged."""
         return value
 
     @classmethod
     def infer(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Return what lies in memory like the operand."""
+        """Return a tensor with the strides of the operand."""
         value, *params = cls.values(args, kwargs).values()
         spec: QuantSpec = params[-1].spec
         is_stored = cls.layout.params[-1].of == RESULT
@@ -70,7 +70,7 @@ class Requantize(_Conversion):
 class Choose(Op):
     """A ``qfuse::choose_qparams`` call; its results are the ``getitem`` users 0 and 1.
 
-    ``outer_scale`` is what the chosen scale is relative to, or ``None``.
+    ``outer_scale`` is the scale that the chosen one is relative to, or ``None``.
     """
 
     x: Node
@@ -96,7 +96,7 @@ class Choose(Op):
         return scale, x.new_empty(grid, dtype=spec.zero_point_dtype)
 
     def problems(self) -> Iterator[str]:
-        """Check that a second level is given or chosen."""
+        """Check that the second level of scales is present exactly if the spec requires it."""
         if (self.outer_scale is None) == self.spec.outer:
             yield f"a second scale is given or asked for, not both: {self.spec}"
 

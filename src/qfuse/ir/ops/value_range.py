@@ -1,4 +1,4 @@
-"""What is known about the values of zero points and stored numbers before run time."""
+"""Compile-time value ranges of zero points and quantized values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def is_zero(node: Node) -> bool:
     """Whether every element of ``node`` is known to be zero."""
     value = constant_value(node)
     if value is not None:
-        # A negative zero is not nothing: -0.0 - (-0.0) is 0.0.
+        # A negative zero does not count: -0.0 - (-0.0) is 0.0.
         return not bool(value.any()) and not bool(torch.signbit(value).any())
     if is_call(node, *_SAME_VALUES):
         return is_zero(node_of(arguments(node)["self"]))
@@ -54,14 +54,14 @@ def is_zero(node: Node) -> bool:
 
 
 def bounds_of(node: Node, *, look: bool = True) -> Bounds | None:
-    """Return integers between which every element of ``node`` lies; ``None`` if none are known.
+    """Return integer bounds on every element of ``node``; ``None`` if they are unknown.
 
-    What was converted from NaN is left aside: it is an arbitrary integer.
+    Conversions from NaN are ignored: their result is an arbitrary integer.
 
     Args:
-        node: Stored numbers or a zero point. If its elements may be no integers, nothing is known.
-        look: Look at the values of constants and at what computed the rest; otherwise only at
-            the dtype, which costs nothing.
+        node: Quantized values or a zero point. Bounds are unknown if elements may be fractional.
+        look: Use the values of constants and the producing ops; otherwise only the dtype, which
+            is cheap.
     """
     dtype = dtype_of(node)
     if dtype is torch.bool:
@@ -74,7 +74,7 @@ def bounds_of(node: Node, *, look: bool = True) -> Bounds | None:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Where the elements of a tensor lie: between integers, or unbounded on a side.
+    """The range of a tensor's elements, with integer or infinite bounds.
 
     Attributes:
         low: An integer, or minus infinity.
@@ -87,7 +87,7 @@ class _Range:
     whole: bool
 
 
-# What has no values and is assumed to be a zero point lies where one may lie.
+# A zero point without data (meta) is assumed to be in the valid range of zero points.
 _ASSUMED = _Range(-(1 << 15), (1 << 15) - 1, whole=True)
 _ANYWHERE = _Range(-math.inf, math.inf, whole=False)
 
@@ -99,7 +99,7 @@ def _range_of(node: Node, depth: int) -> _Range:
     least, most = exact_integers(dtype)
     found = _found_range(node, depth) if depth else None
     if found is not None:
-        # Between two numbers of a type, rounding to it leads nowhere else, and nothing wraps.
+        # Bounds that the dtype can represent survive rounding to it, and nothing wraps.
         open_ends = dtype.is_floating_point
         fits_low = least <= found.low or (open_ends and found.low == -math.inf)
         if fits_low and (found.high <= most or (open_ends and found.high == math.inf)):
@@ -108,7 +108,7 @@ def _range_of(node: Node, depth: int) -> _Range:
 
 
 def _found_range(node: Node, depth: int) -> _Range | None:
-    """Say where the elements lie before they are converted to the type of ``node``."""
+    """Return the range of the elements before they are converted to the dtype of ``node``."""
     assumed = node.op == "get_attr" and ASSUMED_META in node.meta
     if assumed or is_zero(node):
         return _ASSUMED if assumed else _Range(0, 0, whole=True)
@@ -135,7 +135,7 @@ def _range_of_constant(value: torch.Tensor) -> _Range | None:
 
 
 def _clamped(node: Node, depth: int) -> _Range | None:
-    """The upper bound is applied last, as torch does, whichever is greater."""
+    """Return the range of a clamp; as in torch, the upper bound is applied last."""
     a = arguments(node)
     inner = _range_of(node_of(a["self"]), depth - 1)
     bounds = []
@@ -147,7 +147,7 @@ def _clamped(node: Node, depth: int) -> _Range | None:
     if not dtype_of(node).is_floating_point and not all(
         math.isinf(b) or least_kept <= b <= most_kept for b in bounds
     ):
-        # A bound that the type does not have is converted to it, and comes out as another number.
+        # A bound that the dtype cannot represent is converted to it, which changes its value.
         return None
     low, high = bounds
     whole = inner.whole and all(math.isinf(b) or b == int(b) for b in bounds)
@@ -157,7 +157,7 @@ def _clamped(node: Node, depth: int) -> _Range | None:
 
 
 def _shifted(node: Node, depth: int) -> _Range | None:
-    """A sum or difference with an integer that is known."""
+    """Return the range of a sum or difference with a known integer."""
     a = arguments(node)
     by = number_of(a["other"])
     if by is None or math.isinf(by) or by != int(by) or a["alpha"] != 1:
@@ -168,7 +168,7 @@ def _shifted(node: Node, depth: int) -> _Range | None:
 
 
 def _range_of_codes(node: Node) -> _Range | None:
-    """Say where stored numbers lie, or a zero point that was chosen for them."""
+    """Return the range of quantized values, or of a dynamic zero point for them."""
     codes = stored_spec(node)
     if codes is not None:
         return _Range(codes.quant_min, codes.quant_max, whole=not codes.dtype.is_floating_point)
@@ -177,7 +177,7 @@ def _range_of_codes(node: Node) -> _Range | None:
         return None
     fixed = fixed_zero_point(spec)
     low, high = (spec.quant_min, spec.quant_max) if fixed is None else (fixed, fixed)
-    # That of a tensor without elements is zero.
+    # The zero point of an empty tensor is zero.
     return _Range(min(low, 0), max(high, 0), whole=True)
 
 
@@ -186,7 +186,7 @@ def _integer(rounded: Callable[[float], int], value: float) -> float:
 
 
 def _choice_of_zero_point(node: Node) -> ChooseSpec | None:
-    """Return the spec of the choice that ``node`` is the zero point of."""
+    """Return the choose_qparams spec whose zero point is ``node``."""
     result = result_of(node)
     if result is None:
         return None

@@ -1,4 +1,4 @@
-"""The ops that show all elements in row-major order and at most change the shape, in one place."""
+"""The view ops that keep all elements in row-major order, and the ops that permute axes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIZED_VIEWS: tuple[OpOverload, ...] = (
     aten._unsafe_view.default,
     aten.reshape.default,
 )
-"""Views that name their whole shape."""
+"""Views that take the whole new shape."""
 
 SQUEEZES: tuple[OpOverload, ...] = (
     aten.squeeze.default,
@@ -21,7 +21,7 @@ SQUEEZES: tuple[OpOverload, ...] = (
 """Views that drop axes of size 1."""
 
 RESHAPES: tuple[OpOverload, ...] = (*SIZED_VIEWS, *SQUEEZES, aten.unsqueeze.default)
-"""All of them."""
+"""All row-major views."""
 
 TURNS: tuple[OpOverload, ...] = (aten.permute.default, aten.transpose.int, aten.t.default)
-"""Views that put the axes in another order."""
+"""Views that permute axes."""

@@ -1,4 +1,4 @@
-"""What rules read of nodes and of quantization parameters; they never index ``node.args``."""
+"""Typed accessors for nodes and quantization parameters, so that rules never index ``args``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qfuse.ir.quant.spec import QuantSpec
 
 @dataclass(frozen=True, slots=True)
 class QuantParams:
-    """Quantization of one edge of a graph: the spec, and the nodes of scale and zero point.
+    """Quantization parameters of one value: the spec, and the nodes of scale and zero point.
 
     Attributes:
         spec: Storage, range, block, arithmetic.
@@ -33,7 +33,7 @@ class QuantParams:
 
     @property
     def tensors(self) -> tuple[Node, ...]:
-        """Return the nodes of all that there is: scale, zero point, second level of scales."""
+        """Return the nodes that are present: scale, zero point, second level of scales."""
         found = (self.scale, self.zero_point, self.outer_scale)
         return tuple(node for node in found if node is not None)
 
@@ -44,7 +44,7 @@ class QuantParams:
 
     @property
     def reference_args(self) -> tuple[Any, ...]:
-        """Return the arguments of the reference of a quantize or dequantize behind the tensor."""
+        """Return the arguments after the tensor for the reference of quantize or dequantize."""
         return (self.scale, self.zero_point, self.spec, self.outer_scale)
 
     def call_args(self, value: Node) -> tuple[Argument, ...]:
@@ -81,7 +81,7 @@ def optional_node(value: Argument) -> Node | None:
 
 
 def result_of(value: object) -> tuple[Node, int] | None:
-    """Return the op that ``value`` is a result of, and which one; ``None`` if it is none."""
+    """Return the op that ``value`` is a ``getitem`` of, and the index; otherwise ``None``."""
     if not isinstance(value, Node) or value.target is not operator.getitem:
         return None
     source, index = value.args
@@ -90,7 +90,7 @@ def result_of(value: object) -> tuple[Node, int] | None:
 
 
 def tensor_of(node: Node) -> torch.Tensor:
-    """Return the fake tensor that stands for ``node``'s value."""
+    """Return the fake tensor of ``node``."""
     value = node.meta["val"]
     assert isinstance(value, torch.Tensor), f"{node} is not a tensor: {value!r}"
     return value
@@ -132,14 +132,14 @@ def _same_tensor(a: Node | None, b: Node | None) -> bool:
 
 
 def has_values(constant: torch.Tensor) -> bool:
-    """Whether a constant can be read: on the meta device there is nothing but a shape."""
+    """Whether a constant has data; on the meta device it does not."""
     return not constant.is_meta
 
 
 def bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of equal dtype and shape hold the same bits (so -0.0 is not 0.0).
 
-    What has no values is equal to itself alone.
+    A tensor without data is only equal to itself.
     """
     if a is b:
         return True
@@ -147,12 +147,12 @@ def bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def bits_of(value: torch.Tensor) -> bytes:
-    """Return the bits that :func:`bits_equal` compares, to be looked up."""
+    """Return the bits that :func:`bits_equal` compares, as a hashable key."""
     return bytes(_bytes(value).cpu().numpy())
 
 
 def _bytes(value: torch.Tensor) -> torch.Tensor:
     flat = value.detach().contiguous().reshape(-1)
-    # A single element is contiguous whatever its stride says, but is not viewed as bytes then.
+    # A single element is contiguous for any stride, but only unit strides can be viewed as bytes.
     flat = flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)

@@ -1,1 +1,1 @@
-"""Quantization parameters: how quantized values map to real numbers."""
+"""Quantization parameters: how quantized values map to real values."""

@@ -1,4 +1,4 @@
-"""Block grids: their shape, their text, and how they look after their tensor was viewed."""
+"""Block grids: their shape, their text, and how a view of the tensor changes them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def same_grid(a: Block, b: Block, shape: Sequence[Size]) -> bool:
 
 
 def fill_ones(block: Sequence[int | None], free: Sequence[bool]) -> Block:
-    """Choose the block of axes of size 1, where 1 and the whole axis mean the same.
+    """Choose the block of size-1 axes, where 1 and the whole axis mean the same.
 
-    It is 1 beside axes that are split and before the last axis, so that the block of a row stays
-    ``1x1x*`` however many leading axes there are; it is the whole axis otherwise.
+    It is 1 next to split axes and before the last axis, so that the block of a row stays
+    ``1x1x*`` for any number of leading axes; otherwise it is the whole axis.
     """
     split = any(b is not None for b, f in zip(block, free, strict=True) if not f)
     last = len(block) - 1
@@ -46,13 +46,13 @@ def fill_ones(block: Sequence[int | None], free: Sequence[bool]) -> Block:
 def view_block(block: Block, before: Sequence[Size], after: Sequence[Size]) -> Block | Refusal:
     """Return the block after a tensor of shape ``before`` was viewed as ``after``.
 
-    The blocks stay what they are, only the axes that count them change; the order of blocks is
-    row-major before and after, so the parameters are viewed along.
+    The view keeps the blocks and changes only the axes that index them. Blocks are in row-major
+    order before and after, so the parameters are viewed the same way.
 
     Args:
         block: Elements that share a scale, per axis of ``before``.
         before: The shape, with as many elements as ``after``.
-        after: The new shape.
+        after: The shape after the view.
     """
     if same_shape(before, after):
         return block
@@ -75,7 +75,8 @@ def view_block(block: Block, before: Sequence[Size], after: Sequence[Size]) -> B
 def _groups(before: Sequence[Size], after: Sequence[Size]) -> Iterator[tuple[list[int], list[int]]]:
     """Split two shapes into the shortest runs of axes with equally many elements.
 
-    Axes of size 1 belong to no run. Where symbols hide which run ends first, the rest is one run.
+    Axes of size 1 do not belong to a run. If symbols hide which run ends first, the rest is one
+    run.
     """
     left = [i for i, size in enumerate(before) if not same_size(size, 1)]
     right = [j for j, size in enumerate(after) if not same_size(size, 1)]
@@ -114,7 +115,7 @@ def _groups(before: Sequence[Size], after: Sequence[Size]) -> Iterator[tuple[lis
 def _regroup(
     block: Sequence[int | None], before: Sequence[Size], after: Sequence[Size]
 ) -> Sequence[int | None] | Refusal:
-    """Move the block of one run of axes: whole, element by element, or contiguous chunks."""
+    """Transfer the block of one run of axes: whole, per element, or contiguous chunks."""
     if len(before) == 1 and len(after) == 1:
         return block
     if all(covers(b, size) for b, size in zip(block, before, strict=True)):
@@ -126,7 +127,7 @@ def _regroup(
 
 
 def _chunk(block: Sequence[int | None], sizes: Sequence[Size]) -> Size | Refusal:
-    """Return how many neighbours in row-major order share a scale."""
+    """Return how many consecutive elements in row-major order share a scale."""
     first = next(axis for axis, b in enumerate(block) if b != 1)
     inner = zip(block[first + 1 :], sizes[first + 1 :], strict=True)
     if not all(covers(b, size) for b, size in inner):
@@ -144,7 +145,7 @@ def _chunk(block: Sequence[int | None], sizes: Sequence[Size]) -> Size | Refusal
 
 
 def _tile(chunk: Size, sizes: Sequence[Size]) -> list[int | None] | Refusal:
-    """Return the block whose elements are runs of ``chunk`` neighbours."""
+    """Return the block that covers ``chunk`` consecutive elements."""
     done: list[int | None] = []
     rest = chunk
     for axis in reversed(range(len(sizes))):
@@ -164,7 +165,7 @@ def _tile(chunk: Size, sizes: Sequence[Size]) -> list[int | None] | Refusal:
 
 
 def block_grid(block: Block, shape: Sequence[Size]) -> tuple[Size, ...]:
-    """Return how many blocks there are along every axis of a tensor of ``shape``.
+    """Return the number of blocks along every axis of a tensor of ``shape``.
 
     Raises:
         BlockError: The rank of ``shape`` is not the rank of the block.
@@ -180,7 +181,7 @@ def check_grid(block: Block, shape: Sequence[Size], scale_shape: Sequence[Size])
     """Check that a scale of ``scale_shape`` tiles a tensor of ``shape``.
 
     Raises:
-        BlockError: It does not.
+        BlockError: The shapes do not match.
     """
     want = block_grid(block, shape)
     if len(want) != len(scale_shape) or any(w != s for w, s in zip(want, scale_shape, strict=True)):

@@ -1,4 +1,4 @@
-"""How dynamic quantization chooses its scale and zero point, as data, text and meaning."""
+"""How dynamic quantization chooses scale and zero point: data, canonical text, reference."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from qfuse.ir.quant.spec import Block, dtype_name, parse_dtype, parse_stored, st
 
 
 class Formula(StrEnum):
-    """Which source's formula gives scale and zero point from a block's least and greatest value.
+    """The formula that computes scale and zero point from a block's minimum and maximum.
 
     The ``AO`` formulas are torchao's ``choose_qparams_affine``, and its ``choose_scale_float8``,
-    which has no least scale and no zero point; the ``DECOMPOSED`` ones are
+    which lacks a minimum scale and a zero point; the ``DECOMPOSED`` ones are
     ``quantized_decomposed.choose_qparams*``; they differ in eps, dtypes and rounding.
 
-    The ``MX`` formulas give a power of two, named by how its exponent is rounded, as torchao's
-    ``to_mx`` does. ``NVFP4`` gives a scale in ``float8_e4m3fn``, relative to a second level of
-    scales if there is one, for which ``NVFP4_OUTER`` is, as torchao's ``nvfp4_quantize`` and
-    ``per_tensor_amax_to_scale`` do.
+    The ``MX`` formulas return a power of two and are named by how its exponent is rounded, as in
+    torchao's ``to_mx``. ``NVFP4`` returns a scale in ``float8_e4m3fn``, relative to a second level
+    of scales if there is one; ``NVFP4_OUTER`` computes that level. They follow torchao's
+    ``nvfp4_quantize`` and ``per_tensor_amax_to_scale``.
     """
 
     AO_SYMMETRIC = "ao-symmetric"
@@ -58,15 +58,15 @@ class ChooseSpec:
 
     Attributes:
         formula: Source of the formula.
-        dtype: Storage type that the parameters are for.
-        quant_min: Least stored number.
-        quant_max: Greatest stored number.
+        dtype: Storage dtype that the parameters are for.
+        quant_min: Smallest quantized value.
+        quant_max: Largest quantized value.
         block: Elements that share one scale, per axis; ``None`` is the whole axis.
-        eps: Least scale.
-        scale_dtype: Type of the scale that is returned.
-        zero_point_dtype: Type of the zero point that is returned.
-        element: Which numbers of the storage type there are.
-        outer: Whether the scale is relative to a second one, of the whole tensor, which is given.
+        eps: Minimum scale.
+        scale_dtype: Dtype of the returned scale.
+        zero_point_dtype: Dtype of the returned zero point.
+        element: The number format within the storage dtype.
+        outer: Whether the scale is relative to a second, per-tensor scale, which is an input.
     """
 
     formula: Formula
@@ -95,7 +95,7 @@ class ChooseSpec:
 
     @classmethod
     def parse(cls, text: str) -> ChooseSpec:
-        """Read the canonical text back.
+        """Parse the canonical text.
 
         Raises:
             NormalizeError: The text is not a choose spec.
@@ -157,9 +157,9 @@ def choose_qparams(
     """Choose scale and zero point for every block of ``x``.
 
     Args:
-        x: Real tensor; the formula is computed in its dtype, as the sources do.
-        spec: Which formula, for which storage.
-        outer_scale: The scale of the whole tensor, in its rank, if the spec takes one.
+        x: Float tensor; the formula is computed in its dtype, as the sources do.
+        spec: The formula and the storage dtype.
+        outer_scale: The per-tensor scale, in the rank of ``x``, if the spec takes one.
 
     Returns:
         Scale and zero point, both of shape ``spec.grid(x.shape)``.
@@ -189,7 +189,7 @@ def choose_qparams(
 
 
 def _micro(peak: torch.Tensor, spec: ChooseSpec, outer_scale: torch.Tensor | None) -> torch.Tensor:
-    """Return the scale of blocks with the greatest magnitude ``peak``, which may be NaN."""
+    """Return the scale of blocks with maximum magnitude ``peak``, which may be NaN."""
     if spec.formula in _POWERS:
         rounding = spec.formula.removeprefix("mx-")
         return power_scale(peak, rounding, spec.dtype, spec.element)
@@ -200,7 +200,7 @@ def _micro(peak: torch.Tensor, spec: ChooseSpec, outer_scale: torch.Tensor | Non
 
 
 def _empty(x: torch.Tensor, spec: ChooseSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return neutral parameters: nothing will be quantized with them."""
+    """Return neutral parameters, which are never used since ``x`` is empty."""
     grid = spec.grid(x.shape)
     scale = x.new_ones(grid, dtype=spec.scale_dtype)
     return scale, x.new_zeros(grid, dtype=spec.zero_point_dtype)
@@ -213,7 +213,7 @@ def _clamp_scale(scale: torch.Tensor, spec: ChooseSpec) -> torch.Tensor:
     float32; torchao clamps with a number, which does not.
     """
     if spec.formula in {Formula.DECOMPOSED_AFFINE, Formula.DECOMPOSED_SYMMETRIC}:
-        # As many axes as the scale has: torch promotes a tensor without axes by other rules.
+        # Same rank as the scale, because torch promotes 0-d tensors by other rules.
         # Made from the scale, so that tracing sees a tensor of the scale's own kind.
         eps = scale.new_full((1,) * scale.ndim, spec.eps, dtype=torch.float32)
         return torch.max(scale, eps)
@@ -221,7 +221,7 @@ def _clamp_scale(scale: torch.Tensor, spec: ChooseSpec) -> torch.Tensor:
 
 
 def _split(least: torch.Tensor, greatest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Extend the interval so that it holds zero."""
+    """Extend the interval to contain zero."""
     return torch.min(least, torch.zeros_like(least)), torch.max(
         greatest, torch.zeros_like(greatest)
     )

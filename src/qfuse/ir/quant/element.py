@@ -1,9 +1,9 @@
-"""The number formats of microscaling: elements of less than 8 bits, and the formats of scales.
+"""Microscaling number formats: elements of less than 8 bits, and scale formats.
 
 Elements of 4 and 6 bits are stored as their values in ``float8_e4m3fn``, which holds all of them
-(also -0.0), one per byte. So whatever multiplies stored numbers by a scale is right about them
-without knowing the format; only quantize, which rounds to it, asks. Codes are a layout:
-:func:`encode` and :func:`decode` go from values to codes and back.
+(including -0.0), one per byte. So code that multiplies quantized values by a scale is correct
+without knowing the format; only quantize, which rounds to it, depends on it. Bit codes are only a
+memory layout: :func:`encode` and :func:`decode` convert between values and codes.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from enum import StrEnum
 import torch
 
 CONTAINER = torch.float8_e4m3fn
-"""The storage type of elements of less than 8 bits."""
+"""The storage dtype of elements of less than 8 bits."""
 
-_FIELD = 23  # where the exponent begins in the bits of a float32
+_FIELD = 23  # bit position of the exponent in a float32
 _BIAS = 127
 _NAN_CODE = 255
 
 
 class Element(StrEnum):
-    """What the stored numbers are, if they are fewer than the storage type has.
+    """The format of quantized values that use a subset of the storage dtype's values.
 
-    The names of the others are those of the Open Compute Project: sign, exponent, mantissa. They
-    have subnormals and a negative zero, neither infinities nor NaN.
+    The other names are those of the Open Compute Project: sign, exponent, mantissa. These formats
+    have subnormals and a negative zero, but no infinities or NaN.
     """
 
     WHOLE = ""
@@ -45,12 +45,12 @@ class Element(StrEnum):
 
     @property
     def least_exponent(self) -> int:
-        """Exponent of the least normal number, and of the subnormal ones."""
+        """Exponent of the smallest normal number, and of the subnormal ones."""
         return 2 - (1 << (self.exponent_bits - 1))
 
     @property
     def greatest(self) -> float:
-        """The greatest number: 6.0, 7.5 and 28.0."""
+        """The largest finite value: 6.0, 7.5 and 28.0."""
         top = self.least_exponent + (1 << self.exponent_bits) - 2
         return math.ldexp(2 - math.ldexp(1, -self.mantissa_bits), top)
 
@@ -58,7 +58,7 @@ class Element(StrEnum):
 class ScaleFormat(StrEnum):
     """How block scales are stored.
 
-    ``FLOAT``: in a type that torch computes in. ``E8M0``: a power of two, 2^-127 to 2^127, or NaN.
+    ``FLOAT``: in a dtype that torch computes in. ``E8M0``: a power of two, 2^-127 to 2^127, or NaN.
     ``E4M3``: ``float8_e4m3fn``.
     """
 
@@ -68,7 +68,7 @@ class ScaleFormat(StrEnum):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The type of the scale; ``None`` if it may be several."""
+        """The dtype of the scale; ``None`` if several are allowed."""
         return _SCALE_DTYPES.get(self)
 
 
@@ -79,14 +79,14 @@ _SCALE_DTYPES = {
 
 
 def greatest(dtype: torch.dtype, element: Element) -> float:
-    """Return the greatest finite number that can be stored."""
+    """Return the largest finite value of the format."""
     if element is not Element.WHOLE:
         return element.greatest
     return float((torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max)
 
 
 def mantissa_bits(dtype: torch.dtype, element: Element) -> int:
-    """Return the width of the mantissa; of an integer, that of its greatest number."""
+    """Return the width of the mantissa; for an integer, that of its largest value."""
     if element is not Element.WHOLE:
         return element.mantissa_bits
     if dtype.is_floating_point:
@@ -95,18 +95,18 @@ def mantissa_bits(dtype: torch.dtype, element: Element) -> int:
 
 
 def round_to_element(x: torch.Tensor, element: Element) -> torch.Tensor:
-    """Round float32 numbers to the nearest element, ties to even; what is too large saturates.
+    """Round float32 values to the nearest element, ties to even; overflow saturates.
 
-    NaN, which elements do not have, becomes 1.5 with its sign: what the bits of a quiet NaN give
-    in torchao's ``custom_fp_utils._f32_to_floatx_unpacked``, which this follows.
+    NaN, which elements do not have, becomes 1.5 with its sign: the result for the bits of a quiet
+    NaN in torchao's ``custom_fp_utils._f32_to_floatx_unpacked``, which this follows.
     """
     size = x.abs()
     field = size.view(torch.int32) >> _FIELD
     field = field.clamp(min=_BIAS + element.least_exponent) - element.mantissa_bits
     step = (field << _FIELD).view(torch.float32)
     rounded = (torch.round(size / step) * step).clamp(max=element.greatest)
-    # Neither torch.where, whose number tracing takes for a tensor of its own, nor masked_fill,
-    # whose result is contiguous whatever the strides of x are.
+    # Not torch.where, whose scalar is traced as a separate tensor, nor masked_fill, whose result
+    # is contiguous for any strides of x.
     return torch.copysign(torch.nan_to_num(rounded, nan=1.5), x)
 
 
@@ -114,7 +114,7 @@ def encode(values: torch.Tensor, element: Element) -> torch.Tensor:
     """Return the code of every element, in the low bits of a uint8.
 
     Args:
-        values: Elements, in any float type.
+        values: Elements, in any float dtype.
         element: Their format.
     """
     table = _magnitudes(element).to(values.device)
@@ -124,14 +124,14 @@ def encode(values: torch.Tensor, element: Element) -> torch.Tensor:
 
 
 def decode(codes: torch.Tensor, element: Element) -> torch.Tensor:
-    """Return the elements that uint8 codes stand for, in :data:`CONTAINER`."""
+    """Return the elements that uint8 codes represent, in :data:`CONTAINER`."""
     table = _magnitudes(element)
     table = torch.cat([table, -table]).to(codes.device)
     return table[codes.long()].to(CONTAINER)
 
 
 def _magnitudes(element: Element) -> torch.Tensor:
-    """Return the numbers that are not negative, in the order of their codes."""
+    """Return the non-negative elements in the order of their codes."""
     m = element.mantissa_bits
     found = []
     for code in range(1 << (element.exponent_bits + m)):
@@ -142,10 +142,10 @@ def _magnitudes(element: Element) -> torch.Tensor:
 
 
 def scale_divisor(scale: torch.Tensor, *, reciprocal: bool) -> torch.Tensor:
-    """Return what real numbers are divided by, or multiplied by, for scales that are powers of two.
+    """Return the divisor or multiplier of quantize for power-of-two scales.
 
-    As torchao's ``to_mx`` does it, in float32. Dividing, the least scale counts as 2^-126 and NaN
-    as infinity. Multiplying, which is what ``rceil`` does, the least scale counts as 1.
+    As in torchao's ``to_mx``, in float32. For division, the smallest scale counts as 2^-126 and NaN
+    as infinity. For multiplication, which ``rceil`` uses, the smallest scale counts as 1.
     """
     codes = scale.view(torch.uint8)
     if not reciprocal:

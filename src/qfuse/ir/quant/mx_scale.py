@@ -1,6 +1,6 @@
-"""How microscaling chooses its scales, bit for bit as ``torchao.prototype.mx_formats`` does.
+"""Scale formulas of microscaling, bit for bit as in ``torchao.prototype.mx_formats``.
 
-All functions take the greatest magnitude of every block in float32, NaN if the block holds one.
+All functions take the maximum magnitude of every block in float32, NaN if the block contains one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 from qfuse.ir.quant.element import Element, greatest, mantissa_bits
 
-_FIELD = 23  # where the exponent begins in the bits of a float32
+_FIELD = 23  # bit position of the exponent in a float32
 _BIAS = 127
 _NAN = 255
 _INFINITE = 254
@@ -23,10 +23,10 @@ def power_scale(
     """Return a power of two as ``float8_e8m0fnu``: ``to_mx``.
 
     Args:
-        peak: Greatest magnitudes.
+        peak: Maximum magnitudes.
         rounding: ``floor`` (that of the OCP specification), ``ceil`` and ``even`` round the
-            exponent of the peak; ``rceil`` rounds up that of its ratio to the greatest element.
-        dtype: Storage type of the elements.
+            exponent of the peak; ``rceil`` rounds up that of its ratio to the largest element.
+        dtype: Storage dtype of the elements.
         element: Their format.
     """
     top = greatest(dtype, element)
@@ -46,7 +46,7 @@ def _ratio_codes(ratio: torch.Tensor) -> torch.Tensor:
 def _exponent_codes(peak: torch.Tensor, rounding: str, top: float, mantissa: int) -> torch.Tensor:
     bits = peak.view(torch.int32)
     if rounding == "even":
-        # Half a step of the element's mantissa carries into the exponent.
+        # Add half a step of the element's mantissa, which carries into the exponent.
         bits = bits + (1 << (_FIELD - mantissa - 1))
     exponent = ((bits >> _FIELD) & _NAN) - _BIAS
     if rounding == "ceil":
@@ -62,10 +62,10 @@ def block_scale(
     """Return a scale as ``float8_e4m3fn``: ``nvfp4_quantize``.
 
     Args:
-        peak: Greatest magnitudes.
-        top: The greatest element.
-        least: The least scale.
-        outer_scale: What the scale is relative to.
+        peak: Maximum magnitudes.
+        top: The largest element.
+        least: The minimum scale.
+        outer_scale: The second-level scale that the result is relative to.
     """
     scale = peak / top
     if outer_scale is not None:
@@ -75,10 +75,12 @@ def block_scale(
 
 
 def tensor_scale(peak: torch.Tensor, top: float) -> torch.Tensor:
-    """Return the scale with which those of blocks fill their range: ``per_tensor_amax_to_scale``.
+    """Return the outer scale for which block scales use their full range.
+
+    Follows torchao's ``per_tensor_amax_to_scale``.
 
     Args:
-        peak: Greatest magnitude of the tensor.
-        top: The greatest element.
+        peak: Maximum magnitude of the tensor.
+        top: The largest element.
     """
     return peak / (torch.finfo(torch.float8_e4m3fn).max * top)

@@ -1,7 +1,7 @@
-"""The meaning of the canonical quantization ops, in plain torch: the one copy of this arithmetic.
+"""Reference semantics of the canonical quantization ops, in plain torch.
 
-Every formula follows the source that it stands for bit for bit; the sources are the Python
-references of ``torch.ops.quantized_decomposed`` and torchao's ``quant_primitives``, and for
+Every formula matches its source bit for bit; the sources are the Python references of
+``torch.ops.quantized_decomposed`` and torchao's ``quant_primitives``, and for
 microscaling torchao's ``prototype.mx_formats``.
 """
 
@@ -16,9 +16,9 @@ from qfuse.ir.quant.spec import Block, QuantSpec, ZeroPointDomain
 
 
 def expand_blocks(values: torch.Tensor, block: Block, shape: Sequence[int]) -> torch.Tensor:
-    """Spread one value per block over a tensor of ``shape``.
+    """Expand one value per block to a tensor of ``shape``.
 
-    Axes of one block stay size 1 and broadcast; only axes of several blocks are repeated.
+    Axes with one block keep size 1 and broadcast; only axes with several blocks are repeated.
 
     Args:
         values: One entry per block, in the rank of ``shape``.
@@ -41,7 +41,7 @@ def quantize(
     """Quantize ``x``: ``clamp(round(x * (1 / scale)) + zero_point, quant_min, quant_max)``.
 
     Args:
-        x: Real tensor of dtype ``spec.real``.
+        x: Float tensor of dtype ``spec.real``.
         scale: Shape ``spec.grid(x.shape)``, any float dtype, or that of ``spec.scale``.
         zero_point: The same shape, or ``None``.
         spec: Everything else. Rounding is half to even.
@@ -71,14 +71,14 @@ def quantize(
 
 
 def _check_levels(spec: QuantSpec, outer_scale: torch.Tensor | None) -> None:
-    """A level of scales that is dropped, or made up, would give other numbers without a word."""
+    """Check the scale levels: a missing or extra one would silently give wrong values."""
     assert (spec.outer is None) == (outer_scale is None), f"as many levels of scales as in {spec}"
 
 
 def _divisor(
     scale: torch.Tensor, outer_scale: torch.Tensor | None, spec: QuantSpec, shape: Sequence[int]
 ) -> torch.Tensor:
-    """Return what quantize divides by, or its reciprocal, to be broadcast to ``shape``."""
+    """Return the divisor of quantize, or its reciprocal, broadcastable to ``shape``."""
     compute, reciprocal = spec.arithmetic.compute, spec.arithmetic.reciprocal
     if outer_scale is not None and spec.outer is not None:
         outer = expand_blocks(outer_scale.to(compute), spec.outer, shape)
@@ -101,10 +101,10 @@ def dequantize(
 ) -> torch.Tensor:
     """Dequantize ``q``: ``((q - zero_point) * scale)`` in ``spec.arithmetic.compute``.
 
-    The stored numbers are taken as they are: nothing is clamped to the range.
+    Quantized values are not clamped to the range.
 
     Args:
-        q: Stored numbers of dtype ``spec.dtype``.
+        q: Quantized values of dtype ``spec.dtype``.
         scale: Shape ``spec.grid(q.shape)``.
         zero_point: The same shape, or ``None``.
         spec: Everything else.
@@ -131,7 +131,7 @@ def dequantize(
 def _quantize_offset(
     x: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, spec: QuantSpec
 ) -> torch.Tensor:
-    """Quantize with a real offset: ``round((x - (zero - scale * middle)) / scale)``."""
+    """Quantize with a float offset: ``round((x - (zero - scale * middle)) / scale)``."""
     compute = spec.arithmetic.compute
     middle = (spec.quant_max + spec.quant_min + 1) / 2
     zero = torch.zeros_like(scale) if zero_point is None else zero_point
@@ -142,15 +142,15 @@ def _quantize_offset(
 
 
 def reduce_blocks(x: torch.Tensor, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the least and the greatest element of every block, in the rank of ``x``.
+    """Return the minimum and maximum of every block, in the rank of ``x``.
 
-    A partial last block is reduced over the elements that it has.
+    A partial last block is reduced over its existing elements.
     """
     return _reduce(x, block, torch.amin), _reduce(x, block, torch.amax)
 
 
 def peaks(x: torch.Tensor, block: Block) -> torch.Tensor:
-    """Return the greatest magnitude in every block, in the rank of ``x``; NaN if there is one."""
+    """Return the maximum magnitude of every block, in the rank of ``x``; NaN propagates."""
     return _reduce(x.abs(), block, torch.amax)
 
 

@@ -1,8 +1,8 @@
-"""When quantizing what was dequantized gives the stored numbers again: the one copy of this law.
+"""When quantize(dequantize(q)) returns ``q``.
 
-With ``d`` the stored number less the zero point, ``d * s * (1 / s)`` is within four roundings of
-``d``. For ``|d| < 2^17`` in float32 that is less than 1/32, so rounding to the nearest gives ``d``
-back, and adding the zero point is exact.
+With ``d`` the quantized value minus the zero point, ``d * s * (1 / s)`` is within four roundings of
+``d``. For ``|d| < 2^17`` in float32 that is less than 1/32, so rounding to the nearest returns
+``d``, and adding the zero point is exact.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from enum import StrEnum
 
 import torch
 
-# A stored number of 16 bits and such a zero point are less than 2^17 apart.
+# A 16-bit quantized value and such a zero point are less than 2^17 apart.
 _STORED_BYTES = 2
 _ZERO_POINTS = 1 << 16
 
 
 class RoundTripFailure(StrEnum):
-    """What a round trip through real numbers may fail at."""
+    """Why a round trip may change quantized values."""
 
-    STORAGE = "the stored numbers are not integers of at most 16 bits"
+    STORAGE = "the quantized values are not integers of at most 16 bits"
     ZERO_POINT = "a zero point is not a small integer"
     SCALE = "a scale leaves the normal range of float32 in a product"
 
@@ -27,14 +27,14 @@ class RoundTripFailure(StrEnum):
 def culprit(
     storage: torch.dtype, scale: torch.Tensor, zero_point: torch.Tensor | None
 ) -> RoundTripFailure | None:
-    """Say with what ``quantize(dequantize(q, s), s)`` may differ from ``q``; ``None`` if never.
+    """Return why ``quantize(dequantize(q, s), s)`` may differ from ``q``; ``None`` if it cannot.
 
-    It holds for arithmetic in float32 or wider, and for numbers in the range that is quantized to:
-    others are cut off to it.
+    Valid for arithmetic in float32 or wider, and for values within the quantization range, since
+    others are clamped.
 
     Args:
-        storage: What the stored numbers are.
-        scale: Any shape, finite or not. A sign changes nothing.
+        storage: The dtype of the quantized values.
+        scale: Any shape, finite or not. The sign does not matter.
         zero_point: Any shape, or ``None`` for zeros.
     """
     if not _is_small(storage):
@@ -55,7 +55,7 @@ def _are_small(zero_point: torch.Tensor) -> bool:
 
 
 def _stay_normal(scale: torch.Tensor) -> bool:
-    """Whether the scale, its reciprocal and every product are normal numbers of float32."""
+    """Whether the scale, its reciprocal and every product are normal float32 numbers."""
     size, facts = scale.float().abs(), torch.finfo(torch.float32)
     most = facts.max / (2 * _ZERO_POINTS)
     return bool(((size >= facts.tiny) & (size <= most) & (1 / size >= facts.tiny)).all())

@@ -1,8 +1,8 @@
-"""How stored numbers map to real ones: the static half, as data and as canonical text.
+"""How quantized values map to real values: the static part, as data and as canonical text.
 
 ``real = (q - zero_point) * scale``, one scale (and zero point) per block. A :class:`QuantSpec` is
-everything about that map except the two tensors; the ops carry it as one canonical string, so a
-graph's text says all of it, and two specs are equal exactly when their strings are.
+everything about that map except the two tensors. Ops carry it as one canonical string, so the
+text of a graph is complete, and two specs are equal exactly if their strings are.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ STORAGE_DTYPES = (
 class ZeroPointDomain(StrEnum):
     """Where the zero point lives.
 
-    ``NONE``: there is none. ``INT``: it is subtracted from the stored number. ``FLOAT_OFFSET``: it
-    is a real number that is added after scaling, the stored number being taken relative to the
-    middle of its range (the scheme of tinygemm's int4 weights).
+    ``NONE``: symmetric. ``INT``: subtracted from the quantized value. ``FLOAT_OFFSET``: a float
+    added after scaling, with the quantized value taken relative to the middle of its range (the
+    scheme of tinygemm's int4 weights).
     """
 
     NONE = "none"
@@ -48,7 +48,7 @@ class ZeroPointDomain(StrEnum):
 
 
 class Granularity(StrEnum):
-    """Name of a block's shape relative to the tensor's shape."""
+    """A block's shape relative to the tensor's shape."""
 
     PER_TENSOR = "per-tensor"
     PER_CHANNEL = "per-channel"
@@ -59,10 +59,10 @@ class Granularity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """The order and precision in which a source computes. Sources differ, and codes with them.
+    """The order and precision of the source's arithmetic, which affects the quantized values.
 
     Attributes:
-        compute: Type of the multiplication by the scale or its reciprocal.
+        compute: Dtype of the multiplication by the scale or its reciprocal.
         reciprocal: Quantize multiplies by ``1 / scale``, taken in the scale's own dtype and then
             rounded to ``compute``; otherwise it divides by the scale.
         zero_point_first: Quantize adds the zero point before rounding instead of after.
@@ -82,21 +82,21 @@ class Arithmetic:
 class QuantSpec:
     """Quantization of one tensor, without its scale and zero point tensors.
 
-    A second level of scales, if there is one, has blocks of its own; the scale of an element is
-    the product of its two.
+    An optional second level of scales has its own blocks; the scale of an element is the product
+    of the two.
 
     Attributes:
-        dtype: Storage type. Sub-byte integers live in ``int8``/``uint8`` with their range, elements
-            of 4 and 6 bits as values in ``float8_e4m3fn``.
-        quant_min: Least stored number; semantics, since quantize clamps to it.
-        quant_max: Greatest stored number.
+        dtype: Storage dtype. Sub-byte integers are stored in ``int8``/``uint8`` with their range,
+            elements of 4 and 6 bits as values in ``float8_e4m3fn``.
+        quant_min: Smallest quantized value; affects results, since quantize clamps to it.
+        quant_max: Largest quantized value.
         block: Elements that share one scale, per axis; ``None`` is the whole axis. The last block
             of an axis may be partial.
-        real: Float type of the real side: what quantize reads and dequantize gives.
-        arithmetic: How the source computes.
+        real: Float dtype: the input of quantize and the result of dequantize.
+        arithmetic: Order and precision of the source's arithmetic.
         domain: Where the zero point lives.
-        element: Which numbers of the storage type there are; quantize rounds to them after it
-            clamped to the range, whose bounds are those of the element, rounded outward.
+        element: Number format within the storage dtype; quantize rounds to it after clamping to
+            the range, whose bounds are those of the element, rounded outward.
         scale_format: Format of the scale.
         outer: Block of the second level of scales, ``None`` if there is one level.
     """
@@ -129,7 +129,7 @@ class QuantSpec:
         self._check_formats()
 
     def _check_formats(self) -> None:
-        """Check what microscaling adds."""
+        """Check the fields that microscaling adds."""
         if self.outer is not None and len(self.outer) != len(self.block):
             raise BlockError(f"the two levels of scales have blocks {self.block} and {self.outer}")
         if self.outer is not None and self.scale_format is ScaleFormat.E8M0:
@@ -150,7 +150,7 @@ class QuantSpec:
 
     @property
     def bits(self) -> int:
-        """How many bits a stored number takes when it is packed."""
+        """Bits per quantized value when packed."""
         if self.element is not Element.WHOLE:
             return 1 + self.element.exponent_bits + self.element.mantissa_bits
         if self.dtype.is_floating_point:
@@ -159,17 +159,17 @@ class QuantSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has neither elements nor scales in a format of their own, and one level."""
+        """Whether elements and scales are in their default formats, with one level of scales."""
         whole = self.element is Element.WHOLE and self.scale_format is ScaleFormat.FLOAT
         return whole and self.outer is None
 
     @property
     def is_full_range(self) -> bool:
-        """Whether the range is the whole storage type."""
+        """Whether the range is that of the whole storage dtype."""
         return (self.quant_min, self.quant_max) == stored_range(self.dtype, self.element)
 
     def widened(self) -> QuantSpec:
-        """Return the spec that computes in float64; narrow formats of scales are for float32."""
+        """Return the spec that computes in float64, except with narrow scale formats."""
         if not self.is_plain:
             return self
         arithmetic = replace(self.arithmetic, compute=torch.float64)
@@ -178,7 +178,7 @@ class QuantSpec:
     def with_block(
         self, block: Sequence[int | None], outer: Sequence[int | None] | None = None
     ) -> QuantSpec:
-        """Return the same spec with other blocks, one for each level of scales that it has."""
+        """Return the same spec with other blocks, one per level of scales."""
         assert (outer is None) == (self.outer is None), f"a block for every level: {self}"
         return replace(self, block=tuple(block), outer=None if outer is None else tuple(outer))
 
@@ -194,15 +194,15 @@ class QuantSpec:
         """Check that a scale of ``scale_shape`` tiles a tensor of ``shape``.
 
         Raises:
-            BlockError: It does not.
+            BlockError: The shapes do not match.
         """
         check_grid(self.block, shape, scale_shape)
 
     def check_outer(self, shape: Sequence[Size], scale_shape: Sequence[Size] | None) -> None:
-        """Check that the second level of scales is there if it should be, and tiles the tensor.
+        """Check that the second level of scales is present if required, and tiles the tensor.
 
         Raises:
-            BlockError: It is not, or does not.
+            BlockError: It is missing, unexpected, or does not tile the tensor.
         """
         if (scale_shape is None) != (self.outer is None):
             raise BlockError(
@@ -214,8 +214,8 @@ class QuantSpec:
     def granularity(self, shape: Sequence[Size]) -> Granularity:
         """Name the block relative to a tensor of ``shape``.
 
-        A singleton grid of any rank is per-tensor. Per-channel and per-token both mean one scale
-        per index of the axes that are not whole: per-token when only the last axis is whole.
+        A singleton grid of any rank is per-tensor. Per-channel and per-token both have one scale
+        per index of the axes that are not whole: per-token if only the last axis is whole.
         """
         split = [
             axis
@@ -233,7 +233,7 @@ class QuantSpec:
         return Granularity.PER_CHANNEL if len(split) == 1 else Granularity.BLOCKWISE
 
     def is_per_tensor(self, shape: Sequence[Size]) -> bool:
-        """Whether one scale covers a tensor of ``shape``, known without guarding a symbol."""
+        """Whether one scale covers a tensor of ``shape``, decided without guarding a symbol."""
         return self.granularity(shape) is Granularity.PER_TENSOR
 
     def block_text(self) -> str:
@@ -251,7 +251,7 @@ class QuantSpec:
 
     @classmethod
     def parse(cls, text: str) -> QuantSpec:
-        """Read the canonical text back.
+        """Parse the canonical text.
 
         >>> spec = QuantSpec(torch.int8, -128, 127, (1, None))
         >>> str(spec)
@@ -314,12 +314,12 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 def stored_name(dtype: torch.dtype, element: Element) -> str:
-    """Return ``"float4_e2m1"``, or the name of the storage type if all of its numbers are meant."""
+    """Return ``"float4_e2m1"``, or the name of the storage dtype if the element is the default."""
     return element.value or dtype_name(dtype)
 
 
 def parse_stored(name: str) -> tuple[torch.dtype, Element]:
-    """Return storage type and element format of what :func:`stored_name` gave.
+    """Return storage dtype and element format; the inverse of :func:`stored_name`.
 
     Raises:
         NormalizeError: There is no such type.
@@ -330,7 +330,7 @@ def parse_stored(name: str) -> tuple[torch.dtype, Element]:
 
 
 def stored_range(dtype: torch.dtype, element: Element) -> tuple[int, int]:
-    """Return the least range of integers that holds all finite numbers that can be stored.
+    """Return the smallest integer range that contains all finite values of the format.
 
     Raises:
         NormalizeError: The element is not stored in this type.
@@ -344,6 +344,6 @@ def stored_range(dtype: torch.dtype, element: Element) -> tuple[int, int]:
 
 
 def dtype_range(dtype: torch.dtype) -> tuple[int, int]:
-    """Return the least and the greatest finite value of a storage type."""
+    """Return the smallest and largest finite value of a storage dtype."""
     info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
     return int(info.min), int(info.max)

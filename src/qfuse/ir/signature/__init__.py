@@ -1,1 +1,1 @@
-"""Calling a graph with the arguments of the model it came from."""
+"""Calls a graph with the arguments of its source model."""

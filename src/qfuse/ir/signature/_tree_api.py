@@ -1,4 +1,4 @@
-"""Nested containers and their structure: the floor's only file on torch's private pytree module."""
+"""Pytree utilities; the core's only module that uses torch's private pytree API."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def structure(tree: object) -> TreeSpec:
 
 
 def flatten_like(spec: TreeSpec, tree: object) -> list[Any]:
-    """Return what ``tree`` holds at the leaves of ``spec``; dictionaries may be in any order.
+    """Return the leaves of ``tree`` in the order of ``spec``; dictionaries may be in any order.
 
     Raises:
-        ValueError: ``tree`` has another structure.
+        ValueError: ``tree`` has a different structure.
     """
     return spec.flatten_up_to(tree)
 
@@ -46,7 +46,7 @@ def is_subclass(value: object) -> bool:
 
 
 def difference(name: str, want: TreeSpec, got: TreeSpec) -> tuple[str, str, str]:
-    """Return where two structures first differ, and what stands there in each, for people."""
+    """Describe where two structures first differ, and each one's container there."""
     if want.is_leaf() or got.is_leaf() or want.type is not got.type:
         return name, _container(want), _container(got)
     left, right = _keyed(want), _keyed(got)
@@ -64,7 +64,7 @@ def _keyed(spec: TreeSpec) -> dict[Any, TreeSpec]:
 
 
 def _container(spec: TreeSpec) -> str:
-    """Describe the outermost container for people."""
+    """Describe the outermost container for a message."""
     if spec.is_leaf():
         return "a tensor or a constant"
     name = str(getattr(spec.type, "__name__", spec.type))

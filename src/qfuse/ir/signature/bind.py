@@ -1,4 +1,4 @@
-"""From a call's arguments to the flat leaves of a signature, in the order of its inputs."""
+"""Binds a call's arguments to the flat leaves of a signature, in the order of its inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qfuse.ir.signature._tree_api import (
 )
 
 Key: TypeAlias = str | int
-"""A parameter's name, or the position of an argument that has none (``*args``)."""
+"""A parameter's name, or the position of an unnamed argument (``*args``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class _Slot:
 class Binder:
     """Finds each argument of the captured call among the arguments of a new one.
 
-    A new call may give by keyword what was captured by position and the other way round, keywords
-    in any order, and may leave out or spell out parameters that have their default value.
+    A new call may pass by keyword what was captured by position and vice versa, pass keywords in
+    any order, and omit or pass explicitly parameters that have their default value.
     """
 
     def __init__(self, signature: Signature) -> None:
@@ -98,7 +98,7 @@ class Binder:
         )
 
     def _accept_default(self, key: Key, value: object) -> None:
-        """Allow an argument that was not captured, if it says what leaving it out says."""
+        """Allow an argument that was not captured if it equals the parameter's default."""
         if key in self._defaults and same_constant(value, self._defaults[str(key)]):
             return
         raise InputError(
@@ -107,7 +107,7 @@ class Binder:
         )
 
     def _call(self) -> str:
-        """Spell the captured call."""
+        """Format the captured call."""
         positional = [str(slot.key) for slot in self._slots[: self._n_positional]]
         return ", ".join([*positional, *(f"{name}=..." for name in self._keywords)])
 

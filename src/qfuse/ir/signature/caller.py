@@ -1,8 +1,7 @@
-"""How a captured program is called: arguments in, guarded tensors out, results back in their shape.
+"""Calls captured programs: binds arguments, checks guards, and rebuilds the nested result.
 
-Whoever runs a graph, interpreted or compiled, goes through one :class:`Caller`, so that all of
-them accept the same calls, refuse the same ones in the same words, and write where the source
-program writes.
+Interpreted and compiled graphs are both called through :class:`Caller`, so that they accept the
+same calls, raise the same errors, and perform the writes of the source program.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from qfuse.ir.signature.size_expr import parse_size
 
 
 class Caller:
-    """Calls graphs of one signature. Made once, used for every call, from any thread.
+    """Calls graphs of one signature. Created once and used for every call, from any thread.
 
     A run is::
 
@@ -52,18 +51,18 @@ class Caller:
     def check(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         """Check every leaf and return the tensors for the placeholders, in order.
 
-        The tensors are detached and laid out as they were captured; the leaves are left alone.
+        The tensors are detached and have the captured layout; the leaves are not modified.
 
         Raises:
-            InputError: A leaf is not what the graph was captured for.
+            InputError: A leaf does not match the captured signature.
         """
         return self._guards.check(leaves)
 
     def finish(self, module: GraphModule, outputs: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        """Write what the source program writes, and return its result.
+        """Perform the writes of the source program, and return its result.
 
         Args:
-            module: Holds the buffers that the program writes.
+            module: Owner of the buffers that the program mutates.
             outputs: The graph's outputs, mutated values first.
             leaves: What :meth:`bind` returned.
         """
@@ -72,10 +71,10 @@ class Caller:
     def write(
         self, module: GraphModule, outputs: Sequence[Any], leaves: Sequence[Any]
     ) -> list[Any]:
-        """Write the mutated values to where they belong, and return the other outputs.
+        """Write the mutated values to their targets, and return the other outputs.
 
-        A value or output that shares memory with a target is copied first: in the graph all values
-        are from before the first write.
+        A value or output that shares memory with a target is copied first, because in the graph all
+        values precede the first write.
         """
         mutations = self.signature.mutations
         if not mutations:

@@ -1,7 +1,7 @@
-"""The cheap check of every input before every run, and the words for what is wrong with one.
+"""Input guards: a cheap check of every input before every run, and its error messages.
 
-A compiled graph believes what its capture saw. Some backends read the bytes of a tensor of another
-dtype as their own, or run past its end, so nothing reaches one unchecked.
+A compiled graph relies on the properties that its capture saw. With other inputs, some backends
+reinterpret the bytes of another dtype or read out of bounds, so every input is checked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 @dataclass(frozen=True, slots=True)
 class _TensorGuard:
-    """What is compared for one tensor, laid out for speed."""
+    """The compared properties of one tensor, stored for fast access."""
 
     index: int
     spec: InputSpec
@@ -34,7 +34,7 @@ class _TensorGuard:
 
 
 class Guards:
-    """Checks the leaves of a call; made once per signature."""
+    """Checks the leaves of a call; created once per signature."""
 
     def __init__(self, signature: Signature) -> None:
         self._symbols = signature.symbols
@@ -59,16 +59,17 @@ class Guards:
         self._written = frozenset(
             m.input_index for m in signature.mutations if m.input_index is not None
         )
-        # The sizes that passed last: most calls repeat them. Replaced whole, so threads may race.
+        # Sizes of the last valid call, since most calls repeat them. Assigned atomically, so a race
+        # between threads is harmless.
         self._passed: dict[str, int] = {}
 
     def check(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         """Check every leaf and return the tensors for the placeholders, in order.
 
-        The tensors are detached and laid out as they were captured; the leaves are left alone.
+        The tensors are detached and have the captured layout; the leaves are not modified.
 
         Raises:
-            InputError: A leaf is not what the graph was captured for.
+            InputError: A leaf does not match the captured signature.
         """
         for index, spec in self._constants:
             if not same_constant(leaves[index], spec.constant):
@@ -128,8 +129,8 @@ class Guards:
     def _check_overlap(self, leaves: Sequence[Any]) -> None:
         """Refuse an input that the model writes and that shares memory with another input.
 
-        The source would see the write through the other name; a functional graph reads first and
-        writes last.
+        The source would see the write through the other input; a functional graph reads all inputs
+        first and writes last.
         """
         spans = sorted((*_span(leaves[guard.index]), guard.index) for guard in self._tensors)
         last = last_written = (0, -1)
@@ -225,7 +226,7 @@ class Guards:
 
 
 def describe_input(spec: InputSpec, symbols: dict[str, SymbolRange]) -> str:
-    """Return what an input must be, for people: ``int64[batch, 8] with 1 <= batch <= 512``."""
+    """Describe a valid input for messages: ``int64[batch, 8] with 1 <= batch <= 512``."""
     if spec.dtype is None:
         return repr(spec.constant)
     sizes = [symbols[s].label or s if isinstance(s, str) else str(s) for s in spec.shape]
@@ -239,7 +240,7 @@ def describe_input(spec: InputSpec, symbols: dict[str, SymbolRange]) -> str:
 
 
 def describe_value(value: torch.Tensor) -> str:
-    """Return what a tensor is, for people: ``int32[2, 7]``."""
+    """Describe a tensor for messages: ``int32[2, 7]``."""
     return f"{_short(value.dtype)}[{', '.join(str(size) for size in value.shape)}]"
 
 
@@ -267,7 +268,7 @@ def _constant_error(spec: InputSpec, value: object) -> InputError:
 
 
 def _bind(want: Sequence[int | str], came: Sequence[int], sizes: dict[str, int]) -> bool:
-    """Compare a shape, and note the size of each symbol that is met for the first time."""
+    """Compare a shape, and bind each symbol at its first occurrence."""
     if len(want) != len(came):
         return False
     for expected, size in zip(want, came, strict=True):
@@ -281,7 +282,7 @@ def _holds(condition: SizeFunction, sizes: dict[str, int]) -> bool:
     try:
         return bool(condition(sizes))
     except ZeroDivisionError:
-        # A condition such as `a % (a // 4) == 0`, which has no meaning where `a` is below 4.
+        # A condition such as `a % (a // 4) == 0`, which is undefined for `a` below 4.
         return False
 
 
@@ -292,7 +293,7 @@ def _in_range(size: int, symbol: SymbolRange) -> bool:
 
 
 def _ordered(value: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
-    """Return ``value`` laid out densely, with axes in ``order`` from the outermost."""
+    """Return ``value`` in a dense layout, with axes in ``order`` from the outermost."""
     value = value.resolve_conj().resolve_neg()
     if order is None:
         return value.contiguous()
@@ -301,7 +302,7 @@ def _ordered(value: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor
 
 
 def _span(value: torch.Tensor) -> tuple[int, int]:
-    """Return the range of addresses that hold ``value``; empty and meta tensors hold none."""
+    """Return the address range of ``value``; empty for empty and meta tensors."""
     start = 0 if value.is_meta else value.data_ptr()
     if value.numel() == 0 or start == 0:
         return 0, 0

@@ -1,4 +1,4 @@
-"""Run a graph of any stage on real tensors, one op at a time: the reference for all else."""
+"""Interpret a graph of any stage on real tensors: the reference for all other executions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from qfuse.ir.signature.caller import Caller
 
 
 def run_flat(module: GraphModule, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """Return the graph's flat outputs, mutated values first; nothing is written to.
+    """Return the graph's flat outputs, mutated values first, without performing writes.
 
-    Autocast is off inside: the graph spells out every cast that its source did.
+    Autocast is disabled, because the graph contains every cast of its source.
     """
     devices = {"cpu", *(value.device.type for value in inputs)}
     with ExitStack() as stack:
@@ -41,6 +41,6 @@ def run_functional(
     caller = Caller(program.signature)
     leaves = caller.bind(args, kwargs)
     outputs = run_flat(program.module, caller.check(leaves))
-    # Copied, because a value may be the very buffer that is written next.
+    # Copy, because a value may be the buffer that is written next.
     written = tuple(value.clone() for value in outputs[: len(program.signature.mutations)])
     return written, caller.finish(program.module, outputs, leaves)

@@ -1,7 +1,7 @@
-"""Expressions over symbolic sizes, kept as text and evaluated on the sizes of a call.
+"""Expressions over symbolic sizes, stored as text and evaluated on the sizes of a call.
 
 Signatures are saved with compiled models, so their text is data from a file: it is parsed into
-closures over a small set of operators, never handed to ``eval``.
+closures over a small set of operators, never passed to ``eval``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Number, Number], bool]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-# By the last part of the name: `math.floor`, `torch.sym_float`, plain `max`.
+# Keyed by the last part of the name: `math.floor`, `torch.sym_float`, plain `max`.
 _CALLS: dict[str, Callable[..., Number]] = {
     "abs": abs,
     "ceil": math.ceil,
@@ -60,7 +60,7 @@ def parse_size(text: str) -> SizeFunction:
     True
 
     Raises:
-        InputError: The text is no expression over sizes.
+        InputError: The text is not an expression over sizes.
     """
     try:
         tree = ast.parse(text, mode="eval").body

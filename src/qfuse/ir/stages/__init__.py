@@ -1,1 +1,1 @@
-"""What may pass each stage boundary."""
+"""The invariants of each stage boundary."""

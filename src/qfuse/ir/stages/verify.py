@@ -1,4 +1,4 @@
-"""Structure checks at every doorway: which ops may pass, and which invariants hold."""
+"""The graph verifier, run at every stage boundary: allowed ops and invariants."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from qfuse.ir.ops.check import problems_of
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """What may pass a doorway.
+    """The ops that a stage allows.
 
     Attributes:
-        own: Ops of the ``qfuse`` namespace that may appear; kernels are told by ``kernels``.
+        own: Ops of the ``qfuse`` namespace that may appear, besides kernels.
         kernels: Whether kernel ops (every other op of the ``qfuse`` namespace) may appear.
     """
 
@@ -27,7 +27,7 @@ class StageSpec:
 
 
 STAGES: dict[str, StageSpec] = {
-    # A model may be written in canonical ops, or come with them from another compiler.
+    # A model may use canonical ops itself, or get them from another compiler.
     "captured": StageSpec(own=ops.CANONICAL),
     "normal": StageSpec(own=ops.CANONICAL),
     "optimized": StageSpec(own=(*ops.CANONICAL, *ops.FUSED)),
@@ -61,7 +61,7 @@ def verify_node(node: Node, spec: StageSpec) -> None:
     if node.op == "placeholder":
         return
     if node.op != "call_function":
-        raise _broken(node, f"{node.op} nodes do not pass doorways")
+        raise _broken(node, f"{node.op} nodes are not allowed between stages")
     _verify_call(node, spec)
     op = ops.as_op(node)
     why = None if op is None else next(problems_of(op), None)

@@ -1,4 +1,4 @@
-"""What all parts of patterns have in common: how they are refined, and how they are matched."""
+"""The base class of pattern parts: how a part is refined, and how it is matched."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from qfuse.rewrite.pattern.writer import Writer
 
 
 class Part(ABC):
-    """A part of a pattern: what a value of a graph has to be.
+    """A part of a pattern, which matches one value of a graph.
 
-    Patterns are built once and never change; every method that refines one returns another.
+    Patterns are immutable; every method that refines one returns a new part.
     """
 
     weight: ClassVar[int] = 1
-    """What the part counts in how far a match came."""
+    """How much the part adds to the progress of a match."""
 
     label = ""
     dtypes: tuple[torch.dtype, ...] = ()
@@ -40,27 +40,27 @@ class Part(ABC):
         return self._with(label=name)
 
     def giving(self, *dtypes: torch.dtype) -> Self:
-        """Demand a tensor of one of ``dtypes``."""
+        """Require a tensor of one of ``dtypes``."""
         return self._with(dtypes=dtypes)
 
     def given(self, *guards: Guard) -> Self:
-        """Demand ``guards``, which are tested once the part has matched, in order."""
+        """Require ``guards``, which are tested in order once the part has matched."""
         return self._with(guards=(*self.guards, *guards))
 
     def otherwise(self, code: MissCode, text: str) -> Self:
-        """Say in other words that a value is not of the kind of this part.
+        """Replace the message for a value that this part does not match.
 
         Args:
             code: The code of the miss.
-            text: A template of what was captured before, ``{node}`` and ``{found}``.
+            text: A template over the captures so far, ``{node}`` and ``{found}``.
         """
         return self._with(refusal=(code, text))
 
     def core(self) -> Self:
-        """Mark what makes a graph this rule's business: this part, with the guards it has so far.
+        """Mark this part, with the guards it has so far, as the core of the pattern.
 
-        A match that did not come as far is not news: its miss has progress 0 and is not reported.
-        Without a core part that is the kind of the root.
+        A match that fails before the core has progress 0, and its miss is not reported.
+        If no part is marked, the core is the op of the root.
         """
         return self._with(core_at=len(self.guards))
 
@@ -72,21 +72,21 @@ class Part(ABC):
 
     @abstractmethod
     def read(self, value: object) -> object | Refusal:
-        """Look at the kind of ``value`` alone; return what the part captures."""
+        """Match ``value`` without its operands; return what the part captures."""
 
     @property
     def children(self) -> Sequence[Part]:
-        """The parts inside."""
+        """The parts nested in this one."""
         return ()
 
     def parts(self, value: object, search: Search, frame: Frame) -> Iterator[None]:
-        """Match the parts inside; yield once for every way to do so."""
+        """Match the nested parts; yield once per way to match them."""
         del value, search, frame
         yield
 
     @cached_property
     def heads(self) -> frozenset[OpOverload] | None:
-        """The ops that a match calls; ``None`` if it may be any value."""
+        """The ops that a matching value may call; ``None`` if any value may match."""
         return None
 
     @abstractmethod
@@ -95,16 +95,16 @@ class Part(ABC):
 
     @cached_property
     def size(self) -> int:
-        """Number of parts, each counted as often as it stands in the pattern."""
+        """Number of parts, each counted once per occurrence in the pattern."""
         return 1 + sum(child.size for child in self.children)
 
     @cached_property
     def has_core(self) -> bool:
-        """Whether this part or one inside is marked as the core."""
+        """Whether this part or a nested one is marked as the core."""
         return self.core_at is not None or any(child.has_core for child in self.children)
 
     def walk(self, value: object, search: Search, above: Frame | None) -> Iterator[None]:
-        """Match ``value``; yield once for every way to do so, with the captures bound."""
+        """Match ``value``; yield once per way to match it, with the captures bound."""
         node = value if isinstance(value, Node) else above.node if above is not None else None
         assert node is not None, f"a match starts at a node, not at {value!r}"
         frame = Frame(above, self, node)
@@ -143,7 +143,7 @@ class Part(ABC):
         return found
 
     def _inside(self, value: object, search: Search, frame: Frame) -> Iterator[None]:
-        """Match what is inside, then test the guards."""
+        """Match the nested parts, then test the guards."""
         conflicts, outer, matched = search.conflicts, search.closest, False
         search.closest = None
         search.enter(self.weight, core=self.core_at == 0)
@@ -169,5 +169,5 @@ def is_tensor(value: object) -> TypeGuard[Node]:
 
 
 def describe(value: object) -> str:
-    """Say what an argument is."""
+    """Format an argument for a message."""
     return op_name(value) if isinstance(value, Node) else repr(value)

@@ -1,4 +1,4 @@
-"""The ends of patterns: what a match captures, and of what kind it has to be."""
+"""The leaves of patterns: captures, and the kinds of values that they accept."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ T = TypeVar("T")
 
 
 class Capture(Pattern, Generic[T]):
-    """A value that a match captures under a name; ``match[capture]`` is a ``T``.
+    """A value captured under a name; ``match[capture]`` is a ``T``.
 
-    A name that stands twice is one value: the same node, or equal numbers of one type.
+    A name that occurs twice must match one value: the same node, or equal numbers of one type.
     """
 
     def __init__(self, name: str) -> None:
@@ -48,7 +48,7 @@ class Arg(Capture[Argument]):
 
 
 ANY = Arg("")
-"""Any argument, another one at every place; it is not captured."""
+"""Any argument. It is not captured, so two occurrences may match different values."""
 
 
 class V(Capture[Node]):
@@ -56,8 +56,8 @@ class V(Capture[Node]):
 
     Args:
         name: The name.
-        dtypes: Its type, or several that it may have; any if there are none.
-        rank: How many axes it has.
+        dtypes: The dtype or dtypes that it may have; empty accepts any.
+        rank: Number of axes; ``None`` accepts any.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class V(Capture[Node]):
 
 
 class Operand(Capture[Argument]):
-    """What arithmetic takes: a tensor or a number, but not a bool or a symbolic size."""
+    """An operand of arithmetic: a tensor or a number, but not a bool or a symbolic size."""
 
     def read(self, value: object) -> object | Refusal:
         """Accept tensors and numbers."""
@@ -92,7 +92,7 @@ class Operand(Capture[Argument]):
 
 
 class Num(Capture[float]):
-    """A number that is written in the graph, but not a bool."""
+    """A literal number, but not a bool."""
 
     def read(self, value: object) -> object | Refusal:
         """Accept numbers."""
@@ -102,10 +102,10 @@ class Num(Capture[float]):
 
 
 class Scalar(Capture[float]):
-    """A number that is written in the graph, or a constant of one element."""
+    """A literal number, or a constant of one element."""
 
     def read(self, value: object) -> object | Refusal:
-        """Accept what is known to be one number."""
+        """Accept values known to be one number."""
         known = number_of(value)
         if known is not None:
             return known
@@ -114,7 +114,7 @@ class Scalar(Capture[float]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
-    """A node whose value is known before the first call."""
+    """A node whose value is known at compile time."""
 
     node: Node
     value: torch.Tensor
@@ -130,7 +130,7 @@ class Const(Capture[Known]):
     """A tensor that is computed from constants by simple ops."""
 
     def read(self, value: object) -> object | Refusal:
-        """Compute it."""
+        """Accept constant expressions and evaluate them."""
         known = constant_value(value)
         if known is None or not isinstance(value, Node):
             return self._refuse(MissCode.NOT_CONSTANT, "a constant")
@@ -138,12 +138,12 @@ class Const(Capture[Known]):
 
 
 class Read(Capture[T]):
-    """A node through one of the typed views, or through any function that may decline.
+    """A node seen through a typed view, or through any function that may return ``None``.
 
     Args:
-        name: The name that what the function returns is captured under.
-        view: Returns ``None`` where a value is something else.
-        what: What it returns otherwise, for people.
+        name: The name under which the result of ``view`` is captured.
+        view: Returns ``None`` if the node does not match.
+        what: What ``view`` recognizes, for messages.
     """
 
     def __init__(self, name: str, view: Callable[[Node], T | None], what: str = "") -> None:
@@ -152,7 +152,7 @@ class Read(Capture[T]):
         self.what = what or view.__name__.strip("_").removeprefix("as_")
 
     def read(self, value: object) -> object | Refusal:
-        """View a node."""
+        """Apply the view to a node."""
         found = self.view(value) if isinstance(value, Node) else None
         if found is not None:
             return found

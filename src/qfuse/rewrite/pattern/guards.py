@@ -1,4 +1,4 @@
-"""Conditions on what was captured, each with a code and a sentence for where it does not hold."""
+"""Conditions on captures, each with the code and the message of its miss."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Where:
         object.__setattr__(self, "names", _parameters(self.fn))
 
     def test(self, bound: Mapping[str, object], node: Node) -> Miss | Mapping[str, object]:
-        """Ask the predicate."""
+        """Test the predicate."""
         if self.fn(*_values(self.names, bound, node)):
             return {}
         fields = shown({**bound, "node": node})
@@ -42,7 +42,7 @@ class Where:
 
     @property
     def reads(self) -> frozenset[str]:
-        """The captures that it needs."""
+        """The captures that the guard uses."""
         told = {name for _, name, _, _ in string.Formatter().parse(self.text) if name}
         told = {name.partition(".")[0].partition("[")[0] for name in told}
         return frozenset((*self.names, *told, *([self.at] if self.at else ())))
@@ -50,7 +50,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Let:
-    """A value that is computed from captures; see :func:`let`."""
+    """A value computed from captures; see :func:`let`."""
 
     label: str
     fn: Callable[..., object]
@@ -60,7 +60,7 @@ class Let:
         object.__setattr__(self, "names", _parameters(self.fn))
 
     def test(self, bound: Mapping[str, object], node: Node) -> Miss | Mapping[str, object]:
-        """Compute it."""
+        """Compute and bind the value."""
         found = self.fn(*_values(self.names, bound, node))
         if isinstance(found, Miss) or not self.label:
             return found if isinstance(found, Miss) else {}
@@ -69,50 +69,50 @@ class Let:
 
     @property
     def reads(self) -> frozenset[str]:
-        """The captures that it needs."""
+        """The captures that the guard uses."""
         return frozenset(self.names)
 
 
 def where(fn: Callable[..., bool], code: MissCode, text: str, at: str = "") -> Where:
-    """Demand that ``fn`` holds.
+    """Require that ``fn`` holds.
 
     Args:
-        fn: Its parameters are named after captures, and get them; ``None`` where one is missing.
-            ``node`` is the node of the part that is guarded, ``match`` all that was captured.
-        code: The code of the miss where it does not hold.
-        text: The sentence, a template of captures: ``{x}``, ``{x.shape}``, ``{x.dtype}``.
-        at: The capture to blame; the node of the part if it is empty.
+        fn: Its parameters are named after captures and receive them; ``None`` if one is unbound.
+            ``node`` is the node of the guarded part, ``match`` holds all captures.
+        code: The code of the miss if it does not hold.
+        text: The message, a template over captures: ``{x}``, ``{x.shape}``, ``{x.dtype}``.
+        at: The capture at which the miss is reported; empty for the node of the part.
     """
     return Where(fn, code, text, at)
 
 
 def guard(code: MissCode, text: str, at: str = "") -> Callable[[Callable[..., bool]], Where]:
-    """Make a guard of a function; see :func:`where`."""
+    """Decorator form of :func:`where`."""
     return lambda fn: Where(fn, code, text, at)
 
 
 def let(capture: Capture[T], fn: Callable[..., T | Miss]) -> Let:
-    """Capture what ``fn`` computes from other captures, unless it is a miss.
+    """Capture what ``fn`` computes from other captures; a miss that it returns fails the match.
 
     Args:
-        capture: What it is captured as.
-        fn: As that of :func:`where`.
+        capture: The capture to bind.
+        fn: As for :func:`where`.
     """
     return Let(capture.label, fn)
 
 
 def bind(capture: Capture[T], value: T) -> Let:
-    """Capture ``value``: which of several alternatives it is, say."""
+    """Capture the constant ``value``, for example to tell alternatives apart."""
     return Let(capture.label, lambda: value)
 
 
 def check(fn: Callable[..., Miss | None]) -> Let:
-    """Demand that ``fn``, as that of :func:`where`, returns no miss."""
+    """Require that ``fn``, as for :func:`where`, does not return a miss."""
     return Let("", fn)
 
 
 def single_use(*names: str, text: str = "{node} has other users") -> Let:
-    """Demand that the nodes that were captured, and what is on a path, have one user each."""
+    """Require that each captured node, and each node on a captured path, has one user."""
 
     def shared(match: Match) -> Miss | None:
         for name in names:
@@ -144,6 +144,6 @@ def _blamed(name: str, bound: Mapping[str, object], node: Node) -> Node:
     value = bound.get(name)
     if isinstance(value, Path):
         return value.base
-    # The typed views of nodes say which node they are of.
+    # A typed view has its node as an attribute.
     found = value if isinstance(value, Node) else getattr(value, "node", None)
     return found if isinstance(found, Node) else node

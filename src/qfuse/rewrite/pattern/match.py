@@ -1,4 +1,4 @@
-"""Matching a pattern at a node, and what comes of it."""
+"""Match a pattern at a node, and explain a miss."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a pattern captured.
+    """The captures of a match.
 
     Attributes:
-        node: The node that the pattern was matched at.
-        bound: What was captured, by name.
+        node: The node at which the pattern matched.
+        bound: The captures by name.
     """
 
     node: Node
@@ -40,7 +40,7 @@ class Match:
         return capture.label in self.bound
 
     def get(self, capture: Capture[T]) -> T | None:
-        """Return what was captured, ``None`` if that part of the pattern was not there."""
+        """Return a capture, or ``None`` if its optional part is absent."""
         return self.bound.get(capture.label)  # type: ignore[return-value]
 
 
@@ -48,9 +48,9 @@ def match(pattern: Pattern, node: Node) -> Match | Miss:
     """Match ``pattern`` at ``node``.
 
     Returns:
-        The first match; or the reason for which the search could not go on where it came furthest,
-        through alternatives and orders of operands. Its ``progress`` is the number of parts that
-        had matched there, 0 where no core part was among them.
+        The first match. Otherwise the miss of the attempt that came furthest, over all alternatives
+        and operand orders. Its ``progress`` is the number of parts that had matched there, or 0 if
+        the core was not among them.
     """
     search = Search(node, pattern.size, rooted=not pattern.has_core)
     for _ in pattern.walk(node, search, None):
@@ -59,7 +59,7 @@ def match(pattern: Pattern, node: Node) -> Match | Miss:
 
 
 class PatternRule(Rule[Match]):
-    """A rule whose match is a pattern; it is tried at the ops that the pattern may start with."""
+    """A rule whose match is a pattern; its anchors are the root ops of the pattern."""
 
     pattern: ClassVar[Pattern]
 
@@ -84,7 +84,7 @@ class PatternRule(Rule[Match]):
 
 
 def unbound(pattern: Pattern) -> list[str]:
-    """Return the names that guards read and nothing captures."""
+    """Return the names that guards use but no part captures."""
     bound, read = {"node", "match", ""}, set[str]()
     stack: list[Part] = [pattern]
     while stack:
@@ -105,7 +105,7 @@ def explain(miss: Miss) -> str:
 
 
 def pointed(miss: Miss) -> str:
-    """Return the pattern, and under it a caret at the part that failed; "" without a pattern."""
+    """Return the pattern with carets under the part that failed; "" without a pattern."""
     if not miss.trace:
         return ""
     root = miss.trace[0]
@@ -118,7 +118,7 @@ def pointed(miss: Miss) -> str:
 
 
 def _window(text: str, start: int, end: int) -> tuple[str, int, int]:
-    """Cut what is far from a span out of a line."""
+    """Truncate a long line around a span."""
     if len(text) <= _WIDTH:
         return text, start, end
     left = max(0, min(start - _WIDTH // 2, len(text) - _WIDTH))

@@ -34,7 +34,7 @@ _INFIX = {
 
 
 class Pattern(Part):
-    """A part of a pattern, and the whole of it. Arithmetic on patterns is a pattern of that."""
+    """A pattern. Arithmetic operators on patterns build the pattern of that arithmetic op."""
 
     def __add__(self, other: object) -> Pattern:
         return op(aten.add.Tensor, self, other)
@@ -52,7 +52,7 @@ class Pattern(Part):
 def fit_all(
     pairs: Sequence[tuple[Part, object]], search: Search, frame: Frame, index: int = 0
 ) -> Iterator[None]:
-    """Match each value to its part, one after the other, with backtracking."""
+    """Match each value to its part in order, with backtracking."""
     if index == len(pairs):
         yield
         return
@@ -62,13 +62,13 @@ def fit_all(
 
 
 class Literal(Pattern):
-    """An argument with this very value, which is not a node.
+    """An argument that equals a literal and is not a node.
 
     Args:
         value: The value.
         name: The name of the argument.
-        code: The code of the miss where it is another: what a pattern names is its spelling, what
-            it leaves at a default is an argument that the spelling does not have.
+        code: The code of the miss for any other value. A literal that the pattern names selects the
+            form; a default that it omits is an argument which that form does not support.
     """
 
     def __init__(self, value: object, name: str = "", code: MissCode = MissCode.PATTERN) -> None:
@@ -77,7 +77,7 @@ class Literal(Pattern):
         self.code = code
 
     def read(self, value: object) -> object | Refusal:
-        """Compare."""
+        """Compare with the literal."""
         if same_value(self.value, value):
             return value
         fields = {"wanted": _text(self.value), "found": describe(value)}
@@ -104,7 +104,7 @@ class Items(Pattern):
         return self.items
 
     def read(self, value: object) -> object | Refusal:
-        """Count."""
+        """Accept a list of the right length."""
         if isinstance(value, (list, tuple)) and len(value) == len(self.items):
             return value
         fields = {"wanted": len(self.items)}
@@ -123,10 +123,10 @@ class Items(Pattern):
 
 
 class Op(Pattern):
-    """A call of an op; every argument is named here, or has its default.
+    """A call of an op; arguments that are not given must have their defaults.
 
     Args:
-        ops: The ops, which have the same arguments.
+        ops: The ops, which must have the same arguments.
         args: Patterns of arguments, by their names in the schema.
     """
 
@@ -157,7 +157,7 @@ class Op(Pattern):
         return value if is_call(value, *self.ops) else unlike(self.ops)
 
     def parts(self, value: object, search: Search, frame: Frame) -> Iterator[None]:
-        """Match the arguments, those of a commutative op in both orders; defaults come last."""
+        """Match the arguments, in both orders for a commutative op; defaults come last."""
         assert isinstance(value, Node), "read says so"
         given = arguments(value)
         for order in self._orders:
@@ -212,7 +212,7 @@ class Op(Pattern):
 
 
 class Either(Pattern):
-    """One of several patterns, the first that matches."""
+    """The first of several patterns that matches."""
 
     weight = 0
 
@@ -232,14 +232,14 @@ class Either(Pattern):
         return frozenset().union(*known) if len(known) == len(found) else None
 
     def read(self, value: object) -> object | Refusal:
-        """Look whether any alternative could match."""
+        """Accept a value if any alternative could match it."""
         if self.heads is None or is_call(value, *self.heads):
             return value
         ordered = dict.fromkeys(h for each in self.alternatives for h in _sorted(each.heads))
         return unlike(tuple(ordered))
 
     def parts(self, value: object, search: Search, frame: Frame) -> Iterator[None]:
-        """Try the alternatives in order, those that cannot match left out."""
+        """Try the alternatives that could match, in order."""
         for each in self.alternatives:
             if each.heads is None or self.heads is None or is_call(value, *each.heads):
                 yield from each.walk(value, search, frame)
@@ -252,7 +252,7 @@ class Either(Pattern):
 
 
 class Maybe(Either):
-    """A call, or its operand alone where the call is not there.
+    """An optional call: the call, or its operand alone.
 
     Args:
         call: The call.
@@ -266,7 +266,7 @@ class Maybe(Either):
 
     @cached_property
     def size(self) -> int:
-        """Number of parts; the operand is one of those of the call."""
+        """Number of parts; the operand is counted with the call."""
         return 1 + self.call.size
 
     def show(self, out: Writer) -> None:
@@ -276,7 +276,7 @@ class Maybe(Either):
 
 
 class Opt:
-    """An operand that may be missing, and the op with it: ``x + Opt(z)`` is ``x + z`` or ``x``."""
+    """An optional operand, and its op: ``x + Opt(z)`` matches ``x + z`` or ``x``."""
 
     def __init__(self, operand: Pattern) -> None:
         self.operand = operand
@@ -287,9 +287,9 @@ def op(ops: OpOverload | Sequence[OpOverload], *args: object, **named: object) -
 
     Args:
         ops: The op, or several with the same arguments.
-        args: What the first arguments are: patterns, or values that must be equal.
-        named: What other arguments are, by their names in the schema. An argument that is not
-            named has its default.
+        args: The positional arguments: patterns, or literals that must be equal.
+        named: The other arguments by their names in the schema. An argument that is not given
+            must have its default.
     """
     several = tuple(ops) if isinstance(ops, (list, tuple)) else (ops,)
     names = argument_names(several[0])
@@ -304,7 +304,7 @@ def op(ops: OpOverload | Sequence[OpOverload], *args: object, **named: object) -
 
 
 def as_pattern(value: object, name: str = "") -> Pattern:
-    """Return ``value``, or the pattern of that literal."""
+    """Return ``value`` if it is a pattern, otherwise the pattern of that literal."""
     if isinstance(value, Pattern):
         return value
     if isinstance(value, (list, tuple)) and any(isinstance(v, Pattern) for v in value):
@@ -313,7 +313,7 @@ def as_pattern(value: object, name: str = "") -> Pattern:
 
 
 def unlike(ops: Iterable[OpOverload]) -> Refusal:
-    """Return why a value that calls none of ``ops`` does not match."""
+    """Return the refusal for a value that does not call any of ``ops``."""
     wanted = " or ".join(str(each).removesuffix(".default") for each in ops)
     return Refusal(MissCode.PATTERN, "expected {wanted}, found {found}", {"wanted": wanted})
 

@@ -1,10 +1,10 @@
-"""The search behind a match: what is bound, how far it came, and why it went no further.
+"""The backtracking search of a match: bindings, progress, and the furthest failure.
 
-The search goes through alternatives, commuted operands and skipped steps with backtracking, so it
-finds a match wherever there is one. Two things keep it linear in the size of the pattern. A part
-that did not match a node for reasons of its own, without a repeated capture or a guard, is not
-tried there again. What repeated captures and guards may still multiply is cut by a budget of
-steps, proportional to the size of the pattern; a search that exceeds it is a miss that says so.
+The search backtracks over alternatives, commuted operands and skipped steps, so it finds a match
+if there is one. Two things keep it linear in the size of the pattern. A part that failed at a node
+independently of captures and guards is memoized and not tried there again. Repeated captures and
+guards may still multiply the work, so a budget of steps, proportional to the size of the pattern,
+bounds it; a search that exceeds the budget is a miss that says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_STEPS = 20_000
 
 
 class Refusal(NamedTuple):
-    """Why a value is not of the kind that a part asks for."""
+    """Why a part does not accept a value."""
 
     code: MissCode
     text: str
@@ -37,12 +37,12 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A part of a pattern that is matched to a value, and the frame of the part around it.
+    """A part being matched to a value, and the frame of the enclosing part.
 
     Attributes:
-        above: The frame of the part around it.
+        above: The frame of the enclosing part.
         part: The part.
-        node: The value, or the nearest node around it where that is a number.
+        node: The value, or the nearest enclosing node if the value is not a node.
     """
 
     above: Frame | None
@@ -55,21 +55,21 @@ class Frame:
 
 
 class Guard(Protocol):
-    """A condition on what was captured."""
+    """A condition on captures."""
 
     def test(self, bound: Mapping[str, object], node: Node) -> Miss | Mapping[str, object]:
-        """Return what the guard binds, or why it does not hold."""
+        """Return the captures that the guard binds, or the miss if it does not hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A place where the search could not go on.
+    """A point at which the search failed.
 
     Attributes:
         frame: The part, and the node that it did not match.
         miss: The reason.
-        core: How many core parts had been matched, the root included where there is no other.
-        count: How many parts had been matched.
+        core: Number of core parts matched so far; the root counts if no part is marked.
+        count: Number of parts matched so far.
     """
 
     frame: Frame
@@ -78,13 +78,13 @@ class Failure:
     count: int
 
     def further_than(self, other: Failure | None) -> bool:
-        """Whether the search had come further here; of equals the first stays."""
+        """Whether the search came further here than in ``other``; ties keep the first."""
         if other is None:
             return True
         return (self.core > 0, self.count) > (other.core > 0, other.count)
 
     def told(self) -> Miss:
-        """Return the miss, with how far the match came."""
+        """Return the miss with its progress and trace."""
         self.miss.progress = self.count if self.core else 0
         self.miss.trace = self.frame.trace()
         return self.miss
@@ -92,9 +92,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """A node as the template of a sentence sees it: ``{x}``, ``{x.shape}``, ``{x.dtype}``.
+    """A node as message templates see it: ``{x}``, ``{x.shape}``, ``{x.dtype}``.
 
-    Not by name: a report counts equal sentences.
+    Formatted without its name, because the report groups equal messages.
     """
 
     node: Node
@@ -116,7 +116,7 @@ class _Shown:
 
 
 def shown(values: Mapping[str, object]) -> dict[str, object]:
-    """Return captured values as the template of a sentence sees them."""
+    """Return captured values as message templates see them."""
     return {k: _Shown(v) if isinstance(v, Node) else v for k, v in values.items()}
 
 
@@ -126,12 +126,12 @@ class Search:
     Args:
         root: The node.
         size: Number of parts of the pattern.
-        rooted: Whether the root is the core of the pattern: no other part is marked as such.
+        rooted: Whether the root is the core of the pattern, because no part is marked.
 
     Attributes:
-        bound: What the captures stand for.
-        closest: Where the search came furthest without a match.
-        conflicts: How often something failed for what was captured elsewhere.
+        bound: The captured values by name.
+        closest: The failure at which the search came furthest.
+        conflicts: Number of failures that depend on captures made elsewhere.
     """
 
     def __init__(self, root: Node, size: int, *, rooted: bool) -> None:
@@ -145,15 +145,15 @@ class Search:
         self._dead: dict[tuple[int, Node], tuple[Failure | None, int, int]] = {}
 
     def spend(self) -> bool:
-        """Take one step, if there is one left."""
+        """Spend one step of the budget; return whether one was left."""
         self._left -= 1
         if self._left < 0:
-            # What is not tried is not known to fail.
+            # A part that was not tried must not be memoized as failing.
             self.conflicts += 1
         return self._left >= 0
 
     def enter(self, weight: int, *, core: bool) -> None:
-        """Count a part whose own kind matched."""
+        """Count a part that accepted its value."""
         self._core += core or (self._rooted and self._count == 0)
         self._count += weight
 
@@ -163,14 +163,14 @@ class Search:
         self._core -= core or (self._rooted and self._count == 0)
 
     def agrees(self, name: str, value: object) -> bool:
-        """Whether ``name`` is free, or stands for ``value`` already."""
+        """Whether ``name`` is unbound, or bound to ``value``."""
         if name not in self.bound or same_value(self.bound[name], value):
             return True
         self.conflicts += 1
         return False
 
     def fail(self, frame: Frame, refusal: Refusal) -> None:
-        """Note that the search cannot go on here."""
+        """Record a failure at ``frame``."""
         if not self._is_furthest():
             return
         fields = shown({**self.bound, **refusal.fields, "node": frame.node})
@@ -179,12 +179,12 @@ class Search:
     def test(
         self, guards: tuple[Guard, ...], frame: Frame, core_at: int | None = None
     ) -> list[str] | None:
-        """Test guards; return the names that they bound, or ``None`` where one does not hold.
+        """Test guards; return the names that they bound, or ``None`` if one does not hold.
 
         Args:
             guards: The guards.
             frame: The part that they belong to.
-            core_at: The number of guards after which the part is a core; 0 is before all.
+            core_at: The number of guards after which the part counts as core; 0 is before all.
         """
         added: list[str] = []
         count, core = self._count, self._core
@@ -197,7 +197,7 @@ class Search:
                 self.forget(added)
                 self._count, self._core = count, core
                 return None
-            # Each guard that holds is a step towards a match, so a later one is further.
+            # Each guard that holds counts as progress, so a later failure wins.
             self._count += 1
             self.bound.update(found)
             added += found
@@ -211,7 +211,7 @@ class Search:
             del self.bound[name]
 
     def is_dead(self, part: object, node: Node) -> bool:
-        """Whether ``part`` is known not to match ``node``; how far it came is noted anew."""
+        """Whether ``part`` is known not to match ``node``; its failure is recorded again."""
         known = self._dead.get((id(part), node))
         if known is None:
             return False
@@ -222,17 +222,17 @@ class Search:
         return True
 
     def bury(self, part: object, node: Node) -> None:
-        """Remember that ``part`` does not match ``node``, and why, which is ``closest`` now."""
+        """Memoize that ``part`` does not match ``node``, with ``closest`` as the reason."""
         self._dead[id(part), node] = self.closest, self._core, self._count
 
     def reopen(self, outer: Failure | None) -> None:
-        """Go on where ``outer`` was the closest failure outside of a part."""
+        """Restore ``outer``, the closest failure outside of a part, and merge the inner one."""
         inner, self.closest = self.closest, outer
         if inner is not None:
             self._keep(inner)
 
     def verdict(self) -> Miss:
-        """Return why there is no match."""
+        """Return the miss of a search without a match."""
         assert self.closest is not None, "a search without a match has failed somewhere"
         miss = self.closest.told()
         if self._left >= 0:

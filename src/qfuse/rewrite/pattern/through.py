@@ -1,4 +1,4 @@
-"""Steps that stand between the parts of a pattern: casts, views, transposes."""
+"""Ops between the parts of a pattern that a match looks through: casts, views, transposes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Step:
     """A kind of op that a pattern looks through.
 
     Attributes:
-        name: Its name.
-        source: Returns what such an op reads, ``None`` for any other value.
+        name: The name for messages.
+        source: Returns the operand of such an op, ``None`` for any other value.
         ops: The ops that may be of this kind.
     """
 
@@ -38,15 +38,15 @@ class Step:
 
 
 CAST = Step("cast", cast_source, (aten._to_copy.default,))
-"""A copy that changes the type and nothing else."""
+"""A copy that changes only the dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The steps between an operand and what a pattern is about.
+    """The steps between an operand and the value that a pattern matches.
 
     Attributes:
-        base: What the pattern is about.
+        base: The matched value.
         steps: The steps with their kinds, from ``base`` outward.
     """
 
@@ -65,7 +65,7 @@ class Path:
 
     @property
     def shared(self) -> Node | None:
-        """The first node, from ``base`` outward, that has several users."""
+        """The first node, from ``base`` outward, with several users."""
         return next((node for node in self.nodes if len(node.users) > 1), None)
 
     def of(self, *kinds: Step) -> tuple[Node, ...]:
@@ -74,7 +74,7 @@ class Path:
 
 
 class Through(Pattern):
-    """A part behind any number of steps, as many as there are.
+    """A part behind any number of steps; the longest path is tried first.
 
     Args:
         inner: The part.
@@ -97,11 +97,11 @@ class Through(Pattern):
         return (self.inner,)
 
     def read(self, value: object) -> object | Refusal:
-        """Accept anything: there may be no step."""
+        """Accept anything, since zero steps also match."""
         return value
 
     def parts(self, value: object, search: Search, frame: Frame) -> Iterator[None]:
-        """Match behind all steps, then behind fewer."""
+        """Match behind all steps, then behind successively fewer."""
         walked = [] if not isinstance(value, Node) else self._steps(value)
         for count in range(len(walked), -1, -1):
             base = walked[count - 1][2] if count else value
@@ -134,7 +134,7 @@ class Through(Pattern):
         return found
 
     def show(self, out: Writer) -> None:
-        """Write the part with dots for the steps."""
+        """Write the part, with dots for the steps."""
         out.head("..")
         out.part(self.inner)
 
@@ -162,14 +162,14 @@ class Via(Pattern):
         return frozenset(self.kind.ops) if self.kind.ops else None
 
     def read(self, value: object) -> object | Refusal:
-        """Look whether it is such a step."""
+        """Accept a step of this kind."""
         if is_tensor(value) and self.kind.source(value) is not None:
             return value
         fields = {"wanted": self.kind.name}
         return Refusal(MissCode.PATTERN, "expected a {wanted}, found {found}", fields)
 
     def parts(self, value: object, search: Search, frame: Frame) -> Iterator[None]:
-        """Match what is behind the step."""
+        """Match the operand of the step."""
         assert isinstance(value, Node), "read says so"
         yield from self.inner.walk(self.kind.source(value), search, frame)
 

@@ -1,4 +1,4 @@
-"""Writes a pattern as text and remembers where each part stands."""
+"""Formats a pattern as text and records the position of each part."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Shows(Protocol):
 
 
 class Writer:
-    """Writes parts, and finds the one that a trace leads to.
+    """Writes parts, and locates the one at the end of a trace.
 
     Args:
-        trace: The parts from the root to the one that is looked for.
+        trace: The parts from the root to the one to locate.
 
     Attributes:
         text: What was written.
-        span: Where the head of that part stands, or the part where it has none.
+        span: The position of that part's head, or of the whole part if it does not have a head.
     """
 
     def __init__(self, trace: Sequence[object] = ()) -> None:
@@ -34,12 +34,12 @@ class Writer:
 
     @property
     def is_nested(self) -> bool:
-        """Whether the part that is being written stands inside another."""
+        """Whether the current part is nested in another."""
         return len(self._stack) > 1
 
     @property
     def found(self) -> tuple[int, int] | None:
-        """Where the part stands; where its own place is not written, where it stands first."""
+        """The position of the part; if that occurrence is not written, of its first one."""
         known = [self._spans[part] for part in reversed(self._trace) if part in self._spans]
         return self.span or (known[0] if known else None)
 
@@ -48,7 +48,7 @@ class Writer:
         self.text += text
 
     def head(self, text: str) -> None:
-        """Write what a mark of the current part goes under."""
+        """Write the head of the current part, which carets mark."""
         self._heads[-1] = (len(self.text), len(self.text) + len(text))
         self.put(text)
 
@@ -65,7 +65,7 @@ class Writer:
         self._stack.pop()
 
     def parts(self, parts: Iterable[Shows], between: str = ", ") -> None:
-        """Write parts, one after the other."""
+        """Write parts in order, with ``between`` as the separator."""
         for index, part in enumerate(parts):
             self.put(between if index else "")
             self.part(part)
