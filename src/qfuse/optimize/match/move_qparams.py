@@ -100,8 +100,8 @@ class GraphMover:
 class ParamMover(GraphMover):
     """Applies ops to scales and zero points, whose strides do not matter.
 
-    A view back to a shape that the value was viewed from returns that earlier node, and a permutation
-    cancels its inverse, so parameters that move forward and back add no nodes.
+    A view back to a shape that the value was viewed from returns that earlier node, and a
+    permutation cancels its inverse, so parameters that move forward and back add no nodes.
     """
 
     def call(self, op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
@@ -199,7 +199,8 @@ class PropagatedUp:
         steps: The movements crossed, from the last one upward.
         source: The value above them.
         block: The block at that value.
-        stuck: The first movement that the parameters cannot cross, and why; ``None`` if none stopped.
+        stuck: The first movement that the parameters cannot cross, and why; ``None`` if none
+            stopped.
     """
 
     steps: tuple[Step, ...]

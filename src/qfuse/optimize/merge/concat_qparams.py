@@ -29,9 +29,9 @@ _MATRIX = 2
 def concat_params(parts: Sequence[Part], name: str, rw: Rewriter) -> QuantParams:
     """Concatenate the parameters of weights along the output axis.
 
-    The parts agree in storage, formats, compute dtype, domain and float dtype, and in whether there is
-    a second level of scales; dequantize uses no other field of a spec. Weights of more than two axes
-    also agree in their blocks after the first axis. The new range covers all ranges.
+    The parts agree in storage, formats, compute dtype, domain and float dtype, and in whether there
+    is a second level of scales; dequantize uses no other field of a spec. Weights of more than two
+    axes also agree in their blocks after the first axis. The new range covers all ranges.
 
     Args:
         parts: The constant parameters of each weight.
@@ -72,7 +72,8 @@ def _joined(
 ) -> _Level:
     """Concatenate parameters of every kind, in blocks that fit all parts.
 
-    Blocks after the first axis agree if there are more than two axes: these count as one whole axis.
+    Blocks after the first axis agree if there are more than two axes: these count as one whole
+    axis.
     """
     many = len(given[0]) > _MATRIX
     blocks: list[MatrixBlock] = [(block[0], None if many else block[1]) for block in given]

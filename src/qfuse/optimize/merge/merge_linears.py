@@ -56,9 +56,9 @@ class MergeLinears(MergeSiblings):
 
     Refuses: weights or biases that are computed at run time; weights with other users, which would
     be stored twice; a weight that a sibling uses with another bias; a result that is split, or that
-    has a stride-sensitive user such as ``as_strided``; siblings that differ in storage, arithmetic or
-    float dtype (the remaining siblings still merge); merges that the cost model finds slower at the
-    smallest, the expected or the largest size.
+    has a stride-sensitive user such as ``as_strided``; siblings that differ in storage, arithmetic
+    or float dtype (the remaining siblings still merge); merges that the cost model finds slower at
+    the smallest, the expected or the largest size.
     """
 
     name: ClassVar[str] = "merge-linears"

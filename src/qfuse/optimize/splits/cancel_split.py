@@ -60,8 +60,8 @@ class CancelSplit(Rule[CancelSplitSite]):
     A join of neighbouring parts is a slice of the whole.
 
     Refuses: parts in another order, or of several tensors; boundaries that differ; a result that
-    leaves the graph, which was a separate tensor; a stride-sensitive user; strides that would change
-    the memory order of later results.
+    leaves the graph, which was a separate tensor; a stride-sensitive user; strides that would
+    change the memory order of later results.
     """
 
     name = "cancel-split"

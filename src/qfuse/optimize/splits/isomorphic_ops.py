@@ -59,7 +59,8 @@ class IsomorphicOps:
         axis: The axis along which the parts are adjacent.
         value: Fake tensor of the wide value.
         call: The call that computes the wide value; ``None`` for the tensor that is split.
-        computes: Whether an op other than a view has run since the split, so that this is new memory.
+        computes: Whether an op other than a view has run since the split, so that this is new
+            memory.
     """
 
     nodes: tuple[Node, ...]
@@ -179,8 +180,8 @@ def _pointwise(
 def _is_plain(node: Node, axis: int, of: Mapping[Node, IsomorphicOps]) -> bool:
     """Whether a cast changes only the dtype, and a quantize has one parameter along the parts.
 
-    Blocks, of either level, and parameters per part are not supported: next to each other they would
-    be one per part, and not one for the axis.
+    Blocks, of either level, and parameters per part are not supported: next to each other they
+    would be one per part, and not one for the axis.
     """
     quantize = as_quantize(node)
     if quantize is not None:

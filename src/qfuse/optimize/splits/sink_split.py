@@ -85,9 +85,9 @@ class SinkSplit(Rule[SinkSplitSite]):
     Any number of views, casts, pointwise ops, joins along other axes and quantizes is crossed at
     once, for the longest run of adjacent parts with isomorphic ops.
 
-    Refuses: parts of unknown size; an operand that differs between parts, or varies along the parts;
-    a result that leaves the graph, whose memory would be shared; a result with a stride-sensitive
-    user. Does not pay where the users are fused with the ops on the parts.
+    Refuses: parts of unknown size; an operand that differs between parts, or varies along the
+    parts; a result that leaves the graph, whose memory would be shared; a result with a
+    stride-sensitive user. Does not pay where the users are fused with the ops on the parts.
     """
 
     name = "sink-split"
@@ -326,7 +326,7 @@ def _order(shape: Sequence[Size], strides: Sequence[Size]) -> list[int] | None:
 
 
 def _is_epilogue(source: Node, lanes: Sequence[IsomorphicOps]) -> bool:
-    """Whether a quantized linear computes ``source`` for these lanes alone, and can fuse them all."""
+    """Whether a quantized linear computes ``source`` for these lanes only and can fuse them all."""
     linear = as_linear(source)
     quantized = linear is not None and as_dequantize(linear.weight) is not None
     if not quantized and as_fused_linear(source) is None:
@@ -341,8 +341,8 @@ def _is_epilogue(source: Node, lanes: Sequence[IsomorphicOps]) -> bool:
 def _from_memory(node: Node, inside: frozenset[Node]) -> bool:
     """Whether a user loads a value, or a view of it, from memory.
 
-    All users are checked: missing one could turn a rewrite that pays into one that does not, and vice
-    versa.
+    All users are checked: missing one could turn a rewrite that pays into one that does not, and
+    vice versa.
     """
     stack = [node]
     while stack:
