@@ -108,7 +108,7 @@ class _Narrowing:
                 text = "{} has values that are infinite in bfloat16"
                 return Miss(MissCode.RANGE, operand, text, operand.target)
             if value is None and operand is summand:
-                text = "what is added to the product is computed at run time, and may be a mask"
+                text = "the summand is computed at run time, and may be a mask"
                 return Miss(MissCode.RANGE, operand, text)
         return None
 
@@ -159,7 +159,7 @@ def _operands(node: Node) -> list[Node]:
 
 
 def _summand(node: Node) -> Node | None:
-    """Return what is added to a product."""
+    """Return the summand of a product: a bias or a mask."""
     a = arguments(node)
     if is_call(node, aten.addmm.default):
         return optional_node(a["self"])

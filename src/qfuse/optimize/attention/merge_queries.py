@@ -45,11 +45,11 @@ class MergeQueries(Rule[MergeQueriesSite]):
 
     Before::
 
-        q [b, 16, 1, d], k, v [b, 8, s, d] -> attention (enable_gqa) -- reader
+        q [b, 16, 1, d], k, v [b, 8, s, d] -> attention (enable_gqa) -- user
 
     After::
 
-        q -> reshape [b, 8, 2, d], k, v [b, 8, s, d] -> attention -> reshape [b, 16, 1, d] -- reader
+        q -> reshape [b, 8, 2, d], k, v [b, 8, s, d] -> attention -> reshape [b, 16, 1, d] -- user
 
     Attention then loads keys and values once per group instead of once per head.
 

@@ -166,7 +166,7 @@ class FuseActivationQuantize(PatternRule):
 
     After::
 
-        g, u -> qfuse.activation -- reader
+        g, u -> qfuse.activation -- user
 
     Parameters may be static or dynamic. Two halves of one tensor become the epilogue op ``glu`` of
     the whole tensor. A dequantize of the input is fused too; casts and quantize/dequantize round

@@ -43,12 +43,12 @@ class FuseGate(PatternRule):
     Before::
 
         qfuse.linear -> split -+- g -> silu -.
-                               |             +- mul -> reader
+                               |             +- mul -> user
                                '- u ---------'
 
     After::
 
-        qfuse.linear -> qfuse.activation -> reader
+        qfuse.linear -> qfuse.activation -> user
 
     The result is float. A linear kernel may multiply the halves while they are in registers. A
     product that is quantized afterwards is left to ``fuse-activation-quantize``, which runs first.

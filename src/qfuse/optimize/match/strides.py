@@ -29,7 +29,7 @@ def refuse_layout(node: Node, moved: torch.Tensor, *, moves: bool = True) -> Mis
         return Miss(MissCode.SHARED, node, text, progress=3)
     if same:
         return None
-    # Quantized ops accept any strides, and their results depend only on the order of the strides.
+    # Quantized ops accept any strides; only the order of these decides the strides of the result.
     alike = same_strides(torch.empty_like(moved), torch.empty_like(old))
     return None if alike and reads_any_strides(node) else _other_strides(node)
 

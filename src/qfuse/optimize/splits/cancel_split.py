@@ -49,13 +49,13 @@ class CancelSplit(Rule[CancelSplitSite]):
 
     Before::
 
-        x -> split == cat -- reader        a --+-- cat -- split --+-- reader of a
-                                           b --'                  '-- reader of b
+        x -> split == cat -- user          a --+-- cat -- split --+-- user of a
+                                           b --'                  '-- user of b
 
     After::
 
-        x -- reader                        a -- reader of a
-                                           b -- reader of b
+        x -- user                          a -- user of a
+                                           b -- user of b
 
     A join of neighbouring parts is a slice of the whole.
 

@@ -238,10 +238,9 @@ def _expanded(movement: Expand, axis: int) -> _Found | None:
 
 
 def _viewed(nodes: Sequence[Node], movement: View, axis: int) -> _Found | None:
-    """Reshape so that the parts are runs of rows before and after the axis.
+    """View the whole so that the parts lie along an axis with as many rows in front of it.
 
-    In row-major order, parts that are adjacent along an axis are also adjacent along any axis with
-    as many rows in front of it.
+    In row-major order, parts that are adjacent along an axis are also adjacent along such an axis.
     """
     rows = _product(movement.before[:axis])
     shapes = [shape_of(node) for node in nodes]
