@@ -1,4 +1,4 @@
-"""Applies the dialects to a captured graph, and logs the quantized ops that none of them supports."""
+"""Applies the dialects to a captured graph, and logs the quantized ops that none supports."""
 
 from __future__ import annotations
 

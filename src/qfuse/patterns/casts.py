@@ -27,7 +27,7 @@ def besides_dtype(node: Node) -> list[str]:
 
 
 def cast_source(node: Node) -> Node | None:
-    """Return the operand of a cast from a float dtype to a float dtype, maybe the same; or ``None``.
+    """Return the operand of a cast between float dtypes, which may be equal; else ``None``.
 
     A copy of the same dtype that makes a strided tensor dense is not a cast: libraries use other
     formulas for functions and sums of a tensor with other strides, so the bits may change.

@@ -235,7 +235,7 @@ def _maybe_cast(value: Pattern) -> Pattern:
 
 
 def _divided(value: Pattern, spread: Pattern) -> Pattern:
-    """Return the pattern of ``value`` divided by the root of ``spread``; the root is matched first."""
+    """Return the pattern of ``value`` divided by the root of ``spread``; match the root first."""
     by, below = (_maybe_cast(f(spread)).named(FACTOR.label) for f in (inverse_root, divisor))
     divided = Either(
         op(aten.mul.Tensor, other=by, self=value), op(aten.div.Tensor, other=below, self=value)

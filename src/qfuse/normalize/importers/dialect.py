@@ -33,8 +33,8 @@ class Dialect:
         namespaces: Namespaces of the ops that it owns. Those of its ops that remain in a graph are
             named in the report.
         limits: Why an op, by the name ``namespace::op``, has no canonical form: for the report.
-        spell: Returns the inverse rules, from canonical ops to ops of the dialect; its argument maps
-            the name of each source node to the op that it called. For :mod:`qfuse.passes`;
+        spell: Returns the inverse rules, from canonical ops to ops of the dialect; its argument
+            maps the name of each source node to the op that it called. For :mod:`qfuse.passes`;
             ``None`` if the dialect has no such rules.
     """
 

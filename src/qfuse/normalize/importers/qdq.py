@@ -69,7 +69,8 @@ class QdqRule(SourceRule[QdqSite], ABC):
         zero = None
         if site.zero_point is not None:
             zero = site.zero_point.build(rw, f"{name}_zero_point")
-        # The canonical op computes the same value as the source op, so its type need not be inferred.
+        # The canonical op computes the same value as the source op, so its type need not be
+        # inferred.
         args = (site.value, scale, zero, str(site.spec))
         rw.replace(site.node, rw.replay(self.op, args, {}, site.node.meta["val"]))
 

@@ -146,7 +146,8 @@ def reshaped(rw: Rewriter, node: Node, shape: Sequence[Size]) -> Node:
     static = [s for s in shape if isinstance(s, int)]
     if len(static) == len(shape):
         return rw.call(aten.view.default, node, static)
-    # A symbolic size would need a node of its own; dropping and adding axes of size 1 needs no sizes.
+    # A symbolic size would need a node of its own; dropping and adding axes of size 1 needs no
+    # sizes.
     ones = [axis for axis, size in enumerate(shape_of(node)) if _is_one(size)]
     if ones:
         node = rw.call(aten.squeeze.dims, node, ones)

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class RefusedError(Exception):
-    """Carries a :class:`Miss` from where it is found to the rule, which returns it to the driver."""
+    """Carries a :class:`Miss` from any depth to the rule, which returns it to the driver."""
 
     def __init__(self, code: MissCode, at: Node, template: str, *values: object) -> None:
         self.miss = Miss(code, at, template, *values)

@@ -86,8 +86,8 @@ def is_constant_expression(node: Node) -> bool:
 def derived(rw: Rewriter, home: Node, value: torch.Tensor, what: str) -> Node:
     """Add a constant that is derived from ``home``, once.
 
-    A value equal to ``home`` itself returns ``home``; one that was derived before under the same name
-    returns that constant, so tied parameters stay tied.
+    A value equal to ``home`` itself returns ``home``; one that was derived before under the same
+    name returns that constant, so tied parameters stay tied.
 
     Args:
         rw: The rewriter.
@@ -100,7 +100,8 @@ def derived(rw: Rewriter, home: Node, value: torch.Tensor, what: str) -> Node:
         return rw.constant(own, str(home.target))
     owner = home.target if home.op == "get_attr" else home.name
     if not has_values(value):
-        # The same derivation of one tensor is the same constant, although there are no bits to compare.
+        # The same derivation of one tensor is the same constant, although there are no bits to
+        # compare.
         return _derived_without_values(rw, home, value, f"{owner}_{what}")
     return shared_constant(rw, home, value, f"{owner}_{what}")
 

@@ -150,7 +150,8 @@ def stored_spec(
         shape: The shape in which they are dequantized.
         grid: The shape of their scale, of the same rank.
         real: Float dtype of the result.
-        block: The block that ``grid`` implies; the quantize may be more specific where an axis is 1.
+        block: The block that ``grid`` implies; the quantize may be more specific where an axis is
+            1.
     """
     compute = torch.float64 if real is torch.float64 else torch.float32
     root: Node | None = stored

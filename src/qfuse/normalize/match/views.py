@@ -131,7 +131,7 @@ def transpose_source(value: object) -> Node | None:
 
 
 def reapply_path(rw: Rewriter, path: pattern.Path, y: Node, dtype: torch.dtype) -> Node:
-    """Apply the views of ``path`` again to ``y``, which replaces its base, with the type of that."""
+    """Cast ``y``, which replaces the base of ``path``, to ``dtype``, and reapply the views."""
     if dtype_of(y) != dtype:
         y = rw.call(aten._to_copy.default, y, dtype=dtype)
     for view in path.of(ROW_VIEW):

@@ -97,7 +97,8 @@ class NormalizeDequantizePerTensor(QdqRule):
         check_stored(node, q, dtype)
         codes = code_range(node, number_of(a["quant_min"]), number_of(a["quant_max"]))
         real = dtype_argument(a["out_dtype"], torch.float32)
-        # Python numbers are not rounded in 16-bit arithmetic, so the product is rounded once, from float32.
+        # Python numbers are not rounded in 16-bit arithmetic, so the product is rounded once, from
+        # float32.
         compute = promoted(node, real, torch.float32)
         block = (None,) * len(shape_of(q))
         spec = make_spec(node, (dtype, codes), block, real, Arithmetic(compute))

@@ -26,8 +26,8 @@ _SCALES = (torch.float32, torch.bfloat16, torch.float16)
 class NormalizeQuantizeFloat8(QdqRule):
     """``quantize_affine_float8_non_decomposed`` becomes ``qfuse.quantize``.
 
-    Refuses: a scale of another dtype than float32 or narrower; a scale of a lower rank with more than
-    one element; sizes that are not known.
+    Refuses: a scale of another dtype than float32 or narrower; a scale of a lower rank with more
+    than one element; sizes that are not known.
     """
 
     name = "normalize-quantize-float8"
@@ -43,8 +43,8 @@ class NormalizeQuantizeFloat8(QdqRule):
 class NormalizeDequantizeFloat8(QdqRule):
     """``dequantize_affine_float8_non_decomposed`` becomes ``qfuse.dequantize``.
 
-    Refuses: a scale of another dtype than float32 or narrower; a scale of a lower rank with more than
-    one element; quantized values that are not float8; sizes that are not known.
+    Refuses: a scale of another dtype than float32 or narrower; a scale of a lower rank with more
+    than one element; quantized values that are not float8; sizes that are not known.
     """
 
     name = "normalize-dequantize-float8"
