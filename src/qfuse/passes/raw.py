@@ -143,9 +143,8 @@ class _Reader:
         elif is_call(node, _CHECK) and len(node.all_input_nodes) == 1:
             self._raw.checks.setdefault(node.all_input_nodes[0], []).append(node)
         elif node.op == "output":
-            written = tuple(self._copies[write.args[1]] for write in self._raw.writes) # type:
-            ignore[index] self._graph.output((map_arg(node.args[0], self._copies.__getitem__),
-            written))
+            written = tuple(self._copies[write.args[1]] for write in self._raw.writes)  # type: ignore[index]
+            self._graph.output((map_arg(node.args[0], self._copies.__getitem__), written))
         else:
             self._copies[node] = self._node(node)
 

@@ -169,11 +169,12 @@ def define_op(name: str, namespace: str = "qfuse") -> Callable[[type[D]], type[D
     def define(cls: type[D]) -> type[D]:
         cls.layout = layout = _layout(cls)
         schema = f"{name}({', '.join(layout.formals)}) -> {layout.result}"
-        cls.library = library = torch.library.Library(namespace, "FRAGMENT") # type:
-        ignore[no-untyped-call] library.define(schema) # type: ignore[no-untyped-call]
-        library.impl(name, cls.meaning, "CompositeExplicitAutograd") # type: ignore[no-untyped-call]
-        torch.library.register_fake(f"{namespace}::{name}", cls.infer, lib=library) cls.overload =
-        getattr(getattr(torch.ops, namespace), name).default return cls
+        cls.library = library = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
+        library.define(schema)  # type: ignore[no-untyped-call]
+        library.impl(name, cls.meaning, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        torch.library.register_fake(f"{namespace}::{name}", cls.infer, lib=library)
+        cls.overload = getattr(getattr(torch.ops, namespace), name).default
+        return cls
 
     return define
 

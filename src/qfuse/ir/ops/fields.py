@@ -124,8 +124,7 @@ def field_of(name: str, hint: Any, late: bool) -> Field:
         text = f"Tensor{'?' * optional} {name}{'=None' * late}"
         return Field(name, (text,), lambda given, leaf: _maybe(given[name], leaf), lambda v: (v,))
     if kind == tuple[Node, ...]:
-        read: Callable[[Given, Leaf], Any] = lambda given, leaf: tuple(map(leaf, given[name])) #
-            noqa: E731
+        read: Callable[[Given, Leaf], Any] = lambda given, leaf: tuple(map(leaf, given[name]))  # noqa: E731
         return Field(name, (f"Tensor[] {name}",), read, lambda v: (list(v),))
     if kind in {int, float, bool, str}:
         text = f"{kind.__name__} {name}"

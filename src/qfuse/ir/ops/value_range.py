@@ -140,8 +140,7 @@ def _clamped(node: Node, depth: int) -> _Range | None:
     inner = _range_of(node_of(a["self"]), depth - 1)
     bounds = []
     for bound, default in ((a.get("min"), -math.inf), (a.get("max"), math.inf)):
-        if bound is not None and (not isinstance(bound, (int, float)) or bound != bound): # noqa:
-        PLR0124
+        if bound is not None and (not isinstance(bound, (int, float)) or bound != bound):  # noqa: PLR0124
             return None
         bounds.append(default if bound is None else bound)
     least_kept, most_kept = exact_integers(dtype_of(node))

@@ -36,7 +36,8 @@ def _is_open_above(most: Argument) -> bool:
     return most is None
 
 
-@guard(MissCode.ARGUMENT, "the lower bound of the magnitude is {eps}, not a positive number") def _is_normal(eps: Argument) -> bool:
+@guard(MissCode.ARGUMENT, "the lower bound of the magnitude is {eps}, not a positive number")
+def _is_normal(eps: Argument) -> bool:
     # A subnormal float32 bound may be rounded before it reaches the kernel.
     if isinstance(eps, bool) or not isinstance(eps, (int, float)):
         return False
