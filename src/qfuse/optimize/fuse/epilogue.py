@@ -22,7 +22,7 @@ def open_linear(value: object, user: Node) -> FusedLinear | Miss:
         return Miss(MissCode.PATTERN, user, "the operand is not a quantized linear", progress=0)
     others = sorted({op_name(u) for u in fused.node.users if u is not user})
     if others:
-        text = "the linear is also used by {}"
+        text = "the linear's own result is also used by {}"
         return Miss(MissCode.SHARED, fused.node, text, ", ".join(others), progress=2)
     if fused.out_params is not None:
         text = "the linear's output is already quantized"
