@@ -130,7 +130,7 @@ def check_float(scale: Node) -> None:
 
 
 def without_reshapes(node: Node, shape: Sequence[Size]) -> Node:
-    """Return the node above ``param``'s reshapes that already has ``shape``, if there is one."""
+    """Return the node above the reshapes that already has ``shape``, or ``node``."""
     seen = node
     while not same_shape(shape_of(seen), shape):
         if not is_call(seen, *RESHAPES):

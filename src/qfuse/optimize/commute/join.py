@@ -33,7 +33,7 @@ class Join(Commutes):
 
     ``cat([dequantize(a, s_a), dequantize(b, s_b)])`` is ``dequantize(cat([a, b]), s)``. The parts
     have equal parameters, or one scale per index of the axis, which are joined like the values.
-    The new range covers all ranges, since dequantize does not use it. Refuses: parts with other
+    The new range covers all ranges; dequantize ignores it. Refuses: parts with other
     storage, arithmetic or blocks; different scales that are not per index of the axis.
 
     Attributes:

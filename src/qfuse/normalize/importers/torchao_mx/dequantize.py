@@ -74,7 +74,7 @@ class NormalizeMxDequantize(PatternRule):
         q, scale -> qfuse.dequantize -> view [-1, 32]
 
     Exact: an 8-bit value times a power of two is rounded once at most, in either dtype. Constant
-    scales, in whatever layout, are put in row-major order at compile time.
+    scales, in whatever layout, are reordered at compile time.
 
     Refuses: quantized values that are not ``float8``; scales that are not one per block of a row; a
     float dtype in which torchao does not compute.
