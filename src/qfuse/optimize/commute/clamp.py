@@ -120,6 +120,7 @@ class Clamp(Commutes):
         if scale.numel() == 0 or not _keeps_order(scale, zero, spec):
             text = "its scale or zero point does not keep the order of values"
             return Miss(MissCode.RANGE, params.scale, text, progress=3)
+        # Clamping infinities returns the bounds, rounded as the op rounds them.
         ends = torch.tensor([-torch.inf, torch.inf], dtype=spec.real, device=scale.device)
         cut = self(ends)[:, None].expand(2, scale.numel())
         codes = quantize_reference(cut, scale, zero, spec.with_block((None, 1)))
@@ -137,6 +138,8 @@ class Clamp(Commutes):
             return table
         cut = self(table.reals)
         codes = torch.arange(table.low, table.high + 1, device=cut.device)
+        # Values that the clamp keeps are the new range; clamping to it must have the op's result
+        # bit for bit, for all quantized values of all blocks.
         kept = codes[(cut == table.reals).all(1)]
         if kept.numel():
             low, high = int(kept[0]), int(kept[-1])
@@ -155,6 +158,7 @@ def _is_bound(value: Argument, most: float) -> bool:
 
 def _keeps_order(scale: torch.Tensor, zero: torch.Tensor | None, spec: QuantSpec) -> bool:
     """Whether all multipliers and offsets are positive and finite, so that order is kept."""
+    # What matters is the number that is multiplied, in the dtype of the arithmetic.
     factor = scale.reciprocal() if spec.arithmetic.reciprocal else scale
     factor = factor.to(spec.arithmetic.compute)
     usual = bool(((factor > 0) & factor.isfinite()).all())

@@ -91,6 +91,7 @@ class Join(Commutes):
         """Move the parameters to every part."""
         spec = quantize.params.spec
         blocks = (spec.block, *(() if spec.outer is None else (spec.outer,)))
+        # With one block along the axis, parts of unknown size have that block too.
         whole = all(covers(b[self.axis], shape_of(self.node)[self.axis]) for b in blocks)
         ends: list[End] = []
         for piece in self.pieces():

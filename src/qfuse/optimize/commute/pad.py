@@ -73,6 +73,7 @@ class Pad(Commutes):
         code = _quantized(params, self.value, quantize.node)
         if isinstance(code, Miss):
             return code
+        # The operand has other sizes, so a block as long as an axis is written as the whole axis.
         sizes = zip(params.spec.block, shape_of(self.node), strict=True)
         whole = tuple(None if covers(b, size) else b for b, size in sizes)
         spec, own = params.spec.with_block(whole), len(self.node.users) == 1
@@ -114,6 +115,7 @@ class Pad(Commutes):
         """
         old, args = tensor_of(self.node), (list(self.pads), code)
         fixed = all(isinstance(size, int) for size in x.shape)
+        # Without known sizes, only row-major strides are known to stay as they are.
         if not fixed and not all(map(is_row_major, (x, tensor_of(self.source), old))):
             text = "{} pads a tensor of unknown size that is not row-major"
             return Miss(MissCode.SHAPE, self.node, text, op_name(self.node), progress=2)

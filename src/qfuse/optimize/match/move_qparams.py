@@ -121,6 +121,7 @@ class ParamMover(GraphMover):
             value = step.apply(self, value)
         if value is start or (isinstance(value, torch.Tensor) and _is_same(value, start)):
             return node
+        # The new constant is stored densely, not as a view of the old one.
         if isinstance(value, torch.Tensor):
             value = value.contiguous()
         return self.node(value, str(node.target))
@@ -131,6 +132,7 @@ class ParamMover(GraphMover):
         for earlier in shown:
             if same_shape(shape_of(earlier), made.shape):
                 return earlier
+        # A reshape needs only the elements, so it skips the views in between.
         if op is aten.reshape.default:
             value = shown[-1]
         return self._rw.replay(op, (value, *args), {}, made)
@@ -140,6 +142,7 @@ class ParamMover(GraphMover):
         if isinstance(turned, Permute):
             dims = [turned.dims[axis] for axis in dims]
             value = turned.source
+        # Axes of size 1 may be anywhere: moving them is a view and not a permutation.
         shape = shape_of(value)
         real = [axis for axis in dims if not same_size(shape[axis], 1)]
         if real != sorted(real):

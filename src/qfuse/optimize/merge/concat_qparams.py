@@ -79,6 +79,7 @@ def _joined(
     blocks: list[MatrixBlock] = [(block[0], None if many else block[1]) for block in given]
     sizes = [(shape[0], math.prod(shape[1:])) for shape in shapes]
     groups = [columns or k for (_, columns), (_, k) in zip(blocks, sizes, strict=True)]
+    # The largest block that divides the blocks of all parts, so that each scale can be repeated.
     group = reduce(math.gcd, groups)
     whole = all(columns is None for _, columns in blocks)
     rows = _common_rows(blocks, sizes, kinds)
@@ -122,11 +123,13 @@ def _common_rows(
 ) -> int | None:
     """Return the block size along the output axis that fits all parts."""
     high = [rows for rows, _ in blocks]
+    # One scale for all rows stays one if all parts agree.
     same = all(_same(values[0], value) for values in kinds for value in values)
     columns = {columns for _, columns in blocks}
     if same and len(columns) == 1 and all(b is None for b in high):
         return None
     block = high[0]
+    # All parts but the last must end at a block boundary.
     if block is not None and set(high) == {block} and all(n % block == 0 for n, _ in sizes[:-1]):
         return block
     return 1
@@ -139,6 +142,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _spread_rows(value: torch.Tensor, block: int | None, rows: int, n: int) -> torch.Tensor:
     if block == rows:
         return value
+    # The last block may be cut off by the end of the axis.
     return value.repeat_interleave(block or n, 0)[:n]
 
 

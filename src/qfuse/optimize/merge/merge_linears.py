@@ -112,6 +112,7 @@ def price(
     bits, kind = _arithmetic(group[0])
     before = [linear_work(m, k, sibling.n, bits, kind) for sibling in group]
     after = [linear_work(m, k, sum(sibling.n for sibling in group), bits, kind)]
+    # Output parts are copied, see `split_into`.
     after += [
         pointwise_work(m * sibling.n, [bits.out], [bits.out])
         for sibling in group
@@ -131,6 +132,7 @@ def _arithmetic(sibling: Sibling) -> tuple[Bits, ComputeKind]:
     activation = as_dequantize(sibling.op.x)
     if activation is None:
         return Bits(wide, spec.bits, wide), plain
+    # Integer instructions need integers on both sides; otherwise floats are multiplied.
     dtype = activation.params.spec.dtype
     whole = not dtype.is_floating_point and not spec.dtype.is_floating_point
     kind = ComputeKind.INT8 if whole else plain

@@ -157,6 +157,7 @@ def _cut(q: Node, spec: QuantSpec) -> tuple[int, int] | None:
 
 def _bounds(q: Node) -> tuple[int, int]:
     """Return bounds of the quantized values, taken from the quantize that computes them."""
+    # Movements do not change values, so the search goes up through them.
     widest = dtype_range(tensor_of(q).dtype)
     for _ in range(_STEPS):
         spec = stored_spec(q)
@@ -166,6 +167,7 @@ def _bounds(q: Node) -> tuple[int, int]:
             joined = arguments(q)["tensors"]
             assert isinstance(joined, (list, tuple)), f"not a list: {q.format_node()}"
             parts = [stored_spec(node_of(part)) for part in joined]
+            # A part without a known range may hold any value of the dtype.
             known = [p for p in parts if p is not None]
             if len(known) < len(parts) or not known:
                 return widest

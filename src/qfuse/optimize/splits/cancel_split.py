@@ -101,6 +101,7 @@ def _match_join(join: Join) -> CancelSplitSite | Miss:
     assert start is not None, "only known bounds remain"
     assert end is not None, "only known bounds remain"
     size = shape_of(source)[join.axis]
+    # A symbolic size cannot be compared without a guard, so such a join becomes a slice.
     whole = start == 0 and isinstance(size, int) and size == end
     shown = tensor_of(source).narrow(join.axis, start, max(end - start, 0))
     wrong = _refuse(join.node, shown)
@@ -117,6 +118,7 @@ def _match_split(node: Node) -> CancelSplitSite | Miss:
         return Miss(MissCode.PATTERN, node, "it does not split a join", progress=0)
     if axis % len(shape_of(join.node)) != join.axis:
         return Miss(MissCode.AXIS, node, "it splits along another axis", progress=0)
+    # Reversed, so that of several empty parts at one place the first is used.
     bounds = {
         (piece.bounds): piece.node for piece in join.pieces()[::-1] if isinstance(piece, Slice)
     }
@@ -124,6 +126,7 @@ def _match_split(node: Node) -> CancelSplitSite | Miss:
     for user in node.users:
         assert user.target is operator.getitem, "a part of a split is an item of it"
         part = movement_of(user)
+        # Items without users do not keep the split.
         if not user.users or not isinstance(part, Slice):
             continue
         joined = bounds.get(part.bounds)
@@ -148,6 +151,7 @@ def _refuse(node: Node, shown: torch.Tensor) -> Miss | None:
     if rigid is not None:
         text = "{} depends on the strides"
         return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)
+    # The order of the strides decides the strides of elementwise results.
     with torch.no_grad():
         same = same_strides(torch.empty_like(shown), torch.empty_like(tensor_of(node)))
     if not same:

@@ -93,6 +93,7 @@ class MergeSplits(Rule[MergeSplitsSite]):
         for cut in site.cuts:
             assert cut.start is not None, "only known bounds match"
             assert cut.end is not None, "only known bounds match"
+            # A slice that ends before it starts is empty.
             start, end = site.start + cut.start, site.start + max(cut.start, cut.end)
             axis, source = site.outer.axis, site.outer.source
             rw.replace(cut.node, rw.call(aten.slice.Tensor, source, axis, start, end, cut.step))
@@ -117,6 +118,7 @@ def _finer(node: Node, outer: Slice) -> tuple[int, ...] | None:
 def _split_finer(site: MergeSplitsSite, sizes: tuple[int, ...], rw: Rewriter) -> None:
     split, at = _place(site.outer.node)
     inner, _ = _place(site.cuts[0].node)
+    # At the place of the outer split, since all of its parts may have users in front of the inner.
     with rw.before(split):
         op = aten.split_with_sizes.default
         pieces = rw.call(op, site.outer.source, list(sizes), site.outer.axis)
@@ -125,6 +127,7 @@ def _split_finer(site: MergeSplitsSite, sizes: tuple[int, ...], rw: Rewriter) ->
         grown = len(inner.meta["val"]) - 1
         for part in list(split.users):
             index = _place(part)[1]
+            # Parts after the one that was split again have moved.
             if index != at:
                 rw.replace(part, rw.item(pieces, index + grown * (index > at)))
 

@@ -56,6 +56,7 @@ class Weight:
             zero = params.zero_point
             return Weight(node, found.q, scale=params.scale, zero=zero, spec=params.spec)
         stored = stored_numbers(node)
+        # The quantized values must be the matrix itself, so that its rows are those of the scale.
         if stored is None or stored.views or moved_constant(stored.q) is None:
             return Weight(node)
         return Weight(node, stored.q, zero=stored.zero)
@@ -84,6 +85,7 @@ class Weight:
     def scaled(self, at: Node, scale: Factor, real: torch.dtype) -> Weight | Miss:
         """Return the weight with a scale."""
         assert self.q is not None, "only quantized weights take a scale"
+        # One scale per output feature is one per row of `[N, K]`.
         block = (None if scale.shape[0] == 1 else 1, None)
         if self.spec is not None:
             if self.zero is None:
@@ -110,6 +112,7 @@ class Weight:
         q = self.q
         assert q is not None, "it has quantized values"
         if not self.rows:
+            # The transpose of a constant is another constant with the same memory.
             moved = moved_constant(q)
             assert moved is not None, "the weight is a constant"
             q = derived(rw, q, moved[1].t(), "t")
@@ -134,6 +137,7 @@ def read_scale(at: Node, by: Argument, y: Node, compute: torch.dtype) -> Factor 
     if known is None:
         return Miss(MissCode.NOT_CONSTANT, by, "the factor is computed at run time")
     if not known.dtype.is_floating_point:
+        # An integer factor is promoted to the dtype of the product.
         known = known.to(compute)
     return constant_factor(by, known.reshape(-1, 1), 2, "scale")
 

@@ -46,6 +46,7 @@ def _keeps_type(node: Node, scaled: Node) -> bool:
 
 @guard(MissCode.ARITHMETIC, "a number in {scaled.dtype} does not round like a tensor", "scaled")
 def _acts_as_a_tensor(scale: Argument, inverse: Argument, scaled: Node) -> bool:
+    # In 16-bit arithmetic, torch rounds a tensor to the dtype first, but not a number or a scalar.
     by = scale if inverse is None else inverse
     wide = dtype_of(scaled) in {torch.float32, torch.float64}
     return wide or (isinstance(by, Node) and len(shape_of(by)) > 0)
@@ -60,6 +61,7 @@ def _scale_factor(x: Node, scale: Argument, inverse: Argument, scaled: Node) -> 
 @guard(MissCode.RANGE, "its scale is zero", at="scaled")
 def _is_positive(scale_factor: Factor) -> bool:
     value = scale_factor.value
+    # A scale that is computed at run time cannot be checked.
     known = constant_value(scale_factor.home) if value is None else value
     return known is None or bool((known > 0).all())
 
@@ -92,6 +94,7 @@ _SCALED = Either(
 ).named("scaled")
 _CODES = Either(
     _clamp(_round(_SCALED) + Opt(ZERO)),
+    # The order is recorded in the spec, since ties may round differently.
     _clamp(_round(_SCALED + Opt(ZERO))).given(bind(ZERO_FIRST, True)),
     _round(_clamp(_SCALED + Opt(ZERO))).given(bind(ZERO_FIRST, True)),
 ).otherwise(*_NO_CLAMP)
