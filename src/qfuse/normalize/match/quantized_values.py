@@ -156,6 +156,7 @@ def stored_spec(
     compute = torch.float64 if real is torch.float64 else torch.float32
     root: Node | None = stored
     made = None
+    # The quantize knows the range; the dtype alone would allow every value.
     while root is not None and made is None:
         made = as_quantize(root)
         root = view_source(root)
@@ -163,6 +164,7 @@ def stored_spec(
         dtype = dtype_of(stored)
         return QuantSpec(dtype, *dtype_range(dtype), block, real, Arithmetic(compute))
     spec = made.params.spec
+    # The blocks of the quantize apply only if they have the same grid in this shape.
     if spec.rank == len(shape) and same_shape(spec.grid(shape), grid):
         block = spec.block
     arithmetic = replace(spec.arithmetic, compute=compute)

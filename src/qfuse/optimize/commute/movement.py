@@ -95,6 +95,8 @@ class MovementOp(Commutes):
             return _refuse_dtype(first, spec)
 
         def crosses(movement: Movement) -> bool:
+            # The first movement may cost something, which `gain` decides; the rest of the chain is
+            # crossed only where that is free.
             if movement.node is first.node:
                 return True
             return is_free(first) and is_free(movement) and moves_stored(movement, spec.dtype)
@@ -141,6 +143,7 @@ class MovementOp(Commutes):
         spec = dequantize.params.spec
         own = passed(self.node, spec.dtype, spec.real)
         before: list[WorkRange] = []
+        # Users that quantize again never materialize the moved floats.
         after = [] if vanishes(self.node) else [own]
         if len(dequantize.node.users) == 1:
             before.append(passed(dequantize.node, spec.dtype, spec.real))
@@ -186,6 +189,7 @@ def _parts(quantize: Quantize, movement: Movement) -> Iterator[Quantize]:
     yield quantize
     if not isinstance(movement, _PICKS):
         return
+    # The source is quantized once for all parts.
     for user in islice(_users(movement.source), USERS):
         if not isinstance(movement_of(user), _PICKS) or user is movement.node:
             continue
@@ -227,6 +231,7 @@ def _same_numbers(a: Node | None, b: Node | None) -> bool:
     if a is None or b is None:
         return a is b
     first, second = _unviewed(a), _unviewed(b)
+    # Different nodes may be views of one constant, or of equal ones.
     if first is second:
         return True
     left, right = constant_of(first), constant_of(second)

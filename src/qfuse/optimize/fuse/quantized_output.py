@@ -109,6 +109,7 @@ def _refuse_choice(quantize: Quantize, choose: Choose) -> Miss | None:
         text = "its scales are chosen relative to a second level, and a fused op supports one"
         return Miss(MissCode.GRANULARITY, node, text)
     pairs = zip(spec.block, chosen.block, shape_of(quantize.x), strict=True)
+    # Different block sizes are the same block if both cover the axis.
     if not all(a == b or (covers(a, size) and covers(b, size)) for a, b, size in pairs):
         text = "parameters are chosen in blocks of {} and used in blocks of {}"
         told = block_text(chosen.block), spec.block_text()
@@ -122,6 +123,7 @@ def _refuse_choice(quantize: Quantize, choose: Choose) -> Miss | None:
         told = dtype_name(chosen.scale_dtype), spec.scale_format
         return Miss(MissCode.DTYPE, node, text, *told)
     zero = params.zero_point
+    # Result 1 of a choice is its zero point.
     own = zero is not None and result_of(zero) == (choose.node, 1)
     always_zero = fixed_zero_point(chosen) == 0
     if spec.domain is ZeroPointDomain.FLOAT_OFFSET or not (own or (zero is None and always_zero)):
@@ -144,6 +146,7 @@ def insertion_point(
 
     Constants may come later: they are loaded again.
     """
+    # In the order of the graph: the new op has to precede all users of its results.
     point = min((*result.ends, *(reader for k in kept for reader in k.readers)))
     for operand in _nodes(args):
         if not operand < point and constant_of(operand) is None:

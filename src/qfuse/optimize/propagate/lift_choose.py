@@ -71,6 +71,7 @@ class LiftChoose(Rule[LiftChooseSite]):
         if first is None:
             return Miss(MissCode.PATTERN, node, "its operand is not a movement", progress=0)
         rank = len(choose.spec.block)
+        # The second level of scales covers the whole tensor, so it moves through any bijection.
         outer = (None,) * rank if choose.spec.outer else None
         found = propagate_up(choose.x, choose.spec.block, _keeps_blocks, outer)
         if not found.steps:
@@ -105,6 +106,7 @@ def _keeps_blocks(movement: Movement) -> bool:
 
 
 def _down(choose: Choose, found: PropagatedUp) -> tuple[Moved, ...] | Miss:
+    # A block may move up to one that comes down differently, such as a merged axis.
     """Move the block down again; the result must be the original block."""
     block = found.block
     down: list[Moved] = []
@@ -136,6 +138,7 @@ def _refuse_movement(choose: Choose, first: Movement, found: PropagatedUp) -> Mi
 
 def _refuse_users(choose: Choose, found: PropagatedUp, down: Sequence[Moved]) -> Miss | None:
     """Refuse results that leave the graph, and users that may depend on strides."""
+    # Move the parameters as fake tensors first, since only their strides are needed.
     source = found.source.meta["val"]
     chosen = source.new_empty(replace(choose.spec, block=found.block).grid(source.shape))
     for step in down:

@@ -146,6 +146,7 @@ def _without(shape: Sequence[Any], axis: int) -> list[Any]:
 def _join(nodes: Sequence[Node], operands: Sequence[IsomorphicOps]) -> _Found | None:
     """Join along another axis: every joined tensor is split in the same way."""
     join = as_join(nodes[0])
+    # `stack` adds an axis, which would shift the axis of the parts.
     if join is None or join.is_stack or {o.axis for o in operands} != {operands[0].axis}:
         return None
     axis, known = operands[0].axis, {o.first for o in operands}
@@ -170,6 +171,7 @@ def _pointwise(
     for other in node.all_input_nodes:
         value = other.meta["val"]
         if other in of or not isinstance(value, torch.Tensor) or value.ndim < back:
+            # Operands that broadcast along the axis of the parts are the same for all of them.
             continue
         if not same_size(value.shape[value.ndim - back], 1):
             return None
@@ -232,6 +234,7 @@ def _expanded(movement: Expand, axis: int) -> _Found | None:
     moved = axis + len(movement.after) - len(movement.before)
     if not same_size(movement.before[axis], movement.after[moved]):
         return None
+    # The call has the size of the first part, not that of the whole.
     sizes = _given_sizes(movement.node)
     sizes[moved] = -1
     return moved, Call(aten.expand.default, (movement.source, sizes), {})

@@ -98,6 +98,7 @@ class ScaledProduct:
             return self._shifted(node)
         if not self.takes_correction:
             return Miss(MissCode.PATTERN, node, "the operands are not dequantized")
+        # Until a float dtype is known, a correction is one in integers.
         return self._corrected(path, node)
 
     def _dtypes(self, path: Path) -> tuple[torch.dtype, ...]:
@@ -127,6 +128,7 @@ class ScaledProduct:
         on_x: ScaledProduct | Miss = scaled
         if self.weight.is_open:
             on_weight = self._weight_scaled(path, node, by)
+        # The weight comes first: its scale is a constant, so it costs nothing at run time.
         if self.takes_row_scale and isinstance(on_weight, Miss):
             on_x = self._rows_scaled(path, node, by)
         if isinstance(on_weight, ScaledProduct) or not self.takes_row_scale:
@@ -198,6 +200,7 @@ class ScaledProduct:
         x = self.activation
         assert x is not None, "the activation is quantized"
         views = (*self.views, *path.of(ROW_VIEW))
+        # Views in front of the activation were chosen for the rows of the zero point.
         if x.before:
             return Miss(MissCode.SHAPE, node, "the rows of its zero point are in another view")
         found = place(x.q, scale, x.zero, path.top, views)
@@ -209,6 +212,7 @@ class ScaledProduct:
     def _corrected(self, path: Path, node: Node) -> ScaledProduct | Miss:
         x, a = self.activation, arguments(node)
         assert x is not None, "the activation is dequantized"
+        # A second correction cannot be expressed as a zero point.
         if x.zero is not None or self.weight.zero is not None:
             return Miss(MissCode.ZERO_POINT, self.base, "there is a zero point already")
         if self.bias is not None:

@@ -52,6 +52,7 @@ class Factor:
 
 def constant_factor(node: Node, value: torch.Tensor, rank: int, what: str) -> Factor:
     """Return a factor of known value in the given rank, named after its original constant."""
+    # Named after the constant, so that the names of parameters stay readable.
     home = node
     while (source := view_source(home) or cast_source(home)) is not None:
         home = source
@@ -112,6 +113,7 @@ def inverse_factor(
         text = "it is multiplied by the scale, not by its reciprocal"
         return Miss(MissCode.ARITHMETIC, at, text)
     value = factor.value.to(compute)
+    # The factor may be the rounded reciprocal of a float32 or of a float64 scale.
     for dtype in (torch.float32, torch.float64):
         scale = value.to(dtype).reciprocal()
         if torch.equal(scale.reciprocal().to(compute), value):
@@ -155,6 +157,7 @@ def _known_zero(
     found = constant_factor(home, integers.to(torch.int32), len(grid), "zero_point")
     if same_shape(found.shape, grid):
         return found
+    # A scalar zero point applies to all blocks of the scale.
     if value.numel() == 1 and all(isinstance(size, int) for size in grid):
         assert found.value is not None, "it is a constant"
         spread = found.value.expand([int(size) for size in grid]).contiguous()
@@ -168,6 +171,7 @@ def chosen_at_run_time(node: Node) -> bool:
     for _ in range(_STEPS):
         if seen is None:
             return False
+        # Any library's op of that name counts, not only the canonical one.
         if seen.op == "call_function" and seen.target is operator.getitem:
             op = overload_of(seen.all_input_nodes[0])
             return op is not None and "choose_qparams" in str(op)
@@ -181,6 +185,7 @@ def check_range(node: Node, scale: torch.Tensor, spec: QuantSpec, *, shifted: bo
     They may overflow, or lose their precision.
     """
     info, size = torch.finfo(spec.real), scale.double().abs()
+    # The difference of two 8-bit values has up to twice their magnitude.
     most = float(max(-spec.quant_min, spec.quant_max)) * (2 if shifted else 1)
     normal = (size == 0) | (size >= info.tiny)
     if bool((size * most <= info.max).all()) and bool(normal.all()):

@@ -112,6 +112,7 @@ def _block(node: Node, value: Node, scale: Node, group: Argument) -> Block:
     if not isinstance(columns, int) or not isinstance(group, int):
         text = "it is not known before run time whether groups of {} tile rows of {}"
         raise RefusedError(MissCode.SHAPE, node, text, group, columns)
+    # The source takes a group longer than the row as the row, if each row has one scale.
     if group > columns and scales and scales[-1] == 1:
         group = columns
     if group <= 1 or columns % group:
@@ -132,6 +133,7 @@ def _site(
     """
     grid = spec.grid(shape_of(value))
     fitted = fit(node, scale, grid)
+    # A single zero means no zero point; several zeros have to fit the grid first.
     if zero_point is None or (is_zero(zero_point) and element_count(shape_of(zero_point)) == 1):
         return QdqSite(node, value, fitted, None, spec)
     counts = element_count(shape_of(scale)), element_count(shape_of(zero_point))
