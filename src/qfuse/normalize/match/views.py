@@ -119,6 +119,7 @@ def transpose_source(value: object) -> Node | None:
     if is_call(value, aten.t.default):
         return node_of(arguments(value)["self"])
     if is_call(value, aten.transpose.int):
+        # `transpose` names two axes in any order.
         a = arguments(value)
         axes = (_wrap(a["dim0"], 2), _wrap(a["dim1"], 2))
         return node_of(a["self"]) if set(axes) == {0, 1} else None

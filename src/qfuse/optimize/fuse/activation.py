@@ -105,6 +105,7 @@ def _float_linear(node: Node) -> Gated | None:
 def _is_work(quantize: Node) -> bool:
     view = as_quantize(quantize)
     result = None if view is None else quantized_result(view)
+    # A static quantize is fused into the linear itself; only a choice needs this op.
     chooses = not isinstance(result, QuantizedResult) or result.choose is not None
     return chooses or _product_of(quantize) is not None
 
@@ -121,6 +122,7 @@ def _product_of(node: Node) -> Node | None:
     between = (ops.dequantize, aten.mul.Tensor, aten._to_copy.default)
     last = node
     for _ in range(_STEPS):
+        # A choice of parameters goes together with its quantize.
         users = [each for each in last.users if not is_call(each, ops.choose_qparams)]
         if len(users) != 1:
             return None
@@ -139,6 +141,7 @@ def _takes(quantize: Node, node: Node) -> bool:
     if isinstance(taken, Miss):
         return False
     found, y = taken[GATED], taken[_SITE].result.quantize.x
+    # Search from the quantize back to the operands of the op that fuses it.
     ends, stack, seen = {found.x, *found.extras}, [y], {y}
     while stack:
         value = stack.pop()

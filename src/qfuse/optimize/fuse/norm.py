@@ -61,6 +61,7 @@ def _refuse_shared(norm: Norm) -> Miss | None:
 
 
 def _site(norm: Norm, result: QuantizedResult) -> FuseNormQuantizeSite | Miss:
+    # Fusing the residual sum too is better, but the fusion must not fail because of it.
     plain, added = _site_of(norm, result, None), match(_SUM, norm.x)
     if isinstance(added, Miss):
         return plain

@@ -94,6 +94,7 @@ class MergeConvolutions(MergeSiblings):
         before = [_work(group[0], x, [out], s.n) for s, out in zip(group, outs, strict=True)]
         after = [_work(group[0], x, outs, sum(s.n for s in group))]
         bits = dtype_of(group[0].op.node).itemsize * 8
+        # A part whose user needs dense memory is copied, which may cost more than is saved.
         after += [
             pointwise_work(out, [bits], [bits])
             for sibling, out in zip(group, outs, strict=True)

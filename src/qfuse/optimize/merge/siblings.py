@@ -208,6 +208,7 @@ def refuse_parts(op: Weighted, stored: Dequantize | None, weight: Node) -> Miss 
         if part is not None and constant_of(part) is None:
             text = "its weight, bias or scale is computed at run time or given by the caller"
             return Miss(MissCode.NOT_CONSTANT, part, text, progress=3)
+    # The only user of a quantized weight may be its dequantize.
     users = {op.node} if stored is None else {stored.node}
     if set(weight.users) != users or set(op.weight.users) != {op.node}:
         text = "its weight has other users, so it would be stored twice"
@@ -216,6 +217,7 @@ def refuse_parts(op: Weighted, stored: Dequantize | None, weight: Node) -> Miss 
     if rigid is not None:
         text = "{} depends on its strides, which change for a part of a wider result"
         return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)
+    # A bias that broadcasts would be concatenated to the wrong length.
     if op.bias is not None and tuple(shape_of(op.bias)) != (shape_of(weight)[0],):
         return Miss(MissCode.SHAPE, op.bias, "its bias is not a vector", progress=2)
     return None

@@ -75,6 +75,7 @@ class Activation:
         # A Python number is not rounded in float64 arithmetic.
         compute = torch.float64 if real is torch.float64 else torch.float32
         scale = self._scale(rw, ones, zero, compute)
+        # The scales are per row, so a single number is expanded to their shape.
         if isinstance(self.zero, (int, float)) and zero is None:
             number = int(self.zero)
             zero = rw.call(aten.full_like.default, scale, number, dtype=torch.int32)
@@ -101,6 +102,7 @@ class Activation:
             value = torch.full(ones, float(self.scale), dtype=compute)
             return shared_constant(rw, self.q, value, f"{self.q.name}_scale")
         if self.rows and zero is not None:
+            # The zero points are per row, so the scale 1 is expanded to their shape.
             return rw.call(aten.ones_like.default, zero, dtype=torch.float32)
         return shared_constant(rw, self.q, torch.ones(ones), f"one_of_rank_{len(ones)}")
 
@@ -134,6 +136,7 @@ def place(
         return Activation(q, scale, zero, after=after)
     if (isinstance(zero, Node) and not zero_rows) or (scale is not None and not scale_rows):
         return Miss(MissCode.SHAPE, y, "scale and zero point have different blocks")
+    # From the top, so that the activation has the shape in which it was quantized.
     for q, after in reversed(list(_roots(x))):
         grid = (*shape_of(q)[:-1], 1)
         found = _in_shape(scale, grid), _in_shape(zero, grid)
@@ -201,6 +204,7 @@ def _single(rw: Rewriter, param: Node, ones: tuple[int, ...], what: str) -> Node
     found = with_shape(param, ones)
     if found is not None:
         return found
+    # A constant is reshaped at compile time.
     value = constant_value(param)
     if value is not None:
         return derived(rw, param, value.reshape(ones), what)

@@ -103,6 +103,7 @@ def _read_blocks(blocks: Node, rounding: Formula, stored: torch.dtype) -> MxBloc
     if len(shape) < 2 or not isinstance(shape[-1], int):  # noqa: PLR2004
         return Miss(MissCode.PATTERN, blocks, "a tensor of shape {} has no blocks", tuple(shape))
     source, size = view_source(blocks), shape[-1]
+    # The view that splits the last axis into blocks becomes part of the spec.
     if source is not None and len(shape_of(source)) == len(shape) - 1:
         joined = (*shape[:-2], shape[-2] * size)
         if same_shape(shape_of(source), joined):
@@ -140,6 +141,7 @@ def _rceil_codes(top: float) -> Pattern:
 
 
 def _exponent_codes(rounding: Formula, of_top: int) -> Pattern:
+    # The exponent bits of float32 are read and rounded as integers.
     bits = op(aten.view.dtype, _peak(), torch.int32)
     shifted = op(aten.bitwise_right_shift.Tensor_Scalar, bits, _FIELD)
     exponent = op(aten.__and__.Scalar, shifted, _NAN) - _BIAS
