@@ -20,7 +20,7 @@ from qfuse.optimize.match.memory_cost import passed
 from qfuse.optimize.match.move_qparams import QuantizedMover, moved_params
 from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, Rewriter
 
-# A bound on the search: values with more users are skipped.
+# A bound on the search among the users of a value.
 USERS = 64
 
 Work: TypeAlias = tuple[list[WorkRange], list[WorkRange]]

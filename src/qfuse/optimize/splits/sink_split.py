@@ -32,7 +32,7 @@ from qfuse.optimize.splits.isomorphic_ops import IsomorphicOps, widen
 from qfuse.patterns.activations import ACTIVATION_OPS
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule, aten
 
-# A bound on the search: splits with more parts are skipped.
+# A bound on the search: of more parts, only the run of all of them is tried.
 _MOST_PARTS = 8
 _MOST_LANES = 64
 _MOST_USERS = 64
