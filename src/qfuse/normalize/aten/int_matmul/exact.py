@@ -29,8 +29,8 @@ class ExactIntMm(PatternRule):
 
     Exact. On CPU ``_int_mm`` returns garbage without an error for one row whose stride is not K,
     for K = 1, and for all sizes where the instruction set has no 8-bit dot product; ``mm`` of int32
-    is correct everywhere. ``scaled-product`` turns scaled products into a quantized linear; the
-    others are correct, if slower.
+    is correct everywhere. ``fuse-scaled-product`` turns scaled products into a quantized linear;
+    the others are correct, if slower.
 
     Refuses: a device other than the CPU: its kernels are correct, and ``mm`` of int32 is missing.
     """
