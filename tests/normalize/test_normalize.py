@@ -101,7 +101,7 @@ def test_an_op_of_a_quantized_namespace_is_named_even_if_no_dialect_owns_it() ->
     normal = normalize(source.done(y), dialects=())
 
     (note,) = normal.log.of(Noted)
-    assert note.text.endswith("fake_quant_per_channel stays as it is: no dialect knows it")
+    assert note.text.endswith("fake_quant_per_channel stays as it is: no dialect supports it")
     source = Source()
     x = source.arg(torch.randn(3, 8))
     s, z = source.b.const("s", scales((3,))), source.b.const("z", torch.zeros(3).int())

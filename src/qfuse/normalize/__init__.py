@@ -1,4 +1,4 @@
-"""From source dialects to one spelling. Takes a CapturedGraph, gives a NormalGraph."""
+"""The normalize stage: from source dialects to canonical ops (CapturedGraph to NormalGraph)."""
 
 from qfuse.normalize.normalize import normalize
 

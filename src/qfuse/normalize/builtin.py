@@ -1,4 +1,4 @@
-"""The dialects that come with qfuse, in the order in which their rules are tried."""
+"""The dialects that are part of qfuse, in the order in which their rules are tried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the dialects over a captured graph, and says what none of them knows."""
+"""Applies the dialects to a captured graph, and logs the quantized ops that none supports."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def normalize(
     context: RewriteContext | None = None,
     dialects: Sequence[Dialect] | None = None,
 ) -> NormalGraph:
-    """Give everything in ``captured``, which is consumed, its one spelling.
+    """Bring ``captured``, which is consumed, into canonical form.
 
-    What no rule recognises stays as it is and works; a quantized op among it is named in the log.
+    Ops that no rule matches stay as they are and work; quantized ones are named in the log.
 
     Args:
         captured: Functional ATen and source dialects.
-        context: Room, gate and checker of the run.
-        dialects: Which dialects to know; the built-in ones and those of installed packages
-            unless given.
+        context: Prices, permissions and proof of the run.
+        dialects: The dialects to apply; by default the built-in ones and those of installed
+            packages.
 
     Returns:
         The same module, whose quantization is ``qfuse`` ops.
@@ -39,7 +39,7 @@ def normalize(
     known = (*BUILTIN, *discover()) if dialects is None else tuple(dialects)
     context = context or RewriteContext("normalize")
     apply_rules(captured, rules_of(known), replace(context, raise_model_errors=True))
-    # Such as the float weights that a quantizer left behind.
+    # Such as the float weights that a quantizer left unused.
     GraphEditor(captured.module).sweep()
     normal = NormalGraph(captured.module, captured.signature, captured.log)
     note_leftovers(normal, known, context.stage)

@@ -1,4 +1,4 @@
-"""What no dialect recognised: named in the log if it can run, an error if it never can."""
+"""Quantized ops that no dialect matched: logged if they can run, an error if they cannot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qfuse.targets.kernels import KernelProbe, KernelState, probe_kernel
 
 _QUANTIZED = frozenset({"quantized_decomposed", "torchao", "quantized", "onednn"})
 
-# Where code for an op may be registered, besides the device's own key.
+# Dispatch keys besides the device's own at which a kernel may be registered.
 _COMPOSITE = (
     "CompositeImplicitAutograd",
     "CompositeExplicitAutograd",
@@ -27,10 +27,10 @@ _DEVICE_KEYS = {"cpu": ("CPU", "MkldnnCPU", "QuantizedCPU"), "cuda": ("CUDA", "Q
 
 
 def note_leftovers(program: NormalGraph, dialects: Sequence[Dialect], stage: str) -> None:
-    """Name every quantized op of a source that is still in the graph.
+    """Log every quantized op of a source dialect that is still in the graph.
 
     Raises:
-        NormalizeError: One of them has no code on its device.
+        NormalizeError: One of them has no kernel on its device.
     """
     namespaces = _QUANTIZED.union(*(d.namespaces for d in dialects))
     limits = {op: why for d in dialects for op, why in d.limits.items()}
@@ -47,12 +47,12 @@ def note_leftovers(program: NormalGraph, dialects: Sequence[Dialect], stage: str
                 "or quantize with another recipe",
             )
         why = reasons.get(node.name) or limits.get(_qualified(op).partition(".")[0])
-        text = f"{op_name(node)} stays as it is: {why or 'no dialect knows it'}"
+        text = f"{op_name(node)} stays as it is: {why or 'no dialect supports it'}"
         program.log.add(Noted(stage, text, place_of(node), warn=True))
 
 
 def _has_kernel(op: OpOverload, node: Node) -> bool:
-    """Whether a call arrives at code; what is on no real device is not asked."""
+    """Whether a call has a kernel; calls on the meta device are not checked."""
     keys = _DEVICE_KEYS.get(_device_of(node))
     if keys is None:
         return True

@@ -1,4 +1,4 @@
-"""From one spelling of everything to fused ops. Takes a NormalGraph, gives an OptimizedGraph."""
+"""The optimize stage: from the normal form to fused ops (NormalGraph to OptimizedGraph)."""
 
 from qfuse.optimize.rewrite_names import ATTENTION, FUSING, rewrite_names
 from qfuse.optimize.schedule import optimize

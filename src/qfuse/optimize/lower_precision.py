@@ -1,4 +1,4 @@
-"""Run the float products that are left in bfloat16, on request: this loses precision."""
+"""Lower the remaining float matrix products to bfloat16, on request: this loses precision."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ _PRODUCTS: tuple[OpOverload, ...] = (
 class LowerPrecision(Pass):
     """Cast the operands of float32 products to bfloat16, and their results back.
 
-    Softmax, norms and residual sums stay in float32, as under autocast, and so does the mask of an
-    attention: its greatest numbers are infinite in bfloat16, and a row that is masked altogether
-    would be NaN. Quantized ops are not touched: their stored numbers say how precise they are.
+    Softmax, norms and residual sums stay in float32, as under autocast, and so does an attention
+    mask: its largest values are infinite in bfloat16, and a fully masked row would be NaN.
+    Quantized ops are not changed: their precision is that of their quantized values.
 
-    Refuses: a product that computes in another type; constants that bfloat16 cannot hold; a summand
-    that is computed at run time, which may be such a mask.
+    Refuses: a product in another dtype; constants that overflow in bfloat16; a summand that is
+    computed at run time, which may be a mask.
     """
 
     name: ClassVar[str] = "narrow-floats"
     exactness = Exactness.LOSSY
 
     def run(self, program: StageGraph, context: RewriteContext) -> PassResult:
-        """Narrow every product, in one sweep."""
+        """Lower every product, in one sweep."""
         result = PassResult()
         session = RewriteSession(program, context)
         narrow = _Narrowing()
         for node in list(program.graph.nodes):
-            # What nothing reads is erased with its casts, which others may share.
+            # Dead nodes are erased together with their casts, which other products may share.
             if not node.users or not _is_float32_product(node):
                 continue
             miss = narrow.refusal(node)
@@ -81,34 +81,34 @@ class LowerPrecision(Pass):
         def edit(rw: Rewriter) -> None:
             rw.replace(node, narrow.product(node, rw))
 
-        # No check by values can hold what loses precision on request.
+        # A numeric check cannot pass a rewrite that loses precision on purpose.
         done = session.rewrite(self.name, node, edit, proof=None, event=fired)
         return isinstance(done, Applied)
 
 
 @dataclass(slots=True)
 class _Narrowing:
-    """The casts of one sweep: what several products read is cast once.
+    """The casts of one sweep; an operand of several products is cast once.
 
     Attributes:
-        constants: Constants in bfloat16, by the identity of the constant; ``None`` where it does
-            not hold them.
-        casts: Casts of what is computed at run time, which come before all later readers.
+        constants: Constants in bfloat16, by the identity of the constant; ``None`` where bfloat16
+            overflows.
+        casts: Casts of values computed at run time; each precedes all its later users.
     """
 
     constants: dict[int, torch.Tensor | None] = field(default_factory=dict)
     casts: dict[Node, Node] = field(default_factory=dict)
 
     def refusal(self, node: Node) -> Miss | None:
-        """Return why a product must stay as it is."""
+        """Return why a product must stay in float32."""
         summand = _summand(node)
         for operand in _operands(node):
             value = constant_of(operand)
             if value is not None and self._narrow(value) is None:
-                text = "{} has numbers that are infinite in bfloat16"
+                text = "{} has values that are infinite in bfloat16"
                 return Miss(MissCode.RANGE, operand, text, operand.target)
             if value is None and operand is summand:
-                text = "what is added to the product is computed at run time, and may be a mask"
+                text = "the summand is computed at run time, and may be a mask"
                 return Miss(MissCode.RANGE, operand, text)
         return None
 
@@ -125,7 +125,7 @@ class _Narrowing:
         value = constant_of(operand)
         if value is not None:
             narrowed = self._narrow(value)
-            assert narrowed is not None, "asked before"
+            assert narrowed is not None, "refusal() has checked the constant"
             return rw.constant(narrowed, f"{operand.target}_bfloat16")
         if operand not in self.casts:
             self.casts[operand] = rw.call(aten._to_copy.default, operand, dtype=torch.bfloat16)
@@ -152,14 +152,14 @@ def _is_real(node: Node) -> bool:
 
 
 def _operands(node: Node) -> list[Node]:
-    """Return what is narrowed: the real operands, without the mask of an attention."""
+    """Return the operands to cast: the float ones, without the mask of an attention."""
     mask = _summand(node) if is_call(node, _ATTENTION) else None
     used = dict.fromkeys(n for n in node.all_input_nodes if _is_real(n))
     return [n for n in used if n is not mask]
 
 
 def _summand(node: Node) -> Node | None:
-    """Return what is added to a product."""
+    """Return the summand of a product: a bias or a mask."""
     a = arguments(node)
     if is_call(node, aten.addmm.default):
         return optional_node(a["self"])

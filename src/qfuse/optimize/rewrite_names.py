@@ -6,14 +6,14 @@ from qfuse.optimize.lower_precision import LowerPrecision
 from qfuse.optimize.schedule import ATTENTION_RULES, FUSION_RULES, REWRITES
 
 FUSING = frozenset((*(rule.name for rule in FUSION_RULES), LowerPrecision.name))
-"""What grows one linear by what stands around it, and what narrows those that are left.
+"""Rules that extend one linear with its neighbors, and the pass that lowers float products.
 
-Everything else but `ATTENTION` moves, combines and merges, or enables fusions of ops that became
-adjacent that way: a norm or an activation and its quantize, two quantizations.
+All others except `ATTENTION` move, combine and merge, or enable fusions of ops that became
+adjacent: a norm or an activation and its quantize, two quantizations.
 """
 
 ATTENTION = frozenset(rule.name for rule in ATTENTION_RULES)
-"""What changes how attention reads its operands; no quantization has a part in it."""
+"""Rules that change how attention loads its operands; they do not involve quantization."""
 
 
 def rewrite_names() -> frozenset[str]:

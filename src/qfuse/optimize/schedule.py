@@ -1,4 +1,4 @@
-"""The order of the phases, in one place, each with the reason for its place."""
+"""The order of the phases of the optimize stage, each with the reason for its place."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.rewrite.rule import Rule
 
 MOVING_RULES: tuple[type[Rule[Any]], ...] = (
-    # Up: the choice of parameters first, so that the quantize that takes them can follow.
+    # Up: the choice of parameters first, so that the quantize that uses them can follow.
     LiftChoose,
     LiftQuantize,
-    # Down, below whatever `optimize/commute` has an answer for.
+    # Down, below every op that `optimize/commute` covers.
     SinkDequantize,
-    # Where the two meet, nothing is cheaper than one op for both, and that than two.
+    # Where the two meet: cancelling is cheapest, then one fused op, then two ops.
     CancelQuantize,
     FuseRange,
     FuseRequantize,
     LiftRequantize,
 )
-# A second round finds what equal nodes have hidden, a third hardly ever anything.
+# A second round finds what duplicate nodes have hidden; a third rarely finds anything.
 _ROUNDS = 4
-# A round in which nothing fires is the last; most programs need one or two.
+# A round in which no rule fires is the last; most programs need one or two.
 _SPLIT_ROUNDS = 16
 
 SPLIT_RULES: tuple[type[Rule[Any]], ...] = (CancelSplit, MergeSplits, SinkSplit)
@@ -93,15 +93,15 @@ REWRITES: tuple[type[Rule[Any] | Pass], ...] = (
 def move(
     program: StageGraph, context: RewriteContext, *, across_ranks: bool = False
 ) -> Counter[str]:
-    """Move quantization through movements until nothing changes; count what fired.
+    """Move quantization through movements until nothing changes; count the rules that fired.
 
-    Only what a rule refuses in the last round is told: before, it was refused for the time being.
+    Only the misses of the last round are logged: earlier ones may be resolved by a later round.
 
     Args:
         program: The graph.
         context: Prices, permissions and proof.
-        across_ranks: Send stored numbers and their parameters between ranks. Every rank has to
-            make the same rewrites then, or they wait for each other forever.
+        across_ranks: Send quantized values and their parameters between ranks. All ranks then have
+            to make the same rewrites, or they deadlock.
     """
     rules: list[type[Rule[Any]]] = list(MOVING_RULES)
     if across_ranks:
@@ -112,10 +112,10 @@ def move(
 def settle_rules(
     program: StageGraph, rules: Sequence[type[Rule[Any]]], context: RewriteContext
 ) -> Counter[str]:
-    """Apply rules and combine what has become equal, in turns, as :func:`move` does with all."""
+    """Alternate between ``rules`` and CSE until nothing changes; :func:`move` does so with all."""
     fired: Counter[str] = Counter()
     quiet = replace(context, log_misses=False)
-    # Of the last round alone: in front of another one, a rule refused for the time being.
+    # Only the misses of the last round: earlier ones may be resolved by the next round.
     left: list[Missed] = []
     apart: list[Missed] = []
     for _ in range(_ROUNDS):
@@ -124,7 +124,7 @@ def settle_rules(
         if not moved.modified:
             left = moved.missed
             break
-        # What has moved up to one value is quantized alike now, and may be one again.
+        # Quantizes that reached the same value are now duplicates, which CSE can combine.
         combined = Combine().run(program, quiet)
         fired += combined.fired
         apart = combined.missed
@@ -133,7 +133,7 @@ def settle_rules(
 
 
 def sink_splits(program: StageGraph, context: RewriteContext) -> Counter[str]:
-    """Bring splits down until nothing changes; count what fired.
+    """Sink splits until nothing changes; count the rules that fired.
 
     Isomorphic ops are looked for far below a split, so a change there does not re-enqueue it.
     """
@@ -164,40 +164,40 @@ def optimize(
     Args:
         program: The graph.
         context: Prices, permissions and proof.
-        float_dtype: ``torch.bfloat16`` narrows the float products that are left; anything else
-            keeps the source's types.
+        float_dtype: ``torch.bfloat16`` lowers the remaining float products; any other value keeps
+            the source's dtypes.
     """
     context = context or RewriteContext("optimize")
-    # What nothing reads would count as a reader.
+    # Dead nodes would count as users.
     GraphEditor(program.module).sweep()
     # First, so that the quantizes of siblings are one node and a shared dequantize is visible.
     Combine().run(program, context)
     # Quantize moves up, dequantize moves down, and where they meet they cancel. Before fusing, so
-    # that quantize stands right behind what computes, and dequantize right before what reads.
+    # that quantize is next to the producer, and dequantize next to the consumer.
     move(program, context)
     # Before fused ops exist, so that one pass serves linears of every kind.
     MergeLinears().run(program, context)
     MergeConvolutions().run(program, context)
-    # What is done alike on the parts of a merged result is done on the whole. Before fusing, so
-    # that a linear may take it into its epilogue.
+    # Isomorphic ops on the parts of a merged result become one op on the whole. Before fusing, so
+    # that a linear can fuse it into its epilogue.
     sink_splits(program, context)
-    # Then grow linears outward: operands, then what follows, in the order of the source.
+    # Then extend linears outward: operands first, then the epilogue, in the order of the source.
     for _ in range(_ROUNDS):
         apply_rules(program, [rule() for rule in FUSION_RULES], context)
-        # After linears, which take the residual sum in front of a norm, and the activation behind
-        # them, while they write anyway. What is left makes a pass of its own over memory.
+        # After linears, which fuse the residual sum before a norm, and the activation after the
+        # linear, into a result that they write anyway. What is left costs a pass over memory.
         apply_rules(program, [rule() for rule in RESULT_RULES], context)
-        # A dequantize that a fused linear has taken in is free to move for its other readers.
+        # A dequantize that was fused into a linear can now move for its other users.
         if not move(program, context):
             break
-    # After all that quantizes a product in the pass that computes it; what is left stays float.
+    # After all rules that fuse a quantized product; the remaining products stay float.
     apply_rules(program, [FuseGate()], context)
-    # What an op was moved in front of, it reads anew: the constants are one again.
+    # Ops that moved up load constants again; CSE makes these one.
     Combine().run(program, context)
-    # When no quantization is left that might cross the copies that repeat heads; before narrowing,
-    # so that keys and values are cast once and not once for each head that reads them.
+    # When no quantization is left that could cross the copies that repeat heads; before lowering
+    # precision, so that keys and values are cast once and not once per head.
     apply_rules(program, [rule() for rule in ATTENTION_RULES], context)
-    # After fusion, so that only what no fused op took is narrowed.
+    # After fusion, so that only products that no fused op covers are lowered.
     if float_dtype is torch.bfloat16:
         LowerPrecision().run(program, context)
     done = OptimizedGraph(program.module, program.signature, program.log)

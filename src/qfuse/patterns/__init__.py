@@ -1,1 +1,1 @@
-"""What models write in plain ATen that one op of qfuse computes, as patterns."""
+"""Patterns of plain ATen code that a fused op of qfuse can replace."""

@@ -1,4 +1,4 @@
-"""Which activation a call of ATen is, in the words of an epilogue."""
+"""Maps calls of ATen to the activations of an epilogue."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ ACTIVATION_OPS: tuple[OpOverload, ...] = (
     aten.clamp_min.default,
     aten.leaky_relu.default,
 )
-"""The ops that :func:`activation_of` may know."""
+"""The ops that :func:`activation_of` may support."""
 
 
 def activated(node: Node) -> Node:
-    """Return what an activation is applied to."""
+    """Return the operand of an activation."""
     a = arguments(node)
     return node_of(a["self"] if "self" in a else a["input"])
 
@@ -42,14 +42,14 @@ def _source(node: Node) -> Node | None:
 
 
 ACTIVATION = Step("activation", _source, ACTIVATION_OPS)
-"""A call that :func:`activation_of` may know."""
+"""A call that :func:`activation_of` may support."""
 
 
 def activation_of(node: Node) -> Act | None:
-    """Return the activation that a call is; ``None`` if the fused ops have no name for it.
+    """Return the activation that a call computes; ``None`` if the fused ops do not have it.
 
-    That is a clamp with one bound only other than zero from below, bounds that cross, and bounds
-    or slopes that are not numbers.
+    They do not have a clamp with a single bound other than a lower bound of zero, bounds that
+    cross, and bounds or slopes that are not numbers.
     """
     a = arguments(node)
     op = overload_of(node)
@@ -65,14 +65,14 @@ def activation_of(node: Node) -> Act | None:
 
 
 def _clamp(low: Argument, high: Argument) -> Act | None:
-    """A clamp at zero from below is a relu; one with two bounds is a hardtanh."""
+    """Map a lower bound of zero to relu, and two bounds to hardtanh."""
     if high is not None:
         return _bounded(low, high)
     return Act("relu") if isinstance(low, (int, float)) and low == 0 else None
 
 
 def _bounded(low: Argument, high: Argument) -> Act | None:
-    """Bounds the wrong way round give the upper one everywhere, which no activation does."""
+    """Refuse crossed bounds, with which a clamp is constant; no activation computes that."""
     act = _numbered("hardtanh", low, high)
     return act if act is not None and act.args[0] <= act.args[1] else None
 

@@ -1,4 +1,4 @@
-"""Casts between float types, as rules that look through them see them."""
+"""Casts between float dtypes, for rules that look through them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def besides_dtype(node: Node) -> list[str]:
 
 
 def cast_source(node: Node) -> Node | None:
-    """Return what ``node`` casts from one float type to another, or to the same; else ``None``.
+    """Return the operand of a cast between float dtypes, which may be equal; else ``None``.
 
-    A copy of the same type that makes a tensor dense that is not dense changes how its values lie
-    in memory: a library computes functions of them, and sums, by other formulas. It is not a cast.
+    A copy of the same dtype that makes a strided tensor dense is not a cast: libraries use other
+    formulas for functions and sums of a tensor with other strides, so the bits may change.
     """
     source = casts.cast_source(node)
     if is_call(node, aten.type_as.default):
@@ -44,13 +44,13 @@ def cast_source(node: Node) -> Node | None:
 
 
 def exact_cast_source(node: Node) -> Node | None:
-    """Return what ``node`` casts from one float type to one that holds all its values."""
+    """Return the operand of a cast to a float dtype that represents all its values."""
     source = cast_source(node)
     return source if source is not None and widens(dtype_of(source), dtype_of(node)) else None
 
 
 def exact_source(node: Node) -> Node:
-    """Return what is behind casts that keep every value."""
+    """Return the value behind casts that keep every value."""
     while (source := exact_cast_source(node)) is not None:
         node = source
     return node
@@ -59,7 +59,7 @@ def exact_source(node: Node) -> Node:
 _OPS = (aten._to_copy.default, aten.type_as.default)
 
 FLOAT_CAST = Step("cast", cast_source, _OPS)
-"""A cast from one float type to another."""
+"""A cast from one float dtype to another."""
 
 EXACT_CAST = Step("exact cast", exact_cast_source, _OPS)
 """A cast that keeps every value."""

@@ -1,4 +1,4 @@
-"""An activation with the roundings around it, alone or times a gate, as steps of an epilogue."""
+"""An activation, optionally times a gate, with the roundings around it, as epilogue ops."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from qfuse.rewrite.prelude import Miss, MissCode, Node, aten
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """What an activation computes.
+    """The computation of an activation.
 
     Attributes:
-        x: What it reads.
-        steps: The steps of its epilogue.
-        extras: What the steps name by number.
+        x: Its operand.
+        steps: The epilogue ops.
+        extras: The epilogue operands, to which the ops refer by index.
     """
 
     x: Node
@@ -50,15 +50,15 @@ class Gated:
 
     @property
     def epilogue(self) -> Epilogue:
-        """The steps."""
+        """The epilogue ops as an epilogue."""
         return Epilogue(self.steps)
 
     def then(self, step: Step, *extras: Node) -> Gated:
-        """Return this with one more step."""
+        """Return this with one more epilogue op."""
         return Gated(self.x, (*self.steps, step), (*self.extras, *extras))
 
     def rounded(self, path: Path | None) -> Gated:
-        """Return this with every rounding on a path, one after the other."""
+        """Return this with all roundings on a path, in order."""
         found = self
         for _, node in () if path is None else path.steps:
             params = _trip(node)
@@ -70,7 +70,7 @@ class Gated:
         return found
 
     def times(self, up: Path) -> Gated:
-        """Return this times ``up``, or times what ``up`` rounds."""
+        """Return this times ``up``, or times the value that ``up`` rounds."""
         params = _trip(up.top) if len(up.steps) == 1 else None
         at = len(self.extras)
         if params is None or _has_other_users(up.top):
@@ -80,9 +80,9 @@ class Gated:
 
 
 def _trip(y: Node) -> QuantParams | None:
-    """Return the given parameters with which ``y`` was quantized and dequantized, if it was.
+    """Return the static parameters of the round trip that ``y`` ends, if it ends one.
 
-    A step has scales of one level: with two, ``y`` is a value like any other.
+    An epilogue op has scales of one level: with two, ``y`` is treated as any other value.
     """
     dequantize = as_dequantize(y)
     quantize = None if dequantize is None else as_quantize(dequantize.q)
@@ -106,21 +106,21 @@ def _two_level_source(y: Node) -> Node | None:
 
 
 def _activated_linear(node: Node) -> Node | None:
-    """Return a linear that gives a float with an activation in its epilogue."""
+    """Return a linear with a float result and an activation in its epilogue."""
     linear = as_fused_linear(node)
     own = () if linear is None or linear.out_params is not None else linear.epilogue.steps
     return node if any(isinstance(step, Act) for step in own) else None
 
 
 def _round(params: QuantParams, at: int) -> tuple[Round, tuple[Node, ...]]:
-    """Return the step of which the parameters are the extras from number ``at`` on."""
+    """Return the epilogue op whose parameters are the extras from index ``at`` on."""
     if params.zero_point is None:
         return Round(at, None, params.spec), (params.scale,)
     return Round(at, at + 1, params.spec), (params.scale, params.zero_point)
 
 
 def _has_other_users(up: Node) -> bool:
-    """Whether a value that was quantized and dequantized, or what lies between, has other users."""
+    """Whether the result of a round trip, or its quantized values, have other users."""
     return len(up.users) > 1 or len(up.all_input_nodes[0].users) > 1
 
 
@@ -128,7 +128,7 @@ X, ACT = V("x"), Capture[Act]("act")
 GATE, UP = Capture[Node]("gate"), Capture[Node]("up")
 GATED = Capture[Gated]("gated")
 _LINEAR = Read[Node]("linear", _activated_linear, "linear with an activation")
-# The roundings in front of the activation, behind it, on the other factor, and behind the product.
+# The roundings before and after the activation, on the other factor, and after the product.
 _BEFORE, _BEHIND = Capture[Path]("before"), Capture[Path]("behind")
 _OTHER, _LAST = Capture[Path]("other"), Capture[Path]("last")
 
@@ -144,7 +144,7 @@ def _is_float(x: Node) -> bool:
 
 @guard(
     MissCode.GRANULARITY,
-    "the activation is rounded with scales of a second level, which a step does not have",
+    "the activation is rounded with scales of a second level, which no epilogue op supports",
 )
 def _has_one_level() -> bool:
     return False
@@ -181,7 +181,7 @@ def _gated(match: Match, node: Node) -> Gated | Miss:
 
 
 def _halves(found: Gated, up: Node) -> Gated | None:
-    """View an activation of one half of a tensor, times the other half, as one step."""
+    """View an activation of one half of a tensor, times the other half, as one epilogue op."""
     act = found.steps[0] if len(found.steps) == 1 else None
     halves = halves_of(found.x, up)
     if halves is None or not isinstance(act, Act):
@@ -190,7 +190,7 @@ def _halves(found: Gated, up: Node) -> Gated | None:
 
 
 def _shared(y: Node, found: Gated) -> Miss | None:
-    """Refuse values between what the activation reads and ``y`` that have other users."""
+    """Refuse values between the operand of the activation and ``y`` that have other users."""
     stack, parts = [y], any(isinstance(step, Glu) for step in found.steps)
     while stack:
         node = stack.pop()
@@ -212,7 +212,7 @@ _ACTIVATION = Either(
     Via(_INPUT, ACTIVATION).core().given(let(ACT, _act)),
     Via(through(Via(V(""), ACTIVATION).core(), *_ROUNDINGS), _TWO_LEVELS).given(_has_one_level),
 )
-# The other factor first: a product with a number has none.
+# The other factor first: a product with a number does not have one, so it is no near miss.
 _PRODUCT = op(
     aten.mul.Tensor,
     other=through(V(""), *_ROUNDINGS, path=_OTHER).named(UP.label),
@@ -220,10 +220,10 @@ _PRODUCT = op(
 ).given(check(_refuse_factors))
 
 A_PRODUCT = _PRODUCT.given(let(GATED, _gated))
-"""``act(g) * u`` with roundings in between: ``GATED``. The left side is the gate if both may be.
+"""``act(g) * u`` with roundings in between: ``GATED``. If both factors match, the left is the gate.
 
-Values on the way have no other users. What a linear has in its epilogue is left there.
+Intermediate values have no other users. Activations in a linear's epilogue are left there.
 """
 
 A_GATED = through(Either(_ACTIVATION, _PRODUCT), *_ROUNDINGS, path=_LAST).given(let(GATED, _gated))
-"""``act(x)`` or ``act(g) * u`` with roundings in between and behind: ``GATED``."""
+"""``act(x)`` or ``act(g) * u`` with roundings in between and after: ``GATED``."""

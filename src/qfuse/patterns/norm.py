@@ -1,4 +1,4 @@
-"""RMS and layer norms in all spellings whose bits ``ir/ops/norm_spec.py`` computes."""
+"""RMS and layer norms in all spellings that ``ir/ops/norm_spec.py`` computes bit for bit."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ from qfuse.rewrite.prelude import Miss, MissCode, Node, arguments, aten
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A norm that was recognized.
+    """A norm that was matched.
 
     Attributes:
         node: Its result.
-        x: What is normalized, without casts that keep its values.
-        weight: What the result is multiplied by.
-        bias: What is added to it.
-        spec: How it is computed.
+        x: The value that is normalized, before casts that keep its values.
+        weight: The weight that scales the result.
+        bias: The bias that is added to it.
+        spec: The arithmetic.
         layer: Whether it is a layer norm; otherwise an RMS norm.
         inner: The nodes between ``x`` and the result.
         casts: The casts of ``x`` that keep its values: they may have other users.
@@ -76,7 +76,7 @@ class Norm:
     casts: tuple[Node, ...] = ()
 
     def dying(self) -> frozenset[Node]:
-        """Return the nodes that nothing needs any more once another op gives the result."""
+        """Return the nodes that are dead once another op computes the result."""
         gone = {self.node, *self.inner}
         pending = [c for c in self.casts if c not in gone]
         while found := [c for c in pending if all(user in gone for user in c.users)]:
@@ -95,7 +95,7 @@ NORM = Capture[Norm]("norm")
 
 
 def _inner(found: Match) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """Return the nodes from the last that is captured down to ``X``, and the casts of ``X``."""
+    """Return the nodes from the last captured value down to ``X``, and the casts of ``X``."""
     captured = (found.get(each) for each in (END, SHIFTED, SCALED, ROUNDED, PRODUCT))
     ends = [node for node in captured if node is not None]
     nodes, stack = dict.fromkeys(ends), ends[-1:]
@@ -126,13 +126,13 @@ def _has_axes(spread: Node, centred: Node, centred_source: Node | None) -> bool:
     return all(reduced_axes(each) == reduced_axes(spread) for each in means)
 
 
-@guard(MissCode.DTYPE, "mean and variance are computed in different types")
+@guard(MissCode.DTYPE, "mean and variance are computed in different dtypes")
 def _has_types(source: Node, centred: Node, centred_source: Node | None) -> bool:
     nodes = [n for n in (source, centred, centred_source) if n is not None]
     return len({dtype_of(n) for n in nodes}) == 1
 
 
-@guard(MissCode.PATTERN, "what is divided by the root is centred")
+@guard(MissCode.PATTERN, "the value divided by the root is centred")
 def _is_not_centred(x: Node) -> bool:
     return isinstance(match(_ANY_CENTRED, x), Miss)
 
@@ -146,7 +146,7 @@ def _refuse_operand(match: Match, node: Node, x: Node, operand: Node) -> Miss | 
         told = tuple(shape_of(operand)), tuple(shape_of(x))
         return Miss(MissCode.SHAPE, operand, text, *told)
     if not shape_of(operand) and dtype_of(operand) != dtype_of(node):
-        # Whether torch rounds a scalar to the type of the product depends on which side it is on.
+        # Whether torch rounds a scalar to the product's dtype depends on its side of the product.
         text = "a scalar of {} for values of {}"
         types = dtype_name(dtype_of(operand)), dtype_name(dtype_of(node))
         return Miss(MissCode.DTYPE, operand, text, *types)
@@ -165,7 +165,7 @@ def _refuse_bias(match: Match, node: Node, x: Node, bias: Node) -> Miss | None:
 
 def _written_out(match: Match, node: Node) -> Norm:
     axes = reduced_axes(match[SPREAD])
-    assert axes is not None, "the pattern says so"
+    assert axes is not None, "the pattern matches only reductions over the last axes"
     spec = NormSpec(
         axes,
         match[EPS_VALUE],
@@ -195,7 +195,7 @@ def _one_op(match: Match, node: Node, call: Node, x: Node) -> Norm | Miss:
         return Miss(MissCode.ARGUMENT, call, "eps is {}", eps)
     weight, bias = optional_node(a["weight"]), optional_node(a.get("bias"))
     if not layer and out != own != _promoted(wide, weight):
-        # There is one place for a rounding at the end.
+        # A spec has only one rounding at the end.
         text = "the norm is rounded to {} and then to {}"
         return Miss(MissCode.DTYPE, node, text, dtype_name(own), dtype_name(out))
     statistic = Statistic.WHOLE if layer else Statistic.SQUARES
@@ -235,7 +235,7 @@ def _maybe_cast(value: Pattern) -> Pattern:
 
 
 def _divided(value: Pattern, spread: Pattern) -> Pattern:
-    """Return the pattern of ``value`` divided by the root of ``spread``; the root comes first."""
+    """Return the pattern of ``value`` divided by the root of ``spread``; match the root first."""
     by, below = (_maybe_cast(f(spread)).named(FACTOR.label) for f in (inverse_root, divisor))
     divided = Either(
         op(aten.mul.Tensor, other=by, self=value), op(aten.div.Tensor, other=below, self=value)
@@ -274,7 +274,7 @@ A_NORM = Either(
     _maybe_cast(_TORCH_NORM).given(let(NORM, _one_op)),
     _maybe_cast(_SHIFTED).named(END.label).given(let(NORM, _written_out)),
 )
-"""A norm with the weight, the bias and the cast behind it: ``NORM``.
+"""A norm with the weight, the bias and the cast after it: ``NORM``.
 
-The users of the values inside are not looked at.
+The users of intermediate values are not checked.
 """

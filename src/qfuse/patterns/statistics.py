@@ -1,6 +1,6 @@
-"""The parts of a norm that is written in plain ATen: means, variances, roots, and what is centred.
+"""The parts of a norm in plain ATen: means, variances, roots and centred values.
 
-Each function returns a pattern. A root is the core: what has none is not nearly a norm.
+Each function returns a pattern. A root is the core: code without one is not a near miss of a norm.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from qfuse.rewrite.pattern import (
 from qfuse.rewrite.prelude import Miss, MissCode, Node, arguments, aten
 
 X = V("x", REALS)
-"""What is normalized, without casts that keep its values."""
+"""The value that is normalized, before casts that keep its values."""
 
 SOURCE = Capture[Node]("source")
-"""What the mean of squares or the variance is of, in the type of the statistics."""
+"""The operand of the mean of squares or the variance, in the dtype of the statistics."""
 
 SPREAD = Capture[Node]("spread")
 """The mean of squares, or the variance."""
 
 CENTRED, CENTRED_SOURCE = Capture[Node]("centred"), Capture[Node]("centred_source")
-"""The differences from the mean: what is scaled, and what is squared for the variance."""
+"""The differences from the mean: the ones that are scaled, and those squared for the variance."""
 
 EPS, EPS_VALUE = Arg("eps"), Capture[float]("eps_value")
 ROOT, STATISTIC = Capture[Root]("root"), Capture[Statistic]("statistic")
 
 
 def reduced_axes(node: Node) -> int | None:
-    """Return how many axes a mean or variance is over, if they are the last ones."""
+    """Return the number of axes that a mean or variance reduces, if they are the last ones."""
     a = arguments(node)
     dims, rank = a["dim"], len(shape_of(node_of(a["self"])))
     dims = [dims] if isinstance(dims, int) else dims
@@ -64,10 +64,10 @@ def reduced_axes(node: Node) -> int | None:
 
 
 def _refuse_reduction(node: Node) -> Miss | None:
-    """Refuse a mean or variance that is not over the last axes, or that drops them."""
+    """Refuse a mean or variance that does not reduce the last axes, or that drops them."""
     a = arguments(node)
     if a.get("dtype") not in {None, dtype_of(node_of(a["self"]))}:
-        text = "the mean is computed in another type than its source"
+        text = "the mean is computed in another dtype than its source"
         return Miss(MissCode.DTYPE, node, text)
     if a["keepdim"] is not True:
         text = "keepdim is False, so it broadcasts along other axes"
@@ -78,7 +78,7 @@ def _refuse_reduction(node: Node) -> Miss | None:
     return None
 
 
-@guard(MissCode.ARGUMENT, "the variance has a correction, that of a layer norm has none")
+@guard(MissCode.ARGUMENT, "the variance has a correction, and that of a layer norm does not")
 def _is_biased(node: Node) -> bool:
     a = arguments(node)
     if is_call(node, aten.var.dim):
@@ -93,7 +93,7 @@ def _is_square(node: Node) -> bool:
     return exact_source(left) is exact_source(right) and dtype_of(left) == dtype_of(right)
 
 
-@guard(MissCode.DTYPE, "the mean is subtracted in another type")
+@guard(MissCode.DTYPE, "the mean is subtracted in another dtype")
 def _keeps_type(node: Node) -> bool:
     return dtype_of(node) == dtype_of(node_of(arguments(node)["other"]))
 
@@ -133,7 +133,7 @@ def centred(difference: Capture[Node]) -> Pattern:
 
 
 def inverse_root(spread: Pattern) -> Pattern:
-    """Return the pattern of what a tensor is multiplied by."""
+    """Return the pattern of the factor of a tensor: one over the root."""
     spread = _with_eps(spread)
     root = _square_root(spread)
     below = Either(op(aten.reciprocal.default, root), op(aten.div.Tensor, 1, root))
@@ -146,7 +146,7 @@ def inverse_root(spread: Pattern) -> Pattern:
 
 
 def divisor(spread: Pattern) -> Pattern:
-    """Return the pattern of what a tensor is divided by."""
+    """Return the pattern of the divisor of a tensor: the root."""
     return _square_root(_with_eps(spread)).given(bind(ROOT, Root.DIVIDE))
 
 
@@ -155,7 +155,7 @@ def _square_root(of: Pattern) -> Pattern:
 
 
 def _power(of: Pattern, exponent: float) -> Pattern:
-    # The exponent first: other powers are not roots.
+    # The exponent is matched first: other powers are not roots, so not near misses.
     return op(aten.pow.Tensor_Scalar, exponent=Literal(exponent).core(), self=of)
 
 
@@ -173,10 +173,10 @@ def _eps(node: Node, spread: Node, eps: Argument) -> float | Miss:
     if not 0 <= value < math.inf:
         return Miss(MissCode.ARGUMENT, node, "eps is {}", value)
     if dtype_of(node) != own or len(shape_of(node)) != len(shape_of(spread)):
-        return Miss(MissCode.DTYPE, node, "eps changes the type of the variance")
-    # Whether a tensor is rounded to a narrow type before it is added is up to the kernel.
+        return Miss(MissCode.DTYPE, node, "eps changes the dtype or rank of the variance")
+    # Kernels differ in whether they round a tensor to a narrow dtype before adding it.
     narrow = isinstance(eps, Node) and not widens(torch.float32, own)
     if narrow and torch.tensor(value, dtype=own).item() != value:
-        text = "eps is a tensor, and not a number of {}"
+        text = "eps is a tensor, and not exact in {}"
         return Miss(MissCode.DTYPE, node, text, dtype_name(own))
     return value

@@ -175,4 +175,4 @@ def test_refuses_queries_that_are_spread(shape: tuple[int, ...]) -> None:
     miss = only_miss(g.done(out), FuseRepeatedHeads)
 
     assert (miss.code, miss.at) == (MissCode.SHAPE, out)
-    assert "are spread over keys" in miss.reason
+    assert "broadcast against keys" in miss.reason

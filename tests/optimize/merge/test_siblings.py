@@ -15,6 +15,6 @@ def test_the_reason_names_the_sibling_and_what_differs() -> None:
     reasons = [miss.reason for _, miss in merge(program, b=2).misses]
 
     assert reasons == [
-        f"of its siblings %{second} is nearest, and differs in padding ((1, 0), not (0, 0))",
-        f"of its siblings %{first} is nearest, and differs in padding ((0, 0), not (1, 0))",
+        f"the closest of its siblings, %{second}, differs in padding ((1, 0), not (0, 0))",
+        f"the closest of its siblings, %{first}, differs in padding ((0, 0), not (1, 0))",
     ]

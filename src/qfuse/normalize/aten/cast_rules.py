@@ -1,4 +1,4 @@
-"""The dialect of casts that autocast puts around quantization, which absorbs them."""
+"""The dialect of casts that autocast inserts around quantize and dequantize, which absorb them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dialect of plain ATen: linears, weight-only and integer linears, quantization by hand."""
+"""The dialect of plain ATen: linears of all kinds, and hand-written quantization."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from qfuse.normalize.aten.views.sink_view import SinkView
 from qfuse.rewrite.rule import Rule
 
 _RULES: tuple[type[Rule[Any]], ...] = (
-    # Every spelling of a linear becomes one.
+    # Every spelling of a linear becomes `aten.linear`.
     *LINEAR_FROM.values(),
-    # Products of quantized values with all that scales and shifts them; then those of integers
-    # that are not scaled, which have to be right.
+    # Products of quantized values with all their scales and corrections; then the remaining integer
+    # products, which have to be correct on every machine.
     FuseScaledProduct,
     ExactIntMm,
     IntMmShift,
@@ -38,7 +38,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     ChooseChain,
     DequantizeChain,
     RegroupDequantize,
-    # Movement: one spelling, whatever undoes itself goes, and weights end in constants.
+    # Movement: one spelling; views and copies that cancel are dropped, and weights are constants.
     ExpandMovement,
     DropCopy,
     DropView,

@@ -1,1 +1,1 @@
-"""Importers: each source dialect of quantization becomes the canonical ops."""
+"""Importers: rules that turn the quantization ops of each source dialect into canonical ops."""

@@ -1,4 +1,4 @@
-"""Rules for ops that choose a scale and a zero point: their site and their edit."""
+"""Shared code of the rules for ops that choose a scale and a zero point."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class ChooseSite:
     """A source op that chooses parameters.
 
     Attributes:
-        x: What it reads.
-        spec: What it computes.
+        x: Its operand.
+        spec: Its computation.
         results: The nodes of its results, each with its index: 0 is the scale, 1 the zero point.
     """
 
@@ -30,28 +30,28 @@ class ChooseSite:
 
 
 class ChooseRule(SourceRule[ChooseSite], ABC):
-    """Replaces a source op by ``qfuse.choose_qparams``, which gives one entry per block.
+    """Replaces a source op by ``qfuse.choose_qparams``, which returns one entry per block.
 
-    Readers that want another shape get a view; those that are normalized later see through it.
+    Users that need another shape get a view; rules that match them later look through it.
     """
 
     def rewrite(self, site: ChooseSite, rw: Rewriter) -> None:
-        """Choose canonically, and give every reader the shape that it had."""
+        """Add the canonical op, and restore the shape of every result."""
         chosen = rw.call(ops.choose_qparams, site.x, str(site.spec))
         for index, old in site.results:
             rw.replace(old, reshaped(rw, rw.item(chosen, index), shape_of(old)))
 
 
 def results_of(node: Node, count: int = 2) -> tuple[tuple[int, Node], ...]:
-    """Return the results of an op that gives ``count`` tensors, as far as somebody reads them.
+    """Return those results of an op with ``count`` results that have users.
 
     Raises:
-        RefusedError: The tuple itself is read.
+        RefusedError: The tuple itself has a user.
     """
     found = []
     for user in node.users:
         if user.target is not operator.getitem or not isinstance(user.args[1], int):
-            text = "its {} results are read together"
+            text = "its {} results are used as one tuple"
             raise RefusedError(MissCode.PATTERN, user, text, count)
         found.append((user.args[1] % count, user))
     return tuple(found)

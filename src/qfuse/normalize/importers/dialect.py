@@ -1,6 +1,7 @@
-"""What a source dialect is, and how third parties add theirs.
+"""Source dialects, and the entry point by which third parties add theirs.
 
-A dialect is a set of rules that turn the ops of some namespaces into canonical ones. A package
+A dialect is a set of rules that turn ops of some namespaces into canonical ones. A package adds
+a dialect with an entry point::
 adds one with an entry point::
 
     [project.entry-points."qfuse.dialects"]
@@ -28,13 +29,13 @@ class Dialect:
 
     Attributes:
         name: Unique name.
-        rules: Gives the rules; called once per graph.
-        namespaces: Namespaces of the ops that it owns. What is left of them in a graph is named
-            in the report.
+        rules: Returns the rules; called once per graph.
+        namespaces: Namespaces of the ops that it owns. Those of its ops that remain in a graph are
+            named in the report.
         limits: Why an op, by the name ``namespace::op``, has no canonical form: for the report.
-        spell: Gives rules that write canonical ops as ops of the dialect, the other way round; it
-            is told which op each node of the source called, by the node's name. For
-            :mod:`qfuse.passes`; ``None`` if nobody has written them.
+        spell: Returns the inverse rules, from canonical ops to ops of the dialect; its argument
+            maps the name of each source node to the op that it called. For :mod:`qfuse.passes`;
+            ``None`` if the dialect has no such rules.
     """
 
     name: str
@@ -48,7 +49,7 @@ def discover(group: str = ENTRY_POINT_GROUP) -> tuple[Dialect, ...]:
     """Load the dialects of installed packages, in the order of their names.
 
     Raises:
-        NormalizeError: An entry point cannot be loaded or is no dialect.
+        NormalizeError: An entry point cannot be loaded or is not a dialect.
     """
     points = sorted(entry_points(group=group), key=lambda p: (p.name, p.value))
     return tuple(map(_load, dict.fromkeys(points)))

@@ -1,4 +1,4 @@
-"""Errors about a source graph, with the place in the user's source."""
+"""Errors about a source graph, with the location in the user's source."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def cannot_run(
     *,
     kind: type[E] = NormalizeError,  # type: ignore[assignment]
 ) -> E:
-    """Return the error for a call that its own op would reject when it runs."""
+    """Return the error for a call that its own op would reject at run time."""
     return kind(what, where=where(node), fix=fix)
 
 
 def where(node: Node) -> str:
-    """Say where ``node`` comes from: its op, its module, and the line of user code."""
+    """Return the location of ``node``: its op, its module, and the line of user code."""
     place = place_of(node)
     known = [part for part in (place.module, place.source) if part]
     return f"{place.op} %{place.node}" + (f" in {', '.join(known)}" if known else "")

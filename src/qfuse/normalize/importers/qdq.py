@@ -1,4 +1,4 @@
-"""Rules for quantize- and dequantize-like ops: their site, their edit, and what they must check."""
+"""Shared code of the rules for quantize and dequantize ops: their site, edit and checks."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _DECOMPOSED_STORAGE = (*STORAGE_DTYPES, torch.uint16)
 
 
 class Recipe(Protocol):
-    """How to make the node of a scale or zero point."""
+    """How to build the node of a scale or zero point."""
 
     def build(self, rw: Rewriter, hint: str) -> Node:
-        """Make it; ``hint`` names it if it is new."""
+        """Build the node; ``hint`` names it if it is new."""
 
 
 @dataclass(frozen=True, slots=True)
 class QdqSite:
-    """A source op that quantizes or dequantizes, in the canonical terms.
+    """A source op that quantizes or dequantizes, in canonical terms.
 
     Attributes:
         node: The source op.
-        value: What it reads: real numbers for a quantize, stored ones for a dequantize.
+        value: Its operand: float values for a quantize, quantized values for a dequantize.
         scale: Its scale.
-        zero_point: Its zero point, if it has one that is not zero.
-        spec: Everything else.
+        zero_point: Its zero point, if it has a nonzero one.
+        spec: The rest of the encoding.
     """
 
     node: Node
@@ -69,24 +69,25 @@ class QdqRule(SourceRule[QdqSite], ABC):
         zero = None
         if site.zero_point is not None:
             zero = site.zero_point.build(rw, f"{name}_zero_point")
-        # It computes the very value of the source op, so there is nothing to infer.
+        # The canonical op computes the same value as the source op, so its type need not be
+        # inferred.
         args = (site.value, scale, zero, str(site.spec))
         rw.replace(site.node, rw.replay(self.op, args, {}, site.node.meta["val"]))
 
 
 def code_range(node: Node, low: Argument, high: Argument) -> Bounds:
-    """Return the range of stored numbers that a source op names.
+    """Return the range of quantized values that a source op names.
 
     Raises:
-        RefusedError: It is no pair of integers that is known now.
+        RefusedError: It is not a pair of integers that are known at compile time.
     """
     ends = []
     for name, value in (("least", low), ("greatest", high)):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            text = "the {} stored number is not known before run time"
+            text = "the {} quantized value is not known before run time"
             raise RefusedError(MissCode.NOT_CONSTANT, node, text, name)
         if value != int(value):
-            text = "the {} stored number is no integer: {}"
+            text = "the {} quantized value is not an integer: {}"
             raise RefusedError(MissCode.RANGE, node, text, name, value)
         ends.append(int(value))
     return ends[0], ends[1]
@@ -99,10 +100,10 @@ def make_spec(
     real: torch.dtype,
     arithmetic: Arithmetic,
 ) -> QuantSpec:
-    """Return the spec of an edge.
+    """Return the spec of a quantize or dequantize.
 
     Raises:
-        RefusedError: The canonical language cannot say it.
+        RefusedError: A canonical spec cannot express it.
     """
     dtype, codes = storage
     if dtype not in STORAGE_DTYPES:
@@ -114,16 +115,16 @@ def make_spec(
         raise RefusedError(MissCode.RANGE, node, text, *codes, dtype_name(dtype))
     for name, kind in (("real side", real), ("arithmetic", arithmetic.compute)):
         if kind not in REALS:
-            text = "its {} is {}, which the language does not have"
+            text = "its {} is {}, which canonical ops do not support"
             raise RefusedError(MissCode.DTYPE, node, text, name, dtype_name(kind))
     return QuantSpec(dtype, *codes, block, real, arithmetic)
 
 
 def check_codes(node: Node, dtype: torch.dtype, codes: Bounds) -> None:
-    """Check a range as an op of the ``quantized_decomposed`` namespace does when it runs.
+    """Check a range as an op of the ``quantized_decomposed`` namespace does at run time.
 
     Raises:
-        NormalizeError: The op does not store this type, or the range exceeds it.
+        NormalizeError: The op does not support the dtype, or the range exceeds it.
     """
     if dtype not in _DECOMPOSED_STORAGE:
         raise cannot_run(node, f"it does not store {dtype_name(dtype)}")
@@ -134,10 +135,10 @@ def check_codes(node: Node, dtype: torch.dtype, codes: Bounds) -> None:
 
 
 def check_stored(node: Node, q: Node, dtype: torch.dtype) -> None:
-    """Check that a dequantize names the dtype that it gets, as its op does when it runs.
+    """Check that a dequantize names the dtype of its operand, as its op does at run time.
 
     Raises:
-        NormalizeError: It does not.
+        NormalizeError: It names another dtype.
     """
     if dtype_of(q) != dtype:
         given = dtype_name(dtype_of(q))
@@ -145,21 +146,21 @@ def check_stored(node: Node, q: Node, dtype: torch.dtype) -> None:
 
 
 def check_rounds_nothing(node: Node, dtype: torch.dtype) -> None:
-    """Check that a quantize that rounds to integers is not one to a float type.
+    """Check that a quantize that rounds to integers does not store a float dtype.
 
     Raises:
-        RefusedError: It is; the canonical op rounds to the float type, not to integers.
+        RefusedError: It does; the canonical op rounds to the float dtype, not to integers.
     """
     if dtype.is_floating_point:
-        text = "it rounds to integers before {}, which the language does not say"
+        text = "it rounds to integers before {}, which canonical ops do not support"
         raise RefusedError(MissCode.ARITHMETIC, node, text, dtype_name(dtype))
 
 
 def check_clamp(node: Node, spec: QuantSpec) -> None:
-    """Check that a quantize's bounds are numbers of the type that it clamps in.
+    """Check that a quantize's bounds are exact in the dtype in which it clamps.
 
-    Any other bound is rounded out of the storage type, and the conversion of what it lets through
-    is undefined: it differs between kernels.
+    Any other bound is rounded out of the storage dtype, and converting a value out of range is
+    undefined: it differs between kernels.
 
     Raises:
         RefusedError: They are not.
@@ -174,25 +175,25 @@ def check_clamp(node: Node, spec: QuantSpec) -> None:
 
 
 def check_zero_point_dtype(zero_point: Node, compute: torch.dtype) -> None:
-    """Check that a zero point does not lift the source's arithmetic above ``compute``.
+    """Check that a zero point does not promote the source's arithmetic beyond ``compute``.
 
     Raises:
         RefusedError: It does.
     """
     dtype = dtype_of(zero_point)
     if promoted(zero_point, compute, dtype) != compute:
-        text = "the zero point is {}, so that the source goes on in another type than {}"
+        text = "the zero point is {}, so the source computes in a dtype other than {}"
         raise RefusedError(MissCode.DTYPE, zero_point, text, dtype_name(dtype), dtype_name(compute))
 
 
 def check_subtraction(q: Node, zero_point: Node | None, compute: torch.dtype) -> None:
-    """Check a dequantize that takes ``q - zero_point`` in the common type of the two.
+    """Check a dequantize that computes ``q - zero_point`` in the common dtype of the two.
 
-    It does so before it converts to the type of the scale; the canonical op converts first. An
-    integer type that is too narrow wraps, and a float type rounds.
+    It subtracts before it converts to the dtype of the scale; the canonical op converts first. An
+    integer dtype that is too narrow wraps, and a float dtype rounds.
 
     Raises:
-        RefusedError: The two ways may differ.
+        RefusedError: The two orders may differ.
     """
     if zero_point is None:
         return
@@ -208,9 +209,9 @@ def check_subtraction(q: Node, zero_point: Node | None, compute: torch.dtype) ->
 
 
 def exact_difference(q: Node, zero_point: Node | int, within: torch.dtype) -> bool:
-    """Whether ``q``, ``zero_point`` and ``q - zero_point`` are surely exact in ``within``."""
+    """Whether ``q``, ``zero_point`` and ``q - zero_point`` are always exact in ``within``."""
     low, high = exact_integers(within)
-    # Dtypes tell enough nearly always; looking at values costs reading them.
+    # Dtypes decide nearly always; comparing values costs reading them.
     for look in (False, True):
         stored = bounds_of(q, look=look)
         zero: Bounds | None

@@ -1,8 +1,8 @@
-"""Scales and zero points on their way from a source's shape to one entry per block.
+"""Conversion of scales and zero points from a source's shape to one entry per block.
 
-Sources give them as Python numbers, with one rank less, flat, or as columns. Here each becomes a
-tensor in the rank of the data: a literal becomes a constant, a constant a new constant, and what
-is computed at run time is reshaped by views.
+Sources have them as Python numbers, with one rank less, flat, or as columns. Here each becomes a
+tensor in the rank of the data: a literal becomes a constant, a constant another constant, and a
+tensor that is computed at run time is reshaped by views.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qfuse.rewrite.prelude import MissCode, Node, Rewriter, arguments, aten
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A scale or zero point, and what it must become.
+    """A scale or zero point, and the shape and dtype that it needs.
 
     Attributes:
         source: The node that holds it, or the tensor itself if it was a literal.
@@ -61,7 +61,7 @@ class Param:
 
 
 def literal(value: Argument, data: Node, dtype: torch.dtype) -> Param | None:
-    """Return a Python number as one entry in the rank of ``data``; ``None`` if it is no number."""
+    """Return a Python number as one entry in the rank of ``data``; ``None`` for other values."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     fake = tensor_of(data)
@@ -73,14 +73,14 @@ def fit(at: Node, param: Node, grid: Sequence[Size], what: str = "scale") -> Par
     """Match ``param`` to the shape ``grid``, element by element in row-major order.
 
     Args:
-        at: The source op that reads it.
-        param: The tensor as the source gives it.
+        at: The source op that uses it.
+        param: The tensor of the source.
         grid: The shape that the canonical op needs.
-        what: How to call it in an error.
+        what: Its name in errors.
 
     Raises:
-        BlockError: It cannot fit, whatever the symbols are.
-        RefusedError: It is not known whether it fits, or there is no view that makes it fit.
+        BlockError: It cannot fit, whatever the symbolic sizes are.
+        RefusedError: It is not known whether it fits, or no view makes it fit.
     """
     node = without_reshapes(param, grid)
     have, want = shape_of(node), tuple(grid)
@@ -106,11 +106,11 @@ def fit(at: Node, param: Node, grid: Sequence[Size], what: str = "scale") -> Par
 
 
 def fit_zero_point(at: Node, param: Node | None, grid: Sequence[Size]) -> Param | None:
-    """Match a zero point; one that is known to be zero everywhere is ``None``: there is none.
+    """Match a zero point; one that is a known zero everywhere becomes ``None``.
 
     Raises:
-        BlockError: It cannot fit, whatever the symbols are.
-        RefusedError: It is not known whether it fits, or there is no view that makes it fit.
+        BlockError: It cannot fit, whatever the symbolic sizes are.
+        RefusedError: It is not known whether it fits, or no view makes it fit.
     """
     if param is None:
         return None
@@ -119,10 +119,10 @@ def fit_zero_point(at: Node, param: Node | None, grid: Sequence[Size]) -> Param 
 
 
 def check_float(scale: Node) -> None:
-    """Check that a scale is of a float type.
+    """Check that a scale has a float dtype.
 
     Raises:
-        RefusedError: It is not.
+        RefusedError: It has another dtype.
     """
     if not dtype_of(scale).is_floating_point:
         text = "the scale is {}"
@@ -130,7 +130,7 @@ def check_float(scale: Node) -> None:
 
 
 def without_reshapes(node: Node, shape: Sequence[Size]) -> Node:
-    """Go up through reshapes to a node that already has ``shape``, if there is one."""
+    """Return the node above the reshapes that already has ``shape``, or ``node``."""
     seen = node
     while not same_shape(shape_of(seen), shape):
         if not is_call(seen, *RESHAPES):
@@ -140,13 +140,14 @@ def without_reshapes(node: Node, shape: Sequence[Size]) -> Node:
 
 
 def reshaped(rw: Rewriter, node: Node, shape: Sequence[Size]) -> Node:
-    """Return the elements of ``node`` in ``shape``, which :func:`fit` has found to be possible."""
+    """Return the elements of ``node`` in ``shape``, which :func:`fit` has checked."""
     if same_shape(shape_of(node), shape):
         return node
     static = [s for s in shape if isinstance(s, int)]
     if len(static) == len(shape):
         return rw.call(aten.view.default, node, static)
-    # A symbolic size would need a node of its own; dropping and adding ones needs no sizes.
+    # A symbolic size would need a node of its own; dropping and adding axes of size 1 needs no
+    # sizes.
     ones = [axis for axis, size in enumerate(shape_of(node)) if _is_one(size)]
     if ones:
         node = rw.call(aten.squeeze.dims, node, ones)

@@ -1,4 +1,4 @@
-"""Base of the rules that read one op of a source: refusals come out of the depth of the reading."""
+"""The base of rules that view one source op; a refusal is raised from any depth of the view."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class RefusedError(Exception):
-    """Carries a :class:`Miss` from where it is found to the rule, which gives it to the driver."""
+    """Carries a :class:`Miss` from any depth to the rule, which returns it to the driver."""
 
     def __init__(self, code: MissCode, at: Node, template: str, *values: object) -> None:
         self.miss = Miss(code, at, template, *values)
@@ -26,7 +26,7 @@ class RefusedError(Exception):
 
 
 def accepted(found: T | Miss) -> T:
-    """Return what was found.
+    """Return ``found``, or raise if it is a miss.
 
     Raises:
         RefusedError: It is a miss.
@@ -37,19 +37,19 @@ def accepted(found: T | Miss) -> T:
 
 
 class SourceRule(Rule[S], ABC):
-    """A rule whose subclass reads a source op, and raises where it has no canonical form.
+    """A rule whose subclass views a source op, and raises if it has no canonical form.
 
-    All of them are exact: a source whose arithmetic the canonical language cannot say bit for bit
-    is refused.
+    All of them are exact: a source whose arithmetic a canonical op cannot reproduce bit for bit is
+    refused.
     """
 
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> S | Miss:
-        """Read ``node``.
+        """View ``node``, or return the miss that was raised.
 
         Raises:
-            NormalizeError: The op rejects these arguments when it runs.
+            NormalizeError: The op rejects these arguments at run time.
         """
         try:
             return self.read(node)
@@ -62,7 +62,7 @@ class SourceRule(Rule[S], ABC):
 
         Raises:
             RefusedError: It has no canonical form.
-            NormalizeError: The op rejects these arguments when it runs.
+            NormalizeError: The op rejects these arguments at run time.
         """
 
 
@@ -70,32 +70,32 @@ def known_arguments(node: Node, known: Collection[str]) -> dict[str, Argument]:
     """Return the arguments of a call by name.
 
     Raises:
-        RefusedError: One of them is unknown: it is another version of the op.
+        RefusedError: One of them is unknown: the op has another version.
     """
     given = arguments(node)
     foreign = sorted(set(given) - set(known))
     if foreign:
-        text = "this version of the op has an argument that qfuse does not know: {}"
+        text = "this version of the op has an argument that qfuse does not support: {}"
         raise RefusedError(MissCode.ARGUMENT, node, text, ", ".join(foreign))
     return given
 
 
 def promoted(at: Node, one: torch.dtype, other: torch.dtype) -> torch.dtype:
-    """Return the type in which torch computes with two tensors that have axes.
+    """Return the dtype to which torch promotes two tensors that have axes.
 
     Raises:
-        RefusedError: It does not; that is so for float8.
+        RefusedError: Torch does not promote them; that is so for float8.
     """
     if (one not in REALS and one.is_floating_point) or (
         other not in REALS and other.is_floating_point
     ):
-        text = "torch computes with {} and {} in no common type"
+        text = "torch does not promote {} and {} to a common dtype"
         raise RefusedError(MissCode.DTYPE, at, text, dtype_name(one), dtype_name(other))
     return torch.promote_types(one, other)
 
 
 def dtype_argument(value: Argument, default: torch.dtype | None = None) -> torch.dtype:
-    """Return a dtype argument, ``default`` where it is ``None``."""
+    """Return a dtype argument, or ``default`` for ``None``."""
     if value is None and default is not None:
         return default
     assert isinstance(value, torch.dtype), f"not a dtype: {value!r}"

@@ -1,7 +1,7 @@
-"""Ops of other packages, looked up by name when they are asked for.
+"""Ops of other packages, looked up by name on access.
 
 A graph can only call an op that some package has registered, so a dialect never imports the
-package: ops that are not registered are simply nobody's anchors.
+package: ops that are not registered do not become anchors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 
 
 def registered(*names: str) -> tuple[OpOverload, ...]:
-    """Return every overload, registered by now, of the ops ``namespace::name``."""
+    """Return every registered overload of the ops ``namespace::name``."""
     found: list[OpOverload] = []
     for name in names:
         namespace, _, op = name.partition("::")
@@ -22,7 +22,7 @@ def registered(*names: str) -> tuple[OpOverload, ...]:
 
 
 class Registered:
-    """Class attribute whose value is :func:`registered` of the given names, on every access."""
+    """Class attribute that returns :func:`registered` of the given names, on every access."""
 
     def __init__(self, *names: str) -> None:
         self._names = names

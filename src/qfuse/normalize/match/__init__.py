@@ -1,1 +1,1 @@
-"""Helpers of the rules of this stage: matching, not rewriting."""
+"""Helpers for the rules of this stage: matching, without rewriting."""

@@ -1,4 +1,4 @@
-"""How a factor broadcasts over a tensor, told by position and without guarding a symbol."""
+"""How a factor broadcasts over a tensor, decided by position and without guarding a symbol."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Broadcast(StrEnum):
 
 
 def broadcast_of(factor: Sequence[Size], shape: Sequence[Size]) -> Broadcast | None:
-    """Say how a factor of shape ``factor`` spreads over a tensor of ``shape``.
+    """Return how a factor of shape ``factor`` broadcasts over a tensor of ``shape``.
 
     Returns:
-        ``None`` if it spreads in another way: along another axis, over some of the leading axes
-        only, or so that the result is larger than the tensor. The axis is told by position, never
+        ``None`` if it broadcasts in another way: along another axis, over some of the leading axes
+        only, or so that the result is larger than the tensor. The axis is decided by position, not
         by size: ``[N, 1]`` on ``[N, N]`` is per row.
     """
     if len(factor) > len(shape):
@@ -39,7 +39,7 @@ def broadcast_of(factor: Sequence[Size], shape: Sequence[Size]) -> Broadcast | N
 
 
 def is_per_feature(factor: Sequence[Size], shape: Sequence[Size]) -> bool:
-    """Whether ``factor`` has one entry per index of the last axis of ``shape``, however many."""
+    """Whether ``factor`` has one entry per index of the last axis of ``shape``, of any size."""
     if not factor or len(factor) > len(shape):
         return False
     return all(map(_is_one, factor[:-1])) and same_size(factor[-1], shape[-1])
@@ -49,8 +49,8 @@ def block_of(shape: Sequence[Size], grid: Sequence[Size]) -> Block | None:
     """Return the block of a scale that broadcasts over a tensor, in the rank of the tensor.
 
     Args:
-        shape: Shape of the stored tensor.
-        grid: Shape of the scale; missing leading axes are taken as 1.
+        shape: Shape of the quantized tensor.
+        grid: Shape of the scale; missing leading axes count as 1.
 
     Returns:
         Per axis ``None`` where one scale covers the axis and 1 where each index has its own; or
@@ -70,7 +70,7 @@ def block_of(shape: Sequence[Size], grid: Sequence[Size]) -> Block | None:
 
 
 def padded(grid: Sequence[Size], rank: int) -> tuple[Size, ...]:
-    """Return ``grid`` with ones in front, as broadcasting reads it."""
+    """Return ``grid`` padded with ones in front, as broadcasting aligns it."""
     return (*(1,) * (rank - len(grid)), *grid)
 
 

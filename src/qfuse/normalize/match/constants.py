@@ -1,4 +1,4 @@
-"""Expressions of constants, and constants made from them."""
+"""Constant expressions, and constants derived from them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from qfuse.ir.ops.views import bits_equal, has_values
 from qfuse.rewrite.prelude import Node, Rewriter, aten
 
 _EXPRESSION = 64
-# Larger tensors are told apart by where they are.
+# Larger tensors are compared by identity.
 _LIMIT = 1 << 22
 
 
 def evaluated(node: Node) -> torch.Tensor | None:
     """Compute a constant expression of any ATen ops and any size, or return ``None``.
 
-    For what would otherwise be computed in every call, such as weights that are unpacked.
+    For values that would otherwise be computed in every call, such as weights that are unpacked.
     """
     if not is_constant_expression(node):
         return None
@@ -53,7 +53,7 @@ def _called(node: Node, known: dict[Node, torch.Tensor]) -> object:
 
 
 def is_unit(scale: Node) -> bool:
-    """Whether a scale is 1 by construction: nothing was scaled yet."""
+    """Whether a scale is 1 by construction, as a placeholder for a scale that is applied later."""
     if is_call(scale, aten.ones_like.default):
         return True
     value = constant_of(scale)
@@ -61,9 +61,9 @@ def is_unit(scale: Node) -> bool:
 
 
 def is_constant_expression(node: Node) -> bool:
-    """Whether ``node`` depends on constants alone: a weight, however it is computed.
+    """Whether ``node`` depends only on constants: a weight, however it is computed.
 
-    The search is bounded; what is larger is not a weight.
+    The search is bounded; a larger expression does not count as a weight.
     """
     seen: set[Node] = set()
     stack = [node]
@@ -84,23 +84,24 @@ def is_constant_expression(node: Node) -> bool:
 
 
 def derived(rw: Rewriter, home: Node, value: torch.Tensor, what: str) -> Node:
-    """Add a constant that is made from ``home``, once.
+    """Add a constant that is derived from ``home``, once.
 
-    A value equal to ``home`` itself is ``home``; one that was derived before under the same name
-    is that one, so parameters that were tied stay tied.
+    A value equal to ``home`` itself returns ``home``; one that was derived before under the same
+    name returns that constant, so tied parameters stay tied.
 
     Args:
         rw: The rewriter.
-        home: What the value is made from.
+        home: The constant that the value is derived from.
         value: The value.
-        what: A word for it, as the end of the constant's name.
+        what: The suffix of the constant's name.
     """
     own = constant_of(home)
     if own is not None and _same(own, value):
         return rw.constant(own, str(home.target))
     owner = home.target if home.op == "get_attr" else home.name
     if not has_values(value):
-        # What is made of one tensor in one way is one, although there are no bits to compare.
+        # The same derivation of one tensor is the same constant, although there are no bits to
+        # compare.
         return _derived_without_values(rw, home, value, f"{owner}_{what}")
     return shared_constant(rw, home, value, f"{owner}_{what}")
 
@@ -113,7 +114,7 @@ def _derived_without_values(rw: Rewriter, home: Node, value: torch.Tensor, name:
 
 
 def shared_constant(rw: Rewriter, near: Node, value: torch.Tensor, name: str) -> Node:
-    """Add a constant under ``name``, or take the equal one that has this name already.
+    """Add a constant under ``name``, or return the equal one that has this name already.
 
     Args:
         rw: The rewriter.

@@ -1,4 +1,4 @@
-"""Stored numbers behind casts, views and the subtraction of a zero point."""
+"""Quantized values behind casts, views and the subtraction of a zero point."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from qfuse.rewrite.pattern import (
 from qfuse.rewrite.prelude import MissCode, Node, Rewriter, arguments, aten
 
 STORED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
-"""Types whose every value is exact in every float type that models compute in."""
+"""Dtypes whose values are all exact in every float dtype that models compute in."""
 
 _FULL = (torch.float32, torch.float64)
 _WIDE_INTEGERS = (torch.int16, torch.int32, torch.int64)
@@ -45,7 +45,7 @@ Q: Capture[Node] = V("q", STORED)
 """The quantized values."""
 
 ZERO: Capture[Argument] = Operand("zero")
-"""What is subtracted from them: a node or a number."""
+"""The zero point that is subtracted from them: a node or a number."""
 
 VIEWS_OF_Q: Capture[Path] = Capture("views_of_q")
 
@@ -66,7 +66,7 @@ _DIFFERENCES = Capture[Path]("casts_of_difference")
 
 @guard(MissCode.PATTERN, "only the integer part of {q.dtype} values is used")
 def _keeps_fractions(q: Node, casts_of_difference: Path | None, views_of_q: Path) -> bool:
-    """Integers of float8 are not its numbers, but what is left of them without fractions."""
+    """A float8 value cast to an integer loses its fraction, so it is another value."""
     steps = views_of_q.nodes[1:] + (casts_of_difference.nodes if casts_of_difference else ())
     return not dtype_of(q).is_floating_point or all(dtype_of(n).is_floating_point for n in steps)
 
@@ -77,19 +77,19 @@ QUANTIZED = Maybe(through(_PLAIN - ZERO, _EXACT_CAST, path=_DIFFERENCES), _PLAIN
 )
 """``view(cast(Q)) - ZERO``, the float value in units of the scale.
 
-Every step is exact: the casts widen, and the difference of two 8-bit numbers fits in every type
-that it may be taken in. That the zero point is an 8-bit number is left to the rule.
+Every op is exact: the casts widen, and the difference of two 8-bit values fits in every dtype in
+which it may be computed. The rule has to check that the zero point is an 8-bit value.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What :data:`QUANTIZED` matched.
+    """The match of :data:`QUANTIZED`.
 
     Attributes:
         q: The quantized values, of one of the ``STORED`` types.
         views: Views between ``q`` and the value, from ``q`` outward.
-        zero: What is subtracted: a node, a number or ``None``. It has the shape of the value, or
+        zero: The subtrahend: a node, a number or ``None``. It has the shape of the value, or
             broadcasts to it.
     """
 
@@ -99,7 +99,7 @@ class Stored:
 
     @staticmethod
     def of(found: Match) -> Stored:
-        """Return what a pattern with :data:`QUANTIZED` in it captured."""
+        """Return the captures of a pattern that contains :data:`QUANTIZED`."""
         return Stored(found[Q], found[VIEWS_OF_Q].of(_WIDE_VIEW), found.get(ZERO))
 
     def build(self, rw: Rewriter) -> Node:
@@ -112,13 +112,13 @@ class Stored:
 
 
 def stored_numbers(value: object) -> Stored | None:
-    """Read ``value`` as quantized values that were cast, reshaped and shifted."""
+    """View ``value`` as quantized values that were cast, reshaped and shifted."""
     found = match(QUANTIZED, value) if isinstance(value, Node) else None
     return Stored.of(found) if isinstance(found, Match) else None
 
 
 def integers_of(value: Node) -> Node | None:
-    """Return the integers that ``value`` shows as floats, ``None`` if they may be other numbers."""
+    """Return the integers that ``value`` holds as floats; ``None`` if it may hold other values."""
     node = value
     while dtype_of(node).is_floating_point:
         source = cast_source(node)
@@ -129,9 +129,9 @@ def integers_of(value: Node) -> Node | None:
 
 
 def keeps_integers(source: Node, dtype: torch.dtype) -> bool:
-    """Whether a cast of zero points to a float type keeps them.
+    """Whether a cast of zero points to a float dtype is exact enough.
 
-    Wide types do: where they do not, ``qfuse.dequantize``, which computes in them, does neither.
+    A wide dtype always is: ``qfuse.dequantize`` computes in it too, and would round the same way.
     """
     if dtype in _FULL:
         return True
@@ -143,18 +143,20 @@ def keeps_integers(source: Node, dtype: torch.dtype) -> bool:
 def stored_spec(
     stored: Node, shape: Sequence[Size], grid: Sequence[Size], real: torch.dtype, block: Block
 ) -> QuantSpec:
-    """Describe stored numbers as the quantize that made them does, if there is one.
+    """Return the spec of a dequantize, from the quantize that computed its operand if there is one.
 
     Args:
-        stored: The stored numbers, in whatever shape.
+        stored: The quantized values, in any shape.
         shape: The shape in which they are dequantized.
         grid: The shape of their scale, of the same rank.
-        real: Float type that they are dequantized to.
-        block: What ``grid`` says of ``shape``; the quantize may say more where an axis is 1.
+        real: Float dtype of the result.
+        block: The block that ``grid`` implies; the quantize may be more specific where an axis is
+            1.
     """
     compute = torch.float64 if real is torch.float64 else torch.float32
     root: Node | None = stored
     made = None
+    # The quantize knows the range; the dtype alone would allow every value.
     while root is not None and made is None:
         made = as_quantize(root)
         root = view_source(root)
@@ -162,11 +164,12 @@ def stored_spec(
         dtype = dtype_of(stored)
         return QuantSpec(dtype, *dtype_range(dtype), block, real, Arithmetic(compute))
     spec = made.params.spec
+    # The blocks of the quantize apply only if they have the same grid in this shape.
     if spec.rank == len(shape) and same_shape(spec.grid(shape), grid):
         block = spec.block
     arithmetic = replace(spec.arithmetic, compute=compute)
     if not spec.is_plain:
-        # What multiplies them here is one float per block, whatever they were rounded to.
+        # Here they are multiplied by one float per block, in whatever format the scales were.
         whole, plain = Element.WHOLE, ScaleFormat.FLOAT
         spec = replace(spec, element=whole, scale_format=plain, outer=None)
     return replace(spec, block=block, real=real, arithmetic=arithmetic)
@@ -175,7 +178,7 @@ def stored_spec(
 def moved_constant(node: Node) -> tuple[Node, torch.Tensor] | None:
     """Return the constant that ``node`` is a view of, and its value in the shape of ``node``.
 
-    The value shares the constant's memory, however large it is.
+    The value shares the constant's memory, whatever its size.
     """
     path: list[Node] = []
     for _ in range(_STEPS):
@@ -184,7 +187,7 @@ def moved_constant(node: Node) -> tuple[Node, torch.Tensor] | None:
             root = node
             for step in reversed(path):
                 rest = [v for k, v in arguments(step).items() if k != "self"]
-                assert callable(step.target), "it is a call of an op"
+                assert callable(step.target), "the views are calls of ops"
                 value = step.target(value, *rest)
             assert isinstance(value, torch.Tensor), "a view of a tensor is one"
             return root, value

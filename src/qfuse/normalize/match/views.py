@@ -1,4 +1,4 @@
-"""Views and casts that stand between the parts of a pattern, seen through and put back."""
+"""Views and casts between the parts of a pattern: matching through them, and reapplying them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from qfuse.rewrite.pattern import Step
 from qfuse.rewrite.prelude import Node, Rewriter, arguments, aten
 
 VIEWS = (*RESHAPES, aten.alias.default)
-"""Ops that keep all elements in row-major order and at most change the shape."""
+"""Ops that keep all elements in row-major order and change at most the shape."""
 
 _STEPS = 12
 
 
 def view_source(value: object) -> Node | None:
-    """Return what ``value`` shows in another shape, or ``None`` if it is not a view."""
+    """Return the operand of ``value``, if it is a view, or ``None``."""
     if not isinstance(value, Node) or not is_call(value, *VIEWS):
         return None
     return node_of(arguments(value)["self"])
 
 
 VIEW = Step("view", view_source, VIEWS)
-"""A view of any shape, as a step of a pattern."""
+"""A view to any shape, as a step of a pattern."""
 
 
 def _sized_source(node: Node) -> Node | None:
@@ -43,8 +43,8 @@ SIZED_VIEW = Step("view", _sized_source, SIZED_VIEWS)
 def rows_source(value: object) -> Node | None:
     """Return the source of a view that leaves the last axis alone, or ``None``.
 
-    Such a view only merges and splits leading axes, so it commutes with all that acts on rows. It
-    is one that :func:`reapply_views` can put on a tensor with another last axis.
+    Such a view only merges and splits leading axes, so it commutes with every rowwise op, and
+    :func:`reapply_views` can apply it to a tensor with another last axis.
     """
     source = view_source(value)
     if source is None or not isinstance(value, Node):
@@ -66,9 +66,9 @@ ROW_VIEW = Step("view", rows_source)
 
 
 def reapply_views(rw: Rewriter, view: Node, y: Node) -> Node:
-    """Apply ``view``, of which :func:`rows_source` is not ``None``, to ``y``.
+    """Apply ``view``, for which :func:`rows_source` is not ``None``, to ``y``.
 
-    The leading axes of ``y`` are those of the view's own source; its last axis may differ.
+    The leading axes of ``y`` are those of the view's own operand; its last axis may differ.
     """
     if is_call(view, aten.alias.default):
         return y
@@ -78,13 +78,13 @@ def reapply_views(rw: Rewriter, view: Node, y: Node) -> Node:
         return rw.call(aten.squeeze.dim, y, _axis(view, len(shape_of(y))))
     sizes, last = sizes_argument(view), shape_of(y)[-1]
     if dtype_of(y) == dtype_of(view) and same_size(last, shape_of(view)[-1]):
-        # The same rows of as many numbers: the type of the result is known.
+        # The same rows with the same size: the type of the result is known.
         return rw.replay(aten.view.default, (y, [*sizes[:-1], last]), {}, tensor_of(view))
     return sized_view(rw, y, sizes, last=last)
 
 
 def sized_view(rw: Rewriter, y: Node, sizes: Sequence[Argument], last: Size | None = None) -> Node:
-    """View ``y`` in the given sizes, of which the last may be replaced."""
+    """View ``y`` in the given sizes; the last one may be replaced."""
     size: list[Argument] = list(sizes)
     if last is not None:
         assert isinstance(last, int), f"the last axis of {y} is not static"
@@ -93,7 +93,7 @@ def sized_view(rw: Rewriter, y: Node, sizes: Sequence[Argument], last: Size | No
 
 
 def sizes_argument(view: Node) -> Sequence[Argument]:
-    """Return the shape that one of ``SIZED_VIEWS`` names, as it is written in the graph."""
+    """Return the shape argument of one of ``SIZED_VIEWS``, as it is written in the graph."""
     a = arguments(view)
     sizes = a["shape"] if "shape" in a else a["size"]
     assert isinstance(sizes, (list, tuple)), f"not a list of sizes: {view.format_node()}"
@@ -101,7 +101,7 @@ def sizes_argument(view: Node) -> Sequence[Argument]:
 
 
 def with_shape(node: Node, shape: Sequence[Size]) -> Node | None:
-    """Return ``node``, or what it is a view of, whichever first has ``shape``."""
+    """Return the first of ``node`` and the values that it is a view of that has ``shape``."""
     found: Node | None = node
     for _ in range(_STEPS):
         if found is None or same_shape(shape_of(found), shape):
@@ -119,6 +119,7 @@ def transpose_source(value: object) -> Node | None:
     if is_call(value, aten.t.default):
         return node_of(arguments(value)["self"])
     if is_call(value, aten.transpose.int):
+        # `transpose` names two axes in any order.
         a = arguments(value)
         axes = (_wrap(a["dim0"], 2), _wrap(a["dim1"], 2))
         return node_of(a["self"]) if set(axes) == {0, 1} else None
@@ -131,7 +132,7 @@ def transpose_source(value: object) -> Node | None:
 
 
 def reapply_path(rw: Rewriter, path: pattern.Path, y: Node, dtype: torch.dtype) -> Node:
-    """Give ``y``, which stands for the base of ``path``, a type, and put the views back on."""
+    """Cast ``y``, which replaces the base of ``path``, to ``dtype``, and reapply the views."""
     if dtype_of(y) != dtype:
         y = rw.call(aten._to_copy.default, y, dtype=dtype)
     for view in path.of(ROW_VIEW):

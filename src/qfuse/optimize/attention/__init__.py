@@ -1,1 +1,1 @@
-"""Attention over shared heads."""
+"""Rules for attention with shared key and value heads (GQA)."""

@@ -1,4 +1,4 @@
-"""Attention reads keys and values that several heads share where they lie."""
+"""Fuse repeated key and value heads into grouped-query attention."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RepeatedHeadsSite:
 
 
 class FuseRepeatedHeads(Rule[RepeatedHeadsSite]):
-    """Attention over repeated keys and values is attention in groups over those that are there.
+    """Attention over repeated keys and values becomes grouped attention over the originals.
 
     Before::
 
@@ -60,31 +60,30 @@ class FuseRepeatedHeads(Rule[RepeatedHeadsSite]):
 
         k, v [b, 8, s, d], q [b, 16, l, d] -> attention (enable_gqa)
 
-    The copies are as long as the cache times the group, for every token that is decoded.
+    The removed copies have the size of the KV cache times the group, for every decoded token.
 
-    Refuses: keys and values that are repeated differently; a number of query heads that is another
-    one; queries of another batch or rank, which are spread over keys and values or these over
-    them; a result of which somebody reads the strides.
+    Refuses: keys and values that are repeated differently; another number of query heads; queries
+    of another batch or rank, which would broadcast; a result with a stride-sensitive user.
     """
 
     name = "fuse-repeated-heads"
     anchors: ClassVar[tuple[OpOverload, ...]] = (_ATTENTION,)
     exactness = Exactness.EXACT
-    # A library may choose another formula for groups.
+    # A backend may use another algorithm for grouped heads.
     proof = Exactness.ROUNDING
 
     def match(self, node: Node) -> RepeatedHeadsSite | Miss:
-        """Match an attention of which keys and values are repeated along their heads alike."""
+        """Match an attention whose keys and values are repeated along the heads in the same way."""
         a = arguments(node)
         key, value = (_before_repeat(node_of(a[name])) for name in ("key", "value"))
         if key is None and value is None:
             text = "neither keys nor values are repeated"
             return Miss(MissCode.PATTERN, node, text, progress=0)
         if key is None or value is None:
-            text = "only one of keys and values is repeated in a way that is understood"
+            text = "only one of keys and values is repeated in a supported way"
             return Miss(MissCode.PATTERN, node, text, progress=2)
         if a["enable_gqa"]:
-            text = "the attention repeats the repeated heads once more"
+            text = "the attention itself repeats the heads again (enable_gqa)"
             return Miss(MissCode.ARGUMENT, node, text, progress=2)
         shapes = self._shapes(node, key, value)
         if shapes is not None:
@@ -96,11 +95,11 @@ class FuseRepeatedHeads(Rule[RepeatedHeadsSite]):
         return RepeatedHeadsSite(node, key, value)
 
     def _shapes(self, node: Node, key: Node, value: Node) -> Miss | None:
-        """Refuse queries that are spread over keys and values, and heads that differ."""
+        """Refuse queries that broadcast against keys and values, and head counts that differ."""
         a = arguments(node)
         query, repeated = shape_of(node_of(a["query"])), shape_of(node_of(a["key"]))[1]
         if len(query) != _RANK or not same_size(query[0], shape_of(key)[0]):
-            text = "queries of shape {} are spread over keys of {}"
+            text = "queries of shape {} broadcast against keys of {}"
             return Miss(MissCode.SHAPE, node, text, tuple(query), tuple(shape_of(key)), progress=3)
         if same_size(query[1], repeated) and _alike(key, value):
             return None
@@ -109,7 +108,7 @@ class FuseRepeatedHeads(Rule[RepeatedHeadsSite]):
         return Miss(MissCode.SHAPE, node, text, *heads, progress=3)
 
     def rewrite(self, site: RepeatedHeadsSite, rw: Rewriter) -> None:
-        """Let the attention read what was repeated."""
+        """Replace the attention by one on the unrepeated keys and values."""
         a = arguments(site.node)
         found = rw.call(
             _ATTENTION,
@@ -129,7 +128,7 @@ def _alike(key: Node, value: Node) -> bool:
 
 
 def _before_repeat(node: Node) -> Node | None:
-    """Return what ``node`` repeats along its heads, each head several times in a row."""
+    """Return the value whose heads ``node`` repeats, each several times in a row."""
     if not is_call(node, *_VIEWS):
         return None
     spread = node_of(arguments(node)["self"])
@@ -149,7 +148,7 @@ def _before_repeat(node: Node) -> Node | None:
     if not isinstance(heads, int) or not isinstance(groups, int) or groups < 1:
         return None
     batch, _, positions, width = shape
-    # The shapes say what each step does, however its arguments are spelled.
+    # Comparing shapes covers every spelling of the arguments.
     steps = (
         (single, (batch, heads, 1, positions, width)),
         (spread, (batch, heads, groups, positions, width)),

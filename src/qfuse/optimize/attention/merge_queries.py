@@ -1,4 +1,4 @@
-"""The queries of one token that share keys and values are rows of one product."""
+"""Merge the queries of one token that share keys and values into one matrix product."""
 
 from __future__ import annotations
 
@@ -41,43 +41,43 @@ class MergeQueriesSite:
 
 
 class MergeQueries(Rule[MergeQueriesSite]):
-    """One query per head, in groups that share keys and values, is a group of queries per head.
+    """Merge the queries of a group of heads, one row per head, into rows of their shared head.
 
     Before::
 
-        q [b, 16, 1, d], k, v [b, 8, s, d] -> attention (enable_gqa) -- reader
+        q [b, 16, 1, d], k, v [b, 8, s, d] -> attention (enable_gqa) -- user
 
     After::
 
-        q -> reshape [b, 8, 2, d], k, v [b, 8, s, d] -> attention -> reshape [b, 16, 1, d] -- reader
+        q -> reshape [b, 8, 2, d], k, v [b, 8, s, d] -> attention -> reshape [b, 16, 1, d] -- user
 
-    Attention reads keys and values once for a group, and not once for each of its heads.
+    Attention then loads keys and values once per group instead of once per head.
 
-    Refuses: several tokens, whose queries would need a mask each; causal masks, which count rows; a
-    mask that differs from head to head; batches of which one is spread over another; dropout;
-    a result of which somebody reads the strides.
+    Refuses: several tokens, whose queries would need different masks; causal masks, which depend
+    on the row; a mask that differs between heads; batches that broadcast; dropout; a result with
+    a stride-sensitive user.
     """
 
     name = "merge-queries"
     anchors: ClassVar[tuple[OpOverload, ...]] = (_ATTENTION,)
-    # A query is a row of a product by itself, and libraries sum rows alike or not.
+    # Each query was a product of its own, and backends may sum a row of a larger product otherwise.
     exactness = Exactness.ROUNDING
 
     def match(self, node: Node) -> MergeQueriesSite | Miss:
-        """Match an attention in groups whose queries are of one token."""
+        """Match a grouped attention with queries of one token."""
         a = arguments(node)
         if not a["enable_gqa"]:
             return Miss(MissCode.PATTERN, node, "no heads share keys and values", progress=0)
         query, key, value = (shape_of(node_of(a[name])) for name in ("query", "key", "value"))
         if not (len(query) == len(key) == len(value) == _RANK and same_size(query[2], 1)):
-            text = "it has queries of several tokens, or tensors of another rank than four"
+            text = "it has queries of several tokens, or tensors whose rank is not four"
             return Miss(MissCode.SHAPE, node, text, progress=1)
         if a["is_causal"] or a["dropout_p"] != 0.0:
-            text = "a causal mask or dropout, which tell rows apart"
+            text = "it has a causal mask or dropout, which depend on the row"
             return Miss(MissCode.ARGUMENT, node, text, progress=2)
         if not (same_size(query[0], key[0]) and same_size(query[0], value[0])):
             text = (
-                "the batches of queries, keys and values are {}, {} and {}, one spread over others"
+                "the batches of queries, keys and values are {}, {} and {}, so some are broadcast"
             )
             return Miss(MissCode.SHAPE, node, text, query[0], key[0], value[0], progress=2)
         group = _group(query[1], key[1], value[1])
@@ -88,10 +88,10 @@ class MergeQueries(Rule[MergeQueriesSite]):
 
     def _mask_or_reader(self, node: Node) -> Miss | None:
         mask = optional_node(arguments(node)["attn_mask"])
-        # From the right: keys, queries, heads. One that is absent or 1 holds for all.
+        # Axes from the right: keys, queries, heads. A size that is absent or 1 applies to all.
         told = shape_of(mask)[-3:-1] if mask is not None else ()
         if mask is not None and not all(same_size(size, 1) for size in told):
-            text = "the mask differs from head to head"
+            text = "the mask differs between heads"
             return Miss(MissCode.SHAPE, mask, text, progress=3)
         rigid = stride_sensitive_user(node)
         if rigid is not None:
@@ -100,7 +100,7 @@ class MergeQueries(Rule[MergeQueriesSite]):
         return None
 
     def rewrite(self, site: MergeQueriesSite, rw: Rewriter) -> None:
-        """Put the queries of a group into the rows of a head."""
+        """Make the queries of a group the rows of one head."""
         a = arguments(site.node)
         query = node_of(a["query"])
         batch, many, rows, width = rw.sizes(query, _RANK)
@@ -112,7 +112,7 @@ class MergeQueries(Rule[MergeQueriesSite]):
 
 
 def _group(queries: Size, keys: Size, values: Size) -> tuple[int, int] | None:
-    """Return the heads of keys and values, and how many heads of queries each has."""
+    """Return the number of key/value heads, and the number of query heads per key/value head."""
     if not (isinstance(queries, int) and isinstance(keys, int) and same_size(keys, values)):
         return None
     group = queries // max(keys, 1)

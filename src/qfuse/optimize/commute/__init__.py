@@ -1,9 +1,9 @@
-"""How quantization changes places with other ops, one class per family of ops.
+"""How quantization commutes with other ops, one class per family of ops.
 
-``LiftQuantize`` and ``SinkDequantize`` know no op. They ask :class:`.base.Commutes` what is
-quantized or dequantized on the other side, with which parameters, what the op becomes on quantized
-values, and what both orders cost; they check users, strides and what leaves the graph.
+``LiftQuantize`` and ``SinkDequantize`` are independent of the op. They ask :class:`.base.Commutes`
+which values are quantized or dequantized on the other side, with which parameters, what the op
+becomes on quantized values, and what both orders cost; they check users, strides and graph outputs.
 
-To teach them an op, write a class with ``of``, and ``lift`` or ``sink`` or both, and add it to
+To support another op, write a class with ``of``, and ``lift`` or ``sink`` or both, and add it to
 ``COMMUTING`` in ``registry.py``.
 """

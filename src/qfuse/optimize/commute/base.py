@@ -1,4 +1,4 @@
-"""The interface of ops that quantize may rise above and dequantize may sink below."""
+"""The interface of ops that quantize can be lifted above and dequantize can sink below."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from qfuse.optimize.match.memory_cost import passed
 from qfuse.optimize.match.move_qparams import QuantizedMover, moved_params
 from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, Rewriter
 
-# A value with more users than this is not worth the search.
+# A bound on the search among the users of a value.
 USERS = 64
 
 Work: TypeAlias = tuple[list[WorkRange], list[WorkRange]]
-"""What is read and written before, and after."""
+"""The memory traffic before, and after."""
 
 Apply: TypeAlias = Callable[[QuantizedMover, Sequence[Any]], Iterable[Any]]
-"""Applies the op to quantized values, one per operand; gives them one per result, as asked for."""
+"""Applies the op to quantized values, one per operand; returns one per result, lazily."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class End:
 
     Attributes:
         node: The value, which is quantized above the op or replaced by a dequantize below it.
-        params: Makes the parameters for that.
+        params: Builds its parameters.
     """
 
     node: Node
@@ -44,7 +44,7 @@ class End:
 
 
 def given(node: Node, params: QuantParams) -> End:
-    """Return an end whose parameters are there already."""
+    """Return an end whose parameters already exist."""
     return End(node, lambda _: params)
 
 
@@ -54,20 +54,20 @@ def moved(node: Node, params: QuantParams, steps: Sequence[Moved]) -> End:
 
 
 def unchanged(_: QuantizedMover, values: Sequence[Any]) -> Iterable[Any]:
-    """Leave quantized values as they are: the op is in the new parameters."""
+    """Return quantized values unchanged: the new parameters include the op."""
     return values
 
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """What becomes of an op and of the quantization that changes places with it.
+    """What replaces an op and the quantization that crosses it.
 
     Attributes:
-        ends: What is quantized above the op, or dequantized below it.
+        ends: The values that are quantized above the op, or dequantized below it.
         apply: The op on quantized values.
-        work: Says what both orders cost; ``None`` if the new order never costs more.
+        work: Returns what both orders cost; ``None`` if the new order never costs more.
         parts: The ends are parts of a tensor, in the order of its axes. Their new values have that
-            order too, without gaps, so whatever can be viewed there can be viewed here.
+            order too, without gaps, so they allow the same views.
     """
 
     ends: tuple[End, ...]
@@ -77,13 +77,13 @@ class Crossing:
 
 
 class Commutes(ABC):
-    """One op that quantizing may be done before, or dequantizing after.
+    """One op that commutes with quantize or dequantize.
 
     Attributes:
-        ops: What the family consists of.
-        folds: Whether the op is applied to quantized constants at once.
+        ops: The overloads of the family.
+        folds: Whether the op is folded on quantized constants.
         node: The op.
-        source: The operand that carries parameters, if it is one.
+        source: The operand that carries parameters, if there is one.
     """
 
     __slots__ = ()
@@ -96,7 +96,7 @@ class Commutes(ABC):
     @classmethod
     @abstractmethod
     def of(cls, node: Node) -> Self | Miss | None:
-        """View a node; ``None`` if it is another op, a miss if its arguments are not covered."""
+        """View a node; ``None`` if it is another op, a miss if its arguments are not supported."""
 
     @property
     def sources(self) -> tuple[Node, ...]:
@@ -105,25 +105,25 @@ class Commutes(ABC):
 
     @property
     def across_ranks(self) -> bool:
-        """Whether it would send parameters between ranks, which all of them have to do alike."""
+        """Whether it would send parameters between ranks, which all ranks have to do alike."""
         return False
 
     def lift(self, quantize: Quantize) -> Crossing | Miss:
-        """Say how the sources are quantized instead of the result."""
-        return Miss(MissCode.PATTERN, quantize.node, "nothing rises above it", progress=0)
+        """Return how the sources are quantized instead of the result."""
+        return Miss(MissCode.PATTERN, quantize.node, "a quantize cannot cross it", progress=0)
 
     def sink(self, operands: tuple[Dequantize, ...]) -> Crossing | Miss:
-        """Say how the results are dequantized instead of the sources."""
-        return Miss(MissCode.PATTERN, operands[0].node, "nothing sinks below it", progress=0)
+        """Return how the results are dequantized instead of the sources."""
+        return Miss(MissCode.PATTERN, operands[0].node, "a dequantize cannot cross it", progress=0)
 
     def shares_with(self, user: Node) -> bool:
-        """Whether a source may be dequantized for ``user`` too, and so be dequantized twice."""
+        """Whether a source may stay dequantized for ``user``, and so be dequantized twice."""
         del user
         return False
 
 
 def vanishes(node: Node) -> bool:
-    """Whether every user of a dequantize would read its quantized values instead."""
+    """Whether every user of a dequantize would use its quantized values instead."""
     return all(
         is_call(user, ops.quantize)
         or ((linear := as_linear(user)) is not None and as_dequantize(linear.weight) is not None)
@@ -140,15 +140,15 @@ def lifted_work(
     copies: bool = True,
     goes: bool,
 ) -> Work:
-    """Return what it costs to quantize, and to copy what is quantized.
+    """Return what it costs to quantize, and to copy the quantized values.
 
     Args:
         op: The op.
-        spec: What is quantized to.
-        before: What is quantized now.
-        after: What would be quantized.
+        spec: The spec of the quantized values.
+        before: The values that are quantized now.
+        after: The values that would be quantized.
         copies: Whether the op writes a new tensor.
-        goes: Whether the op on floats goes if the quantize does.
+        goes: Whether the float op is erased together with the quantize.
     """
     old, new = ([passed(x, spec.real, spec.dtype) for x in nodes] for nodes in (before, after))
     if copies:

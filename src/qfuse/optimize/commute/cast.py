@@ -1,4 +1,4 @@
-"""Casts: quantize converts to the type that it computes in, and dequantize to the type it gives."""
+"""Casts: quantize and dequantize can take the dtype of the cast."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, aten
 
 @dataclass(frozen=True, slots=True)
 class Cast(Commutes):
-    """A copy that changes the type and nothing else.
+    """A copy that changes only the dtype.
 
-    ``quantize(widen(x))`` is ``quantize(x)``, computed as before. Refuses: a cast that rounds; one
-    that the scale is chosen from, in the wide type.
+    ``quantize(widen(x))`` is ``quantize(x)``, computed as before. Refuses: a cast that rounds; a
+    scale that is chosen from the widened values.
 
-    ``cast(dequantize(q))`` is a dequantize to the type of the cast. It rounds once, to its float
-    type; if that rounding was none, since it computes in no more, the one of the cast can take its
-    place. Other users keep their dequantize. Refuses: a dequantize that rounds already; a cast to
-    what is not a float type.
+    ``cast(dequantize(q))`` is a dequantize to the dtype of the cast. A dequantize rounds once, to
+    its float dtype; where its arithmetic is no wider than that, the rounding is exact, and the
+    rounding of the cast can replace it. Other users keep their dequantize. Refuses: a dequantize
+    that rounds already; a cast to a dtype that is not a float.
 
-    Normalizing does this where the two stand side by side in the source; here movement has brought
-    them together.
+    Normalize handles casts that are adjacent in the source; this covers those that movement made
+    adjacent.
 
     Attributes:
         node: The op.
@@ -48,26 +48,26 @@ class Cast(Commutes):
         return None if source is None else cls(node, source)
 
     def lift(self, quantize: Quantize) -> Crossing | Miss:
-        """Quantize what was cast, if the cast keeps every number."""
+        """Quantize the operand of the cast, if the cast is exact."""
         params = quantize.params
         narrow, wide = dtype_of(self.source), params.spec.real
         if not widens(narrow, wide):
-            text = "the cast from {} to {} does not keep every number"
+            text = "the cast from {} to {} does not keep every value"
             names = dtype_name(narrow), dtype_name(wide)
             return Miss(MissCode.DTYPE, self.node, text, *names, progress=2)
         if any(is_call(user, ops.choose_qparams) for user in self.node.users):
-            text = "the scale is chosen from the widened numbers"
+            text = "the scale is chosen from the widened values"
             return Miss(MissCode.SHARED, self.node, text, progress=2)
         spec = replace(params.spec, real=narrow)
         return Crossing((given(self.source, replace(params, spec=spec)),))
 
     def sink(self, operands: tuple[Dequantize, ...]) -> Crossing | Miss:
-        """Dequantize to the type of the cast."""
+        """Dequantize to the dtype of the cast."""
         (dequantize,) = operands
         params = dequantize.params
         made = dtype_of(self.node)
         if made not in REALS:
-            text = "a dequantize does not give {}"
+            text = "a dequantize does not return {}"
             return Miss(MissCode.DTYPE, self.node, text, dtype_name(made), progress=2)
         compute, real = params.spec.arithmetic.compute, params.spec.real
         if not widens(compute, real):
@@ -78,6 +78,6 @@ class Cast(Commutes):
         return Crossing((given(self.node, replace(params, spec=spec)),))
 
     def shares_with(self, user: Node) -> bool:
-        """Others keep their dequantize: the cast was a pass over memory too."""
+        """Other users keep their dequantize: the cast cost a pass over memory too."""
         del user
         return True

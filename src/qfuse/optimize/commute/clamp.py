@@ -1,4 +1,4 @@
-"""Activations that cut off at two numbers, of which either may be infinite."""
+"""Clamps: activations that clip at two bounds, either of which may be infinite."""
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, arguments, a
 
 @dataclass(frozen=True, slots=True)
 class Clamp(Commutes):
-    """A clamp with bounds that are written in the graph, and that keeps the type.
+    """A clamp with constant bounds that keeps the dtype.
 
-    ``quantize(clamp(x, a, b))`` is a quantize of ``x`` to ``[q(a), q(b)]``. Quantizing keeps the
-    order of numbers, so cutting off before it and cutting off after it, at what the bounds become,
-    are one. A rectifier is a clamp at zero, which the zero point stores. Refuses: a clamp that
-    something else reads; parameters that are computed at run time, since the range is in the graph;
-    blocks that store a bound as different numbers; scales that turn the order around; float
-    storage.
+    ``quantize(clamp(x, a, b))`` is a quantize of ``x`` to ``[q(a), q(b)]``. Quantization is
+    monotonic, so clamping before it and clamping after it, at the quantized bounds, are the same.
+    ReLU is a clamp at zero, which is stored as the zero point. Refuses: a clamp with other users;
+    parameters that are computed at run time, since the range is in the graph; blocks that quantize
+    a bound differently; scales that reverse the order; float8 storage.
 
-    ``clamp(dequantize(q))`` is ``dequantize(clamp(q, c, d))``. It is proved by looking at all
-    quantized values of all blocks; where none is cut off, the clamp goes. Refuses: a bound that no
-    quantized value stands for, or another one in every block; parameters that are computed at run
-    time; a dequantize that something else reads too; storage of too many numbers.
+    ``clamp(dequantize(q))`` is ``dequantize(clamp(q, c, d))``. It is proved by checking all
+    quantized values of all blocks; where none is clipped, the clamp is dropped. Refuses: a bound
+    that no quantized value represents, or that differs between blocks; parameters that are computed
+    at run time; a dequantize with other users; storage with too many values.
 
     Attributes:
         node: The op.
-        source: What is cut off.
+        source: The value that is clamped.
         rest: The other arguments.
     """
 
@@ -58,7 +57,7 @@ class Clamp(Commutes):
 
     @classmethod
     def of(cls, node: Node) -> Clamp | None:
-        """View a clamp with known bounds that keeps the type."""
+        """View a clamp with constant bounds that keeps the dtype."""
         if not is_call(node, *cls.ops):
             return None
         a = arguments(node)
@@ -70,7 +69,7 @@ class Clamp(Commutes):
         return cls(node, x, rest) if all(_is_bound(v, most) for v in rest) else None
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        """Cut tensors off as the op does, its rounding of bounds and its NaN included."""
+        """Clamp tensors as the op does, including its rounding of bounds and its NaN."""
         op = overload_of(self.node)
         assert op is not None, f"not a call of an op: {self.node.format_node()}"
         with torch.no_grad():
@@ -78,10 +77,10 @@ class Clamp(Commutes):
         return cut
 
     def lift(self, quantize: Quantize) -> Crossing | Miss:
-        """Quantize what was cut off, to the smaller range."""
+        """Quantize the operand of the clamp, to the smaller range."""
         for user in self.node.users:
             if not is_call(user, ops.quantize):
-                text = "the clamp is also read by {}"
+                text = "the clamp is also used by {}"
                 return Miss(MissCode.SHARED, self.node, text, op_name(user), progress=2)
         params = quantize.params
         codes = self._range(params)
@@ -91,7 +90,7 @@ class Clamp(Commutes):
         return Crossing((given(self.source, replace(params, spec=spec)),))
 
     def sink(self, operands: tuple[Dequantize, ...]) -> Crossing | Miss:
-        """Clamp the quantized values, and dequantize that."""
+        """Clamp the quantized values, and dequantize the result."""
         (dequantize,) = operands
         bounds = self._bounds(dequantize.params)
         if isinstance(bounds, Miss):
@@ -102,16 +101,16 @@ class Clamp(Commutes):
         return Crossing(end, lambda mover, q: [mover.call(aten.clamp.default, q[0], *bounds)])
 
     def shares_with(self, user: Node) -> bool:
-        """Any user may stay if nothing is dequantized below."""
+        """Any user may stay if no dequantize remains below."""
         del user
         return vanishes(self.node)
 
     def _range(self, params: QuantParams) -> tuple[int, int] | Miss:
-        """Return what all blocks store the least and the greatest number as that it gives."""
+        """Return the quantized bounds, which have to be the same in all blocks."""
         spec = params.spec
         offset = spec.domain is ZeroPointDomain.FLOAT_OFFSET
         if spec.dtype.is_floating_point or offset or not spec.is_plain:
-            text = "a clamp is no range of {}"
+            text = "a clamp cannot become a range of {}"
             return Miss(MissCode.DTYPE, self.node, text, spec, progress=2)
         known = known_params(params)
         if isinstance(known, Miss):
@@ -119,43 +118,47 @@ class Clamp(Commutes):
         scale, zero = (None if value is None else value.reshape(1, -1) for value in known)
         assert scale is not None, "a quantize has a scale"
         if scale.numel() == 0 or not _keeps_order(scale, zero, spec):
-            text = "a scale or zero point with which greater numbers are not stored as greater ones"
+            text = "its scale or zero point does not keep the order of values"
             return Miss(MissCode.RANGE, params.scale, text, progress=3)
+        # Clamping infinities returns the bounds, rounded as the op rounds them.
         ends = torch.tensor([-torch.inf, torch.inf], dtype=spec.real, device=scale.device)
         cut = self(ends)[:, None].expand(2, scale.numel())
         codes = quantize_reference(cut, scale, zero, spec.with_block((None, 1)))
         if not bool((codes == codes[:, :1]).all()):
-            text = "the blocks store the bounds of {} as different numbers"
+            text = "the blocks quantize the bounds of {} to different values"
             told = op_name(self.node)
             return Miss(MissCode.GRANULARITY, params.scale, text, told, progress=3)
         low, high = codes[:, 0].tolist()
         return low, high
 
     def _bounds(self, params: QuantParams) -> tuple[int | None, int | None] | Miss:
-        """Return the least and the greatest quantized value that stay; ``None`` if all do."""
+        """Return the smallest and the largest quantized value that remain; ``None`` if all do."""
         table = table_of(params)
         if isinstance(table, Miss):
             return table
         cut = self(table.reals)
         codes = torch.arange(table.low, table.high + 1, device=cut.device)
+        # Values that the clamp keeps are the new range; clamping to it must have the op's result
+        # bit for bit, for all quantized values of all blocks.
         kept = codes[(cut == table.reals).all(1)]
         if kept.numel():
             low, high = int(kept[0]), int(kept[-1])
             if bits_equal(table.reals[codes.clamp(low, high) - table.low], cut):
                 return None if low == table.low else low, None if high == table.high else high
-        text = "no stored number stands for a bound of {} in all blocks"
+        text = "no quantized value represents a bound of {} in all blocks"
         return Miss(MissCode.ZERO_POINT, self.node, text, op_name(self.node), progress=3)
 
 
 def _is_bound(value: Argument, most: float) -> bool:
-    """Whether a type, of which ``most`` is the greatest finite number, has a bound, or none is."""
+    """Whether ``value`` is a bound of a dtype with largest finite value ``most``, or absent."""
     if value is None:
         return True
     return isinstance(value, (int, float)) and (abs(value) <= most or math.isinf(value))
 
 
 def _keeps_order(scale: torch.Tensor, zero: torch.Tensor | None, spec: QuantSpec) -> bool:
-    """Whether what numbers are multiplied with, and what is added, is positive and finite."""
+    """Whether all multipliers and offsets are positive and finite, so that order is kept."""
+    # What matters is the number that is multiplied, in the dtype of the arithmetic.
     factor = scale.reciprocal() if spec.arithmetic.reciprocal else scale
     factor = factor.to(spec.arithmetic.compute)
     usual = bool(((factor > 0) & factor.isfinite()).all())

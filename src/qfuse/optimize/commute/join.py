@@ -27,19 +27,19 @@ JOINS: tuple[OpOverload, ...] = (aten.cat.default, aten.stack.default)
 class Join(Commutes):
     """Tensors of one dtype and rank, put together along an axis.
 
-    ``quantize(cat([a, b]), s)`` is ``cat([quantize(a, s_a), quantize(b, s_b)])``: every part takes
-    its own part of the parameters. Refuses: a block that spans two parts; sizes along the axis that
-    are not known, if blocks follow it. Does not pay where the joined floats are needed as well.
+    ``quantize(cat([a, b]), s)`` is ``cat([quantize(a, s_a), quantize(b, s_b)])``: every part gets
+    its own slice of the parameters. Refuses: a block that spans two parts; unknown sizes along the
+    axis, if blocks follow it. Does not pay where the float result is needed as well.
 
     ``cat([dequantize(a, s_a), dequantize(b, s_b)])`` is ``dequantize(cat([a, b]), s)``. The parts
-    have equal parameters, or one scale per index of the axis, which are joined like the numbers.
-    Ranges unite: dequantizing does not look at them. Refuses: parts with other storage, arithmetic
-    or blocks; different scales that are not per index of the axis.
+    have equal parameters, or one scale per index of the axis, which are joined like the values.
+    The new range covers all ranges; dequantize ignores it. Refuses: parts with other
+    storage, arithmetic or blocks; different scales that are not per index of the axis.
 
     Attributes:
         node: The op.
-        parts: What it joins; a tensor may be there twice.
-        axis: Where, in the result.
+        parts: Its operands; a tensor may occur twice.
+        axis: The axis of the result.
     """
 
     ops: ClassVar[tuple[OpOverload, ...]] = JOINS
@@ -63,7 +63,7 @@ class Join(Commutes):
 
     @property
     def is_stack(self) -> bool:
-        """Whether the axis is new."""
+        """Whether the axis is new, as in ``stack``."""
         return is_call(self.node, aten.stack.default)
 
     def apply(self, mover: Mover, values: Sequence[Any]) -> Any:
@@ -91,6 +91,7 @@ class Join(Commutes):
         """Move the parameters to every part."""
         spec = quantize.params.spec
         blocks = (spec.block, *(() if spec.outer is None else (spec.outer,)))
+        # With one block along the axis, parts of unknown size have that block too.
         whole = all(covers(b[self.axis], shape_of(self.node)[self.axis]) for b in blocks)
         ends: list[End] = []
         for piece in self.pieces():
@@ -99,7 +100,7 @@ class Join(Commutes):
             else:
                 step = move_levels(piece.forward, spec.block, spec.outer)
             if isinstance(step, Refusal):
-                text = "{} parameters in blocks of {} do not come apart above {}: {}"
+                text = "{} parameters in blocks of {} cannot be split above {}: {}"
                 blocks_of = spec.granularity(shape_of(quantize.x)), spec.block_text()
                 told = *blocks_of, op_name(self.node), step.reason
                 return Miss(MissCode.GRANULARITY, self.node, text, *told, progress=2)
@@ -123,7 +124,7 @@ class Join(Commutes):
 
 
 def as_join(value: object) -> Join | None:
-    """View ``value`` as a join; ``None`` if it is none, or promotes or skips one of its parts."""
+    """View ``value`` as a join; ``None`` if it is another op, or promotes or skips a part."""
     if not isinstance(value, Node) or not is_call(value, *JOINS):
         return None
     a = arguments(value)
@@ -133,7 +134,7 @@ def as_join(value: object) -> Join | None:
     axis = a["dim"]
     rank = len(shape_of(value))
     stacked = is_call(value, aten.stack.default)
-    # A tensor of shape [0] is skipped by cat, whatever the shape of the others is.
+    # cat skips a tensor of shape [0], whatever the shape of the others is.
     alike = all(
         dtype_of(part) == dtype_of(value) and len(shape_of(part)) + stacked == rank
         for part in parts
@@ -144,7 +145,7 @@ def as_join(value: object) -> Join | None:
 
 
 def _united(parts: Sequence[Dequantize]) -> QuantSpec | Miss:
-    """Return the spec of the parts with their united range, if they differ in nothing else."""
+    """Return the spec of the parts with their united range, if they differ only in the range."""
     first = parts[0].params.spec
     for part in parts:
         if part.params.spec.dtype != first.dtype:
@@ -164,12 +165,12 @@ def _united(parts: Sequence[Dequantize]) -> QuantSpec | Miss:
 
 @dataclass(frozen=True, slots=True)
 class _JoinedParams:
-    """The parameters of joined numbers.
+    """The parameters of a joined tensor.
 
     Attributes:
         join: The join.
-        params: Those of the parts.
-        spec: With the united range; its block still is that of the parts.
+        params: The parameters of the parts.
+        spec: The spec with the united range; its block is still that of the parts.
     """
 
     join: Join
@@ -178,14 +179,14 @@ class _JoinedParams:
 
     @property
     def same(self) -> bool:
-        """Whether all parts have one scale along the axis, and it is the same one."""
+        """Whether all parts have one scale along the axis, and the scales are equal."""
         first = self.params[0]
         same = all(replace(own, spec=first.spec).same_as(first) for own in self.params)
         return same and (self.join.is_stack or self._one_block(self.spec.block))
 
     @property
     def same_outer(self) -> bool:
-        """Whether one second level of scales, which does not depend on the axis, serves all."""
+        """Whether one second level of scales, independent of the axis, applies to all parts."""
         first, outer = self.params[0], self.spec.outer
         own = [replace(p, scale=first.scale, zero_point=first.zero_point) for p in self.params]
         same = all(replace(p, spec=first.spec).same_as(first) for p in own)
@@ -208,7 +209,7 @@ class _JoinedParams:
         return Miss(MissCode.GRANULARITY, self.join.node, text, axis, progress=3)
 
     def make(self, rw: Rewriter) -> QuantParams:
-        """Join scales, zero points and second levels of scales, those that differ."""
+        """Join scales, zero points and second levels of scales, where they differ."""
         same, stack = self.same, self.join.is_stack
         keeps = same and not stack
         keeps_outer = not stack and (same or self.same_outer)
@@ -235,7 +236,7 @@ class _JoinedParams:
         return all(covers(block[axis], shape_of(part)[axis]) for part in self.join.parts)
 
     def _refuse_types(self, parts: Sequence[Dequantize]) -> Miss | None:
-        """Refuse parameters whose dtypes differ, or of which some are not there."""
+        """Refuse parameters with different dtypes, or that only some parts have."""
         first = self.params[0]
         for part in parts:
             own = part.params
@@ -246,7 +247,7 @@ class _JoinedParams:
             )
             for a, b in pairs:
                 if (a is None) != (b is None):
-                    text = "one part has zero points, another has none"
+                    text = "one part has zero points, another does not"
                     return Miss(MissCode.ZERO_POINT, part.node, text, progress=3)
                 if a is not None and b is not None and tensor_of(a).dtype != tensor_of(b).dtype:
                     text = "the parts have parameters of different dtypes"
@@ -254,7 +255,7 @@ class _JoinedParams:
         return None
 
     def _block(self, block: Block, *, same: bool) -> Block:
-        """Return the block of the joined numbers."""
+        """Return the block of the joined tensor."""
         made = list(block)
         if self.join.is_stack:
             made.insert(self.join.axis, None if same else 1)

@@ -48,20 +48,20 @@ _PICKS = (Slice, Select, Index, Gather)
 class MovementOp(Commutes):
     """An op that moves elements and computes nothing.
 
-    ``quantize(m(x), s)`` is ``m(quantize(x, s'))``. A chain of views and copies is crossed at once;
-    what is crossed stays as it is for its other users. The scale is given: how it came about does
-    not matter. Refuses: parameters that are not constant on blocks above the movement. Does not pay
-    where much more than what is picked would be quantized.
+    ``quantize(m(x), s)`` is ``m(quantize(x, s'))``. A chain of views and copies is crossed in one
+    step; the float chain stays for its other users. Any scale is accepted, static or dynamic.
+    Refuses: parameters that are not constant on blocks above the movement. Does not pay where many
+    more elements would be quantized than are selected.
 
     ``m(dequantize(q, s))`` is ``dequantize(m(q), s')``. Refuses: parameters that are not constant
-    on blocks below the movement; a dequantize that something else reads, since it would be done
-    twice, unless all users of the moved one would read quantized values. Does not pay where copies
-    of one element would each be dequantized.
+    on blocks below the movement; a dequantize with other users, since it would be computed twice,
+    unless all users of the moved one would use quantized values. Does not pay where copies of one
+    element would each be dequantized.
 
     Attributes:
         node: The op.
-        source: What it moves.
-        movement: What it does to parameters.
+        source: Its operand.
+        movement: Its effect on parameters.
     """
 
     ops: ClassVar[tuple[OpOverload, ...]] = (*MOVEMENT_OPS, aten.as_strided.default)
@@ -73,14 +73,14 @@ class MovementOp(Commutes):
 
     @classmethod
     def of(cls, node: Node) -> MovementOp | Miss | None:
-        """View a movement; miss an op that moves elements in a way that is not covered."""
+        """View a movement; miss an op that moves elements in an unsupported way."""
         movement = movement_of(node)
         if movement is not None:
             return cls(node, movement.source, movement)
         op = overload_of(node)
         if op is None or not (op.is_view or op in MOVEMENT_OPS):
             return None
-        text = "how {} moves parameters is not covered, with these arguments"
+        text = "it is not supported how {} moves parameters, with these arguments"
         return Miss(MissCode.ARGUMENT, node, text, op_name(node), progress=1)
 
     @property
@@ -89,12 +89,14 @@ class MovementOp(Commutes):
         return isinstance(self.movement, Collective)
 
     def lift(self, quantize: Quantize) -> Crossing | Miss:
-        """Quantize what the chain of movements begins with."""
+        """Quantize the source of the chain of movements."""
         first, spec = self.movement, quantize.params.spec
         if not moves_stored(first, spec.dtype):
             return _refuse_dtype(first, spec)
 
         def crosses(movement: Movement) -> bool:
+            # The first movement may cost something, which `gain` decides; the rest of the chain is
+            # crossed only where that is free.
             if movement.node is first.node:
                 return True
             return is_free(first) and is_free(movement) and moves_stored(movement, spec.dtype)
@@ -110,7 +112,7 @@ class MovementOp(Commutes):
         )
 
     def sink(self, operands: tuple[Dequantize, ...]) -> Crossing | Miss:
-        """Move the quantized values, and dequantize that."""
+        """Move the quantized values, and dequantize the result."""
         (dequantize,) = operands
         step = moved_down(self.movement, dequantize)
         if isinstance(step, Miss):
@@ -123,7 +125,7 @@ class MovementOp(Commutes):
         )
 
     def shares_with(self, user: Node) -> bool:
-        """Another movement will follow; any user may stay if nothing is dequantized here."""
+        """A user that is a movement will follow; any user may stay if none is dequantized below."""
         moves = movement_of(user) is not None or is_call(user, *SPLITS) or is_waited_for(user)
         return moves or vanishes(self.node)
 
@@ -141,11 +143,12 @@ class MovementOp(Commutes):
         spec = dequantize.params.spec
         own = passed(self.node, spec.dtype, spec.real)
         before: list[WorkRange] = []
+        # Users that quantize again never materialize the moved floats.
         after = [] if vanishes(self.node) else [own]
         if len(dequantize.node.users) == 1:
             before.append(passed(dequantize.node, spec.dtype, spec.real))
         elif isinstance(self.movement, (Slice, Select)):
-            # The other parts will follow, each with its share.
+            # The other parts will follow, each with its share of the cost.
             before.append(own)
         if copies(self.movement):
             before.append(passed(self.node, spec.real, spec.real))
@@ -179,13 +182,14 @@ def _refuse_block(
 
 
 def _parts(quantize: Quantize, movement: Movement) -> Iterator[Quantize]:
-    """Give the quantizes, with the same parameters, of this part and the others of its source.
+    """Yield the quantizes, with the same parameters, of this part and the others of its source.
 
     Parts of one tensor that are quantized alike are priced together.
     """
     yield quantize
     if not isinstance(movement, _PICKS):
         return
+    # The source is quantized once for all parts.
     for user in islice(_users(movement.source), USERS):
         if not isinstance(movement_of(user), _PICKS) or user is movement.node:
             continue
@@ -197,7 +201,7 @@ def _parts(quantize: Quantize, movement: Movement) -> Iterator[Quantize]:
 
 
 def _users(x: Node) -> Iterator[Node]:
-    """Give the users of ``x``; of a split, its parts."""
+    """Yield the users of ``x``; of a split, its parts."""
     for user in x.users:
         parts = isinstance(user.meta.get("val"), (list, tuple))
         yield from user.users if parts else (user,)
@@ -223,10 +227,11 @@ def _parameters(params: QuantParams) -> tuple[Node | None, ...]:
 
 
 def _same_numbers(a: Node | None, b: Node | None) -> bool:
-    """Whether two scales or zero points are the same numbers, whatever shape they are seen in."""
+    """Whether two scales or zero points hold the same values, through whatever views."""
     if a is None or b is None:
         return a is b
     first, second = _unviewed(a), _unviewed(b)
+    # Different nodes may be views of one constant, or of equal ones.
     if first is second:
         return True
     left, right = constant_of(first), constant_of(second)

@@ -1,4 +1,4 @@
-"""``constant_pad_nd``: what is padded with is a number before quantizing and another after it."""
+"""``constant_pad_nd``: the padding value is quantized or dequantized too."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Pad(Commutes):
 
     ``quantize(pad(x, v), s)`` is ``pad(quantize(x, s), q(v))``. Refuses: parameters that are
     computed at run time, since ``q(v)`` is a number in the graph; blocks along a padded axis;
-    blocks that store ``v`` as different numbers; float storage.
+    blocks that quantize ``v`` differently; float8 storage.
 
-    ``pad(dequantize(q, s), v)`` is ``dequantize(pad(q, c), s)``, if ``c`` stands for ``v`` to the
-    last bit. Refuses: several blocks; parameters that are computed at run time; a dequantize with
-    other users.
+    ``pad(dequantize(q, s), v)`` is ``dequantize(pad(q, c), s)``, if ``c`` represents ``v`` bit for
+    bit. Refuses: several blocks; parameters that are computed at run time; a dequantize with other
+    users.
 
     Attributes:
         node: The op.
-        source: What is padded.
-        pads: Elements before and after, from the last axis on; negative ones cut off.
-        value: The number.
+        source: The value that is padded.
+        pads: Elements before and after, from the last axis on; negative ones crop.
+        value: The padding value.
     """
 
     ops: ClassVar[tuple[OpOverload, ...]] = (aten.constant_pad_nd.default,)
@@ -52,7 +52,7 @@ class Pad(Commutes):
 
     @classmethod
     def of(cls, node: Node) -> Pad | None:
-        """View a padding with a finite number."""
+        """View a padding with a finite value."""
         if not is_call(node, aten.constant_pad_nd.default):
             return None
         a = arguments(node)
@@ -63,7 +63,7 @@ class Pad(Commutes):
         return cls(node, node_of(a["self"]), pads, float(number)) if math.isfinite(number) else None
 
     def lift(self, quantize: Quantize) -> Crossing | Miss:
-        """Quantize what is padded, and pad that with the quantized number."""
+        """Quantize the operand, and pad the result with the quantized value."""
         params = quantize.params
         axis = self._split_axis(quantize)
         if axis is not None:
@@ -73,6 +73,7 @@ class Pad(Commutes):
         code = _quantized(params, self.value, quantize.node)
         if isinstance(code, Miss):
             return code
+        # The operand has other sizes, so a block as long as an axis is written as the whole axis.
         sizes = zip(params.spec.block, shape_of(self.node), strict=True)
         whole = tuple(None if covers(b, size) else b for b, size in sizes)
         spec, own = params.spec.with_block(whole), len(self.node.users) == 1
@@ -84,7 +85,7 @@ class Pad(Commutes):
         )
 
     def sink(self, operands: tuple[Dequantize, ...]) -> Crossing | Miss:
-        """Pad the quantized values, and dequantize that."""
+        """Pad the quantized values, and dequantize the result."""
         (dequantize,) = operands
         params = dequantize.params
         code = _standing_for(params, self.value, self.node)
@@ -107,15 +108,16 @@ class Pad(Commutes):
     def _crossing(
         self, end: End, code: int, x: torch.Tensor, work: Callable[[], Work] | None = None
     ) -> Crossing | Miss:
-        """Pad ``x``, a type, with a quantized value.
+        """Pad ``x`` (a fake tensor) with a quantized value.
 
-        Padding a fake tensor takes its symbolic sizes for numbers, so where there are any the type
-        of the result is put together from what is there already.
+        Padding a fake tensor treats its symbolic sizes as numbers, so such a result is
+        built from the fake tensors that exist already.
         """
         old, args = tensor_of(self.node), (list(self.pads), code)
         fixed = all(isinstance(size, int) for size in x.shape)
+        # Without known sizes, only row-major strides are known to stay as they are.
         if not fixed and not all(map(is_row_major, (x, tensor_of(self.source), old))):
-            text = "{} pads a tensor of unknown size that does not lie in row-major order"
+            text = "{} pads a tensor of unknown size that is not row-major"
             return Miss(MissCode.SHAPE, self.node, text, op_name(self.node), progress=2)
 
         def apply(mover: QuantizedMover, values: Sequence[Any]) -> Iterable[Any]:
@@ -137,13 +139,13 @@ def _known(params: QuantParams) -> tuple[torch.Tensor, torch.Tensor | None] | Mi
     zero = None if params.zero_point is None else constant_of(params.zero_point)
     absent = params.zero_point is not None and zero is None
     if scale is None or absent or scale.is_meta or (zero is not None and zero.is_meta):
-        text = "the parameters are computed at run time, the padding is a number"
+        text = "the parameters are computed at run time, and the padding is a constant"
         return Miss(MissCode.NOT_CONSTANT, params.scale, text, progress=3)
     return scale, zero
 
 
 def _quantized(params: QuantParams, value: float, node: Node) -> int | Miss:
-    """Return the one number that every block stores ``value`` as."""
+    """Return the quantized form of ``value``, which has to be the same in every block."""
     spec = params.spec
     if spec.dtype.is_floating_point:
         return Miss(MissCode.DTYPE, node, "{} cannot be padded", dtype_name(spec.dtype), progress=2)
@@ -155,20 +157,20 @@ def _quantized(params: QuantParams, value: float, node: Node) -> int | Miss:
     real = torch.full(scale.shape, value, dtype=spec.real)
     codes = set(quantize_reference(real, scale, zero, one_each).flatten().tolist())
     if len(codes) != 1:
-        text = "the blocks store the padding as {} different numbers"
+        text = "the blocks quantize the padding to {} different values"
         return Miss(MissCode.GRANULARITY, params.scale, text, len(codes), progress=3)
     return int(codes.pop())
 
 
 def _standing_for(params: QuantParams, value: float, node: Node) -> int | Miss:
-    """Return the quantized value that ``value`` is the float form of, to the last bit."""
+    """Return the quantized value that dequantizes to ``value`` bit for bit."""
     spec = params.spec
     known = _known(params)
     if isinstance(known, Miss):
         return known
     scale, zero = known
     if scale.numel() != 1:
-        text = "a padding of several blocks has several stored forms"
+        text = "the padding has different quantized values in different blocks"
         return Miss(MissCode.GRANULARITY, params.scale, text, progress=3)
     if not spec.dtype.is_floating_point and spec.domain is not ZeroPointDomain.FLOAT_OFFSET:
         found = (value / scale.double() + (0 if zero is None else zero.double())).item()
@@ -178,5 +180,5 @@ def _standing_for(params: QuantParams, value: float, node: Node) -> int | Miss:
             real = dequantize_reference(stored, scale, zero, spec.with_block((None,) * spec.rank))
             if bits_equal(real, torch.full(scale.shape, value, dtype=spec.real)):
                 return code
-    text = "no stored number stands for {}"
+    text = "no quantized value represents {}"
     return Miss(MissCode.ZERO_POINT, node, text, value, progress=3)

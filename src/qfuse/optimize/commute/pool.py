@@ -1,4 +1,4 @@
-"""Ops that give the greatest or the least element of windows, or of whole axes."""
+"""Max pooling, ``amax`` and ``amin``: ops that return one of the elements of a window or axis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qfuse.optimize.commute.base import Commutes, Crossing, moved, vanishes
 from qfuse.optimize.match.dequant_table import table_of
 from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, arguments, aten
 
-# Per op: over how many axes it goes, what it is called without indices, whether it gives them.
+# Per op: its number of axes, the op without indices, whether it returns indices.
 _WINDOWS: dict[OpOverload, tuple[int, OpOverload, bool]] = {
     aten.max_pool1d.default: (1, aten.max_pool2d.default, False),
     aten.max_pool2d.default: (2, aten.max_pool2d.default, False),
@@ -42,7 +42,7 @@ class _Window:
     ceil: bool
 
     def all_hold_elements(self, before: Size, after: Size) -> bool:
-        """Whether no window lies in the padding alone; its greatest element would be infinite."""
+        """Whether no window lies in the padding alone; its maximum would be infinite."""
         if not self.pad and not self.ceil:
             return True
         if not isinstance(before, int) or not isinstance(after, int):
@@ -54,20 +54,19 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class Pool(Commutes):
-    """A choice of the greatest or least element: max pooling, ``amax`` and ``amin``.
+    """An op that selects the largest or smallest element: max pooling, ``amax`` and ``amin``.
 
-    ``max_pool(dequantize(q, s))`` is ``dequantize(max_pool(q), s)``. Greater quantized values stand
-    for greater floats, so the greatest is the same element. What a window has of padding is below
-    everything in both. Refuses: windows over several blocks; one that holds nothing but padding;
-    indices that are read too; parameters that are computed at run time, which may not keep the
-    order; a dequantize that something else reads too.
+    ``max_pool(dequantize(q, s))`` is ``dequantize(max_pool(q), s)``. Dequantization is monotonic,
+    so the maximum is the same element. Padding is below every value in both. Refuses: windows over
+    several blocks; a window with only padding; indices that have users; parameters that are
+    computed at run time, which may not be monotonic; a dequantize with other users.
 
     Attributes:
         node: The op.
-        result: Its node of the elements.
-        source: What it chooses from.
-        axes: The axes along which it does.
-        windows: Those along ``axes``; none if whole axes become one element.
+        result: The node of the elements.
+        source: Its operand.
+        axes: The axes that are reduced.
+        windows: The windows along ``axes``; empty if whole axes are reduced.
         keeps_axes: Whether the result has all axes.
     """
 
@@ -83,7 +82,7 @@ class Pool(Commutes):
 
     @classmethod
     def of(cls, node: Node) -> Pool | Miss | None:
-        """View a pool; miss one with arguments that are not numbers, or whose indices are read."""
+        """View a pool; miss one with arguments that are not numbers, or whose indices are used."""
         if not is_call(node, *cls.ops):
             return None
         a: dict[str, Any] = dict(arguments(node))
@@ -101,7 +100,7 @@ class Pool(Commutes):
             return unknown
         result = _elements(node) if indexed else node
         if result is None:
-            text = "where the elements were found is read too"
+            text = "its indices are also used"
             return Miss(MissCode.SHARED, node, text, progress=2)
         return cls(node, result, x, tuple(range(rank - count, rank)), windows, keeps_axes=True)
 
@@ -114,36 +113,36 @@ class Pool(Commutes):
         return all(w.all_hold_elements(before[axis], after[axis]) for axis, w in pairs)
 
     def forward(self, block: Block) -> Moved:
-        """Take parameters, of which every chosen-from axis has one block, to the result."""
+        """Move parameters, which have one block along every reduced axis, to the result."""
         for axis in self.axes:
             block = with_axis(block, axis, None)
         return Moved(block, keep) if self.keeps_axes else squeezed(block, self.axes)
 
     def apply(self, mover: Mover, value: Any) -> Any:
-        """Choose from other values of the same shape."""
+        """Pool another tensor of the same shape."""
         if not self.windows:
             return mover.call(overload_of(self.node), value, list(self.axes), self.keeps_axes)
         op = _WINDOWS[overload_of(self.node)][1]  # type: ignore[index]
         windows = self.windows
         if len(windows) > 1:
             return mover.call(op, value, *_lists(windows))
-        # In one dimension there is no form for integers.
+        # There is no one-dimensional max pooling for integers, so an axis of size one is added.
         flat = _Window(1, 1, 0, 1, windows[0].ceil)
         rows = mover.call(aten.unsqueeze.default, value, -2)
         pooled = mover.call(op, rows, *_lists((flat, *windows)))
         return mover.call(aten.squeeze.dims, pooled, [-2])
 
     def sink(self, operands: tuple[Dequantize, ...]) -> Crossing | Miss:
-        """Choose from the quantized values, and dequantize what was chosen."""
+        """Pool the quantized values, and dequantize the result."""
         (dequantize,) = operands
         params = dequantize.params
         for axis in self.axes:
             if not covers(params.spec.block[axis], shape_of(self.source)[axis]):
-                text = "{} chooses among elements of several blocks along axis {}"
+                text = "{} pools elements of several blocks along axis {}"
                 told = op_name(self.node), axis
                 return Miss(MissCode.GRANULARITY, self.node, text, *told, progress=2)
         if not self.never_empty():
-            text = "a window of {} may hold nothing but padding"
+            text = "a window of {} may hold only padding"
             return Miss(MissCode.SHAPE, self.node, text, op_name(self.node), progress=3)
         table = table_of(params)
         if isinstance(table, Miss):
@@ -154,13 +153,13 @@ class Pool(Commutes):
         )
 
     def shares_with(self, user: Node) -> bool:
-        """Any user may stay if nothing is dequantized below."""
+        """Any user may stay if no dequantize remains below."""
         del user
         return vanishes(self.node)
 
 
 def _elements(node: Node) -> Node | None:
-    """Return the one item that is read, if it is the first."""
+    """Return the only item in use, if it is the first."""
     (item,) = node.users if len(node.users) == 1 else (None,)
     first = item is not None and item.target is operator.getitem and item.args[1] == 0
     return item if first else None
@@ -182,7 +181,7 @@ def _windows(a: dict[str, Any], count: int) -> tuple[_Window, ...] | None:
 
 
 def _spread(value: Any, count: int) -> list[Any]:
-    """One number stands for all axes."""
+    """Return one number per axis; a single number applies to all."""
     numbers = list(value) if isinstance(value, (list, tuple)) else [value]
     return numbers * count if len(numbers) == 1 else numbers
 

@@ -1,4 +1,4 @@
-"""Which ops quantization changes places with. A new family of ops is one line here."""
+"""The ops that commute with quantization. A new family of ops is one line here."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ COMMUTING: tuple[type[Commutes], ...] = (
     Cast,
     Clamp,
     Pool,
-    # Last: what moves elements and is none of the others is missed here.
+    # Last: it misses ops that move elements and that no family above supports.
     MovementOp,
 )
 
 
 def commuting(node: Node, families: Families) -> Commutes | Miss | None:
-    """View a node as the op of a family; ``None`` if it is of none of them."""
+    """View a node as the op of a family; ``None`` if it belongs to none."""
     return next((found for kind in families if (found := kind.of(node)) is not None), None)

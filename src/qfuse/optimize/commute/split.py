@@ -1,4 +1,4 @@
-"""Splits: every part is a movement of the whole."""
+"""Splits: every part is a movement of the whole tensor."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, arguments
 class Split(Commutes):
     """An op whose results are parts of its operand.
 
-    ``split(dequantize(q, s))[i]`` is ``dequantize(split(q)[i], s_i)``, for every part that is read.
+    ``split(dequantize(q, s))[i]`` is ``dequantize(split(q)[i], s_i)``, for every part with users.
     Refuses: a dequantize with other users; a block that spans two parts; a part that leaves the
     graph, whose strides would change. A quantize rises above a part: see ``MovementOp``.
 
     Attributes:
         node: The op.
-        source: What is split.
+        source: Its operand.
     """
 
     ops: ClassVar[tuple[OpOverload, ...]] = SPLITS
@@ -40,7 +40,7 @@ class Split(Commutes):
         if not is_call(node, *SPLITS):
             return None
         if not node.users:
-            return Miss(MissCode.PATTERN, node, "nothing reads it", progress=0)
+            return Miss(MissCode.PATTERN, node, "it has no users", progress=0)
         return cls(node, node_of(arguments(node)["self"]))
 
     def sink(self, operands: tuple[Dequantize, ...]) -> Crossing | Miss:

@@ -1,1 +1,1 @@
-"""Operations become fused ops: linear with epilogue, norm, activation."""
+"""Fusions: linears with their epilogues, norms and activations with their quantize."""

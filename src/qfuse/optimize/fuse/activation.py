@@ -1,4 +1,4 @@
-"""Quantize what an activation gives in the pass that computes it."""
+"""Fuse the quantization of an activation's result into the activation."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class FuseActivationQuantizeSite:
-    """An activation, perhaps times a gate, and the quantize of its result.
+    """An activation, possibly with a gate, and the quantize of its result.
 
     Attributes:
-        fused: The op that both become; its node is the quantize.
+        fused: The fused op; its node is the quantize.
         result: The quantize, and the choice of its parameters.
-        kept: The float result, if others read it too.
-        point: Where the op goes.
-        values: Its (fake) results.
+        kept: The float result, if it has other users.
+        point: The node in front of which the op is inserted.
+        values: The op's (fake) results.
     """
 
     fused: Activation
@@ -66,7 +66,7 @@ _SITE = Capture[FuseActivationQuantizeSite]("site")
 def _site(gated: Gated, result: QuantizedResult) -> FuseActivationQuantizeSite | Miss:
     y, params = result.quantize.x, result.quantize.params
     own = Kept(Keep.FLOAT, y, frozenset(result.ends))
-    # Without steps the float result is what the op reads, and others read that as they did.
+    # Without epilogue ops the float result is the op's own input, whose other users are unaffected.
     kept = (own,) if own.readers and gated.steps else ()
     keep = frozenset(k.what for k in kept)
     chosen = None if result.choose is None else (params.spec, result.choose.spec)
@@ -88,7 +88,7 @@ def _site(gated: Gated, result: QuantizedResult) -> FuseActivationQuantizeSite |
 
 
 def _edge(x: Node) -> tuple[Node, QuantParams | None]:
-    """Return what the op reads instead of ``x``; an edge has scales of one level."""
+    """Return the operand that replaces ``x``: quantized values behind a one-level dequantize."""
     dequantize = as_dequantize(x)
     if dequantize is None or dequantize.params.outer_scale is not None:
         return x, None
@@ -96,15 +96,16 @@ def _edge(x: Node) -> tuple[Node, QuantParams | None]:
 
 
 def _float_linear(node: Node) -> Gated | None:
-    """View a linear that gives a float, for which an op may choose the parameters."""
+    """View a linear with a float result, for which the op may choose parameters."""
     linear = as_fused_linear(node)
     return None if linear is None or linear.out_params is not None else Gated(node)
 
 
-@guard(MissCode.PATTERN, "there is nothing to compute")
+@guard(MissCode.PATTERN, "there is no activation to compute")
 def _is_work(quantize: Node) -> bool:
     view = as_quantize(quantize)
     result = None if view is None else quantized_result(view)
+    # A static quantize is fused into the linear itself; only a choice needs this op.
     chooses = not isinstance(result, QuantizedResult) or result.choose is not None
     return chooses or _product_of(quantize) is not None
 
@@ -113,14 +114,15 @@ def _refuse_taken(quantize: Node) -> Miss | None:
     product = _product_of(quantize)
     if product is None:
         return None
-    return Miss(MissCode.ORDER, product, "{} takes it along", op_name(product))
+    return Miss(MissCode.ORDER, product, "it is fused into {}", op_name(product))
 
 
 def _product_of(node: Node) -> Node | None:
-    """Return the quantize of a product that takes this one along, as one of its steps."""
+    """Return the quantize of a product that fuses this one as one of its epilogue ops."""
     between = (ops.dequantize, aten.mul.Tensor, aten._to_copy.default)
     last = node
     for _ in range(_STEPS):
+        # A choice of parameters goes together with its quantize.
         users = [each for each in last.users if not is_call(each, ops.choose_qparams)]
         if len(users) != 1:
             return None
@@ -134,11 +136,12 @@ def _product_of(node: Node) -> Node | None:
 
 
 def _takes(quantize: Node, node: Node) -> bool:
-    """Whether the op of which ``quantize`` becomes a part computes ``node`` on the way."""
+    """Whether the op that fuses ``quantize`` also computes ``node``."""
     taken = match(_PRODUCTS, quantize)
     if isinstance(taken, Miss):
         return False
     found, y = taken[GATED], taken[_SITE].result.quantize.x
+    # Search from the quantize back to the operands of the op that fuses it.
     ends, stack, seen = {found.x, *found.extras}, [y], {y}
     while stack:
         value = stack.pop()
@@ -156,28 +159,28 @@ _LINEAR = Read[Gated](GATED.label, _float_linear, "linear").given(_is_work).core
 
 
 class FuseActivationQuantize(PatternRule):
-    """``quantize(act(g) * u)`` becomes ``qfuse.activation``, which reads ``g`` and ``u`` once.
+    """``quantize(act(g) * u)`` becomes ``qfuse.activation``, which loads ``g`` and ``u`` once.
 
     Before::
 
         g -> silu --.                .-- choose_qparams --.
-                    +-- mul -- cast -+-- quantize ---------+-- reader
+                    +-- mul -- cast -+-- quantize ---------+-- user
         u ----------'
 
     After::
 
-        g, u -> qfuse.activation -- reader
+        g, u -> qfuse.activation -- user
 
-    Parameters may be given or chosen. Halves of one tensor become the step ``glu`` of the whole; a
-    dequantize in front is taken along; casts, and trips to stored numbers and back, stay where the
-    source rounds; the float result is kept where others read it.
+    Parameters may be static or dynamic. Two halves of one tensor become the epilogue op ``glu`` of
+    the whole tensor. A dequantize of the input is fused too; casts and quantize/dequantize round
+    trips stay where the source rounds. The float result is an extra output if it has other users.
 
-    Refuses: a clamp that is no activation; parameters that are computed from the result otherwise
-    than by a choice for it; operands that broadcast, or are no floats; a value on the way that
-    others read; strides that would change. Scales of two levels stay outside. An activation that
-    only rounds on the way to a product is left to the quantize of the product. One that a linear
-    has in its epilogue stays there, and the op chooses parameters for what the linear gives, with
-    an activation or without, in the pass that uses them.
+    Refuses: a clamp that is not an activation; parameters that are computed from the result
+    otherwise than by a choice for it; operands that broadcast or are not floats; an intermediate
+    value with other users; strides that would change. Scales of two levels are not fused. An
+    activation that only rounds in front of a product is left to the product's quantize. An
+    activation that is already in a linear's epilogue stays there; only the dynamic quantization of
+    the linear's result is fused.
     """
 
     name = "fuse-activation-quantize"
@@ -187,7 +190,7 @@ class FuseActivationQuantize(PatternRule):
     )
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
-        """Put the op in front of the first user of its results."""
+        """Insert the op in front of the first user of its results."""
         found = site[_SITE]
         with rw.before(found.point):
             args = available(found.fused.call_args(), found.point, rw)

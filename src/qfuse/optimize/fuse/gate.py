@@ -1,4 +1,4 @@
-"""Make one op of the product of a quantized linear's halves, where it stays float."""
+"""Fuse the GLU product of a quantized linear's halves where the result stays float."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from qfuse.rewrite.pattern import Match, PatternRule, guard
 from qfuse.rewrite.prelude import Exactness, MissCode, Node, Rewriter
 
 
-@guard(MissCode.PATTERN, "its factors are no halves of one quantized linear")
+@guard(MissCode.PATTERN, "its factors are not halves of one quantized linear")
 def _has_halves(gated: Gated) -> bool:
     whole = _whole(gated)
     linear = None if whole is None else as_fused_linear(whole)
     return linear is not None and linear.out_params is None and bool(gated.steps)
 
 
-@guard(MissCode.SHAPE, "the product lies in memory in another order than rows")
+@guard(MissCode.SHAPE, "the product is not row-major")
 def _is_row_major(node: Node, gated: Gated) -> bool:
     whole = _whole(gated)
     return whole is not None and is_row_major(tensor_of(node)) and is_row_major(tensor_of(whole))
 
 
 def _whole(found: Gated) -> Node | None:
-    """Return the value whose two halves are multiplied, if that is what is computed."""
+    """Return the value whose two halves are multiplied, if the epilogue is a GLU."""
     for step in found.steps:
         if isinstance(step, Mul):
             halves = halves_of(found.x, uncast(found.extras[step.index])[1])
             return None if halves is None else halves.source
-    # The step says that it multiplies halves, or there are none.
+    # The epilogue op names the GLU split; without it the factors are not halves of one tensor.
     return found.x
 
 
 class FuseGate(PatternRule):
-    """``act(g) * u`` of the halves of a fused linear becomes ``qfuse.activation``.
+    """``act(g) * u`` of the two halves of a fused linear becomes ``qfuse.activation``.
 
     Before::
 
         qfuse.linear -> split -+- g -> silu -.
-                               |             +- mul -> reader
+                               |             +- mul -> user
                                '- u ---------'
 
     After::
 
-        qfuse.linear -> qfuse.activation -> reader
+        qfuse.linear -> qfuse.activation -> user
 
-    Its result is float. A kernel of the linear may multiply the halves while they are in its
-    registers. What is quantized behind the product is another rule's, which comes first.
+    The result is float. A linear kernel may multiply the halves while they are in registers. A
+    product that is quantized afterwards is left to ``fuse-activation-quantize``, which runs first.
 
-    Refuses: factors that are no halves of one quantized linear; operands that broadcast; values on
-    the way that others read; a linear that gives stored numbers; results in another order than
-    rows.
+    Refuses: factors that are not halves of one quantized linear; operands that broadcast;
+    intermediate values with other users; a linear with a quantized output; results that are not
+    row-major.
     """
 
     name = "fuse-gate"
@@ -63,7 +63,7 @@ class FuseGate(PatternRule):
     pattern = A_PRODUCT.given(_has_halves, _is_row_major)
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
-        """Put the op where the product stood."""
+        """Insert the op in place of the product."""
         node, found = site.node, site[GATED]
         fused = Activation(node, found.x, None, found.epilogue, found.extras, Output())
         call = rw.replay(fused.overload, fused.call_args(), {}, [tensor_of(node)])

@@ -1,4 +1,4 @@
-"""Run a linear on stored numbers: ``linear(dequantize(x), dequantize(w), b)`` becomes one op."""
+"""Fuse ``linear(dequantize(x), dequantize(w), b)`` into one op on quantized values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, R
 
 @dataclass(frozen=True, slots=True)
 class LinearSite:
-    """A linear whose weight, and perhaps activation, is a dequantize."""
+    """A linear whose weight, and possibly activation, is a dequantize."""
 
     linear: Linear
     act: Dequantize | None
@@ -38,7 +38,7 @@ class FuseLinear(Rule[LinearSite]):
         q, w -> qfuse.linear
 
     A shared dequantize stays for its other users. An activation that is not quantized stays a
-    float edge: that is a weight-only linear.
+    float operand: the result is a weight-only linear.
 
     Refuses: a float weight; a weight that is not a constant; a weight of another rank than 2.
     """
@@ -63,7 +63,7 @@ class FuseLinear(Rule[LinearSite]):
                 )
             return Miss(MissCode.NOT_QUANTIZED, linear.weight, "the weight is not quantized")
         if constant_of(weight.q) is None:
-            text = "the stored weight is computed at run time, so it cannot be packed ahead"
+            text = "the weight is computed at run time, so it cannot be prepacked"
             return Miss(MissCode.NOT_CONSTANT, weight.q, text, progress=3)
         if len(shape_of(linear.weight)) != 2:  # noqa: PLR2004
             text = "the weight has rank {}, a linear's has 2"
@@ -73,7 +73,7 @@ class FuseLinear(Rule[LinearSite]):
         return LinearSite(linear, act, weight)
 
     def rewrite(self, site: LinearSite, rw: Rewriter) -> None:
-        """Replace the linear; dequantizes that nothing else reads die."""
+        """Replace the linear; dequantizes without other users are erased."""
         linear, act, weight = site.linear, site.act, site.weight
         fused = FusedLinear(
             linear.node,

@@ -1,4 +1,4 @@
-"""Put the activation after a fused linear into its epilogue."""
+"""Fuse an activation into the epilogue of a fused linear."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, R
 
 @dataclass(frozen=True, slots=True)
 class ActivationSite:
-    """A fused linear and the activation that alone reads it."""
+    """A fused linear and the activation that is its only user."""
 
     fused: FusedLinear
     node: Node
@@ -24,8 +24,8 @@ class ActivationSite:
 class FuseActivation(Rule[ActivationSite]):
     """``act(qfuse.linear(...))`` becomes ``qfuse.linear(..., epilogue="act(...)")``.
 
-    Refuses: a linear that others read; bounds or slopes that are not numbers; a clamp with one
-    bound only on the upper side (there is no activation of that name), or with bounds that cross.
+    Refuses: a linear with other users; bounds or slopes that are not numbers; a clamp with only an
+    upper bound (no activation has that name), or with bounds that cross.
     """
 
     name = "fuse-activation"
@@ -44,5 +44,5 @@ class FuseActivation(Rule[ActivationSite]):
         return ActivationSite(fused, node, act)
 
     def rewrite(self, site: ActivationSite, rw: Rewriter) -> None:
-        """Replace the activation by the grown linear."""
+        """Replace the activation by the extended linear."""
         append_step(site.fused, site.node, site.act, rw)

@@ -1,4 +1,4 @@
-"""Put the residual addition after a fused linear into its epilogue."""
+"""Fuse a residual addition into the epilogue of a fused linear."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from qfuse.rewrite.prelude import (
 
 @dataclass(frozen=True, slots=True)
 class AddSite:
-    """A fused linear, the sum that alone reads it, and the other summand."""
+    """A fused linear, the sum that is its only user, and the other summand."""
 
     fused: FusedLinear
     node: Node
@@ -35,11 +35,11 @@ class AddSite:
 
 
 class FuseAdd(Rule[AddSite]):
-    """``qfuse.linear(...) + alpha * other`` becomes one op with ``other`` as an extra.
+    """``qfuse.linear(...) + alpha * other`` becomes one op with ``other`` as epilogue operand.
 
-    Refuses: a summand that is not a tensor; a sum of two reads of the same linear; ``alpha`` on
-    the linear's side; a summand that would broadcast the linear's result to a larger shape; a
-    summand that is not of the linear's shape, since a residual is; integer summands.
+    Refuses: a summand that is not a tensor; a linear that is added to itself; ``alpha`` on the
+    linear's side; a summand that would broadcast the linear's result to a larger shape; a summand
+    of another shape than the linear, since a residual has the same shape; integer summands.
     """
 
     name = "fuse-add"
@@ -72,13 +72,13 @@ class FuseAdd(Rule[AddSite]):
         return AddSite(fused, node, found, 1.0 if scaled else alpha)
 
     def rewrite(self, site: AddSite, rw: Rewriter) -> None:
-        """Replace the sum by the grown linear."""
+        """Replace the sum by the extended linear."""
         step = Add(len(site.fused.extras), site.alpha)
         append_step(site.fused, site.node, step, rw, extra=site.other)
 
 
 def _refuse(node: Node, fused: FusedLinear, other: object, own_alpha: float) -> Node | Miss:
-    """Return the other summand if it is a residual, or why it is none."""
+    """Return the other summand if it is a residual, or the reason why it is not."""
     if not isinstance(other, Node) or not isinstance(other.meta["val"], torch.Tensor):
         return Miss(MissCode.ARGUMENT, node, "the other summand is a number", progress=3)
     if other is fused.node:

@@ -1,4 +1,4 @@
-"""Put the float cast after a fused linear into its epilogue."""
+"""Fuse a float cast into the epilogue of a fused linear."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class CastSite:
-    """A fused linear and the cast that alone reads it."""
+    """A fused linear and the cast that is its only user."""
 
     fused: FusedLinear
     node: Node
@@ -35,7 +35,7 @@ class CastSite:
 
 
 class FuseCast(Rule[CastSite]):
-    """``cast(qfuse.linear(...))`` becomes one op that rounds where the cast stood.
+    """``cast(qfuse.linear(...))`` becomes one op that rounds at the place of the cast.
 
     Refuses: a cast to an integer or to float64; a copy that also changes device, layout or memory
     format.
@@ -61,5 +61,5 @@ class FuseCast(Rule[CastSite]):
         return CastSite(fused, node, dtype)
 
     def rewrite(self, site: CastSite, rw: Rewriter) -> None:
-        """Replace the cast by the grown linear."""
+        """Replace the cast by the extended linear."""
         append_step(site.fused, site.node, Cast(site.dtype), rw)

@@ -1,4 +1,4 @@
-"""Let a fused linear give stored numbers when its only reader quantizes with given parameters."""
+"""Fuse a quantize with static parameters into the linear that is its operand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, R
 
 @dataclass(frozen=True, slots=True)
 class OutputSite:
-    """A fused linear and the quantize that alone reads it."""
+    """A fused linear and the quantize that is its only user."""
 
     fused: FusedLinear
     quantize: Quantize
@@ -24,7 +24,7 @@ class OutputSite:
 class FuseOutputQuantize(Rule[OutputSite]):
     """``quantize(qfuse.linear(...))`` becomes ``qfuse.linear(..., out=static)``.
 
-    The range of the quantize travels whole: it may encode a clamp.
+    The range of the quantize is kept as it is: it may encode a clamp.
 
     Refuses: a scale or zero point that is not a constant, since it may depend on the linear.
     """

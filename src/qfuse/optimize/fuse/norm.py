@@ -1,4 +1,4 @@
-"""Let a norm give its result quantized: the memory between the two is never written."""
+"""Fuse a norm with the quantize of its result, so that the float result is not stored."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class FuseNormQuantizeSite:
     """A norm and the quantize of its result.
 
     Attributes:
-        fused: The op that both become; its node is the quantize.
+        fused: The fused op; its node is the quantize.
         result: The quantize, and the choice of its parameters.
-        kept: What has other users too, in the order of the results.
-        point: Where the op goes.
-        values: Its (fake) results.
+        kept: The float values with other users, in the order of the op's results.
+        point: The node in front of which the op is inserted.
+        values: The op's (fake) results.
     """
 
     fused: FusedNorm
@@ -61,13 +61,14 @@ def _refuse_shared(norm: Norm) -> Miss | None:
 
 
 def _site(norm: Norm, result: QuantizedResult) -> FuseNormQuantizeSite | Miss:
+    # Fusing the residual sum too is better, but the fusion must not fail because of it.
     plain, added = _site_of(norm, result, None), match(_SUM, norm.x)
     if isinstance(added, Miss):
         return plain
     x, residual = added[X], added[_RESIDUAL]
     if not same_shape(shape_of(x), shape_of(residual)):
         return plain
-    # The sum may be used before other operands are there; then it stays where it is.
+    # The sum may have users before the op's other operands are computed; then it stays outside.
     site = _site_of(norm, result, (x, residual))
     return plain if isinstance(site, Miss) else site
 
@@ -88,7 +89,7 @@ def _site_of(
 
 
 def _kept(norm: Norm, result: QuantizedResult, added: tuple[Node, Node] | None) -> tuple[Kept, ...]:
-    """Return what has other users too, in the order of the output block."""
+    """Return the values with other users, in the order of the output block."""
     possible = [Kept(Keep.FLOAT, norm.node, frozenset(result.ends))]
     if added is not None:
         possible.append(Kept(Keep.SUM, norm.x, norm.dying()))
@@ -117,12 +118,13 @@ class FuseNormQuantize(PatternRule):
 
         x, r, weight -> qfuse.rms_norm -> quantized values (, scale, zero point, result, sum)
 
-    The op gives the float result and the sum as well where they have other users. The spelling
-    travels as a :class:`~qfuse.ir.ops.norm_spec.NormSpec`, so that it gives the same bits.
+    If the float result or the residual sum has other users, the op returns it as an extra output.
+    The spelling is recorded as a :class:`~qfuse.ir.ops.norm_spec.NormSpec`, so that the op
+    computes the same bits.
 
-    Refuses: a norm that is spelled in a way that no spec says; a part of the norm with other users;
+    Refuses: a norm whose spelling no spec describes; a part of the norm with other users;
     parameters that are computed from the norm otherwise than by a choice for it; operands that are
-    computed only after the first user of what the op gives; strides that would change.
+    computed only after the first user of the op's results; strides that would change.
     """
 
     name = "fuse-norm-quantize"
@@ -130,7 +132,7 @@ class FuseNormQuantize(PatternRule):
     pattern = quantized(A_NORM).given(check(_refuse_shared), let(_SITE, _site))
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
-        """Put the op in front of the first user of its results."""
+        """Insert the op in front of the first user of its results."""
         found = site[_SITE]
         with rw.before(found.point):
             args = available(found.fused.call_args(), found.point, rw)

@@ -1,4 +1,4 @@
-"""What the rules have in common that let an op give its result quantized, and others too."""
+"""Shared code of the rules that fuse a quantize into its producer, with extra outputs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, Rewriter
 
 @dataclass(frozen=True, slots=True)
 class QuantizedResult:
-    """A quantize, and the choice of its parameters if they are chosen for what it quantizes.
+    """A quantize, and the choice of its parameters if they are chosen for its own input.
 
     Attributes:
         quantize: The quantize.
-        choose: The choice; ``None`` if the parameters are given.
+        choose: The choice; ``None`` if the parameters are static.
     """
 
     quantize: Quantize
@@ -36,12 +36,12 @@ class QuantizedResult:
 
     @property
     def ends(self) -> tuple[Node, ...]:
-        """The nodes that read the float result and will be gone."""
+        """The users of the float result that the fusion removes."""
         choice = () if self.choose is None else (self.choose.node,)
         return (*choice, self.quantize.node)
 
     def block(self, keep: frozenset[Keep]) -> Output:
-        """Return the output block of an op that gives this result."""
+        """Return the output block of an op with this result."""
         params = self.quantize.params
         if self.choose is None:
             return Output(params, None, keep)
@@ -50,12 +50,12 @@ class QuantizedResult:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A float value that others read too.
+    """A float value that has other users, and so becomes an extra output.
 
     Attributes:
-        what: Which one it is.
-        node: The node that gives it now.
-        dying: Those of its readers that will be gone.
+        what: The kind of output.
+        node: The node that computes it now.
+        dying: Those of its users that the fusion removes.
     """
 
     what: Keep
@@ -64,7 +64,7 @@ class Kept:
 
     @property
     def readers(self) -> list[Node]:
-        """Those that stay."""
+        """The users that remain."""
         return [user for user in self.node.users if user not in self.dying]
 
 
@@ -80,19 +80,19 @@ def quantized(x: Pattern) -> Pattern:
 
 def _quantized_result(node: Node) -> QuantizedResult | Miss:
     quantize = as_quantize(node)
-    assert quantize is not None, "the pattern says so"
+    assert quantize is not None, "the pattern matches only quantizes"
     return quantized_result(quantize)
 
 
 def quantized_result(quantize: Quantize) -> QuantizedResult | Miss:
-    """Tell whether the parameters of a quantize are chosen for its own input.
+    """Return a quantize with the choice of its parameters, if that choice is for its own input.
 
-    Refuses: scales of two levels, used or chosen; a choice for other blocks, for another storage or
-    format of scales, or whose zero point is left out although it may be another than zero.
+    Refuses: scales of two levels, used or chosen; a choice for other blocks, or for another storage
+    or scale format; a zero point that is omitted although it may be nonzero.
     """
     params = quantize.params
     if params.outer_scale is not None:
-        text = "its scales have a second level, and a fused op gives one"
+        text = "its scales have a second level, and a fused op supports one"
         return Miss(MissCode.GRANULARITY, quantize.node, text)
     scale = result_of(params.scale)
     choose = None if scale is None or scale[1] != 0 else as_choose(scale[0])
@@ -106,9 +106,10 @@ def _refuse_choice(quantize: Quantize, choose: Choose) -> Miss | None:
     params = quantize.params
     node, spec, chosen = quantize.node, params.spec, choose.spec
     if chosen.outer or choose.outer_scale is not None:
-        text = "its scales are chosen relative to a second level, and a fused op chooses one"
+        text = "its scales are chosen relative to a second level, and a fused op supports one"
         return Miss(MissCode.GRANULARITY, node, text)
     pairs = zip(spec.block, chosen.block, shape_of(quantize.x), strict=True)
+    # Different block sizes are the same block if both cover the axis.
     if not all(a == b or (covers(a, size) and covers(b, size)) for a, b, size in pairs):
         text = "parameters are chosen in blocks of {} and used in blocks of {}"
         told = block_text(chosen.block), spec.block_text()
@@ -118,10 +119,11 @@ def _refuse_choice(quantize: Quantize, choose: Choose) -> Miss | None:
         kinds = (chosen.dtype, chosen.element), (spec.dtype, spec.element)
         return Miss(MissCode.DTYPE, node, text, *(stored_name(*k) for k in kinds))
     if not _is_format_of(chosen.scale_dtype, spec.scale_format):
-        text = "scales that are chosen in {} are read as {}"
+        text = "scales that are chosen in {} are used as {}"
         told = dtype_name(chosen.scale_dtype), spec.scale_format
         return Miss(MissCode.DTYPE, node, text, *told)
     zero = params.zero_point
+    # Result 1 of a choice is its zero point.
     own = zero is not None and result_of(zero) == (choose.node, 1)
     always_zero = fixed_zero_point(chosen) == 0
     if spec.domain is ZeroPointDomain.FLOAT_OFFSET or not (own or (zero is None and always_zero)):
@@ -131,7 +133,7 @@ def _refuse_choice(quantize: Quantize, choose: Choose) -> Miss | None:
 
 
 def _is_format_of(dtype: torch.dtype, scale_format: ScaleFormat) -> bool:
-    """Whether scales of a type are in a format; those of one byte have formats of their own."""
+    """Whether a dtype matches a scale format; one-byte scales have formats of their own."""
     if scale_format.dtype is not None:
         return dtype is scale_format.dtype
     return dtype.itemsize > 1
@@ -140,14 +142,15 @@ def _is_format_of(dtype: torch.dtype, scale_format: ScaleFormat) -> bool:
 def insertion_point(
     result: QuantizedResult, kept: Sequence[Kept], args: Sequence[Argument]
 ) -> Node | Miss:
-    """Return the first reader of what the new op gives, if all that it reads comes before.
+    """Return the first user of the new op's results, if all operands come before it.
 
-    Constants may come later: they are read anew.
+    Constants may come later: they are loaded again.
     """
+    # In the order of the graph: the new op has to precede all users of its results.
     point = min((*result.ends, *(reader for k in kept for reader in k.readers)))
     for operand in _nodes(args):
         if not operand < point and constant_of(operand) is None:
-            text = "%{} is computed only after %{} has read what the fused op gives"
+            text = "%{} is computed only after %{} has used a result of the fused op"
             return Miss(MissCode.ORDER, operand, text, operand.name, point.name)
     return point
 
@@ -155,7 +158,7 @@ def insertion_point(
 def results_like(
     op: OpOverload, args: Sequence[Argument], result: QuantizedResult, kept: Sequence[Kept]
 ) -> list[torch.Tensor] | Miss:
-    """Return the (fake) results of the new op, which replace others of the same strides.
+    """Return the (fake) results of the new op, with the strides of the values that they replace.
 
     Refuses: strides that would change.
     """
@@ -177,14 +180,14 @@ def results_like(
 def replace_results(
     node: Node, result: QuantizedResult, output: Output, kept: Sequence[Kept], rw: Rewriter
 ) -> None:
-    """Let all readers read the results of the new op.
+    """Replace all uses of the old values by the results of the new op.
 
     Args:
         node: The new op.
-        result: The quantize, and the choice of its parameters, that it replaces.
-        output: Its output block.
+        result: The quantize that it replaces, and the choice of its parameters.
+        output: The op's output block.
         kept: The float values that it replaces.
-        rw: Edits the graph; new nodes go next to the new op.
+        rw: Edits the graph; new nodes are inserted next to the new op.
     """
     items = [rw.item(node, index) for index in range(output.count)]
     rw.replace(result.quantize.node, items[0])
@@ -198,13 +201,13 @@ def replace_results(
 
 
 def available(args: Sequence[Argument], point: Node, rw: Rewriter) -> tuple[Argument, ...]:
-    """Return the arguments of a call before ``point``, constants that come later read anew."""
+    """Return the arguments of a call at ``point``; constants defined later are loaded again."""
 
     def earlier(node: Node) -> Node:
         if node < point:
             return node
         value = constant_of(node)
-        assert value is not None, "what comes later is a constant"
+        assert value is not None, "only constants may come later"
         return rw.constant(value, str(node.target))
 
     read: tuple[Argument, ...] = map_arg(tuple(args), earlier)

@@ -1,1 +1,1 @@
-"""Helpers of the rules of this stage: matching and prices, not rewriting."""
+"""Helpers for the rules of this stage: matching and cost estimates, without rewriting."""

@@ -1,4 +1,4 @@
-"""What every stored number stands for: proofs by looking at all of them."""
+"""Dequantization tables: proofs by enumerating all quantized values."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _LIMIT = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The real numbers of a dequantize.
+    """The float values of a dequantize.
 
     Attributes:
-        low: The least stored number of the type.
-        high: The greatest one.
-        reals: What each stands for, ascending, per block: shape ``[high - low + 1, blocks]``.
+        low: The smallest quantized value of the dtype.
+        high: The largest quantized value.
+        reals: The float value of each, ascending, per block: shape ``[high - low + 1, blocks]``.
     """
 
     low: int
@@ -45,17 +45,16 @@ def known_params(params: QuantParams) -> tuple[torch.Tensor, torch.Tensor | None
 
 
 def table_of(params: QuantParams) -> Table | Miss:
-    """Return what all stored numbers stand for, if greater ones stand for greater real numbers.
+    """Return the dequantization table if it is monotonic.
 
-    Not a number and the negative zero are refused: which of two zeros is greater, torch leaves
-    open.
+    NaN and negative zero are refused: torch does not define which of two zeros is greater.
     """
     spec = params.spec
     if spec.dtype not in _TABULATED:
-        text = "{} has too many numbers to look at all of them, or no order that ops keep"
+        text = "{} has too many values to enumerate, or no order that ops keep"
         return Miss(MissCode.DTYPE, params.scale, text, dtype_name(spec.dtype), progress=3)
     if not spec.is_plain:
-        text = "scales in a format of their own, or of two levels, are not tabulated"
+        text = "scales with a special format or two levels are not tabulated"
         return Miss(MissCode.GRANULARITY, params.scale, text, progress=3)
     known = known_params(params)
     if isinstance(known, Miss):
@@ -64,7 +63,7 @@ def table_of(params: QuantParams) -> Table | Miss:
     low, high = dtype_range(spec.dtype)
     count = high - low + 1
     if count * scale.numel() > _LIMIT:
-        text = "{} blocks are too many to look at every number of"
+        text = "{} blocks are too many to enumerate every value of"
         return Miss(MissCode.GRANULARITY, params.scale, text, scale.numel(), progress=3)
     codes = torch.arange(low, high + 1, dtype=torch.int32, device=scale.device).to(spec.dtype)
     reals = dequantize_reference(
@@ -76,6 +75,6 @@ def table_of(params: QuantParams) -> Table | Miss:
     ordered = bool((reals[1:] >= reals[:-1]).all()) and not bool(reals.isnan().any())
     negative_zero = bool(((reals == 0) & torch.signbit(reals)).any())
     if not ordered or negative_zero:
-        text = "greater stored numbers do not always stand for greater real ones"
+        text = "larger quantized values do not always represent larger float values"
         return Miss(MissCode.RANGE, params.scale, text, progress=3)
     return Table(low, high, reals)

@@ -1,4 +1,4 @@
-"""What it costs to move and to quantize elements, for the gain of rules that reorder the two."""
+"""The cost of moving and quantizing elements, for the gain of rules that reorder the two."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qfuse.ir.ops.views import shape_of
 def passed(node: Node, reads: torch.dtype, writes: torch.dtype) -> WorkRange:
     """The bytes of reading and writing every element of a tensor of ``node``'s shape.
 
-    Calls are not counted: the compiler puts pointwise kernels together in any case.
+    Calls are not counted: the compiler fuses pointwise kernels in any case.
     """
     count = size_range(math.prod(shape_of(node)))
     work = pointwise_work(count, [reads.itemsize * 8], [writes.itemsize * 8])
@@ -26,10 +26,10 @@ def passed(node: Node, reads: torch.dtype, writes: torch.dtype) -> WorkRange:
 
 
 def saved(cost: CostModel, before: Sequence[WorkRange], after: Sequence[WorkRange]) -> float | None:
-    """Return the seconds that ``after`` saves; ``None``, which is always worth it, for none.
+    """Return the seconds that ``after`` saves; ``None``, which always pays, if they cost the same.
 
-    What costs the same is worth it for what it lets others do. What loses at the least, the hinted
-    or the greatest size does not pay.
+    A rewrite with equal cost pays because it may enable others. One that loses at the smallest, the
+    hinted or the largest size does not.
     """
     compared = cost.compare(before, after)
     if not compared.loses_nowhere:

@@ -1,4 +1,4 @@
-"""Apply movements to nodes: to stored numbers, to parameters, and to fake tensors beforehand."""
+"""Apply movements to quantized values, to parameters, and to fake tensors during a match."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _STEPS = 32
 
 
 class GraphMover:
-    """Applies ops to nodes of a graph; what is known already is computed at once.
+    """Applies ops to nodes of a graph; ops on constants are computed at compile time.
 
-    Values are nodes, or tensors as long as nothing but constants went into them.
+    Values are nodes, or tensors as long as they depend on constants only.
 
     Args:
         rw: Adds the nodes.
@@ -66,7 +66,7 @@ class GraphMover:
         return self._rw.call(op, value, *args, **kwargs)
 
     def sizes(self, node: Node) -> list[Any]:
-        """Return the sizes of a node's value: numbers, or nodes where they vary."""
+        """Return the sizes of a node's value: numbers, or nodes where they are dynamic."""
         return self._rw.sizes(node, len(shape_of(node)))
 
     def at_run_time(self, value: Any) -> Node:
@@ -74,7 +74,7 @@ class GraphMover:
         return self.node(value, "moved")
 
     def open(self, node: Node) -> Any:
-        """Return what to apply ops to for ``node``: its value, if that is a constant."""
+        """Return the value to apply ops to for ``node``: the tensor, if it is a constant."""
         value = constant_of(node)
         return node if value is None else value
 
@@ -89,7 +89,7 @@ class GraphMover:
         return self._rw.item(value, index)
 
     def type_of(self, value: Node) -> torch.Tensor:
-        """Return the type of a node's value, as a fake tensor."""
+        """Return the fake tensor of a node's value."""
         return tensor_of(value)
 
     def typed(self, made: torch.Tensor, op: OpOverload, value: Node, *args: Any) -> Node:
@@ -98,14 +98,14 @@ class GraphMover:
 
 
 class ParamMover(GraphMover):
-    """Applies ops to scales and zero points, of which only the numbers count.
+    """Applies ops to scales and zero points, whose strides do not matter.
 
-    A view to a shape that the value was viewed from gives that earlier node back, and a permutation
-    cancels its inverse, so parameters that move forward and back leave nothing behind.
+    A view back to a shape that the value was viewed from returns that earlier node, and a
+    permutation cancels its inverse, so parameters that move forward and back add no nodes.
     """
 
     def call(self, op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Apply an op, unless its result is there already."""
+        """Apply an op, unless its result exists already."""
         if isinstance(value, torch.Tensor):
             return super().call(op, value, *args, **kwargs)
         if op is aten.permute.default:
@@ -115,12 +115,13 @@ class ParamMover(GraphMover):
         return super().call(op, value, *args, **kwargs)
 
     def params(self, node: Node, steps: Iterable[Moved]) -> Node:
-        """Move a scale or a zero point by every step, one after the other."""
+        """Move a scale or a zero point by all steps, in order."""
         start = value = self.open(node)
         for step in steps:
             value = step.apply(self, value)
         if value is start or (isinstance(value, torch.Tensor) and _is_same(value, start)):
             return node
+        # The new constant is stored densely, not as a view of the old one.
         if isinstance(value, torch.Tensor):
             value = value.contiguous()
         return self.node(value, str(node.target))
@@ -131,6 +132,7 @@ class ParamMover(GraphMover):
         for earlier in shown:
             if same_shape(shape_of(earlier), made.shape):
                 return earlier
+        # A reshape needs only the elements, so it skips the views in between.
         if op is aten.reshape.default:
             value = shown[-1]
         return self._rw.replay(op, (value, *args), {}, made)
@@ -140,11 +142,12 @@ class ParamMover(GraphMover):
         if isinstance(turned, Permute):
             dims = [turned.dims[axis] for axis in dims]
             value = turned.source
+        # Axes of size 1 may be anywhere: moving them is a view and not a permutation.
         shape = shape_of(value)
         real = [axis for axis in dims if not same_size(shape[axis], 1)]
         if real != sorted(real):
             return self._rw.call(aten.permute.default, value, list(dims))
-        # Only axes of size 1 change places.
+        # Only axes of size 1 are permuted.
         sizes = self.sizes(value)
         return self._view(aten.reshape.default, value, [sizes[axis] for axis in dims])
 
@@ -163,7 +166,7 @@ class FakeMover:
         return list(shape_of(node))
 
     def at_run_time(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the value, of which only the type is known in any case."""
+        """Return the value unchanged: only its type is known in any case."""
         return value
 
     def item(self, value: Sequence[torch.Tensor], index: int) -> torch.Tensor:
@@ -171,21 +174,21 @@ class FakeMover:
         return value[index]
 
     def type_of(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the value, which is a type."""
+        """Return the value, which is a fake tensor."""
         return value
 
     def typed(self, made: torch.Tensor, *_: Any) -> torch.Tensor:
-        """Return the result of an op, of which the type is known."""
+        """Return the result of an op, whose type is known."""
         return made
 
 
 QuantizedMover: TypeAlias = GraphMover | FakeMover
-"""Applies ops to quantized values: nodes of them, or their types."""
+"""Applies ops to quantized values: to nodes, or to fake tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One movement that is crossed, and what it does to the parameters."""
+    """One movement that is crossed, and its effect on the parameters."""
 
     movement: Movement
     moved: Moved
@@ -197,9 +200,10 @@ class PropagatedUp:
 
     Attributes:
         steps: The movements crossed, from the last one upward.
-        source: What is above them.
-        block: The block there.
-        stuck: The movement that the parameters do not cross, and why, if that ended it.
+        source: The value above them.
+        block: The block at that value.
+        stuck: The first movement that the parameters cannot cross, and why; ``None`` if none
+            stopped.
     """
 
     steps: tuple[Step, ...]
@@ -209,7 +213,7 @@ class PropagatedUp:
 
     @property
     def moved(self) -> tuple[Moved, ...]:
-        """What every step does to the parameters."""
+        """The effect of every step on the parameters."""
         return tuple(step.moved for step in self.steps)
 
     def apply(self, mover: Any, value: Any) -> Any:
@@ -222,10 +226,10 @@ class PropagatedUp:
 def propagate_up(
     x: Node, block: Block, crosses: Callable[[Movement], bool], outer: Block | None = None
 ) -> PropagatedUp:
-    """Move parameters of ``x`` up as far as they move and ``crosses`` allows.
+    """Move parameters of ``x`` up as far as possible and as ``crosses`` allows.
 
     Args:
-        x: What has the parameters.
+        x: The value with the parameters.
         block: Their block.
         crosses: Whether a movement may be crossed.
         outer: The block of their second level of scales, if there is one.
@@ -245,7 +249,7 @@ def propagate_up(
 
 
 def moved_params(rw: Rewriter, params: QuantParams, steps: Sequence[Moved]) -> QuantParams:
-    """Move parameters by every step, one after the other."""
+    """Move parameters by all steps, in order."""
     if not steps:
         return params
     mover = ParamMover(rw)
@@ -260,7 +264,7 @@ def moved_params(rw: Rewriter, params: QuantParams, steps: Sequence[Moved]) -> Q
 
 
 def outer_steps(steps: Sequence[Moved]) -> list[Moved]:
-    """Return what every step does to the second level of scales, which there is."""
+    """Return the effect of every step on the second level of scales, which must exist."""
     seconds = [step.outer for step in steps if step.outer is not None]
     assert len(seconds) == len(steps), "both levels of scales move, or none"
     return seconds
@@ -272,15 +276,15 @@ def copies(movement: Movement) -> bool:
 
 
 def moves_stored(movement: Movement, dtype: torch.dtype) -> bool:
-    """Whether an op moves numbers of a storage type: some have no form for the 8-bit floats."""
+    """Whether an op supports a storage dtype: some do not support float8."""
     return not (isinstance(movement, (Flip, Gather, EdgePad)) and dtype.is_floating_point)
 
 
 def is_free(movement: Movement) -> bool:
-    """Whether crossing a movement with a quantize cannot cost anything.
+    """Whether crossing a movement with a quantize is never a loss.
 
-    It shows all elements, once each or repeated, and nothing has to be copied twice: a copy that
-    others read too would be made of the real numbers and of the stored ones.
+    The movement shows all elements, once each or repeated, and nothing is copied twice: a copy with
+    other users would copy both the float and the quantized values.
     """
     if copies(movement):
         return movement.bijective and len(movement.node.users) == 1
@@ -288,7 +292,7 @@ def is_free(movement: Movement) -> bool:
 
 
 def movement_name(movement: Movement) -> str:
-    """Return what people call a movement."""
+    """Return the usual name of a movement."""
     if isinstance(movement, Collective):
         return op_name(movement.start)
     return (
@@ -299,12 +303,12 @@ def movement_name(movement: Movement) -> str:
 
 
 def reads_any_strides(node: Node) -> bool:
-    """Whether all readers take ``node`` whatever its strides are: views do not."""
+    """Whether all users of ``node`` accept any strides; views do not."""
     return all(is_call(user, *ops.CANONICAL, *ops.FUSED) for user in node.users)
 
 
 def _row_major_sources(node: Node) -> Iterable[Node]:
-    """Give ``node`` and everything that it shows all of, in the same order of elements."""
+    """Yield ``node`` and every value that it is a view of with all elements in the same order."""
     yield node
     for _ in range(_STEPS):
         movement = movement_of(node)
@@ -322,5 +326,5 @@ def _is_known(value: Any) -> bool:
 
 
 def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether ``a`` is a view of ``b`` that shows it as it is."""
+    """Whether ``a`` is a view of ``b`` with the same elements in the same order."""
     return a.shape == b.shape and a.stride() == b.stride() and a.data_ptr() == b.data_ptr()

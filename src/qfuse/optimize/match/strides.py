@@ -1,4 +1,4 @@
-"""Whether a value may get other strides, and replacing it with everything that shows its memory."""
+"""Whether a value may get other strides, and replacing it together with its views."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
 
 
 def refuse_layout(node: Node, moved: torch.Tensor, *, moves: bool = True) -> Miss | None:
-    """Refuse to give the users of ``node`` a value with the strides of ``moved`` instead.
+    """Refuse to replace ``node`` by a value with the strides of ``moved``.
 
     Args:
         node: Quantized values.
-        moved: What stands for them afterwards.
-        moves: Whether that may be a view of something else.
+        moved: The value that replaces them.
+        moves: Whether that may be a view of another tensor.
     """
     old = tensor_of(node)
     same = same_strides(moved, old)
     if leaves_graph(node) and (moves or not same):
-        text = "its stored numbers leave the graph, as a tensor of their own"
+        text = "its quantized values leave the graph, as a tensor of their own"
         return Miss(MissCode.SHARED, node, text, progress=3)
     if same:
         return None
-    # A quantized op reads any strides, and what it gives depends on their order alone.
+    # Quantized ops accept any strides; only the order of these decides the strides of the result.
     alike = same_strides(torch.empty_like(moved), torch.empty_like(old))
     return None if alike and reads_any_strides(node) else _other_strides(node)
 
 
 def refuse_sunk(node: Node, moved: torch.Tensor, *, parts: bool = False) -> Miss | None:
-    """Refuse to give the users of ``node`` the dequantized form of ``moved`` instead.
+    """Refuse to replace ``node`` by the dequantized form of ``moved``.
 
     Args:
         node: The float tensor.
         moved: The quantized values, of the shape of ``node``.
-        parts: ``node`` shows a part of a tensor in the order of its axes. The new value has that
-            order too, without gaps, so whatever can be viewed there can be viewed here.
+        parts: ``node`` is a part of a tensor in the order of its axes. The new value has that order
+            too, without gaps, so it allows the same views.
     """
     with torch.no_grad():
         same = same_strides(torch.empty_like(moved), tensor_of(node))
@@ -56,11 +56,11 @@ def _other_strides(node: Node) -> Miss:
 def restride(old: Node, new: Node, rw: Rewriter) -> None:
     """Replace ``old`` by ``new``, which may have other strides, and its views by views of ``new``.
 
-    A view that the new strides do not allow becomes a ``reshape``, which copies. Ops that compute
-    read strided values as they are.
+    A view that the new strides do not allow becomes a ``reshape``, which copies. Other ops accept
+    strided operands as they are.
 
     Args:
-        old: What is replaced.
+        old: The value to replace.
         new: The same values.
         rw: Edits the graph.
     """
@@ -73,10 +73,10 @@ def restride(old: Node, new: Node, rw: Rewriter) -> None:
 
 
 def stride_sensitive_user(node: Node) -> Node | None:
-    """Return a view of ``node`` that cannot be made again on other strides.
+    """Return a view of ``node`` that cannot be rebuilt on other strides.
 
-    It says something of memory and not of elements, as ``as_strided`` does; or it has several
-    results, whose own views would have to be made again too.
+    It depends on memory and not on elements, as ``as_strided`` does; or it has several results,
+    whose own views would have to be rebuilt too.
     """
     stack = [node]
     while stack:
@@ -100,7 +100,7 @@ def _shows(user: Node, source: Node) -> bool:
 
 def _again(user: Node, source: Node, rw: Rewriter) -> Node:
     movement = movement_of(user)
-    assert movement is not None, "a value with a rigid reader is not given other strides"
+    assert movement is not None, "a value with a stride-sensitive user keeps its strides"
     with rw.before(user):
         made: Node = movement.apply(GraphMover(rw), source)
     return made

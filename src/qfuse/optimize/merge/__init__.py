@@ -1,1 +1,1 @@
-"""Siblings become one operation, and equal operations become one."""
+"""Merging: sibling ops become one op, and equal ops become one."""

@@ -1,7 +1,7 @@
 """Concatenate weights along their output axis: scales, zero points and biases.
 
-No number is quantized anew: what differs between parts is spread, by repeating it, to a block that
-all of them have in common.
+No value is requantized: parameters that differ between parts are repeated to a block size that all
+parts have in common.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qfuse.ir.quant.spec import Block
 from qfuse.rewrite.prelude import Node, Rewriter
 
 Part = tuple[QuantParams, tuple[int, ...]]
-"""The parameters of a weight, and its shape: ``(n, k)``, or more axes behind the first."""
+"""The parameters of a weight, and its shape: ``(n, k)``, or more axes after the first."""
 
 MatrixBlock = tuple[int | None, int | None]
 
@@ -27,15 +27,15 @@ _MATRIX = 2
 
 
 def concat_params(parts: Sequence[Part], name: str, rw: Rewriter) -> QuantParams:
-    """Return the parameters of the weights one below the other.
+    """Concatenate the parameters of weights along the output axis.
 
-    The parts agree in storage, formats, compute type, domain and float type, and whether there is
-    a second level of scales; dequantize reads nothing else of a spec. Weights of more than two axes
-    also agree in their blocks behind the first one. Ranges unite.
+    The parts agree in storage, formats, compute dtype, domain and float dtype, and in whether there
+    is a second level of scales; dequantize uses no other field of a spec. Weights of more than two
+    axes also agree in their blocks after the first axis. The new range covers all ranges.
 
     Args:
         parts: The constant parameters of each weight.
-        name: What the new constants are named after.
+        name: The prefix of the new constants' names.
         rw: Adds them.
     """
     shapes = [shape for _, shape in parts]
@@ -59,7 +59,7 @@ def concat_params(parts: Sequence[Part], name: str, rw: Rewriter) -> QuantParams
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """Joined parameters in blocks of one kind."""
+    """Concatenated parameters with blocks of one size."""
 
     block: Block
     values: tuple[torch.Tensor, ...]
@@ -70,14 +70,16 @@ def _joined(
     shapes: Sequence[tuple[int, ...]],
     kinds: Sequence[Sequence[torch.Tensor]],
 ) -> _Level:
-    """Join parameters, of every part of every kind, in blocks that all parts can be given.
+    """Concatenate parameters of every kind, in blocks that fit all parts.
 
-    Blocks behind the first axis of more than two are alike: the axes count as one, which is whole.
+    Blocks after the first axis agree if there are more than two axes: these count as one whole
+    axis.
     """
     many = len(given[0]) > _MATRIX
     blocks: list[MatrixBlock] = [(block[0], None if many else block[1]) for block in given]
     sizes = [(shape[0], math.prod(shape[1:])) for shape in shapes]
     groups = [columns or k for (_, columns), (_, k) in zip(blocks, sizes, strict=True)]
+    # The largest block that divides the blocks of all parts, so that each scale can be repeated.
     group = reduce(math.gcd, groups)
     whole = all(columns is None for _, columns in blocks)
     rows = _common_rows(blocks, sizes, kinds)
@@ -100,7 +102,7 @@ def _joined(
 
 
 def concat_bias(parts: Sequence[tuple[Node | None, int]], rw: Rewriter) -> Node | None:
-    """Return the biases one after the other; a missing one is -0.0, which changes no sum.
+    """Return the biases concatenated; a missing one is -0.0, which changes no sum.
 
     Args:
         parts: The constant bias of each linear, if it has one, and its output features.
@@ -119,13 +121,15 @@ def _common_rows(
     sizes: Sequence[tuple[int, ...]],
     kinds: Sequence[Sequence[torch.Tensor]],
 ) -> int | None:
-    """Return the block along the output axis that all parts can be given."""
+    """Return the block size along the output axis that fits all parts."""
     high = [rows for rows, _ in blocks]
+    # One scale for all rows stays one if all parts agree.
     same = all(_same(values[0], value) for values in kinds for value in values)
     columns = {columns for _, columns in blocks}
     if same and len(columns) == 1 and all(b is None for b in high):
         return None
     block = high[0]
+    # All parts but the last must end at a block boundary.
     if block is not None and set(high) == {block} and all(n % block == 0 for n, _ in sizes[:-1]):
         return block
     return 1
@@ -138,6 +142,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _spread_rows(value: torch.Tensor, block: int | None, rows: int, n: int) -> torch.Tensor:
     if block == rows:
         return value
+    # The last block may be cut off by the end of the axis.
     return value.repeat_interleave(block or n, 0)[:n]
 
 
@@ -150,7 +155,7 @@ def _spread_columns(value: torch.Tensor, block: int, group: int, k: int) -> torc
 def _zero_points(
     nodes: Sequence[Node | None], scales: Sequence[torch.Tensor]
 ) -> list[torch.Tensor] | None:
-    """Return the zero points; beside one that there is, a missing one is zero."""
+    """Return the zero points; where only some parts have one, a missing one is zero."""
     given = [_tensor(node) for node in nodes if node is not None]
     if not given:
         return None

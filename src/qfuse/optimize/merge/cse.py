@@ -1,4 +1,4 @@
-"""Combine equal quantizes, dequantizes, parameters of theirs and the views between them."""
+"""CSE: combine equal quantizes, dequantizes, their parameters and the views between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qfuse.rewrite.graph_pass import Pass
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, arguments, aten
 from qfuse.rewrite.session import RewriteSession
 
-# A clone is there to be a tensor of its own, and ranks wait as often as they were told to.
+# A clone exists to be a separate tensor, and each wait of a collective must be kept.
 _KEPT_APART = (aten.clone.default, aten.alias.default, *WAITS)
 
 _COMBINABLE = frozenset(
@@ -38,8 +38,8 @@ _COMBINABLE = frozenset(
         aten._to_copy.default,
     )
 )
-# What scales and zero points are computed with where no op that chooses them is called. All give
-# a tensor of its own, and the same bits for the same operands.
+# The arithmetic of scales and zero points that are computed without a choose_qparams op. Each
+# returns a new tensor, and the same bits for the same operands.
 _COMPUTING = frozenset(
     (
         aten.abs.default,
@@ -76,14 +76,13 @@ class Combine(Pass):
 
     Two nodes are equal when they call the same op with equal arguments: nodes by value number,
     numbers by type and value, constants by identity or, when they are small, by bits. A node that
-    leaves the graph is kept apart, so that outputs do not begin to alias.
+    leaves the graph is not combined, so that outputs do not begin to alias.
 
-    Arithmetic is combined where a scale or a zero point is computed with it, as code does that
-    quantizes by hand; elsewhere it is left to the compiler.
+    Arithmetic is combined where it computes a scale or a zero point, as in hand-written
+    quantization; elsewhere it is left to the compiler.
 
-    Parameters on the meta device have no values. Those of one type and shape, in one role for the
-    same data, are taken as equal if ``RewriteContext.assume_equal`` says so; otherwise that is a
-    miss.
+    Parameters on the meta device have no values. Those with the same dtype, shape and role for the
+    same data count as equal if ``RewriteContext.assume_equal`` is set; otherwise they are a miss.
     """
 
     name = "combine"
@@ -109,7 +108,7 @@ class Combine(Pass):
             if leaves_graph(node) and leaves_graph(first):
                 continue
             if node.op == "get_attr":
-                # Which one of two equal constants is read is not worth an event, or fuel.
+                # Which of two equal constants is used is not worth an event, or fuel.
                 replace = partial(_replace, node, first)
                 session.rewrite_always(self.name, node, replace, proof=self.exactness)
             elif self._combine(node, first, session, assumed=assumed):
@@ -117,7 +116,7 @@ class Combine(Pass):
         return result
 
     def _combine(self, node: Node, first: Node, session: RewriteSession, *, assumed: bool) -> bool:
-        """Let everything that reads ``node`` read ``first``; return whether that held."""
+        """Replace all uses of ``node`` by ``first``; return whether the rewrite was kept."""
         place = place_of(node)
         exactness = Exactness.ASSUMED if assumed else self.exactness
 
@@ -140,10 +139,10 @@ def _replace(node: Node, first: Node, rw: Rewriter) -> None:
 
 
 class _Known:
-    """The nodes seen so far, by what they compute.
+    """The nodes seen so far, by the value that they compute.
 
     Args:
-        computing: The arithmetic that is to be combined.
+        computing: The arithmetic nodes that are to be combined.
     """
 
     def __init__(self, computing: frozenset[Node]) -> None:
@@ -153,9 +152,9 @@ class _Known:
         self._alike: dict[Hashable, Node] = {}
 
     def equal(self, node: Node) -> Node | None:
-        """Return the first node equal to ``node``, itself if it is not one to be combined.
+        """Return the first node equal to ``node``, or ``node`` itself if it is not to be combined.
 
-        ``None`` is a new one.
+        Returns ``None`` for a new value.
         """
         if node.op == "get_attr":
             return _find_constant(node, self._constants)
@@ -169,7 +168,7 @@ class _Known:
         return None if first is node else first
 
     def alike(self, node: Node) -> Node | None:
-        """Return the first node that differs from ``node`` in parameters without values alone."""
+        """Return the first node that differs from ``node`` only in parameters without values."""
         if overload_of(node) not in _EDGES:
             return None
         given = sorted(arguments(node).items())
@@ -181,9 +180,9 @@ class _Known:
 
 
 def _computing_parameters(program: StageGraph) -> frozenset[Node]:
-    """Return the arithmetic that parameters of quantized ops are computed with, back to the data.
+    """Return the arithmetic that computes parameters of quantized ops, back to the data.
 
-    Views, casts and picked results on the way are passed; they are combined anyway.
+    The search passes through views, casts and tuple items; these are combined anyway.
     """
     passed = _COMPUTING | _COMBINABLE
     found: set[Node] = set()
@@ -210,10 +209,10 @@ def _find_constant(node: Node, constants: dict[Hashable, Node]) -> Node:
 
 
 def _first(known: dict[Hashable, Node], key: Hashable, node: Node) -> Node:
-    """Return the first node with ``key`` that is still read, which may be ``node``."""
+    """Return the first node with ``key`` that still has users; it may be ``node``."""
     first = known.get(key)
     if first is None or not first.users:
-        # It went away together with what was taken as equal to another.
+        # It was erased together with a node that was combined with another.
         known[key] = first = node
     return first
 
@@ -228,7 +227,7 @@ def _freeze(value: object) -> Hashable:
 
 
 def _freeze_role(name: str, value: object) -> Hashable:
-    """Make an argument hashable such that parameters without values are equal to their like."""
+    """Make an argument hashable such that parameters without values equal their counterparts."""
     if name in _PARAMETERS and _valueless(value):
         assert isinstance(value, Node), "only a node may have no values"
         fake = tensor_of(value)

@@ -1,4 +1,4 @@
-"""Merge the convolutions that read one input into one with more output channels, and a split."""
+"""Horizontal fusion of convolutions with one input into one with more output channels."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class MergeConvolutions(MergeSiblings):
     :class:`qfuse.optimize.merge.merge_linears.MergeLinears`, and weights, scales, zero points and
     biases are concatenated as there, along the output channels.
 
-    Refuses: convolutions in groups, where a channel reads some inputs only; transposed ones; other
-    strides, paddings, dilations or kernels than a sibling has, or other blocks behind the output
-    channels, which do not keep the others from merging; everything that
-    :class:`qfuse.optimize.merge.merge_linears.MergeLinears` refuses of weights, biases and
-    readers; what the cost model finds slower at the least, the expected or the greatest size, such
-    as parts that have to be copied for those who read them.
+    Refuses: grouped convolutions, where a channel uses only some inputs; transposed ones; siblings
+    that differ in strides, paddings, dilations, kernels or blocks after the output channels (the
+    remaining siblings still merge); everything that
+    :class:`qfuse.optimize.merge.merge_linears.MergeLinears` refuses of weights, biases and users;
+    merges that the cost model finds slower at the smallest, the expected or the largest size, such
+    as parts that have to be copied for their users.
     """
 
     name: ClassVar[str] = "merge-convolutions"
@@ -87,13 +87,14 @@ class MergeConvolutions(MergeSiblings):
         return Sibling(conv, stored, weight, shape, _alike(conv, stored, shape))
 
     def price(self, group: Sequence[Sibling], program: StageGraph, cost: CostModel) -> Comparison:
-        """Compare the convolutions apart and as one."""
+        """Compare the separate convolutions with the merged one."""
         symbols = program.signature.symbols
         x = size_range(math.prod(shape_of(group[0].op.x)), symbols)
         outs = [size_range(math.prod(shape_of(s.op.node)), symbols) for s in group]
         before = [_work(group[0], x, [out], s.n) for s, out in zip(group, outs, strict=True)]
         after = [_work(group[0], x, outs, sum(s.n for s in group))]
         bits = dtype_of(group[0].op.node).itemsize * 8
+        # A part whose user needs dense memory is copied, which may cost more than is saved.
         after += [
             pointwise_work(out, [bits], [bits])
             for sibling, out in zip(group, outs, strict=True)
@@ -117,10 +118,10 @@ class MergeConvolutions(MergeSiblings):
 def _refuse_settings(conv: Convolution) -> Miss | None:
     node = conv.node
     if conv.transposed:
-        text = "it is transposed: the first axis of its weight is that of its inputs"
+        text = "it is transposed: the first axis of its weight is the input channels"
         return Miss(MissCode.ARGUMENT, node, text, progress=2)
     if conv.groups != 1:
-        text = "it has {} groups, and a channel would read what it did not read before"
+        text = "it has {} groups, so a channel would use inputs that it did not use before"
         return Miss(MissCode.ARGUMENT, node, text, conv.groups, progress=2)
     if set(node.all_input_nodes) > {conv.x, conv.weight, conv.bias} - {None}:
         text = "its geometry is computed at run time"
@@ -129,10 +130,10 @@ def _refuse_settings(conv: Convolution) -> Miss | None:
 
 
 def _alike(conv: Convolution, stored: Dequantize | None, shape: tuple[int, ...]) -> Facets:
-    """Return what siblings must have in common: how they go over the input, and finer blocks."""
+    """Return what siblings must have in common: their geometry, and the remaining blocks."""
     op = overload_of(conv.node)
     assert op is not None, "a convolution is a call"
-    # Overloads spell the padding, which the geometry has in numbers.
+    # Overloads spell the padding differently; the geometry has it as numbers.
     common = (("op", op.overloadpacket), *conv.geometry, ("kernel", shape[1:]))
     if stored is None:
         return common
@@ -142,7 +143,7 @@ def _alike(conv: Convolution, stored: Dequantize | None, shape: tuple[int, ...])
 
 
 def _work(sibling: Sibling, x: Size, outs: Sequence[Size], n: int) -> AtPoints[Work]:
-    """The work of one convolution, in floats: no kernel takes stored numbers, they are expanded."""
+    """The work of one convolution in floats: no kernel takes quantized values, so they expand."""
     real = dtype_of(sibling.op.node)
     kind = ComputeKind.BF16 if real is torch.bfloat16 else ComputeKind.F32
     depth = math.prod(sibling.shape[1:])
@@ -161,7 +162,7 @@ def _work(sibling: Sibling, x: Size, outs: Sequence[Size], n: int) -> AtPoints[W
 
 
 def _wants_dense(node: Node) -> bool:
-    """Whether somebody reads ``node``, or a view of it, who copies a part of a wider result."""
+    """Whether a user of ``node``, or of a view of it, would copy a part of a wider result."""
     stack = [node]
     while stack:
         for user in stack.pop().users:
@@ -174,5 +175,5 @@ def _wants_dense(node: Node) -> bool:
 
 
 def _reads_parts(user: Node) -> bool:
-    """Whether an op that is not elementwise reads a part as fast as a whole."""
+    """Whether an op that is not elementwise is as fast on a part as on a whole tensor."""
     return is_call(user, *ops.CANONICAL, aten.cat.default, aten.sym_size.int)

@@ -1,4 +1,4 @@
-"""Merge the linears that read one input into one wide linear and a split."""
+"""Horizontal fusion of the linears with one input into one wide linear and a split."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ class MergeLinears(MergeSiblings):
         x -> linear(dequantize(q)) -> split -> view
                                             -> silu
 
-    Every element of the result is the same expression of the same values, so this is exact; what a
-    library makes of a wider product is its own rounding, so a check by values allows for that.
-    Weights, scales, zero points and biases are concatenated now, never at run time. A missing bias
-    among biased siblings is -0.0, which changes no sum, not even that of two zeros.
+    Every element of the result is the same expression of the same values, so this is exact; a
+    library may round a wider product differently, and the numeric check allows for that. Weights,
+    scales, zero points and biases are concatenated at compile time. A missing bias among biased
+    siblings is -0.0, which changes no sum, not even that of two zeros.
 
-    Refuses: weights or biases that are computed at run time; weights that others read too, which
-    would be held twice; a weight that a sibling has with another bias; a result of which somebody
-    reads the memory, as ``as_strided`` does, or which is split; siblings that differ in storage,
-    arithmetic or float type, which do not keep the others from merging; what the cost model finds
-    slower at the least, the expected or the greatest size.
+    Refuses: weights or biases that are computed at run time; weights with other users, which would
+    be stored twice; a weight that a sibling uses with another bias; a result that is split, or that
+    has a stride-sensitive user such as ``as_strided``; siblings that differ in storage, arithmetic
+    or float dtype (the remaining siblings still merge); merges that the cost model finds slower at
+    the smallest, the expected or the largest size.
     """
 
     name: ClassVar[str] = "merge-linears"
@@ -82,7 +82,7 @@ class MergeLinears(MergeSiblings):
         return Sibling(linear, stored, weight, tuple(map(int, shape_of(weight))))
 
     def price(self, group: Sequence[Sibling], program: StageGraph, cost: CostModel) -> Comparison:
-        """Compare the linears apart and as one."""
+        """Compare the separate linears with the merged one."""
         return price(group, program, cost)
 
     def merged(self, group: Sequence[Sibling], rw: Rewriter) -> Node:
@@ -97,11 +97,11 @@ class MergeLinears(MergeSiblings):
 def price(
     group: Sequence[Sibling], program: StageGraph, cost: CostModel, m: Size | None = None
 ) -> Comparison:
-    """Compare the linears apart and as one; parts that leave are copied to their own strides.
+    """Compare the separate linears with the merged one; output parts are copied to their strides.
 
     Args:
         group: The linears.
-        program: Where they are.
+        program: The graph that contains them.
         cost: Prices work.
         m: Rows of their input, instead of those that the graph declares.
     """
@@ -112,6 +112,7 @@ def price(
     bits, kind = _arithmetic(group[0])
     before = [linear_work(m, k, sibling.n, bits, kind) for sibling in group]
     after = [linear_work(m, k, sum(sibling.n for sibling in group), bits, kind)]
+    # Output parts are copied, see `split_into`.
     after += [
         pointwise_work(m * sibling.n, [bits.out], [bits.out])
         for sibling in group
@@ -131,6 +132,7 @@ def _arithmetic(sibling: Sibling) -> tuple[Bits, ComputeKind]:
     activation = as_dequantize(sibling.op.x)
     if activation is None:
         return Bits(wide, spec.bits, wide), plain
+    # Integer instructions need integers on both sides; otherwise floats are multiplied.
     dtype = activation.params.spec.dtype
     whole = not dtype.is_floating_point and not spec.dtype.is_floating_point
     kind = ComputeKind.INT8 if whole else plain

@@ -1,4 +1,4 @@
-"""What merging siblings takes, whatever op they are: who may merge, and why others may not."""
+"""Horizontal fusion of sibling ops of any kind: which may merge, and why others may not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Facets = tuple[tuple[str, "Hashable"], ...]
 
 
 class Weighted(Protocol):
-    """An op with a weight whose first axis is that of its output's features."""
+    """An op with a weight whose first axis is its output features."""
 
     @property
     def node(self) -> Node:
@@ -39,7 +39,7 @@ class Weighted(Protocol):
 
     @property
     def x(self) -> Node:
-        """What it reads."""
+        """Its input."""
 
     @property
     def weight(self) -> Node:
@@ -57,7 +57,7 @@ class Sibling:
     Attributes:
         op: The op.
         stored: The dequantize of its weight; ``None`` for a float weight.
-        weight: The constant that is concatenated: the stored numbers, or the float weight.
+        weight: The constant that is concatenated: the quantized values, or the float weight.
         shape: The weight's.
         alike: What else siblings must have in common, besides the input: values by their names.
     """
@@ -87,8 +87,8 @@ class Sibling:
         """What siblings must have in common, besides the input: values by their names."""
         bias = None if self.op.bias is None else dtype_of(self.op.bias)
         if bias == dtype_of(self.op.weight):
-            bias = None  # A missing bias is filled in that type.
-        # What has no values is not concatenated with what has some.
+            bias = None  # A missing bias is filled with that dtype.
+        # Constants without values cannot be concatenated with constants that have values.
         held = tuple(has_values(part) for part in self.parts)
         held = (held[0],) if len(set(held)) == 1 else held
         common = (
@@ -112,7 +112,7 @@ class Sibling:
 
     @property
     def is_assumed(self) -> bool:
-        """Whether parameters without values had to be taken as equal to others, or as small."""
+        """Whether parameters without values had to be assumed equal, or small."""
         if ASSUMED_META in self.op.x.meta:
             return True
         stored = as_dequantize(self.op.x)
@@ -124,31 +124,31 @@ class Sibling:
 
 
 class MergeSiblings(Pass):
-    """Merges, in one sweep, the ops of one kind that read one input."""
+    """Merges the ops of one kind that share an input, in one sweep."""
 
     exactness = Exactness.EXACT
 
     @abstractmethod
     def input_of(self, node: Node) -> Node | None:
-        """Return what ``node`` reads, if it is an op of this kind."""
+        """Return the input of ``node``, if it is an op of this kind."""
 
     @abstractmethod
     def sibling(self, node: Node) -> Sibling | Miss:
-        """View an op of this kind as one that may merge, or say why it may not."""
+        """View an op of this kind as one that may merge, or return why it may not."""
 
     @abstractmethod
     def price(self, group: Sequence[Sibling], program: StageGraph, cost: CostModel) -> Comparison:
-        """Compare the ops apart and as one."""
+        """Compare the separate ops with the merged one."""
 
     @abstractmethod
     def merged(self, group: Sequence[Sibling], rw: Rewriter) -> Node:
-        """Add the wide op and the split; let every reader read its part. Return the wide op."""
+        """Add the wide op and the split; replace every op by its part. Return the wide op."""
 
     def run(self, program: StageGraph, context: RewriteContext) -> PassResult:
         """Merge every group."""
         result = PassResult()
         session = RewriteSession(program, context)
-        # What nothing reads would count as a user of a weight, or of strides.
+        # Dead nodes would count as users of a weight, or as stride-sensitive users.
         session.editor.sweep()
         for found in self._by_input(program):
             groups, misses = _groups(found)
@@ -165,7 +165,7 @@ class MergeSiblings(Pass):
         return [group for group in found if len(group) > 1]
 
     def _by_input(self, program: StageGraph) -> list[list[tuple[Node, Sibling | Miss]]]:
-        """Return the ops by what they read, where there are several, in the order of the graph."""
+        """Return the ops by input, where several share one, in the order of the graph."""
         by_input: dict[Node, list[Node]] = {}
         for node in program.graph.nodes:
             x = self.input_of(node)
@@ -194,7 +194,7 @@ class MergeSiblings(Pass):
             name = (made.name,)
             return Fired(context.stage, self.name, key, exactness, places, name, note, gain)
 
-        # A wider product is summed in another order by a library: bits would prove nothing.
+        # Libraries sum a wider product in another order, so comparing bits would prove nothing.
         edit, proof = partial(self.merged, group), Exactness.ROUNDING
         if isinstance(session.rewrite(self.name, first, edit, proof=proof, event=fired), Applied):
             result.fired[self.name] += 1
@@ -202,27 +202,29 @@ class MergeSiblings(Pass):
 
 
 def refuse_parts(op: Weighted, stored: Dequantize | None, weight: Node) -> Miss | None:
-    """Refuse parts that are no constants, weights that others read, and results read as memory."""
+    """Refuse computed constants, weights with other users, and stride-sensitive users."""
     parts = [weight, op.bias, *(() if stored is None else stored.params.tensors)]
     for part in parts:
         if part is not None and constant_of(part) is None:
             text = "its weight, bias or scale is computed at run time or given by the caller"
             return Miss(MissCode.NOT_CONSTANT, part, text, progress=3)
+    # The only user of a quantized weight may be its dequantize.
     users = {op.node} if stored is None else {stored.node}
     if set(weight.users) != users or set(op.weight.users) != {op.node}:
-        text = "others read its weight too, which would be held twice"
+        text = "its weight has other users, so it would be stored twice"
         return Miss(MissCode.SHARED, weight, text, progress=3)
     rigid = stride_sensitive_user(op.node)
     if rigid is not None:
-        text = "{} depends on its strides, which a part of a wider result has not"
+        text = "{} depends on its strides, which change for a part of a wider result"
         return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)
+    # A bias that broadcasts would be concatenated to the wrong length.
     if op.bias is not None and tuple(shape_of(op.bias)) != (shape_of(weight)[0],):
         return Miss(MissCode.SHAPE, op.bias, "its bias is not a vector", progress=2)
     return None
 
 
 def concat_weight(group: Sequence[Sibling], rw: Rewriter) -> Node:
-    """Add the weights one below the other, and the dequantize of them if they are stored."""
+    """Add the concatenated weights, and their dequantize if they are quantized."""
     name = "_".join(str(sibling.weight.target) for sibling in group)
     values = [constant_of(sibling.weight) for sibling in group]
     known = [value for value in values if value is not None]
@@ -236,10 +238,10 @@ def concat_weight(group: Sequence[Sibling], rw: Rewriter) -> Node:
 
 
 def split_into(wide: Node, group: Sequence[Sibling], axis: int, rw: Rewriter) -> None:
-    """Split the result of a wide op, and let every reader read its part.
+    """Split the result of a wide op, and replace every op by its part.
 
-    A part that leaves the graph, or of which a view does, is copied: the caller gets the strides
-    that were captured, which nobody could restore where they depend on sizes that vary.
+    A part that leaves the graph, directly or as a view, is copied: the caller expects the captured
+    strides, which cannot be restored where they depend on dynamic sizes.
     """
     split = rw.call(aten.split_with_sizes.default, wide, [s.n for s in group], axis)
     for index, sibling in enumerate(group):
@@ -250,7 +252,7 @@ def split_into(wide: Node, group: Sequence[Sibling], axis: int, rw: Rewriter) ->
 
 
 def _joined(weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Put weights below each other, in the order of memory that they have."""
+    """Concatenate weights in the memory order that they have."""
     if all(w.dim() == _MATRIX and not w.is_contiguous() and w.t().is_contiguous() for w in weights):
         return torch.cat([w.t() for w in weights], 1).t()
     return torch.cat(list(weights))
@@ -259,7 +261,7 @@ def _joined(weights: Sequence[torch.Tensor]) -> torch.Tensor:
 def _groups(
     found: Sequence[tuple[Node, Sibling | Miss]],
 ) -> tuple[list[list[Sibling]], list[tuple[Node, Miss]]]:
-    """Sort the readers of one input into groups that may merge; say why others may not."""
+    """Sort the ops with one input into groups that may merge; log why others may not."""
     groups: dict[Hashable, list[Sibling]] = {}
     misses: list[tuple[Node, Miss]] = []
     weights: set[Node] = set()
@@ -277,7 +279,7 @@ def _groups(
 
 
 def _lonely(groups: Sequence[Sequence[Sibling]]) -> list[tuple[Node, Miss]]:
-    """Say why one is left alone among siblings of other kinds."""
+    """Return why an op stays alone among siblings of other kinds."""
     if len(groups) == 1:
         return []
     alone = [group[0] for group in groups if len(group) == 1]
@@ -285,11 +287,11 @@ def _lonely(groups: Sequence[Sequence[Sibling]]) -> list[tuple[Node, Miss]]:
 
 
 def _difference(one: Sibling, others: Sequence[Sibling]) -> Miss:
-    """Name the nearest sibling of another kind, and in what it differs."""
+    """Name the closest sibling of another kind, and the properties that differ."""
     differ = {id(o): _differing(one, o) for o in others if o is not one}
     near = min((o for o in others if o is not one), key=lambda o: len(differ[id(o)]))
     names = differ[id(near)]
-    text = "of its siblings %{} is nearest, and differs in {}"
+    text = "the closest of its siblings, %{}, differs in {}"
     own, its = dict(one.kind), dict(near.kind)
     told = [
         f"{name} ({_word(its[name])}, not {_word(own[name])})"
@@ -303,7 +305,7 @@ def _difference(one: Sibling, others: Sequence[Sibling]) -> Miss:
 
 
 def _differing(one: Sibling, other: Sibling) -> list[str]:
-    """Return the names of what differs; what only one of them has goes without saying."""
+    """Return the names of the differences; a property that only one op has is left out."""
     own, its = dict(one.kind), dict(other.kind)
     both = [name for name in own if name in its and own[name] != its[name]]
     return both or sorted(set(own) ^ set(its))

@@ -1,1 +1,1 @@
-"""Quantize moves up and dequantize moves down through the graph."""
+"""Propagation of quantize ops up and dequantize ops down through the graph."""

@@ -1,4 +1,4 @@
-"""Quantizing what was dequantized with the same parameters gives the stored numbers back."""
+"""Cancel a quantize of a dequantize with the same parameters."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _STEPS = 32
 
 @dataclass(frozen=True, slots=True)
 class CancelQuantizeSite:
-    """A quantize and the dequantize that it undoes.
+    """A quantize and the dequantize that it inverts.
 
     Attributes:
         quantize: The quantize.
-        dequantize: What it reads.
-        cut: The range, if it may cut some of the stored numbers off.
+        dequantize: Its operand.
+        cut: The range, if it may clip some of the quantized values.
     """
 
     quantize: Quantize
@@ -53,7 +53,7 @@ class CancelQuantizeSite:
 
 
 class CancelQuantize(Rule[CancelQuantizeSite]):
-    """``quantize(dequantize(q, s), s)`` is ``q``, or ``q`` cut off to the range.
+    """``quantize(dequantize(q, s), s)`` is ``q``, or ``q`` clamped to the range.
 
     Before::
 
@@ -63,11 +63,11 @@ class CancelQuantize(Rule[CancelQuantizeSite]):
 
         q -> ...
 
-    Rounding gives every stored number back, by the law of :mod:`qfuse.ir.quant.round_trip`. A
-    range that not all stored numbers are known to lie in stays, as a clamp of them.
+    The round trip is exact under the conditions of :mod:`qfuse.ir.quant.round_trip`. Where some
+    quantized values may lie outside the range, the range stays as a clamp.
 
-    Refuses: parameters that differ; a scale that is computed at run time, which may be infinite;
-    scales with which a factor or a product leaves the normal range of float32; an edge or
+    Refuses: different parameters; a scale that is computed at run time, which may be infinite;
+    scales with which a factor or a product leaves the normal range of float32; a float dtype or
     arithmetic narrower than float32.
     """
 
@@ -92,7 +92,7 @@ class CancelQuantize(Rule[CancelQuantizeSite]):
         return wrong or CancelQuantizeSite(quantize, dequantize, cut)
 
     def rewrite(self, site: CancelQuantizeSite, rw: Rewriter) -> None:
-        """Let every reader read the stored numbers from before."""
+        """Replace the quantize by the quantized values it started from."""
         q = site.dequantize.q
         if site.cut is not None:
             q = rw.call(aten.clamp.default, q, *site.cut)
@@ -106,15 +106,15 @@ def _refuse_spec(node: Node, new: QuantSpec, old: QuantSpec) -> Miss | None:
             MissCode.DTYPE, node, text, dtype_name(old.dtype), dtype_name(new.dtype), progress=2
         )
     if {new.scale_format, old.scale_format} != {ScaleFormat.FLOAT} or new.outer or old.outer:
-        text = "the scales have a format of their own, or a second level"
+        text = "the scales have a special format or a second level"
         return Miss(MissCode.DTYPE, node, text, progress=2)
     if ZeroPointDomain.FLOAT_OFFSET in {new.domain, old.domain}:
-        return Miss(MissCode.ZERO_POINT, node, "the zero point is a real number", progress=2)
+        return Miss(MissCode.ZERO_POINT, node, "the zero point is a float", progress=2)
     if new.real is not torch.float32 or old.real is not torch.float32:
-        text = "the real numbers between the two are {}"
+        text = "the float values between the two are {}"
         return Miss(MissCode.DTYPE, node, text, dtype_name(old.real), progress=2)
     if {new.arithmetic.compute, old.arithmetic.compute} - set(_WIDE):
-        text = "it is computed in less than float32"
+        text = "its arithmetic is narrower than float32"
         return Miss(MissCode.ARITHMETIC, node, text, progress=2)
     return None
 
@@ -122,13 +122,13 @@ def _refuse_spec(node: Node, new: QuantSpec, old: QuantSpec) -> Miss | None:
 def _refuse_difference(quantize: Quantize, new: QuantParams, old: QuantParams) -> Miss | None:
     same_block = same_grid(new.spec.block, old.spec.block, shape_of(quantize.x))
     if not same_block or not replace(old, spec=new.spec).same_as(new):
-        text = "the two have other scales or zero points"
+        text = "the two have different scales or zero points"
         return Miss(MissCode.GRANULARITY, quantize.node, text, progress=3)
     return None
 
 
 def _refuse_numbers(params: QuantParams) -> Miss | None:
-    """Refuse scales and zero points with which the stored numbers may not come back."""
+    """Refuse scales and zero points with which the round trip may not be exact."""
     scale = constant_of(params.scale)
     if scale is None or scale.is_meta:
         text = "the scale is computed at run time and may be infinite"
@@ -149,14 +149,15 @@ def _refuse_numbers(params: QuantParams) -> Miss | None:
 
 
 def _cut(q: Node, spec: QuantSpec) -> tuple[int, int] | None:
-    """Return the range of a spec, unless all stored numbers lie in it."""
+    """Return the range of a spec, unless it holds all quantized values."""
     low, high = _bounds(q)
     inside = spec.quant_min <= low and high <= spec.quant_max
     return None if inside else (spec.quant_min, spec.quant_max)
 
 
 def _bounds(q: Node) -> tuple[int, int]:
-    """Return numbers between which all stored numbers lie: those of the quantize behind them."""
+    """Return bounds of the quantized values, taken from the quantize that computes them."""
+    # Movements do not change values, so the search goes up through them.
     widest = dtype_range(tensor_of(q).dtype)
     for _ in range(_STEPS):
         spec = stored_spec(q)
@@ -166,6 +167,7 @@ def _bounds(q: Node) -> tuple[int, int]:
             joined = arguments(q)["tensors"]
             assert isinstance(joined, (list, tuple)), f"not a list: {q.format_node()}"
             parts = [stored_spec(node_of(part)) for part in joined]
+            # A part without a known range may hold any value of the dtype.
             known = [p for p in parts if p is not None]
             if len(known) < len(parts) or not known:
                 return widest

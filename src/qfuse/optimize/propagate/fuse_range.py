@@ -1,4 +1,4 @@
-"""A clamp of what an op stores is the range of that op."""
+"""Fuse a clamp of quantized values into the op that computes them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from qfuse.rewrite.prelude import (
 
 @dataclass(frozen=True, slots=True)
 class FuseRangeSite:
-    """A clamp, the op that stores what it reads, and the range of the two."""
+    """A clamp, the op that computes its operand, and the intersection of both ranges."""
 
     node: Node
     stores: Op
@@ -35,7 +35,7 @@ class FuseRangeSite:
 
 
 class FuseRange(Rule[FuseRangeSite]):
-    """``clamp(quantize(x), a, b)`` becomes a quantize to what the two ranges have in common.
+    """``clamp(quantize(x), a, b)`` becomes a quantize to the intersection of the two ranges.
 
     Before::
 
@@ -45,10 +45,10 @@ class FuseRange(Rule[FuseRangeSite]):
 
         x -> quantize to [3, 127] -> ...
 
-    The same holds for ``requantize`` and for a fused linear that stores its result. Two quantizes
-    with one scale and one zero point become one in this way, and only those.
+    The same holds for ``requantize`` and for a fused linear with a quantized output. Two
+    quantizes that share scale and zero point also become one this way.
 
-    Refuses: bounds that are no integers; an op that others read too; stored floats.
+    Refuses: bounds that are not integers; an op with other users; float8 storage.
     """
 
     name = "fuse-range"
@@ -56,23 +56,23 @@ class FuseRange(Rule[FuseRangeSite]):
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> FuseRangeSite | Miss:
-        """Match a clamp of what one op stores."""
+        """Match a clamp of the quantized result of one op."""
         a = arguments(node)
         source = node_of(a["self"])
         stores = ops.as_op(source)
         params = None if stores is None else stores.result_params
         if stores is None or params is None:
-            return Miss(MissCode.PATTERN, node, "it does not clamp stored numbers", progress=0)
+            return Miss(MissCode.PATTERN, node, "it does not clamp quantized values", progress=0)
         bounds = [a["min"], a["max"]]
         least, most = dtype_range(params.spec.dtype)
         integers = all(b is None or (type(b) is int and least <= b <= most) for b in bounds)
         if params.spec.dtype.is_floating_point or not integers:
-            text = "its bounds are no integers of {}"
+            text = "its bounds are not integers of {}"
             told = dtype_name(params.spec.dtype)
             return Miss(MissCode.ARGUMENT, node, text, told, progress=2)
         for user in source.users:
             if user is not node:
-                text = "what it clamps is also read by {}"
+                text = "its operand is also used by {}"
                 return Miss(MissCode.SHARED, source, text, op_name(user), progress=2)
         spec = params.spec
         low, high = (_cut(code, bounds) for code in (spec.quant_min, spec.quant_max))
@@ -80,16 +80,16 @@ class FuseRange(Rule[FuseRangeSite]):
         return wrong or FuseRangeSite(node, stores, replace(spec, quant_min=low, quant_max=high))
 
     def rewrite(self, site: FuseRangeSite, rw: Rewriter) -> None:
-        """Store to the smaller range at once."""
+        """Quantize to the smaller range."""
         params = site.stores.result_params
-        assert params is not None, "the site stores numbers"
+        assert params is not None, "the site has a quantized output"
         made = site.stores.with_result_params(replace(params, spec=site.spec))
         kept = tensor_of(site.stores.node)
         rw.replace(site.node, rw.replay(made.overload, made.call_args(), {}, kept))
 
 
 def _cut(code: int, bounds: Sequence[object]) -> int:
-    """Cut one number off as torch does: the upper bound last."""
+    """Clamp one number as torch does: the upper bound last."""
     low, high = bounds
     if isinstance(low, int):
         code = max(code, low)

@@ -1,4 +1,4 @@
-"""One op between two quantized edges: ``quantize(dequantize(q))`` becomes a requantize."""
+"""Fuse a dequantize and a quantize: ``quantize(dequantize(q))`` becomes a requantize."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, R
 
 @dataclass(frozen=True, slots=True)
 class FuseRequantizeSite:
-    """The op that two make."""
+    """A quantize and the dequantize that is its operand."""
 
     made: Requantize
 
@@ -32,12 +32,12 @@ class FuseRequantize(Rule[FuseRequantizeSite]):
 
         q -> requantize(a, b) -> ...
 
-    It rounds to the real edge between the two as they did: the specs of both are in it.
+    It rounds to the float dtype between the two as they did: its arguments hold both specs.
 
-    Several quantizes may share the dequantize: each becomes an op of its own, and nobody reads
-    real numbers any more.
+    Several quantizes may share the dequantize: each becomes a requantize, and the dequantize is
+    erased.
 
-    Refuses: a dequantize whose real numbers something else than a quantize reads too.
+    Refuses: a dequantize with a user that is not a quantize.
     """
 
     name = "fuse-requantize"
@@ -45,7 +45,7 @@ class FuseRequantize(Rule[FuseRequantizeSite]):
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> FuseRequantizeSite | Miss:
-        """Match a quantize of a dequantize that only quantizes read."""
+        """Match a quantize of a dequantize whose users are all quantizes."""
         pair = quantize_pair(node)
         if isinstance(pair, Miss):
             return pair
@@ -53,12 +53,12 @@ class FuseRequantize(Rule[FuseRequantizeSite]):
         readers = dequantize.node.users
         others = sorted({op_name(user) for user in readers if not is_call(user, ops.quantize)})
         if others:
-            text = "the real numbers are also read by {}"
+            text = "the float values are also used by {}"
             return Miss(MissCode.SHARED, dequantize.node, text, ", ".join(others), progress=2)
         made = Requantize(node, dequantize.q, dequantize.params, quantize.params)
         return FuseRequantizeSite(made)
 
     def rewrite(self, site: FuseRequantizeSite, rw: Rewriter) -> None:
-        """Replace the quantize; the dequantize dies."""
+        """Replace the quantize; the dequantize is erased after its last user."""
         node = site.made.node
         rw.replace(node, rw.replay(site.made.overload, site.made.call_args(), {}, tensor_of(node)))

@@ -1,4 +1,4 @@
-"""Choose parameters above movements that keep every block together."""
+"""Lift the choice of parameters above movements that keep every block together."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class LiftChoose(Rule[LiftChooseSite]):
 
         x -> choose_qparams -> view -> scale, zero point
 
-    Least and greatest element of a block do not depend on the order of its elements, so blocks
-    have to be mapped one to one onto blocks: by a bijection, or by copies of the same elements.
+    The minimum and maximum of a block do not depend on the order of its elements, so blocks have
+    to map one to one onto blocks: by a bijection, or by copies of the same elements.
 
-    Refuses: parts, indices, repeats, joins and paddings, whose blocks hold other elements; blocks
-    that are none above the movement; results that leave the graph; readers of a result that may
-    depend on its strides where they change.
+    Refuses: slices, indexing, repeats, concatenations and paddings, whose blocks hold other
+    elements; blocks that are not blocks above the movement; results that leave the graph; users of
+    a result that may depend on its strides where they change.
     """
 
     name = "lift-choose"
@@ -69,8 +69,9 @@ class LiftChoose(Rule[LiftChooseSite]):
         assert choose is not None, "the anchor is a choice of parameters"
         first = movement_of(choose.x)
         if first is None:
-            return Miss(MissCode.PATTERN, node, "it is not of a movement", progress=0)
+            return Miss(MissCode.PATTERN, node, "its operand is not a movement", progress=0)
         rank = len(choose.spec.block)
+        # The second level of scales covers the whole tensor, so it moves through any bijection.
         outer = (None,) * rank if choose.spec.outer else None
         found = propagate_up(choose.x, choose.spec.block, _keeps_blocks, outer)
         if not found.steps:
@@ -99,26 +100,27 @@ class LiftChoose(Rule[LiftChooseSite]):
 
 def _keeps_blocks(movement: Movement) -> bool:
     if isinstance(movement, Expand):
-        # Of no copies at all nothing is chosen, whatever the element is.
+        # Zero copies hold no element, so nothing would be chosen whatever the source holds.
         return all(map(is_positive, movement.after))
     return movement.bijective
 
 
 def _down(choose: Choose, found: PropagatedUp) -> tuple[Moved, ...] | Miss:
-    """Move the block down again; it must be the one that it was."""
+    # A block may move up to one that comes down differently, such as a merged axis.
+    """Move the block down again; the result must be the original block."""
     block = found.block
     down: list[Moved] = []
     for step in reversed(found.steps):
         moved = step.movement.forward(block)
         if isinstance(moved, Refusal):
-            text = "what is chosen above {} does not move down: {}"
+            text = "parameters chosen above {} do not move down: {}"
             at = step.movement.node
             told = movement_name(step.movement), moved.reason
             return Miss(MissCode.GRANULARITY, at, text, *told, progress=2)
         down.append(moved)
         block = moved.block
     if not same_grid(block, choose.spec.block, shape_of(choose.x)):
-        text = "blocks of {} come down as blocks of {}"
+        text = "blocks of {} move down as blocks of {}"
         names = block_text(choose.spec.block), block_text(block)
         return Miss(MissCode.GRANULARITY, choose.x, text, *names, progress=2)
     return tuple(down)
@@ -135,17 +137,18 @@ def _refuse_movement(choose: Choose, first: Movement, found: PropagatedUp) -> Mi
 
 
 def _refuse_users(choose: Choose, found: PropagatedUp, down: Sequence[Moved]) -> Miss | None:
-    """Refuse results that leave the graph, and readers that may depend on strides."""
+    """Refuse results that leave the graph, and users that may depend on strides."""
+    # Move the parameters as fake tensors first, since only their strides are needed.
     source = found.source.meta["val"]
     chosen = source.new_empty(replace(choose.spec, block=found.block).grid(source.shape))
     for step in down:
         chosen = step.apply(FakeMover(), chosen)
     for result in choose.node.users:
         if leaves_graph(result):
-            text = "what is chosen leaves the graph, as a tensor of its own"
+            text = "the parameters leave the graph as tensors of their own"
             return Miss(MissCode.SHARED, result, text, progress=3)
         if not same_strides(chosen, result.meta["val"]) and not reads_any_strides(result):
-            text = "the strides of what is chosen would change, and a reader may depend on them"
+            text = "the strides of the parameters would change, and a user may depend on them"
             return Miss(MissCode.SHAPE, result, text, progress=3)
     return None
 

@@ -1,4 +1,4 @@
-"""Quantize first: the quantized values are smaller, and quantizing meets its producer."""
+"""Lift quantize above ops that commute with it, toward the op that computes its operand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, R
 
 @dataclass(frozen=True, slots=True)
 class LiftQuantizeSite:
-    """A quantize, and what becomes of it and of the op that it reads."""
+    """A quantize, and what replaces it and its operand."""
 
     quantize: Quantize
     crossing: Crossing
@@ -39,12 +39,12 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
 
         x -> quantize(s') -> op' -> ...
 
-    What ``s'`` and ``op'`` are, the op says: see :mod:`qfuse.optimize.commute`. The op stays as it
-    is for its other users.
+    The op defines ``s'`` and ``op'``: see :mod:`qfuse.optimize.commute`. The float op stays for its
+    other users.
 
-    Refuses: what the op refuses; quantized values that leave the graph, whose memory would be shown
-    by a view; a user that may depend on strides where they change. Does not pay where the two
-    orders cost differently and this one costs more.
+    Refuses: what the op refuses; quantized values that leave the graph and would become a view
+    that shares memory; a user that may depend on strides that change. Does not pay where the new
+    order costs more.
     """
 
     name = "lift-quantize"
@@ -53,12 +53,12 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
     families: ClassVar[Families] = COMMUTING
 
     def match(self, node: Node) -> LiftQuantizeSite | Miss:
-        """Match a quantize of an op that it rises above."""
+        """Match a quantize of an op that it can cross."""
         quantize = as_quantize(node)
         assert quantize is not None, "the anchor is a quantize"
         op = commuting(quantize.x, self.families)
         if op is None:
-            text = "it does not quantize an op that it can rise above"
+            text = "its operand is not an op that a quantize can cross"
             return Miss(MissCode.PATTERN, node, text, progress=0)
         crossing = op if isinstance(op, Miss) else op.lift(quantize)
         if isinstance(crossing, Miss):
@@ -71,12 +71,12 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
         return wrong or LiftQuantizeSite(quantize, crossing)
 
     def gain(self, site: LiftQuantizeSite, cost: CostModel) -> float | None:
-        """Compare what is quantized, and what is copied, before and after."""
+        """Compare the bytes that are quantized and copied, before and after."""
         work = site.crossing.work
         return None if work is None else saved(cost, *work())
 
     def rewrite(self, site: LiftQuantizeSite, rw: Rewriter) -> None:
-        """Quantize every operand, the same one with the same parameters once; apply the op."""
+        """Quantize every operand, equal ones once, and apply the op to the quantized values."""
         made: dict[Hashable, Node] = {}
         values = []
         for end in site.crossing.ends:

@@ -1,4 +1,4 @@
-"""Requantize first, then move: equal requantizes of several movements of one value meet above."""
+"""Lift requantize above movements, where equal requantizes of one value become one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, R
 
 @dataclass(frozen=True, slots=True)
 class LiftRequantizeSite:
-    """A requantize, what it crosses, and how the parameters of what it reads move there."""
+    """A requantize, the movements it crosses, and how its input parameters cross them."""
 
     requantize: Requantize
     propagate_up: PropagatedUp
@@ -46,9 +46,9 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
 
         q -> requantize(a viewed back, b viewed back) -> view -> ...
 
-    Refuses: parameters, of either side, that are not constant on blocks above the movement; a
-    movement that shows less than all elements, or a copy that others read too; stored numbers that
-    leave the graph; strides that would change where a reader may depend on them.
+    Refuses: input or output parameters that are not constant on blocks above the movement; a
+    movement that selects only some elements, or a copy with other users; quantized values that
+    leave the graph; strides that would change where a user may depend on them.
     """
 
     name = "lift-requantize"
@@ -56,19 +56,19 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> LiftRequantizeSite | Miss:
-        """Match a requantize of a movement that both its parameters cross."""
+        """Match a requantize of a movement that both its parameters can cross."""
         requantize = as_requantize(node)
         assert requantize is not None, "the anchor is a requantize"
         first = movement_of(requantize.q)
         if first is None:
-            return Miss(MissCode.PATTERN, node, "it does not requantize a movement", progress=0)
+            return Miss(MissCode.PATTERN, node, "its operand is not a movement", progress=0)
         dtypes = requantize.params.spec.dtype, requantize.out_params.spec.dtype
 
         def crosses(movement: Movement) -> bool:
             return is_free(movement) and all(moves_stored(movement, d) for d in dtypes)
 
         if not crosses(first):
-            text = "requantizing before {} would requantize more, or copy twice"
+            text = "requantizing before {} would requantize more elements, or copy twice"
             return Miss(MissCode.ORDER, first.node, text, movement_name(first), progress=2)
         read, out = (
             propagate_up(requantize.q, params.spec.block, crosses, params.spec.outer)
@@ -87,7 +87,7 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
         return wrong or LiftRequantizeSite(requantize, out, read.moved[:count])
 
     def rewrite(self, site: LiftRequantizeSite, rw: Rewriter) -> None:
-        """Requantize the source and move that."""
+        """Requantize the source and move the result."""
         old = site.requantize
         made = Requantize(
             old.node,

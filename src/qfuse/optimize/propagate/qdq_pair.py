@@ -1,4 +1,4 @@
-"""A quantize of a dequantize, which two rules look for."""
+"""A Q/DQ pair, a quantize of a dequantize, which two rules match."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from qfuse.rewrite.prelude import Miss, MissCode, Node
 
 
 def quantize_pair(node: Node) -> tuple[Quantize, Dequantize] | Miss:
-    """View ``node``, a quantize, with the dequantize that it reads; or say that it reads none."""
+    """View ``node``, a quantize, with the dequantize that is its operand; miss if there is none."""
     quantize = as_quantize(node)
     assert quantize is not None, "the anchor is a quantize"
     dequantize = as_dequantize(quantize.x)
     if dequantize is None:
-        return Miss(MissCode.PATTERN, node, "it does not quantize a dequantize", progress=0)
+        return Miss(MissCode.PATTERN, node, "its operand is not a dequantize", progress=0)
     return quantize, dequantize

@@ -1,4 +1,4 @@
-"""Send quantized values between ranks, and dequantize them where they arrive."""
+"""Sink dequantize below collectives, so that ranks exchange quantized values."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class SinkBelowCollective(SinkDequantize):
         q -> all_gather -> wait --.
         s -> all_gather -> wait --+-> dequantize -> ...
 
-    The same holds for ``all_to_all``. It adds collectives, which all ranks have to call in the
-    same order: only a caller who runs the same rewrites on every rank may use this rule, whatever
-    their constants are, and whichever rewrites a check undoes.
+    The same holds for ``all_to_all``. The rule adds collectives, and all ranks have to call
+    collectives in the same order. Use it only if every rank runs the same rewrites, whatever its
+    constants are and whichever rewrites a check undoes.
 
-    Refuses: what ``sink-dequantize`` refuses; blocks that would be cut between ranks; shares of
+    Refuses: what ``sink-dequantize`` refuses; blocks that would be split between ranks; shards of
     unknown or unequal size, if rows share a scale.
     """
 

@@ -1,4 +1,4 @@
-"""Dequantize last: the quantized values are smaller, and the op that computes meets them."""
+"""Sink dequantize below ops that commute with it, toward the op that uses the result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, R
 
 @dataclass(frozen=True, slots=True)
 class SinkDequantizeSite:
-    """An op, the dequantizes that it reads, and what becomes of them."""
+    """An op, the dequantizes that are its operands, and what replaces them."""
 
     op: Commutes
     operands: tuple[Dequantize, ...]
@@ -39,12 +39,11 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
 
         q -> op' -> dequantize(s') -> ...
 
-    What ``s'`` and ``op'`` are, the op says: see :mod:`qfuse.optimize.commute`.
+    The op defines ``s'`` and ``op'``: see :mod:`qfuse.optimize.commute`.
 
-    Refuses: what the op refuses; a dequantize that something else reads, since it would be done
-    twice, unless the op says that it may; strides that would change where the caller or a view sees
-    them; collectives, see ``sink-below-collective``. Does not pay where the two orders cost
-    differently and this one costs more.
+    Refuses: what the op refuses; a dequantize with other users, since it would be computed twice,
+    unless the op allows it; strides that would change where the caller or a view observes them;
+    collectives, see ``sink-below-collective``. Does not pay where the new order costs more.
     """
 
     name = "sink-dequantize"
@@ -54,19 +53,19 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
     across_ranks: ClassVar[bool] = False
 
     def match(self, node: Node) -> SinkDequantizeSite | Miss:
-        """Match an op of dequantizes that sink below it."""
+        """Match an op with dequantizes that can sink below it."""
         op = commuting(node, self.families)
         reads = op.sources if isinstance(op, Commutes) else node.all_input_nodes
         found = [as_dequantize(source) for source in reads]
         operands = tuple(d for d in found if d is not None)
         if op is None or not operands:
-            text = "it does not read a dequantize that can sink below it"
+            text = "it has no dequantize that can sink below it"
             return Miss(MissCode.PATTERN, node, text, progress=0)
         if isinstance(op, Miss):
             return op
         for source, dequantize in zip(reads, found, strict=True):
             if dequantize is None:
-                text, told = "{} joins quantized numbers with {}", (op_name(node), op_name(source))
+                text, told = "{} joins quantized values with {}", (op_name(node), op_name(source))
                 return Miss(MissCode.NOT_QUANTIZED, source, text, *told, progress=2)
         crossing = self._refuse_ranks(op) or _refuse_users(op, operands) or op.sink(operands)
         if isinstance(crossing, Miss):
@@ -79,7 +78,7 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
         return SinkDequantizeSite(op, operands, crossing)
 
     def gain(self, site: SinkDequantizeSite, cost: CostModel) -> float | None:
-        """Compare what is dequantized, and what is copied, before and after."""
+        """Compare the bytes that are dequantized and copied, before and after."""
         work = site.crossing.work
         return None if work is None else saved(cost, *work())
 
@@ -100,10 +99,10 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
 
 
 def _refuse_users(op: Commutes, operands: tuple[Dequantize, ...]) -> Miss | None:
-    """Refuse a dequantize that would stay for another user, and be done twice."""
+    """Refuse a dequantize that would stay for another user and so be computed twice."""
     for dequantize in operands:
         for user in islice(dequantize.node.users, USERS):
             if user is not op.node and not op.shares_with(user):
-                text = "its dequantize is also read by {}"
+                text = "its dequantize is also used by {}"
                 return Miss(MissCode.SHARED, dequantize.node, text, op_name(user), progress=2)
     return None

@@ -1,1 +1,1 @@
-"""Splits move below the operations that treat all parts alike."""
+"""Splits sink below isomorphic ops on all of their parts."""

@@ -1,4 +1,4 @@
-"""What is split and joined again is what it was, and the other way round."""
+"""Cancel a split with the join of its parts, and a join with its split."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from qfuse.rewrite.prelude import (
 
 @dataclass(frozen=True, slots=True)
 class CancelSplitSite:
-    """Nodes, and the nodes of equal values that stand for them.
+    """Nodes, and the nodes of equal values that replace them.
 
     Attributes:
-        pairs: What is replaced by what.
-        cut: If not the whole of the only replacement is meant, the axis, start and end.
+        pairs: Each node and its replacement.
+        cut: The axis, start and end of a slice, if only a part of the replacement is used.
     """
 
     pairs: tuple[tuple[Node, Node], ...]
@@ -49,19 +49,19 @@ class CancelSplit(Rule[CancelSplitSite]):
 
     Before::
 
-        x -> split == cat -- reader        a --+-- cat -- split --+-- reader of a
-                                           b --'                  '-- reader of b
+        x -> split == cat -- user          a --+-- cat -- split --+-- user of a
+                                           b --'                  '-- user of b
 
     After::
 
-        x -- reader                        a -- reader of a
-                                           b -- reader of b
+        x -- user                          a -- user of a
+                                           b -- user of b
 
-    A join of some neighbouring parts is a slice of the whole.
+    A join of neighbouring parts is a slice of the whole.
 
     Refuses: parts in another order, or of several tensors; boundaries that differ; a result that
-    leaves the graph, which was memory of its own; strides that somebody reads, or that would order
-    the axes of what is computed from it otherwise.
+    leaves the graph, which was a separate tensor; a stride-sensitive user; strides that would
+    change the memory order of later results.
     """
 
     name = "cancel-split"
@@ -74,11 +74,11 @@ class CancelSplit(Rule[CancelSplitSite]):
             return _match_split(node)
         join = as_join(node)
         if join is None:
-            return Miss(MissCode.PATTERN, node, "it joins tensors of several types", progress=0)
+            return Miss(MissCode.PATTERN, node, "it joins tensors of several dtypes", progress=0)
         return _match_join(join)
 
     def rewrite(self, site: CancelSplitSite, rw: Rewriter) -> None:
-        """Let every reader read the values from before."""
+        """Replace all uses by the original values."""
         for old, new in site.pairs:
             if site.cut is not None:
                 new = rw.call(aten.slice.Tensor, new, *site.cut)  # noqa: PLW2901
@@ -98,9 +98,10 @@ def _match_join(join: Join) -> CancelSplitSite | Miss:
         text = "the parts are not joined in the order in which they were split"
         return Miss(MissCode.ORDER, join.node, text, progress=3)
     source, start, end = known[0].source, known[0].start, known[-1].end
-    assert start is not None, "only known bounds are left"
-    assert end is not None, "only known bounds are left"
+    assert start is not None, "only known bounds remain"
+    assert end is not None, "only known bounds remain"
     size = shape_of(source)[join.axis]
+    # A symbolic size cannot be compared without a guard, so such a join becomes a slice.
     whole = start == 0 and isinstance(size, int) and size == end
     shown = tensor_of(source).narrow(join.axis, start, max(end - start, 0))
     wrong = _refuse(join.node, shown)
@@ -117,6 +118,7 @@ def _match_split(node: Node) -> CancelSplitSite | Miss:
         return Miss(MissCode.PATTERN, node, "it does not split a join", progress=0)
     if axis % len(shape_of(join.node)) != join.axis:
         return Miss(MissCode.AXIS, node, "it splits along another axis", progress=0)
+    # Reversed, so that of several empty parts at one place the first is used.
     bounds = {
         (piece.bounds): piece.node for piece in join.pieces()[::-1] if isinstance(piece, Slice)
     }
@@ -124,6 +126,7 @@ def _match_split(node: Node) -> CancelSplitSite | Miss:
     for user in node.users:
         assert user.target is operator.getitem, "a part of a split is an item of it"
         part = movement_of(user)
+        # Items without users do not keep the split.
         if not user.users or not isinstance(part, Slice):
             continue
         joined = bounds.get(part.bounds)
@@ -135,22 +138,23 @@ def _match_split(node: Node) -> CancelSplitSite | Miss:
             return wrong
         pairs.append((user, joined))
     if not pairs:
-        return Miss(MissCode.PATTERN, node, "no part of known size is read", progress=0)
+        return Miss(MissCode.PATTERN, node, "no part of known size has users", progress=0)
     return CancelSplitSite(tuple(pairs))
 
 
 def _refuse(node: Node, shown: torch.Tensor) -> Miss | None:
-    """Refuse to show ``shown`` to the readers of ``node``, which have equal values of their own."""
+    """Refuse to replace ``node`` by ``shown``, which has equal values in other memory."""
     if leaves_graph(node):
-        text = "{} leaves the graph, and would share its memory with what was split"
+        text = "{} leaves the graph, and would share its memory with the split tensor"
         return Miss(MissCode.SHARED, node, text, op_name(node), progress=3)
     rigid = stride_sensitive_user(node)
     if rigid is not None:
         text = "{} depends on the strides"
         return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)
+    # The order of the strides decides the strides of elementwise results.
     with torch.no_grad():
         same = same_strides(torch.empty_like(shown), torch.empty_like(tensor_of(node)))
     if not same:
-        text = "the axes lie in another order in memory than after the join"
+        text = "the memory order of the axes would change"
         return Miss(MissCode.SHAPE, node, text, progress=3)
     return None

@@ -1,4 +1,4 @@
-"""Ops that are done alike on every part of a tensor, and what they are on the whole of it."""
+"""Isomorphic ops on all parts of a tensor, and the op on the whole that replaces them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ POINTWISE: frozenset[OpOverload] = frozenset(
         *(aten.maximum.default, aten.minimum.default, aten.where.self),
     )
 )
-"""Ops that give every element of their result from the elements at its place."""
+"""Elementwise ops: every result element depends only on the elements at its index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IsomorphicOps:
-    """Nodes, one per part, whose values lie next to each other in one wide value.
+    """Nodes, one per part, whose values are adjacent in one wide value.
 
     Attributes:
         nodes: One per part, in the order of the parts.
-        axis: Where the parts lie next to each other.
+        axis: The axis along which the parts are adjacent.
         value: Fake tensor of the wide value.
-        call: What gives the wide value; ``None`` for the tensor that is split.
-        computes: Whether anything was computed on the way there, so that it is new memory.
+        call: The call that computes the wide value; ``None`` for the tensor that is split.
+        computes: Whether an op other than a view has run since the split, so that this is new
+            memory.
     """
 
     nodes: tuple[Node, ...]
@@ -85,15 +86,15 @@ class IsomorphicOps:
 
 
 def widen(nodes: Sequence[Node], of: Mapping[Node, IsomorphicOps]) -> IsomorphicOps | None:
-    """Return what calls that are alike on all parts are on the whole.
+    """Return the op on the whole for isomorphic calls on all parts.
 
     Args:
         nodes: The calls, one per part, in the order of the parts.
-        of: The lanes of those of their operands that differ from part to part.
+        of: The lanes of the operands that differ between parts.
 
     Returns:
-        ``None`` where the whole does not give the parts: an operand that varies along the parts, an
-        axis that is gone, or an op of which that is not known.
+        ``None`` where the parts of the whole would differ: an operand that varies along the parts,
+        an axis that no longer exists, or an op without a known rule.
     """
     operands = list(dict.fromkeys(of[n] for n in nodes[0].all_input_nodes if n in of))
     found = _join(nodes, operands) or _pointwise(nodes, operands, of) or _moved(nodes, operands)
@@ -143,8 +144,9 @@ def _without(shape: Sequence[Any], axis: int) -> list[Any]:
 
 
 def _join(nodes: Sequence[Node], operands: Sequence[IsomorphicOps]) -> _Found | None:
-    """Join along another axis: every tensor that is joined is split alike."""
+    """Join along another axis: every joined tensor is split in the same way."""
     join = as_join(nodes[0])
+    # `stack` adds an axis, which would shift the axis of the parts.
     if join is None or join.is_stack or {o.axis for o in operands} != {operands[0].axis}:
         return None
     axis, known = operands[0].axis, {o.first for o in operands}
@@ -157,11 +159,11 @@ def _join(nodes: Sequence[Node], operands: Sequence[IsomorphicOps]) -> _Found | 
 def _pointwise(
     nodes: Sequence[Node], operands: Sequence[IsomorphicOps], of: Mapping[Node, IsomorphicOps]
 ) -> _Found | None:
-    """Compute at every place: operands that are not split have one element along the parts."""
+    """Compute elementwise: operands that are not split have size one along the parts."""
     node = nodes[0]
     if overload_of(node) not in POINTWISE:
         return None
-    # Axes are aligned at the last one.
+    # Axes are aligned from the right.
     back = len(shape_of(operands[0].first)) - operands[0].axis
     for lanes in operands:
         if len(shape_of(lanes.first)) - lanes.axis != back or lanes.sizes != operands[0].sizes:
@@ -169,6 +171,7 @@ def _pointwise(
     for other in node.all_input_nodes:
         value = other.meta["val"]
         if other in of or not isinstance(value, torch.Tensor) or value.ndim < back:
+            # Operands that broadcast along the axis of the parts are the same for all of them.
             continue
         if not same_size(value.shape[value.ndim - back], 1):
             return None
@@ -177,10 +180,10 @@ def _pointwise(
 
 
 def _is_plain(node: Node, axis: int, of: Mapping[Node, IsomorphicOps]) -> bool:
-    """Whether a cast only casts, and a quantize has the same parameters along the parts.
+    """Whether a cast changes only the dtype, and a quantize has one parameter along the parts.
 
-    Neither blocks, of either level, nor parameters of each part's own: next to each other they
-    would be one for every part, and not one for the axis.
+    Blocks, of either level, and parameters per part are not supported: next to each other they
+    would be one per part, and not one for the axis.
     """
     quantize = as_quantize(node)
     if quantize is not None:
@@ -204,7 +207,7 @@ def _moved(nodes: Sequence[Node], operands: Sequence[IsomorphicOps]) -> _Found |
 
 
 def _moved_axis(movement: Movement, axis: int) -> int | None:
-    """Return where an axis is after a movement; ``None`` if it is cut or gone, or not known."""
+    """Return the position of an axis after a movement; ``None`` if it is cut, lost or unknown."""
     moved: int | None = None
     match movement:
         case Copy():
@@ -227,20 +230,20 @@ def _moved_axis(movement: Movement, axis: int) -> int | None:
 
 
 def _expanded(movement: Expand, axis: int) -> _Found | None:
-    """Expand other axes; -1 keeps what an axis has."""
+    """Expand other axes; -1 keeps the size of an axis."""
     moved = axis + len(movement.after) - len(movement.before)
     if not same_size(movement.before[axis], movement.after[moved]):
         return None
+    # The call has the size of the first part, not that of the whole.
     sizes = _given_sizes(movement.node)
     sizes[moved] = -1
     return moved, Call(aten.expand.default, (movement.source, sizes), {})
 
 
 def _viewed(nodes: Sequence[Node], movement: View, axis: int) -> _Found | None:
-    """View in a shape in which the parts are as many rows of what follows the axis as before.
+    """View the whole so that the parts lie along an axis with as many rows in front of it.
 
-    In row-major order, parts that lie next to each other along an axis do so along any axis with
-    as many rows in front of it.
+    In row-major order, parts that are adjacent along an axis are also adjacent along such an axis.
     """
     rows = _product(movement.before[:axis])
     shapes = [shape_of(node) for node in nodes]

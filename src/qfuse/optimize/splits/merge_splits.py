@@ -1,4 +1,4 @@
-"""A part of a part is a part of the whole."""
+"""Merge a split or slice of a part into one split or slice of the whole."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class MergeSplitsSite:
 
     Attributes:
         outer: The slice or the part.
-        start: Where it begins in its source.
-        cuts: The slices of it, in order; for a split, all of its parts.
-        finer: Sizes of the one split that stands for two; ``None`` if either is a slice.
+        start: Its start in its source.
+        cuts: Its slices, in order; for a split, all of its parts.
+        finer: Sizes of the one split that replaces two; ``None`` if either is a slice.
     """
 
     outer: Slice
@@ -55,10 +55,10 @@ class MergeSplits(Rule[MergeSplitsSite]):
         x -> split --- b
                    '-- c
 
-    All of them show the same memory as before, with the same strides.
+    All results are views of the same memory as before, with the same strides.
 
-    Refuses: bounds that are no numbers; a first cut with a step. Cuts along another axis are none
-    of its business.
+    Refuses: bounds that are not numbers; a first cut with a step. Cuts along another axis do not
+    match.
     """
 
     name = "merge-splits"
@@ -75,14 +75,14 @@ class MergeSplits(Rule[MergeSplitsSite]):
         if axis % len(shape_of(outer.node)) != outer.axis:
             return Miss(MissCode.AXIS, node, "it cuts along another axis", progress=0)
         if outer.start is None or outer.end is None or outer.step != 1:
-            text = "what it cuts was cut with a step, or with bounds that are not known"
+            text = "its operand was cut with a step, or with unknown bounds"
             return Miss(MissCode.SHAPE, outer.node, text, progress=2)
         found = [movement_of(cut) for cut in _cuts(node)]
         cuts = [c for c in found if isinstance(c, Slice) and None not in {c.start, c.end}]
         if len(cuts) < len(found):
             return Miss(MissCode.SHAPE, node, "its own bounds are not known", progress=2)
         if not cuts:
-            return Miss(MissCode.PATTERN, node, "nobody reads what it cuts", progress=0)
+            return Miss(MissCode.PATTERN, node, "its result has no users", progress=0)
         return MergeSplitsSite(outer, outer.start, tuple(cuts), _finer(node, outer))
 
     def rewrite(self, site: MergeSplitsSite, rw: Rewriter) -> None:
@@ -93,13 +93,14 @@ class MergeSplits(Rule[MergeSplitsSite]):
         for cut in site.cuts:
             assert cut.start is not None, "only known bounds match"
             assert cut.end is not None, "only known bounds match"
+            # A slice that ends before it starts is empty.
             start, end = site.start + cut.start, site.start + max(cut.start, cut.end)
             axis, source = site.outer.axis, site.outer.source
             rw.replace(cut.node, rw.call(aten.slice.Tensor, source, axis, start, end, cut.step))
 
 
 def _cuts(node: Node) -> list[Node]:
-    """Return the slices that a node gives: itself, or the items of a split that are read."""
+    """Return the slices that a node computes: itself, or the items of a split that have users."""
     if is_call(node, aten.slice.Tensor):
         return [node]
     return [user for user in node.users if user.users]
@@ -117,6 +118,7 @@ def _finer(node: Node, outer: Slice) -> tuple[int, ...] | None:
 def _split_finer(site: MergeSplitsSite, sizes: tuple[int, ...], rw: Rewriter) -> None:
     split, at = _place(site.outer.node)
     inner, _ = _place(site.cuts[0].node)
+    # At the place of the outer split, since all of its parts may have users in front of the inner.
     with rw.before(split):
         op = aten.split_with_sizes.default
         pieces = rw.call(op, site.outer.source, list(sizes), site.outer.axis)
@@ -125,6 +127,7 @@ def _split_finer(site: MergeSplitsSite, sizes: tuple[int, ...], rw: Rewriter) ->
         grown = len(inner.meta["val"]) - 1
         for part in list(split.users):
             index = _place(part)[1]
+            # Parts after the one that was split again have moved.
             if index != at:
                 rw.replace(part, rw.item(pieces, index + grown * (index > at)))
 

@@ -1,4 +1,4 @@
-"""Do on the whole of a tensor what is done alike on its parts, and split afterwards."""
+"""Sink a split below isomorphic ops on its parts, which become one op on the whole."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from qfuse.optimize.splits.isomorphic_ops import IsomorphicOps, widen
 from qfuse.patterns.activations import ACTIVATION_OPS
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule, aten
 
-# What is done alike on more than this is not worth the search.
+# A bound on the search: of more parts, only the run of all of them is tried.
 _MOST_PARTS = 8
 _MOST_LANES = 64
 _MOST_USERS = 64
@@ -43,20 +43,20 @@ _LIBRARY: tuple[OpOverload, ...] = (
     *(aten.matmul.default, aten.baddbmm.default, aten.convolution.default),
     aten.scaled_dot_product_attention.default,
 )
-"""Ops that read their operands from memory; others compute them as they need them."""
+"""Ops that load their operands from memory; others are fused with their producers."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkSplitSite:
-    """Parts of a tensor, and what is done alike on all of them.
+    """Parts of a tensor, and the isomorphic ops on all of them.
 
     Attributes:
         node: The split.
-        source: What is split.
-        parts: The parts, which lie next to each other.
-        lanes: What is done alike, in order.
-        exits: Those of the lanes that others read.
-        absorbed: Whether a quantized linear gives the whole and takes all of it as its epilogue.
+        source: Its operand.
+        parts: The parts, which are adjacent.
+        lanes: The isomorphic ops, in order.
+        exits: The lanes with other users.
+        absorbed: Whether a quantized linear computes the whole and takes all lanes as its epilogue.
     """
 
     node: Node
@@ -68,7 +68,7 @@ class SinkSplitSite:
 
 
 class SinkSplit(Rule[SinkSplitSite]):
-    """``f(split(x)[0])``, ``f(split(x)[1])`` become ``split(f(x))``, whatever is done alike.
+    """``f(split(x)[0])``, ``f(split(x)[1])`` become ``split(f(x))``, for any isomorphic ops ``f``.
 
     Before::
 
@@ -83,29 +83,31 @@ class SinkSplit(Rule[SinkSplitSite]):
         x -> split '-- view -- permute -- attention
 
     Any number of views, casts, pointwise ops, joins along other axes and quantizes is crossed at
-    once, for the longest run of neighbouring parts for which something is computed alike.
+    once, for the longest run of adjacent parts with isomorphic ops.
 
-    Refuses: parts of unknown size; an operand that differs from part to part, or varies along the
-    parts; a result that leaves the graph, whose memory would be shared; one of which somebody reads
-    the strides. Does not pay where readers compute the parts as they need them.
+    Refuses: parts of unknown size; an operand that differs between parts, or varies along the
+    parts; a result that leaves the graph, whose memory would be shared; a result with a
+    stride-sensitive user. Does not pay where the users are fused with the ops on the parts.
     """
 
     name = "sink-split"
     anchors: ClassVar[tuple[OpOverload, ...]] = SPLITS
     exactness = Exactness.EXACT
-    # A library computes a function by another formula where a vector ends, and the ends move.
+    # Vectorized kernels use another formula for the tail of a row, and the tails move.
     proof = Exactness.ROUNDING
 
     def match(self, node: Node) -> SinkSplitSite | Miss:
-        """Match a split with neighbouring parts on which something is computed alike."""
+        """Match a split with adjacent parts and isomorphic ops on them."""
         items = sorted(_items(node).items())
         if len(items) < 2:  # noqa: PLR2004
-            return Miss(MissCode.PATTERN, node, "it has one part that is read", progress=0)
+            return Miss(MissCode.PATTERN, node, "only one of its parts has users", progress=0)
         found = [movement_of(part) for _, part in items]
         parts = [part for part in found if isinstance(part, Slice)]
         if len(parts) < len(found):
             return Miss(MissCode.SHAPE, node, "a part of unknown size", progress=1)
-        closest = Miss(MissCode.PATTERN, node, "nothing is done alike on its parts", progress=0)
+        closest = Miss(
+            MissCode.PATTERN, node, "there are no isomorphic ops on its parts", progress=0
+        )
         for run in _runs(parts):
             site = _match_run(node, run)
             if isinstance(site, SinkSplitSite):
@@ -114,7 +116,7 @@ class SinkSplit(Rule[SinkSplitSite]):
         return closest
 
     def gain(self, site: SinkSplitSite, cost: CostModel) -> float | None:
-        """Compare one result per part that is put into memory with one for all parts."""
+        """Compare storing one result per part with storing one for all parts."""
         before: list[WorkRange] = []
         after: list[WorkRange] = []
         inside = _members(site.lanes)
@@ -132,14 +134,14 @@ class SinkSplit(Rule[SinkSplitSite]):
         return min(old - new for old, new in pairs)
 
     def rewrite(self, site: SinkSplitSite, rw: Rewriter) -> None:
-        """Compute the wide values, then split those that are read."""
+        """Compute the wide values, then split those that have users."""
         wide = {site.lanes[0].first: _run_of(site, rw)}
         for lanes in site.lanes[1:]:
             assert lanes.call is not None, "only the split tensor is not computed"
             args, kwargs = map_arg((lanes.call.args, lanes.call.kwargs), lambda n: wide.get(n, n))
             with rw.before(min(lanes.nodes)):
                 wide[lanes.first] = rw.call(lanes.call.op, *args, **kwargs)
-        # From the last to the first: what a later one replaces need not be viewed again.
+        # From the last to the first, so that a node that is replaced later is not viewed again.
         for lanes in reversed(site.exits):
             with rw.before(min(lanes.nodes)):
                 op = aten.split_with_sizes.default
@@ -151,7 +153,7 @@ class SinkSplit(Rule[SinkSplitSite]):
 
 
 def _split_again(split: Node, rw: Rewriter) -> None:
-    """Split for those that still read a part, so that what else is done alike is looked at."""
+    """Split again for the remaining users of a part, so that other isomorphic ops are found."""
     assert isinstance(split.target, OpOverload), "the anchor is a call of an op"
     again = rw.replay(split.target, split.args, dict(split.kwargs), split.meta["val"])
     for item in list(split.users):
@@ -159,7 +161,7 @@ def _split_again(split: Node, rw: Rewriter) -> None:
 
 
 def _items(split: Node) -> dict[int, Node]:
-    """Return the parts that somebody reads, by their place."""
+    """Return the parts that have users, by index."""
     items: dict[int, Node] = {}
     for user in split.users:
         assert user.target is operator.getitem, "a part of a split is an item of it"
@@ -194,7 +196,7 @@ def _match_run(node: Node, parts: tuple[Slice, ...]) -> SinkSplitSite | Miss:
         each for each in lanes if each.computes and any(_left(n, inside) for n in each.nodes)
     )
     if not exits:
-        text = "nothing is computed alike on its parts"
+        text = "no isomorphic ops compute anything on its parts"
         return closest or Miss(MissCode.PATTERN, first.node, text, progress=0)
     absorbed = end - start == source.shape[first.axis] and _is_epilogue(first.source, lanes)
     return SinkSplitSite(node, first.source, parts, tuple(lanes), exits, absorbed)
@@ -205,12 +207,12 @@ def _members(lanes: Sequence[IsomorphicOps]) -> frozenset[Node]:
 
 
 def _left(node: Node, inside: frozenset[Node]) -> bool:
-    """Whether others read a value, or nobody does."""
+    """Whether a value has other users, or no users at all."""
     return not node.users or any(user not in inside for user in node.users)
 
 
 def _grow(root: IsomorphicOps) -> tuple[list[IsomorphicOps], Miss | None]:
-    """Find what is done alike on all parts, from the first op to the last."""
+    """Find the isomorphic ops on all parts, from the first op to the last."""
     lanes, closest = [root], None
     of = dict.fromkeys(root.nodes, root)
     # In the order of the graph, so that all operands of an op come before it.
@@ -232,7 +234,7 @@ def _grow(root: IsomorphicOps) -> tuple[list[IsomorphicOps], Miss | None]:
 
 
 def _alike(node: Node, of: Mapping[Node, IsomorphicOps]) -> IsomorphicOps | Miss | None:
-    """Return the calls on all parts that are alike to one on the first part."""
+    """Return the calls on all parts that are isomorphic to one on the first part."""
     own = [n for n in node.all_input_nodes if n in of]
     if not isinstance(node.meta.get("val"), torch.Tensor) or any(of[n].first is not n for n in own):
         return None
@@ -250,21 +252,21 @@ def _alike(node: Node, of: Mapping[Node, IsomorphicOps]) -> IsomorphicOps | Miss
     if late:
         text = "{} is computed after a part that the whole must come before"
         return Miss(MissCode.ORDER, late[0], text, late[0].name, progress=3)
-    # What shows the parts stays as it is for others; what is computed is replaced.
+    # Views of the parts stay for other users; computed values are replaced.
     return (_refuse(lanes) if lanes.computes else None) or lanes
 
 
 def _users(node: Node, index: int, of: Mapping[Node, IsomorphicOps]) -> list[Node]:
-    """Return who reads another part in the place of ``node``."""
+    """Return the users of another part in the place of ``node``."""
     return [u for u in islice(of[node].nodes[index].users, _MOST_USERS) if u not in of]
 
 
 def _same(a: Node, b: Node, index: int, of: Mapping[Node, IsomorphicOps]) -> bool:
-    """Whether a call on the first part and one on another part differ in nothing but the parts."""
+    """Whether a call on the first part and one on another part differ only in the parts."""
     if a.target is not b.target or not isinstance(b.meta.get("val"), torch.Tensor):
         return False
     if is_call(a, *_SHAPED):
-        # What the sizes mean for the whole is seen later.
+        # The meaning of the sizes for the whole is checked later.
         return of[a.all_input_nodes[0]].nodes[index] is b.all_input_nodes[0]
     return _equal((a.args, dict(a.kwargs)), (b.args, dict(b.kwargs)), index, of)
 
@@ -286,25 +288,25 @@ def _equal(a: Any, b: Any, index: int, of: Mapping[Node, IsomorphicOps]) -> bool
 
 
 def _refuse(lanes: IsomorphicOps) -> Miss | None:
-    """Refuse to let others read parts of one wide value instead of values of their own."""
+    """Refuse to replace separate values by parts of one wide value."""
     for index, node in enumerate(lanes.nodes):
         if leaves_graph(node):
             text = "{} leaves the graph, and would share its memory with others"
             return Miss(MissCode.SHARED, node, text, op_name(node), progress=3)
         rigid = stride_sensitive_user(node)
         if rigid is not None:
-            text = "{} depends on its strides, which a part of a wider result has not"
+            text = "{} depends on its strides, which change for a part of a wider result"
             return Miss(MissCode.ORDER, rigid, text, op_name(rigid), progress=3)
         if not _lies_alike(lanes, index):
-            text = "its axes would lie in another order in memory"
+            text = "the memory order of its axes would change"
             return Miss(MissCode.SHAPE, node, text, progress=3)
     return None
 
 
 def _lies_alike(lanes: IsomorphicOps, index: int) -> bool:
-    """Whether what is computed of a part gets the strides that it had.
+    """Whether the values computed from a part get the strides that they had.
 
-    An elementwise op orders the axes of its result by the strides of what it reads.
+    An elementwise op orders the axes of its result by the strides of its operands.
     """
     old = tensor_of(lanes.nodes[index])
     order = _order(old.shape, old.stride())
@@ -315,7 +317,7 @@ def _lies_alike(lanes: IsomorphicOps, index: int) -> bool:
 
 
 def _order(shape: Sequence[Size], strides: Sequence[Size]) -> list[int] | None:
-    """Return the axes from the longest step to the shortest, if that is clear."""
+    """Return the axes from the largest stride to the smallest, if that order is unique."""
     long = [axis for axis, size in enumerate(shape) if not same_size(size, 1)]
     steps = [step for axis in long if isinstance(step := strides[axis], int) and step]
     if len(set(steps)) < len(long):
@@ -324,7 +326,7 @@ def _order(shape: Sequence[Size], strides: Sequence[Size]) -> list[int] | None:
 
 
 def _is_epilogue(source: Node, lanes: Sequence[IsomorphicOps]) -> bool:
-    """Whether a quantized linear gives ``source`` for these lanes alone, and can do all of them."""
+    """Whether a quantized linear computes ``source`` for these lanes only and can fuse them all."""
     linear = as_linear(source)
     quantized = linear is not None and as_dequantize(linear.weight) is not None
     if not quantized and as_fused_linear(source) is None:
@@ -337,10 +339,10 @@ def _is_epilogue(source: Node, lanes: Sequence[IsomorphicOps]) -> bool:
 
 
 def _from_memory(node: Node, inside: frozenset[Node]) -> bool:
-    """Whether somebody reads a value, or what it shows, from memory.
+    """Whether a user loads a value, or a view of it, from memory.
 
-    All readers are asked: one that is overlooked would turn what pays into what does not, and the
-    other way round.
+    All users are checked: missing one could turn a rewrite that pays into one that does not, and
+    vice versa.
     """
     stack = [node]
     while stack:
@@ -357,9 +359,9 @@ def _from_memory(node: Node, inside: frozenset[Node]) -> bool:
 
 
 def _passed(source: Node, value: torch.Tensor, *, absorbed: bool = False) -> WorkRange:
-    """The work of computing a result from the split tensor: of the same elements, by and large.
+    """The work of computing a result from the split tensor, with about as many elements.
 
-    As an epilogue it is written instead of what the linear gives, and nothing is called.
+    As an epilogue it is written instead of the linear's result, without another call.
     """
     count = size_range(math.prod(value.shape))
     read, written = dtype_of(source).itemsize * 8, value.dtype.itemsize * 8
@@ -371,7 +373,7 @@ def _passed(source: Node, value: torch.Tensor, *, absorbed: bool = False) -> Wor
 
 
 def _run_of(site: SinkSplitSite, rw: Rewriter) -> Node:
-    """Return the tensor of which the parts are all; a slice of the source if there are others."""
+    """Return the tensor if ``parts`` are all of its parts, or else a slice of it."""
     first, last = site.parts[0], site.parts[-1]
     if last.end == tensor_of(site.source).shape[first.axis] and first.start == 0:
         return site.source

@@ -221,8 +221,8 @@ def test_refuses_channels_that_are_counted_at_run_time() -> None:
     [
         ((3,), (3,), 0, r"axis 0 of \(4, 8\) has 4 channels"),
         ((4,), (3,), 0, r"a zero point of shape \(3,\) does not fit: 4 entries"),
-        ((4, 8), (4,), 0, "it is no list"),
-        ((), (), 0, "it is no list"),
+        ((4, 8), (4,), 0, "it is not a list"),
+        ((), (), 0, "it is not a list"),
         ((8,), (8,), -3, "axis -3 is not an axis"),
     ],
 )

@@ -150,7 +150,7 @@ def test_refuses_a_choice_that_is_changed_on_its_way() -> None:
     assert only_miss(program).code is MissCode.DTYPE
     notes = [note.text for note in program.log.of(Noted)]
     assert len(notes) == 2
-    assert "promises float64" in notes[0]
+    assert "returns float64" in notes[0]
 
 
 def test_refuses_parameters_without_axes() -> None:
@@ -218,5 +218,5 @@ def test_a_choice_for_another_type_than_int8_can_never_run() -> None:
     s, z = source.b.item(pair, 0), source.b.item(pair, 1)
     q = source.b.call(d.quantize_per_token.default, x, s, z, 0, 255, torch.uint8)
 
-    with pytest.raises(NormalizeError, match="it chooses for int8 alone, not for uint8"):
+    with pytest.raises(NormalizeError, match="it chooses only for int8, not for uint8"):
         normalize(source.done(q))

@@ -168,7 +168,7 @@ def test_refuses_a_range_that_is_not_whole() -> None:
 @pytest.mark.parametrize(
     ("index", "value", "complaint"),
     [
-        (0, None, "it chooses for no tensor"),
+        (0, None, "its input is not a tensor"),
         (1, "SYMETRIC", "there is no mapping 'SYMETRIC'"),
         (2, [1, 3], "do not tile an axis of 8"),
         (3, torch.int64, "torchao does not quantize to int64"),

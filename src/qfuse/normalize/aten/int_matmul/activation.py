@@ -1,4 +1,4 @@
-"""Where the scale and zero point of a product's activation go."""
+"""The scale and zero point of a product's activation, and the view to which they apply."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Activation:
         q: The quantized values.
         scale: A node or number; ``None`` is 1.
         zero: A node or number; ``None`` is 0.
-        spec: How they are dequantized already; ``None`` if they are not.
-        before: Views to put on ``q`` first, so that it has the rows of its scale.
-        after: Views to put on what is made from its rows.
+        spec: The spec of its dequantize; ``None`` if it is not dequantized yet.
+        before: Views to apply to ``q`` first, so that it has the rows of its scale.
+        after: Views to apply to the result.
         rows: Whether there is one scale or zero point per row.
     """
 
@@ -56,7 +56,7 @@ class Activation:
 
     @property
     def grid(self) -> tuple[Size, ...]:
-        """The shape that a zero point has to have."""
+        """The shape that a zero point must have."""
         if self.spec is not None or self.rows:
             param = self.scale if isinstance(self.scale, Node) else self.zero
             assert isinstance(param, Node), "a parameter has rows"
@@ -64,7 +64,7 @@ class Activation:
         return (1,) * len(shape_of(self.q))
 
     def build(self, rw: Rewriter, real: torch.dtype) -> Node:
-        """Return the dequantized activation of type ``real``."""
+        """Return the dequantized activation of dtype ``real``."""
         if self.spec is not None:
             return rw.call(ops.dequantize, self.q, self.scale, self.zero, str(self.spec))
         q = self.q
@@ -72,9 +72,10 @@ class Activation:
             q = reapply_views(rw, view, q)
         ones = (1,) * len(shape_of(q))
         zero = self._zero(rw, ones)
-        # A number enters float64 arithmetic unrounded.
+        # A Python number is not rounded in float64 arithmetic.
         compute = torch.float64 if real is torch.float64 else torch.float32
         scale = self._scale(rw, ones, zero, compute)
+        # The scales are per row, so a single number is expanded to their shape.
         if isinstance(self.zero, (int, float)) and zero is None:
             number = int(self.zero)
             zero = rw.call(aten.full_like.default, scale, number, dtype=torch.int32)
@@ -101,6 +102,7 @@ class Activation:
             value = torch.full(ones, float(self.scale), dtype=compute)
             return shared_constant(rw, self.q, value, f"{self.q.name}_scale")
         if self.rows and zero is not None:
+            # The zero points are per row, so the scale 1 is expanded to their shape.
             return rw.call(aten.ones_like.default, zero, dtype=torch.float32)
         return shared_constant(rw, self.q, torch.ones(ones), f"one_of_rank_{len(ones)}")
 
@@ -108,16 +110,16 @@ class Activation:
 def place(
     x: Node, scale: Argument, zero: Argument, y: Node, views: tuple[Node, ...]
 ) -> Activation | Miss:
-    """Find the view of an activation whose rows are those of its parameters.
+    """Return the view of an activation whose rows are those of its parameters.
 
-    The parameters are stated for the shape that the activation had when it was quantized, and
-    were then reshaped along with it. Going back up both chains of views finds that shape, the
-    deepest where there are several; otherwise the activation is viewed in the rows of the scale.
+    The parameters have the shape that the activation had when it was quantized; both were then
+    reshaped. Going back up both chains of views finds that shape, the one furthest up if there are
+    several; otherwise the activation is viewed in the rows of the scale.
 
     Args:
-        x: Quantized activation of shape ``[rows, K]``, as the product reads it.
-        scale: Node, number or ``None``; it spreads over ``y``.
-        zero: Node, number or ``None``; it spreads over ``x``.
+        x: Quantized activation of shape ``[rows, K]``, the operand of the product.
+        scale: Node, number or ``None``; it broadcasts over ``y``.
+        zero: Node, number or ``None``; it broadcasts over ``x``.
         y: The scaled operand, of shape ``[.., N]``.
         views: The views between the product and ``y``.
     """
@@ -126,7 +128,7 @@ def place(
     refusal = next((found for found in (integer, *spreads) if isinstance(found, Miss)), None)
     if refusal is not None:
         return refusal
-    assert not isinstance(integer, Miss), "it was returned"
+    assert not isinstance(integer, Miss), "a miss was returned above"
     zero = integer
     scale_rows, zero_rows = (spread is Broadcast.ROWS for spread in spreads)
     if not scale_rows and not zero_rows:
@@ -134,6 +136,7 @@ def place(
         return Activation(q, scale, zero, after=after)
     if (isinstance(zero, Node) and not zero_rows) or (scale is not None and not scale_rows):
         return Miss(MissCode.SHAPE, y, "scale and zero point have different blocks")
+    # From the top, so that the activation has the shape in which it was quantized.
     for q, after in reversed(list(_roots(x))):
         grid = (*shape_of(q)[:-1], 1)
         found = _in_shape(scale, grid), _in_shape(zero, grid)
@@ -141,13 +144,13 @@ def place(
             return Activation(q, *found, after=after, rows=True)
     zero = _in_shape(zero, (*shape_of(y)[:-1], 1))
     if zero is _MISSING:
-        text = "the zero point cannot be brought to the rows of the scale"
+        text = "the zero point cannot be viewed in the rows of the scale"
         return Miss(MissCode.SHAPE, y, text)
     return Activation(x, scale, zero, before=views, rows=True)
 
 
 def _integer(zero: Argument, y: Node) -> Argument | Miss:
-    """Return an integer zero point, as a number if it is one number, without a cast to float."""
+    """Return an integer zero point without a cast to float; as a number if it is one number."""
     known = number_of(zero)
     if known is not None:
         if not math.isfinite(known) or known != int(known):
@@ -161,7 +164,7 @@ def _integer(zero: Argument, y: Node) -> Argument | Miss:
     return integers_of(zero) or Miss(MissCode.ZERO_POINT, y, text)
 
 
-# What `_in_shape` returns if there is no such view; a string is no argument of these calls.
+# `_in_shape` returns this if there is no such view; no argument of these calls is a string.
 _MISSING = "no view of this shape"
 
 
@@ -183,7 +186,7 @@ def _spread(param: Argument, value: Node) -> Broadcast | Miss:
 
 
 def _roots(x: Node) -> Iterator[tuple[Node, tuple[Node, ...]]]:
-    """Give ``x`` and what it is a view of the rows of, with the views that lead back to ``x``."""
+    """Yield ``x`` and the values that it is a view of the rows of, with the views back to ``x``."""
     node: Node | None = x
     views: tuple[Node, ...] = ()
     for _ in range(_STEPS):
@@ -201,6 +204,7 @@ def _single(rw: Rewriter, param: Node, ones: tuple[int, ...], what: str) -> Node
     found = with_shape(param, ones)
     if found is not None:
         return found
+    # A constant is reshaped at compile time.
     value = constant_value(param)
     if value is not None:
         return derived(rw, param, value.reshape(ones), what)

@@ -1,4 +1,4 @@
-"""A zero point that is corrected in float: ``zero * x_scale * weight_scale * sum(weight)``."""
+"""A zero point correction in float: ``zero * x_scale * weight_scale * sum(weight)``."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from qfuse.rewrite.pattern.search import same_value
 from qfuse.rewrite.prelude import Miss, MissCode, Node, arguments, aten
 
 _INTEGERS = (*EIGHT_BITS, torch.int16, torch.int32, torch.int64)
-# Floats with the range of float32, or more.
+# Float dtypes with the range of float32, or more.
 _LARGE = (torch.float64, torch.float32, torch.bfloat16)
 _FACTORS = 8
 
 
 def _rounded(node: Node) -> Node | None:
-    """Look through a cast between float types that widens or rounds, and does not overflow."""
+    """Look through a cast between float dtypes that widens or rounds, and does not overflow."""
     source = cast_source(node)
     return source if source is not None and _only_rounds(source, dtype_of(node)) else None
 
@@ -63,12 +63,12 @@ def multiplied(value: Argument) -> tuple[Argument, Argument] | None:
 
 
 def read_zero(y: Node, correction: Argument, x: Activation, weight: Weight) -> Node | Miss:
-    """Return the zero point in ``zero * x_scale * weight_scale * sums``, in any order.
+    """Return the zero point of ``zero * x_scale * weight_scale * sums``, in any order.
 
-    A scale that is 1 need not be there.
+    A scale that is 1 may be absent.
 
     Args:
-        y: What the correction is subtracted from.
+        y: The minuend of the correction.
         correction: The product.
         x: The activation.
         weight: The weight.
@@ -105,11 +105,11 @@ def _factors(correction: Argument) -> list[Argument]:
 def _kind(
     factor: Node, y: Node, x: Activation, weight: Weight, found: dict[str, Node]
 ) -> str | Miss:
-    """Say what a factor is: each kind may occur once."""
+    """Classify a factor: each kind may occur once."""
     root, shape, mine = _root(factor), shape_of(y), shape_of(factor)
     spread = broadcast_of(mine, shape)
     assert weight.q is not None, "the weight is quantized"
-    # The sums first: for one output feature they have the shape of a factor for all.
+    # The sums first: with one output feature they have the shape of a scalar factor.
     per_feature = "sums" not in found and is_per_feature(mine, shape)
     if per_feature and is_column_sum(root, weight.q, rows=weight.rows):
         return "sums"
@@ -122,12 +122,12 @@ def _kind(
         return kind
     if not on_weight and "zero" not in found and dtype_of(root) in _INTEGERS:
         return "zero"
-    text = "a factor is neither a zero point, a scale, nor the sums of the weight, or is so twice"
+    text = "a factor is neither a zero point, a scale, nor the sums of the weight, or occurs twice"
     return Miss(MissCode.PATTERN, factor, text)
 
 
 def _is_scale(root: Node, scale: Argument | Factor) -> bool:
-    """Whether two nodes show the same numbers: the same node, or the same constant."""
+    """Whether two nodes have the same values: the same node, or the same constant."""
     home = scale.home if isinstance(scale, Factor) else scale
     return isinstance(home, Node) and same_value(root, _root(home))
 

@@ -1,4 +1,4 @@
-"""``_int_mm`` is spelled as a product that is right on every machine."""
+"""Replace ``_int_mm`` by a product that is correct on every machine."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class ExactIntMm(PatternRule):
         a int8 -> cast int32 --+
         b int8 -> cast int32 --+-> mm
 
-    Exact. On CPU ``_int_mm`` gives garbage without an error for one row whose stride is not K, for
-    K = 1, and for all sizes where the instruction set has no 8-bit dot product; ``mm`` of int32 is
-    right everywhere. ``scaled-product`` turns those that are scaled into a quantized linear; what
-    it leaves is right, if slower.
+    Exact. On CPU ``_int_mm`` returns garbage without an error for one row whose stride is not K,
+    for K = 1, and for all sizes where the instruction set has no 8-bit dot product; ``mm`` of int32
+    is correct everywhere. ``fuse-scaled-product`` turns scaled products into a quantized linear;
+    the others are correct, if slower.
 
-    Refuses: another device than the CPU: kernels there are right, and ``mm`` of int32 is missing.
+    Refuses: a device other than the CPU: its kernels are correct, and ``mm`` of int32 is missing.
     """
 
     name = "exact-int-mm"
     exactness = Exactness.EXACT
     pattern = (
         op(aten._int_mm.default, LEFT, RIGHT)
-        .given(where(_is_on_cpu, MissCode.PATTERN, "it is right as it is on other devices"))
+        .given(where(_is_on_cpu, MissCode.PATTERN, "it is correct as it is on other devices"))
         .core()
     )
 

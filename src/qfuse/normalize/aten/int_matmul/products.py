@@ -1,4 +1,4 @@
-"""Products of quantized integers that sum exactly, and the sums of their weights."""
+"""Products of quantized integers with exact sums, and the sums of their weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EIGHT_BITS = (torch.int8, torch.uint8)
 _SUMS = (torch.int32, torch.int64)
 _WIDER = (torch.int16, *_SUMS)
 _WIDE_FLOATS = (torch.float32, torch.float64)
-# That many 8-bit terms have an exact sum in float32, whatever the order.
+# The sum of that many 8-bit products is exact in float32, in any order.
 _EXACT_TERMS = 1 << 16
 _MATRIX = 2
 
@@ -44,7 +44,7 @@ class IntProduct:
     Attributes:
         node: The product, ``int32`` or ``int64``.
         x: 8-bit activation of shape ``[..., K]``.
-        zero: What is subtracted from it first: a node, a number, or ``None``.
+        zero: The subtrahend of ``x``: a node, a number, or ``None``.
         weight: The constant that holds the 8-bit weight.
         rows: Whether its shape is ``[N, K]``; otherwise it is ``[K, N]``.
     """
@@ -57,7 +57,7 @@ class IntProduct:
 
 
 def _widened(node: Node) -> Node | None:
-    # A cast to bool, or to 8 bits, does not keep the numbers.
+    # A cast to bool, or to 8 bits, changes values.
     return cast_source(node) if dtype_of(node) in _WIDER else None
 
 
@@ -82,7 +82,7 @@ _CONSTANT = WEIGHT.given(
 )
 _NUMBER = where(lambda zero: not isinstance(zero, bool), MissCode.PATTERN, "it is a bool")
 _WIDE_X = through(X, WIDENING)
-# A difference of 8-bit numbers in 8 bits wraps, so it is an activation of its own.
+# A difference of 8-bit values in 8 bits wraps, so it counts as an activation, not as a shift.
 _LEFT = Either(_WIDE_X, (_WIDE_X - ZERO.given(_NUMBER)).giving(*_WIDER))
 _RIGHT = through(_CONSTANT, _TRANSPOSE, _COPY, WIDENING, path=TO_WEIGHT)
 _PRODUCT = Either(
@@ -112,7 +112,7 @@ def is_column_sum(value: Node, weight: Node, *, rows: bool) -> bool:
     """Whether ``value`` is the sum of a weight over K, per output feature.
 
     It may be a reduction in the graph, wide enough not to wrap, or a constant that was summed
-    before.
+    ahead of time.
 
     Args:
         value: The sums.

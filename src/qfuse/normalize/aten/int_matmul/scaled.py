@@ -1,4 +1,4 @@
-"""A matrix product with the factors and corrections behind it, read step by step."""
+"""A matrix product with the factors and corrections after it, matched one at a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HALF = torch.float16
 
 
 def _real(node: Node) -> Node | None:
-    # A cast to float8 does not just round: it is what a model stores, and where it overflows.
+    # A cast to float8 is not just a rounding: it quantizes, and may overflow.
     source = cast_source(node)
     return source if source is not None and dtype_of(node) in REALS else None
 
@@ -45,22 +45,22 @@ def _long(node: Node) -> Node | None:
 
 _REAL_CAST = Step("cast", _real, (aten._to_copy.default,))
 STEPS = (ROW_VIEW, _REAL_CAST, Step("cast to int64", _long, (aten._to_copy.default,)))
-"""What may stand between a product, its factors and its corrections."""
+"""Ops that may stand between a product, its factors and its corrections."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledProduct:
-    """``view((x - x_zero) * x_scale @ ((weight - zero) * scale).T + bias)``, as far as it was read.
+    """``view((x - x_zero) * x_scale @ ((weight - zero) * scale).T + bias)``, as matched so far.
 
     Attributes:
         base: The product.
-        node: The last node that was read: a factor, a correction, or the product.
-        x: The input of the product; ``None`` is to be made.
+        node: The last node that was matched: a factor, a correction, or the product.
+        x: The input of the product; ``None`` if it has to be built.
         activation: Its quantized values and parameters; ``None`` if it is a float tensor.
         weight: The weight.
         bias: The bias of the product.
-        bias_value: Its value, once it was scaled.
-        real: Type of the linear; ``None`` before integers are scaled.
+        bias_value: Its value, after it was scaled.
+        real: Dtype of the linear; ``None`` before integers are scaled.
         views: The views of rows between the linear and ``node``, outward.
     """
 
@@ -89,7 +89,7 @@ class ScaledProduct:
         return self.x is None if x.spec is None else x.spec.is_plain
 
     def then(self, path: Path, node: Node) -> ScaledProduct | Miss:
-        """Read the factor or the correction ``node`` behind the steps ``path``."""
+        """Match the factor or the correction ``node`` after the ops ``path``."""
         if is_call(node, aten.mul.Tensor):
             a = arguments(node)
             by = a["other"] if a["self"] is path.top else a["self"]
@@ -98,10 +98,11 @@ class ScaledProduct:
             return self._shifted(node)
         if not self.takes_correction:
             return Miss(MissCode.PATTERN, node, "the operands are not dequantized")
+        # Until a float dtype is known, a correction is one in integers.
         return self._corrected(path, node)
 
     def _dtypes(self, path: Path) -> tuple[torch.dtype, ...]:
-        """Return the types that the result passes through since the last factor."""
+        """Return the dtypes of the result since the last factor."""
         casts = tuple(dtype_of(n) for n in path.of(_REAL_CAST))
         mine = dtype_of(self.node)
         return (mine, *casts) if mine in REALS and mine is not self.real else casts
@@ -127,16 +128,17 @@ class ScaledProduct:
         on_x: ScaledProduct | Miss = scaled
         if self.weight.is_open:
             on_weight = self._weight_scaled(path, node, by)
+        # The weight comes first: its scale is a constant, so it costs nothing at run time.
         if self.takes_row_scale and isinstance(on_weight, Miss):
             on_x = self._rows_scaled(path, node, by)
         if isinstance(on_weight, ScaledProduct) or not self.takes_row_scale:
             return on_weight
-        # A factor that is not one per row was meant for the weight.
+        # A factor that is not one per row belongs to the weight.
         is_for_weight = isinstance(on_x, Miss) and on_x.code is MissCode.AXIS
         return on_weight if is_for_weight and self.weight.is_open else on_x
 
     def _integers_scaled(self, path: Path, node: Node, by: Argument) -> ScaledProduct | Miss:
-        """Give the first factor behind integers to the activation, to the weight, or to both."""
+        """Assign the first factor after integers to the activation, to the weight, or to both."""
         dtypes = self._dtypes(path) or (dtype_of(node),)
         if _HALF in dtypes:
             text = "the integers pass through float16 before they are scaled, where they overflow"
@@ -178,7 +180,7 @@ class ScaledProduct:
             if known is None:
                 text = "the bias is scaled too, and is computed at run time"
                 return Miss(MissCode.NOT_CONSTANT, self.bias, text)
-            assert isinstance(factor, Factor), "it was read"
+            assert isinstance(factor, Factor), "a miss was returned above"
             assert factor.value is not None, "it is a constant"
             bias = (known.to(compute) * factor.value.to(compute).reshape(-1)).to(real)
         views = (*self.views, *path.of(ROW_VIEW))
@@ -194,10 +196,11 @@ class ScaledProduct:
         return self._placed(path, node, by)
 
     def _placed(self, path: Path, node: Node, scale: Argument) -> ScaledProduct | Miss:
-        """Give the activation a scale, in the shape whose rows it has."""
+        """Add a scale to the activation, in the shape whose rows it has."""
         x = self.activation
         assert x is not None, "the activation is quantized"
         views = (*self.views, *path.of(ROW_VIEW))
+        # Views in front of the activation were chosen for the rows of the zero point.
         if x.before:
             return Miss(MissCode.SHAPE, node, "the rows of its zero point are in another view")
         found = place(x.q, scale, x.zero, path.top, views)
@@ -209,6 +212,7 @@ class ScaledProduct:
     def _corrected(self, path: Path, node: Node) -> ScaledProduct | Miss:
         x, a = self.activation, arguments(node)
         assert x is not None, "the activation is dequantized"
+        # A second correction cannot be expressed as a zero point.
         if x.zero is not None or self.weight.zero is not None:
             return Miss(MissCode.ZERO_POINT, self.base, "there is a zero point already")
         if self.bias is not None:
@@ -227,7 +231,7 @@ class ScaledProduct:
 
 
 def as_product(node: Node) -> ScaledProduct | None:
-    """View a product of integers, or a linear of which an operand is quantized."""
+    """View a product of integers, or a linear with a quantized operand."""
     product = as_int_product(node)
     if product is not None:
         weight = Weight(None, product.weight, rows=product.rows)
@@ -245,7 +249,7 @@ def _activation(x: Node, weight: Weight) -> Activation | None:
     if found is not None:
         params = found.params
         return Activation(found.q, params.scale, params.zero_point, params.spec)
-    assert weight.node is not None, "a linear reads it"
+    assert weight.node is not None, "the weight of a linear is a node"
     stored = stored_numbers(x)
     if stored is None or stored.views or dtype_of(stored.q) not in EIGHT_BITS:
         return None
@@ -256,7 +260,7 @@ def _activation(x: Node, weight: Weight) -> Activation | None:
 
 
 def _split(scale: Argument, y: Node) -> tuple[Argument, Node | None] | Miss:
-    """Return the parts of a scale that belong to the activation and to the weight."""
+    """Return the activation's and the weight's part of a scale."""
     if not isinstance(scale, Node):
         return scale, None
     if not dtype_of(scale).is_floating_point:
@@ -264,19 +268,19 @@ def _split(scale: Argument, y: Node) -> tuple[Argument, Node | None] | Miss:
     shape = shape_of(y)
     spread = broadcast_of(shape_of(scale), shape)
     a = arguments(scale) if is_call(scale, aten.mul.Tensor) else {}
-    # Both scales may have been multiplied first.
+    # Both scales may have been multiplied with each other first.
     if a and (spread is None or (spread is Broadcast.CHANNEL and constant_value(scale) is None)):
         for one, other in ((a["self"], a["other"]), (a["other"], a["self"])):
             if isinstance(other, Node) and is_per_feature(shape_of(other), shape):
                 return one, other
     if spread is not None:
         return (None, scale) if spread is Broadcast.CHANNEL else (scale, None)
-    text = "a factor of shape {} on a result of shape {} is no scale of either operand"
+    text = "a factor of shape {} on a result of shape {} is not a scale of either operand"
     return Miss(MissCode.AXIS, scale, text, tuple(shape_of(scale)), tuple(shape))
 
 
 def _range_refusal(node: Node, for_x: Argument, weight: Weight, real: torch.dtype) -> Miss | None:
-    """Refuse a known scale under which numbers overflow: an infinite one makes NaN of zeros."""
+    """Refuse a known scale with which values overflow: zero times an infinite scale is NaN."""
     spec = QuantSpec(torch.uint8, 0, 255, (None, None), real)
     known = constant_value(for_x) if isinstance(for_x, Node) else None
     if isinstance(for_x, (int, float)):

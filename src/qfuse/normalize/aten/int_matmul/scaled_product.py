@@ -1,4 +1,4 @@
-"""A product of quantized operands that is scaled and corrected afterwards is a linear on them."""
+"""Turn a product of quantized operands, scaled and corrected afterwards, into a linear on them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _integers(node: Node) -> ScaledProduct | None:
 
 
 def _read(node: Node, product: ScaledProduct, path: Path) -> ScaledProduct | Miss:
-    """Read ``node``, and whatever scales or corrects it in turn."""
+    """Match ``node``, and the scales and corrections applied to it."""
     found = product.then(path, node)
     if isinstance(found, Miss):
         return found
@@ -59,12 +59,12 @@ def _read(node: Node, product: ScaledProduct, path: Path) -> ScaledProduct | Mis
             break
         found = more
     if found.real is None:
-        return Miss(MissCode.PATTERN, found.node, "nothing scales it")
+        return Miss(MissCode.PATTERN, found.node, "the product is not scaled")
     return found
 
 
 def _behind(node: Node) -> tuple[Path, Node] | None:
-    """Return the next factor or correction of the only user, and the steps to it."""
+    """Return the factor or correction that is the only user, and the ops in between."""
     steps: tuple[tuple[Step, Node], ...] = ()
     top = node
     while len(top.users) == 1 and len(steps) < _LONGEST:
@@ -99,22 +99,23 @@ class FuseScaledProduct(PatternRule):
         w -> qfuse.dequantize(w_scale) --------+-> linear -> cast, view
 
     The product is one of integers, in any spelling, or a linear on casts of quantized values, or on
-    values that are dequantized with the scale 1; of a weight-only linear the input is any float
-    tensor. The factors and corrections stand in any order and on any side, with casts and views of
-    rows between them: a scale per row goes to the activation, one per output feature to the weight,
-    one for all to what has none yet, a product of both to both. The activation is the one that was
-    quantized, of whatever rank, if only views lie between. A correction subtracts
+    values that are dequantized with the scale 1; a weight-only linear may have any float input.
+    The factors and corrections may be in any order and on any side, with casts and views of rows
+    between them: a scale per row goes to the activation, one per output feature to the weight,
+    a scalar to the operand without a scale, a product of both to both. The activation is the tensor
+    that was quantized, of any rank, if there are only views in between. A correction subtracts
     ``zero_point * sum(w)`` from integers, or ``zero_point * scales * sum(w)`` from floats. A bias
     inside is scaled.
 
-    Rounding: the scales go from each sum to each of its terms, where half types round each scaled
-    weight, and there is no cancellation of two large sums. A kernel for the result sums integers
-    again. Known scales that bring a weight out of the normal range are more than noise.
+    Rounding: the scales move from each sum to its terms, where half dtypes round each scaled
+    weight, and two large sums no longer cancel. A kernel for the result sums integers again. A
+    known scale that takes a weight out of the normal range is refused: the error would exceed
+    rounding.
 
-    Refuses: a factor that is neither per row, per output feature, nor for all; a scale per output
-    feature or a bias inside that is computed at run time; a result with other users on the way, or
-    one that passes through float16, where it may overflow; scale and zero point of different
-    blocks; a correction by anything but zero point, scales, and sums over K.
+    Refuses: a factor that is neither per row, per output feature, nor a scalar; a scale per output
+    feature or a bias inside that is computed at run time; an intermediate result with other users,
+    or in float16, where it may overflow; scale and zero point of different blocks; a correction by
+    anything but zero point, scales, and sums over K.
     """
 
     name = "fuse-scaled-product"
@@ -127,18 +128,18 @@ class FuseScaledProduct(PatternRule):
             through(Read("product", _uncorrected, "product"), *STEPS, path=PATH)
             - Read("factors", multiplied, "product").core()
         ).given(_ONE_USER, let(SCALED, _read)),
-        # What is only shifted is left to the rule that does just that, which is exact.
+        # A product that is only shifted is left to `int-mm-shift`, which is exact.
         (through(Read("product", _integers, "product"), path=PATH) - ANY).given(let(SCALED, _read)),
     )
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
-        """Dequantize both operands, multiply, and put back what stood between."""
+        """Dequantize both operands, multiply, and reapply the ops in between."""
         found = site[SCALED]
         assert found.real is not None, "it is scaled"
         linear, x = as_linear(found.base), found.x
         with rw.before(found.node):
             if x is None:
-                assert found.activation is not None, "it is made of quantized values"
+                assert found.activation is not None, "it has quantized values"
                 x = found.activation.build(rw, found.real)
             weight, bias = found.weight.build(rw), found.bias
             if bias is not None and found.bias_value is not None:

@@ -37,7 +37,7 @@ PRODUCT = Read("product", as_int_product, "product of integers")
 ZERO, SUMS = Arg("zero"), V("sums")
 Y = V("y", torch.int8)
 _WIDE_Y = through(Y, WIDENING).giving(torch.int16, torch.int32, torch.int64)
-# What machines that multiply unsigned by signed numbers are given.
+# The shift for machines that multiply unsigned by signed integers.
 _UNSIGNED = cast(op(aten.add.Tensor, _WIDE_Y, Arg("shift")), torch.uint8)
 
 
@@ -121,12 +121,12 @@ class IntMmShift(PatternRule):
 
         x -> sub(zero_point) -> mm(w)
 
-    If the zero point is 128 and ``x`` is ``uint8(y + 128)`` of an int8 ``y``, as it is spelled for
-    machines that multiply unsigned by signed numbers, the result is ``mm(y, w)``.
+    If the zero point is 128 and ``x`` is ``uint8(y + 128)`` of an int8 ``y``, the spelling for
+    machines that multiply unsigned by signed integers, the result is ``mm(y, w)``.
 
     Exact: the same integers, also where they wrap.
 
-    Refuses: a zero point that is neither per row nor for all; sums of another weight or over
+    Refuses: a zero point that is neither per row nor a scalar; sums of another weight or over
     another axis; a 64-bit result that could differ from 32 bits; a product with other users.
     """
 

@@ -1,4 +1,4 @@
-"""The weight of a scaled product: its quantized values, and what is known of their parameters."""
+"""The weight of a scaled product: its quantized values and parameters."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Weight:
     """A weight, dequantized or not.
 
     Attributes:
-        node: The matrix ``[N, K]`` that a linear reads; ``None`` is to be made.
+        node: The matrix ``[N, K]`` of a linear; ``None`` if it has to be built.
         q: Its quantized values; ``None`` if it is a float matrix.
         rows: Whether their shape is ``[N, K]``; otherwise it is ``[K, N]``.
         scale: Of shape ``[N, 1]`` or ``[1, 1]``; ``None`` is 1.
-        zero: The zero point, or what is subtracted from values that are not dequantized yet.
-        spec: How they are dequantized; ``None`` if they are not.
+        zero: The zero point, or the subtrahend of values that are not dequantized yet.
+        spec: The spec of its dequantize; ``None`` if it is not dequantized yet.
     """
 
     node: Node | None
@@ -49,13 +49,14 @@ class Weight:
 
     @staticmethod
     def of(node: Node) -> Weight:
-        """Read the weight of a linear."""
+        """View the weight of a linear."""
         found = as_dequantize(node)
         if found is not None:
             params = found.params
             zero = params.zero_point
             return Weight(node, found.q, scale=params.scale, zero=zero, spec=params.spec)
         stored = stored_numbers(node)
+        # The quantized values must be the matrix itself, so that its rows are those of the scale.
         if stored is None or stored.views or moved_constant(stored.q) is None:
             return Weight(node)
         return Weight(node, stored.q, zero=stored.zero)
@@ -70,7 +71,7 @@ class Weight:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes a scale."""
+        """Whether a scale can be added to it."""
         if self.q is None or self.spec is None:
             return self.q is not None
         return not self.is_scaled and self.spec.is_plain and constant_of(self.q) is not None
@@ -83,7 +84,8 @@ class Weight:
 
     def scaled(self, at: Node, scale: Factor, real: torch.dtype) -> Weight | Miss:
         """Return the weight with a scale."""
-        assert self.q is not None, "it takes a scale"
+        assert self.q is not None, "only quantized weights take a scale"
+        # One scale per output feature is one per row of `[N, K]`.
         block = (None if scale.shape[0] == 1 else 1, None)
         if self.spec is not None:
             if self.zero is None:
@@ -97,19 +99,20 @@ class Weight:
         return replace(self, node=None, scale=scale, zero=zero, spec=_spec(self.q, real, block))
 
     def range_refusal(self, at: Node) -> Miss | None:
-        """Refuse a scale that brings the weight out of the normal range."""
+        """Refuse a scale that takes the weight out of the normal range."""
         assert isinstance(self.scale, Factor), "it was scaled"
         assert self.scale.value is not None, "by a constant"
         assert self.spec is not None, "and is dequantized"
         return check_range(at, self.scale.value, self.spec, shifted=self.zero is not None)
 
     def build(self, rw: Rewriter) -> Node:
-        """Return the weight as a linear reads it."""
+        """Return the weight as the operand of a linear."""
         if self.node is not None:
             return self.node
         q = self.q
-        assert q is not None, "it is made of quantized values"
+        assert q is not None, "it has quantized values"
         if not self.rows:
+            # The transpose of a constant is another constant with the same memory.
             moved = moved_constant(q)
             assert moved is not None, "the weight is a constant"
             q = derived(rw, q, moved[1].t(), "t")
@@ -122,7 +125,7 @@ class Weight:
 
 
 def read_scale(at: Node, by: Argument, y: Node, compute: torch.dtype) -> Factor | Miss:
-    """Read what ``y``, a product, is multiplied by, as the scale of its weight."""
+    """View the factor of ``y``, a product, as the scale of its weight."""
     if isinstance(by, (int, float)):
         return constant_factor(at, torch.full((1, 1), float(by), dtype=compute), 2, "scale")
     if not isinstance(by, Node) or not is_tensor(by):
@@ -134,6 +137,7 @@ def read_scale(at: Node, by: Argument, y: Node, compute: torch.dtype) -> Factor 
     if known is None:
         return Miss(MissCode.NOT_CONSTANT, by, "the factor is computed at run time")
     if not known.dtype.is_floating_point:
+        # An integer factor is promoted to the dtype of the product.
         known = known.to(compute)
     return constant_factor(by, known.reshape(-1, 1), 2, "scale")
 
@@ -147,7 +151,7 @@ def _zero(at: Node, q: Node, zero: Argument, scale: Factor) -> Factor | Miss | N
         return Miss(MissCode.ZERO_POINT, at, text, dtype_name(dtype))
     factor = zero_factor(at, zero, scale.shape, dtype)
     if isinstance(factor, Factor) and factor.value is None and not chosen_at_run_time(factor.home):
-        text = "the zero point is not a constant, and no op that chooses zero points gave it"
+        text = "the zero point is not a constant, and no op that chooses zero points returned it"
         return Miss(MissCode.NOT_CONSTANT, factor.home, text)
     return factor
 

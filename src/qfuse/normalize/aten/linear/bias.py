@@ -1,4 +1,4 @@
-"""A constant that is added to each output feature of a linear is its bias."""
+"""Turn a constant that is added per output feature of a linear into its bias."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _has_no_bias(linear: Linear) -> bool:
     return linear.bias is None
 
 
-@guard(MissCode.DTYPE, "the sum is {node.dtype}, which is not the type of the linear")
+@guard(MissCode.DTYPE, "the sum is {node.dtype}, which is not the dtype of the linear")
 def _keeps_type(node: Node, linear: Linear) -> bool:
     return dtype_of(node) == dtype_of(linear.node)
 
@@ -47,16 +47,16 @@ class FuseBias(PatternRule):
 
         x, w, b -> linear -> view
 
-    Rounding: the sum may be taken before the product is rounded to the type of the result.
+    Rounding: the bias may be added before the product is rounded to the dtype of the result.
 
     Refuses: ``alpha`` other than 1; a summand that is not a constant, or not one number per output
-    feature; a linear that has a bias or other users; a sum of another type than the linear, since
+    feature; a linear that has a bias or other users; a sum of another dtype than the linear, since
     the linear would be rounded after the sum instead of before.
     """
 
     name = "fuse-bias"
     exactness = Exactness.ROUNDING
-    # A residual or a constant is not a bias, and not news.
+    # A number is no near miss: it is a residual or a constant offset, not a bias.
     _bias = BIAS.otherwise(MissCode.ARGUMENT, "the summand is a number").given(_is_bias).core()
     pattern = (through(LINEAR, ROW_VIEW, path=PATH).named("y") + _bias).given(
         _is_constant, _has_no_bias, _keeps_type, single_use("path")
@@ -65,7 +65,7 @@ class FuseBias(PatternRule):
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Add the bias to the linear."""
         linear, value = site[LINEAR], constant_value(site[BIAS])
-        assert value is not None, "it is a constant"
+        assert value is not None, "the pattern matches only constants"
         bias = derived(rw, site[BIAS], value.reshape(-1).to(dtype_of(linear.node)), "bias")
         new = call_linear(rw, linear.x, linear.weight, bias, like=linear.node)
         rw.replace(site.node, reapply_path(rw, site[PATH], new, dtype_of(site.node)))

@@ -1,4 +1,4 @@
-"""Which axes an ``einsum`` or a ``tensordot`` of an activation and a weight contracts."""
+"""The axes that an ``einsum`` or a ``tensordot`` of an activation and a weight contracts."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def contraction_rows(node: Node, x: Node, dims_x: Argument, dims_weight: Argumen
 
 
 def _only_axis(axes: Argument, rank: int) -> int | None:
-    """Return the axis of a list of one, counted from the front."""
+    """Return the axis in a list of one, counted from the front."""
     if not isinstance(axes, (list, tuple)) or len(axes) != 1 or not isinstance(axes[0], int):
         return None
     return axes[0] % rank
 
 
 def einsum_rows(of_x: int, of_weight: int) -> Callable[..., bool | Miss]:
-    """Return what tells whether the weight of an ``einsum`` is ``[N, K]``.
+    """Return a function that returns whether the weight of an ``einsum`` is ``[N, K]``.
 
     Args:
-        of_x: Which term is that of the activation.
-        of_weight: Which term is that of the weight.
+        of_x: The index of the activation's term.
+        of_weight: The index of the weight's term.
     """
 
     def rows(node: Node, x: Node, equation: Argument) -> bool | Miss:

@@ -1,4 +1,4 @@
-"""Every spelling of a product with a weight becomes ``aten.linear``: one row of a table each."""
+"""Turn every spelling of a product with a weight into ``aten.linear``: one table row each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _weight(value: Node) -> Node | None:
 
 
 def _shared_matrix(batched: Node) -> Node | None:
-    """Return the matrix that is every batch entry of ``batched``."""
+    """Return the matrix that every batch entry of ``batched`` equals."""
     steps = (*SIZED_VIEWS, aten.unsqueeze.default, aten.expand.default, aten.clone.default)
     node, last = batched, shape_of(batched)[-_MATRIX:]
     while len(shape_of(node)) > _MATRIX:
@@ -40,7 +40,7 @@ def _shared_matrix(batched: Node) -> Node | None:
     return node
 
 
-# A product of two activations is not a linear, and not news: the weight is the core.
+# A product of two activations is not a near miss of a linear: the weight is the core.
 WEIGHT = Read("weight", _weight).otherwise(*_RUN_TIME).core()
 """A weight ``[K, N]``."""
 
@@ -54,7 +54,7 @@ def _is_known(weight: Node) -> bool:
 
 
 SHARED = Read("weight", _shared_matrix, "matrix of all batch entries").given(_is_known).core()
-"""A weight ``[K, N]`` that every batch entry has."""
+"""A weight ``[K, N]`` that all batch entries share."""
 
 
 @guard(MissCode.SHAPE, "a summand of shape {bias.shape} is not one number per feature", at="bias")
@@ -68,7 +68,7 @@ def _has_type(node: Node, bias: Node) -> bool:
     return dtype_of(bias) == dtype_of(node)
 
 
-@guard(MissCode.SHAPE, "an axis of one element is spread over another: {x.shape}, {weight.shape}")
+@guard(MissCode.SHAPE, "an axis of one element is broadcast: {x.shape}, {weight.shape}")
 def _contracts_all(x: Node, weight: Node, by_rows: bool | None) -> bool:
     return same_size(shape_of(x)[-1], shape_of(weight)[1 if by_rows else 0])
 
@@ -91,13 +91,13 @@ class LinearFrom(PatternRule, ABC):
         w --+
         x --+-> linear
 
-    The new call multiplies and sums the same numbers. Exact where ``linear`` ends in the same call
-    of the library; rounding where the library may sum in another order.
+    The new call multiplies and sums the same numbers. Exact where ``linear`` makes the same library
+    call; rounding where the library may sum in another order.
 
     Refuses: two factors that are computed at run time; a weight that is not a matrix, or not the
     same one for all batch entries; ``alpha`` or ``beta`` other than 1; a summand that is not one
     number per output feature; a contraction of anything but the last axis of the activation with
-    one axis of the weight; an axis of one element that is spread over the other one.
+    one axis of the weight; an axis of one element that is broadcast to the other one.
     """
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:

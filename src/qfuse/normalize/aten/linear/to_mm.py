@@ -1,4 +1,4 @@
-"""A linear as the ``mm`` or ``addmm`` that it was."""
+"""Turn a linear back into the ``mm`` or ``addmm`` that it was in the source."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MATRIX = 2
 
 @dataclass(frozen=True, slots=True)
 class SpellMmSite:
-    """A linear that was a product of matrices."""
+    """A linear that was a matrix product in the source."""
 
     linear: Linear
 
 
 class SpellMm(Rule[SpellMmSite]):
-    """``linear(x, w, b)`` that was made of ``mm`` and ``addmm`` becomes one of them again.
+    """``linear(x, w, b)`` that came from ``mm`` or ``addmm`` becomes that op again.
 
     Before::
 
@@ -35,13 +35,13 @@ class SpellMm(Rule[SpellMmSite]):
         w -> permute --+
         x -> reshape --+-> addmm(b) -> view
 
-    A constant that lies in memory as ``[K, N]`` is turned ahead, without a ``permute``; reshape and
-    view are there if ``x`` is no matrix.
+    A constant that is stored as ``[K, N]`` is transposed at compile time, without a ``permute``;
+    reshape and view are added if ``x`` is not a matrix.
 
     Args:
-        source: What each node of the source called, by its name.
+        source: The op that each node of the source called, by the node's name.
 
-    Refuses: a linear that the source wrote as one; an input without rows.
+    Refuses: a linear that was a linear in the source; an input without rows.
     """
 
     name = "spell-mm"
@@ -52,20 +52,20 @@ class SpellMm(Rule[SpellMmSite]):
         self._source = source
 
     def match(self, node: Node) -> SpellMmSite | Miss:
-        """Match a linear that a rule made of products of matrices."""
+        """Match a linear that came from a matrix product."""
         linear = as_linear(node)
         assert linear is not None, "the anchor is a linear"
         called = {self._source[name] for name in origins(node) if name in self._source}
         own = RULE_META in node.meta and called & _PRODUCTS
         if not own or aten.linear.default in called:
-            text = "the source did not write it as mm or addmm"
+            text = "it was not mm or addmm in the source"
             return Miss(MissCode.PATTERN, node, text, progress=0)
         if len(shape_of(linear.x)) < _MATRIX:
             return Miss(MissCode.SHAPE, linear.x, "its input has no rows", progress=2)
         return SpellMmSite(linear)
 
     def rewrite(self, site: SpellMmSite, rw: Rewriter) -> None:
-        """Turn the weight, and multiply matrices."""
+        """Transpose the weight, and multiply matrices."""
         linear, x = site.linear, site.linear.x
         weight = _turned(linear.weight, rw)
         shape = shape_of(x)

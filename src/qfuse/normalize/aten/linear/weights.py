@@ -1,4 +1,4 @@
-"""Weights of linears: what counts as one, and its transpose made where it costs nothing."""
+"""Weights of linears, and their transposes without a copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MATRIX = 2
 
 
 def is_weight(value: Node) -> bool:
-    """Whether ``value`` is a float matrix that depends on constants alone."""
+    """Whether ``value`` is a float matrix that depends only on constants."""
     return (
         isinstance(value.meta.get("val"), torch.Tensor)
         and dtype_of(value).is_floating_point
@@ -29,14 +29,14 @@ def is_weight(value: Node) -> bool:
 def call_linear(
     rw: Rewriter, x: Node, weight: Node, bias: Node | None = None, *, like: Node | None = None
 ) -> Node:
-    """Add the one spelling of a linear; a bias that there is not is not written.
+    """Add a linear; a bias of ``None`` is left out.
 
     Args:
         rw: The rewriter.
         x: Input.
         weight: Weight of shape ``[N, K]``.
         bias: Bias of shape ``[N]``.
-        like: A linear whose result has this type, so that it need not be inferred again.
+        like: A linear whose result has the same type, so that it need not be inferred again.
     """
     operands = (x, weight) if bias is None else (x, weight, bias)
     if like is None:
@@ -47,8 +47,8 @@ def call_linear(
 def transposed(rw: Rewriter, matrix: Node) -> Node:
     """Return the transpose of ``matrix``, a constant expression, without moving data.
 
-    Through what acts on each element alone down to a transpose, which cancels, or to a constant,
-    of which the transpose is another constant that shares its memory.
+    The search goes up through elementwise ops to a transpose, which cancels, or to a constant,
+    whose transpose is another constant with the same memory.
     """
     source = transpose_source(matrix)
     if source is not None:

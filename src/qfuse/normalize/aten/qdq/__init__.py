@@ -1,1 +1,1 @@
-"""Quantize, dequantize and choose_qparams that are written in plain ATen."""
+"""Quantize, dequantize and choose_qparams written in plain ATen."""

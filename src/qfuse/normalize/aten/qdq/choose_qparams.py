@@ -1,4 +1,4 @@
-"""A choice of scales written as arithmetic: the greatest magnitude, clamped and divided."""
+"""Match a scale computed from the maximum magnitude as ``choose_qparams``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from qfuse.rewrite.pattern import ANY, Arg, Capture, Either, Literal, Match, Pat
 from qfuse.rewrite.pattern.guards import guard, let
 from qfuse.rewrite.prelude import Exactness, MissCode, Node, Rewriter, aten
 
-# The reference gives a scale of float16 in float32.
+# The reference returns the scale of a float16 tensor in float32.
 X = V("x", (torch.float32, torch.bfloat16, torch.float64))
 EPS = Arg("eps")
 SCALE, QUANTIZE = Capture[Node]("scale"), Capture[Quantize]("quantize")
 _PEAK = op(aten.amax.default, op(aten.abs.default, X), Arg("dims"), Arg("keepdim"))
 _NO_LEAST = MissCode.PATTERN, "{found} has no least value, as clamp(min=...) gives one"
-_NO_ZERO = MissCode.ZERO_POINT, "it is quantized with a zero point, which nothing has chosen"
+_NO_ZERO = MissCode.ZERO_POINT, "it is quantized with a zero point, which no op has chosen"
 
 
 @guard(MissCode.GRANULARITY, "the maximum is over {dims} with keepdim={keepdim}, not the last axis")
@@ -31,14 +31,14 @@ def _is_of_rows(x: Node, dims: Argument, keepdim: Argument) -> bool:
     return axes in ([-1], [len(shape_of(x)) - 1]) and keepdim is True
 
 
-@guard(MissCode.ARGUMENT, "the greatest magnitude is clamped from above too")
+@guard(MissCode.ARGUMENT, "the maximum magnitude is clamped from above too")
 def _is_open_above(most: Argument) -> bool:
     return most is None
 
 
-@guard(MissCode.ARGUMENT, "the least of the greatest magnitude is {eps}, not a positive number")
+@guard(MissCode.ARGUMENT, "the lower bound of the magnitude is {eps}, not a positive number")
 def _is_normal(eps: Argument) -> bool:
-    # Below the normal numbers of float32 it may be rounded on the way to a kernel.
+    # A subnormal float32 bound may be rounded before it reaches the kernel.
     if isinstance(eps, bool) or not isinstance(eps, (int, float)):
         return False
     return torch.finfo(torch.float32).tiny <= eps < math.inf
@@ -58,7 +58,7 @@ def _is_symmetric(quantize: Quantize) -> bool:
 
 
 @guard(
-    MissCode.RANGE, "the scale divides by {divisor}, not by the greatest quantized value", "scale"
+    MissCode.RANGE, "the scale divides by {divisor}, not by the largest quantized value", "scale"
 )
 def _divides_by_top(quantize: Quantize, divisor: Argument) -> bool:
     return not isinstance(divisor, (bool, Node)) and bool(divisor == quantize.params.spec.quant_max)
@@ -84,13 +84,13 @@ class ChooseChain(PatternRule):
         x -> choose_qparams "token-symmetric int8[-128,127] ..." -> scale
         x, scale -> quantize int8[-128,127]
 
-    Exact: the greatest magnitude is that of the least or that of the greatest element, and the rest
-    is the same operations in the same type. It is a choice only where ``x`` is quantized with it.
+    Exact: the maximum magnitude is that of the smallest or of the largest element, and the rest is
+    the same arithmetic in the same dtype. It matches only where ``x`` is quantized with the scale.
 
     Refuses: a scale that is computed otherwise, or from other data than is quantized; another
-    divisor than the greatest quantized value; a range that is not symmetric, but for one more
-    below; a zero point; a clamp with an upper bound, or whose least scale is not positive and
-    finite; a maximum of anything but whole rows; float16, which the reference leaves for float32.
+    divisor than the largest quantized value; an asymmetric range, except for one more value below;
+    a zero point; a clamp with an upper bound, or whose smallest scale is not positive and finite;
+    a maximum of anything but whole rows; float16, which the reference computes in float32.
     """
 
     name = "choose-chain"
@@ -109,10 +109,10 @@ class ChooseChain(PatternRule):
     ).given(let(QUANTIZE, _quantize), _is_symmetric, _divides_by_top, _is_by_rows)
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
-        """Choose where the scale was computed."""
+        """Add the canonical op in place of the scale's computation."""
         spec, real = site[QUANTIZE].params.spec, dtype_of(site[X])
         eps = site[EPS]
-        assert isinstance(eps, (int, float)), "it is a number"
+        assert isinstance(eps, (int, float)), "the guard checks that it is a number"
         bounds = spec.quant_min, spec.quant_max
         choose = ChooseSpec(
             Formula.TOKEN_SYMMETRIC, spec.dtype, *bounds, spec.block, float(eps), real, real

@@ -1,4 +1,4 @@
-"""A dequantize written as arithmetic: a cast, a subtraction, a multiplication."""
+"""Match a cast, a subtraction and a multiplication as ``dequantize``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ZERO_FACTOR = Capture[Factor | None]("zero_factor")
 
 
 def _is_parameter(q: Node, param: Node) -> bool:
-    """Whether ``param`` was chosen at run time, or made ``q``."""
+    """Whether ``param`` was chosen at run time, or is a parameter of the quantize of ``q``."""
     made = as_quantize(_unviewed(q))
     root, params = _unviewed(param), () if made is None else made.params.tensors
     return chosen_at_run_time(param) or any(_unviewed(p) is root for p in params)
@@ -61,7 +61,7 @@ def _may_be_shifted(q: Node, zero: Argument) -> bool:
 
 @guard(
     MissCode.NOT_CONSTANT,
-    "the zero point is not a constant, and no op that chooses zero points gave it: "
+    "the zero point is not a constant, and no op that chooses zero points returned it: "
     "quantize symmetrically, or call such an op",
     at="zero",
 )
@@ -77,7 +77,7 @@ def _zero_factor(node: Node, q: Node, zero: Argument, scale_factor: Factor) -> F
     wide = dtype_of(node) in {torch.float32, torch.float64}
     if wide or not isinstance(factor, Factor) or factor.value is not None:
         return factor
-    # Other differences than those of 8-bit numbers are rounded to 16 bits.
+    # Differences in a wider range than 8-bit values would be rounded to 16 bits.
     (low, high), bounds = dtype_range(dtype_of(q)), bounds_of(factor.home)
     if bounds is not None and low <= bounds[0] and bounds[1] <= high:
         return factor
@@ -96,11 +96,11 @@ class DequantizeChain(PatternRule):
 
         q, scale, zero_point -> qfuse.dequantize
 
-    Exact: 8-bit numbers and their differences are exact in every float type, and a 16-bit type
+    Exact: 8-bit values and their differences are exact in every float dtype, and a 16-bit dtype
     rounds the float32 product once, as ``qfuse.dequantize`` does.
 
-    Refuses: a scale that is neither a constant nor chosen by a dynamic quantization, nor that of
-    the quantize that made ``q``, since then it is just a factor; a scale per element, or one that
+    Refuses: a scale that is neither a constant, nor chosen by a dynamic quantization, nor the scale
+    of the quantize of ``q``, since then it is only a factor; a scale per element, or one that
     broadcasts the quantized values to a larger shape; a zero point that is not an 8-bit integer, or
     has other blocks than the scale.
     """

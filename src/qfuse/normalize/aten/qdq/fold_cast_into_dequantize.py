@@ -1,4 +1,4 @@
-"""A dequantize that is rounded to another type is a dequantize to that type."""
+"""Fold the cast of a dequantize's result into the dequantize."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, R
 
 @dataclass(frozen=True, slots=True)
 class CastOfDequantize:
-    """A cast, and the dequantize that it reads."""
+    """A cast, and the dequantize that is its operand."""
 
     node: Node
     dequantize: Dequantize
 
 
 class FoldCastIntoDequantize(Rule[CastOfDequantize]):
-    """``cast(dequantize(q))`` becomes a dequantize to the type of the cast.
+    """``cast(dequantize(q))`` becomes a dequantize to the dtype of the cast.
 
     Before, as autocast leaves it::
 
@@ -34,11 +34,11 @@ class FoldCastIntoDequantize(Rule[CastOfDequantize]):
 
         q -> dequantize to bfloat16, in float32
 
-    The canonical dequantize computes in its own type and rounds once to its real type, so the two
-    are one if the first of the two roundings was none. Other readers keep their dequantize.
+    The canonical dequantize computes in its own dtype and rounds once to its float dtype, so the
+    two are one if that first rounding is exact. Other users keep their dequantize.
 
-    Refuses: a dequantize that rounds already, since two roundings are not one; a cast to a type
-    that is no float type.
+    Refuses: a dequantize that rounds already, since two roundings are not one; a cast to a dtype
+    that is not a float.
     """
 
     name = "fold-cast-into-dequantize"
@@ -46,13 +46,13 @@ class FoldCastIntoDequantize(Rule[CastOfDequantize]):
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> CastOfDequantize | Miss:
-        """Match a pure cast to a float type."""
+        """Match a pure cast to a float dtype."""
         dequantize = as_dequantize(cast_source(node))
         if dequantize is None:
-            return Miss(MissCode.PATTERN, node, "it is no cast of a dequantize", progress=0)
+            return Miss(MissCode.PATTERN, node, "it is not a cast of a dequantize", progress=0)
         spec = dequantize.params.spec
         if dtype_of(node) not in {torch.float32, torch.bfloat16, torch.float16, torch.float64}:
-            text = "a dequantize does not give {}"
+            text = "a dequantize does not return {}"
             return Miss(MissCode.DTYPE, node, text, dtype_name(dtype_of(node)), progress=2)
         if torch.promote_types(spec.arithmetic.compute, spec.real) != spec.real:
             text = "the dequantize rounds from {} to {} already, and two roundings are not one"
@@ -61,7 +61,7 @@ class FoldCastIntoDequantize(Rule[CastOfDequantize]):
         return CastOfDequantize(node, dequantize)
 
     def rewrite(self, site: CastOfDequantize, rw: Rewriter) -> None:
-        """Dequantize once more, to the other type."""
+        """Add another dequantize, to the dtype of the cast."""
         params = site.dequantize.params
         spec = replace(params.spec, real=dtype_of(site.node))
         args = replace(params, spec=spec).call_args(site.dequantize.q)

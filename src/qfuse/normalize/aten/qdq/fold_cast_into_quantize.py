@@ -1,4 +1,4 @@
-"""A quantize of widened numbers is a quantize of the numbers."""
+"""Fold a widening cast into the quantize of its result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, R
 
 @dataclass(frozen=True, slots=True)
 class QuantizeOfCast:
-    """A quantize, and what the cast before it reads."""
+    """A quantize, and the operand of the cast before it."""
 
     quantize: Quantize
     source: Node
@@ -34,9 +34,9 @@ class FoldCastIntoQuantize(Rule[QuantizeOfCast]):
 
         x: bfloat16 -> quantize, in float32
 
-    Refuses: a cast that rounds; a cast of stored numbers, integers or float8; one that the scale is
-    chosen from, since the choice computes in the wide type and both must read the same node to be
-    quantized at once.
+    Refuses: a cast that rounds; a cast of quantized values, integers or float8; a scale that is
+    chosen from the cast, since the choice computes in the wide dtype, and both must have the same
+    operand to be fused.
     """
 
     name = "fold-cast-into-quantize"
@@ -49,7 +49,7 @@ class FoldCastIntoQuantize(Rule[QuantizeOfCast]):
         assert quantize is not None, "the anchor is a quantize"
         source = cast_source(quantize.x)
         if source is None:
-            return Miss(MissCode.PATTERN, node, "it quantizes no cast", progress=0)
+            return Miss(MissCode.PATTERN, node, "its operand is not a cast", progress=0)
         narrow, wide = dtype_of(source), quantize.params.spec.real
         if not widens(narrow, wide):
             text = "the cast from {} to {} is not exact"
@@ -61,7 +61,7 @@ class FoldCastIntoQuantize(Rule[QuantizeOfCast]):
         return QuantizeOfCast(quantize, source)
 
     def rewrite(self, site: QuantizeOfCast, rw: Rewriter) -> None:
-        """Quantize what was cast; the arithmetic stays in the wide type."""
+        """Quantize the operand of the cast; the arithmetic stays in the wide dtype."""
         params = site.quantize.params
         spec = replace(params.spec, real=dtype_of(site.source))
         args = replace(params, spec=spec).call_args(site.source)

@@ -1,4 +1,4 @@
-"""Stored weights and their parameters are constants, not views of constants."""
+"""Fold views and computations of constant weights and parameters into constants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, R
 
 @dataclass(frozen=True, slots=True)
 class FoldStoredSite:
-    """A dequantize, and for each operand the constant that it can be, with where it comes from."""
+    """A dequantize, and each operand's folded constant with the constant that it comes from."""
 
     dequantize: Dequantize
     q: tuple[Node, torch.Tensor] | None
@@ -27,7 +27,7 @@ class FoldStoredSite:
 
 
 class FoldStored(Rule[FoldStoredSite]):
-    """``dequantize(t(q), view(scale))`` of constants reads constants instead.
+    """``dequantize(t(q), view(scale))`` of constants uses folded constants instead.
 
     Before::
 
@@ -38,8 +38,8 @@ class FoldStored(Rule[FoldStoredSite]):
 
         const q_t, const scale_view -> qfuse.dequantize
 
-    Exact. A moved ``q`` is a view of the old constant and takes no memory; one that is computed,
-    such as by unpacking nibbles, is computed once, now.
+    Exact. A view of ``q`` shares the memory of the old constant; a computed ``q``, such as unpacked
+    nibbles, is computed once, at compile time.
 
     Refuses: operands that are constants already, or that are computed at run time or at random.
     """
@@ -49,7 +49,7 @@ class FoldStored(Rule[FoldStoredSite]):
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> FoldStoredSite | Miss:
-        """Match a dequantize with an operand that is moved or computed from constants."""
+        """Match a dequantize with an operand that is a view of or computed from constants."""
         dequantize = as_dequantize(node)
         assert dequantize is not None, "the anchor is a dequantize"
         params = dequantize.params
@@ -61,7 +61,7 @@ class FoldStored(Rule[FoldStoredSite]):
         return FoldStoredSite(dequantize, q, scale, zero)
 
     def rewrite(self, site: FoldStoredSite, rw: Rewriter) -> None:
-        """Read the constants."""
+        """Add the folded constants."""
         params = site.dequantize.params
         q, scale, zero = site.dequantize.q, params.scale, params.zero_point
         if site.q is not None:
@@ -92,5 +92,5 @@ def _computed(node: Node | None) -> tuple[Node, torch.Tensor] | None:
     if value is None:
         return None
     moved = moved_constant(node)
-    # A computed value of few numbers must not keep a large constant alive.
+    # A small computed value must not keep a large constant alive.
     return (node, value.clone()) if moved is None else moved

@@ -1,4 +1,4 @@
-"""A quantize written as arithmetic: divide, round, shift, clamp, cast."""
+"""Match divide, round, shift, clamp and cast as ``quantize``."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ def _is_range(node: Node, low: float, high: float) -> bool:
     return least <= low <= high <= most and (low, high) == (int(low), int(high))
 
 
-@guard(MissCode.SHAPE, "the parameters broadcast what is quantized", at="scaled")
+@guard(MissCode.SHAPE, "the parameters broadcast the quantized tensor", at="scaled")
 def _keeps_shape(node: Node, x: Node, scaled: Node) -> bool:
     return all(same_shape(shape_of(each), shape_of(x)) for each in (scaled, node))
 
 
-@guard(MissCode.DTYPE, "it changes its float type on the way")
+@guard(MissCode.DTYPE, "its intermediate values have several float dtypes")
 def _keeps_type(node: Node, scaled: Node) -> bool:
     return dtype_of(cast_source(node) or node) == dtype_of(scaled)
 
 
-@guard(MissCode.ARITHMETIC, "a number does not act in {scaled.dtype} as a tensor would", "scaled")
+@guard(MissCode.ARITHMETIC, "a number in {scaled.dtype} does not round like a tensor", "scaled")
 def _acts_as_a_tensor(scale: Argument, inverse: Argument, scaled: Node) -> bool:
+    # In 16-bit arithmetic, torch rounds a tensor to the dtype first, but not a number or a scalar.
     by = scale if inverse is None else inverse
     wide = dtype_of(scaled) in {torch.float32, torch.float64}
     return wide or (isinstance(by, Node) and len(shape_of(by)) > 0)
@@ -60,6 +61,7 @@ def _scale_factor(x: Node, scale: Argument, inverse: Argument, scaled: Node) -> 
 @guard(MissCode.RANGE, "its scale is zero", at="scaled")
 def _is_positive(scale_factor: Factor) -> bool:
     value = scale_factor.value
+    # A scale that is computed at run time cannot be checked.
     known = constant_value(scale_factor.home) if value is None else value
     return known is None or bool((known > 0).all())
 
@@ -74,8 +76,8 @@ def _float_source(node: Node) -> Node | None:
 
 
 def _clamp(value: Pattern) -> Pattern:
-    low = LOW.otherwise(MissCode.RANGE, "its clamp has no least value")
-    high = HIGH.otherwise(MissCode.RANGE, "its clamp has no greatest value")
+    low = LOW.otherwise(MissCode.RANGE, "its clamp has no lower bound")
+    high = HIGH.otherwise(MissCode.RANGE, "its clamp has no upper bound")
     return op(aten.clamp.default, value, low, high).otherwise(*_NO_CLAMP).named("clamped")
 
 
@@ -92,6 +94,7 @@ _SCALED = Either(
 ).named("scaled")
 _CODES = Either(
     _clamp(_round(_SCALED) + Opt(ZERO)),
+    # The order is recorded in the spec, since ties may round differently.
     _clamp(_round(_SCALED + Opt(ZERO))).given(bind(ZERO_FIRST, True)),
     _round(_clamp(_SCALED + Opt(ZERO))).given(bind(ZERO_FIRST, True)),
 ).otherwise(*_NO_CLAMP)
@@ -110,15 +113,15 @@ class QuantizeChain(PatternRule):
         x, scale, zero_point -> qfuse.quantize
 
     Also with a product by the reciprocal instead of the quotient, with the zero point added before
-    rounding, and rounding after clamping to integers, which gives the same quantized values.
+    rounding, and with rounding after clamping to integers, which has the same quantized values.
 
-    Exact: the same operations in the same order and type, except that one.
+    Exact: the same operations in the same order and dtype, except for that last spelling.
 
-    Refuses: a chain without a clamp, whose cast is undefined outside of the range; bounds that are
-    not integers or lie outside of the type; rounding to decimals or down; a constant scale that is
-    zero, negative or not finite; a scale that broadcasts ``x``; a reciprocal that no scale has, or
-    that is computed at run time; a zero point that is not an integer; numbers as scales in 16-bit
-    arithmetic, which are rounded there differently from tensors.
+    Refuses: a chain without a clamp, whose cast is undefined out of range; bounds that are not
+    integers or exceed the dtype; rounding to decimals or down; a constant scale that is zero,
+    negative or not finite; a scale that broadcasts ``x``; a reciprocal that no scale has, or that
+    is computed at run time; a zero point that is not an integer; numbers as scales in 16-bit
+    arithmetic, where they are rounded differently from tensors.
     """
 
     name = "quantize-chain"

@@ -1,4 +1,4 @@
-"""Quantized values that are split in groups only to be scaled stay in one piece."""
+"""Undo the split into groups that quantized values get only to be scaled."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class RegroupDequantize(PatternRule):
 
 
 def _join(rw: Rewriter, view: Node, node: Node, last: int) -> Node:
-    """Give ``node`` the leading axes that it has, joined, and ``last`` as its last axis."""
+    """View ``node`` with its leading axes, joined, and with ``last`` as its last axis."""
     shape = shape_of(node)
     value = constant_of(node)
     if value is not None:

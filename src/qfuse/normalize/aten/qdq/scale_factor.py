@@ -1,4 +1,4 @@
-"""Scales and zero points of chains of plain arithmetic, brought to one entry per block."""
+"""Scales and zero points in plain arithmetic, converted to one entry per block."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A scale or zero point, and what it must become.
+    """A scale or zero point, and the shape that it needs.
 
     Attributes:
-        home: The node that it comes from, or that it is written in as a number.
+        home: The node that it derives from, or in which it is written as a number.
         shape: One entry per block, in the rank of the data.
-        value: Its value, if it is known before run time.
-        what: A word for it.
+        value: Its value, if it is known at compile time.
+        what: The suffix of its name.
     """
 
     home: Node
@@ -51,7 +51,8 @@ class Factor:
 
 
 def constant_factor(node: Node, value: torch.Tensor, rank: int, what: str) -> Factor:
-    """Return a factor of known value in the given rank, named after the constant behind it."""
+    """Return a factor of known value in the given rank, named after its original constant."""
+    # Named after the constant, so that the names of parameters stay readable.
     home = node
     while (source := view_source(home) or cast_source(home)) is not None:
         home = source
@@ -63,13 +64,13 @@ def constant_factor(node: Node, value: torch.Tensor, rank: int, what: str) -> Fa
 def scale_factor(
     at: Node, by: Argument, shape: Sequence[Size], compute: torch.dtype
 ) -> Factor | Miss:
-    """Read what quantized values of ``shape`` are multiplied or divided by.
+    """View the factor or divisor of quantized values of ``shape`` as a scale.
 
     Args:
         at: The product or quotient.
         by: The factor: a node or a number.
         shape: Shape of the quantized values.
-        compute: Type in which a number enters the arithmetic.
+        compute: Dtype in which a number enters the arithmetic.
     """
     if isinstance(by, (int, float)) and not isinstance(by, bool):
         number = torch.full((1,) * len(shape), float(by), dtype=compute)
@@ -81,7 +82,7 @@ def scale_factor(
         return Miss(MissCode.SHAPE, by, text, tuple(shape_of(by)), tuple(shape))
     value = constant_value(by)
     if value is None or transpose_source(by) is not None:
-        # A transposed scale stays, so that the transpose of its weight can cancel it.
+        # A transposed scale is not folded, so that the transpose of its weight can cancel it.
         factor = Factor(by, padded(shape_of(by), len(shape)), None, "scale")
     else:
         factor = constant_factor(by, value, len(shape), "scale")
@@ -97,13 +98,13 @@ def _refuse_scale(at: Node, value: torch.Tensor) -> Miss | None:
 def inverse_factor(
     at: Node, by: Argument, shape: Sequence[Size], compute: torch.dtype
 ) -> Factor | Miss:
-    """Read a scale of which the reciprocal, to the bit, is what values are multiplied by.
+    """Return the scale whose reciprocal equals the factor bit for bit.
 
     Args:
         at: The product.
         by: The factor: a node or a number.
         shape: Shape of the values.
-        compute: Type of the product.
+        compute: Dtype of the product.
     """
     factor = scale_factor(at, by, shape, compute)
     if isinstance(factor, Miss):
@@ -112,6 +113,7 @@ def inverse_factor(
         text = "it is multiplied by the scale, not by its reciprocal"
         return Miss(MissCode.ARITHMETIC, at, text)
     value = factor.value.to(compute)
+    # The factor may be the rounded reciprocal of a float32 or of a float64 scale.
     for dtype in (torch.float32, torch.float64):
         scale = value.to(dtype).reciprocal()
         if torch.equal(scale.reciprocal().to(compute), value):
@@ -122,13 +124,13 @@ def inverse_factor(
 def zero_factor(
     at: Node, zero: Argument, grid: Sequence[Size], storage: torch.dtype
 ) -> Factor | Miss | None:
-    """Read what is subtracted from quantized values whose scale has the shape ``grid``.
+    """View the subtrahend of quantized values whose scale has the shape ``grid`` as a zero point.
 
     Args:
         at: The op that ends the chain.
-        zero: What is subtracted or added: a node or a number; ``None`` is zero.
+        zero: The subtrahend or summand: a node or a number; ``None`` is zero.
         grid: Shape of the scale.
-        storage: Type of the quantized values.
+        storage: Dtype of the quantized values.
 
     Returns:
         ``None`` if it is zero everywhere.
@@ -155,6 +157,7 @@ def _known_zero(
     found = constant_factor(home, integers.to(torch.int32), len(grid), "zero_point")
     if same_shape(found.shape, grid):
         return found
+    # A scalar zero point applies to all blocks of the scale.
     if value.numel() == 1 and all(isinstance(size, int) for size in grid):
         assert found.value is not None, "it is a constant"
         spread = found.value.expand([int(size) for size in grid]).contiguous()
@@ -163,11 +166,12 @@ def _known_zero(
 
 
 def chosen_at_run_time(node: Node) -> bool:
-    """Whether ``node`` shows a result of an op that chooses quantization parameters."""
+    """Whether ``node`` is a chosen quantization parameter, or a view of one."""
     seen: Node | None = node
     for _ in range(_STEPS):
         if seen is None:
             return False
+        # Any library's op of that name counts, not only the canonical one.
         if seen.op == "call_function" and seen.target is operator.getitem:
             op = overload_of(seen.all_input_nodes[0])
             return op is not None and "choose_qparams" in str(op)
@@ -176,16 +180,17 @@ def chosen_at_run_time(node: Node) -> bool:
 
 
 def check_range(node: Node, scale: torch.Tensor, spec: QuantSpec, *, shifted: bool) -> Miss | None:
-    """Refuse a scale that takes values out of the normal numbers of the type they are rounded to.
+    """Refuse a scale that takes values out of the normal range of the dtype they are rounded to.
 
     They may overflow, or lose their precision.
     """
     info, size = torch.finfo(spec.real), scale.double().abs()
+    # The difference of two 8-bit values has up to twice their magnitude.
     most = float(max(-spec.quant_min, spec.quant_max)) * (2 if shifted else 1)
     normal = (size == 0) | (size >= info.tiny)
     if bool((size * most <= info.max).all()) and bool(normal.all()):
         return None
-    text = "scaled numbers would not be normal numbers of {}"
+    text = "scaled values would not be normal numbers of {}"
     return Miss(MissCode.RANGE, node, text, dtype_name(spec.real))
 
 

@@ -1,1 +1,1 @@
-"""Views and copies: one spelling, and those that do nothing are dropped."""
+"""Views and copies: rules for one spelling, which also drop those without effect."""

@@ -1,4 +1,4 @@
-"""A transpose of a transpose is nothing, copies between them included."""
+"""Cancel a transpose of a transpose, with copies between them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from qfuse.rewrite.prelude import (
 
 @dataclass(frozen=True, slots=True)
 class TransposePair:
-    """A transpose, and the matrix that it is once more."""
+    """A transpose, and the matrix that it restores."""
 
     node: Node
     source: Node
 
 
 class CancelTranspose(Rule[TransposePair]):
-    """``t(t(w))`` becomes ``w``; so does ``t(clone(t(w)))``, the copy having changed no value.
+    """``t(t(w))`` becomes ``w``; so does ``t(clone(t(w)))``, since the copy changes no value.
 
-    Refuses: a transpose of anything else; a copy that keeps what the caller gets apart.
+    Refuses: a transpose of anything else; a copy that keeps a graph output separate.
     """
 
     name = "cancel-transpose"
@@ -45,7 +45,7 @@ class CancelTranspose(Rule[TransposePair]):
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> TransposePair | Miss:
-        """Match two transposes with nothing but copies between."""
+        """Match two transposes with only copies between them."""
         inner = transpose_source(node)
         copied = False
         while isinstance(inner, Node) and is_call(inner, aten.clone.default, aten.alias.default):
@@ -60,5 +60,5 @@ class CancelTranspose(Rule[TransposePair]):
         return TransposePair(node, source)
 
     def rewrite(self, site: TransposePair, rw: Rewriter) -> None:
-        """Let every reader read the matrix itself."""
+        """Replace all uses by the matrix itself."""
         rw.replace(site.node, site.source)

@@ -1,4 +1,4 @@
-"""A copy that changes nothing is nothing."""
+"""Drop copies that change nothing."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from qfuse.rewrite.prelude import (
 
 @dataclass(frozen=True, slots=True)
 class IdleCopy:
-    """A copy, and what it copies."""
+    """A copy, and its operand."""
 
     node: Node
     source: Node
 
 
 class DropCopy(Rule[IdleCopy]):
-    """``clone``, ``detach`` and a cast to the dtype that is there already become their source.
+    """``clone``, ``detach`` and casts to the same dtype become their operand.
 
     Before::
 
@@ -40,8 +40,8 @@ class DropCopy(Rule[IdleCopy]):
 
         x: float32 -> relu
 
-    Refuses: a copy that changes dtype, device or strides, or pins memory; a copy that keeps what
-    the caller gets apart from an input, a constant or another output.
+    Refuses: a copy that changes dtype, device or strides, or pins memory; a copy that keeps a graph
+    output separate from an input, a constant or another output.
     """
 
     name = "drop-copy"
@@ -58,13 +58,13 @@ class DropCopy(Rule[IdleCopy]):
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> IdleCopy | Miss:
-        """Match a copy that is equal to its source in all that can be seen of a tensor."""
+        """Match a copy with the same dtype, device and strides as its operand."""
         a = arguments(node)
         source = node_of(a["self"])
         old, new = tensor_of(source), tensor_of(node)
         same = old.dtype == new.dtype and old.device == new.device and old.layout == new.layout
         if not same or a.get("pin_memory"):
-            return Miss(MissCode.DTYPE, node, "it changes the type or the place", progress=0)
+            return Miss(MissCode.DTYPE, node, "it changes the dtype or the device", progress=0)
         if not same_shape(old.stride(), new.stride()):
             return Miss(MissCode.SHAPE, node, "it changes the strides", progress=0)
         if leaves_graph(node):
@@ -75,5 +75,5 @@ class DropCopy(Rule[IdleCopy]):
         return IdleCopy(node, source)
 
     def rewrite(self, site: IdleCopy, rw: Rewriter) -> None:
-        """Let every reader read the source."""
+        """Replace all uses by the operand."""
         rw.replace(site.node, site.source)

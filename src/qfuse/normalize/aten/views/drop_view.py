@@ -1,4 +1,4 @@
-"""A view that keeps the shape is nothing."""
+"""Drop views that keep the shape."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from qfuse.rewrite.prelude import (
 
 @dataclass(frozen=True, slots=True)
 class IdleView:
-    """A view, and the node of the same shape that it shows."""
+    """A view, and the node of the same shape that it is a view of."""
 
     node: Node
     source: Node
 
 
 class DropView(Rule[IdleView]):
-    """``view(x)``, ``expand(x)`` and their like become ``x`` where the shape stays the same.
+    """``view(x)``, ``expand(x)`` and similar views become ``x`` where the shape stays the same.
 
-    Refuses: a view that changes the shape; one that gives an input or a constant back to the
-    caller, since the graph would then return that tensor itself.
+    Refuses: a view that changes the shape; a view of an input or a constant that is a graph output,
+    since the graph would then return that tensor itself.
     """
 
     name = "drop-view"
@@ -42,7 +42,7 @@ class DropView(Rule[IdleView]):
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> IdleView | Miss:
-        """Match a view that changes nothing for any input."""
+        """Match a view that keeps the shape for any input."""
         source = node_of(arguments(node)["self"])
         if not same_shape(shape_of(source), shape_of(node)):
             return Miss(MissCode.SHAPE, node, "it changes the shape", progress=0)
@@ -53,5 +53,5 @@ class DropView(Rule[IdleView]):
         return IdleView(node, source)
 
     def rewrite(self, site: IdleView, rw: Rewriter) -> None:
-        """Let every reader read the source."""
+        """Replace all uses by the operand."""
         rw.replace(site.node, site.source)

@@ -1,4 +1,4 @@
-"""A movement that others make up becomes those others, which parameters can follow."""
+"""Expand composite movements into simpler ones, which parameters can follow."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, R
 
 @dataclass(frozen=True, slots=True)
 class SpelledMovement:
-    """A movement, and how it is spelled."""
+    """A movement, and its expansion."""
 
     node: Node
     spell: Spelling
 
 
 class ExpandMovement(Rule[SpelledMovement]):
-    """``pixel_shuffle``, ``tile``, ``concat`` and the like become the movements they are made of.
+    """``pixel_shuffle``, ``tile``, ``concat`` and others become the movements they consist of.
 
     Before::
 
@@ -35,9 +35,9 @@ class ExpandMovement(Rule[SpelledMovement]):
 
         x -> reshape -> permute -> clone -> view -> ...
 
-    Every spelling makes new memory, as the movement does.
+    Every expansion returns new memory, as the movement does.
 
-    Refuses: arguments without such a spelling, as those of a padding that is no number; a spelling
+    Refuses: arguments without an expansion, such as a padding that is not a number; an expansion
     with other strides.
     """
 
@@ -46,7 +46,7 @@ class ExpandMovement(Rule[SpelledMovement]):
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> SpelledMovement | Miss:
-        """Match a movement whose spelling gives what it gives, strides included."""
+        """Match a movement whose expansion has the same result, including its strides."""
         op = overload_of(node)
         assert op is not None, "the anchor is a call of an op"
         spell = SPELLINGS[op]
@@ -78,7 +78,7 @@ class _FakeSpeller:
             return op(*known, **named)
 
     def instead_of(self, node: Node, op: OpOverload, *args: Any) -> Any:
-        """Return what is given instead."""
+        """Return the replacement itself."""
         del op, args
         return tensor_of(node)
 
@@ -98,9 +98,9 @@ class _GraphSpeller:
         return self.rw.call(op, *args, **kwargs)
 
     def instead_of(self, node: Node, op: OpOverload, *args: Any) -> Any:
-        """Add a call whose type is known."""
+        """Add a call whose result has a known type."""
         return self.rw.replay(op, args, {}, tensor_of(node))
 
     def sizes(self, node: Node, count: int) -> list[Any]:
-        """Return sizes; those that vary are nodes."""
+        """Return sizes; dynamic ones are nodes."""
         return self.rw.sizes(node, count)

@@ -1,4 +1,4 @@
-"""A transpose of a weight goes up to the constant that the weight is made from."""
+"""Lift the transpose of a weight to the constant that the weight derives from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, R
 
 @dataclass(frozen=True, slots=True)
 class WeightTranspose:
-    """A transpose that only linears read, as their weight, and its source."""
+    """A transpose whose users are linears, as their weight, and its source."""
 
     node: Node
     source: Node
@@ -34,10 +34,10 @@ class LiftTranspose(Rule[WeightTranspose]):
 
         const q_t [N, K] -> dequantize -> linear
 
-    Exact: each number is computed as before. The new constants are views of the old ones.
+    Exact: each element is computed as before. The new constants are views of the old ones.
 
-    Refuses: a transpose that others read too; a source that is neither a constant nor made from
-    one element by element.
+    Refuses: a transpose with other users; a source that is neither a constant nor computed from one
+    elementwise.
     """
 
     name = "lift-transpose"
@@ -58,14 +58,14 @@ class LiftTranspose(Rule[WeightTranspose]):
         while (wider := cast_source(made)) is not None:
             made = wider
         if as_dequantize(made) is None and constant_of(made) is None:
-            text = "it is not made from a constant element by element"
+            text = "it is not computed elementwise from a constant"
             return Miss(MissCode.PATTERN, made, text, progress=0)
         if not is_constant_expression(made):
             return Miss(MissCode.NOT_CONSTANT, made, "it is computed at run time", progress=1)
         return WeightTranspose(node, source)
 
     def rewrite(self, site: WeightTranspose, rw: Rewriter) -> None:
-        """Make the weight from the transposed constant."""
+        """Compute the weight from the transposed constant."""
         rw.replace(site.node, transposed(rw, site.source))
 
 

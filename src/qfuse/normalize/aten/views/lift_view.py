@@ -1,4 +1,4 @@
-"""A view that splits the rows of a linear goes above it, where it merges with another view."""
+"""Lift a view of a linear's rows above the linear, where it merges with another view."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MATRIX = 2
 
 @dataclass(frozen=True, slots=True)
 class LiftViewSite:
-    """A view, and the linear of a matrix that it alone reads."""
+    """A view, and the linear of a matrix whose only user it is."""
 
     view: Node
     linear: Linear
@@ -43,13 +43,13 @@ class LiftView(Rule[LiftViewSite]):
 
         x [B, S, H, D] -> view [B*S, H*D] -> view [B, S, H*D] -> linear
 
-    What reads the linear then reads it directly. ``sink-view`` goes the other way, where the first
-    view is the one that disappears.
+    The users of the view then use the linear directly. ``sink-view`` goes the other way, where it
+    is the first view that cancels.
 
     Rounding: a linear on more than two axes may round before it adds its bias.
 
-    Refuses: a view that changes the last axis; a linear that others read; a linear whose input is
-    not a view, so that nothing would be gained, or not a matrix, so that there may be no such view.
+    Refuses: a view that changes the last axis; a linear with other users; a linear whose input is
+    not a view, so that nothing would be saved, or not a matrix, so that the view may not exist.
     """
 
     name = "lift-view"
@@ -60,17 +60,17 @@ class LiftView(Rule[LiftViewSite]):
         """Match a view of rows of a linear of a view."""
         linear = as_linear(arguments(node)["self"])
         if linear is None or rows_source(node) is None:
-            text = "it is no view of the rows of a linear"
+            text = "it is not a view of the rows of a linear"
             return Miss(MissCode.PATTERN, node, text, progress=0)
         if view_source(linear.x) is None or len(shape_of(linear.x)) != _MATRIX:
             text = "the input of the linear is not a matrix that is a view"
             return Miss(MissCode.PATTERN, linear.x, text, progress=0)
         if len(linear.node.users) > 1:
-            return Miss(MissCode.SHARED, linear.node, "others read the linear too", progress=0)
+            return Miss(MissCode.SHARED, linear.node, "the linear has other users", progress=0)
         return LiftViewSite(node, linear)
 
     def rewrite(self, site: LiftViewSite, rw: Rewriter) -> None:
-        """View the input, and apply the linear to that."""
+        """View the input, and apply the linear to the view."""
         linear = site.linear
         x = reapply_views(rw, site.view, linear.x)
         rw.replace(site.view, call_linear(rw, x, linear.weight, linear.bias, like=site.view))

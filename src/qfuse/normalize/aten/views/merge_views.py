@@ -1,4 +1,4 @@
-"""A view of a view is one view."""
+"""Merge a view of a view into one view."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from qfuse.rewrite.prelude import (
 
 @dataclass(frozen=True, slots=True)
 class ViewPair:
-    """A view, and what the view that it reads is a view of."""
+    """A view, and the operand of the view that is its operand."""
 
     node: Node
     source: Node
@@ -34,7 +34,7 @@ class ViewPair:
 class MergeViews(Rule[ViewPair]):
     """``view(view(x))`` becomes ``view(x)``, whatever kind of view the inner one is.
 
-    Where the inner one is a ``reshape``, which may copy, the result is a ``reshape`` too.
+    If the inner view is a ``reshape``, which may copy, the result is a ``reshape`` too.
 
     Refuses: a view of anything else.
     """

@@ -1,4 +1,4 @@
-"""A view that merges rows before a linear, and splits them after it, goes below the linear."""
+"""Sink a view that merges rows before a linear below it, where another view splits them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.match.views import reapply_views, rows_source, view_source
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule, aten
 
-# How many casts and linears may lie between the two views.
+# The most casts and linears between the two views.
 _DEPTH = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SinkViewSite:
-    """A linear or a cast, the view that it reads, and what that is a view of."""
+    """A linear or a cast, the view that is its operand, and that view's operand."""
 
     node: Node
     view: Node
@@ -43,8 +43,8 @@ class SinkView(Rule[SinkViewSite]):
 
     Rounding: a linear on more than two axes may round before it adds its bias.
 
-    Refuses: a view that changes the last axis; a reader that is not a view, since the view would
-    come between the two; readers of which none goes back to the leading axes of ``x``.
+    Refuses: a view that changes the last axis; a user that is not a view, since the view would come
+    between the two; users none of which restores the leading axes of ``x``.
     """
 
     name = "sink-view"
@@ -52,7 +52,7 @@ class SinkView(Rule[SinkViewSite]):
     exactness = Exactness.ROUNDING
 
     def match(self, node: Node) -> SinkViewSite | Miss:
-        """Match a linear or a cast of a view that all readers view again."""
+        """Match a linear or a cast of a view whose users are all views."""
         linear = as_linear(node)
         x = cast_source(node) if linear is None else linear.x
         source = rows_source(x)
@@ -62,10 +62,10 @@ class SinkView(Rule[SinkViewSite]):
         readers = list(_users(node))
         for reader in readers:
             if view_source(reader) is None:
-                return Miss(MissCode.SHARED, reader, "a reader is not a view", progress=0)
+                return Miss(MissCode.SHARED, reader, "a user is not a view", progress=0)
         lead = shape_of(source)[:-1]
         if not any(same_shape(shape_of(reader)[: len(lead)], lead) for reader in readers):
-            text = "no reader goes back to the leading axes of the source"
+            text = "no user restores the leading axes of the source"
             return Miss(MissCode.SHAPE, x, text, progress=0)
         return SinkViewSite(node, x, source)
 
@@ -80,7 +80,7 @@ class SinkView(Rule[SinkViewSite]):
 
 
 def _users(node: Node, depth: int = _DEPTH) -> Iterator[Node]:
-    """Give the readers of ``node``; instead of casts and linears, which views cross, theirs."""
+    """Yield the users of ``node``; for casts and linears, which views cross, their users."""
     for user in node.users:
         linear = as_linear(user)
         crosses = cast_source(user) is node if linear is None else linear.x is node

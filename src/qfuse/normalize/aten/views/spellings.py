@@ -1,7 +1,7 @@
-"""Movements that other movements make up: how each is spelled with those that parameters follow.
+"""Composite movements, and their expansions into movements that parameters can follow.
 
-A spelling calls ops through a :class:`Speller`, so that it can be tried on fake tensors before it
-is written into a graph. It gives ``None`` for arguments that it does not cover.
+An expansion calls ops through a :class:`Speller`, so that it can be tried on fake tensors before it
+is added to a graph. It returns ``None`` for arguments that it does not support.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from qfuse.rewrite.prelude import Node, OpOverload, arguments, aten
 
 
 class Speller(Protocol):
-    """Calls ops on nodes, or on the fake tensors that stand for them."""
+    """Calls ops on nodes, or on their fake tensors."""
 
     def call(self, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Call an op; nodes may be among the arguments."""
 
     def instead_of(self, node: Node, op: OpOverload, *args: Any) -> Any:
-        """Call an op that gives exactly what ``node`` gives, strides included."""
+        """Call an op whose result is exactly that of ``node``, including strides."""
 
     def sizes(self, node: Node, count: int) -> list[Any]:
-        """Return the first ``count`` sizes of a node, in a form that an op takes."""
+        """Return the first ``count`` sizes of a node, as arguments of an op."""
 
 
 Spelling: TypeAlias = Callable[[Speller, Node], Any]
@@ -41,12 +41,12 @@ def _tile(s: Speller, node: Node) -> Any:
 
 
 def _pad(s: Speller, node: Node) -> Any:
-    """A padding with a number, which is 0 unless given."""
+    """A padding with a number, 0 by default."""
     a = _args(node)
     if a["mode"] != "constant":
         return None
     value = 0 if a["value"] is None else a["value"]
-    # Asked anew, torch would take symbolic sizes for numbers.
+    # Inferring the type again would treat symbolic sizes as numbers.
     return s.instead_of(node, aten.constant_pad_nd.default, a["self"], list(a["pad"]), value)
 
 
@@ -79,7 +79,7 @@ def _cat(s: Speller, node: Node) -> Any:
 
 
 def _stack_along(axis: int) -> Spelling:
-    """``hstack`` and its like, of tensors that have the axis already."""
+    """``hstack`` and similar ops, of tensors that have the axis already."""
 
     def spell(s: Speller, node: Node) -> Any:
         tensors = list(_args(node)["tensors"])
@@ -92,7 +92,7 @@ def _stack_along(axis: int) -> Spelling:
 
 
 def _take_along_dim(s: Speller, node: Node) -> Any:
-    """``gather``, unless sizes of 1 are spread first."""
+    """``gather``, unless axes of size 1 are broadcast first."""
     a = _args(node)
     x, index, axis = node_of(a["self"]), node_of(a["indices"]), a["dim"]
     before, at = shape_of(x), shape_of(index)
@@ -105,7 +105,7 @@ def _take_along_dim(s: Speller, node: Node) -> Any:
 
 
 def _pixel_shuffle(s: Speller, node: Node) -> Any:
-    """Channels become neighbours in rows and columns."""
+    """``pixel_shuffle``: channels become neighbouring rows and columns."""
     a = _args(node)
     x, r = node_of(a["self"]), a["upscale_factor"]
     known = _image(x)
@@ -117,7 +117,7 @@ def _pixel_shuffle(s: Speller, node: Node) -> Any:
 
 
 def _pixel_unshuffle(s: Speller, node: Node) -> Any:
-    """Neighbours in rows and columns become channels."""
+    """``pixel_unshuffle``: neighbouring rows and columns become channels."""
     a = _args(node)
     x, r = node_of(a["self"]), a["downscale_factor"]
     known = _image(x)
@@ -129,7 +129,7 @@ def _pixel_unshuffle(s: Speller, node: Node) -> Any:
 
 
 def _channel_shuffle(s: Speller, node: Node) -> Any:
-    """Channels of several groups take turns."""
+    """``channel_shuffle``: channels of the groups are interleaved."""
     a = _args(node)
     x, groups = node_of(a["self"]), a["groups"]
     c, *rest = shape_of(x)[1:]
@@ -147,7 +147,7 @@ def _through(
     order: Sequence[int],
     last: list[Any],
 ) -> Any:
-    """View, put axes in another order, write that down, view again; leading axes stay."""
+    """View, permute, copy, view again; leading axes stay."""
     turned = [*range(len(lead)), *(len(lead) + axis for axis in order)]
     seen = s.call(aten.reshape.default, x, [*lead, *inner])
     moved = s.call(aten.permute.default, seen, turned)
@@ -162,7 +162,7 @@ def _image(x: Node) -> tuple[int, int, int] | None:
 
 
 def _args(node: Node) -> dict[str, Any]:
-    """Return the arguments of an op of ATen, whose schema says what they are."""
+    """Return the arguments of an ATen op by the names in its schema."""
     return dict(arguments(node))
 
 
@@ -183,4 +183,4 @@ SPELLINGS: dict[OpOverload, Spelling] = {
     aten.channel_shuffle.default: _channel_shuffle,
     aten.native_channel_shuffle.default: _channel_shuffle,
 }
-"""What is spelled, and how."""
+"""The composite movements, and their expansions."""

@@ -1,1 +1,1 @@
-"""PT2E's ``quantized_decomposed`` ops."""
+"""Importer of PT2E's ``quantized_decomposed`` ops."""

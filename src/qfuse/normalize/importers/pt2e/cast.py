@@ -1,4 +1,4 @@
-"""Casts that are not spelled ``aten._to_copy``."""
+"""Casts with other ops than ``aten._to_copy``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qfuse.rewrite.prelude import MissCode, Node, Rewriter
 
 @dataclass(frozen=True, slots=True)
 class ElementCast:
-    """A cast, what it reads and the dtype that it gives."""
+    """A cast, its operand and its dtype."""
 
     node: Node
     x: Node
@@ -30,7 +30,7 @@ class ElementCast:
 class NormalizeElementCast(SourceRule[ElementCast]):
     """``convert_element_type``, of PT2E or of prims, becomes ``aten._to_copy``.
 
-    Refuses: a cast to a complex type, which nothing here computes with.
+    Refuses: a cast to a complex dtype, which qfuse does not support.
     """
 
     name = "normalize-element-cast"
@@ -39,7 +39,7 @@ class NormalizeElementCast(SourceRule[ElementCast]):
     )
 
     def read(self, node: Node) -> ElementCast:
-        """Read a call."""
+        """View a call."""
         a = known_arguments(node, ("input", "a", "dtype"))
         x, dtype = node_of(a["input" if "input" in a else "a"]), dtype_argument(a["dtype"])
         if dtype.is_complex or dtype_of(x).is_complex:

@@ -1,7 +1,7 @@
-"""``quantized_decomposed.choose_qparams*``, as far as their shape functions tell the truth.
+"""``quantized_decomposed.choose_qparams*``, where their shape functions are correct.
 
-``choose_qparams_per_token`` does not, so it is normalized with the op that reads it: see
-``decomposed_per_token``. On a tensor without elements these ops raise; the canonical op does not.
+That of ``choose_qparams_per_token`` is not, so it is normalized with its user: see ``per_token``.
+On a tensor without elements these ops raise; the canonical op does not.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class NormalizeChoosePerTensor(ChooseRule):
 
         qfuse.choose_qparams(x, "decomposed-affine uint8[0,255] *x* ...") -> [1, 1], [1, 1]
 
-    Refuses: a pair that is read as a whole.
+    Refuses: a pair that is used as one tuple.
     """
 
     name = "normalize-choose-per-tensor"
     anchors = Registered(_ASYMMETRIC, _SYMMETRIC)
 
     def read(self, node: Node) -> ChooseSite:
-        """Read a call."""
+        """View a call."""
         a = known_arguments(node, ("input", "quant_min", "quant_max", "eps", "dtype"))
         x, dtype, eps = node_of(a["input"]), dtype_argument(a["dtype"]), a["eps"]
         assert isinstance(eps, float), f"the schema says so: {eps!r}"
@@ -59,8 +59,7 @@ class NormalizeChoosePerTensor(ChooseRule):
 class NormalizeChoosePerToken(ChooseRule):
     """``choose_qparams_per_token_asymmetric`` becomes the canonical op.
 
-    Refuses: another dtype than int8, since the op takes no notice of it; a pair that is read as a
-    whole.
+    Refuses: another dtype than int8, since the op ignores it; a pair that is used as one tuple.
     """
 
     name = "normalize-choose-per-token"
@@ -70,7 +69,7 @@ class NormalizeChoosePerToken(ChooseRule):
     )
 
     def read(self, node: Node) -> ChooseSite:
-        """Read a call."""
+        """View a call."""
         a = known_arguments(node, ("input", "dtype"))
         x, dtype = node_of(a["input"]), dtype_argument(a["dtype"])
         rank = len(shape_of(x))
@@ -78,7 +77,7 @@ class NormalizeChoosePerToken(ChooseRule):
             text = "it chooses for {} of rank {}"
             raise RefusedError(MissCode.DTYPE, x, text, dtype_name(dtype_of(x)), rank)
         if dtype is not torch.int8:
-            text = "the op chooses for int8, and is asked for {}"
+            text = "the op chooses for int8, and its dtype argument is {}"
             raise RefusedError(MissCode.DTYPE, node, text, dtype_name(dtype))
         spec = ChooseSpec(
             Formula.TOKEN_ASYMMETRIC,

@@ -1,4 +1,4 @@
-"""The dialect of PT2E: ``quantized_decomposed.*``, as ``convert_pt2e`` and ExecuTorch make it."""
+"""The dialect of PT2E: ``quantized_decomposed.*``, from ``convert_pt2e`` and ExecuTorch."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ DECOMPOSED = Dialect(
     frozenset({"quantized_decomposed"}),
     {
         "quantized_decomposed::choose_qparams_per_token": (
-            "its shape function promises float64 and its kernel does not keep the promise, so it "
-            "is only understood together with a per-token quantize or dequantize"
+            "its shape function returns float64 and its kernel does not, so it is only "
+            "supported together with a per-token quantize or dequantize"
         ),
         "quantized_decomposed::fake_quant_per_channel": (
             "it is an op of training, which keeps its values in floating point"

@@ -1,8 +1,8 @@
 """``quantized_decomposed.(de)quantize_per_channel``.
 
-Quantize computes in float32 or in the scale's type, whichever is wider: a float64 scale makes it
-compute in float64. Dequantize subtracts the zero point from the stored integers, and multiplies
-in the scale's type.
+Quantize computes in float32 or in the scale's dtype, whichever is wider: with a float64 scale it
+computes in float64. Dequantize subtracts the zero point from the stored integers, and multiplies
+in the scale's dtype.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _ARGUMENTS = ("input", "scales", "zero_points", "axis", "quant_min", "quant_max"
 class NormalizeQuantizePerChannel(QdqRule):
     """``quantize_per_channel`` becomes ``qfuse.quantize`` with one scale per channel.
 
-    Refuses: float8, which this op rounds to integers first; a zero point of a wider float type
-    than the scale; bounds that are not exact in the type that it clamps in.
+    Refuses: float8, which this op rounds to integers first; a zero point of a wider float dtype
+    than the scale; bounds that are not exact in the dtype in which it clamps.
     """
 
     name = "normalize-quantize-per-channel"
@@ -51,7 +51,7 @@ class NormalizeQuantizePerChannel(QdqRule):
     op: ClassVar[OpOverload] = ops.quantize
 
     def read(self, node: Node) -> QdqSite:
-        """Read a call."""
+        """View a call."""
         a = known_arguments(node, _ARGUMENTS)
         x, scale, zero = node_of(a["input"]), node_of(a["scales"]), node_of(a["zero_points"])
         dtype = dtype_argument(a["dtype"])
@@ -89,14 +89,14 @@ class NormalizeDequantizePerChannel(QdqRule):
     op: ClassVar[OpOverload] = ops.dequantize
 
     def read(self, node: Node) -> QdqSite:
-        """Read a call."""
+        """View a call."""
         a = known_arguments(node, (*_ARGUMENTS, "out_dtype"))
         q, scale, zero = node_of(a["input"]), node_of(a["scales"]), optional_node(a["zero_points"])
         dtype, compute = dtype_argument(a["dtype"]), dtype_of(scale)
         check_stored(node, q, dtype)
         check_float(scale)
         if dtype.is_floating_point:
-            # Torch promotes float8 with nothing.
+            # Torch does not promote float8.
             raise cannot_run(node, f"it multiplies {dtype_name(dtype)} by {dtype_name(compute)}")
         codes = code_range(node, a["quant_min"], a["quant_max"])
         check_codes(node, dtype, codes)
@@ -110,7 +110,7 @@ class NormalizeDequantizePerChannel(QdqRule):
 
 
 def _block(node: Node, value: Node, scale: Node, axis: Argument) -> Block:
-    """Return the block: one scale per index of the axis, or one for all of it.
+    """Return the block: one scale per index of the axis, or one for the whole axis.
 
     Raises:
         NormalizeError: There is no such axis, or the number of scales is not its size.
@@ -127,11 +127,11 @@ def _block(node: Node, value: Node, scale: Node, axis: Argument) -> Block:
         text = "the number of scales is not known before run time: {}"
         raise RefusedError(MissCode.SHAPE, scale, text, scales)
     if not scales or count != scales[0]:
-        raise _misfit(node, scale, "it is no list")
+        raise _misfit(node, scale, "it is not a list")
     if same_size(count, shape[axis]):
         return tuple(1 if i == axis else None for i in range(rank))
     if count == 1:
-        # It is broadcast: one scale for everything.
+        # It is broadcast: one scale for the whole tensor.
         return (None,) * rank
     if not isinstance(shape[axis], int):
         text = "it is not known before run time whether axis {} has {} channels"

@@ -1,6 +1,6 @@
 """``quantized_decomposed.(de)quantize_per_channel_group``: groups along the rows of a matrix.
 
-The arithmetic is what torch's promotion gives; quantize adds the zero point before it rounds. The
+The arithmetic follows torch's type promotion; quantize adds the zero point before it rounds. The
 source op also raises on NaN when it quantizes; the canonical op does not.
 """
 
@@ -41,8 +41,8 @@ _MATRIX = 2
 class NormalizeQuantizePerGroup(QdqRule):
     """``quantize_per_channel_group`` becomes ``qfuse.quantize`` in blocks of ``1 x group``.
 
-    Refuses: float8, which this op rounds to integers first; a zero point of a wider float type;
-    bounds that are not exact in the type that it clamps in.
+    Refuses: float8, which this op rounds to integers first; a zero point of a wider float dtype;
+    bounds that are not exact in the dtype in which it clamps.
     """
 
     name = "normalize-quantize-per-group"
@@ -50,7 +50,7 @@ class NormalizeQuantizePerGroup(QdqRule):
     op: ClassVar[OpOverload] = ops.quantize
 
     def read(self, node: Node) -> QdqSite:
-        """Read a call."""
+        """View a call."""
         a = known_arguments(node, _ARGUMENTS)
         x, scale, zero = node_of(a["input"]), node_of(a["scales"]), node_of(a["zero_points"])
         dtype = dtype_argument(a["dtype"])
@@ -69,7 +69,7 @@ class NormalizeDequantizePerGroup(QdqRule):
     """``dequantize_per_channel_group`` becomes ``qfuse.dequantize`` in blocks of ``1 x group``.
 
     Refuses: a subtraction that may wrap or round; a dtype argument, which the op ignores, that is
-    not the dtype of the stored numbers.
+    not the dtype of the quantized values.
     """
 
     name = "normalize-dequantize-per-group"
@@ -77,12 +77,12 @@ class NormalizeDequantizePerGroup(QdqRule):
     op: ClassVar[OpOverload] = ops.dequantize
 
     def read(self, node: Node) -> QdqSite:
-        """Read a call."""
+        """View a call."""
         a = known_arguments(node, (*_ARGUMENTS, "output_dtype"))
         q, scale, zero = node_of(a["input"]), node_of(a["scales"]), optional_node(a["zero_points"])
         dtype = dtype_argument(a["dtype"])
         if dtype != dtype_of(q):
-            text = "it is said to dequantize {}, and is given {}"
+            text = "its dtype argument is {}, but its input is {}"
             raise RefusedError(
                 MissCode.DTYPE, node, text, dtype_name(dtype), dtype_name(dtype_of(q))
             )
@@ -102,7 +102,7 @@ def _block(node: Node, value: Node, scale: Node, group: Argument) -> Block:
     """Return ``(1, group)``, or the whole matrix if one scale is broadcast.
 
     Raises:
-        NormalizeError: The data is no matrix, or groups do not tile its rows.
+        NormalizeError: The data is not a matrix, or groups do not tile its rows.
         RefusedError: Sizes are not known.
     """
     shape, scales = shape_of(value), shape_of(scale)
@@ -112,6 +112,7 @@ def _block(node: Node, value: Node, scale: Node, group: Argument) -> Block:
     if not isinstance(columns, int) or not isinstance(group, int):
         text = "it is not known before run time whether groups of {} tile rows of {}"
         raise RefusedError(MissCode.SHAPE, node, text, group, columns)
+    # The source takes a group longer than the row as the row, if each row has one scale.
     if group > columns and scales and scales[-1] == 1:
         group = columns
     if group <= 1 or columns % group:
@@ -132,6 +133,7 @@ def _site(
     """
     grid = spec.grid(shape_of(value))
     fitted = fit(node, scale, grid)
+    # A single zero means no zero point; several zeros have to fit the grid first.
     if zero_point is None or (is_zero(zero_point) and element_count(shape_of(zero_point)) == 1):
         return QdqSite(node, value, fitted, None, spec)
     counts = element_count(shape_of(scale)), element_count(shape_of(zero_point))

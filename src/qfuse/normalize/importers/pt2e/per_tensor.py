@@ -1,7 +1,7 @@
 """``quantized_decomposed.(de)quantize_per_tensor``, with parameters as numbers or tensors.
 
-Both compute in float32 whatever their parameters are: a scale given as a tensor is read by
-``.item()`` into a Python float first. Quantize multiplies by ``1 / scale``, taken in float64 and
+Both compute in float32 whatever their parameters are: a scale that is a tensor is first read by
+``.item()`` into a Python float. Quantize multiplies by ``1 / scale``, computed in float64 and
 rounded to float32. A float32 scale keeps its dtype here, because the reciprocal in float32 is the
 same number: a quotient of two 24-bit numbers, rounded to 53 bits and then to 24, is rounded once.
 A narrower scale is widened.
@@ -63,7 +63,7 @@ class NormalizeQuantizePerTensor(QdqRule):
     op: ClassVar[OpOverload] = ops.quantize
 
     def read(self, node: Node) -> QdqSite:
-        """Read any overload."""
+        """View any overload."""
         a = known_arguments(node, _ARGUMENTS)
         x, dtype = node_of(a["input"]), dtype_argument(a["dtype"])
         check_readable(node, x)
@@ -82,8 +82,8 @@ class NormalizeQuantizePerTensor(QdqRule):
 class NormalizeDequantizePerTensor(QdqRule):
     """``dequantize_per_tensor`` becomes ``qfuse.dequantize`` with one scale.
 
-    Refuses: Python numbers that are known only at run time; stored numbers whose difference from
-    the zero point may not be exact in a 16-bit output type, in which it is taken.
+    Refuses: Python numbers that are known only at run time; quantized values whose difference from
+    the zero point may not be exact in a 16-bit output dtype, in which it is computed.
     """
 
     name = "normalize-dequantize-per-tensor"
@@ -91,13 +91,14 @@ class NormalizeDequantizePerTensor(QdqRule):
     op: ClassVar[OpOverload] = ops.dequantize
 
     def read(self, node: Node) -> QdqSite:
-        """Read any overload."""
+        """View any overload."""
         a = known_arguments(node, (*_ARGUMENTS, "out_dtype"))
         q, dtype = node_of(a["input"]), dtype_argument(a["dtype"])
         check_stored(node, q, dtype)
         codes = code_range(node, number_of(a["quant_min"]), number_of(a["quant_max"]))
         real = dtype_argument(a["out_dtype"], torch.float32)
-        # Numbers enter 16-bit arithmetic unrounded, so the product is rounded once, from float32.
+        # Python numbers are not rounded in 16-bit arithmetic, so the product is rounded once, from
+        # float32.
         compute = promoted(node, real, torch.float32)
         block = (None,) * len(shape_of(q))
         spec = make_spec(node, (dtype, codes), block, real, Arithmetic(compute))
@@ -112,10 +113,10 @@ class NormalizeDequantizePerTensor(QdqRule):
 
 
 def check_readable(node: Node, x: Node) -> None:
-    """Check that a quantize reads a float type that it takes.
+    """Check that a quantize has an operand of a supported float dtype.
 
     Raises:
-        NormalizeError: It does not, and raises when it runs.
+        NormalizeError: It does not, and raises at run time.
     """
     if dtype_of(x) not in _READABLE:
         names = ", ".join(map(dtype_name, _READABLE))
@@ -135,7 +136,7 @@ def _scale(node: Node, data: Node, value: Argument) -> Param:
 
 
 def _zero_point(node: Node, data: Node, value: Argument) -> Param | None:
-    """Return the zero point, ``None`` if it is zero."""
+    """Return the zero point, or ``None`` for zero."""
     if isinstance(value, int) and value == 0:
         return None
     given = literal(value, data, torch.int64)
@@ -146,7 +147,7 @@ def _zero_point(node: Node, data: Node, value: Argument) -> Param | None:
 
 
 def _known_as(param: Param, other: Node | None) -> Param:
-    """Return ``other`` instead of a literal that is the same constant: that of the quantize."""
+    """Return ``other`` if it holds the same constant as a literal, so that both share one node."""
     value = None if other is None else constant_of(other)
     if other is None or value is None or not isinstance(param.source, torch.Tensor):
         return param
@@ -160,7 +161,7 @@ def _one_element(node: Node, value: Argument, what: str) -> Node:
 
     Raises:
         BlockError: It has more elements.
-        RefusedError: It is no tensor, or its size is not known.
+        RefusedError: It is not a tensor, or its size is not known.
     """
     if not isinstance(value, Node) or not isinstance(value.meta.get("val"), torch.Tensor):
         text = "the {} is a Python number that is known only at run time"

@@ -1,11 +1,11 @@
 """``quantized_decomposed.(de)quantize_per_token``: parameters broadcast from the right.
 
-Nothing is cast first: the arithmetic is what torch's promotion of the data and the scale gives.
+Nothing is cast first: the arithmetic follows torch's type promotion of the data and the scale.
 Quantize adds the zero point before it rounds.
 
-``choose_qparams_per_token`` gives scales of the data's type although its shape function promises
-float64, so a scale that it chose cannot be judged by its fake value. Such a choice is normalized
-together with the op that reads it.
+``choose_qparams_per_token`` returns scales in the data's dtype although its shape function
+returns float64, so the fake value of such a scale has the wrong dtype. Such a choice is
+normalized together with the op that uses it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from qfuse.rewrite.prelude import MissCode, Node, OpOverload, Rewriter, argument
 
 _ARGUMENTS = ("input", "scales", "zero_points", "quant_min", "quant_max", "dtype")
 
-# What may be done to a scale between its choice and its use.
+# Ops that may stand between the choice of a scale and its use.
 _PASSING = (
     *RESHAPES,
     *(aten.expand.default, aten.clone.default, aten._to_copy.default, aten.alias.default),
@@ -54,13 +54,13 @@ _CHOOSE = "quantized_decomposed::choose_qparams_per_token"
 
 @dataclass(frozen=True, slots=True)
 class _ChosenScale:
-    """The scale of a ``choose_qparams_per_token``, with the dtype that it really has."""
+    """The scale of a ``choose_qparams_per_token``, with its actual dtype."""
 
     x: Node
     spec: ChooseSpec
 
     def build(self, rw: Rewriter, hint: str) -> Node:
-        """Choose again, canonically; equal choices are combined later."""
+        """Add the canonical choice again; CSE combines equal choices later."""
         del hint
         return rw.item(rw.call(ops.choose_qparams, self.x, str(self.spec)), 0)
 
@@ -69,8 +69,8 @@ class NormalizeQuantizePerToken(QdqRule):
     """``quantize_per_token`` becomes ``qfuse.quantize`` with one scale per token.
 
     Refuses: parameters without axes, which torch promotes by other rules; a zero point of a wider
-    float type, or of another shape than the scale; float8, which is rounded to integers first;
-    bounds that are not exact in the type that it clamps in.
+    float dtype, or of another shape than the scale; float8, which is rounded to integers first;
+    bounds that are not exact in the dtype in which it clamps.
     """
 
     name = "normalize-quantize-per-token"
@@ -78,7 +78,7 @@ class NormalizeQuantizePerToken(QdqRule):
     op: ClassVar[OpOverload] = ops.quantize
 
     def read(self, node: Node) -> QdqSite:
-        """Read a call."""
+        """View a call."""
         a = known_arguments(node, _ARGUMENTS)
         x, scale, zero = node_of(a["input"]), node_of(a["scales"]), node_of(a["zero_points"])
         dtype, real = dtype_argument(a["dtype"]), dtype_of(x)
@@ -100,8 +100,8 @@ class NormalizeDequantizePerToken(QdqRule):
     """``dequantize_per_token`` becomes ``qfuse.dequantize`` with one scale per token.
 
     Refuses: parameters without axes; a zero point of another shape than the scale, or whose
-    difference from the stored numbers may not be exact; a dtype argument, which the op ignores,
-    that is not the dtype of the stored numbers.
+    difference from the quantized values may not be exact; a dtype argument, which the op ignores,
+    that is not the dtype of the quantized values.
     """
 
     name = "normalize-dequantize-per-token"
@@ -109,12 +109,12 @@ class NormalizeDequantizePerToken(QdqRule):
     op: ClassVar[OpOverload] = ops.dequantize
 
     def read(self, node: Node) -> QdqSite:
-        """Read a call."""
+        """View a call."""
         a = known_arguments(node, (*_ARGUMENTS, "output_dtype"))
         q, scale, zero = node_of(a["input"]), node_of(a["scales"]), node_of(a["zero_points"])
         dtype = dtype_argument(a["dtype"])
         if dtype != dtype_of(q):
-            text = "it is said to dequantize {}, and is given {}"
+            text = "its dtype argument is {}, but its input is {}"
             names = dtype_name(dtype), dtype_name(dtype_of(q))
             raise RefusedError(MissCode.DTYPE, node, text, *names)
         if dtype.is_floating_point:
@@ -139,10 +139,10 @@ def _site(node: Node, value: Node, scale: Node, zero_point: Node, spec: QuantSpe
 
 
 def _chosen(scale: Node, zero_point: Node) -> _ChosenScale | None:
-    """Return what chose the parameters, if their fake values cannot be believed.
+    """Return the choice of the parameters, if their fake values have the wrong dtype.
 
     Raises:
-        RefusedError: They come from such a choice in another way than directly and together.
+        RefusedError: The parameters do not come from such a choice directly and together.
     """
     choose = _choose_of(scale)
     if choose is None and _choose_of(zero_point) is None:
@@ -150,14 +150,14 @@ def _chosen(scale: Node, zero_point: Node) -> _ChosenScale | None:
     direct = scale.target is operator.getitem and zero_point.target is operator.getitem
     if choose is None or not direct or _choose_of(zero_point) is not choose:
         text = (
-            "only part of a choose_qparams_per_token arrives as it is, and its dtype is not known"
+            "only a part of a choose_qparams_per_token is used directly, and its dtype is not known"
         )
         raise RefusedError(MissCode.DTYPE, scale, text)
     a = arguments(choose)
     x, dtype = node_of(a["input"]), dtype_argument(a["dtype"])
     if dtype is not torch.int8:
-        raise cannot_run(choose, f"it chooses for int8 alone, not for {dtype_name(dtype)}")
-    # It widens float16, and nothing else.
+        raise cannot_run(choose, f"it chooses only for int8, not for {dtype_name(dtype)}")
+    # It widens float16 only.
     kind = torch.float32 if dtype_of(x) is torch.float16 else dtype_of(x)
     block = (*(1,) * (len(shape_of(x)) - 1), None)
     spec = ChooseSpec(Formula.TOKEN_SYMMETRIC, torch.int8, -128, 127, block, 1e-5, kind, kind)
@@ -165,7 +165,7 @@ def _chosen(scale: Node, zero_point: Node) -> _ChosenScale | None:
 
 
 def _choose_of(param: Node) -> Node | None:
-    """Return the ``choose_qparams_per_token`` that ``param`` is made from, if there is one."""
+    """Return the ``choose_qparams_per_token`` that ``param`` derives from, if there is one."""
     ops_of_choice = registered(_CHOOSE)
     while param.target is operator.getitem or is_call(param, *_PASSING):
         param = param.all_input_nodes[0]
@@ -198,7 +198,7 @@ def _block_of(node: Node, value: Node, param: Node) -> Block:
         raise _misfit(node, param, shape)
     block: list[int | None] = []
     for axis, (size, have) in enumerate(zip(shape, padded, strict=True)):
-        # An axis of one element has one block either way; per token is what everybody means.
+        # An axis of one element has one block either way; choose per token, the usual meaning.
         if same_size(have, 1) and (axis == len(shape) - 1 or not same_size(size, 1)):
             block.append(None)
         elif same_size(have, size):

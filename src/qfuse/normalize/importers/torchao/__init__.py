@@ -1,1 +1,1 @@
-"""torchao's affine and float8 ops."""
+"""Importer of torchao's affine and float8 ops."""

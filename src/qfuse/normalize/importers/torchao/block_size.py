@@ -1,4 +1,4 @@
-"""torchao's ``block_size``, dtypes and ranges, read as torchao reads them."""
+"""torchao's ``block_size``, dtypes and ranges, with torchao's semantics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qfuse.normalize.importers.qdq import code_range
 from qfuse.normalize.importers.rule import RefusedError
 from qfuse.rewrite.prelude import MissCode, Node
 
-# Sub-byte types of torch are names without arithmetic; what is stored is a byte.
+# Sub-byte dtypes of torch have no arithmetic; the values are stored in bytes.
 _UNSIGNED = {getattr(torch, f"uint{bits}"): bits for bits in range(1, 8)}
 _SIGNED = {getattr(torch, f"int{bits}"): bits for bits in range(1, 8)}
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32)
@@ -23,21 +23,20 @@ _FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def is_unsigned_sub_byte(dtype: torch.dtype) -> bool:
-    """Whether ``dtype`` is one that torchao stores in bytes without looking at their dtype."""
+    """Whether ``dtype`` is one that torchao stores in bytes without checking their dtype."""
     return dtype in _UNSIGNED
 
 
 def storage_of(
     node: Node, dtype: torch.dtype, low: Argument, high: Argument
 ) -> tuple[torch.dtype, Bounds]:
-    """Return the type and the range of the stored numbers.
+    """Return the dtype and the range of the quantized values.
 
-    A range that is not given is that of the type; a type of fewer than eight bits is stored in
-    bytes.
+    The default range is that of the dtype; a dtype with fewer than eight bits is stored in bytes.
 
     Raises:
-        NormalizeError: The range exceeds the type, or torchao does not know the type.
-        RefusedError: It is no range of integers.
+        NormalizeError: The range exceeds the dtype, or torchao does not support the dtype.
+        RefusedError: It is not a range of integers.
     """
     if dtype in _UNSIGNED:
         stored, ends = torch.uint8, (0, 2 ** _UNSIGNED[dtype] - 1)
@@ -64,7 +63,7 @@ def block_of(node: Node, data: Node, block_size: Argument) -> Block:
     shape, sizes = shape_of(data), sizes_of(block_size)
     if sizes is None:
         raise RefusedError(
-            MissCode.ARGUMENT, node, "block_size is no list of sizes: {}", block_size
+            MissCode.ARGUMENT, node, "block_size is not a list of sizes: {}", block_size
         )
     if len(sizes) != len(shape):
         raise cannot_run(
@@ -76,7 +75,7 @@ def block_of(node: Node, data: Node, block_size: Argument) -> Block:
 
 
 def check_reduces(node: Node, x: Node, block: Block) -> None:
-    """Check that a block reduces some axis: with no axes to reduce, torch reduces all of them.
+    """Check that a block reduces some axis: without axes to reduce, torch reduces all of them.
 
     Raises:
         RefusedError: It does not.
@@ -89,7 +88,7 @@ def check_reduces(node: Node, x: Node, block: Block) -> None:
 def _axis(node: Node, size: Size, block: Size) -> int | None:
     if isinstance(block, int) and block == 1:
         return 1
-    # torchao takes -1 for the whole axis, as it does everything that is not above 1.
+    # torchao uses -1 for the whole axis, and treats any value not above 1 alike.
     if same_size(block, size) or (isinstance(block, int) and block == -1):
         return None
     if not isinstance(block, int) or not isinstance(size, int):

@@ -29,7 +29,7 @@ _ARGUMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Float8Choice:
-    """A source op that chooses a scale, and what it computes."""
+    """A source op that chooses a scale, and its computation."""
 
     node: Node
     x: Node
@@ -39,7 +39,7 @@ class Float8Choice:
 class NormalizeChooseFloat8(SourceRule[Float8Choice]):
     """``choose_scale_float8`` becomes the scale of a ``qfuse.choose_qparams``.
 
-    Refuses: scales that are powers of two; limits on the values that the scale is chosen from;
+    Refuses: scales that are powers of two; limits on the values from which the scale is chosen;
     float8 types without infinities; a block of ones, with which torchao reduces the whole tensor.
     """
 
@@ -47,16 +47,16 @@ class NormalizeChooseFloat8(SourceRule[Float8Choice]):
     anchors = Registered("torchao::choose_scale_float8")
 
     def read(self, node: Node) -> Float8Choice:
-        """Read a call."""
+        """View a call."""
         a = known_arguments(node, _ARGUMENTS)
         x, dtype = node_of(a["tensor"]), dtype_argument(a["float8_dtype"])
         scale_dtype = dtype_argument(a["scale_dtype"])
         for limit in ("hp_value_lb", "hp_value_ub"):
             if a[limit] is not None:
-                text = "{}={} limits what the scale is chosen from"
+                text = "{}={} limits the values from which the scale is chosen"
                 raise RefusedError(MissCode.ARGUMENT, node, text, limit, a[limit])
         if dtype not in FLOAT8:
-            raise RefusedError(MissCode.DTYPE, node, "{} is not stored here", dtype_name(dtype))
+            raise RefusedError(MissCode.DTYPE, node, "{} is not supported here", dtype_name(dtype))
         if scale_dtype is not torch.float32 or not dtype_of(x).is_floating_point:
             text = "its scale is {}, of {}"
             names = dtype_name(scale_dtype), dtype_name(dtype_of(x))
@@ -67,5 +67,5 @@ class NormalizeChooseFloat8(SourceRule[Float8Choice]):
         return Float8Choice(node, x, ChooseSpec(Formula.AO_FLOAT8, dtype, low, high, block, 0.0))
 
     def rewrite(self, site: Float8Choice, rw: Rewriter) -> None:
-        """Choose canonically; there is no zero point."""
+        """Add the canonical op, without a zero point."""
         rw.replace(site.node, rw.item(rw.call(ops.choose_qparams, site.x, str(site.spec)), 0))

@@ -37,19 +37,19 @@ class NormalizeChooseAffine(ChooseRule):
 
         qfuse.choose_qparams(x, "ao-asymmetric int8[-128,127] 1x1x* ...") -> [B, S, 1], [B, S, 1]
 
-    and views for those who read the lower rank. Refuses: a block of ones, with which torchao
-    reduces the whole tensor; a pair that is read as a whole; block sizes that are not known.
+    with views for users of the lower rank. Refuses: a block of ones, with which torchao
+    reduces the whole tensor; a pair that is used as one tuple; block sizes that are not known.
     """
 
     name = "normalize-choose-affine"
     anchors = Registered("torchao::choose_qparams_affine")
 
     def read(self, node: Node) -> ChooseSite:
-        """Read a call."""
+        """View a call."""
         a = known_arguments(node, _ARGUMENTS)
         x = optional_node(a["input"])
         if x is None:
-            raise cannot_run(node, "it chooses for no tensor")
+            raise cannot_run(node, "its input is not a tensor")
         if not dtype_of(x).is_floating_point:
             raise cannot_run(node, f"it chooses for {dtype_name(dtype_of(x))}")
         formula = _FORMULAS.get(str(a["mapping_type"]))
@@ -80,5 +80,5 @@ def _eps(value: Argument, dtype: torch.dtype) -> float:
 
 
 def _zero_point_dtype(value: Argument, formula: Formula, dtype: torch.dtype) -> torch.dtype:
-    """Return the zero point's type: unless it is named, the symmetric formulas leave the data's."""
+    """Return the zero point's dtype: by default, the symmetric formulas keep the data's dtype."""
     return dtype_argument(value, torch.int32 if formula is Formula.AO_ASYMMETRIC else dtype)

@@ -33,8 +33,8 @@ _WRITABLE = (torch.float32, torch.float16, torch.bfloat16)
 class NormalizeDequantizeAffine(QdqRule):
     """``torchao.dequantize_affine`` becomes ``qfuse.dequantize``.
 
-    It converts stored numbers and zero point to the output type, subtracts there, and multiplies
-    in the common type of output and scale.
+    It converts quantized values and zero point to the output dtype, subtracts there, and multiplies
+    in the common dtype of output and scale.
 
     Before::
 
@@ -44,7 +44,7 @@ class NormalizeDequantizeAffine(QdqRule):
 
         qfuse.dequantize(w, scale, zero_point, "int8[-8,7] 1x32 ...")
 
-    Refuses: a difference that may not be exact in an output type narrower than the scale's; block
+    Refuses: a difference that may not be exact in an output dtype narrower than the scale's; block
     sizes that are not known.
     """
 
@@ -53,7 +53,7 @@ class NormalizeDequantizeAffine(QdqRule):
     op: ClassVar[OpOverload] = ops.dequantize
 
     def read(self, node: Node) -> QdqSite:
-        """Read a call."""
+        """View a call."""
         a = known_arguments(node, _ARGUMENTS)
         q, scale, zero = node_of(a["input"]), node_of(a["scale"]), optional_node(a["zero_point"])
         dtype, real = dtype_argument(a["input_dtype"]), dtype_argument(a["output_dtype"])
@@ -61,7 +61,7 @@ class NormalizeDequantizeAffine(QdqRule):
             check_stored(node, q, dtype)
         if real not in _WRITABLE:
             names = ", ".join(map(dtype_name, _WRITABLE))
-            raise cannot_run(node, f"it gives {dtype_name(real)}, and must give one of {names}")
+            raise cannot_run(node, f"it returns {dtype_name(real)}, and must return one of {names}")
         check_float(scale)
         _, codes = storage_of(node, dtype, a["quant_min"], a["quant_max"])
         block = block_of(node, q, a["block_size"])

@@ -1,4 +1,4 @@
-"""The dialect of torchao's affine ops, as tensor subclasses leave them in an exported graph."""
+"""The dialect of torchao's affine ops, as tensor subclasses export them."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ _SCALES = (torch.float32, torch.bfloat16, torch.float16)
 class NormalizeQuantizeFloat8(QdqRule):
     """``quantize_affine_float8_non_decomposed`` becomes ``qfuse.quantize``.
 
-    Refuses: a scale of another type than float32 or narrower; a scale of a lower rank that is not
-    one number; sizes that are not known.
+    Refuses: a scale of another dtype than float32 or narrower; a scale of a lower rank with more
+    than one element; sizes that are not known.
     """
 
     name = "normalize-quantize-float8"
@@ -35,7 +35,7 @@ class NormalizeQuantizeFloat8(QdqRule):
     op: ClassVar[OpOverload] = ops.quantize
 
     def read(self, node: Node) -> QdqSite:
-        """Read a call."""
+        """View a call."""
         a = known_arguments(node, ("tensor", "scale", "float8_dtype"))
         return _site(node, dtype_argument(a["float8_dtype"]), dtype_of(node_of(a["tensor"])))
 
@@ -43,8 +43,8 @@ class NormalizeQuantizeFloat8(QdqRule):
 class NormalizeDequantizeFloat8(QdqRule):
     """``dequantize_affine_float8_non_decomposed`` becomes ``qfuse.dequantize``.
 
-    Refuses: a scale of another type than float32 or narrower; a scale of a lower rank that is not
-    one number; stored numbers that are not float8; sizes that are not known.
+    Refuses: a scale of another dtype than float32 or narrower; a scale of a lower rank with more
+    than one element; quantized values that are not float8; sizes that are not known.
     """
 
     name = "normalize-dequantize-float8"
@@ -52,7 +52,7 @@ class NormalizeDequantizeFloat8(QdqRule):
     op: ClassVar[OpOverload] = ops.dequantize
 
     def read(self, node: Node) -> QdqSite:
-        """Read a call."""
+        """View a call."""
         a = known_arguments(node, ("tensor", "scale", "output_dtype"))
         return _site(node, dtype_of(node_of(a["tensor"])), dtype_argument(a["output_dtype"]))
 
@@ -73,7 +73,7 @@ def _block(node: Node, value: Node, scale: Node) -> Block:
     """Return the blocks that a scale's shape implies: it is repeated to the shape of the data.
 
     Raises:
-        BlockError: It cannot be.
+        BlockError: It cannot be repeated to that shape.
         RefusedError: It is aligned in another way, or sizes are not known.
     """
     shape, scales = shape_of(value), shape_of(scale)

@@ -36,7 +36,7 @@ _READABLE = (torch.float32, torch.float16, torch.bfloat16)
 class NormalizeQuantizeAffine(QdqRule):
     """``torchao.quantize_affine`` becomes ``qfuse.quantize``.
 
-    It multiplies by ``1 / scale``, taken in the scale's type, in the common type of data and
+    It multiplies by ``1 / scale``, computed in the scale's dtype, in the common dtype of data and
     scale: a bfloat16 tensor with a bfloat16 scale is quantized in bfloat16.
 
     Before::
@@ -47,8 +47,8 @@ class NormalizeQuantizeAffine(QdqRule):
 
         qfuse.quantize(x, [B, S, 1], [B, S, 1], "int8[-128,127] 1x1x* ...")
 
-    Refuses: float8, which it rounds to integers first; a zero point of a wider float type; bounds
-    that are not exact in the type that it clamps in; block sizes that are not known.
+    Refuses: float8, which it rounds to integers first; a zero point of a wider float dtype; bounds
+    that are not exact in the dtype in which it clamps; block sizes that are not known.
     """
 
     name = "normalize-quantize-affine"
@@ -56,7 +56,7 @@ class NormalizeQuantizeAffine(QdqRule):
     op: ClassVar[OpOverload] = ops.quantize
 
     def read(self, node: Node) -> QdqSite:
-        """Read a call."""
+        """View a call."""
         a = known_arguments(node, _ARGUMENTS)
         x, scale, zero = node_of(a["input"]), node_of(a["scale"]), optional_node(a["zero_point"])
         dtype = dtype_argument(a["output_dtype"])

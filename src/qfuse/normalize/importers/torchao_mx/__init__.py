@@ -1,1 +1,1 @@
-"""torchao's MX and NVFP4 arithmetic, as exports write it out."""
+"""Importer of torchao's MX and NVFP4 arithmetic, which exports contain op by op."""

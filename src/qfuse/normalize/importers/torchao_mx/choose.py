@@ -1,4 +1,4 @@
-"""The block scales of torchao's ``to_mx``, chosen op by op."""
+"""The block scales of torchao's ``to_mx``, in exported ATen ops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _E8M0 = torch.float8_e8m0fnu
 
 
 class NormalizeMxChoose(PatternRule):
-    """The exponents of the greatest magnitudes become a ``qfuse.choose_qparams``.
+    """The exponents of the largest magnitudes become a ``qfuse.choose_qparams``.
 
     Before::
 
@@ -24,7 +24,7 @@ class NormalizeMxChoose(PatternRule):
 
         x -> qfuse.choose_qparams -> unsqueeze
 
-    Refuses: a spelling of another version; rounding to even, which torch cannot export.
+    Refuses: the code of another torchao version; rounding to even, which torch cannot export.
     """
 
     name = "normalize-mx-choose"
@@ -32,7 +32,7 @@ class NormalizeMxChoose(PatternRule):
     pattern = op(aten.view.dtype, exponents(), _E8M0).giving(_E8M0)
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
-        """Choose canonically."""
+        """Add the canonical op."""
         blocks = site[BLOCKS]
         scale = rw.item(rw.call(ops.choose_qparams, blocks.x, str(choose_spec(blocks))), 0)
         if len(shape_of(scale)) < len(shape_of(site.node)):

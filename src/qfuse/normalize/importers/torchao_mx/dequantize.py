@@ -1,4 +1,4 @@
-"""The float values of torchao's ``MXTensor.dequantize``, computed op by op."""
+"""The float values of torchao's ``MXTensor.dequantize``, in exported ATen ops."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _has_one_type(node: Node, blocks: Node) -> bool:
 
 
 def _row_scales(scale: Node, q: Node) -> Node:
-    """Return what ``scale`` is a view of and back, so that it is the scale of the quantize."""
+    """Return the scale of the quantize, if ``scale`` only views it and views it back."""
     found, source, rank = scale, view_source(scale), len(shape_of(q))
     while source is not None:
         if len(shape_of(source)) == rank and same_shape(shape_of(source), shape_of(scale)):
@@ -73,11 +73,11 @@ class NormalizeMxDequantize(PatternRule):
 
         q, scale -> qfuse.dequantize -> view [-1, 32]
 
-    Exact: a number of 8 bits times a power of two is rounded once at most, in either type. Scales
-    that are constants, in whatever layout, are put in their order now.
+    Exact: an 8-bit value times a power of two is rounded once at most, in either dtype. Constant
+    scales, in whatever layout, are reordered at compile time.
 
     Refuses: quantized values that are not ``float8``; scales that are not one per block of a row; a
-    float type in which torchao does not compute.
+    float dtype in which torchao does not compute.
     """
 
     name = "normalize-mx-dequantize"
@@ -93,7 +93,7 @@ class NormalizeMxDequantize(PatternRule):
     )
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
-        """Dequantize rows, and view that as blocks."""
+        """Dequantize rows, and view the result as blocks."""
         scale = site[_ROWS]
         known = constant_value(scale)
         if known is not None:

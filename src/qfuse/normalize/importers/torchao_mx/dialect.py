@@ -1,4 +1,4 @@
-"""The dialect of torchao's ``MXTensor``, which an exported graph holds op by op."""
+"""The dialect of torchao's ``MXTensor``, which exported graphs contain op by op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How torchao's ``to_mx`` and ``get_fp_scale`` look when they were traced op by op."""
+"""The ATen ops of torchao's ``to_mx`` and ``get_fp_scale`` in a traced graph."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class MxBlocks:
 
     Attributes:
         node: The tensor, viewed such that its last axis is a block.
-        x: The tensor itself, or ``node``.
+        x: The tensor before that view, or ``node``.
         block: The block of ``x``.
         rounding: How the exponents of its scales are rounded.
-        stored: Type of the quantized values.
+        stored: Dtype of the quantized values.
     """
 
     node: Node
@@ -51,7 +51,7 @@ _STORED: Capture[torch.dtype] = Capture("stored")
 
 
 def choose_spec(blocks: MxBlocks) -> ChooseSpec:
-    """Return how the scales of blocks are chosen."""
+    """Return the spec with which block scales are chosen."""
     codes = dtype_range(blocks.stored)
     dtype = torch.float8_e8m0fnu
     return ChooseSpec(blocks.rounding, blocks.stored, *codes, blocks.block, 0.0, dtype)
@@ -60,7 +60,7 @@ def choose_spec(blocks: MxBlocks) -> ChooseSpec:
 def mx_spec(
     stored: torch.dtype, block: Block, real: torch.dtype, *, reciprocal: bool = True
 ) -> QuantSpec:
-    """Return the spec of numbers in blocks with scales that are powers of two."""
+    """Return the spec of quantized values in blocks with scales that are powers of two."""
     return QuantSpec(
         stored,
         *dtype_range(stored),
@@ -78,7 +78,7 @@ def exponents() -> Pattern:
 
 
 def scaled_blocks() -> Pattern:
-    """Return the pattern of numbers before they are cast to ``float8``, scaled by ``BLOCKS``."""
+    """Return the pattern of values scaled by ``BLOCKS``, before they are cast to ``float8``."""
     kinds = _kinds()
     return Either(*(_kind(_scaled(how, dtype, codes), how, dtype) for how, dtype, codes in kinds))
 
@@ -103,6 +103,7 @@ def _read_blocks(blocks: Node, rounding: Formula, stored: torch.dtype) -> MxBloc
     if len(shape) < 2 or not isinstance(shape[-1], int):  # noqa: PLR2004
         return Miss(MissCode.PATTERN, blocks, "a tensor of shape {} has no blocks", tuple(shape))
     source, size = view_source(blocks), shape[-1]
+    # The view that splits the last axis into blocks becomes part of the spec.
     if source is not None and len(shape_of(source)) == len(shape) - 1:
         joined = (*shape[:-2], shape[-2] * size)
         if same_shape(shape_of(source), joined):
@@ -140,6 +141,7 @@ def _rceil_codes(top: float) -> Pattern:
 
 
 def _exponent_codes(rounding: Formula, of_top: int) -> Pattern:
+    # The exponent bits of float32 are read and rounded as integers.
     bits = op(aten.view.dtype, _peak(), torch.int32)
     shifted = op(aten.bitwise_right_shift.Tensor_Scalar, bits, _FIELD)
     exponent = op(aten.__and__.Scalar, shifted, _NAN) - _BIAS
@@ -151,15 +153,15 @@ def _exponent_codes(rounding: Formula, of_top: int) -> Pattern:
 
 
 def _scaled(rounding: Formula, stored: torch.dtype, codes: Pattern) -> Pattern:
-    """Return the pattern of scaled numbers; what is beyond the range is clamped, or saturates."""
+    """Return the pattern of scaled values; values out of range are clamped, or saturate."""
     top = torch.finfo(stored).max
-    # The scales first: a product has any other operand.
+    # The scales are matched first: every product has another operand.
     if rounding is Formula.MX_RCEIL:
         scaled = _reciprocal(codes, top).core() * _wide(_X)
     else:
         scaled = op(aten.div.Tensor, other=_divisor(codes).core(), self=_wide(_X))
     clamped = op(aten.clamp.default, scaled, -top, top)
-    # torch's cast to e5m2 makes infinities of what is beyond the range.
+    # torch's cast to e5m2 turns values out of range into infinities.
     return Maybe(clamped, scaled) if stored is torch.float8_e4m3fn else clamped
 
 

@@ -1,4 +1,4 @@
-"""The quantized values of torchao's ``to_mx``, computed op by op."""
+"""The quantized values of torchao's ``to_mx``, in exported ATen ops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _is_stored(node: Node, mx_blocks: MxBlocks) -> bool:
 
 
 class NormalizeMxQuantize(PatternRule):
-    """Numbers divided by a power of two of their block become a ``qfuse.quantize``.
+    """Values divided by the power of two of their block become a ``qfuse.quantize``.
 
     Before::
 
@@ -32,8 +32,8 @@ class NormalizeMxQuantize(PatternRule):
 
         x -> qfuse.quantize(the scales) -> view in blocks
 
-    Refuses: a spelling of another version; a cast to ``float8_e5m2`` without a clamp, which makes
-    infinities of what is beyond the range.
+    Refuses: the code of another torchao version; a cast to ``float8_e5m2`` without a clamp, which
+    turns values out of range into infinities.
     """
 
     name = "normalize-mx-quantize"
@@ -43,7 +43,7 @@ class NormalizeMxQuantize(PatternRule):
     )
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
-        """Quantize what was viewed in blocks, and view that."""
+        """Quantize the tensor before its view as blocks, and view the result as blocks."""
         blocks = site[BLOCKS]
         scale = rw.item(rw.call(ops.choose_qparams, blocks.x, str(choose_spec(blocks))), 0)
         reciprocal = blocks.rounding is Formula.MX_RCEIL
