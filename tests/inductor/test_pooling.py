@@ -128,8 +128,8 @@ class Half(Pooled):
         (Offsets(), MissCode.SHARED, "where the elements were found"),
         (Read(), MissCode.SHARED, "something else reads"),
         (Half(), MissCode.DTYPE, "neither int8 nor uint8"),
-        (Pooled((-0.05, *INT8[1:])), MissCode.RANGE, "does not keep the order"),
-        (Pooled((1e-39, *INT8[1:])), MissCode.RANGE, "does not keep the order"),
+        (Pooled((-0.05, *INT8[1:])), MissCode.RANGE, "not monotonic"),
+        (Pooled((1e-39, *INT8[1:])), MissCode.RANGE, "not monotonic"),
     ],
     ids=["offsets", "read", "int16", "negative", "tiny"],
 )
