@@ -27,8 +27,8 @@ class Runner(Protocol):
 
         Args:
             inputs: The tensors of the signature, in its order, of the right dtype, device and
-                shape; any strides. They must not share memory with mutated tensors. Those that the source
-                program mutates are written.
+                shape; any strides. They must not share memory with mutated tensors. Those that the
+                source program mutates are written.
         """
 
     def written(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -31,7 +31,7 @@ _FIXES = {
     "class with torch.export.register_dataclass",
     "output": "return tensors and containers that torch knows; for a transformers model pass "
     "use_cache=False, or register the class with torch.export.register_dataclass",
-    "sizes": "declare the sizes that the model allows in dynamic_shapes, with examples of at least 2",
+    "sizes": "declare the sizes that the model allows in dynamic_shapes; examples of at least 2",
 }
 # For errors that torch raises without a specific type.
 _PATTERNS = (

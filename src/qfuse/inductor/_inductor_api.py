@@ -52,7 +52,7 @@ def known_options() -> frozenset[str]:
 
 
 def expected_type(name: str) -> type | None:
-    """Return the type that ``torch.compile`` requires of an option, ``None`` if it does not check."""
+    """Return the type that ``torch.compile`` requires of an option, or ``None``."""
     found: Any = config.get_type(name)  # type: ignore[attr-defined]
     looks = isinstance(found, type) and get_origin(found) is None
     return found if looks else None
@@ -65,7 +65,7 @@ def passes_in(value: Any) -> tuple[Any, ...]:
 
 
 def freezing_is_on() -> bool:
-    """Whether freezing is enabled; it applies without gradients, and Dynamo reads it before tracing."""
+    """Whether freezing is enabled; Dynamo reads this before tracing, if gradients are off."""
     return bool(config.freezing)
 
 

@@ -39,9 +39,9 @@ def sink_below_pools(module: GraphModule, log: EventLog) -> None:
 
         q -> max_pool -> [0] -> dequantize(s) -> ...
 
-    Exact, since dequantization is monotonic. Refused are windows with only padding, whose maximum is
-    infinite, and pools whose positions are used: different quantized values may dequantize to the
-    same value, of which the first position is returned.
+    Exact, since dequantization is monotonic. Refuses windows with only padding, whose maximum is
+    infinite, and pools whose positions are used: different quantized values may dequantize to
+    the same value, of which the first position is returned.
 
     Args:
         module: The module; its graph is changed in place.

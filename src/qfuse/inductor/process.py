@@ -108,9 +108,9 @@ class Process:
         self._journal.clear()
 
 
-# Inductor's slots and counters are process-wide, and a compiled graph does not record its caller: so
-# this must be a singleton, created at import, before threads use it. Creating it changes no state;
-# the module is only imported when passes are requested.
+# Inductor's slots and counters are process-wide, and a compiled graph does not record its caller.
+# So this must be a singleton, created at import, before threads use it. Creating it changes no
+# state; the module is only imported when passes are requested.
 PROCESS = Process()
 
 
