@@ -1,1 +1,1 @@
-"""Measuring qfuse against its peers, and the demo."""
+"""Benchmarks of qfuse against its peers, and the demo."""

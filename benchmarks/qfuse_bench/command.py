@@ -1,4 +1,4 @@
-"""``qfuse bench``, which the command line finds by entry point."""
+"""``qfuse bench``, a plugin of the command line."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def bench_command(
 ) -> None:
     """Measure qfuse against Inductor and torchao on the same quantized models.
 
-    With --sites: the linears that may be merged, in built-in sizes or in MODEL (a zoo name,
-    module:factory, or a .pt2 file), apart and merged, and whether the cost model decides right.
+    With --sites: measure the linears that may be merged, in built-in sizes or in MODEL (a zoo name,
+    module:factory, or a .pt2 file), separate and merged, and check the decisions of the cost model.
     """
     options = BenchOptions(**given)
     if sites:

@@ -1,9 +1,10 @@
 """qfuse: a quantization graph compiler for PyTorch.
 
-``qfuse.compile(model, args)`` takes a quantized model and gives a faster one, whose ``report`` says
-what was done, what was not, and why. ``qfuse.explain`` gives the report alone. ``qfuse.passes`` has
-single passes for graphs of your own; it is imported when it is asked for. Who stays with
-``torch.compile`` gives it ``options=qfuse.inductor_options()`` and reads ``qfuse.reports()``.
+``qfuse.compile(model, args)`` compiles a quantized model. The ``report`` of the result lists what
+was fused, what was not, and why. ``qfuse.explain`` returns the report without compiling.
+``qfuse.passes`` holds the rewrites as standalone FX passes; it is imported on first access. To use
+qfuse inside ``torch.compile``, pass ``options=qfuse.inductor_options()`` and call
+``qfuse.reports()``.
 """
 
 import importlib as _importlib

@@ -1,4 +1,4 @@
-"""``python -m qfuse`` is the command line."""
+"""Run the command line with ``python -m qfuse``."""
 
 from qfuse.cli import main
 

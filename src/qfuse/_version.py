@@ -1,3 +1,3 @@
-"""The version of the package, in the one place that the build and the code both read."""
+"""The package version: the single source for the build and the code."""
 
 __version__ = "0.1.0.dev0"

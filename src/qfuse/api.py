@@ -1,4 +1,4 @@
-"""The main road: :func:`compile` and :func:`explain`."""
+"""The public entry points: :func:`compile` and :func:`explain`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from qfuse.targets import Target
 
 
 class CompiledModel(CompiledModule):
-    """A compiled model: call it like its source.
+    """A compiled model, called like the model that it was compiled from.
 
     Attributes:
-        report: What was done and why.
-        plan: The graph that runs; ``print(model.plan)`` shows it.
+        report: What was fused, what was not, and why.
+        plan: The lowered graph; ``print(model.plan)`` shows it.
     """
 
     def __init__(self, module: CompiledModule, plan: Plan, report: Report) -> None:
@@ -41,13 +41,13 @@ class CompiledModel(CompiledModule):
         self.report = report
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
-        """Copy the state that the model writes; code and constants never change and are shared."""
+        """Copy the mutable state; code and constants are immutable and shared."""
         copy = CompiledModel(super().__deepcopy__(memo), self.plan, self.report)
         memo[id(self)] = copy
         return copy
 
 
-def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per choice
+def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
     model: Module | ExportedProgram,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -62,28 +62,28 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per choice
     """Compile a quantized model for this machine.
 
     Args:
-        model: An ``nn.Module`` in eval mode (quantized by torchao or by hand, or float: then
-            nothing is quantized, and the report says so), an ``ExportedProgram``, or a
-            ``GraphModule`` converted by PT2E.
-        args: Example inputs. Values matter: checks run on them.
-        kwargs: Example inputs by keyword.
-        dynamic_shapes: Which sizes may vary, as ``torch.export.export`` takes it.
-        target: Where it will run; the default is this machine.
-        check: ``"site"`` checks every rewrite by values, ``"pipeline"`` the whole model, and undoes
-            what changes values; ``"off"`` checks nothing.
-        float_dtype: ``torch.bfloat16`` runs what is not quantized in bf16. This changes values
-            beyond rounding of the source's own types, so it is opt-in.
-        options: See :class:`qfuse.Options`; a mapping of its fields will do.
-        progress: Called with a few words whenever a step begins.
+        model: An ``nn.Module`` in eval mode (quantized by torchao or by hand), an
+            ``ExportedProgram``, or a ``GraphModule`` converted by PT2E. A float model compiles too;
+            the report notes that nothing is quantized.
+        args: Example inputs. Their values matter: value checks run on them.
+        kwargs: Example keyword inputs.
+        dynamic_shapes: Which sizes may vary, in the format of ``torch.export.export``.
+        target: The machine to compile for; the default is this machine.
+        check: ``"site"`` compares values after every rewrite, ``"pipeline"`` those of the whole
+            model; both undo rewrites that change values. ``"off"`` checks nothing.
+        float_dtype: ``torch.bfloat16`` runs unquantized ops in bf16. This changes values beyond
+            the rounding of the source's own dtypes, so it is opt-in.
+        options: A :class:`qfuse.Options`, or a mapping of its fields.
+        progress: Called with a short description when a step begins.
 
     Returns:
-        A callable with the signature of the model, a ``report`` and a ``plan``.
+        A callable with the model's signature, a ``report`` and a ``plan``.
 
     Raises:
-        CaptureError: The model cannot be exported; the message names the line and what to do.
-        NormalizeError: A quantization op is malformed, or cannot run here.
-        OptionsError: An option has a value that it cannot take.
-        BackendError: The backend that was asked for does not work here.
+        CaptureError: The model cannot be exported; the message names the source line and a fix.
+        NormalizeError: A quantization op is malformed, or cannot run on this machine.
+        OptionsError: An option has an invalid value.
+        BackendError: The requested backend does not work on this machine.
     """
     session = _Session.start(target, check, float_dtype, options, progress)
     captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
@@ -102,7 +102,7 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per choice
     return CompiledModel(module, plan, session.report(plan, runner.backend))
 
 
-def explain(  # noqa: PLR0913 - one keyword per choice
+def explain(  # noqa: PLR0913 - one keyword per option
     model: Module | ExportedProgram,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -113,12 +113,12 @@ def explain(  # noqa: PLR0913 - one keyword per choice
     options: Options | Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
-    """Make the plan of :func:`compile` and report it, without compiling or running the model.
+    """Plan as :func:`compile` does and return the report, without compiling or running the model.
 
-    Nothing is checked by values, so nothing is rolled back either. The first call on a machine
-    builds qfuse's own kernels and measures its speeds, since the plan depends on both.
+    Values are not checked, so no rewrite is rolled back. The first call on a machine builds qfuse's
+    own kernels and measures the machine, since the plan depends on both.
 
-    The arguments and errors are those of :func:`compile`.
+    Arguments and errors are those of :func:`compile`.
     """
     session = _Session.start(target, "off", float_dtype, options, progress)
     captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
@@ -129,14 +129,14 @@ def explain(  # noqa: PLR0913 - one keyword per choice
 
 @contextmanager
 def _as_captured() -> Iterator[None]:
-    """Run ops as the graph spells them: its casts are nodes, whatever autocast says around here."""
+    """Disable autocast and autograd: all casts of the graph are explicit nodes."""
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         yield
 
 
 @dataclass(slots=True)
 class _Session:
-    """One compilation: what was asked for, and what it took."""
+    """One compilation: the request, and the time of each step."""
 
     target: Target
     check: Check
@@ -155,7 +155,7 @@ class _Session:
         options: Options | Mapping[str, Any] | None,
         progress: Callable[[str], None] | None,
     ) -> _Session:
-        """Check what was asked for before anything slow begins."""
+        """Validate the request before any slow step."""
         chosen = Options.of(options)
         checked = choice(Check, check, "check")
         if float_dtype not in {None, torch.float32, torch.bfloat16}:
@@ -164,7 +164,7 @@ class _Session:
                 fix="use torch.bfloat16, or None to keep the model's own types",
             )
         if float_dtype is torch.float32:
-            float_dtype = None  # What is not quantized runs in the model's own types anyway.
+            float_dtype = None  # Unquantized ops keep the model's own dtypes anyway.
         if target is not None and not isinstance(target, Target):
             raise OptionsError(
                 f"target must be a qfuse.Target, not {type(target).__name__}",
@@ -173,18 +173,18 @@ class _Session:
         if progress is not None and not callable(progress):
             raise OptionsError(f"progress must be a function of a text, not {progress!r}")
         if progress is not None:
-            progress("looking at the machine")
+            progress("detecting the machine")
         library = (
             kernels.load()
             if chosen.own_kernels
-            else kernels.KernelLibrary(False, "switched off by option")
+            else kernels.KernelLibrary(False, "disabled by option")
         )
         target = target or Target.detect(extensions=False)
         return cls(target, checked, chosen, float_dtype, library, progress)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Note how long a step takes."""
+        """Record how long a step takes."""
         begin = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - begin
@@ -196,7 +196,7 @@ class _Session:
         kwargs: Mapping[str, Any] | None,
         dynamic_shapes: Any,
     ) -> tuple[CapturedGraph, list[torch.Tensor]]:
-        """Capture ``model`` and return it with its flat example inputs."""
+        """Capture ``model``; return the graph and its flat example inputs."""
         if not isinstance(dynamic_shapes, (Mapping, tuple, list, type(None))):
             raise OptionsError(
                 f"dynamic_shapes must be a dict, a tuple or a list, not {dynamic_shapes!r}",
@@ -212,7 +212,7 @@ class _Session:
         return captured, caller.check(caller.bind(args, kwargs))
 
     def pipeline(self) -> Pipeline:
-        """Return what takes the captured graph to a lowered one."""
+        """Return the pipeline from the captured to the lowered graph."""
         cost = CostModel(load_or_measure(self.target))
         return Pipeline(
             self.target,
@@ -225,7 +225,7 @@ class _Session:
         )
 
     def backend_options(self) -> BackendOptions:
-        """Return how the lowered graph is compiled."""
+        """Return the options that the lowered graph is compiled with."""
         return BackendOptions(
             cache=self.options.cache,
             fingerprint=self.target.fingerprint(),
@@ -233,12 +233,12 @@ class _Session:
         )
 
     def report(self, plan: Plan, backend: str | None) -> Report:
-        """Put the events and what holds of the whole together."""
+        """Combine the logged events with the facts about the whole compilation."""
         facts: dict[str, Any] = {
             "target": f"{self.target.model or self.target.architecture}, "
             f"{self.target.threads} threads, {self.target.aten_capability}",
             "torch": self.target.torch_version,
-            "backend": backend or "none: explained, not compiled",
+            "backend": backend or "none (explained, not compiled)",
             "check": self.check.value,
             "constants": f"{_constant_bytes(plan) / 1e6:.1f} MB",
             "seconds": ", ".join(f"{k} {v:.1f}" for k, v in self.seconds.items()),
@@ -247,14 +247,20 @@ class _Session:
             facts["float dtype"] = f"{dtype_name(self.float_dtype)} (lossy, by request)"
         events = list(plan.lowered.log)
         if self.options.own_kernels and not self.library.available:
-            events.append(Noted("lower", f"no own kernels: {self.library.reason}", warn=True))
+            events.append(
+                Noted(
+                    "lower",
+                    f"qfuse's own kernels are not available: {self.library.reason}",
+                    warn=True,
+                )
+            )
         return Report(tuple(events), facts)
 
 
 def _examples(
     model: Module | ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the example inputs; an exported program brings its own."""
+    """Return the example inputs; by default, those stored in an exported program."""
     own = getattr(model, "example_inputs", None)
     if not args and not kwargs and isinstance(model, torch.export.ExportedProgram) and own:
         return own[0], dict(own[1])
@@ -262,7 +268,7 @@ def _examples(
 
 
 def _refuse_devices(captured: CapturedGraph) -> None:
-    """Refuse what does not live on the CPU, before a CPU kernel reads its addresses."""
+    """Refuse tensors on other devices, before a CPU kernel dereferences their addresses."""
     places = [(spec.name, spec.device) for spec in captured.signature.inputs if spec.device]
     places += [(name, value.device) for name, value in captured.module.named_buffers()]
     for name, device in places:

@@ -1,4 +1,4 @@
-"""Check a whole model by values: against the captured graph, with the noise that it has itself."""
+"""Compare the values of a whole model with the captured graph, within the graph's own noise."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from qfuse.rewrite.compare import Verdict, compare
 from qfuse.rewrite.tolerance import MODEL
 
 _RUNS = 3
-# One code in so many lies within float32 noise of a tie; at least one per tensor does here.
+# About one quantized value in this many lies within float32 noise of a tie. At least one per tensor
+# is flipped, so that small tensors are perturbed too.
 _CODES_PER_FLIP = 100_000
 _STORED = (torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCheck:
-    """What the captured graph gives on the example inputs, and how far its own rounding reaches.
+    """The captured graph's outputs on the example inputs, and the effect of its own rounding.
 
     Attributes:
-        outputs: Its flat outputs, mutated values first.
+        outputs: The flat outputs, mutated values first.
         noise: Per output, the greatest deviation when every result is perturbed by the rounding
-            of its own type. Dynamic quantization amplifies roundings, so this must be measured.
+            of its own dtype. It is measured, since dynamic quantization amplifies rounding errors.
     """
 
     outputs: tuple[Any, ...]
@@ -42,13 +43,13 @@ class ModelCheck:
         inputs: Sequence[torch.Tensor],
         float_dtype: torch.dtype | None = None,
     ) -> ModelCheck:
-        """Run the captured graph as it is, and a few times with perturbed results.
+        """Run the captured graph unchanged, and a few times with perturbed results.
 
         Args:
             program: The captured graph.
-            inputs: Its flat inputs.
-            float_dtype: A type that products were asked to be computed in; the perturbation is
-                then at least its rounding.
+            inputs: The flat inputs.
+            float_dtype: The requested dtype for matmuls; the perturbation is then at least its
+                rounding error.
         """
         outputs = _run(Interpreter(program.module), inputs)
         noise = [
@@ -60,16 +61,16 @@ class ModelCheck:
                 known = noise[index]
                 if known is not None:
                     apart = (s.double() - o.double()).abs()
-                    # What is infinite or NaN must be so in the rewritten model, and has no noise.
+                    # Infinities and NaNs have no noise: the rewritten model must reproduce them.
                     apart = torch.where(apart.isfinite(), apart, torch.zeros_like(apart))
                     noise[index] = torch.maximum(known, apart)
         return cls(outputs, tuple(noise))
 
     def judge(self, outputs: Sequence[Any]) -> Verdict:
-        """Compare the outputs of a rewritten program, mutated values first.
+        """Compare the outputs of a rewritten graph, mutated values first.
 
         Returns:
-            The first verdict that fails, or the one that came nearest to it.
+            The first verdict that fails, or the one closest to failing.
         """
         nearest = Verdict(None)
         known = zip(self.outputs, self.noise, strict=True)
@@ -84,7 +85,7 @@ class ModelCheck:
 
 
 def _share(verdict: Verdict) -> float:
-    """Return how much of what is allowed an error is; bits that are the same have none."""
+    """Return the error as a share of the tolerance; 0 for bitwise equal outputs."""
     return verdict.error / verdict.allowed if verdict.allowed else 0.0
 
 
@@ -92,8 +93,8 @@ def bisect(count: int, holds: Callable[[int], bool]) -> int:
     """Return the least number of rewrites after which values are wrong.
 
     Args:
-        count: How many rewrites there were; with all of them values are wrong.
-        holds: Whether values are right after the first so many.
+        count: The number of rewrites; with all of them values are wrong.
+        holds: Whether values are right after the first ``n`` rewrites.
     """
     low, high = 0, count
     while high - low > 1:
@@ -106,10 +107,10 @@ def bisect(count: int, holds: Callable[[int], bool]) -> int:
 
 
 class _Shaken(Interpreter):
-    """Runs a graph with the roundings that another order of operations could have made.
+    """Runs a graph with rounding errors that another order of operations could have made.
 
-    Every float result is multiplied by ``1 + eps * u`` with ``u`` in [-1, 1], and a few codes of
-    every quantized tensor move by one step, as codes next to a tie do. Views are left alone.
+    Every float result is multiplied by ``1 + eps * u`` with ``u`` in [-1, 1], and a few values
+    of every quantized tensor move by one step, as values next to a tie do. Views are unchanged.
     """
 
     def __init__(self, module: GraphModule, seed: int, float_dtype: torch.dtype | None) -> None:
@@ -131,7 +132,7 @@ class _Shaken(Interpreter):
             shake = torch.rand(value.shape, generator=self._random, dtype=torch.float32) * 2 - 1
             info = torch.finfo(value.dtype)
             shaken = value.double() * (1 + max(info.eps, self._least) * shake.double())
-            # A mask of the least number must not become an infinity.
+            # A mask made of the lowest finite value must not become an infinity.
             finite = shaken.clamp(info.min, info.max).to(value.dtype)
             return torch.where(value.isfinite(), finite, value)
         if isinstance(value, torch.Tensor) and value.dtype in _STORED and _quantizes(node):
@@ -139,7 +140,7 @@ class _Shaken(Interpreter):
         return value
 
     def _flip(self, codes: torch.Tensor) -> torch.Tensor:
-        """Move a few codes by one step, towards the middle of those there are."""
+        """Move a few quantized values by one step, towards the middle of the tensor's range."""
         count = min(codes.numel(), 1 + codes.numel() // _CODES_PER_FLIP)
         where = torch.randint(max(codes.numel(), 1), (count,), generator=self._random)
         flipped = codes.flatten().clone()
@@ -156,7 +157,7 @@ def _quantizes(node: Node) -> bool:
 
 def _run(interpreter: Interpreter, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     with torch.no_grad():
-        # Graphs are functional, but an output may alias a constant or an input.
+        # The graph is functional, but an output may alias a constant or an input.
         return tuple(
             o.detach().clone() if isinstance(o, torch.Tensor) else o
             for o in interpreter.run(*inputs)
@@ -164,5 +165,5 @@ def _run(interpreter: Interpreter, inputs: Sequence[torch.Tensor]) -> tuple[Any,
 
 
 def _is_float(value: object) -> bool:
-    """Whether a value is a real number that sums round; 8-bit floats are stored numbers."""
+    """Whether a value has a dtype of float arithmetic; 8-bit floats are quantized values."""
     return isinstance(value, torch.Tensor) and value.dtype in REALS

@@ -1,4 +1,4 @@
-"""What a compilation can be told. The command line's options are derived from these fields."""
+"""The options of a compilation. The command line derives its options from these fields."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from qfuse.ir.errors import OptionsError
 class Check(StrEnum):
     """How values are checked while compiling.
 
-    ``SITE``: every rewrite, on the activations that the example inputs produce there, and then the
-    whole model. ``PIPELINE``: the whole model once; on failure the culprit is found and undone.
-    ``OFF``: nothing.
+    ``SITE`` checks every rewrite on the activations of the example inputs, then the whole model.
+    ``PIPELINE`` checks the whole model once; on failure, bisection finds the rewrite to undo.
+    ``OFF`` checks nothing.
     """
 
     SITE = "site"
@@ -26,7 +26,7 @@ class Check(StrEnum):
 class Backend(StrEnum):
     """What runs the lowered graph.
 
-    ``AUTO``: ``AOTI`` where a C++ compiler is found, ``EAGER`` with a warning elsewhere.
+    ``AUTO`` means ``AOTI`` if a C++ compiler is found, and otherwise ``EAGER`` with a warning.
     """
 
     AUTO = "auto"
@@ -41,9 +41,9 @@ class Options:
     Attributes:
         backend: What runs the lowered graph.
         cache: Reuse and store compiled packages on disk.
-        own_kernels: Use qfuse's own C++ kernels where they win.
-        without: Names of rewrites of the optimize room that may not happen, such as
-            ``merge-linears``: to see what one is worth, or to live without it.
+        own_kernels: Use qfuse's own C++ kernels where they are predicted to be faster.
+        without: Names of rewrites of the optimize stage to disable, such as ``merge-linears``: to
+            measure what one brings, or to work around it.
     """
 
     backend: Backend = field(default=Backend.AUTO, metadata={"help": "what runs the lowered graph"})
@@ -51,10 +51,10 @@ class Options:
         default=True, metadata={"help": "reuse and store compiled packages on disk"}
     )
     own_kernels: bool = field(
-        default=True, metadata={"help": "use qfuse's own C++ kernels where they win"}
+        default=True, metadata={"help": "use qfuse's own C++ kernels where they are faster"}
     )
     without: tuple[str, ...] = field(
-        default=(), metadata={"help": "a rewrite that may not happen, such as merge-linears"}
+        default=(), metadata={"help": "a rewrite to disable, such as merge-linears"}
     )
 
     @classmethod
@@ -62,7 +62,7 @@ class Options:
         """Make options from a mapping.
 
         Raises:
-            OptionsError: A name or a value does not exist; the message lists those that do.
+            OptionsError: A name or a value is unknown; the message lists the valid ones.
         """
         if value is None:
             return cls()
@@ -103,7 +103,7 @@ def choice(kind: type[StrEnum], value: object, name: str) -> Any:
     """Return the member of ``kind`` that ``value`` names.
 
     Raises:
-        OptionsError: There is none.
+        OptionsError: No member has that value.
     """
     try:
         return kind(str(value))

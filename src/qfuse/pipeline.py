@@ -1,4 +1,4 @@
-"""The road through the five rooms, in a straight line. Read this first."""
+"""The pipeline: capture, normalize, optimize, lower, compile. Start reading here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A lowered graph, and what its source gives on the example inputs if that was measured."""
+    """A lowered graph, and the reference outputs of its source if they were measured."""
 
     lowered: LoweredGraph
     reference: ModelCheck | None = None
@@ -43,9 +43,9 @@ class Plan:
         return to_text(self.lowered.graph)
 
     def confirm(self, runner: Runner, inputs: Sequence[torch.Tensor]) -> Runner:
-        """Check the compiled code as well; if it is wrong, run the graph without compiling it.
+        """Check the compiled code too; if it is wrong, fall back to eager execution of the graph.
 
-        The code runs on copies: neither the caller's tensors nor the model's state are written.
+        The check runs on copies: it does not write the caller's tensors or the model's state.
         """
         if self.reference is None:
             return runner
@@ -53,12 +53,12 @@ class Plan:
         self.lowered.log.add(_checked("compiled", verdict))
         if verdict.wrong is None:
             return runner
-        text = f"the {runner.backend} backend changed values, the model runs op by op instead"
+        text = f"the {runner.backend} backend changed values; the model runs op by op instead"
         self.lowered.log.add(Noted("backends", f"{text}: {verdict.wrong}", warn=True))
         return compile_graph(self.lowered, backend="eager")
 
     def _judge(self, runner: Runner, inputs: Sequence[torch.Tensor]) -> Verdict:
-        """Run compiled code on copies, and judge its results and what it wrote."""
+        """Run compiled code on copies; compare its outputs and the tensors that it mutated."""
         assert self.reference is not None, "nothing to judge by"
         copies = [t.clone() for t in inputs]
         fork = runner.fork()
@@ -68,16 +68,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Takes a captured graph to a lowered one.
+    """Rewrites a captured graph into a lowered one.
 
     Attributes:
-        target: Where it will run.
-        cost: Prices rewrites and kernels.
-        kernels: qfuse's own compiled kernels, or why there are none.
+        target: The machine to lower for.
+        cost: Predicts the time of ops and kernels.
+        kernels: qfuse's own compiled kernels, or the reason why they are not available.
         check: How values are checked.
-        float_dtype: Type for what is not quantized; ``None`` keeps the source's types.
-        progress: Told what begins.
-        without: Names of rewrites of the optimize room that may not happen.
+        float_dtype: Dtype of unquantized ops; ``None`` keeps the source's dtypes.
+        progress: Called with a short description when a step begins.
+        without: Names of disabled rewrites of the optimize stage.
     """
 
     target: Target
@@ -93,8 +93,8 @@ class Pipeline:
         for name in self.without:
             if name not in known:
                 raise OptionsError(
-                    f"there is no rewrite {name!r} to do without",
-                    fix=f"there are {', '.join(sorted(known))}",
+                    f"unknown rewrite {name!r} in without",
+                    fix=f"the rewrites are {', '.join(sorted(known))}",
                 )
 
     @property
@@ -107,7 +107,7 @@ class Pipeline:
         inputs: Sequence[torch.Tensor] = (),
         budget: RewriteBudget | None = None,
     ) -> LoweredGraph:
-        """Take a copy of ``captured`` through normalize, optimize and lower."""
+        """Run normalize, optimize and lower on a copy of ``captured``."""
         program = clone(captured)
         verify(program)
         checker = SiteChecker(program, inputs) if self.check is Check.SITE else None
@@ -122,11 +122,11 @@ class Pipeline:
         return lower(optimized, self.target, self.cost, kernels, context("lower"))
 
     def plan(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> Plan:
-        """Rewrite, check the values of the whole model, and roll back whatever breaks them.
+        """Rewrite the graph, check the values of the model, and undo rewrites that break them.
 
         Raises:
             CaptureError: The model does not run on its example inputs.
-            CheckError: Values are wrong although nothing was rewritten.
+            CheckError: Values are wrong with every rewrite undone.
         """
         budget = RewriteBudget(banned=self._banned)
         self._say("rewriting the graph")
@@ -153,7 +153,7 @@ class Pipeline:
         lowered.log.add(_checked("model", verdict))
         if verdict.wrong is not None:
             raise CheckError(
-                f"the model gives other values although nothing was rewritten: {verdict.wrong}",
+                f"the model returns other values with every rewrite undone: {verdict.wrong}",
                 fix="this is a bug of qfuse; please report it with the model",
             )
         return Plan(lowered, reference)
@@ -165,7 +165,7 @@ class Pipeline:
             what, _, _ = str(error).partition("\n\nWhile executing")
             raise CaptureError(
                 f"the model does not run on its example inputs: {what.strip()}",
-                fix="see that the dtypes, shapes and values are those of model(*args, **kwargs)",
+                fix="check that model(*args, **kwargs) runs with these dtypes, shapes and values",
             ) from error
 
     def _say(self, step: str) -> None:
@@ -179,7 +179,7 @@ class Pipeline:
         reference: ModelCheck,
         budget: RewriteBudget,
     ) -> str:
-        """Return the key of the first rewrite after which values are wrong."""
+        """Return the key of the first rewrite after which values are wrong, found by bisection."""
 
         def holds(fuel: int) -> bool:
             some = self.rewrite(captured, inputs, RewriteBudget(fuel, budget.banned))
@@ -189,7 +189,7 @@ class Pipeline:
 
 
 def _whole_rule(culprit: str, undone: Sequence[RolledBack]) -> set[str]:
-    """Return the culprit's rule if it was guilty before: then it is wrong everywhere."""
+    """Return the rule of ``culprit`` if it broke values before: then disable all its rewrites."""
     rule = rule_of(culprit)
     return {rule} if any(rule_of(event.key) == rule for event in undone) else set()
 

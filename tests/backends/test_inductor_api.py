@@ -117,7 +117,7 @@ def test_only_sizes_beyond_what_was_assumed_run_op_by_op(
 def test_what_was_assumed_is_said(wide: Wide) -> None:
     notes = [note.text for note in wide.graph.log.of(Noted) if note.warn]
     assert notes == [
-        f"compiled code is used where x.shape[0] {bound}; calls of other sizes run op by op"
+        f"compiled code is used if x.shape[0] {bound}; calls of other sizes run op by op"
         for bound in ("<= 4096", ">= 1")
     ]
 

@@ -67,13 +67,13 @@ def test_every_kind_of_field_is_an_option() -> None:
 @pytest.mark.parametrize(
     ("command", "arguments", "message"),
     [
-        (main, ["bench", "--models", "gpt"], "there is no model 'gpt'"),
-        (main, ["bench", "--recipes", "fp3"], "there is no recipe 'fp3'"),
+        (main, ["bench", "--models", "gpt"], "unknown model 'gpt'"),
+        (main, ["bench", "--recipes", "fp3"], "unknown recipe 'fp3'"),
         (main, ["bench", "--rounds", "3"], "3 rounds are too few"),
         (main, ["bench", "--threads", "-1"], "-1 threads"),
         (main, ["bench", "--goals", "--recipes", "static"], "--tuned are not for --goals"),
         (main, ["bench", "--goals", "--models", "vit"], "no goal for the model 'vit'"),
-        (demo.main, ["--recipe", "w9a9"], "there is no recipe 'w9a9'"),
+        (demo.main, ["--recipe", "w9a9"], "unknown recipe 'w9a9'"),
         (demo.main, ["--rounds", "2"], "2 rounds are too few"),
         (demo.main, ["--sentences", "8", "--batch", "9"], "no full batch of 9"),
         (compile_cost, ["--rounds", "0"], "0 rounds"),

@@ -125,9 +125,11 @@ def notes(model: Any, x: torch.Tensor, dim: Any) -> list[str]:
 
 def test_an_axis_that_stays_fixed_is_a_warning() -> None:
     (text,) = notes(module(lambda _self, x: x * 2), torch.randn(1, 3), Dim.AUTO)
-    assert text.startswith("axis 0 of x was asked to be dynamic but stays 1: the example has 1")
+    assert text.startswith("axis 0 of x was requested to be dynamic but stays 1: the example has 1")
     (text,) = notes(module(lambda _self, x: x + torch.ones(4, 1)), torch.randn(4, 3), Dim.AUTO)
-    assert text.startswith("axis 0 of x was asked to be dynamic but stays 4: the model fixes it")
+    assert text.startswith(
+        "axis 0 of x was requested to be dynamic but stays 4: the model fixes it"
+    )
     assert notes(module(lambda _self, x: x * 2), torch.randn(4, 3), Dim.AUTO) == []
     assert notes(module(lambda _self, x: x * 2), torch.randn(1, 3), Dim.STATIC) == []
 
@@ -137,7 +139,12 @@ def test_an_axis_that_stays_fixed_is_a_warning() -> None:
     [
         (1, {"x": {0: Dim("b")}}, "specialized it to be a constant (1)", "at least 2 long"),
         (1, {"x": {0: Dim.DYNAMIC}}, "hint of 1", "at least 2 long"),
-        (4, {"z": {0: Dim("b")}}, "must be the arg names ['x']", "make dynamic_shapes say"),
+        (
+            4,
+            {"z": {0: Dim("b")}},
+            "must be the arg names ['x']",
+            "declare the sizes that the model allows",
+        ),
         (4, {"x": {0: Dim("b")}}, "satisfy the generated guard", "declare b = Dim('b', min=3)"),
     ],
 )

@@ -137,7 +137,7 @@ def test_a_program_knows_no_ambient_autocast() -> None:
 def test_a_program_in_training_mode() -> None:
     model = module(lambda self, x: self.drop(x), drop=torch.nn.Dropout(0.5)).train()
     program = torch.export.export(model, (torch.randn(4),))
-    with pytest.raises(CaptureError, match="was captured as in training"):
+    with pytest.raises(CaptureError, match="was captured in training mode"):
         capture(program)
 
 

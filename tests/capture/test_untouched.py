@@ -157,7 +157,7 @@ def test_functional_dropout_follows_the_mode() -> None:
     def forward(self: Any, x: torch.Tensor) -> Any:
         return nn.functional.dropout(x, 0.5, training=self.training)
 
-    with pytest.raises(CaptureError, match="dropout was captured as in training") as error:
+    with pytest.raises(CaptureError, match="dropout was captured in training mode") as error:
         capture(module(forward).train(), (torch.randn(3),))
     assert error.value.where is not None
     assert "nn.functional.dropout(x, 0.5" in error.value.where

@@ -125,11 +125,11 @@ class Half(Pooled):
 @pytest.mark.parametrize(
     ("model", "code", "told"),
     [
-        (Offsets(), MissCode.SHARED, "where the elements were found"),
-        (Read(), MissCode.SHARED, "something else reads"),
+        (Offsets(), MissCode.SHARED, "the positions of the elements are used"),
+        (Read(), MissCode.SHARED, "its input has other users"),
         (Half(), MissCode.DTYPE, "neither int8 nor uint8"),
-        (Pooled((-0.05, *INT8[1:])), MissCode.RANGE, "does not keep the order"),
-        (Pooled((1e-39, *INT8[1:])), MissCode.RANGE, "does not keep the order"),
+        (Pooled((-0.05, *INT8[1:])), MissCode.RANGE, "not monotonic"),
+        (Pooled((1e-39, *INT8[1:])), MissCode.RANGE, "not monotonic"),
     ],
     ids=["offsets", "read", "int16", "negative", "tiny"],
 )

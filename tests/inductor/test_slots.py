@@ -158,7 +158,7 @@ def test_options_compose_with_what_the_user_gives() -> None:
     [
         ({"max_autotun": True}, "did you mean 'max_autotune'"),
         ({"joint_custom_post_pass": 3}, "not a pass"),
-        ({"freezing": True}, "too late"),
+        ({"freezing": True}, "has no effect here"),
         ({"cpp.threads": "x"}, "type int"),
         ({"max-autotune": 1}, "type bool"),
     ],

@@ -112,7 +112,7 @@ def test_that_no_kernel_takes_them_is_said(recipe: str, why: str) -> None:
     assert len(linears) == LINEARS + HEAD
     for event in linears:
         assert event.kernel == "expand"
-        assert event.why == "no kernel takes it"
+        assert event.why == "no kernel accepts it"
         assert why in {reason for _, reason in event.losers}
 
 

@@ -29,7 +29,7 @@ def test_a_view_hides_no_reader() -> None:
 
     told = reasons(program, ops.quantize)
     assert told == [
-        "it is fed by aten.neg, which gives no quantized output here; it feeds 1 quantized op"
+        "it is fed by aten.neg, which has no quantized output here; it feeds 1 quantized op"
     ]
 
 
@@ -42,7 +42,9 @@ def test_a_requantize_stands_between_two_edges() -> None:
     again = b.call(ops.quantize, real, second, None, spec)
     program = optimize(b.done(b.call(ops.dequantize, again, second, None, spec)))
 
-    assert reasons(program, ops.requantize) == ["it changes parameters between two quantized edges"]
+    assert reasons(program, ops.requantize) == [
+        "it changes the parameters between two quantized ops"
+    ]
 
 
 def test_of_two_quantizes_of_one_norm_the_second_stays() -> None:
@@ -56,6 +58,6 @@ def test_of_two_quantizes_of_one_norm_the_second_stays() -> None:
 
     (told,) = reasons(program, ops.quantize)
     assert told == (
-        "qfuse.layer_norm gives its result quantized already, with other parameters; "
-        "nothing fused reads it"
+        "qfuse.layer_norm already returns a quantized result with other parameters; "
+        "no fused op uses it"
     )

@@ -1,1 +1,1 @@
-"""The experiments: what is measured, and what page it writes."""
+"""The experiments, and the pages that they generate."""

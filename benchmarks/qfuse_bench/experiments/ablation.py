@@ -1,8 +1,8 @@
 """``python -m qfuse_bench.experiments.ablation``: Llama with and without move, combine and merge.
 
-Two processes hold the same quantized model, compiled by qfuse as it is, and without everything that
-moves quantization, combines equal nodes, merges siblings, and fuses what comes to stand together by
-that. They are timed in the same interleaved rounds.
+Two processes run the same quantized model: compiled by qfuse, and without the rewrites that move
+quantization, combine equal nodes, merge siblings, and fuse ops that became adjacent. They are timed
+in the same interleaved rounds.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Gain:
         recipe: Name of the recipe.
         before: Without the phase.
         after: With it.
-        others: The fraction of the machine that was busy with other things meanwhile.
+        others: The fraction of the machine that other programs used meanwhile.
     """
 
     case: str
@@ -103,7 +103,7 @@ class Gain:
 
     @property
     def ratio(self) -> Ratio | None:
-        """After over before; nothing unless both count."""
+        """Time after over time before; ``None`` unless both are valid."""
         if self.before.time is None or self.after.time is None:
             return None
         return compare(self.after.time, self.before.time)
@@ -119,11 +119,11 @@ class GainResults:
 
     @property
     def others(self) -> float:
-        """How busy the machine was with other things, at worst."""
+        """The greatest load by other programs."""
         return max((gain.others for gain in self.gains), default=0.0)
 
     def verdicts(self) -> list[str]:
-        """Say what was gained, whatever it is."""
+        """Return the gain of every case in words."""
         lines = []
         for gain in self.gains:
             name, ratio = f"{gain.case}, {gain.recipe}", gain.ratio
@@ -138,7 +138,7 @@ class GainResults:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values: everything that was measured, and the ratios."""
+        """Return JSON values: all measurements, and the ratios."""
         return {
             "setting": asdict(self.setting),
             "rounds": self.rounds,
@@ -156,7 +156,7 @@ def phase() -> tuple[str, ...]:
 
 
 def run_phase_gain(options: GainOptions, console: Console | None = None) -> GainResults:
-    """Measure, show a table, and write what was asked for.
+    """Measure, show a table, and write the requested files.
 
     Raises:
         OptionsError: A case, a recipe or a number does not exist.
@@ -178,7 +178,7 @@ def run_phase_gain(options: GainOptions, console: Console | None = None) -> Gain
         for case in cases:
             for recipe in recipes:
                 gains.append(_measure(case, recipe, threads, options, watch))
-                # What is measured is kept, whatever happens to the rest.
+                # Keep the results so far, even if the rest fails.
                 _write(GainResults(setting, options.rounds, tuple(gains)), options)
     results = GainResults(setting, options.rounds, tuple(gains))
     console.print(_table(results))

@@ -40,7 +40,7 @@ from qfuse_bench.workloads.block_graphs import blocks
 
 SIZES = (50, 100, 200, 500, 1000, 2000)
 MOST_PROPAGATIONS = 3.0
-"""What optimizing may cost, in propagations of the captured graph."""
+"""The limit of the optimization time, in propagations of the captured graph."""
 
 # Up to so many linears every graph has all rounds; beyond it they take about as long together.
 _FULL_ROUNDS = 500
@@ -88,7 +88,7 @@ class CostRow:
 
     @property
     def ratio(self) -> float:
-        """Propagations that optimizing costs."""
+        """The optimization time in propagations."""
         return median(self.optimize) / median(self.propagate)
 
     @property
@@ -110,7 +110,7 @@ def growth(rows: Sequence[CostRow]) -> float:
 
 
 def run_compile_cost(options: CostOptions, console: Console) -> list[CostRow]:
-    """Measure, show a table, and write what was asked for."""
+    """Measure, show a table, and write the requested files."""
     if options.rounds < 1 or options.most < SIZES[0]:
         raise OptionsError(
             f"{options.rounds} rounds up to {options.most} linears cannot be measured",

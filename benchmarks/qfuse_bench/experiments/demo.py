@@ -54,8 +54,8 @@ class DemoOptions:
         sentences: How many to encode.
         batch: Sentences per call.
         rounds: Interleaved rounds of timing.
-        threads: OpenMP threads of everybody; 0 takes torch's default.
-        patience: Seconds to wait for other programs to be quiet.
+        threads: OpenMP threads of every contender; 0 means torch's default.
+        patience: Seconds to wait for other programs to be idle.
     """
 
     recipe: str = field(
@@ -65,7 +65,9 @@ class DemoOptions:
     sentences: int = field(default=384, metadata={"help": "sentences to encode"})
     batch: int = field(default=32, metadata={"help": "sentences per call"})
     rounds: int = field(default=15, metadata={"help": "interleaved rounds of timing"})
-    threads: int = field(default=0, metadata={"help": "threads of everybody; 0: torch's default"})
+    threads: int = field(
+        default=0, metadata={"help": "threads of every contender; 0: torch's default"}
+    )
     patience: float = field(
         default=20.0, metadata={"help": "seconds to wait for other programs to be quiet"}
     )
@@ -73,7 +75,7 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What everybody does: encode these batches; the first one is what is timed."""
+    """The job of every contender: encode these batches; the first one is timed."""
 
     batches: list[Inputs]
     sizes: dict[str, int]
@@ -162,14 +164,14 @@ def _introduce(job: _Job, options: DemoOptions, console: Console) -> None:
         f"standard library's docstrings,\nin batches of {options.batch} padded to {shapes[0]} to "
         f"{shapes[-1]} tokens. Recipe {job.recipe}: {recipes.describe(job.recipe)}.\n"
         f"qfuse compiles it once for all batch and sequence sizes; torch.compile gets the one size "
-        f"that is timed ({job.sizes['batch']} x {job.sizes['seq']}).\nEverybody runs in a process "
+        f"that is timed ({job.sizes['batch']} x {job.sizes['seq']}).\nEach contender has a process "
         f"of its own, with {job.threads} threads.",
         highlight=False,
     )
 
 
 def _measure(job: _Job, watch: Watch) -> _Findings:
-    """Build everybody, collect the answers, and time.
+    """Build all contenders, collect their answers, and time them.
 
     Raises:
         QfuseError: The float model does not run, so there is nothing to compare with.

@@ -1,4 +1,4 @@
-"""``qfuse bench --goals``: measure only what the goals ask, and say what came of them."""
+"""``qfuse bench --goals``: measure the cells of the goals, and print the outcomes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CellResult:
     Attributes:
         cell: What was asked.
         entries: By the contender's name, without those that only give answers.
-        others: The fraction of the machine that was busy with other things meanwhile.
+        others: The fraction of the machine that other programs used meanwhile.
         reason: Why nothing was measured; "" otherwise.
     """
 
@@ -58,7 +58,7 @@ class CellResult:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What the rounds say about every bar."""
+        """The outcome of every bar."""
         return () if self.reason else findings_of(self.cell, self.entries)
 
     @property
@@ -76,7 +76,7 @@ class GoalResults:
         setting: What it was measured on.
         rounds: Rounds per cell.
         cells: In the order in which they were measured.
-        absent: Who could not take part at all, and what to do about it.
+        absent: Contenders that could not take part, and what to do about it.
     """
 
     setting: Setting
@@ -143,7 +143,7 @@ class GoalRun:
 
 
 def run_goals(run: GoalRun, console: Console) -> GoalResults:
-    """Measure every cell, show what came of it, and write what was asked for."""
+    """Measure every cell, show the outcomes, and write the requested files."""
     cells = [cell for cell in CELLS if not run.models or cell.case in run.models]
     absent = _absent(cells)
     results = GoalResults(run.setting, run.rounds, (), absent)
@@ -153,7 +153,7 @@ def run_goals(run: GoalRun, console: Console) -> GoalResults:
         prepare_machine(run.setting.threads)
         for cell in cells:
             measured = _measure(cell, run, watch)
-            # What is measured is kept, whatever happens to the rest.
+            # Keep the results so far, even if the rest fails.
             results = replace(results, cells=(*results.cells, measured))
             _write(results, run)
     _show(results, console)

@@ -1,4 +1,4 @@
-"""What qfuse is to reach against its peers, as data; measuring says whether it does.
+"""The performance goals of qfuse against its peers, as data.
 
 A bar is met if qfuse is faster than every rival that gives right answers, by the factor and with
 the whole 95 % interval; missed if it surely is not against one of them; else the rounds do not
@@ -24,7 +24,7 @@ _F32, _BF16 = FloatType.F32, FloatType.BF16
 
 
 class Outcome(StrEnum):
-    """What the rounds say about a bar."""
+    """The outcome of a bar."""
 
     MET = "met"
     MISSED = "missed"

@@ -1,4 +1,4 @@
-"""What measuring needs of torch's private parts: Inductor's switches and the leaves of a result.
+"""Private torch API for measuring: Inductor's switches and the leaves of a result.
 
 Everything that changes global state is for a worker process, which exists for one contender only.
 """

@@ -35,7 +35,7 @@ _BUILDERS = 2  # compiling is mostly work of one thread
 
 
 class Verdict(StrEnum):
-    """What became of a contender."""
+    """The outcome of a contender."""
 
     OK = "ok"
     WRONG = "WRONG"
@@ -44,7 +44,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Competitor:
-    """Who takes part.
+    """A contender.
 
     Attributes:
         name: What tables call it.
@@ -64,7 +64,7 @@ class Competitor:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One contender and what was seen of it.
+    """One contender and its measurements.
 
     Attributes:
         name: What tables call it.
@@ -101,7 +101,7 @@ class Comparison:
         inputs: The first is what is timed; answers are compared on all of them.
         reference: Name of the entrant that all answers are compared with, the float model.
         threads: OpenMP threads of every contender.
-        watch: Told what is going on.
+        watch: Receives progress.
         start: Makes the process of a contender.
     """
 
@@ -161,11 +161,11 @@ class Comparison:
             self._competitors.pop(name, None)
 
     def run(self, rounds: int, what: str, patience: float = 0.0) -> dict[str, Entry]:
-        """Time everybody who is there, and look at the answers and the memory afterwards.
+        """Time all live contenders, and check their answers and memory afterwards.
 
         Args:
             rounds: How many.
-            what: What the user reads meanwhile.
+            what: The progress text.
             patience: Seconds to wait, in all, for other programs to leave the cores alone.
         """
         self._watch.say(f"timing {what}")

@@ -1,4 +1,4 @@
-"""What a table was measured on: without it a figure means nothing."""
+"""The machine and software of a measurement."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Setting:
 
 
 class BackgroundLoad:
-    """How busy the machine was with other things, between two looks at it.
+    """The load by other programs between two points in time.
 
     Our own workers count as ours only while they live, so look before they end.
     """
@@ -98,7 +98,7 @@ def prepare_machine(threads: int) -> None:
 
 
 class IdleWait:
-    """Waits for moments in which other programs leave the cores alone, up to a limit in all.
+    """Waits until other programs are idle, up to a total limit.
 
     Args:
         seconds: How long to wait, over all rounds together.

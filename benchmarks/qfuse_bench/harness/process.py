@@ -173,7 +173,7 @@ class Worker:
 
 def _environment(threads: int) -> dict[str, str]:
     """Return the environment of a worker: the same for every contender."""
-    # One process that compiles: a pool of them would be counted as nobody's memory.
+    # Compile in one process: the memory of a pool would not be attributed to the contender.
     return {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),

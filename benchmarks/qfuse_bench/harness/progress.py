@@ -1,4 +1,4 @@
-"""What a user sees while measuring goes on."""
+"""Progress display."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.progress import (
 
 
 class Watch(Protocol):
-    """Is told what begins, and when a step is over."""
+    """Receives the start and end of steps."""
 
     def say(self, what: str) -> None:
         """Something begins."""
@@ -28,7 +28,7 @@ class Watch(Protocol):
 
 
 class Silent:
-    """Tells nobody."""
+    """Ignores all progress."""
 
     def say(self, what: str) -> None:
         """Drop it."""
@@ -53,7 +53,7 @@ class _Bar:
 def watching(console: Console, steps: int) -> Iterator[Watch]:
     """Show a bar of so many steps; it goes away when the block ends.
 
-    Where nobody watches (output to a file), what begins is printed as lines instead.
+    If the output is not a terminal, steps are printed as lines instead.
     """
     if not console.is_terminal:
         yield _Lines(console)

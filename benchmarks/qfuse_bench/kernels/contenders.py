@@ -1,4 +1,4 @@
-"""What the families of the kernels' benchmark are made of.
+"""The building blocks of the kernel benchmark's families.
 
 A family is prepared once per size of the weight: each contender gets as many copies of its weight
 as it takes to read from memory in every call. Calls name the copy to use.
@@ -83,7 +83,7 @@ class Contender:
 
 
 Contenders = dict[str, Contender]
-"""By name, ours first."""
+"""By name, qfuse's first."""
 
 Prepared = Callable[[int], Contenders]
 """Takes the rows, and gives the contenders for one size of the weight."""

@@ -27,14 +27,14 @@ _MIDDLE = 8  # the zero point of symmetric codes
 
 
 def _weight(k: int, n: int, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return codes, their scales, and the numbers that they stand for."""
+    """Return codes, their scales, and the dequantized values."""
     weight = torch.randint(0, 16, (n, k), dtype=torch.uint8)
     scale = scales(n, k // group)
     return weight, scale, (weight.float() - _MIDDLE) * scale.repeat_interleave(group, 1)
 
 
 def _w4a8(group: int) -> Callable[[int, int, Copies], Prepared]:
-    """Stored activations with a scale per row, against weights of 8 and of 16 bits."""
+    """Quantized activations with a scale per row, against weights of 8 and of 16 bits."""
 
     def prepare(k: int, n: int, copies: Copies) -> Prepared:
         weight, scale, real = _weight(k, n, group)
@@ -68,7 +68,7 @@ def _w4a8(group: int) -> Callable[[int, int, Copies], Prepared]:
 
 
 def _w4a16(group: int, dtype: torch.dtype) -> Callable[[int, int, Copies], Prepared]:
-    """Real activations, against the GEMM of their type, whose weight is 4 or 8 times as large."""
+    """Float activations, against the GEMM of their dtype, whose weight is 4 or 8 times as large."""
 
     def prepare(k: int, n: int, copies: Copies) -> Prepared:
         weight, scale, real = _weight(k, n, group)

@@ -30,7 +30,7 @@ def _packed(weight: torch.Tensor, copies: Copies) -> list[tuple[torch.Tensor, to
 
 
 def _w8a8(k: int, n: int, copies: Copies) -> Prepared:
-    """Stored activations with a scale per row, against one scale for all and unfused scales."""
+    """Quantized activations with a scale per row, against one scale for all and unfused scales."""
     weight, w_scale, bias = codes(n, k), scales(n), torch.randn(n)
     ours = _packed(weight, copies)
     plain = replicas([weight], copies)
@@ -92,7 +92,7 @@ def _w8a8_static(out: torch.dtype, activation: str) -> Callable[[int, int, Copie
 
 
 def _weight_only8(dtype: torch.dtype) -> Callable[[int, int, Copies], Prepared]:
-    """Real activations; the GEMM of their type reads weights two or four times as large."""
+    """Float activations; the GEMM of their dtype loads weights two or four times as large."""
 
     def prepare(k: int, n: int, copies: Copies) -> Prepared:
         weight, w_scale, bias = codes(n, k), scales(n), torch.randn(n)

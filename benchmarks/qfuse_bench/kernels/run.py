@@ -107,7 +107,7 @@ class Grid:
 
     @classmethod
     def of(cls, options: KernelOptions) -> Grid:
-        """Read what was asked for.
+        """Parse the requested cells.
 
         Raises:
             OptionsError: A family does not exist, or a number is none.
@@ -146,7 +146,7 @@ class Grid:
 
 
 def run_kernels(options: KernelOptions, console: Console | None = None) -> KernelResults:
-    """Measure, show tables, and write what was asked for.
+    """Measure, show tables, and write the requested files.
 
     Raises:
         OptionsError: A family or a number does not exist, or there are no kernels.
@@ -197,7 +197,7 @@ def _run(
                 cells.extend(_cells(name, size, grid.rows, plan, watch))
             # On a machine that others use, one look at what it can do is not enough.
             limits = limits.or_better(measure_limits(cache_bytes)[0])
-            # What is measured is kept, whatever happens to the rest.
+            # Keep the results so far, even if the rest fails.
             results = KernelResults(
                 setting, instruction_sets, limits, options.rounds, tuple(cells), background.share()
             )
@@ -236,14 +236,14 @@ def _all_sizes() -> tuple[tuple[int, int], ...]:
 
 def _number(text: str) -> int:
     if not text.isdigit() or int(text) == 0:
-        raise OptionsError(f"{text!r} is no number of rows", fix="write a whole number, as 32")
+        raise OptionsError(f"{text!r} is not a number of rows", fix="write a whole number, as 32")
     return int(text)
 
 
 def _size(text: str) -> tuple[int, int]:
     k, times, n = text.partition("x")
     if not (times and k.isdigit() and n.isdigit() and int(k) and int(n)):
-        raise OptionsError(f"{text!r} is no size", fix="write K x N as 384x1536")
+        raise OptionsError(f"{text!r} is not a size", fix="write K x N as 384x1536")
     return int(k), int(n)
 
 

@@ -76,7 +76,7 @@ GROUP_SIZES: Mapping[str, int] = MappingProxyType(
 """Weights per scale, where it is not the recipe's default."""
 
 USUAL_RECIPES = tuple(name for name in RECIPES if name not in GROUP_SIZES)
-"""What is measured unless somebody says otherwise."""
+"""The default selection."""
 
 
 def example_inputs(case: Case, seeds: Sequence[int]) -> list[Inputs]:
@@ -93,5 +93,5 @@ def pick(wanted: Sequence[str], known: Mapping[str, object], what: str) -> list[
     """
     for name in wanted:
         if name not in known:
-            raise OptionsError(f"there is no {what} {name!r}", fix=f"there are {', '.join(known)}")
+            raise OptionsError(f"unknown {what} {name!r}", fix=f"there are {', '.join(known)}")
     return list(wanted or known)

@@ -1,4 +1,4 @@
-"""Who is measured: the same model under each engine, at each float dtype.
+"""The contenders: the same model under each engine, at each float dtype.
 
 ===================  ==============================================================================
 eager                the module as it is
@@ -174,7 +174,7 @@ def eager_model(
     dynamic: bool = False,
     group_size: int | None = None,
 ) -> Contender:
-    """Return the quantized model as it is, which shows what quantizing alone does to answers."""
+    """Return the quantized model in eager mode, which shows the effect of quantization."""
     return Contender(
         engine=Engine.EAGER,
         float_type=FloatType.F32,

@@ -46,7 +46,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """One model under one recipe: everybody who was measured in the same rounds.
+    """One model under one recipe: all contenders of the same rounds.
 
     Attributes:
         case: Name of the model and its size.
@@ -54,7 +54,7 @@ class Match:
         recipe: Name of the recipe.
         entries: By the contender's name.
         pairs: Those of them that are compared.
-        others: The fraction of the machine that was busy with other things meanwhile.
+        others: The fraction of the machine that other programs used meanwhile.
     """
 
     case: str
@@ -162,7 +162,7 @@ def pairs_of(
     named: Mapping[tuple[Engine, FloatType, bool], str],
     float_types: Iterable[FloatType],
 ) -> tuple[Pair, ...]:
-    """Put together who is compared with whom.
+    """Pair the contenders to compare.
 
     Args:
         case: What tables call the model.

@@ -43,7 +43,7 @@ def blocks(linears: int, *, dynamic: bool = False) -> CapturedGraph:
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Spells quantized linears as PT2E does."""
+    """Writes quantized linears as PT2E does."""
 
     b: GraphBuilder
     dynamic: bool

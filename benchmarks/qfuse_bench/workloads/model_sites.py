@@ -1,4 +1,4 @@
-"""The merge sites of a model, each cut out of it with what reads its results.
+"""The merge sites of a model, each extracted with the users of its results.
 
 A site is worth what its linears and their next readers take together: what reads a part of a wider
 result may be slower, and what a linear would have taken in stays outside. So the elementwise ops
@@ -232,7 +232,7 @@ class _Cutter:
         return made
 
     def _outputs(self, node: Node) -> list[Node]:
-        """Return what leaves the site at ``node``: itself, or a part where others read it."""
+        """Return the output of the site at ``node``: itself, or a part if it has other users."""
         if isinstance(node.meta["val"], (tuple, list)):
             return []
         outside = [user for user in node.users if user not in self.depth]

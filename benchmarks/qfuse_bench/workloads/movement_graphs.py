@@ -1,4 +1,4 @@
-"""Synthetic graphs in which quantization has far to go: movements, joins, shared readers.
+"""Synthetic graphs with long paths for quantization: movements, concatenations, several users.
 
 They are normalized, as the phase that moves, combines and merges gets them. Every kind is written
 by repeating one section, whose output is the next one's input, so a graph of any size is one that
@@ -111,7 +111,7 @@ class _Writer:
 
 
 def _attention(w: _Writer, x: Node) -> Node:
-    """Three linears that quantize one value each for themselves, heads apart and together."""
+    """Three linears with separate quantize ops of one value, with heads split and merged."""
     rows = w.view(x, _ROWS, _WIDTH)
     parts = [w.view(w.linear(w.static(rows)), *_SHAPE) for _ in range(3)]
     q, k, v = map(w.heads, parts)
@@ -141,7 +141,7 @@ def _joins(w: _Writer, x: Node) -> Node:
 
 
 def _chains(w: _Writer, x: Node) -> Node:
-    """Long ways between a dequantize and a quantize, with readers on the way."""
+    """Long paths between a dequantize and a quantize, with other users in between."""
     start = w.static(w.b.call(aten.relu.default, x))
     here = w.heads(start)
     aside = w.b.call(aten.sum.dim_IntList, here, [1])
@@ -156,7 +156,7 @@ def _chains(w: _Writer, x: Node) -> Node:
 
 
 def _ladder(w: _Writer, x: Node) -> Node:
-    """A chain of movements, every one of them read by a quantize of its own and by others."""
+    """A chain of movements, each used by its own quantize and by others."""
     here = w.b.call(aten.relu.default, x)
     sums = []
     for _ in range(_RUNGS):

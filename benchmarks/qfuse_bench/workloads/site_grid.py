@@ -20,7 +20,7 @@ ROWS = (1, 4, 32, 128, 512)
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Linears that read one input.
+    """Linears with the same input.
 
     Attributes:
         name: Whose they are.
@@ -86,7 +86,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 
 
 def site_graph(site: Site, kind: Kind, m: int | str) -> NormalGraph:
-    """Build the linears of a site, each read by an op that takes any strides.
+    """Build the linears of a site, each used by an op that supports any strides.
 
     Args:
         site: The widths.

@@ -1,4 +1,4 @@
-"""Backends: from a lowered graph to something that runs."""
+"""Backends: compile a lowered graph to a runner."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""AOTInductor: compile a graph to a package, load a package. The only file on torch's private API.
+"""Compile and load AOTInductor packages: this package's only file with private torch API.
 
-``torch._inductor`` and SymPy take a second to import and are needed to compile, not to load, so
-they are imported inside the functions that compile.
+``torch._inductor`` and SymPy take a second to import and are not needed to load a package, so the
+functions that compile import them.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from qfuse.ir.errors import BackendError
 
 MODEL_NAME = "model"
-"""Name of the one model in a package; the loader asks for it."""
+"""Name of the model in a package, which the loader needs."""
 
 PINNED: Mapping[str, object] = {
     "aot_inductor.package": True,
-    # Constants stay ours: handed over by pointer, never copied into the library.
+    # Constants are passed by pointer, not copied into the library.
     "aot_inductor.package_constants_in_so": False,
-    # Reports, beside the files, the constants that Inductor made itself; nothing is pickled.
+    # Also returns the constants that Inductor created; nothing is pickled.
     "aot_inductor.package_constants_on_disk_format": "pickle_weights",
     "aot_inductor.package_cpp_only": False,
     "aot_inductor.use_runtime_constant_folding": False,
-    # Without it the thread count of the compiling process is baked into reductions, and a call
-    # with more threads writes out of bounds.
+    # Otherwise reductions are specialized to the thread count of the compiling process, and a
+    # call with more threads writes out of bounds.
     "cpp.dynamic_threads": True,
-    # A pool of compiler processes would outlive the compilation, and C++ is compiled in this one.
+    # A pool of compiler processes would outlive the compilation; C++ is compiled in this process.
     "compile_threads": 1,
-    # What a user or another library set for its own graphs does not fit this one.
+    # Passes that were set globally are for other graphs.
     "freezing": False,
     "fx_wrapper": False,
     "always_keep_tensor_constants": False,
@@ -49,7 +49,7 @@ PINNED: Mapping[str, object] = {
     "post_grad_custom_pre_pass": None,
     "post_grad_custom_post_pass": None,
 }
-"""What every compilation needs to be right, whatever torch's global config says."""
+"""The options that correctness needs, whatever torch's global config is."""
 
 FAILURES = (
     ArithmeticError,
@@ -63,21 +63,21 @@ FAILURES = (
     TypeError,
     ValueError,
 )
-"""What a compilation that fails may raise: Inductor wraps some of its errors, not all."""
+"""The errors of a failed compilation; Inductor wraps only some of them."""
 
 _TRACED_FROM = 2
 
-# Inductor's compilation state (virtualized globals, config patches) is not made for two at once.
+# Inductor's compilation state (virtualized globals, config patches) is not thread-safe.
 _COMPILING = threading.Lock()
 
 
 def new_fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
-    """Return a mode in which graphs with real constants can be traced.
+    """Return a fake mode in which graphs with real constants can be traced.
 
-    Its symbolic sizes are a copy of those in ``env``: what is assumed while compiling must not
-    become a fact about the graph that was compiled. A size that was traced at two or more is taken
-    to be that, as ``torch.export`` does: the graph does not broadcast it, so the code for two or
-    more is right for one as well, and would otherwise refuse it.
+    Its symbolic sizes are a copy of those in ``env``, so that assumptions of the compilation do not
+    change the source graph's environment. A size that was traced at two or more is assumed to be at
+    least two, as in ``torch.export``: the graph does not broadcast it, so the code is right for one
+    too, and would refuse it otherwise.
     """
     from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415
     from torch.utils._sympy.value_ranges import ValueRanges  # noqa: PLC0415
@@ -85,7 +85,7 @@ def new_fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
     if env is None:
         return FakeTensorMode(shape_env=symbolic_shapes.ShapeEnv(), allow_non_fake_inputs=True)
     memo: dict[int, Any] = {id(env.fake_tensor_cache): {}}
-    # Both hold fake tensors, which cannot be copied, for replays that nobody asks for here.
+    # Both hold fake tensors for replays; these cannot be copied, and are not needed here.
     for name in ("events", "tracked_fakes"):
         held = getattr(env, name, None)
         if isinstance(held, list):
@@ -99,7 +99,7 @@ def new_fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
 
 
 def copied_size(size: int | torch.SymInt, mode: FakeTensorMode) -> int | torch.SymInt:
-    """The same size among the symbols of ``mode``."""
+    """Return the same size over the symbols of ``mode``."""
     if isinstance(size, int):
         return size
     assert mode.shape_env is not None, "a mode of new_fake_mode has symbols"
@@ -108,7 +108,7 @@ def copied_size(size: int | torch.SymInt, mode: FakeTensorMode) -> int | torch.S
 
 
 def config_digest() -> str:
-    """A digest of torch's global Inductor config, which applies where nothing is pinned."""
+    """Return a digest of torch's global Inductor config, which applies to options not pinned."""
     from torch._inductor import config  # noqa: PLC0415
 
     digest: bytes = config.get_hash()
@@ -116,7 +116,7 @@ def config_digest() -> str:
 
 
 def arch_flags() -> tuple[str, ...]:
-    """Compiler flags of the widest vector ISA that Inductor may take here; empty beyond x86."""
+    """Return the compiler flags of the widest vector ISA for Inductor; empty if not x86."""
     from torch._inductor import cpu_vec_isa  # noqa: PLC0415
 
     if sys.platform != "linux" or not hasattr(cpu_vec_isa, "x86_isa_checker"):
@@ -129,13 +129,13 @@ def arch_flags() -> tuple[str, ...]:
 
 
 class Compiled(NamedTuple):
-    """What a package needs to be right, besides inputs of the right types.
+    """The requirements of a package besides inputs of the right dtypes and shapes.
 
     Attributes:
-        constants: What it reads through pointers, by name. Some Inductor made itself; a constant of
-            the graph that is not here was compiled into the code with its value.
-        conditions: What Inductor assumed about symbolic sizes, as Python expressions over the names
-            of the symbols. The package does not check them, and is wrong where they do not hold.
+        constants: The constants passed by pointer, by name, including those that Inductor created;
+            the values of all other constants of the graph were compiled into the code.
+        conditions: Inductor's assumptions about symbolic sizes, as Python expressions over the
+            names of the symbols. The package does not check them, and is wrong if they do not hold.
     """
 
     constants: dict[str, torch.Tensor]
@@ -152,10 +152,10 @@ def compile_package(
     """Compile ``module`` into the file ``package``.
 
     Args:
-        module: Plain graph; its constants are parameters, which Inductor does not clone.
+        module: A plain graph; its constants are parameters, which Inductor does not clone.
         examples: Fake inputs; symbolic sizes stay symbolic.
-        package: Where the ``.pt2`` goes.
-        patches: Inductor options of this compilation, laid over :data:`PINNED`.
+        package: Path of the ``.pt2`` file.
+        patches: Inductor options of this compilation, which override :data:`PINNED`.
         ranges: Declared lowest and highest value of each symbol.
 
     Raises:
@@ -174,7 +174,7 @@ def compile_package(
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.autocast("cpu", enabled=False))
         stack.enter_context(torch.random.fork_rng(devices=()))
-        # Inductor writes into both dicts, and into the default of `metadata` if none is given.
+        # Inductor mutates both dicts, and the default of `metadata` if it is omitted.
         options = {
             **PINNED,
             **patches,
@@ -201,17 +201,17 @@ def load_package(
 ) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
     """Load a package, bind its constants without copying them, and return its entry.
 
-    The entry checks nothing: a tensor of another dtype or shape than it was compiled for is read
-    out of bounds. It releases the GIL, and takes as many threads at once as there are runners. The
+    The entry checks nothing: a tensor of another dtype or shape than compiled for is read out of
+    bounds. It releases the GIL, and runs as many threads concurrently as there are runners. The
     constants must outlive it.
 
     Raises:
-        RuntimeError: The file is no package, or its library cannot be loaded.
-        KeyError: The package wants a constant that is not there.
+        RuntimeError: The file is not a package, or its library cannot be loaded.
+        KeyError: A constant of the package is missing.
     """
     loader = torch._C._aoti.AOTIModelPackageLoader(str(package), MODEL_NAME, False, runners, -1)
     bound = {name: constants[name] for name in loader.get_constant_fqns()}
-    # use_inactive, check_full_update, user_managed. To run without it is a segmentation fault.
+    # use_inactive, check_full_update, user_managed. Without this call, running segfaults.
     loader.load_constants(bound, False, True, True)
     return loader.run
 
@@ -219,7 +219,7 @@ def load_package(
 def _conditions(
     expressions: Iterable[Any], ranges: Mapping[str, tuple[int, int | None]]
 ) -> tuple[str, ...]:
-    """The expressions that do not follow from the declared ranges, as Python."""
+    """Return the expressions that do not follow from the declared ranges, as Python source."""
     from torch.utils._sympy.numbers import int_oo  # noqa: PLC0415
     from torch.utils._sympy.printers import PythonPrinter  # noqa: PLC0415
     from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy  # noqa: PLC0415

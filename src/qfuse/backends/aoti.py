@@ -1,4 +1,4 @@
-"""Run a graph as an AOTInductor package, with constants by pointer and state written in place."""
+"""Run a graph as an AOTInductor package, with constants by pointer and in-place state updates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qfuse.ir.signature.size_expr import SizeFunction
 
 
 class AotiRunner:
-    """Compiled code with its constants and state. May be called from several threads."""
+    """Compiled code with its constants and state; thread-safe."""
 
     backend = "aoti"
 
@@ -32,20 +32,20 @@ class AotiRunner:
         """Make a runner.
 
         Args:
-            program: What was compiled.
+            program: The compiled program.
             entry: The code.
-            constants: What the code reads through bare pointers; kept alive here.
-            conditions: What must hold of the sizes of a call for the code to be right.
-            otherwise: Runs the calls for which it does not.
-            turn: Held while the code runs; runners that share code share it.
+            constants: The constants that the code uses by pointer; kept alive here.
+            conditions: Conditions on the sizes of a call that the code assumes.
+            otherwise: Runs the calls that do not satisfy the conditions.
+            turn: Lock held while the code runs; shared by runners with the same code.
         """
         self._program = program
         self._entry = entry
         self._constants = constants
         self._conditions = conditions
         self._otherwise = otherwise
-        # The package runs one call at a time. Whoever waits for it holds Python's own lock, which
-        # an op that is written in Python needs to come to its end.
+        # The package runs one call at a time, and waiting inside it would hold the GIL, which an op
+        # implemented in Python needs to finish: so calls wait here instead.
         self._turn = turn or threading.Lock()
         self._layouts = program.layouts
         self._state = list(program.state)
@@ -72,16 +72,16 @@ class AotiRunner:
     def _call(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if not torch.is_autocast_enabled("cpu"):
             return self._entry(tensors)
-        # The casts of the source are in the graph; its ops must not be cast once more.
+        # The graph contains the casts of the source; autocast must not add others.
         with torch.autocast("cpu", enabled=False):
             return self._entry(tensors)
 
     def written(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What a run writes; see :meth:`qfuse.backends.Runner.written`."""
+        """Return what a run writes; see :meth:`qfuse.backends.Runner.written`."""
         return self._otherwise.written(inputs)
 
     def fork(self) -> AotiRunner:
-        """A runner with its own copy of the state; code and constants are shared."""
+        """Return a runner with its own copy of the state; code and constants are shared."""
         otherwise = self._otherwise.fork()
         names = self._program.names[len(self._layouts) :]
         state = tuple(otherwise.module.get_buffer(name) for name in names)
@@ -91,12 +91,12 @@ class AotiRunner:
         )
 
     def _fits(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether the sizes of a call are among those that the code is right for."""
+        """Whether the sizes of a call satisfy the conditions of the code."""
         sizes = {s.name: inputs[s.position].shape[s.axis] for s in self._program.sizes.values()}
         return all(holds(sizes) for holds in self._conditions)
 
     def _refuse_state(self, inputs: Sequence[torch.Tensor]) -> None:
-        """The code writes early, and would read through an input what it wrote to the state."""
+        """Refuse inputs that alias the state: the code may write state before it loads inputs."""
         for position, tensor in enumerate(inputs):
             state = self._memory.get(address_of(tensor))
             if state is not None and tensor.numel():
@@ -113,7 +113,7 @@ class AotiRunner:
         tensors: Sequence[torch.Tensor],
         results: Sequence[torch.Tensor],
     ) -> None:
-        """Give the caller's tensors the values that the code could not write there itself."""
+        """Copy values that the code could not write in place to the caller's tensors."""
         with torch.no_grad():
             for position in self._program.written:
                 if position < len(inputs):

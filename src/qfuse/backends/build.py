@@ -1,4 +1,4 @@
-"""Compile a graph with AOTInductor, or find it compiled."""
+"""Compile a graph with AOTInductor, or load it from the cache."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _logger = logging.getLogger("qfuse")
 def compile_aoti(
     lowered: LoweredGraph, options: BackendOptions, progress: Progress | None = None
 ) -> AotiRunner:
-    """Compile ``lowered``, or find it compiled.
+    """Compile ``lowered``, or load it from the cache.
 
     Raises:
-        BackendError: There is no working C++ compiler, or it failed.
+        BackendError: There is no working C++ compiler, or the compilation failed.
     """
     return _Compilation(lowered, options, progress or _ignore).runner()
 
@@ -62,18 +62,18 @@ class _Compilation:
         with tempfile.TemporaryDirectory(prefix="qfuse-package-") as folder:
             package = Path(folder, "model.pt2")
             built = self._build(package)
-            # The loader unpacks to a folder of its own, so the file may go.
+            # The loader unpacks to its own folder, so the file may be deleted.
             return self._loaded(Entry(package, built.extras, built.isa, built.conditions))
 
     def _cached(self) -> AotiRunner:
         cache = PackageCache(self._folder, runs_here=isa_runs_here)
         key = program_digest(self._program, self._facts())
-        # A fault is logged once: by the second look, under the lock.
+        # An invalid entry is logged once: by the second lookup, under the lock.
         runner = self._found(cache, key, level=logging.DEBUG)
         if runner is not None:
             return runner
         with cache.lock(key):
-            # Another process may have built it while this one waited.
+            # Another process may have built the entry while this one waited.
             runner = self._found(cache, key, level=logging.WARNING)
             return runner or self._loaded(cache.build(key, self._build))
 
@@ -95,7 +95,7 @@ class _Compilation:
         except (RuntimeError, KeyError) as error:
             raise BackendError(
                 f"the compiled package cannot be loaded: {error}",
-                fix="see whether the temporary folder allows libraries to be loaded (noexec)",
+                fix="check that libraries can be loaded from the temporary folder (noexec)",
             ) from error
         conditions = [self._condition(text) for text in entry.conditions]
         return AotiRunner(self._program, run, constants, conditions, run_eagerly(self._lowered))
@@ -106,15 +106,15 @@ class _Compilation:
             holds = parse_size(text)
         except InputError as error:
             raise BackendError(
-                f"compiled code would be right only where {words}",
+                f"compiled code would be correct only if {words}",
                 fix="declare narrower dynamic_shapes, or use static ones",
             ) from error
-        note = f"compiled code is used where {words}; calls of other sizes run op by op"
+        note = f"compiled code is used if {words}; calls of other sizes run op by op"
         self._lowered.log.add(Noted("backends", note, warn=True))
         return holds
 
     def _for_people(self, text: str) -> str:
-        """A condition with sizes named as the user knows them."""
+        """Return a condition with the user's names of the sizes."""
         for size in self._program.sizes.values():
             name = f"{self._program.names[size.position]}.shape[{size.axis}]"
             text = re.sub(rf"\b{size.name}\b", name, text)
@@ -138,17 +138,17 @@ class _Compilation:
         )
 
     def _not_empty(self) -> list[str]:
-        """Code that divides by a size would end the process where one is zero."""
+        """Return conditions that exclude empty axes: dividing by size zero kills the process."""
         return [f"{size.name} >= 1" for size in self._program.sizes.values() if size.low < 1]
 
     def _renamed(self, condition: str) -> str:
-        """A condition over names that a later capture of the same program has too."""
+        """Return a condition over canonical names, which are the same in later captures."""
         for symbol, size in self._program.sizes.items():
             condition = re.sub(rf"\b{re.escape(symbol)}\b", size.name, condition)
         return condition
 
     def _facts(self) -> dict[str, str]:
-        """What decides how a program is compiled, besides the program."""
+        """Return everything besides the program that determines its compilation."""
         return {
             "torch": torch.__version__,
             "machine": f"{sys.platform} {platform.machine()}",
@@ -161,7 +161,7 @@ class _Compilation:
 
 
 def _isa_of(package: Path) -> str:
-    """The vector ISA that a package says it needs."""
+    """Return the vector ISA that a package requires."""
     with zipfile.ZipFile(package) as archive:
         for name in archive.namelist():
             if name.endswith("wrapper_metadata.json"):
@@ -170,4 +170,4 @@ def _isa_of(package: Path) -> str:
 
 
 def _ignore(_text: str) -> None:
-    """Progress that nobody watches."""
+    """Ignore progress messages."""

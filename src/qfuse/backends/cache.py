@@ -1,9 +1,9 @@
-"""Compiled packages on disk: written in one piece, checked before they are loaded.
+"""The on-disk cache of compiled packages: written atomically, verified before loading.
 
-An entry is a folder named by its key, with ``model.pt2``, the constants that the compiler made
-itself (``extras.safetensors``) and ``manifest.json``, which is written first and moves into place
-with the rest. A library that is cut short or made for another CPU would kill the process when it is
-loaded or run, so an entry that does not match its manifest, bit for bit, is rebuilt.
+An entry is a folder named by its key, with ``model.pt2``, the constants that the compiler created
+(``extras.safetensors``) and ``manifest.json``; the whole folder is moved into place. A truncated
+library, or one for another CPU, would kill the process when it is loaded or run, so an entry that
+does not match its manifest bit for bit is rebuilt.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _logger = logging.getLogger("qfuse")
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a compilation made, besides the package itself.
+    """The results of a compilation besides the package.
 
     Attributes:
-        extras: Constants that the compiler made.
-        isa: Vector ISA that the code needs, as the package says it.
-        baked: Digest of every constant whose value went into the code.
-        conditions: What must hold of the sizes of a call, as ``qfuse.ir.signature.size_expr``
-            reads it.
+        extras: Constants that the compiler created.
+        isa: Vector ISA that the code requires, as named by the package.
+        baked: Digests of the constants whose values were compiled into the code.
+        conditions: Conditions on the sizes of a call, in the syntax of
+            ``qfuse.ir.signature.size_expr``.
     """
 
     extras: dict[str, torch.Tensor]
@@ -53,13 +53,13 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A package that was checked, and what it needs.
+    """A verified package, and its requirements.
 
     Attributes:
         package: The file.
-        extras: Constants that the compiler made.
-        isa: Vector ISA that the code needs.
-        conditions: What must hold of the sizes of a call.
+        extras: Constants that the compiler created.
+        isa: Vector ISA that the code requires.
+        conditions: Conditions on the sizes of a call.
     """
 
     package: Path
@@ -70,10 +70,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class PackageCache:
-    """Entries below one folder.
+    """A cache in one folder.
 
     Attributes:
-        folder: Where entries are.
+        folder: The folder of the entries.
         runs_here: Whether code for an ISA runs on this machine.
     """
 
@@ -94,7 +94,7 @@ class PackageCache:
             return None
 
     def build(self, key: str, make: Callable[[Path], Built]) -> Entry:
-        """Make an entry; ``make`` writes the package to the path that it is given.
+        """Create an entry; ``make`` writes the package to the path that it receives.
 
         Raises:
             OSError: The folder cannot be written.
@@ -106,7 +106,7 @@ class PackageCache:
             built = make(fresh / _MODEL)
             write_entry(fresh, key, built)
             if place.exists():
-                # A reader that is in the old entry right now keeps what it has opened.
+                # Processes that use the old entry keep their open files.
                 shutil.rmtree(place, ignore_errors=True)
             fresh.replace(place)
         finally:
@@ -114,7 +114,7 @@ class PackageCache:
         return Entry(place / _MODEL, built.extras, built.isa, built.conditions)
 
     def lock(self, key: str) -> FileLock:
-        """A lock that other processes respect, so that a program is compiled once.
+        """A lock across processes, so that a program is compiled once.
 
         Raises:
             OSError: The folder cannot be written.
@@ -132,7 +132,7 @@ class PackageCache:
 
 
 def write_entry(folder: Path, key: str, built: Built) -> None:
-    """Put extras and manifest beside the package that is in ``folder`` already."""
+    """Write extras and manifest next to the package in ``folder``."""
     save_file({k: v.contiguous() for k, v in built.extras.items()}, folder / _EXTRAS)
     manifest = {
         "format": _FORMAT,
@@ -147,10 +147,10 @@ def write_entry(folder: Path, key: str, built: Built) -> None:
 
 
 def read_entry(folder: Path, key: str, constants: Mapping[str, torch.Tensor]) -> Entry:
-    """Check an entry and return it.
+    """Verify an entry and return it.
 
     Raises:
-        CacheError: It is incomplete, changed, of another key, or was compiled with other values.
+        CacheError: It is incomplete, modified, of another key, or was compiled with other values.
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
@@ -159,14 +159,14 @@ def read_entry(folder: Path, key: str, constants: Mapping[str, torch.Tensor]) ->
         conditions = tuple(map(str, manifest["conditions"]))
         return Entry(folder / _MODEL, extras, str(manifest["isa"]), conditions)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        raise CacheError(f"it cannot be read ({type(error).__name__}: {error})") from error
+        raise CacheError(f"it is unreadable ({type(error).__name__}: {error})") from error
 
 
 def _check(
     manifest: dict[str, Any], folder: Path, key: str, constants: Mapping[str, torch.Tensor]
 ) -> None:
     if manifest["format"] != _FORMAT or manifest["key"] != key:
-        raise CacheError("it is of another format or program")
+        raise CacheError("it has another format or program")
     for name in (_MODEL, _EXTRAS):
         if manifest["sha256"][name] != _file_digest(folder / name):
             raise CacheError(f"{name} is not the file that was written")

@@ -1,4 +1,4 @@
-"""Choose a backend and compile with it."""
+"""Select a backend and compile with it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def compile_graph(
     options: BackendOptions | None = None,
     progress: Progress | None = None,
 ) -> Runner:
-    """Compile a lowered graph. The graph stays as it is; its constants are shared, not copied.
+    """Compile a lowered graph, which is not changed; its constants are shared, not copied.
 
     Args:
-        lowered: The graph. The libraries of the custom ops that it calls are loaded.
-        backend: ``aoti``, ``eager``, or ``auto``: AOTInductor where it works, and eager with a
-            warning in the report where it does not.
-        options: How.
-        progress: Told what is being done.
+        lowered: The graph; the libraries of its custom ops must be loaded.
+        backend: ``aoti``, ``eager``, or ``auto``: AOTInductor if it works, and otherwise eager
+            with a warning in the report.
+        options: Options of the compilation.
+        progress: Called with a short description when a step begins.
 
     Raises:
-        BackendError: The backend that was asked for does not work here, or not for this graph.
-        OptionsError: There is no such backend.
+        BackendError: The requested backend does not work on this machine or for this graph.
+        OptionsError: The backend is unknown.
     """
     options = options or BackendOptions()
     match backend:
@@ -39,9 +39,7 @@ def compile_graph(
         case "auto":
             return _compile_or_run(lowered, options, progress)
         case _:
-            raise OptionsError(
-                f"there is no backend {backend!r}", fix="use 'auto', 'aoti' or 'eager'"
-            )
+            raise OptionsError(f"unknown backend {backend!r}", fix="use 'auto', 'aoti' or 'eager'")
 
 
 def _compile_or_run(

@@ -1,4 +1,4 @@
-"""What users call: binds and guards a call, runs the compiled graph, gives the result its shape."""
+"""The callable for users: binds and checks arguments, runs the graph, unflattens the result."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from qfuse.ir.signature.caller import Caller
 
 
 class CompiledModule:
-    """A compiled model. It is called as its source is, from any number of threads.
+    """A compiled model with the call signature of its source; thread-safe.
 
-    Every input is checked before it reaches compiled code, which would read a tensor of another
-    dtype or shape as if it were the right one. Inputs of any strides work; a copy is made where the
-    code needs other strides. Only what the source program writes is written to, where it writes it.
-    Results never require grad.
+    Every input is checked before it reaches compiled code, which would misread a tensor of another
+    dtype or shape. Inputs may have any strides; they are copied if the code needs others. Only the
+    tensors that the source program mutates are written, in place. Results never require grad.
 
-    In a forked child (not one that ``spawn`` started) use it only if the parent had not run
-    anything in parallel before: the OpenMP threads of the parent are not in the child, and torch
-    itself hangs there for the same reason.
+    In a forked child process (not one started by ``spawn``), use it only if the parent had not run
+    parallel code before: the parent's OpenMP threads do not exist in the child, where torch itself
+    hangs for the same reason.
     """
 
     def __init__(self, signature: Signature, runner: Runner) -> None:
@@ -49,7 +48,7 @@ class CompiledModule:
         """Call the model.
 
         Raises:
-            InputError: The call does not fit what the model was captured with; nothing was run.
+            InputError: The arguments do not match the captured signature; nothing was run.
         """
         leaves = self._caller.bind(args, kwargs)
         tensors = self._caller.check(leaves)
@@ -62,7 +61,7 @@ class CompiledModule:
         return self._caller.rebuild(outputs, leaves)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
-        """Copy the state that the model writes; code and constants never change and are shared."""
+        """Copy the mutable state; code and constants are immutable and shared."""
         copy = CompiledModule(self.signature, self.runner.fork())
         memo[id(self)] = copy
         return copy
@@ -75,7 +74,7 @@ class CompiledModule:
         )
 
     def _write_back(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
-        """Give the caller's own tensors what was written to a copy of them."""
+        """Copy values that were written to copies back to the caller's tensors."""
         with torch.no_grad():
             for leaf, position in self._written:
                 given, used = leaves[leaf], tensors[position]
@@ -84,7 +83,7 @@ class CompiledModule:
 
 
 def _restrided(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """Return ``value`` with ``strides``; those of axes of size one say nothing."""
+    """Return ``value`` with ``strides``; those of axes of size one are ignored."""
     pairs = zip(value.shape, value.stride(), strides, strict=True)
     if value.numel() == 0 or all(size == 1 or have == want for size, have, want in pairs):
         return value

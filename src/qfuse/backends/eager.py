@@ -1,4 +1,4 @@
-"""Run a graph op by op: for machines without a compiler, and to compare with."""
+"""Run a graph op by op: for machines without a compiler, and as a reference."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from qfuse.ir.graph.stage_graph import LoweredGraph, Mutation
 
 @dataclass(frozen=True, slots=True)
 class EagerRunner:
-    """The graph itself, with its writes done after it. May be called from several threads.
+    """Interprets the graph, and applies its mutations at the end; thread-safe.
 
     Attributes:
         module: The lowered graph.
-        order: For each placeholder the flat input that feeds it.
-        mutations: The writes of the source program.
-        fed: For each leaf of the signature its place among the flat inputs, or ``None``.
-        turn: Held by a call that writes, from the first read to the last write.
+        order: Index of the flat input of each placeholder.
+        mutations: The mutations of the source program.
+        fed: Index of the flat input of each leaf of the signature, or ``None``.
+        turn: Lock held by a call that writes, from the first read to the last write.
     """
 
     module: GraphModule
@@ -52,11 +52,11 @@ class EagerRunner:
             return list(self.module(*[inputs[i] for i in self.order]))
 
     def written(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What a run writes; see :meth:`qfuse.backends.Runner.written`."""
+        """Return what a run writes; see :meth:`qfuse.backends.Runner.written`."""
         return [self._target(m, inputs) for m in self.mutations]
 
     def fork(self) -> EagerRunner:
-        """A runner with its own copy of what is written, and of what shares memory with it."""
+        """Return a runner with its own copy of mutated tensors and of their aliases."""
         names = {m.buffer for m in self.mutations if m.buffer is not None}
         memory = {address_of(self.module.get_buffer(name)) for name in names}
         own = {
@@ -65,7 +65,7 @@ class EagerRunner:
             if address_of(b) in memory
         }
         module = GraphModule(self.module, copy.deepcopy(self.module.graph))
-        # In one go, so that views of one memory become views of one copy.
+        # One ``deepcopy``, so that aliases stay aliases in the copy.
         for name, value in copy.deepcopy(own).items():
             owner, _, attribute = name.rpartition(".")
             module.get_submodule(owner).register_buffer(attribute, value)
@@ -80,7 +80,7 @@ class EagerRunner:
 
 
 def run_eagerly(lowered: LoweredGraph) -> EagerRunner:
-    """Return a runner of ``lowered`` as it is."""
+    """Return a runner of ``lowered`` without compiling it."""
     names = [str(n.target) for n in lowered.graph.find_nodes(op="placeholder")]
     leaves = lowered.signature.inputs
     feeds = [leaf.placeholder for leaf in leaves if leaf.placeholder is not None]

@@ -1,4 +1,4 @@
-"""Names of compiled programs: equal only if one's package does exactly what the other's does."""
+"""Cache keys of programs: equal only if their packages behave identically."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from qfuse.backends.prepare import Program
 from qfuse.ir.errors import CacheError
 
 BAKED_BYTES = 1024
-"""Constants up to this size count with their values: compilers bake small ones into code.
+"""Constants up to this size are keyed by value, since compilers inline small constants.
 
 Inductor inlines constants without axes and those of one axis with up to 8 elements, and folds those
-of one element. What else it bakes in is found after compiling, and kept beside the package.
+of one element. Other inlined constants are detected after compiling and recorded in the manifest.
 """
 
-# Their `repr` is the same in every process, and tells every two values apart.
+# Types whose `repr` is stable across processes and distinguishes all values.
 _PLAIN = (
     *(type(None), bool, int, float, complex, str),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -32,10 +32,10 @@ _SYMBOL = re.compile(r"\b[a-z]+\d+\b")
 
 
 def program_digest(program: Program, facts: Mapping[str, str]) -> str:
-    """Digest of a program and of what else decides how it is compiled.
+    """Return the digest of a program and of everything that determines its compilation.
 
     Raises:
-        CacheError: The program holds a value that has no stable text.
+        CacheError: The program contains a value without a stable text.
     """
     digest = hashlib.sha256(program_text(program).encode())
     for name in sorted(facts):
@@ -44,13 +44,13 @@ def program_digest(program: Program, facts: Mapping[str, str]) -> str:
 
 
 def constant_digest(value: torch.Tensor) -> str:
-    """Digest of the bits of a constant."""
+    """Return the digest of a constant's bits."""
     flat = value.detach().contiguous().flatten().view(torch.uint8)
     return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
 
 
 def package_digest() -> str:
-    """Digest of qfuse's own sources."""
+    """Return the digest of qfuse's own sources."""
     root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*")):
@@ -61,22 +61,22 @@ def package_digest() -> str:
 
 
 def program_text(program: Program) -> str:
-    """Every fact about ``program`` that its compiled form depends on, and nothing else.
+    """Return a text with exactly the facts about ``program`` that its compiled form depends on.
 
-    Types of intermediate values follow from those of inputs and constants. Symbols are numbered in
-    the order in which they appear.
+    Intermediate dtypes and shapes follow from those of inputs and constants. Symbols are numbered
+    in order of appearance.
 
     Raises:
-        CacheError: The program holds a value that has no stable text.
+        CacheError: The program contains a value without a stable text.
     """
     writer = _Writer()
     lines = writer.graph(program.module)
     lines += [
         f"{name} = {writer.type(value)}{_bits(value)}" for name, value in program.constants.items()
     ]
-    # Which assumptions of the compiler need no check depends on what is declared.
+    # The declared ranges determine which assumptions of the compiler need a check.
     lines += [f"{size.name} in {size.low}..{size.high}" for size in program.sizes.values()]
-    # Late values are ordinary outputs; where they go is decided outside the code.
+    # Late values are ordinary outputs; the code does not depend on their targets.
     return "\n".join([*lines, *writer.symbols()])
 
 
@@ -117,10 +117,10 @@ class _Writer:
         return f"{value.dtype}[{shape}]({strides}) {value.device}"
 
     def symbols(self) -> list[str]:
-        """What is known about the symbols that were written."""
+        """Return the ranges of the symbols in the text."""
         if self._env is None:
             return []
-        # Traced values are beside every size already.
+        # The hints are already in the text of every size.
         lines = [
             f"{self._symbols[str(symbol)]} in {bounds}"
             for symbol, bounds in self._env.var_to_range.items()

@@ -1,4 +1,4 @@
-"""How an input must lie in memory for compiled code, and the cheapest way to make it so."""
+"""Memory layouts that compiled code requires of inputs, and conversion to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def size_hint(size: int | torch.SymInt) -> int:
-    """The traced value of a size, without a guard on it; 2 for one that has no hint."""
+    """Return the hint of a size without adding a guard; 2 if it has none."""
     if isinstance(size, int):
         return size
     hint = size.node.hint
@@ -17,7 +17,7 @@ def size_hint(size: int | torch.SymInt) -> int:
 
 
 def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a tensor without gaps whose axes are stored in ``order``, slowest first.
+    """Return the strides of a dense tensor whose axes are stored in ``order``, slowest first.
 
     >>> dense_strides((2, 3, 4), (0, 1, 2))
     (12, 4, 1)
@@ -38,7 +38,7 @@ class Layout:
 
     Attributes:
         order: Axes from the slowest to the fastest.
-        strides: The strides, where every size is static.
+        strides: The strides, if every size is static.
         natural: Whether the order is that of the axes (C order).
     """
 
@@ -48,9 +48,9 @@ class Layout:
 
     @classmethod
     def of(cls, value: torch.Tensor) -> Layout:
-        """The layout of a (fake) tensor if it is dense, else C order.
+        """Return the layout of a (fake) tensor if it is dense, else C order.
 
-        Axes of size one may have any stride, so they stay where C order has them.
+        Axes of size one may have any stride, so they keep their position in C order.
         """
         shape = tuple(map(size_hint, value.shape))
         have = tuple(map(size_hint, value.stride()))
@@ -66,8 +66,8 @@ class Layout:
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return ``tensor``, or a view or copy of it, with exactly the strides of this layout.
 
-        Strides of axes of size one are made regular too. No index depends on them, but a library
-        that takes the leading dimension of a matrix from them reads beyond the row.
+        Strides of axes of size one are normalized too: no index depends on them, but a library
+        that uses one as the leading dimension of a matrix would read out of bounds.
         """
         have = tensor.stride()
         if have == self.strides:
@@ -88,7 +88,7 @@ class Layout:
 
 
 def _same(shape: Sequence[int], have: Sequence[int], want: Sequence[int]) -> bool:
-    """Whether two strides address the same elements: they may differ where the size is one."""
+    """Whether two strides address the same elements: they may differ for axes of size one."""
     return 0 in shape or all(
         size == 1 or a == b for size, a, b in zip(shape, have, want, strict=True)
     )

@@ -1,8 +1,8 @@
-"""From a lowered graph to a program for a compiler: canonical names, state as inputs, writes last.
+"""Prepare a lowered graph for a compiler: canonical names, state as inputs, writes last.
 
-A lowered graph is functional, and run as it is a decode step would copy its whole cache twice: once
-into the new value, once back. Here everything that the source program writes becomes an input, with
-a ``copy_`` at the end of the graph, which Inductor turns into a write in place.
+A lowered graph is functional, so a decode step would copy its whole cache twice: into the new
+value, and back. Here every tensor that the source program mutates becomes an input, with a
+``copy_`` at the end of the graph, which Inductor turns into an in-place write.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from qfuse.ir.graph.stage_graph import MUTABLE_META, InputSpec, LoweredGraph, Mu
 
 aten = torch.ops.aten
 
-# Ops that Inductor drops where they change nothing, and the argument that it keeps; besides these
-# `_to_copy` and the copying forms of views.
+# Ops that Inductor removes if they are no-ops, and the argument that replaces them; besides these,
+# `_to_copy` and the copying variants of views.
 _SAME_VALUE = {
     "aten::cat": 0,
     "aten::ceil": 0,
@@ -45,13 +45,13 @@ _SAME_VALUE = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A symbolic size: where a call finds it, and what it may be.
+    """A symbolic size: the axis that binds it, and its range.
 
     Attributes:
-        position: The input that has it.
-        axis: The axis.
-        low: The least value declared.
-        high: The greatest one, ``None`` if there is none.
+        position: Index of the input.
+        axis: The axis of the input.
+        low: The declared least value.
+        high: The declared greatest value, ``None`` if unbounded.
     """
 
     position: int
@@ -61,25 +61,25 @@ class Size:
 
     @property
     def name(self) -> str:
-        """A name that does not depend on how the graph was captured."""
+        """A name that is the same in every capture of the graph."""
         return f"x{self.position}_{self.axis}"
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A graph as compilers take it, and how to run what they make of it.
+    """A graph in the form for compilers, and how to run the compiled code.
 
     Attributes:
         module: Inputs ``x0, x1, ..``, then state ``s0, s1, ..``; constants ``c0, c1, ..`` as
             parameters; the output is the tuple of user outputs, then of the late values.
-        constants: The constants by name, one for each that is different.
-        state: Buffers that the source program writes, and constants that share memory with one;
-            passed after the inputs, as they are.
-        layouts: How each input must lie in memory.
+        constants: The distinct constants, by name.
+        state: Buffers that the source program mutates, and constants that share memory with one;
+            passed after the inputs, without a copy.
+        layouts: The memory layout of each input.
         written: Positions among inputs and state that the code writes in place.
-        late: ``(output, position)``: values that the caller of the code must write itself.
-        returned: ``(output, position)``: outputs that are an input; the code gives a dummy.
-        names: What the user calls each input and state.
+        late: ``(output, position)``: values that the caller of the code must write.
+        returned: ``(output, position)``: outputs that are an input; the code returns a dummy.
+        names: The user's name of each input and state.
         sizes: The symbolic sizes, by their symbol.
     """
 
@@ -95,15 +95,15 @@ class Program:
 
     @property
     def examples(self) -> tuple[torch.Tensor, ...]:
-        """Fake inputs and state, with the strides that they will have."""
+        """Return fake inputs and state with the strides of the calls."""
         return tuple(n.meta["val"] for n in self.module.graph.find_nodes(op="placeholder"))
 
 
 def prepare(lowered: LoweredGraph) -> Program:
-    """Make the program of ``lowered``, which stays as it is and shares its tensors.
+    """Return the program of ``lowered``, which is not changed; tensors are shared.
 
     Raises:
-        BackendError: The graph holds what no compiler takes: an opaque constant, a module.
+        BackendError: The graph has an unsupported constant, such as a module or an opaque tensor.
     """
     return _Preparation(lowered).run()
 
@@ -163,7 +163,7 @@ class _Preparation:
                 self._sizes.setdefault(str(size), place)
 
     def _copy_state(self) -> None:
-        """Turn every buffer that the source program writes into an input."""
+        """Turn every buffer that the source program mutates into an input."""
         module = self._lowered.module
         reads = self._lowered.graph.find_nodes(op="get_attr")
         written = {m.buffer for m in self._lowered.signature.mutations if m.buffer is not None}
@@ -171,7 +171,7 @@ class _Preparation:
         memory = {address_of(module.get_buffer(name)) for name in written}
         for node in reads:
             value = _attribute(module, str(node.target))
-            # A constant that shares memory with a buffer that is written is none.
+            # An alias of a mutated buffer is state, not a constant.
             if _is_plain(value) and address_of(value) in memory:
                 written.add(str(node.target))
         made: dict[str, Node] = {}
@@ -197,12 +197,12 @@ class _Preparation:
         if node.op != "call_function":
             raise BackendError(f"{node.op} cannot be compiled", where=str(place_of(node)))
         copy = self._graph.node_copy(node, self._copies.__getitem__)
-        # Fake values of another mode do not mix with the inputs' mode.
+        # Fake values of other modes cannot be mixed with those of the inputs.
         copy.meta = {}
         return copy
 
     def _constant(self, node: Node) -> str:
-        """Name of a constant in the program: the same for one that is the same memory."""
+        """Return the name of a constant in the program; aliases share one name."""
         value = _attribute(self._lowered.module, str(node.target))
         if isinstance(value, GraphModule):
             name = f"g{sum(1 for _ in self._root.children())}"
@@ -223,7 +223,7 @@ class _Preparation:
         return self._names[identity]
 
     def _returned(self) -> tuple[tuple[int, int], ...]:
-        """The outputs that are an input: their value is in the caller's hands already."""
+        """Return the outputs that are an input, whose value the caller already has."""
         outputs = self._lowered.signature.outputs
         needed = {spec.index for spec in outputs if spec.input_index is None}
         return tuple(
@@ -260,8 +260,8 @@ class _Preparation:
             target, value = self._inputs[position], values[mutation.output]
             if value is target:
                 continue
-            # One write must not change what another one has still to read. Inductor drops copies
-            # that would see to that (two buffers swapped came out equal), but keeps outputs apart.
+            # A write must not change the source of a later write. Inductor removes copies that
+            # would ensure that (two swapped buffers came out equal), but keeps outputs separate.
             if position in shared or _root(value, _may_be) in written:
                 late.append((len(outputs), position))
                 outputs.append(self._unaliased(value, written))
@@ -272,40 +272,40 @@ class _Preparation:
         return tuple(in_place), tuple(late)
 
     def _position(self, mutation: Mutation) -> int:
-        """Where the target of a write stands among inputs and state."""
+        """Return the position of a mutation's target among inputs and state."""
         if mutation.input_index is not None:
             return self._fed(mutation.input_index)
         first = len(self._inputs) - len(self._state)
         return first + list(self._state).index(str(mutation.buffer))
 
     def _fed(self, leaf: int) -> int:
-        """Where a leaf of the signature stands among the inputs."""
+        """Return the position of a leaf of the signature among the inputs."""
         inputs = self._lowered.signature.inputs
         assert inputs[leaf].placeholder is not None, "a constant leaf is not in the graph"
         return sum(1 for spec in inputs[:leaf] if spec.placeholder is not None)
 
     def _unaliased(self, value: Node, written: set[Node]) -> Node:
-        """A value that the writes at the end of the graph do not change."""
+        """Return a value that the writes at the end of the graph do not change."""
         if _root(value, _viewed) not in written:
             return value
         return self._graph.call_function(aten.clone.default, (value,))
 
     def _shared_positions(self) -> set[int]:
-        """Positions of state whose memory is in another one too: not to be written early."""
+        """Return the positions of aliased state, which must not be written early."""
         first = len(self._inputs) - len(self._state)
         owners = [address_of(t) for t in self._state.values()]
         return {first + i for i, owner in enumerate(owners) if owners.count(owner) > 1}
 
 
 def _root(node: Node, step: Callable[[Node], Node | None]) -> Node:
-    """Follow ``step`` to its end."""
+    """Apply ``step`` until it returns no node."""
     while (base := step(node)) is not None:
         node = base
     return node
 
 
 def _viewed(node: Node) -> Node | None:
-    """The node whose memory ``node`` may be a view of."""
+    """Return the node that ``node`` may be a view of."""
     if node.target is operator.getitem:
         assert isinstance(node.args[0], Node), "an item is taken of a node"
         return node.args[0]
@@ -320,7 +320,7 @@ def _viewed(node: Node) -> Node | None:
 
 
 def _may_be(node: Node) -> Node | None:
-    """The node that a compiler may put in the place of ``node``: its base, or an equal value."""
+    """Return the node that a compiler may replace ``node`` with: its base, or an equal value."""
     base = _viewed(node)
     op = overload_of(node)
     if base is not None or op is None:
@@ -336,7 +336,7 @@ def _may_be(node: Node) -> Node | None:
 
 
 def _shape_env(nodes: Iterable[Node]) -> ShapeEnv | None:
-    """Where the symbolic sizes of a graph live, if it has any."""
+    """Return the ``ShapeEnv`` of a graph, if it has symbolic sizes."""
     for node in nodes:
         value = node.meta.get("val")
         if node.op == "placeholder" and isinstance(value, torch.Tensor):
@@ -349,12 +349,12 @@ def _shape_env(nodes: Iterable[Node]) -> ShapeEnv | None:
 
 
 def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether ``value`` is a tensor that lives in ordinary memory."""
+    """Whether ``value`` is a tensor in ordinary memory."""
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def _identity(value: torch.Tensor) -> object:
-    """Equal for tensors that are the same memory seen in the same way."""
+    """Return a key that is equal for tensors with the same memory and layout."""
     if value.numel() == 0:
         return object()
     return value.data_ptr(), value.dtype, tuple(value.shape), value.stride(), value.device

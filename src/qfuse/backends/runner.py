@@ -1,4 +1,4 @@
-"""What every backend gives: something that runs flat inputs, and how it is asked for."""
+"""The interface of backends: a runner of flat inputs, and the compile options."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ import torch
 from qfuse.ir.errors import OptionsError
 
 Progress = Callable[[str], None]
-"""Told, in a few words, what a long compilation is doing now."""
+"""Called with a short description of the current step."""
 
 
 class Runner(Protocol):
-    """A compiled graph. It checks nothing: :class:`qfuse.backends.CompiledModule` does."""
+    """A compiled graph; :class:`qfuse.backends.CompiledModule` checks its inputs."""
 
     @property
     def backend(self) -> str:
         """``aoti`` or ``eager``."""
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Run the graph, write what the source program writes, and return the user outputs.
+        """Run the graph, apply its mutations, and return the user outputs.
 
         Args:
-            inputs: The tensors that the signature lists, in its order, of the right dtype, device
-                and shape, which share no memory with what is written; any strides. Those that the
-                source program writes are written.
+            inputs: The tensors of the signature, in its order, of the right dtype, device and
+                shape; any strides. They must not share memory with mutated tensors. Those that the
+                source program mutates are written.
         """
 
     def written(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return what a run with ``inputs`` writes, in the order of ``Signature.mutations``."""
 
     def fork(self) -> Runner:
-        """A runner with its own copy of the state, and the same constants."""
+        """Return a runner with its own copy of the state, and the same constants."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
-    """How a lowered graph is compiled.
+    """Options for compiling a lowered graph.
 
     Attributes:
-        cache: Keep compiled packages on disk, and use those that are there.
-        cache_folder: Where; the default is ``aoti`` in qfuse's cache folder.
-        runners: How many threads may be inside the compiled code at once; others wait.
+        cache: Store compiled packages on disk and reuse them.
+        cache_folder: The cache folder; the default is ``aoti`` in qfuse's cache folder.
+        runners: How many threads may run the compiled code concurrently; others wait.
         fingerprint: Facts about the target that the code depends on, as one text.
-        kernels: Digest of the library of custom kernels, "" if the graph calls none.
-        inductor: Inductor options for this graph alone, for experts.
+        kernels: Digest of the library of custom kernels, "" if there is none.
+        inductor: Inductor options for this graph, for experts.
     """
 
     cache: bool = True

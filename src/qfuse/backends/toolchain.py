@@ -1,4 +1,4 @@
-"""Whether compiled code can be made here, and whether code that was made elsewhere runs here."""
+"""Check the C++ compiler, and whether code that was compiled elsewhere runs on this machine."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _TRIAL_SECONDS = 60
 _TRIAL_SOURCE = "#include <immintrin.h>\nint main() { return 0; }\n"
 _INSTALL = "install g++ or clang++ (on Debian and Ubuntu: apt-get install g++), or set CXX to one"
 
-# Names that packages use, where they differ from those of `torch.cpu.get_capabilities`.
+# ISA names of packages that differ from those of `torch.cpu.get_capabilities`.
 _CAPABILITY = {"avx512": "avx512_f"}
 
 
 def check_toolchain(folder: Path) -> dict[str, object]:
     """Check, once per compiler and torch, that C++ can be compiled; return Inductor's options.
 
-    Inductor would try every vector ISA by itself with two processes each, for seconds in every
-    process that compiles. Here one trial of the widest one is enough, and it is remembered.
+    Inductor would test every vector ISA with two processes each, for seconds in every process that
+    compiles. Here the widest ISA is tested once, and the result is cached.
 
     Args:
-        folder: Where the outcome is kept, if it can be written.
+        folder: Where the result is cached, if it is writable.
 
     Raises:
-        BackendError: There is no compiler, or it cannot compile a small library.
+        BackendError: There is no compiler, or it fails to compile a small library.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -53,14 +53,14 @@ def check_toolchain(folder: Path) -> dict[str, object]:
 
 
 def isa_runs_here(isa: str) -> bool:
-    """Whether this machine has every instruction set that ``isa`` names, as a package says it.
+    """Whether this machine has all instruction sets of ``isa``, in the naming of packages.
 
     >>> isa_runs_here("AVX512 AMX_NEXT")
     False
     """
     capabilities = torch.cpu.get_capabilities()
     if capabilities.get("architecture") != "x86_64":
-        # There is one name for all of ARM's, and the key holds the rest.
+        # ARM has one name for all its ISAs; the key distinguishes them.
         return not {"avx2", "avx512"} & set(isa.lower().split())
     names = (
         _CAPABILITY.get(name, name) for name in isa.lower().split() if name != "invalid_vec_isa"
@@ -69,7 +69,7 @@ def isa_runs_here(isa: str) -> bool:
 
 
 def _accepts(compiler: Compiler, flags: tuple[str, ...]) -> bool:
-    """Whether a compiler knows the flags of an instruction set."""
+    """Whether a compiler accepts the flags of an instruction set."""
     with tempfile.TemporaryDirectory(prefix="qfuse-trial-") as name:
         source = Path(name, "trial.cpp")
         source.write_text(_TRIAL_SOURCE, encoding="utf-8")
@@ -97,5 +97,5 @@ def _write(stamp: Path, text: str) -> None:
     try:
         write_atomically(stamp, text)
     except OSError:
-        # The trial is run again next time; nothing else depends on it.
+        # The test is repeated next time; nothing else depends on the cache.
         return

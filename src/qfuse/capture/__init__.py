@@ -1,4 +1,4 @@
-"""From a user's model to a graph. Takes a module or a program, gives a CapturedGraph."""
+"""Capture: from a user's module or exported program to a CapturedGraph."""
 
 from qfuse.capture.capture import capture
 

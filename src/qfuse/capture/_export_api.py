@@ -1,4 +1,4 @@
-"""torch.export and its private neighbours, behind a few functions: the room's only such file."""
+"""Wrappers of torch.export and its private API: this package's only file with private torch API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENS
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No gradients, and no inference mode: its tensors cannot be traced."""
+    """Disable gradients and inference mode, whose tensors cannot be traced."""
     with torch.inference_mode(mode=False), torch.no_grad():
         yield
 
@@ -32,18 +32,18 @@ def export(
     kwargs: dict[str, Any],
     dynamic_shapes: Any,
 ) -> ExportedProgram:
-    """Trace ``model``. What it raises is listed by :func:`trace_errors`."""
+    """Trace ``model``; :func:`trace_errors` lists the errors that this raises."""
     with _quiet():
         return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
 
 
 def decompose(program: ExportedProgram, *, autocast: bool) -> ExportedProgram:
-    """Make the graph functional and its tensors plain; no operator that has a name is taken apart.
+    """Make the graph functional and its tensors plain, without decomposing any operator.
 
     Args:
-        program: What :func:`export` made, or what a user made elsewhere.
-        autocast: Whether an ambient autocast is part of the program. It is when the model is
-            called here; a program that was exported earlier does not know of it.
+        program: The result of :func:`export`, or a user's program.
+        autocast: Whether an ambient autocast is part of the program: true if the model is traced
+            here, false for a program that was exported earlier.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     devices = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
@@ -56,7 +56,7 @@ def decompose(program: ExportedProgram, *, autocast: bool) -> ExportedProgram:
 
 
 def trace_errors() -> tuple[type[Exception], ...]:
-    """Return the types of what tracing a model raises, the model's own mistakes included."""
+    """Return the exception types that tracing can raise, including those of the model's code."""
     from torch._export.error import ExportError, InternalError  # noqa: PLC0415
     from torch._export.verifier import SpecViolationError  # noqa: PLC0415
 
@@ -77,7 +77,7 @@ def trace_errors() -> tuple[type[Exception], ...]:
 
 
 def error_kind(error: Exception) -> str:
-    """Return what torch says is wrong: "data", "sizes", "input", "output", "fake" or ""."""
+    """Classify an error of torch: "data", "sizes", "input", "output", "fake" or ""."""
     from torch._dynamo.exc import UserError, UserErrorType  # noqa: PLC0415
     from torch._subclasses.fake_tensor import (  # noqa: PLC0415
         DataDependentOutputException,
@@ -108,7 +108,7 @@ def error_kind(error: Exception) -> str:
 
 
 def is_subclass(value: object) -> bool:
-    """Return whether ``value`` is a tensor that wraps others, such as a quantized one."""
+    """Return whether ``value`` is a wrapper tensor, such as a quantized one."""
     return is_traceable_wrapper_subclass(value)
 
 
@@ -128,12 +128,12 @@ def flatten(tree: object) -> tuple[list[Any], TreeSpec]:
 
 
 def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
-    """Return the tree of structure ``spec`` with ``leaves``."""
+    """Return the tree with the structure ``spec`` and the leaves ``leaves``."""
     return pytree.tree_unflatten(leaves, spec)
 
 
 def flatten_with_paths(tree: object) -> list[tuple[tuple[tuple[Any, str], ...], Any]]:
-    """Return each leaf with its path: keys, each with its spelling, such as ``.a`` or ``[0]``.
+    """Return each leaf with its path: keys, each with its text, such as ``.a`` or ``[0]``.
 
     A key is an index, the key of a dictionary, or the name of an attribute.
     """
@@ -160,12 +160,12 @@ def register_container(
     flatten_named: Callable[[Any], tuple[dict[str, Any], Any]],
     build: Callable[[Sequence[Any], Any], Any],
 ) -> None:
-    """Teach torch to look into containers of class ``kind``, unless it knows how already.
+    """Register the container class ``kind`` with torch's pytree, unless it is registered.
 
     Args:
         kind: The class.
-        flatten_named: From a container to its children by attribute, and its fixed part.
-        build: From the children and the fixed part to a container.
+        flatten_named: Maps a container to its children by attribute, and its context.
+        build: Maps the children and the context to a container.
     """
     if kind in pytree.SUPPORTED_NODES:
         return
@@ -190,15 +190,15 @@ def register_container(
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A symbolic size as torch derived it.
+    """A symbolic size in torch's terms.
 
     Attributes:
-        text: The expression over root symbols, as Python spells it.
-        roots: Names of the root symbols; one that equals ``text`` is the size itself.
+        text: The expression over root symbols, as Python source.
+        roots: Names of the root symbols; if one equals ``text``, the size is that root.
         linear: ``(a, b)`` when the size is ``a * root + b`` for its only root.
-        low: Least value that it may have.
-        hint: Value in the trace; ``None`` for a size that depends on data.
-        high: Greatest value; ``None`` if there is none.
+        low: Least value.
+        hint: Value in the trace; ``None`` for a data-dependent size.
+        high: Greatest value; ``None`` if unbounded.
     """
 
     text: str
@@ -210,7 +210,7 @@ class Size:
 
 
 def read_size(size: int | torch.SymInt, program: ExportedProgram) -> int | Size:
-    """Return what is known about one size of a fake tensor of ``program``."""
+    """Return the properties of one size of a fake tensor of ``program``."""
     if isinstance(size, int):
         return size
     from torch.utils._sympy.printers import PythonPrinter  # noqa: PLC0415
@@ -231,7 +231,7 @@ def read_size(size: int | torch.SymInt, program: ExportedProgram) -> int | Size:
         if factor.is_Integer and rest.is_Integer and factor > 0:
             linear = (int(factor), int(rest))
     low, high = bounds.lower, bounds.upper
-    # Sizes without a bound come as infinity, as an infinite integer, or as 2^63 - 2.
+    # torch represents a missing bound as infinity, an infinite integer, or 2^63 - 2.
     bounded = high.is_Integer and int(high) < torch.iinfo(torch.int64).max - 1
     return Size(
         PythonPrinter().doprint(expr),
@@ -244,12 +244,12 @@ def read_size(size: int | torch.SymInt, program: ExportedProgram) -> int | Size:
 
 
 def guards_of(program: ExportedProgram) -> list[str]:
-    """Return the conditions on input sizes that the trace relied on, over ``L['x'].size()[0]``."""
+    """Return the guards on input sizes that the trace assumed, over ``L['x'].size()[0]``."""
     return list(program._guards_code)
 
 
 def orig_arg_names(program: ExportedProgram) -> tuple[str, ...]:
-    """Return the names of the parameters of the exported ``forward``, as far as they are kept."""
+    """Return the parameter names of the exported ``forward``, if the program has them."""
     top = program.module_call_graph[0].signature
     return tuple(top.forward_arg_names or ()) if top is not None else ()
 
@@ -260,7 +260,7 @@ def keyword_names(in_spec: TreeSpec) -> list[str]:
 
 
 def as_value(node: Node) -> Any:
-    """Return the fake value of ``node``, which never requires gradients."""
+    """Return the fake value of ``node``, detached from autograd."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor) and value.requires_grad:
         with torch.no_grad():
@@ -269,7 +269,7 @@ def as_value(node: Node) -> Any:
 
 
 def higher_order_name(node: Node) -> str | None:
-    """Return the name of the higher-order operator that ``node`` calls, if it does."""
+    """Return the name of the higher-order operator that ``node`` calls, if any."""
     target = node.target
     return str(target) if isinstance(target, HigherOrderOperator) else None
 
@@ -282,13 +282,13 @@ def build_module(
 ) -> GraphModule:
     """Copy the graph of ``program`` into a plain module with flat inputs and outputs.
 
-    Only what the outputs need is copied, so assertions, which nothing uses, fall away.
+    Only the ancestors of the outputs are copied, which drops assertions.
 
     Args:
         program: The functional program.
-        constants: For each placeholder that is a constant, its name in the module and its value.
+        constants: Name in the module and value of each placeholder that is a constant.
         outputs: Names of the nodes to return, in order.
-        kept: Names of placeholders to keep although nothing reads them, since they are written.
+        kept: Names of placeholders to keep without users, since they are mutated.
     """
     nodes = {node.name: node for node in program.graph.nodes}
     live = _live([nodes[name] for name in (*outputs, *kept)])

@@ -1,7 +1,7 @@
-"""What the traced graph, which still writes in place, says about who is who.
+"""Alias analysis of the traced graph, before functionalization.
 
-The functional graph that is made of it has only values: that a result is the very input that was
-written, or that two writes go to one tensor, can be read off the traced one alone.
+The functional graph has only values. Only the traced graph, which still has in-place ops, shows
+that an output is the mutated input itself, or that two writes go to the same tensor.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _COPIES_IF_NEEDED = (
 
 
 def _alias_source(node: Node, *, written: bool) -> Node | None:
-    """Return the argument that the result of ``node`` is a view of, or that it writes and returns.
+    """Return the argument that the result of ``node`` is a view of, or that it mutates and returns.
 
     Args:
         node: Any node.
-        written: Look for arguments that are written; otherwise for those that are not.
+        written: Look for mutated arguments; otherwise for arguments that are not mutated.
     """
     op = overload_of(node)
     if op is None:
@@ -49,7 +49,7 @@ def _alias_source(node: Node, *, written: bool) -> Node | None:
 
 
 def _same_tensor(node: Node) -> Node | None:
-    """Return the argument that the result of ``node`` is, written or with no need to be copied."""
+    """Return the argument that the result of ``node`` is identical to: mutated, or not copied."""
     source = _alias_source(node, written=True)
     if source is not None or not is_call(node, *_COPIES_IF_NEEDED):
         return source
@@ -62,7 +62,7 @@ def _same_tensor(node: Node) -> Node | None:
 
 
 def written_inputs(program: ExportedProgram) -> set[str]:
-    """Return the names of the placeholders that the graph writes, through views or not."""
+    """Return the names of the placeholders that the graph mutates, directly or through views."""
     base: dict[Node, Node] = {}
     written = {
         spec.target or ""
@@ -83,10 +83,10 @@ def written_inputs(program: ExportedProgram) -> set[str]:
 
 
 def returned_inputs(program: ExportedProgram) -> dict[int, str]:
-    """Return, by position among the user's outputs, the inputs that the model returns as such.
+    """Return the inputs that the model returns, by position among the user's outputs.
 
-    An input that was written in place and is returned is still that input. The functional graph
-    cannot tell it from a fresh tensor that was copied into the input: the traced one can.
+    An input that is mutated and returned is still that input. The functional graph cannot
+    distinguish it from a new tensor that is copied into the input; the traced graph can.
     """
     inputs = {
         spec.arg.name

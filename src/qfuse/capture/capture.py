@@ -1,4 +1,4 @@
-"""From a model and an example call to a functional graph with its signature."""
+"""Capture a model with an example call as a functional graph with its signature."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _ASSIGNED = "assigned during export"
 
 @dataclass(frozen=True, slots=True)
 class _Traced:
-    """A traced program and what is known of the call that it was traced with.
+    """A traced program, and the call that it was traced with.
 
     Attributes:
-        program: As torch.export made it.
+        program: The program from torch.export.
         parameters: The parameters of ``forward``.
-        call: The example ``(args, kwargs)``; ``None`` if the program kept none.
+        call: The example ``(args, kwargs)``; ``None`` if the program has none.
         autocast: Whether an ambient autocast is part of the program.
-        training: Whether a module was in training mode, or nobody knows.
+        training: Whether a module was in training mode, or this is unknown.
     """
 
     program: ExportedProgram
@@ -66,21 +66,21 @@ def capture(
     *,
     dynamic_shapes: Any = None,
 ) -> CapturedGraph:
-    """Capture ``model`` as a functional ATen graph, with the operators of its quantization intact.
+    """Capture ``model`` as a functional ATen graph, with its quantization ops intact.
 
-    The graph shares the memory of the model's weights and buffers; nothing is copied, and neither
-    the model nor the example is changed. Whether gradients are enabled makes no difference.
+    The graph shares memory with the model's weights and buffers; nothing is copied, and neither
+    the model nor the example is changed. The grad mode does not matter.
 
     Args:
-        model: A module in eval mode, quantized or not, a program of ``torch.export``, or what
-            ``convert_pt2e`` returns.
-        args: Positional arguments of an example call. A program brings its own.
-        kwargs: Keyword arguments of it.
-        dynamic_shapes: As ``torch.export.export`` takes it.
+        model: A module in eval mode, quantized or not, an ``ExportedProgram``, or the result of
+            ``convert_pt2e``.
+        args: Positional arguments of an example call; an exported program has its own.
+        kwargs: Keyword arguments of the example call.
+        dynamic_shapes: In the format of ``torch.export.export``.
 
     Raises:
-        CaptureError: The model cannot be captured; the message says which line, and what to do.
-        InputError: ``model`` is a program, and the example does not fit it.
+        CaptureError: The model cannot be captured; the message names the source line and a fix.
+        InputError: ``model`` is a program, and the example does not match it.
     """
     log = EventLog()
     if isinstance(model, ExportedProgram):
@@ -93,7 +93,7 @@ def capture(
     traced = _trace(model, args, kwargs, dynamic_shapes, log)
     captured = _make_functional(traced, dynamic_shapes, log)
     if isinstance(model, torch.fx.GraphModule):
-        return captured  # Nothing is left in it that could decide on sizes.
+        return captured  # It has no Python code that could branch on sizes.
     return check_size_one(captured, traced.program, _SmallModel(model, traced))
 
 
@@ -138,7 +138,7 @@ def _export(
 
 @dataclass(frozen=True, slots=True)
 class _SmallModel:
-    """The model again, for calls with other sizes than the example's."""
+    """Traces the model again, for calls with other sizes than the example's."""
 
     model: torch.nn.Module
     traced: _Traced
@@ -149,13 +149,13 @@ class _SmallModel:
         return [leaf.value for leaf in _leaves(self.traced, None)]
 
     def trace(self, leaves: Sequence[Any]) -> ExportedProgram:
-        """Trace a call with these leaves, all sizes exact."""
+        """Trace a call with these leaves and static sizes."""
         in_spec = self.traced.program.call_spec.in_spec
         assert in_spec is not None, "the program has no in_spec"
         return _export(self.model, unflatten(leaves, in_spec), None, EventLog())
 
     def capture(self, program: ExportedProgram) -> CapturedGraph:
-        """Make such a trace functional."""
+        """Functionalize such a trace."""
         return _make_functional(replace(self.traced, program=program), None, EventLog())
 
 
@@ -179,7 +179,7 @@ def _check_model(model: object) -> None:
 
 
 def _check_parts(program: ExportedProgram) -> None:
-    """Refuse what a flat graph of plain operators cannot hold."""
+    """Refuse what a flat graph of plain operators cannot represent."""
     for spec in program.graph_signature.input_specs:
         if spec.kind in {InputKind.CUSTOM_OBJ, InputKind.TOKEN}:
             raise CaptureError(
@@ -192,9 +192,9 @@ def _check_parts(program: ExportedProgram) -> None:
         name = higher_order_name(node)
         if name is not None:
             raise CaptureError(
-                f"the model calls {name}, which keeps a graph of its own inside",
+                f"the model calls {name}, which contains a subgraph",
                 where=source_line(node.meta.get("stack_trace"), files),
-                fix="decide with torch.where instead, or keep this part out of the compiled model",
+                fix="use torch.where instead, or keep this part out of the compiled model",
             )
 
 
@@ -237,7 +237,7 @@ def _leaves(traced: _Traced, dynamic_shapes: Any) -> list[Leaf]:
     """Return the leaves of the example in the order of the program's in_spec."""
     in_spec = traced.program.call_spec.in_spec
     assert in_spec is not None, "the program has no in_spec"
-    # A program without an example still knows where each input was in the call.
+    # A program without an example still has the structure of the call.
     args, kwargs = traced.call or unflatten(list(range(in_spec.num_leaves)), in_spec)
     kwargs = {name: kwargs[name] for name in keyword_names(in_spec)}
     return leaves_of((args, kwargs), traced.parameters, dynamic_shapes)
@@ -245,7 +245,7 @@ def _leaves(traced: _Traced, dynamic_shapes: Any) -> list[Leaf]:
 
 @contextmanager
 def _warnings_to(log: EventLog) -> Iterator[None]:
-    """Note what torch.export warns about the model; pass on warnings of the model's own code."""
+    """Log torch.export's warnings about the model; re-emit warnings of the model's own code."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield

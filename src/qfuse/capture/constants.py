@@ -1,4 +1,4 @@
-"""The tensors that a program holds: one name each, shared with the user's module, never copied."""
+"""The constants of a program: one name per tensor, shared with the user's module, never copied."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from qfuse.ir.errors import CaptureError
 def collect_constants(
     traced: ExportedProgram, program: ExportedProgram
 ) -> dict[str, tuple[str, torch.Tensor]]:
-    """Return the name and value of the constant behind each placeholder that is one.
+    """Return the name and value of each placeholder that is a constant.
 
-    Tied tensors, also those that only share memory, shape and strides, get the first of their
+    Tied tensors, including tensors with the same memory, shape and strides, get the first of their
     names. The plain tensors inside a quantized weight are named after it: ``fc.weight.qdata``.
 
     Args:
-        traced: The program before decomposition, whose weights are the user's own.
+        traced: The program before decomposition, whose weights are the user's tensors.
         program: The functional program, whose weights are plain.
     """
     inside = {
@@ -37,14 +37,14 @@ def collect_constants(
     found = {}
     for spec in _constants(program):
         value = values[spec.target or ""]
-        # A buffer stays the user's own tensor, so that a write to it is seen in the user's module.
+        # Buffers are the user's tensors, so that writes to them are visible in the user's module.
         is_own = not isinstance(value, torch.nn.Parameter) and not value.requires_grad
         found[spec.arg.name] = (first[_identity(value)], value if is_own else value.detach())
     return found
 
 
 def check_names(traced: ExportedProgram) -> None:
-    """Refuse attributes whose names torch.fx keeps for itself, on which torch.export trips later.
+    """Refuse attributes with names that torch.fx reserves, which would fail later in torch.export.
 
     Raises:
         CaptureError: The model has an attribute such as ``code`` or ``graph``.
@@ -55,17 +55,17 @@ def check_names(traced: ExportedProgram) -> None:
         head = name.split(".", maxsplit=1)[0]
         if head in reserved:
             raise CaptureError(
-                f"the model's attribute {head!r} has a name that torch.fx keeps for itself",
+                f"the model's attribute {head!r} has a name that is reserved by torch.fx",
                 fix="rename it, or make the model a submodule of another module",
             )
 
 
 def check_written(traced: ExportedProgram, written: set[str]) -> None:
-    """Refuse writes that a functional graph cannot carry out where the source does.
+    """Refuse writes that a functional graph cannot apply to the source's tensors.
 
     Raises:
-        CaptureError: ``forward`` writes a tensor that is no buffer, or one that shares memory with
-            another one.
+        CaptureError: ``forward`` writes a tensor that is not a buffer, or one that shares memory
+            with another one.
     """
     values = _tensors(traced)
     constants = [spec for spec in _constants(traced) if spec.target in values]
@@ -96,7 +96,7 @@ def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
 
 
 def _storage(value: torch.Tensor) -> int:
-    """Return the address of a tensor's memory, 0 for one that has none or many."""
+    """Return the address of a tensor's memory, 0 for one without a single storage."""
     parts = list(plain_parts("", value))
     if len(parts) != 1 or value.is_meta or value.layout is not torch.strided:
         return 0
@@ -104,7 +104,7 @@ def _storage(value: torch.Tensor) -> int:
 
 
 def _identity(value: torch.Tensor) -> object:
-    """Return a key that two tensors share when they are one."""
+    """Return a key that is equal for tensors with the same memory and layout."""
     address = _storage(value)
     if not address:
         return id(value)

@@ -1,9 +1,9 @@
-"""The caches of `transformers` as containers of tensors, so that they can be inputs and outputs.
+"""Register the caches of `transformers` as pytrees, so that they can be inputs and outputs.
 
-torch.export looks into registered containers only. `transformers` registers its dynamic cache on
-demand and in a way that runs operators whenever a cache is rebuilt, which a trace then records; its
-static cache is not registered at all. Here a layer is its tensors and the plain values beside them,
-and rebuilding one runs nothing.
+torch.export flattens registered containers only. `transformers` registers its dynamic cache on
+demand, with an unflatten function that runs operators, which a trace records; its static cache is
+not registered at all. Here a layer is flattened to its tensors and its plain attributes, and
+unflattening runs no operators.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from qfuse.capture._export_api import register_container
 from qfuse.ir.errors import CaptureError
 
 _MODULE = "transformers.cache_utils"
-# The classes, and the layers whose whole state is tensors that forward writes or replaces.
+# The cache classes, and their layers whose whole state is tensors that forward mutates or replaces.
 _CACHES = {"DynamicCache": ("DynamicLayer",), "StaticCache": ("StaticLayer",)}
-# Set from the tensors when a layer is rebuilt: they would tie the structure to one batch size.
+# Derived from the tensors when unflattening: as context they would fix the batch size.
 _DERIVED = ("dtype", "device", "batch_size", "num_heads", "k_head_dim", "v_head_dim")
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """The fixed part of a layer: its class, and the attributes that are no tensors."""
+    """The context of a layer: its class, and its attributes that are not tensors."""
 
     kind: type
     others: tuple[tuple[str, Any], ...]
@@ -35,7 +35,7 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Cache:
-    """The fixed part of a cache."""
+    """The context of a cache."""
 
     kind: type
     layers: tuple[_Layer, ...]
@@ -43,7 +43,7 @@ class _Cache:
 
 
 def register_caches() -> None:
-    """Make the caches known to torch, if `transformers` is in use and did not do so itself."""
+    """Register the caches if `transformers` is imported and has not registered them."""
     module = sys.modules.get(_MODULE)
     for name in _CACHES:
         kind = getattr(module, name, None)
@@ -55,7 +55,7 @@ def verify_cache(name: str, value: object) -> None:
     """Refuse a cache argument that keeps state outside its tensors.
 
     Raises:
-        CaptureError: A layer is not allocated yet, or counts its length in Python.
+        CaptureError: A layer is not allocated yet, or keeps its length in Python.
     """
     kind = type(value)
     if kind.__module__ != _MODULE or kind.__name__ not in _CACHES:
@@ -70,25 +70,25 @@ def verify_cache(name: str, value: object) -> None:
             )
         if not layer.is_initialized and kind.__name__ == "StaticCache":
             raise CaptureError(
-                f"{name} is not allocated yet: forward would do it, outside of any graph",
+                f"{name} is not allocated yet: forward would allocate it, outside the graph",
                 fix=f"call {name}.early_initialization(batch_size, num_heads, head_dim, dtype, "
                 "device) first",
             )
 
 
 def note_cache(name: str, value: object) -> str | None:
-    """Return what a user should know about a cache argument, ``None`` if there is nothing."""
+    """Return a note for the user about a cache argument, or ``None``."""
     kind = type(value)
     if kind.__module__ != _MODULE or kind.__name__ != "DynamicCache":
         return None
     return (
-        f"{name} is a DynamicCache, which forward updates by giving it new tensors: a compiled "
-        "model leaves it as it is. Use the cache in its result, or a StaticCache"
+        f"{name} is a DynamicCache, which forward updates by assigning new tensors: a compiled "
+        "model does not change it. Use the cache in its result, or a StaticCache"
     )
 
 
 def _flatten(cache: Any) -> tuple[dict[str, Any], _Cache]:
-    """Return the tensors of each layer by name, and everything else."""
+    """Return the tensors of each layer by name, and the context."""
     pairs = [_split(layer) for layer in cache.layers]
     layers = tuple(
         _Layer(type(layer), others) for layer, (_, others) in zip(cache.layers, pairs, strict=True)
@@ -98,7 +98,7 @@ def _flatten(cache: Any) -> tuple[dict[str, Any], _Cache]:
 
 
 def _split(layer: Any) -> tuple[dict[str, torch.Tensor], tuple[tuple[str, Any], ...]]:
-    """Return a layer's tensors and its other attributes, each in the order of their names."""
+    """Return a layer's tensors and its other attributes, each sorted by name."""
     items = sorted(vars(layer).items())
     tensors = {name: value for name, value in items if isinstance(value, torch.Tensor)}
     derived = _DERIVED if tensors else ()
@@ -121,7 +121,7 @@ def _build(children: Sequence[Any], fixed: _Cache) -> Any:
 
 
 def _derive(layer: Any) -> None:
-    """Set what a layer knows about its tensors."""
+    """Set the attributes of a layer that are derived from its tensors."""
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor):
         return

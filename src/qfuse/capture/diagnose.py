@@ -1,4 +1,4 @@
-"""What torch.export raised, as an error that says which line of the model and what to do."""
+"""Turn errors of torch.export into errors with the line of the model and a fix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qfuse.capture.provenance import UserFiles
 from qfuse.ir.errors import CaptureError
 
 _FILE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-# What torch says about debugging torch: up to the end of the sentence, or all that follows.
+# torch's hints on debugging torch: up to the end of the sentence, or everything that follows.
 _SENTENCE = re.compile(r"\s*(For more information|For extended logs|If you suspect)[^\n]*")
 _TAIL = re.compile(
     r"\n+(The error above occurred when calling|consider using data-dependent|Caused by:|"
@@ -22,8 +22,8 @@ _FIXES = {
     "container": "a container among the results runs operators when it is rebuilt, as the dynamic "
     "cache that transformers registers does: pass use_cache=False, or do not call "
     "register_dynamic_cache_export_support",
-    "data": "decide with tensors instead of Python: torch.where or a mask for a branch, a fixed "
-    "size for a slice; or keep this part out of the compiled model",
+    "data": "use tensor ops instead of Python control flow: torch.where or a mask for a branch, "
+    "a fixed size for a slice; or keep this part out of the compiled model",
     "fake": "register a fake kernel for the operator with torch.library.register_fake",
     "file": "torch cannot take up a saved program with derived sizes: capture the program before "
     "it is saved, or the module",
@@ -31,9 +31,9 @@ _FIXES = {
     "class with torch.export.register_dataclass",
     "output": "return tensors and containers that torch knows; for a transformers model pass "
     "use_cache=False, or register the class with torch.export.register_dataclass",
-    "sizes": "make dynamic_shapes say what the model allows, with example sizes of at least 2",
+    "sizes": "declare the sizes that the model allows in dynamic_shapes; examples of at least 2",
 }
-# For errors that torch raises without a type of their own.
+# For errors that torch raises without a specific type.
 _PATTERNS = (
     (r"is not in the constants dictionary", "container"),
     (r"expected sympy\.Symbol", "file"),
@@ -46,17 +46,17 @@ _PATTERNS = (
     (r"data-dependent|\.item\(\)|unbacked", "data"),
 )
 _OTHER = (
-    "see that the model runs as model(*args, **kwargs); what runs only outside of torch, such as "
+    "check that the model runs as model(*args, **kwargs); what runs only outside of torch, such as "
     "numpy, files or other processes, cannot be captured"
 )
 
 
 def capture_error(error: Exception, stage: str) -> CaptureError:
-    """Return the error to raise from ``error``.
+    """Return the ``CaptureError`` to raise from ``error``.
 
     Args:
-        error: What was raised while tracing.
-        stage: What was being done, for errors that are nobody's fault but torch's.
+        error: The error raised while tracing.
+        stage: The current step, for errors that are not classified.
     """
     kind = error_kind(error) or _kind_of_message(error)
     text = str(error)
@@ -84,8 +84,8 @@ def _kind_of_message(error: Exception) -> str:
 def _user_frame(error: Exception) -> str | None:
     """Return ``file:line: code`` of the deepest frame of the user's model in the traceback.
 
-    The first frames are those of the caller, who is a user as well: only what is below the first
-    frame of torch counts.
+    The first frames are those of the caller, which is user code too: only frames below the first
+    frame of torch count.
     """
     files = UserFiles()
     frames = traceback.extract_tb(error.__traceback__)

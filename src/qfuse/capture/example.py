@@ -1,4 +1,4 @@
-"""The call that a model is captured with: what its arguments are named, and what is traced."""
+"""The example call: the names of its arguments, and the values to trace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CONSTANTS = (int, float, bool, str, type(None))
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What the signature of ``forward`` says.
+    """The signature of ``forward``.
 
     Attributes:
         names: Parameters that take positional arguments.
@@ -45,7 +45,7 @@ class Parameters:
         )
 
     def spell(self, position: int) -> tuple[str, str]:
-        """Return how the argument at ``position`` is named, and how torch's guards name it."""
+        """Return the name of the argument at ``position``, and its name in torch's guards."""
         if position < len(self.names):
             name = self.names[position]
             return name, f"L[{name!r}]"
@@ -62,10 +62,10 @@ class Leaf:
     """One leaf of the example call.
 
     Attributes:
-        name: How the user would write it.
-        source: How the guards of torch write it.
-        value: What the user gave; ``None`` also where a program kept no example.
-        dims: Per axis what ``dynamic_shapes`` asks for.
+        name: Its name in user code.
+        source: Its name in torch's guards.
+        value: The user's value; ``None`` also for a program without an example.
+        dims: The ``dynamic_shapes`` entry per axis.
     """
 
     name: str
@@ -77,10 +77,10 @@ class Leaf:
 def read_call(
     model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any], Parameters]:
-    """Check the example call and return the arguments to trace, which share nothing but memory.
+    """Validate the example call and return the arguments to trace.
 
-    One tensor given twice becomes two that share memory: torch.export would take the second for
-    the first. Tensors are detached, and dense: an odd layout of the example is no promise.
+    A tensor that is passed twice becomes two tensors that share memory, since torch.export would
+    merge them. Tensors are detached and dense, since later calls may have another layout.
 
     Raises:
         CaptureError: The arguments do not fit ``forward``, or cannot be inputs of a graph.
@@ -127,7 +127,7 @@ def leaves_of(
 
 
 def _dims(shapes: Any, keys: list[Any]) -> dict[int, Any]:
-    """Walk down a tree of dynamic shapes; what does not fit is left for torch.export to report."""
+    """Walk down a tree of dynamic shapes; torch.export reports mismatches."""
     for key in keys:
         match shapes:
             case Mapping() if key in shapes:
@@ -148,7 +148,7 @@ def _dims(shapes: Any, keys: list[Any]) -> dict[int, Any]:
 
 
 def is_dynamic(dim: Any) -> bool:
-    """Return whether an entry of ``dynamic_shapes`` asks for a size that may vary."""
+    """Return whether an entry of ``dynamic_shapes`` requests a dynamic size."""
     kind = getattr(getattr(dim, "type", None), "name", "")
     return dim is not None and not isinstance(dim, int) and kind != "STATIC"
 
@@ -161,7 +161,7 @@ def _check_leaves(leaves: list[Leaf]) -> None:
                 raise CaptureError(
                     f"{leaf.name} is a {type(value).__name__} of layout {value.layout}: "
                     "inputs are plain tensors",
-                    fix="pass a dense plain tensor; quantized ones belong into the model",
+                    fix="pass a dense plain tensor; quantized tensors belong in the model",
                 )
         elif not isinstance(value, _CONSTANTS):
             raise CaptureError(
@@ -182,7 +182,7 @@ def _traceable(value: torch.Tensor) -> torch.Tensor:
 def axis_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
     """Return the axes from the largest stride to the smallest; ``None`` if there are gaps.
 
-    Axes of size 1, whose strides mean nothing, stand where a contiguous tensor has them.
+    Axes of size 1, whose strides are arbitrary, keep their position in a contiguous tensor.
     """
     if 0 in shape:
         return tuple(range(len(shape)))

@@ -1,4 +1,4 @@
-"""Where each node comes from: the user's line of source, and the path of the module."""
+"""The origin of each node: the user's source line, and the module path."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<fun
 
 
 class UserFiles:
-    """Tells files of the user, model libraries included, from those of torch, torchao and qfuse."""
+    """Distinguishes user files, including model libraries, from torch, torchao and qfuse."""
 
     def __init__(self) -> None:
         self._foreign = [Path(torch.__file__).parent, Path(__file__).parents[1]]
@@ -30,7 +30,7 @@ class UserFiles:
     def owns(self, name: str) -> bool:
         """Return whether a file belongs to the user.
 
-        Code that was generated at run time, such as ``<eval_with_key>.0``, belongs to nobody.
+        Generated code, such as ``<eval_with_key>.0``, is not user code.
         """
         if name not in self._known:
             path = Path(name)
@@ -38,7 +38,7 @@ class UserFiles:
         return self._known[name]
 
     def _is_foreign(self, path: Path) -> bool:
-        # Installed packages may lie below the standard library, and models come from packages.
+        # site-packages may be below the standard library, and packages may contain models.
         packages = {"site-packages", "dist-packages"}
         if path.is_relative_to(self._standard) and not packages & set(path.parts):
             return True
@@ -46,10 +46,10 @@ class UserFiles:
 
 
 def annotate(module: GraphModule) -> None:
-    """Replace what torch.export noted on each node by two strings and the fake value.
+    """Reduce the metadata of torch.export on each node to two strings and the fake value.
 
-    Nodes that a quantizer put in come without a place. They get that of the first node that uses
-    them, since it was quantized for its sake, else that of the node they use.
+    Nodes that a quantizer inserted have no origin. They get that of their first user, which they
+    were inserted for, or else that of their operand.
     """
     files = UserFiles()
     nodes = list(module.graph.nodes)
@@ -76,7 +76,7 @@ def _inherit(node: Node, others: list[Node]) -> None:
 
 
 def source_line(trace: str | None, files: UserFiles) -> str | None:
-    """Return ``file:line: code`` of the deepest frame of the user's, ``None`` if there is none."""
+    """Return ``file:line: code`` of the deepest user frame, or ``None``."""
     lines = (trace or "").splitlines()
     for index in reversed(range(len(lines))):
         frame = _FRAME.match(lines[index])
@@ -93,6 +93,6 @@ def _module_path(meta: dict[str, Any]) -> str | None:
         return None
     path, kind = stack[-1]
     name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
-    # What torch.export wraps around a model, and what passes note on nodes that they make.
+    # Names of torch.export's wrappers, and of passes on the nodes that they insert.
     made = name.startswith("torch.export.") or name == path
     return None if made else str(path)

@@ -1,4 +1,4 @@
-"""From torch.export's signature of a program to ours: inputs, outputs and writes."""
+"""Convert torch.export's graph signature to qfuse's: inputs, outputs and mutations."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _WRITES = (
 
 @dataclass(slots=True)
 class Interface:
-    """The signature, and which nodes of the program are the outputs of its graph.
+    """The signature, and the nodes of the program that are graph outputs.
 
     Attributes:
         signature: How the graph is called.
-        outputs: Names of the nodes that the graph returns, mutated values first.
-        written: Names of the placeholders of constants that are written.
+        outputs: Names of the returned nodes, mutated values first.
+        written: Names of the placeholders of mutated constants.
     """
 
     signature: Signature
@@ -46,7 +46,7 @@ class Interface:
 
 @dataclass(slots=True)
 class _Reader:
-    """Collects a signature from one program."""
+    """Builds the signature of one program."""
 
     program: ExportedProgram
     constants: dict[str, str]
@@ -59,7 +59,7 @@ class _Reader:
         self.sizes = SizeTable(self.program)
 
     def inputs(self, leaves: list[Leaf]) -> tuple[InputSpec, ...]:
-        """Return the specs of the flat inputs, which torch keeps in the order of the leaves."""
+        """Return the specs of the flat inputs, in the order of the leaves."""
         specs = self.program.graph_signature.input_specs
         user = [spec.arg for spec in specs if spec.kind is InputKind.USER_INPUT]
         assert len(user) == len(leaves), f"{len(user)} inputs, {len(leaves)} leaves"
@@ -95,7 +95,7 @@ class _Reader:
         return None if order == tuple(range(len(order))) else order
 
     def writes(self, inputs: tuple[InputSpec, ...]) -> list[tuple[str, str | None, Mutation]]:
-        """Return each write: the node of the value, the placeholder of a constant, the mutation."""
+        """Return each mutation: the node of the value, the placeholder of a constant, the spec."""
         signature = self.program.graph_signature
         placeholders = {s.target: s.arg.name for s in signature.input_specs if s.target is not None}
         indices = {spec.placeholder: i for i, spec in enumerate(inputs)}
@@ -163,11 +163,11 @@ def read_interface(
         program: The functional program.
         leaves: The leaves of the example call, in the order of its in_spec.
         constants: Names of the constants by placeholder.
-        returned: Positions of results that are inputs, with the names of their placeholders.
+        returned: Positions of outputs that are inputs, with the names of their placeholders.
         parameters: The parameters of ``forward``.
 
     Raises:
-        CaptureError: An input or output is of a kind that a compiled graph cannot have.
+        CaptureError: An input or output has an unsupported kind.
     """
     reader = _Reader(program, constants, returned)
     inputs = reader.inputs(leaves)
@@ -193,7 +193,7 @@ def read_interface(
 
 
 def note_fixed_sizes(signature: Signature, leaves: list[Leaf], log: EventLog) -> None:
-    """Warn about sizes that were asked to be dynamic and are not."""
+    """Warn about sizes that were requested to be dynamic but are static."""
     for spec, leaf in zip(signature.inputs, leaves, strict=True):
         for axis, dim in leaf.dims.items():
             if not is_dynamic(dim) or axis >= len(spec.shape) or isinstance(spec.shape[axis], str):
@@ -202,7 +202,7 @@ def note_fixed_sizes(signature: Signature, leaves: list[Leaf], log: EventLog) ->
             log.add(
                 Noted(
                     "capture",
-                    f"axis {axis} of {leaf.name} was asked to be dynamic but stays "
+                    f"axis {axis} of {leaf.name} was requested to be dynamic but stays "
                     f"{spec.shape[axis]}: {why}. Use an example of at least 2 there, and "
                     "torch.export.Dim with min=1 to allow 1",
                     warn=True,

@@ -1,9 +1,9 @@
-"""Does the graph hold for sizes of 1? torch.export takes that for granted: here it is checked.
+"""Check whether the graph is valid for sizes of 1, which torch.export assumes.
 
-Dynamic sizes are traced as if they were at least 2, so ``if x.shape[1] == 1`` is decided silently,
-and a range that begins at 1 is believed although no trace has seen it. One more trace, of a call
-with sizes of 1, shows whether the model calls the same operators there. If it does not, and the
-results differ too, the range is cut: a size of 1 is refused instead of answered wrongly.
+Dynamic sizes are traced as if they were at least 2, so ``if x.shape[1] == 1`` is specialized
+silently, and a range from 1 is accepted without a trace of size 1. Another trace, of a call with
+sizes of 1, shows whether the model calls the same operators there. If it does not, and the results
+differ too, the range is cut: a size of 1 is then refused instead of computed incorrectly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from qfuse.ir.signature.run import run_flat
 from qfuse.rewrite.compare import compare
 from qfuse.rewrite.tolerance import MODEL
 
-# What a trace has or lacks depending on sizes alone: at a size of 1 a slice is the whole.
+# Ops that a trace may omit depending on sizes: at size 1, a slice may be the whole tensor.
 _IDLE = (
     "aten.sym_",
     "aten._assert",
@@ -39,7 +39,7 @@ _IDLE = (
 
 
 class Source(Protocol):
-    """The model, to be traced again with other sizes."""
+    """A model that can be traced again with other sizes."""
 
     @property
     def leaves(self) -> Sequence[Any]:
@@ -47,28 +47,28 @@ class Source(Protocol):
         ...
 
     def trace(self, leaves: Sequence[Any]) -> ExportedProgram:
-        """Return the traced program of a call with these leaves, all sizes exact."""
+        """Return the traced program of a call with these leaves and static sizes."""
         ...
 
     def capture(self, program: ExportedProgram) -> CapturedGraph:
-        """Return the functional graph of such a program."""
+        """Return its functional graph."""
         ...
 
 
 def check_size_one(
     captured: CapturedGraph, traced: ExportedProgram, source: Source
 ) -> CapturedGraph:
-    """Return ``captured`` with ranges that begin at 2 where the graph is wrong for 1.
+    """Return ``captured`` with ranges that start at 2 where the graph is wrong for 1.
 
     Args:
-        captured: The graph, whose log is told.
-        traced: The program that it was made of, as it was traced.
+        captured: The graph; warnings are added to its log.
+        traced: The traced program of the graph.
         source: The model.
     """
     names = [name for name, s in captured.signature.symbols.items() if s.low <= 1 < s.hint]
     if not names or _agrees(captured, traced, source, names):
         return captured
-    # Which of them is it? If none alone, then all of them at once.
+    # Find the sizes that fail alone; if none does, cut all of them.
     guilty = [n for n in names if len(names) == 1 or not _agrees(captured, traced, source, [n])]
     symbols = dict(captured.signature.symbols)
     for name in guilty or names:
@@ -88,7 +88,7 @@ def check_size_one(
 def _agrees(
     captured: CapturedGraph, traced: ExportedProgram, source: Source, names: list[str]
 ) -> bool:
-    """Whether the graph gives what the model gives when the sizes ``names`` are 1."""
+    """Whether the graph returns the model's results when the sizes ``names`` are 1."""
     leaves = [
         _cut(leaf, spec.shape, names)
         for leaf, spec in zip(source.leaves, captured.signature.inputs, strict=True)
@@ -96,7 +96,7 @@ def _agrees(
     try:
         inputs = Caller(captured.signature).check(leaves)
     except InputError:
-        return True  # Its relations keep such a call out.
+        return True  # The relations exclude such a call.
     try:
         small = source.trace(leaves)
         if _same_calls(traced, small):
@@ -123,7 +123,7 @@ def _same_results(
     leaves: Sequence[Any],
 ) -> bool:
     if any(value.is_meta for value in inputs) or any(map(is_random, captured.graph.nodes)):
-        return False  # Without values, or with random ones, there is nothing to compare.
+        return False  # Missing or random values cannot be compared.
     with torch.random.fork_rng(devices=[]):
         mine = run_flat(captured.module, inputs)
         theirs = run_flat(reference.module, Caller(reference.signature).check(leaves))
@@ -136,7 +136,7 @@ def _same_results(
 
 
 def _same_calls(first: ExportedProgram, second: ExportedProgram) -> bool:
-    """Whether two traces call the same operators with the same arguments, but for sizes."""
+    """Whether two traces call the same operators with the same arguments, except sizes."""
     return all(
         a is not None
         and b is not None

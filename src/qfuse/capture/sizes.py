@@ -1,8 +1,8 @@
-"""Symbolic sizes of the inputs: which axis binds which symbol, and what must hold between them.
+"""Symbolic sizes of the inputs: the symbol of each axis, and the relations between symbols.
 
-torch.export gives each axis an expression over root symbols, ranges for these, and conditions that
-the trace relied on. A signature names one symbol per axis instead, so that a call binds all of them
-by looking at shapes, and states everything else as relations.
+torch.export has an expression over root symbols per axis, ranges of the roots, and guards that the
+trace assumed. A signature has one symbol per axis instead, so that the shapes of a call bind all
+symbols, and expresses everything else as relations.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from qfuse.ir.signature.size_expr import parse_size
 
 @dataclass(slots=True)
 class SizeTable:
-    """Names of symbolic sizes, filled input by input.
+    """Collects the symbolic sizes, input by input.
 
     Attributes:
         program: The functional program.
         symbols: The range of each symbol that an axis binds.
-        axes: The size of each axis, by the source of its tensor: exact, or its symbol.
+        axes: The size of each axis, by the source of its tensor: an integer, or its symbol.
     """
 
     program: ExportedProgram
@@ -56,16 +56,16 @@ class SizeTable:
         return tuple(shape)
 
     def relations(self, guards: list[str]) -> tuple[str, ...]:
-        """Return what must hold between the symbols, once all inputs are added.
+        """Return the relations between the symbols; all inputs must have been added.
 
         Raises:
-            CaptureError: A condition of the trace cannot be told from the shapes of the inputs.
+            CaptureError: A guard of the trace cannot be checked on the shapes of the inputs.
         """
         found = [*self._relations_of_derived(), *(self._from_guard(g) for g in guards)]
         return tuple(dict.fromkeys(text for text in found if text is not None))
 
     def express(self, size: Size) -> str | None:
-        """Return a size as an expression over bound symbols, ``None`` if it depends on data."""
+        """Return a size as an expression over bound symbols, ``None`` if it is data-dependent."""
         try:
             return self._substitute(size)
         except KeyError:
@@ -93,7 +93,7 @@ class SizeTable:
         self.symbols[name] = SymbolRange(old.low, old.hint, old.high, factor, old.label)
 
     def _defining(self, root: str) -> str | None:
-        """Return the derived axis that tells the value of a root that no axis binds itself."""
+        """Return a derived axis that determines the value of a root that no axis binds."""
         if root in self.symbols:
             return None
         return next(
@@ -102,7 +102,7 @@ class SizeTable:
         )
 
     def _substitute(self, size: Size) -> str:
-        """Return the expression with hidden roots solved for. Raises KeyError if one is not."""
+        """Return the expression with unbound roots solved for. Raises KeyError if one is not."""
         hidden = {root: self._solve(root) for root in size.roots if root not in self.symbols}
         if not hidden:
             return size.text
@@ -118,13 +118,13 @@ class SizeTable:
         return ast.parse(shifted if factor == 1 else f"{shifted} // {factor}", mode="eval").body
 
     def _from_guard(self, guard: str) -> str | None:
-        """Rewrite one condition of torch over our symbols; ``None`` for one that always holds."""
+        """Rewrite a guard of torch over our symbols; return ``None`` if it always holds."""
         tree = _Sizes(self.axes).visit(ast.parse(guard, mode="eval")).body
         text = ast.unparse(tree)
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         if not names <= self.symbols.keys() | {"math", "torch", "max", "min", "abs", "int"}:
             raise CaptureError(
-                f"the trace relies on {guard}, which shapes of inputs do not tell",
+                f"the trace relies on {guard}, which the shapes of the inputs do not determine",
                 fix="export with contiguous example inputs, or leave the axis out of "
                 "dynamic_shapes",
             )
@@ -168,6 +168,6 @@ class _Sizes(ast.NodeTransformer):
 
 def _unsolved(name: str, size: Size) -> CaptureError:
     return CaptureError(
-        f"the size {name} is {size.text}, and the inputs do not tell {' or '.join(size.roots)}",
+        f"the size {name} is {size.text}, which inputs do not determine: {' or '.join(size.roots)}",
         fix="declare the sizes with torch.export.Dim, or leave the axis static",
     )

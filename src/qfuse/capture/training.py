@@ -1,4 +1,4 @@
-"""A model that is still in training mode acts at random, or updates statistics: it is refused."""
+"""Refuse models in training mode, which draw random numbers or update statistics."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _NORMS = (
 
 
 def check_modules(model: nn.Module) -> None:
-    """Refuse a model whose modules would act as in training.
+    """Refuse a model with modules in training mode that behave differently from eval mode.
 
     Raises:
-        CaptureError: A module in training mode acts differently from evaluation.
+        CaptureError: There is such a module.
     """
     for name, module in model.named_modules():
         if module.training and _acts_differently(module):
@@ -54,20 +54,20 @@ def _acts_differently(module: nn.Module) -> bool:
         case _ if isinstance(module, _DROPOUTS):
             return module.p > 0
         case _:
-            # Without running statistics both modes normalize with those of the batch.
+            # Without running statistics, both modes use those of the batch.
             return isinstance(module, _NORMS) and module.track_running_stats
 
 
 def check_random(module: GraphModule, log: EventLog, *, training: bool) -> None:
-    """Look at what the graph does at random: an error if the model was in training mode.
+    """Check the random ops of the graph: an error if the model was in training mode.
 
     Args:
-        module: The captured graph, its nodes with their places.
-        log: Gets a warning for each node that acts at random on purpose.
-        training: Whether any module was in training mode, or nobody knows.
+        module: The captured graph, with the origins of its nodes.
+        log: Receives a warning for each node that is random in eval mode.
+        training: Whether any module was in training mode, or this is unknown.
 
     Raises:
-        CaptureError: A functional dropout or batch norm was captured as in training.
+        CaptureError: A functional dropout or batch norm was captured in training mode.
     """
     for node in module.graph.nodes:
         if not isinstance(node.target, OpOverload):
@@ -76,7 +76,7 @@ def check_random(module: GraphModule, log: EventLog, *, training: bool) -> None:
         if trains and training:
             place = place_of(node)
             raise CaptureError(
-                f"{place.op} was captured as in training",
+                f"{place.op} was captured in training mode",
                 where=place.source or str(place),
                 fix="call model.eval() before capture; export programs from models in eval mode",
             )
@@ -93,7 +93,7 @@ def check_random(module: GraphModule, log: EventLog, *, training: bool) -> None:
 
 
 def _draws(node: Node) -> bool:
-    """Return whether ``node`` draws random numbers: attention does only if it drops something."""
+    """Return whether ``node`` draws random numbers; attention does only with dropout."""
     assert isinstance(node.target, OpOverload), "only ops are asked"
     if torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
@@ -104,7 +104,7 @@ def _draws(node: Node) -> bool:
 
 
 def is_random(node: Node) -> bool:
-    """Return whether ``node`` draws random numbers. Attention without dropout, say, does not."""
+    """Return whether ``node`` draws random numbers; attention without dropout does not."""
     op = overload_of(node)
     if op is None or torch.Tag.nondeterministic_seeded not in op.tags:
         return False

@@ -1,8 +1,8 @@
-"""Tracing leaves the user's module as it was, whatever torch.export does to it on the way.
+"""Restore the user's module after tracing.
 
-torch.export swaps parameters for fake ones and puts them back. What it does not put back: new
-attributes that ``forward`` sets (they are left as fake tensors), and tensors that are no buffers
-and that ``forward`` writes in place (they are really written, once per trace).
+torch.export replaces parameters by fake ones and restores them. It does not restore attributes
+that ``forward`` sets, which are left as fake tensors, or tensors that are not buffers and that
+``forward`` mutates, which are really written, once per trace.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 @dataclass(frozen=True, slots=True)
 class _Loose:
-    """A tensor that is no parameter and no buffer, with a copy to put back."""
+    """A tensor that is neither a parameter nor a buffer, with a copy to restore."""
 
     tensor: torch.Tensor
     version: int
@@ -28,7 +28,7 @@ class _Loose:
 
 
 class _Snapshot:
-    """What attributes hold, containers in them included, to be put back by identity."""
+    """The values of attributes, including nested containers, to restore by identity."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
@@ -66,14 +66,14 @@ class _Snapshot:
             self._seen.add(id(value))
 
     def _keep_tensor(self, tensor: torch.Tensor) -> None:
-        # Nothing can write a tensor of the inference mode while its mode is off.
+        # Inference tensors cannot be written outside inference mode.
         if not tensor.is_inference():
             with torch.no_grad():
                 version = tensor._version  # noqa: SLF001
                 self._loose.append(_Loose(tensor, version, tensor.detach().clone()))
 
     def restore(self) -> None:
-        """Put everything back that has changed."""
+        """Restore everything that has changed."""
         for now, before in self._dicts:
             _restore(now, before)
         for items, copy in self._lists:
@@ -87,7 +87,7 @@ class _Snapshot:
 
 @contextmanager
 def untouched(model: torch.nn.Module) -> Iterator[None]:
-    """Put every module below ``model`` back to its state at entry."""
+    """Restore ``model`` and its submodules to their state at entry."""
     snapshot = _Snapshot(model)
     try:
         yield
@@ -96,7 +96,7 @@ def untouched(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _restore(now: dict[Any, Any], before: dict[Any, Any]) -> None:
-    """Make ``now`` hold the very objects of ``before``."""
+    """Replace the contents of ``now`` by the objects of ``before``."""
     for name in now.keys() - before.keys():
         del now[name]
     for name, value in before.items():

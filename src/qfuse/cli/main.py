@@ -37,19 +37,19 @@ _FLOATS = {"float32": None, "bfloat16": "bfloat16"}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What ``compile`` and ``explain`` were asked for.
+    """The request of a ``compile`` or ``explain`` command.
 
     Attributes:
         model: A zoo name, ``module:factory``, or a ``.pt2`` file.
         quantize: Recipe to quantize with first, or ``None``.
         group_size: Weights per scale, or ``None`` for the recipe's default.
         sizes: Sizes of the model, as text.
-        dynamic: Whether the sizes that the model declares variable stay variable.
+        dynamic: Whether the sizes that the model declares dynamic stay dynamic.
         check: How values are checked.
-        float_dtype: ``bfloat16``, or ``None`` for the model's own types.
+        float_dtype: ``bfloat16``, or ``None`` for the model's own dtypes.
         report_json: Where to write the report as JSON; ``-`` is standard output.
-        show_plan: Whether to print the graph that runs.
-        options: Everything else.
+        show_plan: Whether to print the lowered graph.
+        options: All other options.
     """
 
     model: str
@@ -65,7 +65,7 @@ class Request:
 
 
 class _Group(click.Group):
-    """Adds the commands of other packages, and shows qfuse's own errors without a traceback."""
+    """Adds the commands of plugins, and prints qfuse's errors without a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *plugin_names()})
@@ -87,15 +87,15 @@ class _Group(click.Group):
 @click.option("-v", "--verbose", is_flag=True, help="show what is logged")
 @click.pass_context
 def main(ctx: click.Context, verbose: bool) -> None:
-    """Compile quantized PyTorch models, and say what was done and why."""
+    """Compile quantized PyTorch models, and report what was done and why."""
     ctx.with_resource(_logging(logging.INFO if verbose else logging.WARNING))
 
 
 @contextmanager
 def _logging(level: int) -> Iterator[None]:
-    """Show qfuse's log on the terminal's error stream while a command runs, each line once.
+    """Print qfuse's log to stderr while a command runs, each line once.
 
-    The root logger is left out: other libraries give it handlers, which would repeat each line.
+    Lines do not propagate to the root logger: handlers of other libraries would repeat them.
     """
     log = logging.getLogger("qfuse")
     before = log.level, log.propagate
@@ -112,7 +112,7 @@ def _logging(level: int) -> Iterator[None]:
 
 
 def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add what ``compile`` and ``explain`` have in common."""
+    """Add the options that ``compile`` and ``explain`` share."""
     options = (
         click.argument("model"),
         click.option(
@@ -126,14 +126,14 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--dynamic/--static",
             default=False,
             show_default=True,
-            help="keep the sizes variable that the model declares so",
+            help="keep the sizes dynamic that the model declares so",
         ),
         click.option(
             "--float-dtype",
             type=click.Choice(list(_FLOATS)),
             default="float32",
             show_default=True,
-            help="type of what is not quantized; bfloat16 is lossy",
+            help="dtype of unquantized ops; bfloat16 is lossy",
         ),
         click.option("--json", "report_json", metavar="FILE", help="write the report as JSON"),
         options_of(Options),
@@ -152,7 +152,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="how values are checked",
 )
-@click.option("--plan", "show_plan", is_flag=True, help="print the graph that runs")
+@click.option("--plan", "show_plan", is_flag=True, help="print the lowered graph")
 def compile_command(check: str, **given: Any) -> None:
     """Compile MODEL (a zoo name, module:factory, or a .pt2 file), run it once, and report."""
     request = _request(given, check)
@@ -173,7 +173,7 @@ def compile_command(check: str, **given: Any) -> None:
         fast(*args, **kwargs)
     _show(fast.report, request)
     if request.show_plan:
-        # Beside a report on standard output, which somebody parses.
+        # A JSON report on standard output must stay parsable.
         out = _ERR if request.report_json == "-" else _OUT
         out.print(str(fast.plan), markup=False, highlight=False)
 
@@ -181,7 +181,7 @@ def compile_command(check: str, **given: Any) -> None:
 @main.command("explain")
 @_model_options
 def explain_command(**given: Any) -> None:
-    """Say what compiling MODEL would do and why, without compiling or running it."""
+    """Print the report of compiling MODEL, without compiling or running it."""
     request = _request(given, Check.OFF.value)
     loaded = load(request.model, request.sizes)
     with _progress() as say:
@@ -201,7 +201,7 @@ def explain_command(**given: Any) -> None:
 @main.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="print the findings as JSON")
 def doctor_command(as_json: bool) -> None:
-    """Say what this machine has, and what would silently not fuse, with what to do."""
+    """Show what this machine supports, what would silently not fuse, and how to fix it."""
     findings = diagnose(Target.detect())
     if as_json:
         click.echo(json.dumps([asdict(f) for f in findings], indent=2, default=str))
@@ -222,7 +222,7 @@ def doctor_command(as_json: bool) -> None:
     "--into",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="FOLDER",
-    help="also copy them into a folder, for a wheel with kernels inside",
+    help="also copy them into a folder, to build a wheel that contains them",
 )
 def build_kernels_command(into: Path | None) -> None:
     """Compile qfuse's own kernels for this machine, ahead of the first use."""
@@ -230,7 +230,7 @@ def build_kernels_command(into: Path | None) -> None:
         say("compiling the kernels (about a minute)")
         library = kernels.load()
     if not library.available:
-        # The reason says what to do: it depends on what failed.
+        # No ``fix``: the reason already says what to do, which depends on the failure.
         raise QfuseError(f"the kernels could not be built: {library.reason}")
     _OUT.print(kernel_table(library))
     if into is not None and library.path is not None:
@@ -238,7 +238,7 @@ def build_kernels_command(into: Path | None) -> None:
 
 
 def _request(given: dict[str, Any], check: str) -> Request:
-    """Check everything that can be checked before anything slow begins."""
+    """Validate all options before any slow step."""
     options = Options.of({f.name: given[f.name] for f in fields(Options)})
     _check_writable(given["report_json"])
     return Request(
@@ -256,7 +256,7 @@ def _request(given: dict[str, Any], check: str) -> Request:
 
 
 def parse_sizes(texts: Sequence[str]) -> dict[str, str]:
-    """Return the sizes of a model from texts of the form ``NAME=VALUE``."""
+    """Parse the sizes of a model from texts of the form ``NAME=VALUE``."""
     sizes: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -267,7 +267,7 @@ def parse_sizes(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _check_writable(target: str | None) -> None:
-    """Refuse a file that cannot be written, before the work whose result it would hold."""
+    """Refuse a file that cannot be written, before the compilation starts."""
     if target in {None, "-"}:
         return
     path = Path(str(target))
@@ -279,17 +279,17 @@ def _check_writable(target: str | None) -> None:
 def _prepare(
     request: Request, loaded: Loaded, say: Callable[[str], None]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
-    """Return what :func:`qfuse.compile` takes: model, inputs, dynamic shapes."""
+    """Return the arguments of :func:`qfuse.compile`: model, inputs, dynamic shapes."""
     args, kwargs = loaded.args, dict(loaded.kwargs or {})
     shapes = loaded.dynamic_shapes if request.dynamic else None
     if request.dynamic and loaded.dynamic_shapes is None:
         raise OptionsError(
-            f"{request.model} does not say which of its sizes may vary",
-            fix="compile it from Python with dynamic_shapes=..., or give it larger example sizes",
+            f"{request.model} does not declare dynamic sizes",
+            fix="compile it from Python with dynamic_shapes=..., or use larger example sizes",
         )
     if request.quantize is None:
         if request.group_size is not None:
-            raise OptionsError("--group-size says nothing alone", fix="add --quantize, as in w4a8")
+            raise OptionsError("--group-size needs --quantize", fix="add --quantize, as in w4a8")
         return loaded.model, args, kwargs, shapes
     say(f"quantizing with {request.quantize}")
     return *quantize_loaded(loaded, request.quantize, shapes, request.group_size), shapes
@@ -298,10 +298,10 @@ def _prepare(
 def quantize_loaded(
     loaded: Loaded, recipe: str, shapes: Any, group_size: int | None = None
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Quantize a model, and say what was not; return it with its inputs."""
+    """Quantize a model, print what was skipped, and return the model with its inputs."""
     if isinstance(loaded.model, torch.export.ExportedProgram):
         raise OptionsError(
-            "an exported program cannot be quantized any more",
+            "an exported program cannot be quantized",
             where=loaded.spec,
             fix="leave out --quantize, or quantize the module before exporting it",
         )
@@ -329,7 +329,7 @@ def _float_dtype(request: Request) -> torch.dtype | None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Show what is being done and for how long, on the terminal's error stream."""
+    """Show the current step and its time on stderr."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=_ERR, transient=True) as bar:
         task = bar.add_task("starting", total=None)

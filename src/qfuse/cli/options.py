@@ -1,4 +1,4 @@
-"""Command line options made from the fields of a dataclass."""
+"""Command line options derived from the fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import click
 def options_of(kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds one option per field of a dataclass.
 
-    A field's default and type decide the form of its option, its ``metadata["help"]`` the text. A
-    field of type ``tuple[str, ...]`` may be given several times.
+    The default and type of a field determine the kind of its option, ``metadata["help"]`` its text.
+    An option for a field of type ``tuple[str, ...]`` may be repeated.
     """
     hints = get_type_hints(kind)
 

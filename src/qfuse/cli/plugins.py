@@ -1,4 +1,4 @@
-"""Commands that other packages add: an entry point of the group ``qfuse.commands`` for each."""
+"""Plugin commands: one entry point of the group ``qfuse.commands`` per command."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _KNOWN: Mapping[str, str] = MappingProxyType(
 
 
 def plugin_names() -> list[str]:
-    """Return the names of the commands of other packages, with those that can be installed."""
+    """Return the names of the plugin commands, including known ones that are not installed."""
     return sorted({*_KNOWN, *_installed()})
 
 
 def plugin_command(name: str) -> click.Command | None:
-    """Return a command of another package; ``None`` if no package has one of this name.
+    """Return the plugin command ``name``, or ``None`` if there is none.
 
-    A known command whose package is not installed says how to install it when it is run.
+    Running a known command whose package is not installed prints how to install it.
     """
     entry = _installed().get(name)
     if entry is None:

@@ -1,6 +1,6 @@
-"""qfuse inside ``torch.compile``: passes in Inductor's own slots, for people who stay with it.
+"""qfuse inside ``torch.compile``: passes in Inductor's custom pass slots.
 
-Merging of linears that read one input, in every spelling that reaches Inductor. See
+The passes merge linears with the same input, in every form that reaches Inductor. See
 :func:`inductor_options`, :func:`inductor_passes`, :func:`install` and :func:`reports`.
 """
 

@@ -1,6 +1,6 @@
-"""Inductor's slots, counters and frozen weights: this room's only file on torch's private API.
+"""Inductor's pass slots, counters and frozen weights: the only file here with private torch API.
 
-It imports ``torch._inductor``, so it is imported by what is asked for, never by ``import qfuse``.
+It imports ``torch._inductor``, so ``import qfuse`` must not import it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from qfuse.rewrite.prelude import Node, OpOverload
 _COUNTERS = "inductor"
 
 CustomGraphPass = custom_graph_pass.CustomGraphPass
-"""A pass with a ``uuid()``, which the caches of Inductor ask for."""
+"""A pass with a ``uuid()``, which Inductor's caches need."""
 
 LOW_MEMORY_POOL: OpOverload = inductor_prims._low_memory_max_pool_with_offsets
-"""Max pooling, as decompositions leave it."""
+"""Max pooling after decompositions."""
 
 
 def option(name: str) -> Any:
@@ -52,28 +52,28 @@ def known_options() -> frozenset[str]:
 
 
 def expected_type(name: str) -> type | None:
-    """Return what ``torch.compile`` wants an option's value to be; ``None`` if it does not look."""
+    """Return the type that ``torch.compile`` requires of an option, or ``None``."""
     found: Any = config.get_type(name)  # type: ignore[attr-defined]
     looks = isinstance(found, type) and get_origin(found) is None
     return found if looks else None
 
 
 def passes_in(value: Any) -> tuple[Any, ...]:
-    """Return the passes that a slot holds, in the order in which they run."""
+    """Return the passes in a slot, in execution order."""
     found: tuple[Any, ...] = get_custom_graph_passes(value)
     return found
 
 
 def freezing_is_on() -> bool:
-    """Whether weights are frozen where gradients are off; Dynamo reads it before it traces."""
+    """Whether freezing is enabled; Dynamo reads this before tracing, if gradients are off."""
     return bool(config.freezing)
 
 
 def count(key: str) -> None:
-    """Count ``key`` among what Inductor counts while it compiles.
+    """Increment Inductor's counter ``key``.
 
-    What is counted within a compilation is kept with the compiled graph. Who gets that out of the
-    FX graph cache, in this process or another, finds it counted again.
+    Inductor stores the counts of a compilation with the compiled graph, and adds them again when
+    the graph is loaded from the FX graph cache, in this process or another.
     """
     counters[_COUNTERS][key] += 1
 
@@ -84,11 +84,11 @@ def counted(prefix: str) -> dict[str, int]:
 
 
 def frozen_inputs(graph: Graph) -> dict[Node, torch.Tensor]:
-    """Return the placeholders that freezing is about to make constants, with their values.
+    """Return the placeholders that freezing will turn into constants, with their values.
 
-    A joint hook of a frozen compilation sees weights as placeholders still. Their values are in the
-    tracing context, and only there: without freezing it holds none. What the graph writes, or gives
-    back as a view, stays an input.
+    In the joint pass of a frozen compilation, weights are still placeholders. Their values are only
+    in the tracing context, which has none without freezing. Placeholders that the graph mutates, or
+    returns as a view, stay inputs.
     """
     context = TracingContext.try_get()
     if context is None or context.fw_metadata is None or is_training(graph):
@@ -99,7 +99,7 @@ def frozen_inputs(graph: Graph) -> dict[Node, torch.Tensor]:
     kept = {i for i, info in enumerate(metadata.input_info) if info.mutation_type in written}
     kept |= {info.base_idx for info in metadata.output_info if info.base_idx is not None}
     placeholders = graph.find_nodes(op="placeholder")
-    # The parameters come first, and inputs behind them.
+    # Parameters precede inputs.
     return {
         node: value
         for index, (node, value) in enumerate(zip(placeholders, values, strict=False))
@@ -108,7 +108,7 @@ def frozen_inputs(graph: Graph) -> dict[Node, torch.Tensor]:
 
 
 def is_packaged() -> bool:
-    """Whether AOTInductor is compiling, for a package that holds its weights by their names."""
+    """Whether AOTInductor is compiling; its packages hold weights by name."""
     return bool(V.aot_compilation)
 
 
@@ -119,14 +119,14 @@ def is_training(graph: Graph) -> bool:
 
 
 def folds(node: Node, leaves: Collection[Node]) -> bool:
-    """Whether freezing computes a call of constants now, and not in every call.
+    """Whether freezing folds a node that has only constant operands.
 
-    It keeps what its patterns look for: any dequantize, and the cast of an int8 weight to bfloat16,
-    turned before or not, which it knows by its reading a constant and not what is computed of one.
+    It does not fold ops that its patterns match: any dequantize, and the cast of an int8 weight to
+    bfloat16, transposed or not, if its operand is a constant and not computed from one.
 
     Args:
         node: The call.
-        leaves: What is about to be constants.
+        leaves: The nodes that will become constants.
     """
     if node.target in constant_folding._dont_constant_fold or _dequantizes(node):
         return False
@@ -157,12 +157,12 @@ def _casts_int8(node: Node) -> bool:
 
 
 def mark_frozen(tensor: torch.Tensor) -> None:
-    """Have a constant treated as a frozen weight: caches keep its name, and not its numbers."""
+    """Register a constant as a frozen weight: caches store its name instead of its values."""
     tensor._is_frozen_param = True  # type: ignore[attr-defined]
 
 
 def on_real_tensors() -> AbstractContextManager[None]:
-    """Compute with values, whatever mode a compilation is in."""
+    """Disable the fake and proxy modes of a compilation, to compute with real values."""
     context: AbstractContextManager[None] = _disable_current_modes()
     return context
 

@@ -1,4 +1,4 @@
-"""What of a graph is known when it is compiled: frozen weights, and what is computed of them."""
+"""The constants of a graph at compile time: frozen weights, and nodes computed from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qfuse.ir.graph.schema import overload_of
 
 
 def is_pure(node: Node) -> bool:
-    """Whether a call gives the same for the same arguments, and does nothing else."""
+    """Whether a call is deterministic and has no side effects."""
     op = overload_of(node)
     if op is None or op._schema.is_mutable:  # noqa: SLF001 - the way to ask
         return False
@@ -23,8 +23,8 @@ class Constants:
     """The constants of a graph.
 
     Args:
-        graph: Its nodes are not changed meanwhile.
-        values: The leaves: what freezing makes constants, with the values.
+        graph: The graph; its nodes must not change.
+        values: The leaves that freezing turns into constants, with their values.
     """
 
     def __init__(self, graph: Graph, values: Mapping[Node, torch.Tensor]) -> None:
@@ -32,17 +32,17 @@ class Constants:
         self._known: dict[Node, bool] = dict.fromkeys(values, True)
         for node in graph.nodes:
             if node.op == "call_function" and is_pure(node):
-                # What reads nothing, as `full` does, freezing leaves where it is.
+                # Freezing does not fold calls without operands, such as `full`.
                 inputs = [self._known.get(source) for source in node.all_input_nodes]
                 if inputs and None not in inputs and _is_static(node):
                     self._known[node] = all(inputs) and folds(node, values)
 
     def __contains__(self, node: Node) -> bool:
-        """Whether a node is computed of constants alone."""
+        """Whether a node is computed only from constants."""
         return node in self._known
 
     def folded(self, node: Node) -> bool:
-        """Whether freezing computes a node now; else it is computed in every call."""
+        """Whether freezing folds a node; otherwise it is computed in every call."""
         return self._known.get(node, False)
 
 

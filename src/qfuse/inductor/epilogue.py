@@ -1,7 +1,7 @@
-"""What siblings do alike with their results is done on the whole, up to where they part.
+"""Apply the isomorphic ops after sibling matmuls once, to the merged result.
 
-Scales, casts and biases behind a product belong to it for Inductor's patterns, so the split has to
-come behind them.
+Inductor's patterns match scales, casts and biases after a matmul together with it, so the split
+must come after them.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _MOST_STEPS = 64
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One op that is done on the whole.
+    """One op that is applied to the merged result.
 
     Attributes:
-        before: What each sibling reads.
-        after: What each has afterwards; a sibling without a bias still has what it read.
+        before: The operand of each sibling.
+        after: The result of each sibling; for one without a bias, its operand.
         op: The op.
-        given: Arguments of the sibling that comes first; its node of ``before`` is ``data``.
-        data: Name of the argument that is the whole.
-        joins: Arguments that are joined, by name.
+        given: Arguments of the first sibling; its node of ``before`` is ``data``.
+        data: Name of the argument that is the merged result.
+        joins: Arguments that are concatenated, by name.
         sizes: For a reshape, its sizes.
     """
 
@@ -49,7 +49,7 @@ class Step:
     joins: Mapping[str, Join | _Bias]
 
     def build(self, wide: Node, rw: Rewriter, placer: Placer, order: Mapping[Node, int]) -> Node:
-        """Add the op on the whole, where all that it reads is there."""
+        """Emit the op on the merged result, after all its operands."""
         place = min(self.after, key=order.__getitem__)
         with rw.before(place):
             give = placer.at(place, rw)
@@ -63,22 +63,22 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Bias:
-    """A bias of which some parts are missing: they are -0.0, which changes no sum.
+    """A bias with missing parts: these are -0.0, which does not change any sum.
 
     Attributes:
-        parts: The part of each sibling, or its width.
+        parts: The bias of each sibling, or its width if it has none.
     """
 
     parts: tuple[Node | int, ...]
 
     def build(self, rw: Rewriter, give: Any) -> Node:
-        """Add the joined bias."""
+        """Emit the concatenated bias."""
         return join_vectors(self.parts, rw, give)
 
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """Where the siblings are."""
+    """The current node of each sibling."""
 
     nodes: tuple[Node, ...]
     known: Constants
@@ -86,7 +86,7 @@ class _Lanes:
     order: Mapping[Node, int]
 
     def next(self) -> Step | None:
-        """Return what all do next, ``None`` where they part."""
+        """Return the next isomorphic op, ``None`` if the siblings differ."""
         users = [_only_user(node) for node in self.nodes]
         biased = [user is not None and self._adds(user, node) for user, node in self._with(users)]
         if any(biased):
@@ -103,7 +103,7 @@ class _Lanes:
         return list(zip(users, self.nodes, strict=True))
 
     def _adds(self, user: Node, data: Node) -> bool:
-        """Whether a constant vector is added, which a sibling may lack."""
+        """Whether a constant vector is added, which some siblings may lack."""
         if not is_call(user, _ADD) or arguments(user).get("alpha", 1) != 1:
             return False
         other = _other(user, data)
@@ -137,7 +137,7 @@ class _Lanes:
         given = dict(arguments(first))
         op = overload_of(first)
         assert op is not None, "it is a call of a reshape"
-        # A part of a wider result is no view of every shape, and a copy where it is not.
+        # A part of a wider result may not be viewable with every shape, and would be copied.
         return Step(self.nodes, tuple(calls), op, given, "self", {})
 
     def _elementwise(self, calls: Sequence[Node]) -> Step | None:
@@ -165,7 +165,7 @@ class _Lanes:
         return Step(self.nodes, tuple(calls), op, named[first], data, joins)
 
     def _operand(self, values: Sequence[Any]) -> Join | None:
-        """Decide what becomes of an operand besides the data."""
+        """Decide how to merge an operand other than the data."""
         equal = len({self.numbers.frozen(v) for v in values}) == 1
         if not all(isinstance(v, Node) for v in values):
             plain = not any(isinstance(v, Node) or _holds_node(v) for v in values)
@@ -186,7 +186,7 @@ class _Lanes:
 def plan_steps(
     nodes: Sequence[Node], known: Constants, numbers: Numbers, order: Mapping[Node, int]
 ) -> list[Step]:
-    """Return what the siblings do alike, in order."""
+    """Return the isomorphic ops of the siblings, in order."""
     steps: list[Step] = []
     while len(steps) < _MOST_STEPS:
         step = _Lanes(tuple(nodes), known, numbers, order).next()
@@ -212,7 +212,7 @@ def _operands(node: Node) -> list[Node]:
 
 
 def _other(user: Node, data: Node) -> Node | None:
-    """Return what is added to ``data``."""
+    """Return the operand that is added to ``data``."""
     named = arguments(user)
     pair = [named["self"], named["other"]]
     others = [v for v in pair if v is not data]

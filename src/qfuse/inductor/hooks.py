@@ -1,4 +1,4 @@
-"""The two passes that stand in Inductor's slots."""
+"""The two passes for Inductor's slots."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ _FREEZE = (
     "its weight is an input of the graph, since weights are not frozen: set "
     "torch._inductor.config.freezing = True before the first call, and call under torch.no_grad()"
 )
-_GIVEN = "its weight is given by the caller, or written by the graph, so it is not known"
+_GIVEN = "its weight is an input, or written by the graph, so it is not constant"
 _PACKAGED = (
-    "its weight can be exchanged by whoever loads the package that AOTInductor makes, frozen or "
-    "not: qfuse.compile merges such weights, and what it gives can be saved"
+    "the weights of an AOTInductor package can be replaced by its user, frozen or not: "
+    "qfuse.compile merges such weights"
 )
 _TRAINING = "the graph computes gradients: compile under torch.no_grad() for inference"
 
 
 class _Hook(inductor.CustomGraphPass):
-    """A pass in a slot; its identity counts, so a copy of it is itself."""
+    """A pass in a slot; copying returns the same object, since passes are compared by identity."""
 
     def __init__(self, hooks: Hooks) -> None:
         self.hooks = hooks
 
     def uuid(self) -> Any:
-        """Name what the pass does to a graph, for Inductor's cache keys."""
+        """Return the identifier of the pass for Inductor's cache keys."""
         return self.hooks.key
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
@@ -56,7 +56,7 @@ class _Hook(inductor.CustomGraphPass):
 
 
 class BeforeFreezing(_Hook):
-    """Behind Inductor's own joint patterns, and before weights are folded and prepacked."""
+    """Runs after Inductor's joint patterns, and before weights are folded and prepacked."""
 
     def __call__(self, graph: Graph) -> None:
         """Merge siblings."""
@@ -64,23 +64,23 @@ class BeforeFreezing(_Hook):
 
 
 class BehindFreezing(_Hook):
-    """Behind freezing, where what is counted is kept with the graph in Inductor's caches."""
+    """Runs after freezing, where Inductor stores counters with the compiled graph in its caches."""
 
     def __call__(self, graph: Graph) -> None:
-        """Keep the report with what is compiled."""
+        """Store the report with the compiled graph."""
         self.hooks.behind_freezing(graph)
 
 
 def is_ours(value: object) -> bool:
-    """Whether what stands in a slot is one of these passes."""
+    """Whether the value of a slot is one of these passes."""
     return isinstance(value, _Hook)
 
 
 class Hooks:
-    """What stands in the slots, and what it knows of the graphs that pass.
+    """The passes of the slots, and the state of the graphs that they compile.
 
     Args:
-        journal: Told what was done.
+        journal: Records the events.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -94,7 +94,7 @@ class Hooks:
         }
 
     def before_freezing(self, graph: Graph) -> None:
-        """Merge siblings whose weights are about to be frozen, or leave the graph as it is."""
+        """Merge siblings whose weights will be frozen; otherwise leave the graph unchanged."""
         module = _module_of(graph)
         training = inductor.is_training(graph)
         record = GraphRecord({"road": "inductor", "frozen": False})
@@ -108,20 +108,20 @@ class Hooks:
         _warn(record)
 
     def behind_freezing(self, graph: Graph) -> None:
-        """Keep the report with what is compiled."""
+        """Store the report with the compiled graph."""
         module = _module_of(graph)
         record = self._records.get(module)
         if record is None and inductor.is_training(graph):
-            # The joint graph was cut into one for each direction.
+            # Training: the joint graph was partitioned into forward and backward.
             record = getattr(self._thread, "last", None)
         if record is not None and not record.stamped:
             self.journal.stamp(record)
 
 
 def _rewrite(module: GraphModule, record: GraphRecord, *, training: bool) -> EventLog:
-    """Rewrite a copy of the graph, and take it over if nothing went wrong.
+    """Rewrite a copy of the graph and swap it in atomically; on error, warn and change nothing.
 
-    Somebody's model is worth more than our bug, and they did not ask for us to compile it.
+    A bug of qfuse must not make the user's ``torch.compile`` fail.
     """
     values = inductor.frozen_inputs(module.graph)
     record.facts["frozen"] = bool(values)
@@ -140,7 +140,7 @@ def _rewrite(module: GraphModule, record: GraphRecord, *, training: bool) -> Eve
 
 
 def _reason(values: Collection[Node], *, training: bool) -> str:
-    """Say why a weight is no constant."""
+    """Return the reason why a weight is not a constant."""
     if training:
         return _TRAINING
     if inductor.is_packaged():
@@ -150,14 +150,14 @@ def _reason(values: Collection[Node], *, training: bool) -> str:
 
 def _failed(error: Exception) -> Noted:
     text = (
-        "the passes failed here, and left the graph as it was, which is a bug of qfuse: please "
+        "the passes failed and left the graph unchanged, which is a bug of qfuse: please "
         f"report it ({error!r})"
     )
     return Noted(ROOM, text, warn=True)
 
 
 def _warn(record: GraphRecord) -> None:
-    """Warn, when everything is in order: a warning may be an error here."""
+    """Warn once all state is consistent, since a warning may raise an error."""
     for event in record.events:
         if isinstance(event, Noted) and event.warn:
             warnings.warn(event.text, UserWarning, stacklevel=2)
@@ -170,7 +170,7 @@ def _module_of(graph: Graph) -> GraphModule:
 
 
 def _mark(graph: Graph) -> None:
-    """Note on every node where it comes from, as reports say it."""
+    """Set the origin of every node, in the format of reports."""
     files = UserFiles()
     for node in graph.nodes:
         source = source_line(node.meta.get("stack_trace"), files)
@@ -182,7 +182,7 @@ def _mark(graph: Graph) -> None:
 
 
 def _key() -> str:
-    """Return a digest of all that decides what the passes do."""
+    """Return a digest of everything that determines the behavior of the passes."""
     facts = {
         "package": package_digest(),
         "torch": torch.__version__,

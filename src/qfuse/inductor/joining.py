@@ -1,7 +1,7 @@
-"""Constants one beside the other: as few calls as possible, of which freezing makes one constant.
+"""Concatenate constants with as few calls as possible, which freezing folds to one constant.
 
-Freezing folds what is computed of weights, but for what its own patterns look for: a dequantize and
-the cast of an int8 weight. Parts are joined below those, so that the patterns find them again.
+Freezing folds ops on weights, except those that its own patterns match: a dequantize and the cast
+of an int8 weight. The operands of these are concatenated, so that the patterns still match.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _TENSOR = "dequantize_per_tensor"
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """How the same value of several siblings becomes one.
+    """How to merge the same operand of several siblings.
 
     Attributes:
         parts: The nodes.
-        axis: Along which they are put beside each other; ``None``: they are equal, and one does.
-        below: What is joined instead, by the name of the argument of the call that they share.
-        values: The values of the parts, where what reads them has to read a constant already, or
-            where they are packed by oneDNN.
+        axis: The concatenation axis; ``None`` if they are equal and one is used.
+        below: What is concatenated instead, by argument name of the call that they share.
+        values: The values of the parts, if the user needs a constant already, or if they are
+            packed by oneDNN.
     """
 
     parts: tuple[Node, ...]
@@ -46,7 +46,7 @@ class Join:
     values: tuple[torch.Tensor, ...] = ()
 
     def build(self, rw: Rewriter, place: Callable[[Node], Node]) -> Node:
-        """Add the joined value."""
+        """Emit the merged value."""
         first = self.parts[0]
         if self.axis is None:
             return place(first)
@@ -67,12 +67,12 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """What freezing keeps, apart from its tensors.
+    """An op that freezing does not fold, without its tensors.
 
     Attributes:
         op: Its name.
         given: The other arguments, by name.
-        below: How its tensors are made, by the name of the argument.
+        below: The ops that compute its tensors, by argument name.
     """
 
     op: str
@@ -81,16 +81,16 @@ class Spelling:
 
 
 def spelling(part: Node, axis: int, known: Constants, numbers: Numbers) -> Hashable | Miss:
-    """Return what constants have in common that can be joined along ``axis``.
+    """Return a key that is equal for constants that can be concatenated along ``axis``.
 
-    Whatever freezing computes can be; of what it keeps for its patterns, calls of one op that
-    differ in tensors alone.
+    Nodes that freezing folds always can be; of the ops that it keeps for its patterns, calls of one
+    op that differ only in tensors.
     """
     if known.folded(part):
         return "computed"
     below = _below([part], axis, numbers)
     if below is None:
-        text = "parts of it would be put together in every call: freezing does not compute it"
+        text = "its parts would be concatenated in every call: freezing does not fold it"
         return Miss(MissCode.NOT_CONSTANT, part, text, progress=3)
     inner: list[tuple[str, Hashable]] = []
     for name, ((node,), at) in below.items():
@@ -104,7 +104,7 @@ def spelling(part: Node, axis: int, known: Constants, numbers: Numbers) -> Hasha
 def plan_join(
     parts: Sequence[Node], axis: int, known: Constants, numbers: Numbers, *, now: bool = False
 ) -> Join | Miss:
-    """Decide how constants are joined along ``axis``, so that nothing of it is left to a call."""
+    """Decide how to concatenate constants along ``axis`` without work at run time."""
     rank = len(shape_of(parts[0]))
     axis %= max(rank, 1)
     below = _below(parts, axis, numbers)
@@ -131,7 +131,7 @@ def plan_join(
 
 
 def _beside(parts: Sequence[Node], axis: int, rw: Rewriter) -> Node:
-    """Put parts beside each other, in the order of memory that they have."""
+    """Concatenate parts, keeping their memory format."""
     values = [part.meta["val"] for part in parts]
     turned = [v.dim() == _MATRIX and v.stride(0) == 1 and v.stride(1) != 1 for v in values]
     if axis != 1 or not all(turned):
@@ -141,7 +141,7 @@ def _beside(parts: Sequence[Node], axis: int, rw: Rewriter) -> Node:
 
 
 def _packed_again(values: Sequence[torch.Tensor], like: Node, rw: Rewriter) -> Node:
-    """Join int8 weights that oneDNN packed: its layouts give the numbers back, [K, N], exactly."""
+    """Concatenate int8 weights that oneDNN packed: unpacking returns the exact values, [K, N]."""
     dense = torch.cat([value.to_dense() for value in values], 1)
     weight = rw.constant(dense.t().contiguous(), "joined")
     mark_frozen(constant_value(weight))
@@ -151,9 +151,9 @@ def _packed_again(values: Sequence[torch.Tensor], like: Node, rw: Rewriter) -> N
 
 
 def join_vectors(parts: Sequence[Node | int], rw: Rewriter, give: Callable[[Node], Node]) -> Node:
-    """Add vectors one after the other; a missing one, given as its width, is all -0.0.
+    """Concatenate vectors; a missing one, passed as its width, is filled with -0.0.
 
-    Added to anything that changes nothing, not even 0.0 or -0.0.
+    Adding -0.0 does not change any value, not even 0.0 or -0.0.
     """
     like = next(part.meta["val"] for part in parts if isinstance(part, Node))
     joined: list[Node] = []
@@ -167,11 +167,11 @@ def join_vectors(parts: Sequence[Node | int], rw: Rewriter, give: Callable[[Node
 
 
 class Placer:
-    """Gives constants that stand before a place, computing them again where they stand behind.
+    """Provides constants before a node, by recomputing those that come after it.
 
     Args:
-        known: What is constant.
-        order: The position of every node of the graph as it was.
+        known: The constants of the graph.
+        order: The position of every node in the original graph.
     """
 
     def __init__(self, known: Constants, order: Mapping[Node, int]) -> None:
@@ -179,7 +179,7 @@ class Placer:
         self._order = order
 
     def at(self, place: Node, rw: Rewriter) -> Callable[[Node], Node]:
-        """Return what gives constants before ``place``."""
+        """Return a provider of constants before ``place``."""
         made: dict[Node, Node] = {}
         limit = self._order[place]
 
@@ -201,14 +201,14 @@ Below = dict[str, tuple[list[Node], int]]
 
 
 def constant_value(node: Node) -> torch.Tensor:
-    """Return what a ``get_attr`` node of the module names."""
+    """Return the attribute that a ``get_attr`` node refers to."""
     module = node.graph.owning_module
     assert module is not None, "the graph is that of a module"
     return module.get_buffer(str(node.target))
 
 
 def _below(parts: Sequence[Node], axis: int, numbers: Numbers) -> Below | None:
-    """Return what to join instead of the results of calls that differ in nothing else."""
+    """Return the operands to concatenate instead of the results of otherwise equal calls."""
     first, op = parts[0], overload_of(parts[0])
     if op is None or any(overload_of(part) is not op for part in parts):
         return None
@@ -225,17 +225,17 @@ def _below(parts: Sequence[Node], axis: int, numbers: Numbers) -> Below | None:
 
 
 def _stored(op: OpOverload, named: Sequence[Mapping[str, Any]], axis: int) -> Below | None:
-    """Join the stored numbers of weights, and their scales."""
+    """Concatenate the quantized values of weights, and their scales."""
     name = op._schema.name.rpartition("::")[2]  # noqa: SLF001 - the way to ask
     if name == _CHANNELS:
         return _channels(named, axis)
-    # Scales and zero points are numbers here, and were found to be equal.
+    # Scales and zero points are Python numbers here, which are equal.
     numbers = name == _TENSOR and op._overloadname == "default"  # noqa: SLF001
     return _inner(named, "input", axis) if numbers else None
 
 
 def _channels(named: Sequence[Mapping[str, Any]], axis: int) -> Below | None:
-    """Join weights with one scale per channel, where the channels are what is joined."""
+    """Concatenate weights with one scale per channel along the channel axis."""
     if named[0]["axis"] != axis:
         return None
     found = _inner(named, "input", axis)
@@ -253,6 +253,6 @@ def _inner(named: Sequence[Mapping[str, Any]], name: str, axis: int) -> Below | 
 
 
 def _without_data(node: Node, numbers: Numbers) -> tuple[tuple[str, Hashable], ...]:
-    """Return the arguments that are no tensors."""
+    """Return the arguments that are not tensors."""
     plain = {k: v for k, v in arguments(node).items() if not isinstance(v, Node)}
     return tuple((k, numbers.frozen(v)) for k, v in sorted(plain.items()))

@@ -1,9 +1,8 @@
-"""What was done to each graph that Inductor compiled, also where it came out of a cache.
+"""The reports of the graphs that Inductor compiled or loaded from its cache.
 
-On a hit no hook runs. So the report of a graph is a file, named by the digest of its content, and
-the digest is counted among what Inductor counts while it compiles a graph. Those counts are stored
-with the compiled graph, and added again whenever it is loaded: that is how a process that only
-loads finds the name of the report.
+On a cache hit no pass runs. So the report of a graph is a file named by the digest of its content,
+and the digest is the key of an Inductor counter. Inductor stores the counters with the compiled
+graph and adds them again when it is loaded, which tells the loading process the name of the report.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _PLACES = ("anchor", "at", "place")
 
 @dataclass(slots=True, eq=False)
 class GraphRecord:
-    """One graph on its way through Inductor.
+    """One graph that Inductor compiles.
 
     Attributes:
-        facts: What holds of all of it.
-        events: What was done before freezing, and then behind it.
-        before: Digest of what was done before freezing, which is done in every process.
-        loaded: Whether the rest came out of a cache.
-        stamped: Whether it is on the disk.
+        facts: Properties of the whole compilation.
+        events: The events before and after freezing.
+        before: Digest of the events before freezing, which happen in every process.
+        loaded: Whether the rest came from a cache.
+        stamped: Whether the report is on disk.
     """
 
     facts: dict[str, Any]
@@ -49,13 +48,13 @@ class GraphRecord:
     stamped: bool = False
 
     def report(self) -> Report:
-        """Return it as everybody's reports are."""
+        """Return it as a :class:`Report`."""
         origin = "loaded from Inductor's cache" if self.loaded else "compiled in this process"
         return Report(tuple(self.events), {**self.facts, "graph": origin})
 
 
 class Journal:
-    """The graphs of this process, in the order in which they were compiled or loaded."""
+    """The graphs of this process, in the order of compiling or loading."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -64,7 +63,7 @@ class Journal:
         self._activity = 0
 
     def open(self, record: GraphRecord) -> None:
-        """Add a graph that is being compiled."""
+        """Record a graph that is being compiled."""
         with self._lock:
             self.collect()
             self._activity += 1
@@ -72,7 +71,7 @@ class Journal:
             self._records.append(record)
 
     def stamp(self, record: GraphRecord) -> None:
-        """Write the report of a graph, and have its name stored with what is compiled."""
+        """Write the report of a graph, and store its name with the compiled graph."""
         with self._lock:
             self.collect()
             name = _write(record)
@@ -87,28 +86,28 @@ class Journal:
             return tuple(record.report() for record in self._records)
 
     def clear(self) -> None:
-        """Forget the graphs until now; what caches were seen to give is not taken up again."""
+        """Clear the graphs so far; those already loaded from caches are not collected again."""
         with self._lock:
             self.collect()
             self._records.clear()
 
     def note(self, text: str) -> None:
-        """Add what is to be known besides, as a report of its own."""
+        """Add a separate report with a note."""
         with self._lock:
             record = GraphRecord({"road": "inductor"}, [Noted(ROOM, text, warn=True)], stamped=True)
             self._records.append(record)
 
     def activity(self) -> int:
-        """Return a number that grows whenever a graph is compiled, or comes out of a cache."""
+        """Return a number that grows whenever a graph is compiled or loaded from a cache."""
         with self._lock:
             self.collect()
             return self._activity
 
     def collect(self) -> None:
-        """Take up the graphs that were loaded from a cache since the last time."""
+        """Collect the graphs that were loaded from a cache since the last call."""
         now = {key.removeprefix(PREFIX): n for key, n in counted(PREFIX).items()}
         for name, times in now.items():
-            # Somebody may have cleared the counters.
+            # The user may have cleared the counters.
             known = self._seen[name] if times >= self._seen[name] else 0
             for _ in range(times - known):
                 self._loaded(name)
@@ -141,20 +140,20 @@ def _place(name: str) -> Path:
 
 
 def _write(record: GraphRecord) -> str:
-    """Write a report, if it is not there yet, and return its name."""
+    """Write a report, if it does not exist, and return its name."""
     name = _digest(record)
     path = _place(name)
     if not path.exists():
         try:
             write_atomically(path, json.dumps(_content(record), sort_keys=True))
         except OSError as error:
-            text = f"the report cannot be kept for other processes at {path}: {error}"
+            text = f"the report cannot be stored for other processes at {path}: {error}"
             record.events.append(Noted(ROOM, text, warn=True))
     return name
 
 
 def _read(name: str) -> GraphRecord:
-    """Read the report of a graph that came out of a cache."""
+    """Read the report of a graph that was loaded from a cache."""
     path = _place(name)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -162,8 +161,8 @@ def _read(name: str) -> GraphRecord:
         return GraphRecord(content["facts"], events, content["before"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         text = (
-            f"a graph came out of Inductor's cache, and its report is not at {path} any more: "
-            "empty the folder of torch's caches to have both made again"
+            f"a graph was loaded from Inductor's cache, but its report is missing at {path}: "
+            "clear torch's caches to create both again"
         )
         return GraphRecord({"road": "inductor"}, [Noted(ROOM, text, warn=True)])
 

@@ -1,4 +1,4 @@
-"""Merge products of one input with constant matrices into one wide product and a split."""
+"""Merge matmuls of one input with constant matrices into one wide matmul and a split."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _CHAIN = 64
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is to be done to one group.
+    """The plan for merging one group.
 
     Attributes:
         products: The siblings, in the order of their parts.
-        columns: How their matrices, and what else has one entry per feature, are joined.
-        bias: How their biases are joined; ``None`` if none has one.
-        steps: What they do alike with their results.
+        columns: How to concatenate their matrices, and other operands with one entry per feature.
+        bias: How to concatenate their biases; ``None`` if there are none.
+        steps: The isomorphic ops on their results.
     """
 
     products: tuple[Product, ...]
@@ -43,7 +43,7 @@ class _Plan:
 
 
 def merge_products(module: GraphModule, known: Constants, reason: str, log: EventLog) -> int:
-    """Merge every group of siblings; return how many wide products there are.
+    """Merge every group of siblings; return the number of merged matmuls.
 
     Before::
 
@@ -55,15 +55,15 @@ def merge_products(module: GraphModule, known: Constants, reason: str, log: Even
         x -> mm(cat(w1, w2)) -> cast -> mul(x_scale) -> mul(cat(s1, s2)) -> view -> split -> relu
                                                                                   -> sigmoid
 
-    What the siblings read may be spelled once for each of them. Each element of the result is the
-    same expression of the same values; a library's product of floats may round another way where it
-    is wider, one of integers does not.
+    The siblings' inputs may be duplicate computations. Each element of the result is the same
+    expression of the same values. A library's float matmul may round differently for a wider
+    matrix; integer matmuls are exact.
 
     Args:
-        module: Its graph is changed in place.
-        known: What is constant.
-        reason: Why a weight is no constant, for people.
-        log: What was done and what was not.
+        module: The module; its graph is changed in place.
+        known: The constants of the graph.
+        reason: Why a weight is not a constant, for the report.
+        log: Receives the events.
     """
     return _Merging(module, known, reason, log).run()
 
@@ -71,9 +71,9 @@ def merge_products(module: GraphModule, known: Constants, reason: str, log: Even
 def combine_products(
     module: GraphModule, values: Mapping[Node, torch.Tensor], log: EventLog
 ) -> None:
-    """Multiply once where the same is multiplied with the same weight.
+    """Combine matmuls of the same input and weight.
 
-    Two that leave the graph stay two: the caller gets memory of its own for each.
+    Two graph outputs are not combined, since each must own its memory.
     """
     editor = GraphEditor(module)
     numbers = Numbers(module.graph, values)
@@ -91,7 +91,7 @@ def combine_products(
 
 
 class _Merging:
-    """The siblings of one graph."""
+    """The sibling matmuls of one graph."""
 
     def __init__(self, module: GraphModule, known: Constants, reason: str, log: EventLog) -> None:
         self._module = module
@@ -108,7 +108,7 @@ class _Merging:
         return sum(self._attempt(plan) for plan in plans)
 
     def _families(self) -> list[list[Product]]:
-        """Return the products that read one value, for each value that several read."""
+        """Return the matmuls with the same input, for each input of several."""
         found: dict[int, list[Product]] = {}
         for node in self._module.graph.nodes:
             product = as_product(node)
@@ -134,7 +134,7 @@ class _Merging:
         return plans
 
     def _kind(self, product: Product) -> tuple[tuple[str, Hashable], ...]:
-        """Return what siblings have in common besides the input, by names for people."""
+        """Return what siblings must have in common besides the input, by names for the report."""
         spelled = [
             entry
             for name in product.columns
@@ -147,7 +147,7 @@ class _Merging:
         return spelling(node, axis, self._known, self._numbers)
 
     def _refuse(self, product: Product, weights: dict[Hashable, Product]) -> Miss | None:
-        """Say why a product cannot be merged, whatever its siblings are."""
+        """Return why a matmul cannot be merged, whatever its siblings are."""
         if product.wrong:
             return Miss(MissCode.SHAPE, product.node, product.wrong, progress=2)
         for operand in product.operands:
@@ -161,16 +161,16 @@ class _Merging:
                 return spelled
         key = tuple(self._numbers.of(node) for node in product.columns.values())
         if weights.setdefault(key, product) is not product:
-            text = "a sibling has the same weight, and is the same or has another bias"
+            text = "a sibling with the same weight is equal or has another bias"
             return Miss(MissCode.SHARED, product.node, text, progress=3)
         user = self._other_user(product)
         if user is not None:
-            text = "%{} reads its weight too, which would be held twice"
+            text = "%{} uses its weight too, which would be stored twice"
             return Miss(MissCode.SHARED, user, text, user.name, progress=3)
         return None
 
     def _other_user(self, product: Product) -> Node | None:
-        """Return a reader of the weight that has nothing to do with the product."""
+        """Return a user of the weight outside the matmul."""
         own = {product.node}
         node = product.node
         for _ in range(_CHAIN):
@@ -191,7 +191,7 @@ class _Merging:
         return None
 
     def _planned(self, group: list[Product]) -> list[_Plan]:
-        """Join what can be joined; one that cannot does not keep the others from it."""
+        """Merge the siblings that can be merged; the others do not prevent it."""
         group = sorted(group, key=lambda p: self._order[p.node])
         while len(group) > 1:
             columns = self._columns(group)
@@ -215,7 +215,7 @@ class _Merging:
         return columns
 
     def _attempt(self, plan: _Plan) -> bool:
-        """Merge one group; what an op rejects is put back, and costs the others nothing."""
+        """Merge one group; if an op rejects it, undo it and continue with the other groups."""
         first = plan.products[0]
         try:
             self._apply(plan)
@@ -253,7 +253,7 @@ class _Merging:
             for old, part in zip(last, parts, strict=True):
                 own = leaves_graph(old) or stride_sensitive_user(old) is not None
                 if own:
-                    # Nobody else has the memory of a product, and it lies there without gaps.
+                    # The result of a matmul is dense and owns its memory.
                     dense = torch.contiguous_format
                     rw.replace(old, rw.call(aten.clone.default, part, memory_format=dense))
                 else:
@@ -272,30 +272,30 @@ class _Merging:
                 names = [k for k in own if own[k] != its.get(k)]
                 differing.append((len(names), other.node.name, names, its))
         _, name, names, _ = min(differing, key=lambda d: d[0])
-        text = "of its siblings %{} is nearest, and differs in {}"
+        text = "its closest sibling %{} differs in {}"
         return Miss(MissCode.DTYPE, one.node, text, name, ", ".join(names), progress=3)
 
 
 def _by_name(name: str, spelled: Hashable) -> Iterator[tuple[str, Hashable]]:
-    """Take a spelling apart, so that what differs can be named."""
+    """Split a key into named parts, so that a difference can be named."""
     if not isinstance(spelled, Spelling):
-        yield f"how {name} is made", spelled
+        yield f"the computation of {name}", spelled
         return
-    yield f"how {name} is made", spelled.op
+    yield f"the computation of {name}", spelled.op
     yield from ((f"the {given} of {name}", value) for given, value in spelled.given)
     for inner, found in spelled.below:
         yield from _by_name(f"{inner} of {name}", found)
 
 
 def _bias(products: Sequence[Product], rw: Rewriter, give: Callable[[Node], Node]) -> Node | None:
-    """Add the biases one after the other, if there are any."""
+    """Concatenate the biases, if there are any."""
     if all(product.bias is None for product in products):
         return None
     return join_vectors([p.n if p.bias is None else p.bias for p in products], rw, give)
 
 
 def _reads(product: Product, node: Node) -> bool:
-    """Whether a product is a node, or one of its columns is computed of it."""
+    """Whether a node is the matmul or is used to compute its columns."""
     waiting, seen = [product.node], {product.node, product.x}
     while waiting:
         one = waiting.pop()
@@ -308,7 +308,7 @@ def _reads(product: Product, node: Node) -> bool:
 
 
 def _leaves(node: Node, known: Constants) -> list[Node]:
-    """Return the constants that a constant is computed of."""
+    """Return the constants that a constant is computed from."""
     found: dict[Node, None] = {}
     waiting = [node]
     while waiting:

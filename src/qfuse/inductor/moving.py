@@ -1,7 +1,6 @@
-"""Quantization with given parameters moves, is combined and cancels, in the spelling of PT2E.
+"""Move, combine and cancel static Q/DQ ops of PT2E.
 
-Only its ops are there when Inductor's slots are reached; what torchao computes is plain arithmetic
-by then.
+Only PT2E's ops reach Inductor's slots; torchao's are decomposed to plain arithmetic by then.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from qfuse.rewrite.prelude import Exactness, Node, Rewriter, arguments, aten
 from qfuse.rewrite.rewriter import GraphEditor
 
 _ROOM = "inductor"
-# Each element goes somewhere, as it is; nothing is left out and nothing comes in.
+# Permutations of elements: each is moved unchanged, none is dropped or added.
 _MOVES = (
     aten.view.default,
     aten.reshape.default,
@@ -45,11 +44,11 @@ _STEPS = 32
 def move_quantization(
     module: GraphModule, values: Mapping[Node, torch.Tensor], log: EventLog
 ) -> None:
-    """Sink dequantizes below max pools, lift quantizes, combine equal ones, and cancel them.
+    """Sink dequantize ops below max pools; lift, combine and cancel quantize ops.
 
-    Each is exact. A quantize of a dequantize is what was dequantized only if it has the same
-    parameters in the same range, the numbers are in that range, as those of a quantize are, and
-    they come back by the law of :mod:`qfuse.ir.quant.round_trip`.
+    Each rewrite is exact. A dequantize-quantize pair is the identity only if both have the same
+    parameters and range, the values are in that range, as those of a quantize are, and they
+    survive the round trip by :mod:`qfuse.ir.quant.round_trip`.
     """
     sink_below_pools(module, log)
     moving = _Moving(module, log)
@@ -63,7 +62,7 @@ def move_quantization(
 
 
 class _Moving:
-    """Moves quantizes of one graph."""
+    """Moves the quantize ops of one graph."""
 
     def __init__(self, module: GraphModule, log: EventLog) -> None:
         self._module = module
@@ -71,7 +70,7 @@ class _Moving:
         self._editor = GraphEditor(module)
 
     def lift(self, node: Node) -> None:
-        """Quantize in front of the views, as far as nobody else reads them."""
+        """Lift a quantize above views without other users."""
         moves: list[Node] = []
         source = _source(node)
         while is_call(source, *_MOVES) and len(source.users) == 1:
@@ -89,7 +88,7 @@ class _Moving:
         self._fired("lift-quantize", place, first)
 
     def combine(self, values: Mapping[Node, torch.Tensor]) -> None:
-        """Quantize once what is quantized alike."""
+        """Combine equal quantize ops of one value."""
         numbers = Numbers(self._module.graph, values)
         first: dict[int, Node] = {}
         for node in [n for n in self._module.graph.nodes if is_quantization(n, QUANTIZE)]:
@@ -103,7 +102,7 @@ class _Moving:
             self._fired("combine", place, known)
 
     def cancel(self, node: Node) -> None:
-        """Take what was dequantized."""
+        """Cancel a dequantize-quantize pair."""
         real = _source(node)
         if not is_quantization(real, DEQUANTIZE) or _params(real) != _params(node):
             return
@@ -133,12 +132,12 @@ class _Moving:
 
 
 def _source(node: Node) -> Node:
-    """Return what a quantize, a dequantize or a view reads: all of them read one tensor."""
+    """Return the operand of a quantize, a dequantize or a view."""
     return node_of(next(iter(arguments(node).values())))
 
 
 def _of(source: Node, node: Node, rw: Rewriter) -> Node:
-    """Add a call like another one, of something else."""
+    """Emit a copy of a call with another operand."""
     op, named = overload_of(node), arguments(node)
     assert op is not None, f"not a call of an op: {node.format_node()}"
     first = next(iter(named))
@@ -146,7 +145,7 @@ def _of(source: Node, node: Node, rw: Rewriter) -> Node:
 
 
 def _before(node: Node) -> Node | None:
-    """Return what the elements of a value are all elements of."""
+    """Return the source of a value's elements."""
     return _source(node) if is_call(node, *_MOVES) else pooled(node)
 
 
@@ -157,7 +156,7 @@ def _params(node: Node) -> Hashable:
 
 
 def _is_exact(node: Node) -> bool:
-    """Whether dividing what was multiplied gives the number again, for each that there is."""
+    """Whether multiplying and dividing by the scale returns each quantized value."""
     named = arguments(node)
     storage, scale, zero = named["dtype"], named["scale"], named["zero_point"]
     if not isinstance(storage, torch.dtype):

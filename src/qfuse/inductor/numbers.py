@@ -1,4 +1,4 @@
-"""Which nodes of a graph compute the same: value numbers, as compilers call them."""
+"""Value numbering: which nodes of a graph compute the same value."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.ops.views import bits_of
 from qfuse.rewrite.prelude import Node, arguments, aten
 
-_BITS_LIMIT = 1 << 16  # bytes; greater constants are equal only if they are one tensor
+_BITS_LIMIT = 1 << 16  # bytes; larger constants are equal only if they are the same tensor
 _RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
 class Numbers:
-    """A number for every node; two nodes with one number have equal values, to the bit.
+    """The value number of every node; nodes with the same number have bitwise equal values.
 
     Args:
-        graph: Its nodes are not changed meanwhile.
+        graph: The graph; its nodes must not change.
         values: Values of constants. Small ones are compared by their bits.
     """
 
@@ -35,11 +35,11 @@ class Numbers:
             self._numbers[node] = self._known.setdefault(key, len(self._known))
 
     def of(self, node: Node) -> int:
-        """Return the number of a node."""
+        """Return the value number of a node."""
         return self._numbers[node]
 
     def frozen(self, value: object) -> Hashable:
-        """Make an argument hashable such that equal means equal: 1, 1.0 and True differ."""
+        """Make an argument hashable, with different keys for 1, 1.0 and True."""
         if isinstance(value, Node):
             return ("value", self._numbers[value])
         if isinstance(value, (list, tuple)):
@@ -59,7 +59,7 @@ class Numbers:
             return node
         named = arguments(node)
         if is_call(node, *_RESHAPES):
-            # However the sizes were spelled, -1 or not: the shape is what comes of them.
+            # Sizes may contain -1 or not; the result's shape is the canonical form.
             named = {"self": named["self"], "size": list(node.meta["val"].shape)}
             return ("reshape", *((k, self.frozen(v)) for k, v in named.items()))
         return (overload_of(node), *((k, self.frozen(v)) for k, v in sorted(named.items())))
@@ -71,7 +71,7 @@ class Numbers:
 
 
 def _written(nodes: Iterable[Node]) -> set[Node]:
-    """Return what is written to before the end of the graph: it has several values."""
+    """Return the nodes that are mutated before the end of the graph, which have several values."""
     found: set[Node] = set()
     waiting: list[Node] = []
     for node in nodes:

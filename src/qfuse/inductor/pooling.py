@@ -1,7 +1,7 @@
-"""The greatest of what was dequantized is the dequantized greatest, in Inductor's own spelling.
+"""Sink a dequantize below a max pool, in the form that reaches Inductor.
 
-Decompositions make ``prims._low_memory_max_pool_with_offsets`` of a max pool. It gives the elements
-and where in their windows they were.
+Decompositions turn a max pool into ``prims._low_memory_max_pool_with_offsets``. It returns the
+elements and their positions in the windows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STORED = (torch.int8, torch.uint8)
 
 
 def sink_below_pools(module: GraphModule, log: EventLog) -> None:
-    """Choose the greatest stored number, and dequantize that.
+    """Pool the quantized values, and dequantize the result.
 
     Before::
 
@@ -39,13 +39,13 @@ def sink_below_pools(module: GraphModule, log: EventLog) -> None:
 
         q -> max_pool -> [0] -> dequantize(s) -> ...
 
-    Exact: what is greater when stored is greater when real, and windows of padding alone, whose
-    greatest would be infinite, are refused. So is a pool of which it is read where the elements
-    were: numbers that differ when stored may be one real number, of which the first is found.
+    Exact, since dequantization is monotonic. Refuses windows with only padding, whose maximum is
+    infinite, and pools whose positions are used: different quantized values may dequantize to
+    the same value, of which the first position is returned.
 
     Args:
-        module: Its graph is changed in place.
-        log: What was done and what was not.
+        module: The module; its graph is changed in place.
+        log: Receives the events.
     """
     editor = GraphEditor(module)
     for node in [n for n in module.graph.nodes if is_call(n, LOW_MEMORY_POOL)]:
@@ -63,7 +63,7 @@ def sink_below_pools(module: GraphModule, log: EventLog) -> None:
 
 
 def pooled(node: Node) -> Node | None:
-    """Return what a pool chooses from, if ``node`` are the elements that it chose."""
+    """Return the input of a max pool if ``node`` is its first result."""
     if node.target is not operator.getitem or node.args[1] != 0:
         return None
     pool = node.args[0]
@@ -79,31 +79,31 @@ def _refuse(node: Node, real: Node) -> Miss | None:
         return shared
     stored = real.args[0]
     if not isinstance(stored, Node) or dtype_of(stored) not in _STORED:
-        text = "what is stored is neither int8 nor uint8"
+        text = "its quantized values are neither int8 nor uint8"
         return Miss(MissCode.DTYPE, real, text, progress=2)
     if not _keeps_order(arguments(real)["scale"]):
-        text = "its scale does not keep the order of stored numbers"
+        text = "its dequantization is not monotonic"
         return Miss(MissCode.RANGE, real, text, progress=2)
     if not _never_empty(node):
-        text = "a window may hold nothing but padding"
+        text = "a window may contain only padding"
         return Miss(MissCode.SHAPE, node, text, progress=3)
     return None
 
 
 def _refuse_users(node: Node, real: Node) -> Miss | None:
     if any(item.target is not operator.getitem or item.args[1] != 0 for item in node.users):
-        text = "where the elements were found is read too"
+        text = "the positions of the elements are used"
         return Miss(MissCode.SHARED, node, text, progress=2)
     if len(node.users) != 1:
-        return Miss(MissCode.SHARED, node, "its elements are read several times", progress=2)
+        return Miss(MissCode.SHARED, node, "its result has several users", progress=2)
     if len(real.users) != 1:
-        text = "something else reads what it chooses from too"
+        text = "its input has other users"
         return Miss(MissCode.SHARED, real, text, progress=2)
     return None
 
 
 def _keeps_order(scale: object) -> bool:
-    """Whether a scale is positive, and neither makes zero nor infinity of a number."""
+    """Whether a scale is positive, and neither underflows nor overflows any value."""
     if not isinstance(scale, (int, float)):
         return False
     single = float(torch.tensor(scale, dtype=torch.float32))
@@ -126,7 +126,7 @@ def _never_empty(node: Node) -> bool:
 def _all_hold_elements(row: Sequence[object]) -> bool:
     numbers = [n for n in row if isinstance(n, int)]
     if len(numbers) != len(row):
-        return False  # sizes that vary
+        return False  # dynamic sizes
     before, after, size, stride, pad, dilation = numbers
     starts = range(-pad, -pad + after * stride, stride)
     inside = range(0, size * dilation, dilation)
@@ -143,7 +143,7 @@ def _sink(node: Node, real: Node, editor: GraphEditor) -> Miss | None:
     new = rw.call(op, chosen, *real.args[1:], **real.kwargs)
     if new.meta["val"].stride() != item.meta["val"].stride():
         rw.undo()
-        text = "its elements would lie in another order of memory"
+        text = "its result would have another memory format"
         return Miss(MissCode.ORDER, node, text, progress=3)
     rw.replace(item, new)
     rw.commit()

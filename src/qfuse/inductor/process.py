@@ -1,4 +1,4 @@
-"""What there is once per process: our passes in Inductor's slots, and the graphs they saw."""
+"""Process-wide state: qfuse's passes in Inductor's slots, and the compiled graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qfuse.report import Report
 
 
 class Process:
-    """Our passes in Inductor, and what they did."""
+    """qfuse's passes in Inductor, and their reports."""
 
     def __init__(self) -> None:
         self._journal = Journal()
@@ -26,7 +26,7 @@ class Process:
         self._installed: ContextVar[Hooks | None] = ContextVar("qfuse_installed", default=None)
 
     def options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return Inductor options with our passes in them.
+        """Return Inductor options that contain qfuse's passes.
 
         Raises:
             OptionsError: Inductor has no such option, or it has no effect here.
@@ -42,11 +42,11 @@ class Process:
             if expected is not None and not isinstance(value, expected):
                 raise OptionsError(
                     f"Inductor's option {name!r} is {value!r}",
-                    fix=f"give it a value of type {expected.__name__}",
+                    fix=f"pass a value of type {expected.__name__}",
                 )
         if given.get("freezing") and not inductor.freezing_is_on():
             raise OptionsError(
-                "the option freezing comes too late here: Dynamo reads it from the global config",
+                "the option freezing has no effect here: Dynamo reads it from the global config",
                 fix="set torch._inductor.config.freezing = True before the first call, or make "
                 "that call within qfuse.inductor_passes(freezing=True)",
             )
@@ -54,17 +54,17 @@ class Process:
         for slot in SLOTS:
             base = given.get(slot, inductor.option(slot))
             _check_passes(slot, base)
-            # Who installed our passes too has them there already.
+            # Installed passes are in the slots already.
             theirs = without(base, [p for p in inductor.passes_in(base) if is_ours(p)])
             given[slot] = composed(theirs, hooks.slots[slot])
         return given
 
     @contextmanager
     def passes(self, freezing: bool | None) -> Iterator[None]:
-        """Have our passes in the slots for a region.
+        """Put the passes in the slots for a region.
 
         Raises:
-            OptionsError: ``freezing`` is no answer to a question.
+            OptionsError: ``freezing`` is not a bool or ``None``.
         """
         if freezing is not None and not isinstance(freezing, bool):
             raise OptionsError(f"freezing must be True, False or None, not {freezing!r}")
@@ -85,14 +85,14 @@ class Process:
                 warnings.warn(text, UserWarning, stacklevel=4)
 
     def install(self) -> None:
-        """Have our passes in the slots from now on."""
+        """Put the passes in the slots until uninstalled."""
         if self._installed.get() is None:
             hooks = Hooks(self._journal)
             self._slots.add(hooks)
             self._installed.set(hooks)
 
     def uninstall(self) -> None:
-        """Take out what was installed."""
+        """Remove the installed passes."""
         hooks = self._installed.get()
         if hooks is not None:
             self._installed.set(None)
@@ -104,13 +104,13 @@ class Process:
         return self._journal.reports()
 
     def clear(self) -> None:
-        """Forget the reports until now."""
+        """Clear the reports."""
         self._journal.clear()
 
 
-# Inductor's slots and its counters belong to the process, and a compiled graph says nothing of who
-# asked for it: so the one who finds its report has to be one, too, and there before a second
-# thread asks. Making it changes nothing anywhere; this module is imported by who asks for passes.
+# Inductor's slots and counters are process-wide, and a compiled graph does not record its caller.
+# So this must be a singleton, created at import, before threads use it. Creating it changes no
+# state; the module is only imported when passes are requested.
 PROCESS = Process()
 
 
@@ -119,5 +119,5 @@ def _check_passes(slot: str, value: Any) -> None:
         if not callable(one):
             raise OptionsError(
                 f"{slot} holds {one!r}, which is not a pass",
-                fix="give a function of a graph, a CustomGraphPass, or a list of them",
+                fix="pass a function of a graph, a CustomGraphPass, or a list of them",
             )

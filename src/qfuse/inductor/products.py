@@ -1,7 +1,4 @@
-"""Products with a constant matrix, whatever op computes them.
-
-What they read, and along which axis of each operand the features of the output lie.
-"""
+"""Matmuls with a constant matrix, by any op: their operands, and the feature axis of each."""
 
 from __future__ import annotations
 
@@ -20,16 +17,16 @@ _BLOCKED = 4
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """How an op of products takes its arguments.
+    """The arguments of a matmul op.
 
     Attributes:
-        x: Name of what siblings share.
-        columns: The operands that have one entry per output feature, by name, and the axis.
-        bias: Name of the bias, a vector that may be missing.
-        family: What ops are called that differ in the bias alone.
-        block: For a packed weight, how many features lie together, in each entry along the axis; 0
-            for a weight whose first axis counts blocks, with the block as the last axis of others.
-        needs_kernel: Whether wheels have the op without a kernel for it.
+        x: Name of the argument that siblings share.
+        columns: Names of the operands with one entry per output feature, with the axis.
+        bias: Name of the bias, an optional vector.
+        family: Common name of ops that differ only in the bias.
+        block: For a packed weight, the features per entry along the axis; 0 for a weight whose
+            first axis counts blocks, with the block as the last axis of other operands.
+        needs_kernel: Whether some builds have the op without a kernel.
     """
 
     x: str
@@ -49,7 +46,7 @@ _SPECS: Mapping[str, Spec] = {
     "aten::_int_mm": Spec("self", {"mat2": 1}),
     "aten::_scaled_mm": Spec("self", {"mat2": 1, "scale_b": 1}, bias="bias"),
     "aten::_weight_int8pack_mm": Spec("self", {"mat2": 0, "scales": 0}),
-    # 64 rows lie together with AVX-512, and 32 or 16 of them elsewhere.
+    # Blocks have 64 rows with AVX-512, and 32 or 16 with other ISAs.
     "aten::_weight_int4pack_mm_for_cpu": Spec("self", {"mat2": 0, "qScaleAndZeros": 1}, block=64),
     "onednn::qlinear_pointwise": Spec(
         "qx", {"qw": 1, "w_scale": 0, "w_zero_point": 0}, bias="bias"
@@ -63,21 +60,21 @@ _SPECS: Mapping[str, Spec] = {
     ),
     "torchao::float8_linear_cpu": Spec("input", _PACKED, bias="bias", block=0, needs_kernel=True),
 }
-_UNARY = ("default", "tensor")  # overloads that write to nothing
+_UNARY = ("default", "tensor")  # overloads that do not mutate
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One call of an op of products.
+    """One call of a matmul op.
 
     Attributes:
         node: The call.
-        spec: How it takes its arguments.
-        x: What siblings share.
-        columns: What is concatenated, by the name of the argument.
+        spec: The arguments of the op.
+        x: The operand that siblings share.
+        columns: The operands to concatenate, by argument name.
         bias: A vector of one entry per output feature, or ``None``.
         n: Output features.
-        fixed: All other arguments, which siblings have in common.
+        fixed: All other arguments, which must be equal for siblings.
         wrong: Why it cannot be merged whatever its siblings are; "" if it can.
     """
 
@@ -92,11 +89,11 @@ class Product:
 
     @property
     def operands(self) -> list[Node]:
-        """The constants: what is concatenated, and the bias."""
+        """The constant operands: those to concatenate, and the bias."""
         return [*self.columns.values(), *([] if self.bias is None else [self.bias])]
 
     def kind(self, numbers: Numbers) -> tuple[tuple[str, Hashable], ...]:
-        """Return what siblings have in common besides the input, by names for people."""
+        """Return what siblings must have in common besides the input, by names for the report."""
         found: list[tuple[str, Hashable]] = [("op", self.spec.family or str(self.node.target))]
         for name, node in self.columns.items():
             others = [s for a, s in enumerate(shape_of(node)) if a != self.spec.columns[name]]
@@ -107,7 +104,7 @@ class Product:
 
 
 def as_product(node: Node) -> Product | None:
-    """View a call as a product with a matrix."""
+    """View a call as a matmul."""
     op = overload_of(node)
     spec = None if op is None else _SPECS.get(op._schema.name)  # noqa: SLF001 - the way to ask
     if op is None or spec is None or op._overloadname not in _UNARY:  # noqa: SLF001
@@ -136,7 +133,7 @@ def as_product(node: Node) -> Product | None:
 def rebuild(
     product: Product, x: Node, columns: Mapping[str, Node], bias: Node | None, rw: Rewriter
 ) -> Node:
-    """Add the product again with other operands."""
+    """Emit the matmul with other operands."""
     op: OpOverload = product.node.target  # type: ignore[assignment]
     if product.spec.family == "mm":
         op = aten.mm.default if bias is None else aten.addmm.default
@@ -148,7 +145,7 @@ def rebuild(
 
 
 def call(op: OpOverload, given: Mapping[str, Any], rw: Rewriter) -> Node:
-    """Add a call of ``op``; arguments that are their defaults are left out, as tracing does."""
+    """Emit a call of ``op``, without arguments that equal their defaults, as in tracing."""
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for formal in op._schema.arguments:  # noqa: SLF001 - the way to ask
@@ -183,15 +180,15 @@ def _wrong(columns: Mapping[str, Node], bias: Node | None, spec: Spec, n: int) -
     for name, node in columns.items():
         axis, shape = spec.columns[name], shape_of(node)
         if len(shape) <= axis or shape[axis] != n:
-            return f"its {name} has not one entry per output feature along axis {axis}"
+            return f"its {name} does not have one entry per output feature along axis {axis}"
     return ""
 
 
 def _wrong_blocks(columns: Mapping[str, Node], spec: Spec, n: int) -> str:
-    """Check a layout of blocks: [N/b, K/c, c, b/2 or b], and [N/b, ..., b] for what goes with it.
+    """Check a block layout: [N/b, K/c, c, b/2 or b], and [N/b, ..., b] for its parameters.
 
-    Blocks of features follow each other, so that those of one weight behind those of another are
-    what packing both would give. Of other layouts that is not known.
+    Blocks of features are consecutive, so concatenating packed weights equals packing the
+    concatenation. For other layouts this is not known.
     """
     shapes = {name: tuple(shape_of(node)) for name, node in columns.items()}
     weight = shapes.get("weight", ())
@@ -200,6 +197,6 @@ def _wrong_blocks(columns: Mapping[str, Node], spec: Spec, n: int) -> str:
     widths = {shape[-1] for shape in others}
     known = len(weight) == _BLOCKED and all(len(shape) == _BLOCKED - 1 for shape in others)
     if not known or len(shapes) != len(spec.columns) or len(blocks) != 1 or len(widths) != 1:
-        return "its weight is packed in a layout of which it is not known how to join two"
+        return "its weight is packed in a layout that is not known how to join"
     (count,), (width,) = blocks, widths
     return "" if count * width == n else "its packed weight is padded"

@@ -1,6 +1,6 @@
-"""The ops of PT2E that stand in a graph behind decompositions: quantization with given numbers.
+"""The PT2E ops that remain after decompositions: static Q/DQ with Python numbers.
 
-They are known by their names, since torch registers them when somebody quantizes.
+They are matched by name, since torch registers them only when PT2E is imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DEQUANTIZE = "quantized_decomposed::dequantize_per_tensor"
 
 
 def is_quantization(node: object, name: str) -> bool:
-    """Whether a node is a call with numbers for scale and zero point, in float32."""
+    """Whether a node is a float32 call with Python numbers as scale and zero point."""
     op = overload_of(node) if isinstance(node, Node) else None
     if op is None or op._schema.name != name or op._overloadname != "default":  # noqa: SLF001
         return False

@@ -1,6 +1,6 @@
-"""The ways to ask for qfuse's passes inside ``torch.compile``.
+"""The public API for qfuse's passes inside ``torch.compile``.
 
-Inductor takes a second to import, and is needed when somebody asks, not before.
+Inductor takes a second to import, so it is imported on first use.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 from qfuse.report import Report
 
 if TYPE_CHECKING:
-    # It imports Inductor, which `import qfuse` must not.
+    # Imported lazily, since `import qfuse` must not import Inductor.
     from qfuse.inductor.process import Process
 
 
 def inductor_options(**options: Any) -> dict[str, Any]:
-    """Return options for ``torch.compile(model, options=...)`` with qfuse's passes in them.
+    """Return options for ``torch.compile(model, options=...)`` that contain qfuse's passes.
 
-    Linears are merged only where weights are frozen: set ``torch._inductor.config.freezing = True``
-    before the first call, and call under ``torch.no_grad()``. Without that, weights are inputs and
-    nothing is merged. ``qfuse.reports()`` says afterwards what the passes did.
+    Linears are merged only if weights are frozen: set ``torch._inductor.config.freezing = True``
+    before the first call, and call under ``torch.no_grad()``. Otherwise weights are graph inputs
+    and nothing is merged. ``qfuse.reports()`` returns the reports of the passes.
 
     Args:
         options: Inductor's own options, by name (``**{"cpp.threads": 4}`` for those with a dot).
-            Passes among them stay, and run before qfuse's; where a slot is not given, what is in
-            it at the moment stays.
+            Passes among them run before qfuse's; for other slots, so do the passes that are
+            currently in the slot.
 
     Raises:
         OptionsError: Inductor has no such option, or it has no effect here.
@@ -36,47 +36,47 @@ def inductor_options(**options: Any) -> dict[str, Any]:
 
 @contextmanager
 def inductor_passes(*, freezing: bool | None = None) -> Iterator[None]:
-    """Add qfuse's passes to whatever ``torch.compile`` compiles for the first time within.
+    """Context manager that adds qfuse's passes to everything that ``torch.compile`` compiles in it.
 
-    What is in Inductor's slots stays and runs first. Afterwards everything is as it was.
-    Inductor's options hold for one thread, and so does this.
+    Passes in Inductor's slots are kept and run first. The slots are restored on exit. Like
+    Inductor's options, this applies to the current thread.
 
     Args:
-        freezing: Turns Inductor's freezing on or off within; by default it is left as it is.
-            Without it weights are inputs, and nothing can be merged.
+        freezing: Enables or disables Inductor's freezing in the context; by default unchanged.
+            Without freezing, weights are inputs and nothing can be merged.
 
     Raises:
-        OptionsError: ``freezing`` is something else.
+        OptionsError: ``freezing`` is not a bool or ``None``.
     """
     with _process().passes(freezing):
         yield
 
 
 def install() -> None:
-    """Add qfuse's passes to whatever ``torch.compile`` compiles from now on, until uninstalled.
+    """Add qfuse's passes to everything that ``torch.compile`` compiles, until uninstalled.
 
-    Linears are merged only where weights are frozen: see :func:`inductor_options`. A second call
-    does nothing. Inductor's options hold for one thread, and so does this.
+    Linears are merged only if weights are frozen: see :func:`inductor_options`. A second call does
+    nothing. Like Inductor's options, this applies to the current thread.
     """
     _process().install()
 
 
 def uninstall() -> None:
-    """Take out what :func:`install` put in; what was there before is there again."""
+    """Remove the passes of :func:`install` and restore the slots."""
     _process().uninstall()
 
 
 def reports() -> tuple[Report, ...]:
-    """Return a report for each graph that was compiled with qfuse's passes, or came from a cache.
+    """Return a report for each graph that was compiled with qfuse's passes, or loaded from a cache.
 
-    In the order in which they were compiled. A model may be several graphs. Reports are kept until
+    In the order of compilation. A model may have several graphs. Reports are kept until
     :func:`clear_reports`.
     """
     return _process().reports()
 
 
 def clear_reports() -> None:
-    """Forget the reports of all graphs that were compiled until now, for processes that live on."""
+    """Clear all reports, for long-running processes."""
     _process().clear()
 
 

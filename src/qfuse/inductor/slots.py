@@ -1,4 +1,4 @@
-"""Inductor's slots, which others use too: what is put in, what is restored, who was in the way."""
+"""Inductor's pass slots, shared with other libraries: add, restore, and detect overwrites."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class _Slot:
 
     Attributes:
         name: The option of Inductor.
-        base: What was there before.
-        ours: Our passes, in the order in which they came.
-        value: What we put there.
+        base: The value before.
+        ours: qfuse's passes, in the order of adding.
+        value: The value that was set.
     """
 
     name: str
@@ -31,13 +31,12 @@ class _Slot:
 
 
 class Slots:
-    """Our passes in the slots.
+    """qfuse's passes in the slots.
 
-    Inductor's options hold for one thread, or one context of ``contextvars``: so does what is known
-    of them here.
+    Inductor's options are per thread, or per ``contextvars`` context, and so is this state.
 
     Args:
-        journal: Told who was in the way.
+        journal: Records overwrites.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -46,7 +45,7 @@ class Slots:
         self._slots: ContextVar[tuple[_Slot, ...]] = ContextVar("qfuse_slots", default=empty)
 
     def add(self, hooks: Hooks) -> None:
-        """Append passes to what is in the slots."""
+        """Append passes to the slots."""
         seen, lost = self._look()
         new = []
         for slot in seen:
@@ -56,22 +55,22 @@ class Slots:
         self._tell(lost)
 
     def remove(self, hooks: Hooks) -> None:
-        """Take passes out again; when the last of ours goes, what was there is there again."""
+        """Remove passes; removing the last one restores the slots."""
         seen, lost = self._look()
         gone = set(map(id, hooks.slots.values()))
         self._put([replace(s, ours=tuple(h for h in s.ours if id(h) not in gone)) for s in seen])
         self._tell(lost)
 
     def look(self) -> None:
-        """Find out whether somebody overwrote a slot, and say so."""
+        """Detect and report overwritten slots."""
         seen, lost = self._look()
         self._slots.set(seen)
         self._tell(lost)
 
     def _look(self) -> tuple[tuple[_Slot, ...], list[str]]:
-        """Compare what is in the slots with what was put there; name what somebody overwrote.
+        """Compare the slots with the values that were set, and return notes on overwrites.
 
-        What somebody else put there since is theirs: it stays, without what is ours in it.
+        Values that others have set since are kept, without qfuse's passes in them.
         """
         seen, lost = [], []
         for slot in self._slots.get():
@@ -81,7 +80,7 @@ class Slots:
                 if not all(any(h is other for other in passes) for h in _once(slot.ours)):
                     lost.append(
                         f"torch._inductor.config.{slot.name} was overwritten by "
-                        f"{_described(now)}, so qfuse's passes did not run any more: add to what "
+                        f"{_described(now)}, so qfuse's passes no longer run: add to what "
                         "is in the slot, or set it first"
                     )
                 seen.append(replace(slot, base=without(now, slot.ours), value=now))
@@ -90,7 +89,7 @@ class Slots:
         return tuple(seen), lost
 
     def _put(self, slots: Sequence[_Slot]) -> None:
-        """Set the slots, each to what was there with ours behind it."""
+        """Set each slot to its base value followed by qfuse's passes."""
         new = []
         for slot in slots:
             value = slot.base
@@ -101,7 +100,7 @@ class Slots:
         self._slots.set(tuple(new))
 
     def _tell(self, lost: Sequence[str]) -> None:
-        """Warn, when everything is in order again: a warning may be an error here."""
+        """Warn once all state is consistent, since a warning may raise an error."""
         for text in lost:
             self._journal.note(text)
         for text in lost:
@@ -109,7 +108,7 @@ class Slots:
 
 
 def composed(base: Any, hook: Any) -> Any:
-    """Return what holds ``base``, which may be anything that a slot takes, and ``hook`` behind."""
+    """Return a slot value with ``base``, any value that a slot accepts, followed by ``hook``."""
     if base is None:
         return hook
     if isinstance(base, (list, tuple)):
@@ -118,12 +117,12 @@ def composed(base: Any, hook: Any) -> Any:
 
 
 def _once(ours: Sequence[Any]) -> list[Any]:
-    """Return one of our passes for each thing that they do: to do it twice changes nothing."""
+    """Return qfuse's passes without duplicates: each is idempotent."""
     return list({hook.hooks.key: hook for hook in reversed(ours)}.values())
 
 
 def without(value: Any, ours: Sequence[Any]) -> Any:
-    """Return what is in a slot, without our passes; the same object if there are none."""
+    """Return the value of a slot without qfuse's passes; the same object if there are none."""
     passes = inductor.passes_in(value)
     theirs = [p for p in passes if not any(p is hook for hook in ours)]
     if len(theirs) == len(passes):
@@ -134,7 +133,7 @@ def without(value: Any, ours: Sequence[Any]) -> Any:
 
 
 def _described(value: Any) -> str:
-    """Name an object, and the module that it is from."""
+    """Describe an object by its name and module."""
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_described, value)) or "an empty list"
     if value is None:

@@ -1,4 +1,4 @@
-"""From fused ops to kernel calls and plain ATen. Takes an OptimizedGraph, gives a LoweredGraph."""
+"""Lower fused ops to kernel calls and plain ATen: from OptimizedGraph to LoweredGraph."""
 
 from qfuse.lower.lower import lower
 

@@ -1,4 +1,4 @@
-"""Compute now what depends on constants alone, as long as the result is small."""
+"""Constant folding of calls with small results."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
 from qfuse.rewrite.session import Applied, RewriteSession
 
-# Scales, zero points and their reciprocals fit; weights stay as they are stored.
+# Scales, zero points and their reciprocals fit; weights stay quantized.
 _LIMIT_BYTES = 1 << 16
 
 
 def fold_constants(program: StageGraph, context: RewriteContext) -> int:
-    """Replace small pure calls of constants by their values; return how many were folded.
+    """Replace small pure calls on constants by their values; return how many were folded.
 
-    The same ATen op computes the value as would at run time, so this is exact.
+    The value is computed by the ATen op that would run at run time, so this is exact.
     """
     session = RewriteSession(program, context)
     folded = 0
     for node in list(program.graph.nodes):
-        # The caller may write to what it gets, which must be new in every call.
+        # The caller may write to an output, so every call must return a new tensor.
         value = None if leaves_graph(node) else _value(node)
         if value is not None:
             edit = partial(_fold, node, value)
@@ -41,7 +41,7 @@ def _fold(node: Node, value: torch.Tensor, rw: Rewriter) -> None:
 
 
 def drop_unused_constants(program: StageGraph) -> None:
-    """Let go of the constants that no node reads, such as weights that were packed."""
+    """Delete constants without users, such as the originals of packed weights."""
     used = {str(n.target) for n in program.graph.nodes if n.op == "get_attr"}
     written = {m.buffer for m in program.signature.mutations}
     for name in list(dict(program.module.named_buffers(remove_duplicate=False))):
@@ -67,5 +67,5 @@ def _value(node: Node) -> torch.Tensor | None:
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: inputs[n])
     with torch.no_grad():
         result: Any = op(*args, **kwargs)
-    # A view would keep the whole base alive for a few numbers.
+    # A view would keep the whole base alive for a few elements.
     return result.clone()  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Why a quantize or dequantize is an op of its own after optimizing, in words for people."""
+"""Reasons why quantize and dequantize ops are left unfused after optimizing."""
 
 from __future__ import annotations
 
@@ -14,49 +14,47 @@ from qfuse.ir.ops.library import output_of
 from qfuse.ir.ops.qdq import as_dequantize, as_quantize
 from qfuse.ir.ops.views import result_of
 
-# Reasons are sentences for people; what is further away than this is not what they ask about.
+# Users beyond this many do not make a reason clearer.
 _MOST_USERS = 64
 
 
 def reason_to_stay(node: Node) -> str:
-    """Say why ``node`` could not become an edge of a fused op."""
+    """Return the reason why ``node`` was not fused into another op."""
     quantize = as_quantize(node)
     if quantize is not None:
         return _quantize_reason(node, quantize.x, constant_of(quantize.params.scale) is None)
     dequantize = as_dequantize(node)
     if dequantize is not None:
-        readers = _users(node)
+        users = _users(node)
         if constant_of(dequantize.q) is not None:
             return (
-                f"{readers} reads this weight, and has no quantized form here: it is computed from "
-                "its stored numbers, in float"
+                f"{users} uses this weight and has no quantized kernel here: it "
+                "computes in float on the dequantized weight"
             )
-        return f"its real values are read by {readers}, which has no quantized form here"
-    return "it changes parameters between two quantized edges"
+        return f"its float values are used by {users}, which has no quantized form here"
+    return "it changes the parameters between two quantized ops"
 
 
 def _quantize_reason(node: Node, x: Node, dynamic: bool) -> str:
     takers = sum(is_call(user, *ops.FUSED) for user in _users_below(node))
     feeds = (
-        f"it feeds {takers} quantized op{'s' * (takers != 1)}"
-        if takers
-        else "nothing fused reads it"
+        f"it feeds {takers} quantized op{'s' * (takers != 1)}" if takers else "no fused op uses it"
     )
     if x.op == "placeholder":
         return f"it quantizes an input of the model; {feeds}"
     result = result_of(x)
     source = op_name(x if result is None else result[0])
     if result is not None and output_of(result[0]) is not None:
-        return f"{source} gives its result quantized already, with other parameters; {feeds}"
+        return f"{source} already returns a quantized result with other parameters; {feeds}"
     if dynamic:
         return f"its parameters are computed from {source} at run time; {feeds}"
     if is_call(x, *ops.FUSED):
-        return f"{source} has other readers besides this quantize; {feeds}"
-    return f"it is fed by {source}, which gives no quantized output here; {feeds}"
+        return f"{source} has other users besides this quantize; {feeds}"
+    return f"it is fed by {source}, which has no quantized output here; {feeds}"
 
 
 def _users_below(node: Node) -> Iterator[Node]:
-    """Give the readers of ``node``; instead of movements of its stored numbers, theirs."""
+    """Yield the users of ``node``, looking through movement ops and splits."""
     stack = [node]
     for _ in range(_MOST_USERS):
         if not stack:

@@ -1,4 +1,4 @@
-"""Lower every op of qfuse: to the cheapest kernel that takes it, or to its meaning in ATen."""
+"""Lower every qfuse op to the cheapest kernel that accepts it, or expand it to ATen."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ def lower(
     kernels: Sequence[Kernel[Any]],
     context: RewriteContext | None = None,
 ) -> LoweredGraph:
-    """Lower ``program``, which is consumed, for ``target``.
+    """Lower ``program`` for ``target``; the program is consumed.
 
     Args:
         program: The graph.
-        target: Where it will run.
-        cost: Prices the kernels.
-        kernels: The registry, in the order that breaks ties.
-        context: Permissions and proof; only its stage's name differs from the default.
+        target: The machine to lower for.
+        cost: Predicts the time of kernels.
+        kernels: The registry; its order breaks ties.
+        context: Rewrite budget and value checks; by default unlimited and none.
     """
     context = context or RewriteContext("lower")
     session = RewriteSession(program, context)
     _Lowering(LoweringContext(session, target, cost, kernels)).run()
     fold_constants(program, context)
     drop_unused_constants(program)
-    # The module's generated code still is that of the captured graph.
+    # Edits do not regenerate the module's code.
     program.module.recompile()
     done = LoweredGraph(program.module, program.signature, program.log)
     verify(done)
@@ -66,11 +66,11 @@ def lower(
 
 @dataclass(frozen=True, slots=True)
 class _NotLowered:
-    """Why no kernel runs a problem.
+    """Why a problem was not lowered to a kernel.
 
     Attributes:
         losers: The kernels, each with its reason.
-        denied: Whether one was selected, and not permitted or rolled back.
+        denied: Whether a kernel was selected, but the rewrite was denied or rolled back.
     """
 
     losers: Losers
@@ -86,16 +86,16 @@ class _Lowering:
         self._graph = context.program.graph
         self._log = context.program.log
         self._expander = Expander()
-        # Why rowwise ops do not share a kernel with the linear in front of them.
+        # Why rowwise ops are not fused with the linear that produces their input.
         self._apart: dict[Node, Losers] = {}
 
     def run(self) -> None:
-        # Reasons are read off the whole graph, before any of it is gone.
+        # Reasons depend on the producers and users, so they are logged before any op is lowered.
         for node in self._graph.nodes:
             if is_call(node, ops.quantize, ops.dequantize, ops.requantize):
                 reason = reason_to_stay(node)
                 self._log.add(Left(self._context.stage, place_of(node), reason))
-        # First, since a linear on a kernel of its own is behind no rowwise op any more.
+        # Before linears, since a linear that was lowered alone can no longer be fused.
         for node in list(self._graph.nodes):
             self._lower_linear_rowwise(node)
         for node in list(self._graph.nodes):
@@ -107,7 +107,7 @@ class _Lowering:
             if op is not None:
                 self._lower_rowwise(op)
         lower_int_products(self._session, self._context.target)
-        # Last, since kernels read scales and zero points that are still canonical.
+        # Last, since kernels inspect the canonical ops of scales and zero points.
         for node in list(self._graph.nodes):
             if is_call(node, *ops.CANONICAL, *ops.FUSED):
                 self._expand(node)
@@ -125,15 +125,15 @@ class _Lowering:
         problem = linear_problem(fused, self._context.symbols)
         left = self._lower(problem)
         if left is not None:
-            why = "its kernel is not permitted" if left.denied else "no kernel takes it"
+            why = "its kernel is not permitted" if left.denied else "no kernel accepts it"
             self._report_expanded(fused.node, describe(problem), left.losers, why)
             self._expand(fused.node)
 
     def _lower_rowwise(self, op: RowwiseOp) -> None:
-        """Lower ``op``, or leave it to be expanded with everything else.
+        """Lower ``op``, or leave it to be expanded with the other ops.
 
-        A compiler makes loops of that, which read a row once for every statistic, but are no call
-        of their own: on few rows they are faster.
+        The compiler turns an expanded op into loops, which read a row once per statistic but
+        avoid the overhead of a call: they are faster for few rows.
         """
         problem = rowwise_problem(op, self._context.symbols)
         if isinstance(problem, Refusal):
@@ -145,11 +145,11 @@ class _Lowering:
                 return
             left = found
         losers = (*left.losers, *self._apart.get(op.node, ()))
-        why = "it compiles to loops with what is around it"
+        why = "it is compiled to loops with the surrounding ops"
         self._report_expanded(op.node, describe_rowwise(op), losers, why)
 
     def _lower(self, problem: Problem) -> _NotLowered | None:
-        """Put the cheapest kernel in the place of ``problem``, or return why there is none."""
+        """Replace ``problem`` by the cheapest kernel, or return why there is none."""
         choice = choose(problem, self._context)
         offer = choice.offer
         if offer is None:
@@ -171,7 +171,7 @@ class _Lowering:
         return None
 
     def _emit(self, problem: Problem, offer: Offer, rw: Rewriter) -> None:
-        """Add the call of a kernel, what it leaves as ATen, and let users read its results."""
+        """Emit the kernel call and the remaining ATen ops, and redirect users to the results."""
         made = offer.kernel.emit(problem, offer.claim, rw)
         if isinstance(problem, LinearProblem):
             made = {0: self._finish(problem, made[0], offer.claim, rw)}
@@ -179,7 +179,7 @@ class _Lowering:
             rw.replace(old.node, made[old.index], but=old.but)
 
     def _finish(self, problem: LinearProblem, y: Node, claim: Claim, rw: Rewriter) -> Node:
-        """Add the steps and the quantize that a kernel leaves, as ATen."""
+        """Emit the epilogue ops and the quantize that the kernel does not cover, as ATen."""
         fused, rest = problem.fused, split_epilogue(problem, claim)[1]
         if rest.steps:
             y = self._expander.apply(rest, y, fused.extras, rw)
@@ -191,10 +191,10 @@ class _Lowering:
         return expanded
 
     def _expand(self, node: Node) -> None:
-        """Replace ``node`` by its meaning in ATen.
+        """Replace ``node`` by its expansion to ATen.
 
         Raises:
-            CheckError: The expansion gives other values.
+            CheckError: The expansion returns other values than the op.
         """
         place = place_of(node)
 
@@ -209,7 +209,7 @@ class _Lowering:
         done = self._session.rewrite_always("expand", node, edit, proof=Exactness.EXACT)
         if isinstance(done, Refusal):
             raise CheckError(
-                f"{node.name}: the expansion of {node.target} gives other values than the op",
+                f"{node.name}: the expansion of {node.target} returns other values than the op",
                 where=str(place),
                 fix="this is a bug of qfuse; please report it with the model",
             )

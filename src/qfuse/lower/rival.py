@@ -1,4 +1,4 @@
-"""What runs an op if no kernel does, where that may be faster than a kernel."""
+"""Alternatives to a kernel that may be faster: compiled loops, or two separate kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qfuse.lower.select.select import Choice, Rival, against
 
 
 def choose(problem: Problem, context: LoweringContext) -> Choice:
-    """Select the kernel of ``problem``, if it is faster than what runs it without one."""
+    """Select the kernel of ``problem``, if it is faster than the alternative."""
     choice = context.select(problem)
     if choice.offer is None:
         return choice
@@ -26,7 +26,7 @@ def choose(problem: Problem, context: LoweringContext) -> Choice:
 
 
 def _two_kernels(problem: LinearRowwiseProblem, context: LoweringContext) -> Rival | None:
-    """Predict the linear and the op behind it, each by itself; ``None`` without a kernel."""
+    """Predict the time of linear and op run separately; ``None`` if no kernel accepts them."""
     linear = context.select(linear_problem(problem.linear, context.symbols))
     if linear.seconds is None:
         return None
@@ -34,7 +34,7 @@ def _two_kernels(problem: LinearRowwiseProblem, context: LoweringContext) -> Riv
 
 
 def _rowwise_seconds(op: RowwiseOp, context: LoweringContext) -> float:
-    """Predict an op alone: on a kernel, or in a compiler's loops if they are faster."""
+    """Predict the time of an op alone: in a kernel, or in compiled loops if they are faster."""
     problem = rowwise_problem(op, context.symbols)
     if isinstance(problem, Refusal):
         return context.cost.seconds(loops_of(op, context.symbols))

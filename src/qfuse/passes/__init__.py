@@ -1,4 +1,4 @@
-"""Single passes on a plain ``torch.fx.GraphModule``, for pipelines of your own.
+"""Standalone passes on a plain ``torch.fx.GraphModule``, for custom pipelines.
 
 >>> import torch
 >>> from torch import nn

@@ -1,4 +1,4 @@
-"""Fake tensors and codegens of graphs that others made: this room's only file on private API."""
+"""Fake tensors and codegen of FX graphs: this package's only file with private torch API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 def new_mode() -> FakeTensorMode:
-    """Return a fresh mode for fake tensors."""
+    """Return a new ``FakeTensorMode``."""
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False)
 
 
@@ -22,33 +22,33 @@ def is_fake(value: object) -> bool:
 
 
 def mode_of(value: object) -> Any:
-    """Return the mode that a fake tensor lives in, ``None`` for anything else."""
+    """Return the ``FakeTensorMode`` of a fake tensor, ``None`` for other values."""
     return value.fake_mode if isinstance(value, FakeTensor) else None
 
 
 def is_symbolic(value: torch.Tensor) -> bool:
-    """Whether a size or a stride of a fake tensor varies."""
+    """Whether a fake tensor has symbolic sizes or strides."""
     return not all(isinstance(size, int) for size in (*value.shape, *value.stride()))
 
 
 def is_guards(module: object) -> bool:
-    """Whether a module is what torch.export puts in to check the sizes of inputs."""
-    # Its module imports torch._dynamo, and where it was not imported there is no such object.
+    """Whether a module holds the input guards that torch.export inserts."""
+    # Importing the class would import torch._dynamo; without that module there are no instances.
     kind = type(module)
     return (kind.__module__, kind.__name__) == ("torch.export._unlift", "GuardsFn")
 
 
 def called_kind(target: object) -> str:
-    """Say what kind of call has ``target``, if it is one that names no single op of torch."""
+    """Describe a call of ``target`` that is not a single op of torch."""
     if isinstance(target, HigherOrderOperator):
-        return "keeps a graph of its own inside"
+        return "contains a subgraph"
     if isinstance(target, OpOverloadPacket):
-        return "names no overload of its op"
+        return "is not an overload of an op"
     return ""
 
 
 def empty_like(graph: Graph) -> Graph:
-    """Return a graph without nodes that is called, traced and printed like ``graph``."""
+    """Return an empty graph with the codegen of ``graph``."""
     new = Graph(tracer_cls=graph._tracer_cls, tracer_extras=graph._tracer_extras)
     new.set_codegen(graph._codegen)
     return new

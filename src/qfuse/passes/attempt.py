@@ -1,4 +1,4 @@
-"""One run of a pass over a copy of a graph: spelled canonically, rewritten, spelled back."""
+"""One run of a pass on a copy of a graph: import to canonical ops, rewrite, export back."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ Snapshot = dict["Node", tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be done to a graph, whatever part of it.
+    """The rewrite of a pass, independent of the part of the graph.
 
     Attributes:
-        run: Rewrites a graph in the canonical spelling.
-        about: The rules that count; what others do without them is not kept.
-        dialects: The dialects that the graph may speak.
-        back: Whether to spell in the source's dialect what the pass made.
-        cost: Prices what is legal; ``None`` does all of it.
-        assume_equal: Whether parameters without values are taken as equal.
+        run: Rewrites a graph of canonical ops.
+        about: The rules of the pass; changes by other rules alone are discarded.
+        dialects: The dialects that the graph may use.
+        back: Whether to write the results of the pass in the source's dialect.
+        cost: Decides which legal rewrites pay; ``None`` does all of them.
+        assume_equal: Whether parameters without values are assumed to be equal.
     """
 
     run: Callable[[StageGraph, RewriteContext], object]
@@ -51,14 +51,14 @@ class Work:
 
 @dataclass(slots=True)
 class Attempt:
-    """A rewritten copy, and what was done to it.
+    """A rewritten copy, and the changes.
 
     Attributes:
         program: The copy.
-        counts: How often each rule did what the pass is about.
-        needed: Names of the caller's nodes that the changes are made of.
-        stranded: Names of the caller's nodes whose dialect cannot say what became of them.
-        misses: Why it cannot.
+        counts: How often each rule of the pass fired.
+        needed: Names of the caller's nodes that the changes depend on.
+        stranded: Names of the caller's nodes whose dialect cannot express the result.
+        misses: The reasons.
     """
 
     program: CapturedGraph
@@ -69,7 +69,7 @@ class Attempt:
 
 
 def attempt(source: CapturedGraph, work: Work, scope: frozenset[str] | None) -> Attempt:
-    """Do ``work`` to a copy of ``source``, as far as it is about the nodes of ``scope``."""
+    """Run ``work`` on a copy of ``source``, restricted to the nodes of ``scope``."""
     program = clone(source)
     known: dict[str, OpOverload] = {}
     for node in program.graph.nodes:
@@ -88,7 +88,7 @@ def attempt(source: CapturedGraph, work: Work, scope: frozenset[str] | None) -> 
     within = context(PASS_STAGE)
     work.run(program, within)
     done = Attempt(program)
-    # What the pass is about, and not only on the way there.
+    # Rules of the pass only, not those that prepared for them.
     substance = [e for e in within.edits if e.rule in work.about and not on_the_way(e)]
     done.counts = Counter(edit.rule for edit in substance)
     if not done.counts:
@@ -102,7 +102,7 @@ def attempt(source: CapturedGraph, work: Work, scope: frozenset[str] | None) -> 
                 spelled = apply_rules(program, dialect.spell(known), context(SPELL_STAGE, own))
                 missed += spelled.missed
         done.stranded = _stranded(program, known, work.dialects)
-        # Why the dialect could not spell something, as far as that was in the way.
+        # The reasons why the dialect could not express a result that was needed.
         done.misses = tuple(missed) if done.stranded else ()
     own_outputs(program)
     program.graph.lint()
@@ -114,7 +114,7 @@ def attempt(source: CapturedGraph, work: Work, scope: frozenset[str] | None) -> 
 def _needed(
     before: Snapshot, program: CapturedGraph, edits: Sequence[Edit], substance: Sequence[Edit]
 ) -> frozenset[str]:
-    """Return the caller's nodes that were rewritten, and what leads to them."""
+    """Return the caller's nodes that were rewritten, and the nodes that lead to them."""
     combined = dict(pair for edit in edits if edit.rule == Combine.name for pair in edit.replaced)
     kept = {combined.get(edit.anchor.node) for edit in substance}
     names: set[str] = set()
@@ -125,15 +125,15 @@ def _needed(
     left, now = {node.name for node in leading}, set(program.graph.nodes)
     for node, origin in before.items():
         if node.op == "get_attr":
-            continue  # Equal numbers that are one constant now change nothing for their readers.
-        # One that was combined matters if the one that stands for it now does.
+            continue  # Deduplicated constants do not change their users.
+        # A combined node is needed if its replacement is.
         if node not in now and (node.name not in combined or combined[node.name] in left):
             names.update(origin)
     return frozenset(names)
 
 
 def _leading(nodes: Sequence[Node]) -> set[Node]:
-    """Return nodes, and the movements and quantization on the way to them."""
+    """Return the nodes, and the movement and quantization ops that lead to them."""
     seen, stack = set(nodes), list(nodes)
     while stack:
         for source in stack.pop().all_input_nodes:
@@ -144,7 +144,7 @@ def _leading(nodes: Sequence[Node]) -> set[Node]:
 
 
 def _leads(node: Node) -> bool:
-    """Whether a node is on the way from what computes to what was changed."""
+    """Whether a node is a movement or quantization op, not a computation."""
     op = overload_of(node)
     if op is None:
         return node.op == "call_function" and RULE_META in node.meta
@@ -152,7 +152,7 @@ def _leads(node: Node) -> bool:
 
 
 def _names(known: Mapping[str, OpOverload], dialect: Dialect) -> frozenset[str] | None:
-    """Return the caller's nodes that speak a dialect; plain ATen is everybody's."""
+    """Return the caller's nodes of a dialect; plain ATen is shared by all."""
     if not dialect.namespaces:
         return None
     return frozenset(name for name, op in known.items() if op.namespace in dialect.namespaces)
@@ -161,7 +161,7 @@ def _names(known: Mapping[str, OpOverload], dialect: Dialect) -> frozenset[str] 
 def _stranded(
     program: CapturedGraph, known: Mapping[str, OpOverload], dialects: Sequence[Dialect]
 ) -> frozenset[str]:
-    """Return the caller's nodes of which something canonical is left that was to be spelled."""
+    """Return the caller's nodes whose canonical ops could not be written in their dialect."""
     able = {name for d in dialects if d.spell is not None for name in d.namespaces}
     left: set[str] = set()
     for node in program.graph.nodes:

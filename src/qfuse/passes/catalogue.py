@@ -1,4 +1,4 @@
-"""The passes, each with its options as fields."""
+"""The standalone passes, with their options as fields."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from qfuse.rewrite.rule import Rule
 
 
 class Equality(StrEnum):
-    """When two parameters are equal.
+    """When two parameters count as equal.
 
-    ``EXACT``: they are one tensor, or have the same bits. ``ASSUMED``: besides, two without values
-    are, if they have one type and shape and play the same role for the same data.
+    ``EXACT``: they are the same tensor, or have the same bits. ``ASSUMED``: also two parameters
+    without values, of the same dtype and shape, with the same role for the same data.
     """
 
     EXACT = "exact"
@@ -49,10 +49,10 @@ class Equality(StrEnum):
 
 
 class Spelling(StrEnum):
-    """How what a pass made is written.
+    """The ops that a pass writes its results in.
 
-    ``SOURCE``: in the dialect of the ops that it was made of, if that can write; what cannot be
-    said in it is not done. ``CANONICAL``: in the ops of ``qfuse`` and ATen.
+    ``SOURCE``: the dialect of the ops that were rewritten, if it can export; a result that it
+    cannot express is not done. ``CANONICAL``: the ops of ``qfuse`` and ATen.
     """
 
     SOURCE = "source"
@@ -63,16 +63,16 @@ class Spelling(StrEnum):
 class GraphPass(ABC):
     """A pass over a plain ``torch.fx.GraphModule`` of ATen and quantization ops.
 
-    ``MergeLinears()(module)`` rewrites the module's graph in place. If anything is wrong, it raises
-    and the module is untouched.
+    ``MergeLinears()(module)`` rewrites the module's graph in place. On error it raises and leaves
+    the module unchanged.
 
     Attributes:
-        about: The rules that it is about; what it does without any of them firing is not kept.
+        about: The rules of the pass; if none of them fires, its changes are discarded.
         equality: ``"exact"``, or ``"assumed"`` for graphs of meta tensors; see :class:`Equality`.
         spelling: ``"source"`` or ``"canonical"``; see :class:`Spelling`.
-        cost: Declines what is legal and does not pay; by default all that is legal is done.
-        dialects: What the graph may speak; by default the built-in dialects and those of installed
-            packages.
+        cost: Declines legal rewrites that do not pay; by default all legal rewrites are done.
+        dialects: The dialects that the graph may use; by default the built-in ones and those of
+            installed packages.
     """
 
     name: ClassVar[str]
@@ -84,10 +84,10 @@ class GraphPass(ABC):
     dialects: Sequence[Dialect] | None = None
 
     def __post_init__(self) -> None:
-        """Check the options.
+        """Validate the options.
 
         Raises:
-            OptionsError: One has a value that it cannot take.
+            OptionsError: An option has an invalid value.
         """
         choice(Equality, self.equality, "equality")
         choice(Spelling, self.spelling, "spelling")
@@ -98,17 +98,17 @@ class GraphPass(ABC):
                 raise OptionsError(f"dialects holds a {type(dialect).__name__}, not a Dialect")
 
     def __call__(self, module: GraphModule, example_inputs: Examples | None = None) -> PassOutcome:
-        """Rewrite the graph of ``module`` in place, wholly or not at all.
+        """Rewrite the graph of ``module`` in place, atomically.
 
         Args:
-            module: Its graph calls ATen and quantization ops, and writes to nothing but, at its
-                end, inputs and buffers. Node objects are new afterwards; names stay.
-            example_inputs: One for each placeholder, where these have no ``meta["val"]``: in their
-                order, or by their names. Where they have it, examples are checked against it.
+            module: A graph of ATen and quantization ops that is functional, except for writes to
+                inputs and buffers at its end. Nodes are new objects afterwards; names stay.
+            example_inputs: One per placeholder, in order or by name; needed for placeholders
+                without ``meta["val"]``, and checked against it for others.
 
         Raises:
-            GraphError: The graph cannot be read; the message names the node and what to do.
-            NormalizeError: A quantized op of it is malformed.
+            GraphError: The graph is not supported; the message names the node and a fix.
+            NormalizeError: A quantization op is malformed.
         """
         dialects = (*BUILTIN, *discover()) if self.dialects is None else tuple(self.dialects)
         work = Work(
@@ -123,11 +123,11 @@ class GraphPass(ABC):
 
     @abstractmethod
     def run(self, program: StageGraph, context: RewriteContext) -> object:
-        """Rewrite a graph in the canonical spelling."""
+        """Rewrite a graph of canonical ops."""
 
 
 class _MovingPass(GraphPass, ABC):
-    """Applies rules that move quantization, and combines what has become equal."""
+    """Applies rules that move quantization ops, and combines the nodes that become equal."""
 
     rules: ClassVar[tuple[type[Rule[Any]], ...]]
 
@@ -138,23 +138,23 @@ class _MovingPass(GraphPass, ABC):
 
 
 class _LiftAboveMovements(LiftQuantize):
-    """Crosses what moves numbers, not what computes with them."""
+    """Crosses movement ops, but not computations."""
 
     families = (MovementOp, Join, Pad)
 
 
 class _SinkBelowMovements(SinkDequantizeRule):
-    """Crosses what moves numbers, not what computes with them."""
+    """Crosses movement ops, but not computations."""
 
     families = (Split, Join, Pad, MovementOp)
 
 
 class LiftCombineQuantize(_MovingPass):
-    """Quantize first, move later: quantizes rise above views, and equal ones become one.
+    """Lift quantize ops above movement ops, and combine equal ones.
 
-    What computes, such as a norm, and its quantize become neighbours. Copies, joins and paddings
-    are crossed too. Static quantizes rise with
-    their parameters, dynamic ones where their blocks stay together.
+    A computation, such as a norm, and the quantize of its result become adjacent. Copies,
+    concatenations and paddings are crossed too. Static quantize ops are lifted with their
+    parameters, dynamic ones if the elements of each block stay together.
     """
 
     name = "lift-combine-quantize"
@@ -163,7 +163,7 @@ class LiftCombineQuantize(_MovingPass):
 
 
 class SinkDequantize(_MovingPass):
-    """Move first, dequantize later: dequantizes sink below views, splits, joins and paddings."""
+    """Sink dequantize ops below views, splits, concatenations and paddings."""
 
     name = "sink-dequantize"
     rules = (_SinkBelowMovements,)
@@ -171,7 +171,7 @@ class SinkDequantize(_MovingPass):
 
 
 class CancelQuantize(_MovingPass):
-    """A quantize of a dequantize goes away, or becomes one requantize."""
+    """Cancel a dequantize-quantize pair, or fuse it to a requantize."""
 
     name = "cancel-quantize"
     rules = (CancelQuantizeRule, FuseRequantize)
@@ -179,36 +179,36 @@ class CancelQuantize(_MovingPass):
 
 
 class MergeLinears(GraphPass):
-    """Linears of any kind that read one input become one wide linear and a split."""
+    """Merge linears with the same input, of any kind, into one wide linear and a split."""
 
     name = "merge-linears"
     about = (MergeLinearsPass.name,)
 
     def run(self, program: StageGraph, context: RewriteContext) -> object:
-        """Combine what the siblings read, then merge them."""
+        """Combine equal operands of the siblings, then merge the siblings."""
         Combine().run(program, context)
         return MergeLinearsPass().run(program, context)
 
 
 class FuseLinears(GraphPass):
-    """Linears take in the quantization at their edges, bias, activation, additions and casts."""
+    """Fuse linears with the Q/DQ ops of their operands and results, and with their epilogue."""
 
     name = "fuse-linears"
     about = tuple(rule.name for rule in FUSION_RULES)
 
     def run(self, program: StageGraph, context: RewriteContext) -> object:
-        """Grow every linear outward."""
+        """Apply the linear fusion rules."""
         Combine().run(program, context)
         return apply_rules(program, [rule() for rule in FUSION_RULES], context)
 
 
 class FuseResults(GraphPass):
-    """What computes, such as a norm, takes in the quantize of its result."""
+    """Fuse computations, such as a norm, with the quantize of their result."""
 
     name = "fuse-results"
     about = tuple(rule.name for rule in RESULT_RULES)
 
     def run(self, program: StageGraph, context: RewriteContext) -> object:
-        """Grow every result."""
+        """Apply the rules that fuse a quantize with its producer."""
         Combine().run(program, context)
         return apply_rules(program, [rule() for rule in RESULT_RULES], context)

@@ -1,4 +1,4 @@
-"""Runs a pass on a caller's graph: what did not change keeps its spelling, or nothing happens."""
+"""Runs a pass on a caller's graph, atomically; unchanged ops keep their dialect."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _WITHDRAWALS = 16
 
 
 def run_pass(name: str, work: Work, module: GraphModule, examples: Examples | None) -> PassOutcome:
-    """Do ``work`` to the graph of ``module``, in place, wholly or not at all.
+    """Run ``work`` on the graph of ``module``, in place and atomically.
 
-    First all of a copy is spelled canonically, to see what there is to do. Then only the nodes that
-    the changes are made of are, so that everything else stays as the caller wrote it. What cannot
-    be written back in the dialect of its source is left alone.
+    A first run imports all of a copy to canonical ops, to find what there is to do. Later runs
+    import only the nodes that the changes depend on, so that all others stay as the caller wrote
+    them. Results that cannot be exported to the source's dialect are not done.
 
     Raises:
-        GraphError: The graph cannot be read.
-        NormalizeError: A quantized op of it is malformed.
+        GraphError: The graph is not supported.
+        NormalizeError: A quantization op is malformed.
     """
     raw = take(check_graph(module), examples, assume=work.assume_equal)
     whole = attempt(raw.program, work, None)
@@ -46,14 +46,14 @@ def run_pass(name: str, work: Work, module: GraphModule, examples: Examples | No
 
 @dataclass(slots=True)
 class _Narrowing:
-    """Finds the fewest nodes that have to be spelled canonically."""
+    """Finds the smallest set of nodes to import to canonical ops."""
 
     raw: RawGraph
     work: Work
     whole: Attempt
 
     def run(self) -> tuple[Attempt, tuple[Missed, ...]]:
-        """Return what is to be done, and why some of it is not."""
+        """Return the final attempt, and the reasons for what was not done."""
         scope = self.whole.needed
         done = self._fit(scope)
         withdrawn: list[Missed] = []
@@ -68,7 +68,7 @@ class _Narrowing:
         return Attempt(clone(self.raw.program)), tuple(withdrawn)
 
     def _fit(self, scope: frozenset[str]) -> Attempt:
-        """Let the scope grow until everything that there is to do is done."""
+        """Grow the scope until every change of the first run is done."""
         for _ in range(_GROWTHS):
             done = attempt(self.raw.program, self.work, scope)
             if _does(done.counts, self.whole.counts):
@@ -82,7 +82,7 @@ def _does(counts: Counter[str], wanted: Counter[str]) -> bool:
 
 
 def _grown(program: CapturedGraph, scope: frozenset[str]) -> frozenset[str]:
-    """Add the neighbours of every node of the scope."""
+    """Add the neighbours of all nodes of the scope."""
     names = set(scope)
     for node in program.graph.nodes:
         if node.name in scope:
@@ -95,7 +95,7 @@ def _near(node: Node) -> Iterable[Node]:
 
 
 def _events(whole: Attempt, done: Attempt, withdrawn: Sequence[Missed], work: Work) -> list[Event]:
-    """Put together what was done to the part, and what was missed in all of the graph."""
+    """Combine the events of the scoped run with the misses of the whole graph."""
     dropped = Missed if done.counts else (Missed, Fired)
     events: list[Event] = [e for e in done.program.log if not isinstance(e, dropped)]
     fired = {place.node for e in done.program.log.of(Fired) for place in e.places}

@@ -1,4 +1,4 @@
-"""Example inputs of a graph: in the order of its placeholders, and such as it was traced with."""
+"""Example inputs of a graph: matched to its placeholders and checked against their values."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def in_order(examples: Examples, inputs: Sequence[Node]) -> list[Any]:
     """Return one example for each placeholder.
 
     Raises:
-        GraphError: There are others than that, or they are no collection.
+        GraphError: Their number or names differ, or they are not a collection.
     """
     names = [node.name for node in inputs]
     if isinstance(examples, Mapping):
         if set(examples) != set(names):
             raise GraphError(
                 f"example inputs were given for {sorted(map(str, examples))}, "
-                f"and the placeholders are {names}",
+                f"but the placeholders are {names}",
                 fix=_ORDER,
             )
         return [examples[name] for name in names]
@@ -37,17 +37,17 @@ def in_order(examples: Examples, inputs: Sequence[Node]) -> list[Any]:
         raise GraphError(f"the example inputs are a {type(examples).__name__}", fix=_ORDER)
     if len(examples) != len(inputs):
         raise GraphError(
-            f"{len(examples)} example inputs were given to a graph of {len(inputs)} inputs",
+            f"{len(examples)} example inputs were passed to a graph with {len(inputs)} inputs",
             fix=_ORDER,
         )
     return list(examples)
 
 
 def known_kind(node: Node, example: Any) -> Any:
-    """Return ``example``, if a placeholder can take it.
+    """Return ``example`` if it can be a graph input.
 
     Raises:
-        GraphError: It is no tensor and no number.
+        GraphError: It is neither a tensor nor a number.
     """
     if not isinstance(example, _KINDS):
         raise refused(node, f"its example input is a {type(example).__name__}", _ORDER)
@@ -55,22 +55,22 @@ def known_kind(node: Node, example: Any) -> Any:
 
 
 def check_example(node: Node, example: Any) -> None:
-    """Check an example against what a placeholder is known to take; sizes that vary take any.
+    """Check an example against the fake value of a placeholder; symbolic sizes match any.
 
     Raises:
-        GraphError: It is something else.
+        GraphError: It does not match.
     """
     known = node.meta["val"]
     if not isinstance(known, torch.Tensor):
         return
     expected = _told(known)
     if not isinstance(example, torch.Tensor):
-        what = f"its example input is a {type(example).__name__}, and it takes {expected}"
+        what = f"its example input is a {type(example).__name__}, expected {expected}"
     elif _fits(known, example):
         return
     else:
-        what = f"its example input is {_told(example)}, and it takes {expected}"
-    raise refused(node, what, 'leave example inputs out: meta["val"] tells what there is to know')
+        what = f"its example input is {_told(example)}, expected {expected}"
+    raise refused(node, what, 'omit the example inputs: the graph has meta["val"]')
 
 
 def _fits(known: torch.Tensor, example: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""One world of fake tensors for a graph, whatever its own are made of."""
+"""One common ``FakeTensorMode`` for the values of a graph."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from qfuse.passes.examples import Examples, check_example, in_order, known_kind
 from qfuse.passes.refuse import refused
 
 _GIVE = "pass example inputs as the pass's second argument, or trace the graph with fake values"
-_OTHERS = "give example inputs of the shapes and types that the graph was traced with"
+_OTHERS = "pass example inputs of the shapes and dtypes that the graph was traced with"
 
 
 @dataclass(frozen=True, slots=True)
 class Fakes:
-    """The mode that all values of the copy live in.
+    """The mode of all fake values of the copy.
 
-    The meta device is told apart from values that are missing: on it, constants that are written
-    in the graph as numbers would lose them. So the copy is on the CPU, and goes back at the end.
+    The copy is on the CPU, since on the meta device constants that the graph spells as numbers
+    would lose their values. Values of graphs on the meta device are moved back at the end.
 
     Attributes:
-        mode: Made by torch.
+        mode: The ``FakeTensorMode``.
         on_meta: Whether the caller's graph is on the meta device.
     """
 
@@ -37,10 +37,10 @@ class Fakes:
 
     @classmethod
     def of(cls, graph: Graph) -> Fakes:
-        """Take the mode of the caller's values if they have one in common.
+        """Reuse the mode of the caller's values if they share one.
 
         Raises:
-            GraphError: They have several, and sizes that vary, which means something in one only.
+            GraphError: They have several modes, and symbolic sizes, which belong to one mode.
         """
         values = [t for node in graph.nodes for t in _tensors(node.meta.get("val"))]
         modes = {id(mode): mode for mode in map(mode_of, values) if mode is not None}
@@ -51,17 +51,17 @@ class Fakes:
             return cls(next(iter(modes.values())), on_meta)
         if any(is_symbolic(t) for t in values):
             raise GraphError(
-                "the fake values of the graph live in several modes, and some of their sizes vary",
+                "the fake values of the graph have several modes, and some symbolic sizes",
                 fix="trace the graph in one FakeTensorMode",
             )
         return cls(new_mode(), on_meta)
 
     def value(self, value: Any) -> Any:
-        """Return a value of the caller's graph as one of the copy."""
+        """Convert a value of the caller's graph to one of the copy."""
         return _each(value, self._inside)
 
     def outside(self, value: Any) -> Any:
-        """Return a value of the copy as one of the caller's graph."""
+        """Convert a value of the copy to one of the caller's graph."""
         if not self.on_meta:
             return value
         return _each(value, lambda t: self.empty(t, torch.device("meta")))
@@ -74,7 +74,7 @@ class Fakes:
         return fake
 
     def empty(self, like: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return a fake tensor of the shape, strides and type of another."""
+        """Return a fake tensor with the shape, strides and dtype of another."""
         with self.mode:
             return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
 
@@ -86,21 +86,21 @@ class Fakes:
 
 
 def is_valueless(tensor: torch.Tensor) -> bool:
-    """Whether a constant has a shape and no numbers: it is fake, or on the meta device."""
+    """Whether a constant has no values: it is fake, or on the meta device."""
     return tensor.is_meta or is_fake(tensor)
 
 
 def without_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a plain tensor on the meta device that stands for a constant without values."""
+    """Return a plain meta tensor as a placeholder for a constant without values."""
     shape, strides = tensor.shape, tensor.stride()
     return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
 
 
 def fill(module: GraphModule, fakes: Fakes, examples: Examples | None) -> None:
-    """Give every node of ``module`` a value, from example inputs and what the others have.
+    """Set ``meta["val"]`` of every node of ``module``, from example inputs and existing values.
 
     Raises:
-        GraphError: An input has none, an example does not fit, or an op rejects its arguments.
+        GraphError: An input has no value, an example does not fit, or an op rejects its arguments.
     """
     inputs = module.graph.find_nodes(op="placeholder")
     given = None if examples is None else in_order(examples, inputs)
@@ -110,10 +110,10 @@ def fill(module: GraphModule, fakes: Fakes, examples: Examples | None) -> None:
                 check_example(node, given[index])
             continue
         if not node.users:
-            node.meta["val"] = None  # A tracer that took it for a constant leaves it like this.
+            node.meta["val"] = None  # As tracers leave nodes that they treat as constants.
             continue
         if given is None:
-            raise refused(node, 'the input has no meta["val"], which tells its type', _GIVE)
+            raise refused(node, 'the input has no meta["val"]', _GIVE)
         node.meta["val"] = _example(known_kind(node, given[index]), fakes)
     for node in module.graph.nodes:
         if node.op == "call_function" and "val" not in node.meta:

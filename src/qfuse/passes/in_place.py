@@ -1,4 +1,4 @@
-"""Ops in place whose target nobody else has seen: they mean what their functional forms mean."""
+"""In-place ops on a fresh value without other users: equivalent to their functional forms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qfuse.ir.sizes import same_shape
 from qfuse.passes._torch_api import is_symbolic
 from qfuse.rewrite.prelude import Node, OpOverload, aten
 
-# Besides elementwise ops, they give memory that is new.
+# Like elementwise ops, these return new memory.
 _FRESH = (
     aten.addmm.default,
     aten.amax.default,
@@ -27,10 +27,10 @@ _FRESH = (
 
 
 def functional_of(node: Node) -> OpOverload | None:
-    """Return the functional op that does what an op in place does to a fresh value.
+    """Return the functional op that is equivalent to an in-place op on a fresh value.
 
-    ``None`` for every other node: what is written to may have been seen by others, or to write to
-    it is not the same as to compute a new value, as where the type or the strides are kept.
+    Returns ``None`` for other nodes: the target may have other users, or the functional op differs,
+    as when the in-place op keeps a dtype or strides that the functional op does not.
     """
     op = overload_of(node)
     if op is None or op.namespace != "aten" or not op._schema.is_mutable:  # noqa: SLF001
@@ -51,7 +51,7 @@ def _operands(node: Node) -> list[Node]:
 
 
 def _counterpart(op: OpOverload) -> OpOverload | None:
-    """Return the elementwise op whose form in place is ``op``."""
+    """Return the elementwise op whose in-place form is ``op``."""
     base = op._schema.name.removeprefix("aten::")  # noqa: SLF001
     if not base.endswith("_"):
         return None
@@ -70,7 +70,7 @@ def _formals(op: OpOverload) -> list[tuple[str, str, bool]]:
 
 
 def _is_fresh(node: Node) -> bool:
-    """Whether a node gives memory that nobody had before."""
+    """Whether a node returns newly allocated memory."""
     op = overload_of(node)
     if op is None or op.namespace != "aten":
         return False
@@ -78,13 +78,13 @@ def _is_fresh(node: Node) -> bool:
         return functional_of(node) is not None
     if any(result.alias_info is not None for result in op._schema.returns):  # noqa: SLF001
         return False
-    # What torch composes of other ops may give its argument back, as a dropout does.
+    # Composite ops may return their argument, as dropout does.
     composed = op._can_decompose() if hasattr(op, "_can_decompose") else True  # noqa: SLF001
     return op in _FRESH or (torch.Tag.pointwise in op.tags and not composed)
 
 
 def _gives_the_same(functional: OpOverload, node: Node, target: Node) -> bool:
-    """Whether the functional op keeps type, shape and strides, as writing does."""
+    """Whether the functional op keeps dtype, shape and strides, as an in-place write does."""
     if any("val" not in operand.meta for operand in (*_operands(node), target)):
         return False
     values = [operand.meta["val"] for operand in _operands(node)]
@@ -92,7 +92,7 @@ def _gives_the_same(functional: OpOverload, node: Node, target: Node) -> bool:
     old = target.meta["val"]
     if not isinstance(old, torch.Tensor) or any(t.device != old.device for t in tensors):
         return False
-    # Sizes that vary live in one fake mode; without any, a graph may have several.
+    # Symbolic sizes belong to one fake mode; without any, a graph may have several.
     whole = not any(map(is_symbolic, tensors))
     args, kwargs = map_arg(
         (node.args, node.kwargs), lambda n: _on_meta(n.meta["val"]) if whole else n.meta["val"]

@@ -1,4 +1,4 @@
-"""What a pass did to a graph, for programs and for people."""
+"""The result of a pass on a graph."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _MOST_MISSES = 40
 
 @dataclass(frozen=True, slots=True)
 class PassOutcome:
-    """What a pass did. ``print(outcome)`` shows it.
+    """The result of a pass; ``print(outcome)`` shows it.
 
-    It has the fields of ``torch.fx``'s own pass results, so a pass is at home in its pass manager.
+    It has the fields of ``torch.fx``'s ``PassResult``, so that a pass works in its pass manager.
 
     Attributes:
-        graph_module: The module that was given, which is changed in place.
+        graph_module: The caller's module, which is changed in place.
         modified: Whether its graph was changed.
-        report: Every event: what fired, what was missed and why, what else to know.
-        unused: Names of parameters and buffers that the graph read before and does not any more.
-            They are left in the module, since others may read them.
+        report: All events: rules that fired, misses with their reasons, notes.
+        unused: Names of parameters and buffers that the graph no longer uses. They are left in the
+            module, since they may have other users.
     """
 
     graph_module: GraphModule
@@ -39,17 +39,17 @@ class PassOutcome:
 
     @property
     def fired(self) -> Counter[str]:
-        """How often each rule changed quantization or linears; views on the way do not count."""
+        """How often each rule fired; rewrites of views that prepare for them do not count."""
         return Counter(event.rule for event in self._fired())
 
     @property
     def assumed(self) -> int:
-        """How many of the changes are right only if parameters without values are equal."""
+        """The number of changes that assume equal values of parameters without values."""
         return sum(event.exactness is Exactness.ASSUMED for event in self._fired())
 
     @property
     def misses(self) -> tuple[Missed, ...]:
-        """For every node that was not rewritten, the rule that came closest, with its reason."""
+        """For each node that was not rewritten, the rule that came closest, with its reason."""
         return self.report.closest_misses
 
     def __str__(self) -> str:
@@ -76,10 +76,10 @@ class PassOutcome:
         yield from (f"undone: {back.rule}: {back.reason}" for back in self.report.rolled_back)
         yield from (f"note: {note.text}" for note in self.report.notes if note.warn)
         if self.unused:
-            yield f"not read any more: {', '.join(self.unused)}"
+            yield f"no longer used: {', '.join(self.unused)}"
 
 
 def on_the_way(change: Fired | Edit) -> bool:
-    """Whether what was combined is not quantization, but the views and casts in front of it."""
+    """Whether only views and casts in front of quantization ops were combined."""
     place = change.anchor if isinstance(change, Edit) else change.places[0]
     return change.rule == Combine.name and not place.op.startswith("qfuse.")

@@ -1,4 +1,4 @@
-"""Parts of one tensor that leave the graph become tensors of their own, as they were."""
+"""Copy split results that are graph outputs, so that outputs own their memory as before."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NAME = "own-outputs"
 
 
 def own_outputs(program: StageGraph) -> None:
-    """Copy the parts of splits that rules made and the caller gets, or gets to see.
+    """Copy the results of splits that rules inserted if they, or views of them, are outputs.
 
-    A linear gives a dense tensor that nobody else has. A part of a wider one has other strides, and
-    shares its memory with its siblings.
+    A linear returns a new dense tensor. A part of a wider one has other strides, and shares memory
+    with its siblings.
     """
     editor = GraphEditor(program.module)
     for leaf in program.graph.output_node().all_input_nodes:
@@ -36,7 +36,7 @@ def own_outputs(program: StageGraph) -> None:
 
 
 def _part(leaf: Node) -> Node | None:
-    """Return the part of a split of ours that ``leaf`` shows."""
+    """Return the result of an inserted split that ``leaf`` is a view of."""
     node, root = leaf, memory_of(leaf)
     while node is not root:
         source = node.all_input_nodes[0]

@@ -1,4 +1,4 @@
-"""The caller's graph: a plain copy of it to be rewritten, and the way back."""
+"""Copy a caller's graph to rewrite it, and write the copy back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from qfuse.rewrite.rewriter import ORIGIN_META, RULE_META, origins
 
 _COPY = torch.ops.aten.copy_.default
 _CHECK = torch.ops.aten._assert_tensor_metadata.default  # noqa: SLF001 - an op of ATen
-# What a new node says of itself is what the node said that it stands for.
+# New nodes inherit this metadata from the nodes that they replace.
 _PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "custom")
 
 
@@ -32,19 +32,20 @@ _PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node",
 class RawGraph:
     """A caller's module, and the plain functional copy of its graph.
 
-    The copy has the nodes of the caller's graph under their names, but for those that write: what
-    they write is in the copy's output, and they are put behind everything else on the way back.
+    The copy has the caller's nodes under their names, except for writes: the written values are
+    outputs of the copy, and the writes are appended at the end when the copy is written back.
 
     Attributes:
         module: The caller's module.
         program: The copy.
-        fakes: The world of the copy's fake values.
-        nodes: The caller's node of each node of the copy, by name.
-        targets: The caller's name of each constant of the copy.
+        fakes: The mode of the copy's fake values.
+        nodes: The caller's nodes, by the names of their copies.
+        targets: The caller's names of the copy's constants.
         writes: The caller's nodes that write, in order.
         aside: The caller's nodes that check inputs.
-        checks: The caller's nodes that check the type of a value, by the node of that value. They
-            would keep alive whatever they check; they stay with it if it stays.
+        checks: The caller's nodes that check the metadata of a value, by the node of that value.
+            They are not copied, since they would keep the value alive; they are restored if the
+            value remains.
     """
 
     module: GraphModule
@@ -57,10 +58,10 @@ class RawGraph:
     checks: dict[Node, list[Node]] = field(default_factory=dict)
 
     def reapply_views(self, program: CapturedGraph) -> tuple[str, ...]:
-        """Replace the graph of the caller's module by a rewritten copy, wholly or not at all.
+        """Replace the graph of the caller's module by a rewritten copy, atomically.
 
         Returns:
-            Names of the parameters and buffers that the graph read before and does not any more.
+            Names of the parameters and buffers that the graph no longer uses.
         """
         before = self.module.graph
         made: list[str] = []
@@ -79,18 +80,18 @@ class RawGraph:
 def take(
     module: GraphModule, examples: Examples | None = None, *, assume: bool = False
 ) -> RawGraph:
-    """Copy the graph of ``module``, which :func:`check_graph` has let pass.
+    """Copy the graph of ``module``, which :func:`check_graph` must have accepted.
 
-    Constants are shared with the module, not copied; those without values become plain tensors on
-    the meta device.
+    Constants are shared with the module, not copied; those without values become plain meta
+    tensors.
 
     Args:
         module: The caller's module.
         examples: Example inputs.
-        assume: Whether integers without values are taken for zero points of a usual size.
+        assume: Whether integers without values are assumed to be zero points in the usual range.
 
     Raises:
-        GraphError: A value is missing, and there is no example input to make it from.
+        GraphError: A value is missing, and there is no example input to compute it from.
     """
     return _Reader(module, assume=assume).read(examples)
 
@@ -136,7 +137,7 @@ class _Reader:
 
     def _copy(self, node: Node) -> None:
         if node in self._raw.writes:
-            # It gives back what it writes to.
+            # ``copy_`` returns its target.
             self._copies[node] = self._copies[node.args[0]]  # type: ignore[index]
         elif is_aside(self._module, node):
             self._raw.aside.append(node)
@@ -162,7 +163,7 @@ class _Reader:
         return new
 
     def _constant(self, node: Node) -> str:
-        """Hold the constant that a node names, once, and return its name in the copy."""
+        """Register the constant of a node once, and return its name in the copy."""
         value = attribute_of(self._module, node)
         name = self._held.get(id(value))
         if name is None:
@@ -180,9 +181,9 @@ class _Writer:
     """Writes a rewritten copy as a graph of the caller's module.
 
     Args:
-        raw: Where the copy comes from.
+        raw: The source of the copy.
         program: The rewritten copy.
-        made: Told the name of every buffer that is added to the caller's module.
+        made: Collects the names of buffers that are added to the caller's module.
     """
 
     def __init__(self, raw: RawGraph, program: CapturedGraph, made: list[str]) -> None:
@@ -220,7 +221,7 @@ class _Writer:
             new.meta = dict(node.meta)
 
     def _caller(self, node: Node) -> Node:
-        """Return the new node of one of the caller's inputs or constants."""
+        """Return the new node for one of the caller's inputs or constants."""
         if str(node.target) not in self._roots:
             new = self._graph.create_node(node.op, node.target, name=node.name)
             new.meta = dict(node.meta)
@@ -250,14 +251,14 @@ class _Writer:
         return new
 
     def _check(self, own: Node, new: Node) -> None:
-        """Put back the checks of one of the caller's values."""
+        """Restore the checks of one of the caller's values."""
         for check in self._raw.checks.get(own, ()):
             args, kwargs = map_arg((check.args, check.kwargs), lambda _: new)
             made = self._graph.create_node(check.op, check.target, args, kwargs, check.name)
             made.meta = dict(check.meta)
 
     def _name(self, name: str) -> str:
-        """Return the caller's name of a constant; a new one is given to the caller's module."""
+        """Return the caller's name of a constant; new ones are added to the caller's module."""
         if name not in self._names:
             new, count = name, 0
             while hasattr(self._raw.module, new):
@@ -284,10 +285,10 @@ class _Writer:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What the caller's constants are, so that new ones are like them.
+    """The kind of the caller's constants, which new constants follow.
 
     Attributes:
-        make: Gives a constant of the copy the caller's kind.
+        make: Converts a constant of the copy to that kind.
     """
 
     make: Callable[[torch.Tensor], torch.Tensor]
@@ -313,17 +314,17 @@ class _Kind:
 
 
 def _functional(node: Node) -> Any:
-    """Return what a node calls; for what writes to a value that is its own, the functional op."""
+    """Return the target of a node; for in-place ops on a fresh value, the functional op."""
     return functional_of(node) or node.target
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Return what tells the memory of one constant from that of another."""
+    """Return a key that identifies the memory of a constant."""
     if is_valueless(tensor) or tensor.untyped_storage().nbytes() == 0:
         return id(tensor)
     return tensor.untyped_storage().data_ptr()
 
 
 def _signature() -> Signature:
-    """Nobody calls the copy, so nothing is said about how."""
+    """Return a minimal signature; the copy is never called."""
     return Signature(structure(()), (), structure(()), ())

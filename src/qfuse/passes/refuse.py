@@ -1,4 +1,4 @@
-"""What a graph has to be like so that a pass can read it: everything else is refused by name."""
+"""Checks that a pass supports a graph; errors name the unsupported node."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _COPY = torch.ops.aten.copy_.default
 
 
 def check_graph(module: object) -> GraphModule:
-    """Return ``module``, if a pass can read all of it.
+    """Return ``module`` if passes support its whole graph.
 
     Raises:
-        GraphError: It cannot; the message names the node and the line of the user's source.
+        GraphError: They do not; the message names the node and the line of the user's source.
     """
     if isinstance(module, ExportedProgram):
-        raise GraphError("a pass was given an ExportedProgram", fix="give it program.module()")
+        raise GraphError("a pass was given an ExportedProgram", fix="pass program.module()")
     if not isinstance(module, GraphModule):
         raise GraphError(
             f"a pass was given a {type(module).__name__}, not a torch.fx.GraphModule", fix=_TO_ATEN
@@ -48,36 +48,36 @@ def check_graph(module: object) -> GraphModule:
 
 
 def refused(node: Node, what: str, fix: str) -> GraphError:
-    """Return the error for a node that a pass cannot read."""
+    """Return the error for an unsupported node."""
     line = source_line(node.meta.get("stack_trace"), UserFiles())
     where = f"%{node.name} = {node.op} {node.target}" + (f" in {line}" if line else "")
     return GraphError(what, where=where, fix=fix)
 
 
 def is_aside(module: GraphModule, node: Node) -> bool:
-    """Whether a node checks inputs and gives nothing: the guards that torch.export puts in."""
+    """Whether a node is an input guard of torch.export, which has no result."""
     if node.op != "call_module" or node.users:
         return False
     return is_guards(module.get_submodule(str(node.target)))
 
 
 def attribute_of(module: GraphModule, node: Node) -> Any:
-    """Return what a ``get_attr`` node names.
+    """Return the attribute that a ``get_attr`` node refers to.
 
     Raises:
-        GraphError: There is no such attribute.
+        GraphError: The module has no such attribute.
     """
     value: Any = module
     for name in str(node.target).split("."):
         if not hasattr(value, name):
-            fix = "give the module the attribute, or erase the node"
+            fix = "add the attribute to the module, or erase the node"
             raise refused(node, f"the module has no attribute {node.target}", fix)
         value = getattr(value, name)
     return value
 
 
 def _check_node(module: GraphModule, node: Node) -> bool:
-    """Check a node; return whether it writes to what outlives the call."""
+    """Check a node; return whether it writes to a tensor that outlives the call."""
     match node.op:
         case "get_attr":
             _check_constant(module, node)
@@ -96,14 +96,14 @@ def _check_node(module: GraphModule, node: Node) -> bool:
 def _check_constant(module: GraphModule, node: Node) -> None:
     value = attribute_of(module, node)
     if isinstance(value, torch.nn.Module):
-        fix = "run the pass on the inner graph, or decide with torch.where instead"
-        raise refused(node, "the graph holds another graph", fix)
+        fix = "run the pass on the subgraph, or use torch.where instead"
+        raise refused(node, "the graph contains a subgraph", fix)
     if not isinstance(value, torch.Tensor):
-        fix = "make it an argument of the call that reads it"
-        raise refused(node, f"the graph reads a {type(value).__name__}, not a tensor", fix)
+        fix = "make it an argument of the call that uses it"
+        raise refused(node, f"the graph uses a {type(value).__name__}, not a tensor", fix)
     if is_subclass(value) and not is_fake(value):
-        fix = "take its tensors apart: program.run_decompositions({}).module()"
-        raise refused(node, f"the graph reads a {type(value).__name__}", fix)
+        fix = "decompose it into plain tensors: program.run_decompositions({}).module()"
+        raise refused(node, f"the graph uses a {type(value).__name__}", fix)
 
 
 def _check_call(node: Node) -> bool:
@@ -114,14 +114,14 @@ def _check_call(node: Node) -> bool:
         if not isinstance(target, Node) or target.op not in {"get_attr", "placeholder"}:
             raise refused(node, f"{node.target} writes to its argument", _FUNCTIONAL)
         if any(user.op != "output" for user in node.users):
-            raise refused(node, "what copy_ returns is read again", _FUNCTIONAL)
+            raise refused(node, "the result of copy_ is used", _FUNCTIONAL)
         return True
     kind = called_kind(node.target)
     if kind:
         raise refused(node, f"the graph calls {node.target}, which {kind}", _TO_ATEN)
     if node.target is not operator.getitem and not _is_scalar(node):
         name = getattr(node.target, "__name__", str(node.target))
-        raise refused(node, f"the graph calls {name}, which is no op of torch.ops", _TO_ATEN)
+        raise refused(node, f"the graph calls {name}, which is not an op of torch.ops", _TO_ATEN)
     return False
 
 
@@ -130,7 +130,7 @@ def _writes(node: Node) -> bool:
 
 
 def _is_scalar(node: Node) -> bool:
-    """Whether a call computes with sizes alone."""
+    """Whether a call computes only with sizes."""
     values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
     return all(isinstance(value, _SCALARS) for value in values)
 

@@ -1,4 +1,4 @@
-"""What qfuse did to a model and why, as data, as a table and as JSON."""
+"""The report of a compilation: as data, as tables and as JSON."""
 
 from qfuse.report.report import Report
 

@@ -1,4 +1,4 @@
-"""What the compiled kernels are."""
+"""A table of the compiled kernels."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from qfuse.kernels import KernelLibrary, describe
 
 
 def kernel_table(library: KernelLibrary) -> Table:
-    """Say what was built, by what, for what, and where it is."""
+    """Return a table of the library's path, compiler, platform and instruction sets."""
     table = Table(title="qfuse kernels", title_justify="left", show_header=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     if library.path is not None:
-        how = "compiled now" if library.compiled else "was there"
+        how = "compiled now" if library.compiled else "cached"
         size = library.path.stat().st_size / 1e6
         table.add_row("library", f"{library.path} ({size:.1f} MB, {how})")
         table.add_row("compiler", describe(library.path).compiler)

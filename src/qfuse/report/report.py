@@ -1,4 +1,4 @@
-"""The report: one list of events, read in the ways that people ask."""
+"""The report: a list of events, with queries over it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from qfuse.report.tables import render
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that happened while a model was compiled.
+    """All events of a compilation.
 
     ``print(report)`` shows it as text, ``rich.print(report)`` in color, :meth:`to_json` as data.
 
     Attributes:
         events: In the order in which they happened.
-        facts: What holds of the whole compilation: target, backend, check, sizes, seconds.
+        facts: Properties of the whole compilation: target, backend, check, sizes, seconds.
     """
 
     events: tuple[Event, ...]
@@ -29,17 +29,17 @@ class Report:
 
     @property
     def fused(self) -> tuple[Lowered, ...]:
-        """The quantized ops that run on a kernel of their own."""
+        """The quantized ops that were lowered to a kernel."""
         return tuple(e for e in self._of(Lowered) if e.kernel != "expand")
 
     @property
     def expanded(self) -> tuple[Lowered, ...]:
-        """The quantized ops that no kernel takes; they run as dequantize, float op, quantize."""
+        """The quantized ops that no kernel accepts; they run as dequantize, float op, quantize."""
         return tuple(e for e in self._of(Lowered) if e.kernel == "expand")
 
     @property
     def left(self) -> tuple[Left, ...]:
-        """The quantizes and dequantizes that stay as ops of their own, each with its reason."""
+        """The quantize and dequantize ops that were not fused, each with the reason."""
         return self._of(Left)
 
     @property
@@ -49,12 +49,12 @@ class Report:
 
     @property
     def checks(self) -> tuple[Checked, ...]:
-        """The outcome of every value check."""
+        """The results of all value checks."""
         return self._of(Checked)
 
     @property
     def notes(self) -> tuple[Noted, ...]:
-        """What else a user should know."""
+        """Other remarks and warnings."""
         return self._of(Noted)
 
     @property
@@ -64,12 +64,12 @@ class Report:
 
     @property
     def kernels(self) -> Counter[str]:
-        """How many ops run on each kernel; ``expand`` is none."""
+        """The number of ops per kernel; ``expand`` counts ops without one."""
         return Counter(e.kernel for e in self._of(Lowered))
 
     @property
     def closest_misses(self) -> tuple[Missed, ...]:
-        """For every node that some rule looked at and declined, the rule that came closest."""
+        """For each node that a rule matched at but declined, the rule that came closest."""
         best: dict[str, Missed] = {}
         for miss in self._of(Missed):
             key = f"{miss.stage}/{miss.anchor.node}"

@@ -19,7 +19,7 @@ _MOST_ROWS = 40
 
 
 def render(report: Report) -> Iterator[Any]:
-    """Yield the parts of the report, the most important first."""
+    """Yield the parts of the report, most important first."""
     yield _summary(report)
     yield from _linears(report)
     yield from _left(report)
@@ -33,7 +33,7 @@ def _summary(report: Report) -> Table:
     table.add_column()
     for name, value in report.facts.items():
         table.add_row(name, escape(str(value)))
-    # Passes on a graph of the caller's own lower nothing, so they have nothing to say of kernels.
+    # Standalone passes do not lower, so their report has no kernels.
     lowered = "backend" in report.facts
     if lowered:
         kernels = ", ".join(f"{count} x {name}" for name, count in sorted(report.kernels.items()))
@@ -49,9 +49,9 @@ def _summary(report: Report) -> Table:
 
 
 def _why_none(report: Report) -> str:
-    # Misses say nothing here: rules look at the linears of a float model as well.
+    # Misses do not tell: rules also decline at the linears of a float model.
     if report.left:
-        return "none: what is quantized could not be fused, see below"
+        return "none: the quantized ops could not be fused, see below"
     return "none: the model is not quantized, or its quantization was not recognized"
 
 
@@ -135,7 +135,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _top(groups: Counter[Any]) -> list[tuple[Any, int]]:
-    """Return the groups in order of appearance, the most frequent ones if there are too many."""
+    """Return the groups in order of appearance; only the most frequent if there are too many."""
     if len(groups) <= _MOST_ROWS:
         return list(groups.items())
     return groups.most_common(_MOST_ROWS)

@@ -1,4 +1,4 @@
-"""Fake tensors for hand-built graphs. The only file of this room on torch's private API."""
+"""Fake tensors for hand-built graphs: this package's only file with private torch API."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 
 def new_fake_mode() -> FakeTensorMode:
-    """Return a fresh mode with symbolic sizes enabled."""
+    """Return a new ``FakeTensorMode`` with symbolic sizes enabled."""
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False)
 
 
 def declare_range(size: torch.SymInt, low: int, high: int) -> None:
-    """Say which values a symbolic size may take; by default torch assumes two or more."""
+    """Set the range of a symbolic size; by default torch assumes two or more."""
     size.node.shape_env.var_to_range[size.node.expr] = ValueRanges(low, high)

@@ -45,7 +45,7 @@ class GraphBuilder:
         self._symbols: dict[str, SymbolRange] = {}
 
     def arg(self, name: str, dtype: torch.dtype, *shape: int | str) -> Node:
-        """Add a graph input. A size given as a name is symbolic; equal names are equal sizes."""
+        """Add a graph input. A string size is symbolic; equal names are equal sizes."""
         sizes = [self._hint(s) for s in shape]
         real = torch.empty(sizes, dtype=dtype)
         dynamic = [DimDynamic.STATIC if isinstance(s, int) else DimDynamic.DUCK for s in shape]
@@ -55,7 +55,7 @@ class GraphBuilder:
         )
         for size, given in zip(node.meta["val"].shape, shape, strict=True):
             if isinstance(given, str):
-                # As capture leaves it: tracing believes in two or more, the signature knows better.
+                # As after capture: tracing assumes two or more; the signature has the range.
                 declare_range(size, 2, 4096)
         self._inputs.append(InputSpec(name, name, dtype, tuple(shape), torch.device("cpu")))
         return node
@@ -110,6 +110,6 @@ class GraphBuilder:
         if isinstance(size, int):
             return size
         if size not in self._symbols:
-            # Distinct hints, so that sizes which are only equal by chance are not unified.
+            # Distinct hints, so that sizes that are equal by coincidence are not unified.
             self._symbols[size] = SymbolRange(1, 5 + 2 * len(self._symbols), 4096)
         return self._symbols[size].hint

@@ -1,8 +1,8 @@
-"""Run a graph with sums and functions whose bits do not depend on what is computed beside them.
+"""Run a graph with bitwise reproducible sums and functions, independent of the tensor sizes.
 
-A library sums the products of a wider matrix in another order, and computes a function of a vector
-by another formula than that of the numbers that are left at its end. Its bits say nothing about a
-rewrite that only moves, merges or splits. Here the bits of such a rewrite must be the same.
+A library sums the products of a wider matrix in another order, and uses other formulas for whole
+vectors than for their tails. So its bits cannot check a rewrite that only moves, merges or splits.
+Here such a rewrite must be bitwise equal.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _FUNCTIONS = frozenset(
         *(aten.pow.Tensor_Scalar, aten.rsqrt.default, aten.hardswish.default),
     )
 )
-"""Functions that a library computes by several formulas."""
+"""Functions for which libraries use several formulas."""
 
-# More than any vector has; far less than what is computed on several threads.
+# More elements than any vector; far fewer than what is split over threads.
 _VECTOR = 64
 _CHUNK = 1 << 14
 
@@ -39,16 +39,14 @@ def run_fixed_order(
 ) -> tuple[torch.Tensor, ...]:
     """Return the flat outputs.
 
-    Every linear, fused or not, adds its products one after the other, and every function of numbers
-    is computed in whole vectors.
-
-    So does every convolution in one group that is not transposed.
+    Every linear, fused or not, and every convolution (one group, not transposed) adds its products
+    sequentially; every elementwise function is computed in whole vectors.
 
     Args:
         program: A graph before it is lowered.
         inputs: One tensor per placeholder.
-        dense: Whether every value is made contiguous: a library rounds an exponential in another
-            way where it does not find its elements side by side.
+        dense: Whether every value is made contiguous, since a library may round an exponential
+            differently for strided elements.
     """
     with torch.no_grad():
         outputs: tuple[torch.Tensor, ...] = _FixedOrder(program.module, dense).run(*inputs)
@@ -77,7 +75,7 @@ class _FixedOrder(Interpreter):
             return FusedLinear.compute(_float_linear, *args, **kwargs)
         if n.target in _FUNCTIONS:
             (x, *rest), kwargs = self.fetch_args_kwargs_from_env(n)
-            # For its strides; its numbers are replaced.
+            # Only for its strides; its values are replaced.
             op: Any = n.target
             y = op(x, *rest, **kwargs)
             return y.copy_(_in_vectors(lambda v: op(v, *rest, **kwargs), x))
@@ -85,7 +83,7 @@ class _FixedOrder(Interpreter):
 
 
 def _in_vectors(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """Apply a function of one number to all, in vectors that none is left of."""
+    """Apply an elementwise function, padded to whole vectors."""
     flat = x.reshape(-1)
     padded = F.pad(flat, (0, -len(flat) % _VECTOR))
     chunks = [function(chunk) for chunk in torch.split(padded, _CHUNK)]
@@ -99,7 +97,7 @@ def _float_linear(
     epilogue: Epilogue,
     extras: Sequence[torch.Tensor],
 ) -> torch.Tensor:
-    """What ``qfuse::linear`` computes in float, with another sum."""
+    """Compute ``qfuse::linear`` in float, with sequential sums."""
     return epilogue.apply(_linear(x, weight, bias), extras)
 
 
@@ -115,7 +113,7 @@ def _linear(
 def _convolution(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, conv: Convolution
 ) -> torch.Tensor:
-    """Multiply every window with the kernels, as a linear of all that a window holds."""
+    """Compute a convolution as a linear over its windows."""
     assert conv.groups == 1, "a sum over some of the channels is not written down here"
     assert not conv.transposed, "a transposed one is not written down here"
     rank = weight.dim() - 2
@@ -132,7 +130,7 @@ def _convolution(
 
 
 def _padding(conv: Convolution, kernel: Sequence[int]) -> list[int]:
-    """Return the padding before and behind every axis, from the last to the first."""
+    """Return the padding before and after every axis, from the last to the first."""
     given = conv.settings["padding"]
     if isinstance(given, str):
         same = given == "same"

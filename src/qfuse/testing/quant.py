@@ -1,4 +1,4 @@
-"""Quantized building blocks for tests: specs, edges, and linears between them."""
+"""Quantized building blocks for tests: specs, Q/DQ ops, and linears."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _spec(
 def stored_like(
     spec: QuantSpec, *shape: int, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """Return random stored numbers in the range of ``spec``."""
+    """Return random quantized values in the range of ``spec``."""
     low, high = spec.quant_min, spec.quant_max + 1
     return torch.randint(low, high, shape, generator=generator).to(spec.dtype)
 
@@ -81,7 +81,7 @@ class QuantizedLinear:
         return self.b.call(ops.quantize, x, scale, zero, str(spec)), scale, zero
 
     def linear(self, x: Node, name: str = "w") -> Node:
-        """Add the linear on ``x`` as it is."""
+        """Add the linear on ``x`` without quantizing it."""
         weight = self.weight_node(name)
         if not self.bias:
             return self.b.call(torch.ops.aten.linear.default, x, weight)

@@ -1,4 +1,4 @@
-"""Run programs on fresh random inputs, and compare what a phase does to their values."""
+"""Run graphs on random inputs, and compare their values before and after a phase."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qfuse.ir.graph.stage_graph import StageGraph
 
 
 def random_inputs(program: StageGraph, **sizes: int) -> list[torch.Tensor]:
-    """Return one random tensor per input; symbolic sizes are given by name."""
+    """Return one random tensor per input; ``sizes`` has the symbolic sizes by name."""
     tensors: list[torch.Tensor] = []
     for spec in program.signature.inputs:
         assert spec.dtype is not None, f"{spec.name} is not a tensor"
@@ -25,7 +25,7 @@ def random_inputs(program: StageGraph, **sizes: int) -> list[torch.Tensor]:
 
 
 def run(program: StageGraph, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """Run a graph as it stands; inputs are checked to be untouched."""
+    """Run a graph without compiling it; check that the inputs are not changed."""
     before = [t.clone() for t in inputs]
     with torch.no_grad():
         outputs = tuple(Interpreter(program.module).run(*inputs))

@@ -1,4 +1,4 @@
-"""Built-in models and quantization recipes, so that everything can be tried without a download."""
+"""Built-in models and quantization recipes, usable without a download."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _FAMILIES: Mapping[str, Family[Any]] = MappingProxyType(
 
 
 def names() -> tuple[str, ...]:
-    """Return the names that `build` takes."""
+    """Return the valid names for `build`."""
     return tuple(_FAMILIES)
 
 
 def describe(name: str) -> str:
-    """Return one line on what a model is, without building it."""
+    """Return a one-line description of a model, without building it."""
     return _family(name).description
 
 
@@ -45,7 +45,7 @@ def build(name: str, **sizes: object) -> ZooModel:
         **sizes: Sizes other than the family's defaults, as values or as text ("bfloat16", "2").
 
     Raises:
-        OptionsError: There is no such model or size, or the sizes do not go together.
+        OptionsError: The model or a size is unknown, or the sizes are inconsistent.
         QfuseError: A package that the model needs is missing.
     """
     return _family(name).build(name, sizes)

@@ -1,4 +1,4 @@
-"""The optional packages behind the zoo, and a clear word when one is missing."""
+"""The optional packages of the zoo, with a clear error if one is missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def minilm_folder() -> Path:
     The package is only located, not imported: its own code is not needed.
 
     Raises:
-        QfuseError: The package is not installed, or its files are not there.
+        QfuseError: The package is not installed, or its files are missing.
     """
     try:
         distribution = metadata.distribution(_MINILM)

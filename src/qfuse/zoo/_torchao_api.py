@@ -1,8 +1,8 @@
-"""The one place where the zoo touches torchao, and torch's private parts on its behalf.
+"""The zoo's only file that uses torchao, and private torch API for it.
 
 Importing torchao has side effects, and using it has more: log lines about extensions for GPUs, a
 custom pass left behind in Inductor's global config, deprecation warnings that it provokes in torch.
-Here they are undone, or silenced one by one.
+Here they are undone or silenced individually.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-# (logger, text): what torchao logs while it is imported. None of it is for a user on a CPU.
+# (logger, text): log lines of torchao's import, none of them relevant on CPUs.
 _IMPORT_LOGS = (
     ("torchao", "Failed to load"),
     ("torch.utils._pytree", "is an Enum subclass and is now natively supported"),
@@ -33,7 +33,7 @@ _COPY_WARNING = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
 
 @contextlib.contextmanager
 def loaded() -> Iterator[None]:
-    """Import torchao, and run a block that uses it without the warnings that it provokes."""
+    """Import torchao, and run a block that uses it without its warnings."""
     with quiet_imports():
         import torchao.quantization  # noqa: PLC0415
         import torchao.quantization.pt2e  # noqa: F401, PLC0415
@@ -44,7 +44,7 @@ def loaded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Run a block that may import torchao, without what torchao has to say while it is imported.
+    """Run a block that may import torchao, without the log lines of its import.
 
     `transformers` imports it too, as soon as a model is built.
     """
@@ -65,7 +65,7 @@ def quiet_imports() -> Iterator[None]:
 
 
 def int8_dynamic(*, per_tensor: bool = False, asymmetric: bool = False) -> Any:
-    """Int8 weights per channel, activations quantized at run time, per token or per tensor."""
+    """Int8 weights per channel, activations dynamically quantized per token or per tensor."""
     from torchao.quantization import (  # noqa: PLC0415
         Int8DynamicActivationInt8WeightConfig,
         MappingType,
@@ -81,7 +81,7 @@ def int8_dynamic(*, per_tensor: bool = False, asymmetric: bool = False) -> Any:
 
 
 def int8_static(scale: torch.Tensor) -> Any:
-    """Int8 weights per channel, activations with one given scale of the activation's rank."""
+    """Int8 weights per channel, activations with one static scale of the activation's rank."""
     from torchao.quantization import (  # noqa: PLC0415
         Int8StaticActivationInt8WeightConfig,
         PerRow,
@@ -103,7 +103,7 @@ def int8_weights(group_size: int | None) -> Any:
 
 
 def int_weights(bits: int, group_size: int | None, *, asymmetric: bool = False) -> Any:
-    """Weights of some bits per channel or per group, float activations."""
+    """n-bit weights per channel or per group, float activations."""
     from torchao.quantization import IntxWeightOnlyConfig  # noqa: PLC0415
 
     return IntxWeightOnlyConfig(
@@ -114,7 +114,7 @@ def int_weights(bits: int, group_size: int | None, *, asymmetric: bool = False) 
 
 
 def int8_dynamic_int_weights(bits: int, group_size: int | None, *, asymmetric: bool = False) -> Any:
-    """Weights of some bits, asymmetric int8 activations quantized at run time per token."""
+    """n-bit weights, asymmetric int8 activations dynamically quantized per token."""
     from torchao.quantization import Int8DynamicActivationIntxWeightConfig  # noqa: PLC0415
 
     return Int8DynamicActivationIntxWeightConfig(
@@ -125,7 +125,7 @@ def int8_dynamic_int_weights(bits: int, group_size: int | None, *, asymmetric: b
 
 
 def packed_int4_weights(group_size: int) -> Any:
-    """Asymmetric int4 weights per group, packed for aten's product on CPU, float activations."""
+    """Asymmetric int4 weights per group, packed for aten's CPU matmul, float activations."""
     from torchao.prototype.quantization.int4.inference_workflow import (  # noqa: PLC0415
         PrototypeInt4WeightOnlyConfig,
     )
@@ -167,10 +167,10 @@ def quantize_linears(model: nn.Module, names: frozenset[str], config: Any) -> No
 
 
 def _x86_quantizer(*, dynamic: bool) -> Any:
-    """Return X86InductorQuantizer with its default config for everything that it knows.
+    """Return X86InductorQuantizer with its default config for all supported ops.
 
-    Its module installs a custom pass in `torch._inductor.config` when it is imported, and says
-    nothing: that is undone here.
+    Importing its module silently installs a custom pass in `torch._inductor.config`, which is
+    undone here.
     """
     import torch._inductor.config as inductor  # noqa: PLC0415
 
@@ -184,7 +184,7 @@ def _x86_quantizer(*, dynamic: bool) -> Any:
 
 
 def prepare(program: torch.export.ExportedProgram, *, dynamic: bool) -> torch.fx.GraphModule:
-    """Return the program as a module with observers where X86InductorQuantizer wants them."""
+    """Return the program as a module with the observers of X86InductorQuantizer."""
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e  # noqa: PLC0415
 
     module = program.module(check_guards=False)
@@ -201,7 +201,7 @@ def prepare(program: torch.export.ExportedProgram, *, dynamic: bool) -> torch.fx
 
 
 def convert(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return the observed module quantized, without the float weights that nothing reads now."""
+    """Return the observed module quantized, without the unused float weights."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e  # noqa: PLC0415
 
     converted: torch.fx.GraphModule = convert_pt2e(prepared)

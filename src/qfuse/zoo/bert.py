@@ -1,4 +1,4 @@
-"""BERT: an encoder with an attention mask, called with keywords, giving a dataclass."""
+"""BERT: an encoder with an attention mask, keyword inputs and a dataclass output."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _mobilenet(sizes: MobileNetSizes) -> nn.Module:
 
 
 def _trained_like(model: nn.Module, sizes: ImageSizes) -> nn.Module:
-    """Make the signal neither vanish nor explode on its way, as in a trained network."""
+    """Keep the signal from vanishing or exploding, as in a trained network."""
     classifier = ImageClassifier(model).eval()
     for part in classifier.modules():
         if isinstance(part, nn.Conv2d):

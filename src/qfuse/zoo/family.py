@@ -1,4 +1,4 @@
-"""What a model of the zoo is: its sizes, its example inputs, and which of their axes may vary."""
+"""Zoo models: sizes, example inputs, and dynamic axes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Sizes:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse sizes that no model can have."""
+        """Refuse sizes that are invalid for all models."""
         for field in fields(self):
             value = getattr(self, field.name)
             counts = value if isinstance(value, tuple) else (value,)
@@ -40,7 +40,7 @@ class Sizes:
             if any(isinstance(count, int) and count < least for count in counts):
                 raise OptionsError(
                     f"size {field.name}={value} is too small",
-                    fix=f"give {field.name} a value of at least {least}",
+                    fix=f"set {field.name} to at least {least}",
                 )
         if not self.dtype.is_floating_point:
             raise OptionsError(
@@ -69,7 +69,7 @@ class Family(Generic[S]):
         sizes: The dataclass of this family's options, with its defaults.
         module: Builds the module, in eval mode, with weights that depend on the sizes alone.
         inputs: Draws inputs from the sizes and a seed.
-        axes: For each argument with axes that may vary: axis -> the size that it has.
+        axes: For each argument with dynamic axes, a map from axis to size name.
         limits: The greatest value of each size named in `axes`.
     """
 
@@ -111,12 +111,12 @@ class ZooModel:
 
     @property
     def description(self) -> str:
-        """One line on what the model is."""
+        """A one-line description of the model."""
         return self.family.description
 
     @property
     def dynamic_shapes(self) -> dict[str, dict[int, Any]] | None:
-        """What `torch.export` takes as dynamic_shapes, or None when no axis can vary.
+        """The `dynamic_shapes` for `torch.export`, or None if no axis is dynamic.
 
         Each axis goes from 1 to the family's limit. An axis that has size 1 in the example is left
         static: torch specializes such an axis to 1 and rejects it when it is declared dynamic.
@@ -140,10 +140,10 @@ class ZooModel:
 
         Args:
             seed: Seed of the draw; equal seeds give equal inputs.
-            **sizes: Other sizes for the axes that may vary, such as ``batch=3``.
+            **sizes: Other sizes of the dynamic axes, such as ``batch=3``.
 
         Raises:
-            OptionsError: A size is not that of a varying axis, or lies outside its range.
+            OptionsError: A size does not belong to a dynamic axis, or is outside its range.
         """
         limits = self.family.limits(self.sizes)
         varying = {size for axes in self.family.axes.values() for size in axes.values()}

@@ -121,7 +121,7 @@ def tokenize(
         padding: Pad to the longest of `texts`, or always to `max_length`.
     """
     if not texts:
-        raise OptionsError("there is no sentence to tokenize", fix="give at least one")
+        raise OptionsError("no sentences to tokenize", fix="give at least one")
     if not _SHORTEST <= max_length <= LONGEST:
         raise OptionsError(
             f"max_length={max_length} is outside what minilm takes",

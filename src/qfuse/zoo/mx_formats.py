@@ -1,8 +1,8 @@
-"""Linear layers in float formats, written by hand in qfuse's own ops.
+"""Linear layers in MX and other float formats, written in qfuse's own ops.
 
-They compute what torchao's ``MXTensor`` (emulated), ``NVFP4Tensor`` and ``Float8Tensor`` mean, on
-any machine: the activation is viewed as rows, quantized in blocks along them with
-scales chosen at run time, dequantized, and multiplied by the dequantized weight.
+They compute the same as torchao's ``MXTensor`` (emulated), ``NVFP4Tensor`` and ``Float8Tensor``, on
+any machine: the activation is viewed as rows, dynamically quantized in blocks along the rows,
+dequantized, and multiplied by the dequantized weight.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class MxFormat:
     """A format of rows in blocks.
 
     Attributes:
-        spec: How rows are stored; its real type is that of the model.
-        choose: How the scales of blocks are chosen.
-        outer: How the second level of scales is chosen, if there is one.
+        spec: The quantization of rows; its float dtype is that of the model.
+        choose: The computation of block scales.
+        outer: The computation of the second-level scales, if any.
     """
 
     spec: QuantSpec
@@ -37,7 +37,7 @@ class MxFormat:
 
     @property
     def block(self) -> int | None:
-        """Elements of a row that share a scale; ``None`` if all do."""
+        """Elements of a row that share a scale; ``None`` for the whole row."""
         return self.spec.block[-1]
 
     @property
@@ -124,10 +124,10 @@ class MxLinear(nn.Module):
     """A linear layer that multiplies rows and a weight of one format.
 
     Args:
-        linear: The layer that it takes the place of; its weight is quantized.
+        linear: The layer to replace; its weight is quantized.
         form: The format.
-        act_outer_scale: The second level of scales of activations, if it was measured beforehand.
-        weights_only: Leave activations float.
+        act_outer_scale: The calibrated second-level scale of activations, if static.
+        weights_only: Do not quantize activations.
     """
 
     weight: torch.Tensor
@@ -173,7 +173,7 @@ class MxLinear(nn.Module):
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def extra_repr(self) -> str:
-        """Say what it holds."""
+        """Return the text for ``repr``."""
         n, k = self.weight.shape
         return f"in_features={k}, out_features={n}, spec={self.form.spec}"
 
@@ -181,7 +181,7 @@ class MxLinear(nn.Module):
 def _scales(
     x: torch.Tensor, form: MxFormat, outer: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Choose the scales of a matrix, of both levels if there are two."""
+    """Compute the scales of a matrix, of both levels if there are two."""
     if form.outer is not None and outer is None:
         outer, _ = ops.choose_qparams(x, str(form.outer))
     scale, _ = ops.choose_qparams(x, str(form.choose), outer)

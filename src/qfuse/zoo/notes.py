@@ -1,4 +1,4 @@
-"""What a quantization recipe did: the model, what it left in float, and why."""
+"""The result of a quantization recipe: the model, and what stayed float and why."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Note:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of quantizing a model.
+    """The result of quantizing a model.
 
     Attributes:
         model: The quantized copy, in eval mode.
         layers: How many layers were quantized.
-        notes: What was left float, and why.
+        notes: What stayed float, and why.
     """
 
     model: nn.Module

@@ -44,14 +44,14 @@ def quantize_exported(
     *,
     dynamic: bool,
 ) -> Outcome:
-    """Export a copy of `model` and quantize what X86InductorQuantizer takes.
+    """Export a copy of `model` and quantize the ops that X86InductorQuantizer supports.
 
     Args:
         model: The float module. It is not changed.
         example: Inputs to export with.
-        dynamic_shapes: What `torch.export` takes.
+        dynamic_shapes: In the format of `torch.export`.
         examples: Inputs to calibrate with.
-        dynamic: Choose activation scales at run time; nothing is calibrated.
+        dynamic: Quantize activations dynamically, without calibration.
     """
     args, kwargs = example
     # torchao draws example inputs for its patterns from the global generator.
@@ -62,7 +62,7 @@ def quantize_exported(
         )
         prepared = ao.prepare(program, dynamic=dynamic)
         state = {name: value.clone() for name, value in source.named_buffers()}
-        # Weight observers need one run even where activations are not observed.
+        # Weight observers need one run even if activations are not observed.
         for inputs, keywords in [example] if dynamic else examples:
             prepared(*inputs, **keywords)
         _restore(prepared, state)
@@ -105,14 +105,14 @@ def under_autocast(inner: nn.Module) -> Autocast:
 
 
 def _restore(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Undo what calibration wrote to the model's own buffers, such as a key-value cache."""
+    """Restore the model's buffers that calibration wrote, such as a key-value cache."""
     for name, value in module.named_buffers():
         if name in state:
             value.copy_(state[name])
 
 
 def _left_float(module: GraphModule) -> tuple[Note, ...]:
-    """Say which products the quantizer left in float."""
+    """Note the matmuls that the quantizer left in float."""
     found = [
         (_place(node), f"X86InductorQuantizer left this {_name(node)} in float")
         for node in module.graph.nodes
@@ -135,7 +135,7 @@ def _left_float(module: GraphModule) -> tuple[Note, ...]:
 
 
 def _is_quantized(node: Node) -> bool:
-    """Return whether both factors of a product are dequantized numbers."""
+    """Return whether both operands of a matmul are dequantized."""
     return all(
         isinstance(factor, torch.fx.Node) and "dequantize" in _name(factor)
         for factor in node.args[:2]

@@ -22,7 +22,7 @@ from qfuse.zoo.notes import Note, Outcome
 from qfuse.zoo.pt2e import quantize_exported, under_autocast
 
 WHOLE_CHANNEL = -1
-"""As a group size: one scale for all weights of an output feature."""
+"""Group size for one scale per output feature."""
 
 _INT4 = 4
 _GROUP = 32
@@ -47,7 +47,7 @@ class Quantized:
 
 @dataclass(frozen=True)
 class _Task:
-    """One call of `quantize`, as a recipe sees it."""
+    """The arguments of one call of `quantize`."""
 
     model: nn.Module
     example: Example
@@ -114,7 +114,7 @@ def _packed_int4_weights(group_size: int | None) -> LinearScheme:
 
 
 def _size(given: int | None, default: int | None) -> int | None:
-    """Return how many weights have one scale, or ``None`` for a whole channel."""
+    """Return the number of weights per scale, or ``None`` for a whole channel."""
     if given is None:
         return default
     return None if given == WHOLE_CHANNEL else given
@@ -252,12 +252,12 @@ _RECIPES: Mapping[str, _Recipe] = MappingProxyType(
 
 
 def names() -> tuple[str, ...]:
-    """Return the names that `quantize` takes."""
+    """Return the valid names for `quantize`."""
     return tuple(_RECIPES)
 
 
 def describe(name: str) -> str:
-    """Return one line on what a recipe does."""
+    """Return a one-line description of a recipe."""
     return _recipe(name).description
 
 
@@ -278,14 +278,14 @@ def quantize(  # noqa: PLR0913  (what torch.export takes, and what to do)
         recipe: One of `names()`.
         args: Positional example inputs.
         kwargs: Keyword example inputs.
-        dynamic_shapes: What `torch.export` takes; only the PT2E recipes need it, and their result
-            runs with those sizes only.
+        dynamic_shapes: In the format of `torch.export`; only the PT2E recipes need it, and their
+            result runs with those sizes only.
         calibration: Inputs that static scales are measured on; the example inputs by default.
         group_size: Weights per scale, in recipes with groups: 32 by default where weights have 4
             bits or activations are quantized, else a whole channel, which `WHOLE_CHANNEL` asks for.
 
     Raises:
-        OptionsError: An argument has a value that it cannot take.
+        OptionsError: An argument has an invalid value.
         QfuseError: Nothing in the model could be quantized.
     """
     chosen = _recipe(recipe)
@@ -310,7 +310,7 @@ def _recipe(name: str) -> _Recipe:
         near = longer or difflib.get_close_matches(name, _RECIPES, n=1)
         guess = f"did you mean {' or '.join(near)}? " if near else ""
         raise OptionsError(
-            f"there is no recipe {name!r}", fix=f"{guess}there are {', '.join(_RECIPES)}"
+            f"unknown recipe {name!r}", fix=f"{guess}there are {', '.join(_RECIPES)}"
         )
     return _RECIPES[name]
 
@@ -323,7 +323,7 @@ def _check(model: nn.Module, name: str, recipe: _Recipe, group_size: int | None)
         )
     if group_size is not None and not recipe.grouped:
         raise OptionsError(
-            f"{name} has no groups, so group_size={group_size} means nothing",
+            f"{name} has no groups, so group_size={group_size} has no effect",
             fix="leave group_size out",
         )
     if group_size is not None and group_size < 1 and group_size != WHOLE_CHANNEL:

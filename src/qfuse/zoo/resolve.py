@@ -1,4 +1,4 @@
-"""From what a user types to a model: a name of the zoo, `module:factory`, or a `.pt2` file."""
+"""Resolve a model name: a name of the zoo, `module:factory`, or a `.pt2` file."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _RETURNS = "return model, (model, args) or (model, args, kwargs)"
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model and what it is called with.
+    """A model and its example inputs.
 
     Attributes:
-        spec: What the user typed.
+        spec: The user's text.
         model: A module, or the exported program of a `.pt2` file.
-        args: Positional example inputs; empty if the source gives none.
+        args: Positional example inputs; empty if the source has none.
         kwargs: Keyword example inputs.
-        dynamic_shapes: What `torch.export` takes, if the source says which axes may vary.
-        zoo: The model of the zoo, if it is one: it can draw more inputs.
+        dynamic_shapes: The dynamic shapes for `torch.export`, if the source declares them.
+        zoo: The zoo model, if it is one, which can generate more inputs.
     """
 
     spec: str
@@ -132,7 +132,7 @@ def _call_factory(spec: str, sizes: Mapping[str, object]) -> Loaded:
             raise OptionsError(
                 f"the factory failed with {type(error).__name__}: {error}",
                 where=f"{frame.filename}:{frame.lineno}: {frame.line}",
-                fix="see that it makes the model when it is called from Python",
+                fix="check that it returns the model when it is called from Python",
             ) from error
     return _unpack(spec, made)
 
@@ -152,7 +152,7 @@ def _find_factory(module_name: str, factory_name: str) -> Callable[..., object]:
     try:
         found: object = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # What the module itself fails to import is its own error, with its own traceback.
+        # An import that fails inside the module keeps its own traceback.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise OptionsError(
@@ -178,7 +178,7 @@ def _find_factory(module_name: str, factory_name: str) -> Callable[..., object]:
 
 
 def _unpack(spec: str, made: object) -> Loaded:
-    """Return what the factory made, which is one of three forms."""
+    """Return the factory's result, which has one of three forms."""
     if isinstance(made, nn.Module):
         return Loaded(spec, made)
     match made:
@@ -198,7 +198,7 @@ def _unpack(spec: str, made: object) -> Loaded:
 
 @contextlib.contextmanager
 def _working_folder_importable() -> Iterator[None]:
-    """Let a user name a module that lies in the working folder, as `python -m` does."""
+    """Make modules in the working folder importable, as `python -m` does."""
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:

@@ -15,7 +15,7 @@ from qfuse.zoo.weights import cast_weights, perturb, seeded
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSizes(Sizes):
-    """What all image classifiers have.
+    """Common sizes of image classifiers.
 
     Attributes:
         image: Height and width of the image.
@@ -52,7 +52,7 @@ class ViTSizes(ImageSizes):
 
 
 class ImageClassifier(nn.Module):
-    """A `transformers` image classifier that gives its logits alone."""
+    """A `transformers` image classifier that returns only its logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Random weights that behave like trained ones, so that a wrong rewrite shows in the outputs.
+"""Random weights that behave like trained ones, so that a wrong rewrite changes the outputs.
 
 A fresh `transformers` model has zero biases, unit norm weights, identity batch norms and, if it is
-small, branches that vanish beside the residual stream: a compiler that lost all of them would still
-give nearly the right answer. Here none of these is trivial.
+small, branches that vanish next to the residual stream: a compiler that dropped all of them would
+still return nearly the right result. Here none of these is trivial.
 """
 
 from __future__ import annotations

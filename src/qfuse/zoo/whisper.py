@@ -40,7 +40,7 @@ class WhisperSizes(Sizes):
 
 
 class WhisperEncoder(nn.Module):
-    """A Whisper encoder that gives its last hidden state alone."""
+    """A Whisper encoder that returns only its last hidden state."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()

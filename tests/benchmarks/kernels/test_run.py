@@ -213,8 +213,8 @@ class TestGrid:
         [
             (KernelOptions(family=("w9",)), "no family 'w9'"),
             (KernelOptions(rows=("0",)), "'0' is no number"),
-            (KernelOptions(size=("12",)), "'12' is no size"),
-            (KernelOptions(size=("0x4",)), "'0x4' is no size"),
+            (KernelOptions(size=("12",)), "'12' is not a size"),
+            (KernelOptions(size=("0x4",)), "'0x4' is not a size"),
             (KernelOptions(rounds=3), "3 rounds"),
         ],
     )

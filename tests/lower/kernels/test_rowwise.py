@@ -142,7 +142,7 @@ TAKEN = {
 }  # fmt: skip
 
 REFUSED = {
-    "its scale is chosen for blocks": Case(
+    "its scale is computed for blocks": Case(
         spec=replace(SPEC, block=(1, None, None)), choose=replace(CHOOSE, block=(1, None, None))
     ),
     "its result is scaled in blocks": Case(choose=None, spec=replace(SPEC, block=(None, 1, None))),
@@ -150,7 +150,7 @@ REFUSED = {
         spec=replace(SPEC, dtype=torch.int16), choose=replace(CHOOSE, dtype=torch.int16)
     ),
     "another range": Case(choose=replace(CHOOSE, quant_min=-127)),
-    "its zero point is a real offset": Case(
+    "its zero point is a float offset": Case(
         spec=replace(SPEC, domain=ZeroPointDomain.FLOAT_OFFSET)
     ),
     "its input is float64": Case(
@@ -162,7 +162,7 @@ REFUSED = {
     "rounds to bfloat16 and then to float32": Case(
         x=BF16, norm=replace(NORM, rounded=BF16), vectors=(BF16,)
     ),
-    "not one number per column": Case(vector_shape=(1,)),
+    "not have one element per column": Case(vector_shape=(1,)),
     "its weight or bias is float64": Case(vectors=(torch.float64,)),
     "before the weight": Case(
         "layer_norm", replace(NORM, statistic=Statistic.VARIANCE, rounded=BF16),
@@ -171,10 +171,10 @@ REFUSED = {
     "rounds to bfloat16 and then": Case(
         "layer_norm", replace(WHOLE, compute=BF16), vectors=(BF16, BF16)
     ),
-    "spread over the input": Case("activation", gate=(1, 1, 70)),
-    "it does not know all of glu": Case("activation", epilogue="glu(silu,gate-first)|mul(0)",
+    "broadcast to the input": Case("activation", gate=(1, 1, 70)),
+    "it does not support all of glu": Case("activation", epilogue="glu(silu,gate-first)|mul(0)",
                                         gate=("b", 512, 35)),
-    "it does not know all of act": Case(
+    "it does not support all of act": Case(
         "activation", epilogue=f"act(silu)|mul(0,0,-,{SPEC})", **static()
     ),
     "compiled loops": Case(lead=(1, 1)),

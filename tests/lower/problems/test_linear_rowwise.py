@@ -89,47 +89,47 @@ TAKEN = {
 }  # fmt: skip
 
 REFUSED = {
-    "others read the linear too": LinearRowwiseCase(other="linear"),
+    "the linear has other users": LinearRowwiseCase(other="linear"),
     "two kernels": LinearRowwiseCase(epilogue="", other="linear", rows=(64, 64)),
-    "or the op reads it more than once": LinearRowwiseCase(
+    "or the op uses it more than once": LinearRowwiseCase(
         reads="split", epilogue="act(silu)|mul(0)", extras=("up",), other="half"
     ),
-    "what is between the two is stored": LinearRowwiseCase(
+    "the value between the two is quantized": LinearRowwiseCase(
         linear={"out_spec": str(replace(WHOLE, real=torch.float32))}, epilogue="act(relu)"
     ),
-    "halves are multiplied twice": LinearRowwiseCase(
+    "there are two GLUs": LinearRowwiseCase(
         n=144, epilogue="glu(silu,gate-first)|glu(silu,gate-first)"
     ),
-    "too many steps": LinearRowwiseCase(epilogue="|".join(["act(relu)"] * 9)),
-    "spread over the result": LinearRowwiseCase(
+    "too many ops": LinearRowwiseCase(epilogue="|".join(["act(relu)"] * 9)),
+    "broadcast to the result": LinearRowwiseCase(
         epilogue="glu(silu,gate-first)|mul(0)", extras=((1, 1, 70),)
     ),
-    "or the result over it": LinearRowwiseCase(
+    "or the result to it": LinearRowwiseCase(
         epilogue="act(silu)|mul(0)", extras=((8, 16, 140),), rows=(1, 16)
     ),
-    "an operand is spread": LinearRowwiseCase(
+    "an operand is broadcast": LinearRowwiseCase(
         reads="split", epilogue="act(silu)|mul(0)|add(1,1.0)", extras=("up", (8, 16, 70)),
         rows=(1, 16),
     ),
-    "it rounds bfloat16 to stored numbers as if it were float32": LinearRowwiseCase(
+    "intermediate rounding of bfloat16 as if it were float32": LinearRowwiseCase(
         real=BF16, reads="split", epilogue=f"act(silu)|round(0,1,{TRIP})|mul(2)",
         extras=(0.011, 25, "up"), spec=None,
     ),
-    "rounds bfloat16 to stored numbers as if": LinearRowwiseCase(
+    "rounding of bfloat16 as if": LinearRowwiseCase(
         real=BF16, reads="split", epilogue=f"act(silu)|mul(2,0,1,{TRIP})",
         extras=(0.011, 25, "up"), spec=None,
     ),
-    "it stores bfloat16 as if it were float32": LinearRowwiseCase(real=BF16),
-    "it casts to float64": LinearRowwiseCase(
+    "it quantizes bfloat16 as if it were float32": LinearRowwiseCase(real=BF16),
+    "intermediate cast to float64": LinearRowwiseCase(
         epilogue="cast(float64)", spec=replace(CODES, real=torch.float64)
     ),
-    "a factor is rounded": LinearRowwiseCase(
+    "a factor has an intermediate rounding": LinearRowwiseCase(
         epilogue=f"act(silu)|mul(2,0,1,{TRIP})", extras=(0.01, 3, (16, 140)),
     ),
-    "stored numbers of another kind": LinearRowwiseCase(
+    "an unsupported quantization": LinearRowwiseCase(
         epilogue=f"act(silu)|round(0,-,{replace(TRIP, dtype=torch.int16)})", extras=(0.01,)
     ),
-    "its scale is chosen for blocks": LinearRowwiseCase(
+    "its scale is computed for blocks": LinearRowwiseCase(
         spec=replace(CODES, block=(1, None, None)), choose=replace(CHOOSE, block=(1, None, None))
     ),
     "its result is stored as int16": LinearRowwiseCase(

@@ -1,1 +1,1 @@
-"""Ops that no kernel takes are expanded to ATen."""
+"""Expansion to ATen of ops that no kernel accepts."""

@@ -1,4 +1,4 @@
-"""A fused op in a few words, for people who read a table."""
+"""Short descriptions of fused ops for the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qfuse.lower.problems.rowwise import RowwiseOp, RowwiseProblem
 
 
 def describe(problem: Problem) -> str:
-    """Say what a kernel computes: which operands, steps and results."""
+    """Describe what a kernel computes: operands, epilogue ops and results."""
     match problem:
         case LinearProblem():
             return _linear(problem.fused)
@@ -34,7 +34,7 @@ def describe(problem: Problem) -> str:
 
 
 def describe_rowwise(op: RowwiseOp) -> str:
-    """Say what becomes what: ``add + rms_norm: bfloat16 -> int8 per-token dynamic``."""
+    """Describe a rowwise op: ``add + rms_norm: bfloat16 -> int8 per-token dynamic``."""
     if isinstance(op, Activation):
         name = str(op.epilogue) or "quantize"
     else:
@@ -49,7 +49,7 @@ def describe_rowwise(op: RowwiseOp) -> str:
 
 
 def _linear_rowwise(problem: LinearRowwiseProblem) -> str:
-    """Say what is multiplied, and what its rows become."""
+    """Describe a linear fused with a rowwise op."""
     fused, chosen = problem.problem.fused, problem.op.output.chosen
     text = _linear(fused, problem.steps)
     if chosen is None:
@@ -60,11 +60,11 @@ def _linear_rowwise(problem: LinearRowwiseProblem) -> str:
 
 
 def _linear(fused: FusedLinear, steps: str = "") -> str:
-    """Say what a fused linear multiplies: ``int8 per-token dynamic x int8 per-channel``.
+    """Describe the operands of a fused linear: ``int8 per-token dynamic x int8 per-channel``.
 
     Args:
         fused: The linear.
-        steps: What is done to its result, if that is not its epilogue.
+        steps: The epilogue ops, if they are not those of the linear alone.
     """
     x = _edge(fused.x, fused.x_params, rows=Granularity.PER_TOKEN)
     weight = _edge(fused.weight, fused.weight_params, rows=Granularity.PER_CHANNEL)
@@ -94,7 +94,7 @@ def _edge(value: Node, params: QuantParams | None, rows: Granularity) -> str:
 
 
 def granularity_of(spec: QuantSpec, shape: Sequence[Size], rows: Granularity) -> Granularity:
-    """Name the granularity; one scale per row is ``rows``: a token's, or a weight's channel's."""
+    """Name the granularity; one scale per row is ``rows``: per token, or per channel."""
     granularity = spec.granularity(shape)
     if rows_share_scale(spec.block, shape) and granularity is not Granularity.PER_TENSOR:
         return rows

@@ -1,6 +1,6 @@
-"""Expand an op that no kernel takes into the ATen calls that are its meaning.
+"""Expand an op that no kernel accepts into the ATen calls of its reference.
 
-The calls are traced from the op's own reference, so there is no second copy of the arithmetic.
+The calls are traced from the op's reference, so the arithmetic is defined only once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from qfuse.rewrite.prelude import Node, Rewriter
 
 
 class Expander:
-    """Traces each distinct call once and replays the trace for every call alike."""
+    """Traces each distinct call once and replays the trace for equal calls."""
 
     def __init__(self) -> None:
         self._templates: dict[Hashable, GraphModule] = {}
 
     def expand(self, node: Node, rw: Rewriter) -> Node | tuple[Node, ...]:
-        """Add the expansion of ``node`` before it and return the node or nodes of its result."""
+        """Insert the expansion before ``node`` and return its result node or nodes."""
         op = overload_of(node)
         assert op is not None, f"not a call of an op: {node.format_node()}"
         reference = reference_of(op)
@@ -42,7 +42,7 @@ class Expander:
         return result
 
     def apply(self, epilogue: Epilogue, y: Node, extras: Sequence[Node], rw: Rewriter) -> Node:
-        """Add ``epilogue`` on ``y`` as ATen calls."""
+        """Apply ``epilogue`` to ``y`` as ATen calls."""
         tensors = [y, *extras]
 
         def run(first: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
@@ -57,8 +57,8 @@ class Expander:
         key = (text, tuple(_type_key(t.meta["val"]) for t in tensors))
         template = self._templates.get(key)
         if template is None:
-            # Before dispatch, so that a linear stays a linear: the same call gives the same bits,
-            # and its decomposition squeezes a temporary in place when there is one axis.
+            # Pre-dispatch tracing keeps a linear a linear: the same call returns the same bits,
+            # and its decomposition squeezes a temporary in place for inputs of one axis.
             with torch.no_grad():
                 template = make_fx(run, pre_dispatch=True)(*(t.meta["val"] for t in tensors))
             self._templates[key] = template
@@ -82,19 +82,19 @@ def _replay(template: GraphModule, tensors: list[Node], rw: Rewriter) -> Any:
 
 
 def _call_text(node: Node, tensors: list[Node]) -> str:
-    """Write the call with its tensors numbered: what it computes apart from their types."""
+    """Return the text of the call with numbered tensors: a key without their dtypes and shapes."""
     order: dict[Node, Any] = {t: _Slot(index) for index, t in enumerate(tensors)}
     return f"{node.target}{map_arg((node.args, node.kwargs), lambda n: order[n])!r}"
 
 
 def _type_key(value: torch.Tensor) -> Hashable:
-    """Tell tensors apart that could trace differently."""
+    """Return a key that differs for tensors that could trace differently."""
     sizes = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
     return (value.dtype, value.device, *sizes)
 
 
 class _Slot:
-    """Stands for a tensor argument in the text of a call."""
+    """A placeholder for a tensor argument in the text of a call."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -104,7 +104,7 @@ class _Slot:
 
 
 def results_of(node: Node) -> dict[int, Node]:
-    """Return the ``getitem`` users of a node of several results, by index."""
+    """Return the ``getitem`` users of a node with several results, by index."""
     return {
         int(u.args[1]): u  # type: ignore[arg-type]
         for u in node.users

@@ -1,1 +1,1 @@
-"""The registry: one file for each kernel."""
+"""The kernel registry, with one file per kernel."""

@@ -1,4 +1,4 @@
-"""qfuse's own activation that quantizes its result."""
+"""qfuse's own kernel: an activation with a fused quantize."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class ActivationQuantized(RowwiseKernel):
     name: str = "qfuse.activation_quantized"
 
     def accepts(self, problem: RowwiseProblem) -> Claim | Refusal:
-        """Take the steps that the linears' kernels take too, on a float input."""
+        """Accept float inputs and the epilogue ops that the linear kernels accept."""
         op = problem.op
         assert isinstance(op, Activation), "it covers no other op"
         return _check_steps(op) or check_output(problem) or problem.claim(statistics=0)
 
     def emit(self, problem: RowwiseProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
-        """Add the call."""
+        """Emit the call."""
         del claim
         op = problem.op
         assert isinstance(op, Activation), "it was accepted"
@@ -53,19 +53,19 @@ class ActivationQuantized(RowwiseKernel):
 
 
 def _glu(op: Activation) -> Glu | None:
-    """Return the step that multiplies the halves of the input, if that comes first."""
+    """Return the GLU if it is the first epilogue op."""
     first = next(iter(op.epilogue.steps), None)
     return first if isinstance(first, Glu) else None
 
 
 def _steps(op: Activation) -> tuple[Step, ...]:
-    """Return the steps on one half of the input, the other half being the first operand."""
+    """Return the epilogue on the gate half, with the other GLU half as the first operand."""
     glu, steps = _glu(op), op.epilogue.steps
     return steps if glu is None else (glu.act, Mul(0), *steps[1:])
 
 
 def _halves(x: Node, glu: Glu, rw: Rewriter) -> tuple[Node, Node]:
-    """Return the gate and the other half, which are rows with a stride."""
+    """Return the gate and the up half as slices, whose rows are strided."""
     *_, size = shape_of(x)
     assert isinstance(size, int), "only an axis of known size is halved"
     cut = torch.ops.aten.slice.Tensor
@@ -74,18 +74,18 @@ def _halves(x: Node, glu: Glu, rw: Rewriter) -> tuple[Node, Node]:
 
 
 def _check_steps(op: Activation) -> Refusal | None:
-    """Refuse stored inputs, steps that the kernel does not know, and operands of other shapes."""
+    """Refuse quantized inputs, unsupported epilogue ops, and broadcast operands."""
     if op.x_params is not None:
-        return Refusal("its input is stored")
+        return Refusal("its input is quantized")
     steps, glu = _steps(op), _glu(op)
     halved = glu is None or (not op.extras and isinstance(shape_of(op.x)[-1], int))
     if not all(map(is_plain, steps)) or not halved:
-        return Refusal(f"it does not know all of {op.epilogue}")
+        return Refusal(f"it does not support all of {op.epilogue}")
     if len(steps) > MOST_STEPS or len(op.extras) > MOST_EXTRAS:
-        return Refusal("it has too many steps")
+        return Refusal("it has too many epilogue ops")
     for extra in op.extras:
         if dtype_of(extra) not in FLOATS:
             return Refusal(f"an operand is {dtype_name(dtype_of(extra))}")
         if not same_shape(shape_of(extra), shape_of(op.x)):
-            return Refusal("an operand is spread over the input, or the input over it")
+            return Refusal("an operand is broadcast to the input, or the input to it")
     return None

@@ -1,4 +1,4 @@
-"""torch's own integer product, with scales and bias behind it: for machines without a compiler."""
+"""``aten._int_mm`` followed by scales and bias: for machines without a C++ compiler."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from qfuse.targets.target import Target
 _OP = "aten::_int_mm"
 INT_MM = "aten._int_mm"
 _LEAST = 2
-# The product of two bytes is at most 2^14, and sums are 32 bits wide with their sign.
+# The product of two int8 values is at most 2^14, and the accumulator is int32.
 _MOST_K = (1 << 17) - 1
 
 
 def int_mm_refusal(target: Target) -> Refusal | None:
-    """Refuse where torch's integer product is missing or saturates."""
+    """Refuse targets where ``aten._int_mm`` is missing or saturates."""
     if not target.has_kernel(_OP):
         return Refusal("torch has no such kernel here")
     return None if target.has_vnni else Refusal("without VNNI its partial sums saturate")
@@ -45,14 +45,14 @@ def int_mm_refusal(target: Target) -> Refusal | None:
 
 @dataclass(frozen=True, slots=True)
 class IntMM:
-    """``aten._int_mm``: symmetric int8 on both sides.
+    """``aten._int_mm`` for symmetric int8 activations and weights.
 
-    It is taken only where no size can be 1: with one row oneDNN reads the row stride of a
-    tensor whose stride means nothing, and leaves its output uninitialized. Without VNNI its
-    16-bit intermediate sums saturate.
+    It is accepted only if no size can be 1: with one row, oneDNN uses the arbitrary row stride of
+    the tensor and leaves its output uninitialized. Without VNNI, its 16-bit intermediate sums
+    saturate.
 
     Attributes:
-        packer: Lays out weights, for all kernels of a lowering.
+        packer: Packs weights; shared by all kernels of one lowering.
     """
 
     covers: ClassVar[tuple[Span, ...]] = (LINEAR,)
@@ -61,11 +61,11 @@ class IntMM:
     name: str = INT_MM
 
     def supported(self, target: Target) -> Refusal | None:
-        """Refuse where the product is missing or saturates."""
+        """Refuse targets where the op is missing or saturates."""
         return int_mm_refusal(target)
 
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
-        """Take symmetric int8 activations and weights of at least two rows."""
+        """Accept symmetric int8 activations and weights of at least two rows."""
         fused = problem.fused
         if fused.x_params is None:
             return Refusal("the activation is not quantized")
@@ -88,7 +88,7 @@ class IntMM:
         return Claim(0, False, _work(problem))
 
     def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
-        """Add product, scales, bias and the cast to the linear's own type."""
+        """Emit the matmul, scales, bias and the cast to the linear's dtype."""
         del claim
         fused = problem.fused
         assert fused.x_params is not None, "accepted without activation params"
@@ -122,7 +122,10 @@ def _check_symmetric(params: QuantParams, name: str) -> Refusal | None:
 
 
 def _work(problem: LinearProblem) -> Plan:
-    """The product, which sets up a oneDNN primitive on every call, and one pass over its sums."""
+    """Return the work of the matmul and of one pass over its sums.
+
+    The matmul counts as a call, since oneDNN sets up a primitive every time.
+    """
     product = linear_work(problem.rows, problem.k, problem.n, Bits(8, 8, 32), ComputeKind.INT8)
     called = AtPoints(*(work.with_calls(1, 1) for work in product.values))
     return called, pointwise_work(problem.rows * problem.n, [32], [32])

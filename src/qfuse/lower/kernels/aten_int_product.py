@@ -1,4 +1,4 @@
-"""Products of bytes that no linear took: torch's integer product, where it is right."""
+"""Lower the int8 matmuls that are not part of a linear to ``aten._int_mm`` where it is correct."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LEAST = 2
 
 
 def lower_int_products(session: RewriteSession, target: Target) -> None:
-    """Turn ``mm(int32(a), int32(b))`` of bytes back into ``_int_mm(a, b)``, and say why not.
+    """Turn ``mm(int32(a), int32(b))`` of int8 operands into ``_int_mm(a, b)``, or log the reason.
 
-    Normalizing spells every integer product in 32 bits, which is right everywhere; rules that find
-    its scales make a quantized linear of it. What is left is several times faster in bytes.
+    Normalize writes every integer matmul in 32 bits, which is correct on every machine; rules that
+    match its scales rewrite it to a quantized linear. For the others int8 is several times faster.
     """
     program, stage = session.program, session.context.stage
     for node in list(program.graph.nodes):
@@ -63,7 +63,7 @@ def _multiply(node: Node, factors: tuple[Node, Node], rw: Rewriter) -> None:
 
 
 def _bytes_of(node: Node) -> tuple[Node, Node] | None:
-    """Return the int8 factors of a product of 32 bits."""
+    """Return the int8 operands of a 32-bit matmul."""
     if not is_call(node, aten.mm.default) or dtype_of(node) is not torch.int32:
         return None
     a = arguments(node)
@@ -91,7 +91,7 @@ def _check(
 
 
 def _in_order(factor: Node, rw: Rewriter) -> Node:
-    """Copy a factor whose rows and columns are both apart, or repeated: it is read wrongly."""
+    """Copy an operand that is dense along neither axis: ``_int_mm`` reads it incorrectly."""
     strides = tensor_of(factor).stride()
     sizes = shape_of(factor)
     dense = any(

@@ -1,4 +1,4 @@
-"""torch's own int8 weight-only linear: fast for few rows, hopeless for many."""
+"""torch's own int8 weight-only linear: fast for few rows, slow for many."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from qfuse.targets.target import Target
 
 _OP = "aten::_weight_int8pack_mm"
 _REALS = (torch.float32, torch.bfloat16, torch.float16)
-# Its loop over bfloat16 has no tail: what is left of a row is multiplied with what lies behind it.
+# The bfloat16 loop has no tail: the last partial block reads beyond the end of a row.
 _BFLOAT16_BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)
 class WeightInt8Pack:
-    """``aten._weight_int8pack_mm``: float activations, int8 weights per channel.
+    """``aten._weight_int8pack_mm`` for float activations and per-channel int8 weights.
 
     Attributes:
-        packer: Lays out weights, for all kernels of a lowering.
+        packer: Packs weights; shared by all kernels of one lowering.
     """
 
     covers: ClassVar[tuple[Span, ...]] = (LINEAR,)
@@ -46,11 +46,11 @@ class WeightInt8Pack:
     name: str = "aten._weight_int8pack_mm"
 
     def supported(self, target: Target) -> Refusal | None:
-        """Refuse where torch has no such kernel."""
+        """Refuse targets for which torch lacks the kernel."""
         return None if target.has_kernel(_OP) else Refusal("torch has no such kernel here")
 
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
-        """Take symmetric int8 weights with one scale per output feature."""
+        """Accept symmetric int8 weights with one scale per output feature."""
         params = problem.fused.weight_params
         refusal = _check_activation(problem)
         if refusal is not None:
@@ -67,7 +67,7 @@ class WeightInt8Pack:
         return Claim(0, False, _work(problem))
 
     def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
-        """Add the product on two axes, and the bias behind it."""
+        """Emit the 2-D matmul, followed by the bias."""
         del claim
         fused = problem.fused
         params = fused.weight_params
@@ -89,7 +89,7 @@ def _check_activation(problem: LinearProblem) -> Refusal | None:
     if problem.k == 0:
         return Refusal("the linear has no input features")
     if problem.real is torch.bfloat16 and problem.k % _BFLOAT16_BLOCK:
-        what = f"no multiple of {_BFLOAT16_BLOCK}, in bfloat16"
+        what = f"not a multiple of {_BFLOAT16_BLOCK}, and in bfloat16"
         return Refusal(f"{problem.k} input features are {what} it reads beyond the end of a row")
     return None
 
@@ -101,7 +101,7 @@ def _check_values(problem: LinearProblem) -> Refusal | None:
     if scale is None:
         return Refusal("the weight's scale is computed at run time")
     if not torch.equal(scale.to(problem.real).to(scale.dtype), scale):
-        return Refusal(f"it wants scales in {problem.real}, and these would be rounded")
+        return Refusal(f"it needs scales in {problem.real}, which would round these")
     zero = None if params.zero_point is None else constant_of(params.zero_point)
     if params.zero_point is not None and (zero is None or bool(zero.any())):
         return Refusal("the weight has a zero point")
@@ -109,7 +109,7 @@ def _check_values(problem: LinearProblem) -> Refusal | None:
 
 
 def _work(problem: LinearProblem) -> AtPoints[Work]:
-    """Every row streams the weight at the rate of a single row: nothing is reused among rows."""
+    """Return the work; every row streams the whole weight, since rows share no loads."""
     size = bits_of(problem.real)
     whole = linear_work(problem.rows, problem.k, problem.n, Bits(size, 8, size), ComputeKind.F32)
     return AtPoints(*(_unshared(work) for work in whole.values))

@@ -1,4 +1,4 @@
-"""qfuse's own layer norm that quantizes its result."""
+"""qfuse's own kernel: a layer norm with a fused quantize."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LayerNormQuantized(RowwiseKernel):
     name: str = "qfuse.layer_norm_quantized"
 
     def accepts(self, problem: RowwiseProblem) -> Claim | Refusal:
-        """Take a layer norm over the last axis that rounds once, behind the bias."""
+        """Accept a layer norm over the last axis that rounds once, after the bias."""
         op = problem.op
         assert isinstance(op, LayerNorm), "it covers no other op"
         refusal = (
@@ -43,11 +43,11 @@ class LayerNormQuantized(RowwiseKernel):
             or _check_centred(op.norm)
             or check_vectors(problem, op.weight, op.bias)
         )
-        # The mean and the variance.
+        # Two statistics: the mean and the variance.
         return refusal or problem.claim(statistics=2)
 
     def emit(self, problem: RowwiseProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
-        """Add the call."""
+        """Emit the call."""
         del claim
         op = problem.op
         assert isinstance(op, LayerNorm), "it was accepted"
@@ -63,7 +63,7 @@ def _check_centred(norm: NormSpec) -> Refusal | None:
     if norm.axes != 1:
         return Refusal(f"it is over {norm.axes} axes")
     if norm.statistic is Statistic.WHOLE:
-        # Torch computes in float32 and rounds once, to the type that it is given.
+        # torch computes in float32 and rounds once, to the input's dtype.
         if norm.compute not in {norm.out, torch.float32} or norm.out not in FLOATS:
             types = f"{dtype_name(norm.compute)} and then to {dtype_name(norm.out)}"
             return Refusal(f"it rounds to {types}")

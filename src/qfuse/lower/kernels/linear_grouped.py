@@ -1,4 +1,4 @@
-"""qfuse's linears with weights of four bits, and with scales that change along the inputs."""
+"""qfuse's own linears with 4-bit weights, or with grouped weight scales."""
 
 from __future__ import annotations
 
@@ -26,51 +26,50 @@ from qfuse.lower.problems.linear import LinearProblem
 from qfuse.rewrite.prelude import Rewriter
 
 _FOUR = 4
-# Sums of a group are 32 bits wide, and so are products with its zero point.
+# The sums of a group are int32, and so are their products with the zero point.
 _MOST_IN_GROUP = 1 << 15
-# What a group costs beside its products, as that many more input features: to scale its sums takes
-# about as long as 12 products, and its scale and sum are as many bytes as 12 codes of four bits.
+# The overhead of a group as a number of extra input features: scaling its sums takes about as long
+# as 12 products, and its scale and sum have as many bytes as 12 4-bit values.
 _GROUP_COST = 12
 
 
 @dataclass(frozen=True, slots=True)
 class LinearGrouped(Int8Linear):
-    """8-bit activations per tensor or per row, weights of four bits or in groups.
+    """8-bit activations per tensor or per row, 4-bit or grouped weights.
 
-    Weights of four bits are at most 16 numbers, in groups or not; weights of eight bits are in
-    groups.
+    4-bit weights have at most 16 distinct values, grouped or not; 8-bit weights are grouped.
 
     Attributes:
-        weight_bits: Of a weight: 4 or 8.
+        weight_bits: Bits per weight: 4 or 8.
     """
 
     weight_bits: Literal[4, 8]
 
     @property
     def name(self) -> str:
-        """What the report calls it."""
+        """The name in the report."""
         return "qfuse.linear_w4a8" if self.weight_bits == _FOUR else "qfuse.linear_w8a8_grouped"
 
     def check(self, problem: LinearProblem) -> Refusal | None:
-        """Refuse other operands, and sums that could overflow."""
+        """Refuse unsupported operands, and sums that could overflow."""
         refusal = check_activation(problem) or check_bias(problem) or _check_weight(problem)
         if refusal is not None:
             return refusal
         return _check_codes(problem) if self.weight_bits == _FOUR else _check_bytes(problem)
 
     def depth(self, problem: LinearProblem) -> int:
-        """Return the input features, and what the groups cost besides."""
+        """Return the input features, plus the overhead of the groups."""
         params = problem.fused.weight_params
         assert params is not None, "checked before"
         groups = group_count(params.spec, problem.k)
         assert isinstance(groups, int), "checked before"
-        # One group is scaled behind all products, as kernels without groups do it.
+        # A single group is scaled after the matmul, as in the kernels without groups.
         return problem.k + (groups * _GROUP_COST if groups > 1 else 0)
 
     def weight_operands(
         self, problem: LinearProblem, rw: Rewriter, *, halves: bool
     ) -> list[Argument]:
-        """Add packed weight, sums, scales and zero points of the groups."""
+        """Emit the packed weight and the sums, scales and zero points of its groups."""
         weight, params = problem.fused.weight, problem.fused.weight_params
         assert params is not None, "accepted without weight params"
         four = self.weight_bits == _FOUR
@@ -86,7 +85,7 @@ class LinearGrouped(Int8Linear):
 
 
 def _check_weight(problem: LinearProblem) -> Refusal | None:
-    """Refuse weights that neither kernel takes."""
+    """Refuse weights that neither kernel accepts."""
     fused = problem.fused
     params = fused.weight_params
     if params is None:
@@ -104,7 +103,7 @@ def _check_groups(problem: LinearProblem, params: QuantParams) -> Refusal | None
         return groups
     length = problem.k // groups
     if length > _MOST_IN_GROUP:
-        return Refusal(f"{length} products could overflow its sums, {_MOST_IN_GROUP} cannot")
+        return Refusal(f"{length} products could overflow its sums; the limit is {_MOST_IN_GROUP}")
     return None
 
 
@@ -113,11 +112,11 @@ def _check_codes(problem: LinearProblem) -> Refusal | None:
     assert stored is not None, "it is a constant"
     assert params is not None, "checked before"
     if not fits_four_bits(stored):
-        return Refusal("the weight has numbers more than 15 apart, which four bits do not hold")
+        return Refusal("the weight's values span more than 15, which does not fit four bits")
     least = first_code(stored, params.spec)
     low, high = dtype_range(torch.int8)
     if any(not low <= zero - least <= high for zero in _extremes(params)):
-        return Refusal("the weight has a zero point too far from its numbers for 8 bits")
+        return Refusal("the weight has a zero point too far from its values for 8 bits")
     return None
 
 
@@ -134,5 +133,5 @@ def _check_bytes(problem: LinearProblem) -> Refusal | None:
     if params.spec.dtype not in BYTES:
         return Refusal(f"the weight is stored as {params.spec.dtype}")
     if rows_share_scale((1, params.spec.block[1]), (problem.n, problem.k)):
-        return Refusal("the weight's scales do not change along its inputs")
+        return Refusal("the weight's scales are not grouped along its input features")
     return check_zero_point(params, "weight")

@@ -1,4 +1,4 @@
-"""qfuse's own weight-only linear: float activations, weights that stay four bits in memory."""
+"""qfuse's own weight-only linear: float activations, packed 4-bit weights."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _MOST_ZERO = 15
 
 @dataclass(frozen=True, slots=True)
 class LinearW4A16(WeightOnlyLinear):
-    """Float activations and weights of at most 16 numbers, in groups along their inputs or not."""
+    """Float activations, and weights with at most 16 distinct values, grouped or not."""
 
     name: str = "qfuse.linear_w4a16"
     bits: int = _BITS
 
     def check(self, problem: LinearProblem) -> Refusal | None:
-        """Refuse other weights."""
+        """Refuse weights that do not fit 4 bits."""
         return _check_codes(problem)
 
 
@@ -30,8 +30,8 @@ def _check_codes(problem: LinearProblem) -> Refusal | None:
     assert stored is not None, "it is a constant"
     assert params is not None, "checked before"
     if not fits_four_bits(stored):
-        return Refusal("the weight has numbers more than 15 apart, which four bits do not hold")
+        return Refusal("the weight's values span more than 15, which does not fit four bits")
     zero, _ = zero_points_of(stored, params, _BITS)
     if zero.numel() and not 0 <= int(zero.min()) <= int(zero.max()) <= _MOST_ZERO:
-        return Refusal("the weight has a zero point that is none of its 16 codes")
+        return Refusal("the weight has a zero point outside its 16 codes")
     return None

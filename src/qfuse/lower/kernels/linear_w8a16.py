@@ -1,4 +1,4 @@
-"""qfuse's own weight-only linear: float activations, weights that stay bytes in memory."""
+"""qfuse's own weight-only linear: float activations, packed 8-bit weights."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _BYTES = (torch.int8, torch.uint8)
 
 @dataclass(frozen=True, slots=True)
 class LinearW8A16(WeightOnlyLinear):
-    """Float activations and 8-bit weights, in groups along their inputs or not."""
+    """Float activations and 8-bit weights, grouped or not."""
 
     name: str = "qfuse.linear_w8a16"
     bits: int = _BITS
 
     def check(self, problem: LinearProblem) -> Refusal | None:
-        """Refuse other weights."""
+        """Refuse weights that are not 8-bit integers."""
         return _check_bytes(problem)
 
 
@@ -34,5 +34,5 @@ def _check_bytes(problem: LinearProblem) -> Refusal | None:
         return Refusal(f"the weight is stored as {stored.dtype}")
     zero, _ = zero_points_of(stored, params, _BITS)
     if zero.dtype is not torch.int8:
-        return Refusal("the weight's offsets are relative to a number that is no byte")
+        return Refusal("the weight's float offsets are relative to a value outside the 8-bit range")
     return None

@@ -1,4 +1,4 @@
-"""qfuse's own int8 linear: stored numbers in, scales and the whole epilogue in the same pass."""
+"""qfuse's own int8 linear: quantized inputs, with scales and epilogue fused into the matmul."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from qfuse.lower.operands.packing import signed_zero_point
 from qfuse.lower.problems.linear import LinearProblem
 from qfuse.rewrite.prelude import Rewriter
 
-# Sums are 32 bits wide: these many products of two bytes cannot overflow them.
+# The accumulator is int32: this many products of 8-bit values cannot overflow it.
 _MOST_K = 1 << 16
 _MOST_K_WITH_ZERO = 1 << 15
 
@@ -36,13 +36,13 @@ class LinearW8A8(Int8Linear):
     weight_bits: int = 8
 
     def check(self, problem: LinearProblem) -> Refusal | None:
-        """Refuse other operands, and sums that could overflow."""
+        """Refuse unsupported operands, and sums that could overflow."""
         return check_activation(problem) or _check_weight(problem) or check_bias(problem)
 
     def weight_operands(
         self, problem: LinearProblem, rw: Rewriter, *, halves: bool
     ) -> list[Argument]:
-        """Add packed weight, sums, scale and zero point."""
+        """Emit the packed weight, its sums, scale and zero point."""
         weight, params = problem.fused.weight, problem.fused.weight_params
         assert params is not None, "accepted without weight params"
         packed = self.packer.pack(weight, params, halves=halves)
@@ -75,8 +75,8 @@ def _check_depth(problem: LinearProblem) -> Refusal | None:
     stored, params = problem.weight, problem.fused.weight_params
     assert stored is not None, "it is a constant"
     assert params is not None, "a granularity needs params"
-    # Bytes without a sign are packed as signed ones, and have a zero point then.
+    # uint8 weights are packed as int8, which gives them a zero point.
     most = _MOST_K if signed_zero_point(stored, params) is None else _MOST_K_WITH_ZERO
     if problem.k > most:
-        return Refusal(f"{problem.k} input features could overflow its sums, {most} cannot")
+        return Refusal(f"{problem.k} input features could overflow its sums; the limit is {most}")
     return None

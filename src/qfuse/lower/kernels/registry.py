@@ -1,4 +1,4 @@
-"""The kernels, in the order that breaks ties."""
+"""The kernel registry; its order breaks ties in predicted time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qfuse.lower.select.kernel import LINEAR, Kernel
 
 
 def all_kernels(library: KernelLibrary) -> tuple[Kernel[Any], ...]:
-    """Return the kernels, made anew for one lowering: they remember what they packed."""
+    """Return new kernels for one lowering: they cache packed weights."""
     packer = Packer()
     weights = RealWeights(packer)
     return (

@@ -1,4 +1,4 @@
-"""qfuse's own RMS norm that quantizes its result."""
+"""qfuse's own kernel: an RMS norm with a fused quantize."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RmsNormQuantized(RowwiseKernel):
     name: str = "qfuse.rms_norm_quantized"
 
     def accepts(self, problem: RowwiseProblem) -> Claim | Refusal:
-        """Take an RMS norm over the last axis whose statistics are float32."""
+        """Accept an RMS norm over the last axis with float32 statistics."""
         op = problem.op
         assert isinstance(op, RmsNorm), "it covers no other op"
         refusal = (
@@ -44,11 +44,11 @@ class RmsNormQuantized(RowwiseKernel):
             or check_vectors(problem, op.weight)
             or _check_rounding(op)
         )
-        # The mean of squares.
+        # One statistic: the mean of squares.
         return refusal or problem.claim(statistics=1)
 
     def emit(self, problem: RowwiseProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
-        """Add the call."""
+        """Emit the call."""
         del claim
         op = problem.op
         assert isinstance(op, RmsNorm), "it was accepted"
@@ -61,7 +61,7 @@ class RmsNormQuantized(RowwiseKernel):
 
 
 def _check_rounding(op: RmsNorm) -> Refusal | None:
-    """Refuse a norm that rounds behind the weight to another type than its result's."""
+    """Refuse a norm that rounds to another dtype than its result's after the weight."""
     norm = op.norm
     scaled = norm.rounded
     if op.weight is not None:

@@ -1,1 +1,1 @@
-"""What kernels share: checks of operands, and constants in the layout that kernels read."""
+"""Helpers of the kernels: operand checks, and constants in the layout of the kernels."""

@@ -1,4 +1,4 @@
-"""What the kernel rows share: checks of edges, and constants in the type that a kernel reads."""
+"""Operand checks that kernels share, and constants in the dtypes that kernels expect."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from qfuse.targets.target import Target
 
 _INT32 = torch.iinfo(torch.int32)
 
-# What qfuse's own kernels take, see kernels/csrc/kernel_api.h.
+# The limits of qfuse's own kernels, see kernels/csrc/kernel_api.h.
 BYTES = (torch.int8, torch.uint8)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MOST_STEPS = 8
 MOST_EXTRAS = 4
-# Types to dequantize in that integer kernels stand in for: see ``check_edge``.
+# Dequantization dtypes that integer kernels may replace: see ``check_edge``.
 COMPUTES = (torch.float32, torch.bfloat16)
 
 
 def check_platform(library: KernelLibrary, target: Target) -> Refusal | None:
-    """Refuse a target that qfuse's own kernels do not run on, or where they could not be built."""
+    """Refuse targets that qfuse's own kernels do not support, or where they could not be built."""
     if target.device != "cpu":
         return Refusal(f"it is a CPU kernel, the target is {target.device}")
     return None if library.available else Refusal(library.reason)
@@ -46,21 +46,21 @@ def is_whole(block: Block, shape: Sequence[Size]) -> bool:
 
 
 def rows_share_scale(block: Block, shape: Sequence[Size]) -> bool:
-    """Whether every row, an index of all axes but the last, has one scale of its own.
+    """Whether every row (all axes but the last) has its own scale.
 
-    Of an axis that always has one element it does not matter what its block says.
+    The block size of an axis of static size 1 does not matter.
     """
     lead = zip(block[:-1], shape[:-1], strict=True)
     return _covers(block[-1], shape[-1]) and all(b == 1 or same_size(s, 1) for b, s in lead)
 
 
 def _covers(block: int | None, size: Size) -> bool:
-    """Whether an axis is one block. An axis without elements has no block unless it is whole."""
+    """Whether one block covers the axis. An empty axis needs a block size of the whole axis."""
     return block is None or (isinstance(size, int) and 0 < size <= block)
 
 
 def check_rows(problem: LinearProblem) -> Refusal | None:
-    """Refuse an activation that has neither one scale nor one per row."""
+    """Refuse an activation that is quantized neither per tensor nor per row."""
     fused = problem.fused
     if fused.x_params is None:
         return Refusal("the activation is not quantized")
@@ -73,16 +73,16 @@ def check_rows(problem: LinearProblem) -> Refusal | None:
 def check_edge(
     params: QuantParams, name: str, computes: Collection[torch.dtype] = COMPUTES
 ) -> Refusal | None:
-    """Refuse what no integer kernel computes: other arithmetic, real offsets.
+    """Refuse other arithmetic and float zero points, which no integer kernel supports.
 
-    A source that dequantizes in bfloat16 rounds every number there, and a kernel does not: it is
-    nearer to what both mean. In float16 what rounds may also overflow.
+    A source that dequantizes in bfloat16 rounds every value; a kernel does not, which is closer to
+    the exact result. float16 is refused, since there the source may also overflow.
     """
     refusal = check_scales(params, name, computes)
     if refusal is not None:
         return refusal
     if params.spec.domain is ZeroPointDomain.FLOAT_OFFSET:
-        return Refusal(f"the {name}'s zero point is a real offset")
+        return Refusal(f"the {name}'s zero point is a float offset")
     zero = params.zero_point
     if zero is not None and dtype_of(zero).is_floating_point:
         return Refusal(f"the {name}'s zero point is stored as {dtype_of(zero)}")
@@ -92,7 +92,7 @@ def check_edge(
 def check_scales(
     params: QuantParams, name: str, computes: Collection[torch.dtype] = COMPUTES
 ) -> Refusal | None:
-    """Refuse scales in formats of their own or of two levels, and arithmetic in other types."""
+    """Refuse other scale formats, two-level scales, and arithmetic in other dtypes."""
     spec = params.spec
     if spec.scale_format is not ScaleFormat.FLOAT:
         return Refusal(f"the {name}'s scales are stored as {spec.scale_format}")
@@ -105,9 +105,9 @@ def check_scales(
 
 
 def check_zero_point(params: QuantParams, name: str) -> Refusal | None:
-    """Refuse a zero point that may be no stored number: integer sums are not exact with it.
+    """Refuse a zero point outside the dtype's range: integer sums would not be exact.
 
-    Quantization that chooses a zero point clamps it; a model that computes one by itself may not.
+    ``choose_qparams`` clamps zero points; a model that computes its own may not.
     """
     if params.zero_point is None:
         return None
@@ -115,14 +115,14 @@ def check_zero_point(params: QuantParams, name: str) -> Refusal | None:
     low, high = dtype_range(dtype)
     if bounds is not None and low <= bounds[0] and bounds[1] <= high:
         return None
-    where = f"outside of [{low}, {high}], the range of {dtype_name(dtype)}"
+    where = f"outside [{low}, {high}], the range of {dtype_name(dtype)}"
     if constant_value(params.zero_point) is not None:
         return Refusal(f"the {name} has a zero point {where}")
-    return Refusal(f"the {name}'s zero point may lie {where}: clamp it to that")
+    return Refusal(f"the {name}'s zero point may be {where}: clamp it")
 
 
 def check_bias(problem: LinearProblem) -> Refusal | None:
-    """Refuse a bias that is not one float per output feature."""
+    """Refuse a bias that does not have one element per output feature."""
     bias = problem.fused.bias
     if bias is None or tuple(shape_of(bias)) == (problem.n,):
         return None
@@ -143,12 +143,12 @@ def channel_granularity(problem: LinearProblem) -> Granularity | Refusal:
 
 
 def scale_node(params: QuantParams, rw: Rewriter) -> Node:
-    """Return the scale in float32, rounded as the source does if it computes in less."""
+    """Return the scale in float32, after rounding it to the source's compute dtype."""
     return typed(typed(params.scale, params.spec.arithmetic.compute, rw), torch.float32, rw)
 
 
 def scale_vector(params: QuantParams, dtype: torch.dtype, size: int, rw: Rewriter) -> Node:
-    """Return a constant scale as a vector, rounded as the source does if it computes in less."""
+    """Return a constant scale as a vector, after rounding it to the source's compute dtype."""
     value = constant_of(params.scale)
     assert value is not None, f"not a constant: {params.scale.format_node()}"
     flat = value.detach().to(params.spec.arithmetic.compute).to(dtype).reshape(-1)
@@ -156,7 +156,7 @@ def scale_vector(params: QuantParams, dtype: torch.dtype, size: int, rw: Rewrite
 
 
 def typed(node: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
-    """Return ``node`` in ``dtype``: a constant is converted now, anything else at run time."""
+    """Return ``node`` in ``dtype``; constants are converted ahead of time."""
     if dtype_of(node) is dtype:
         return node
     value = constant_of(node)
@@ -166,57 +166,57 @@ def typed(node: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
 
 
 def check_epilogue(problem: LinearProblem) -> Refusal | None:
-    """Refuse what is beyond the limits of qfuse's own kernels."""
+    """Refuse epilogues beyond the limits of qfuse's own kernels."""
     fused = problem.fused
     if len(fused.epilogue.steps) > MOST_STEPS or len(fused.extras) > MOST_EXTRAS:
-        return Refusal("the epilogue has too many steps")
+        return Refusal("the epilogue has too many ops")
     if not all(map(is_plain, fused.epilogue.steps)):
-        return Refusal("the epilogue multiplies the halves of a row, or rounds on the way")
+        return Refusal("the epilogue has a GLU or an intermediate rounding")
     return check_extras(problem)
 
 
 def check_extras(problem: LinearProblem) -> Refusal | None:
-    """Refuse operands of the epilogue that are no floats of at most 32 bits."""
+    """Refuse epilogue operands that are not floats of at most 32 bits."""
     strange = [dtype_of(e) for e in problem.fused.extras if dtype_of(e) not in FLOATS]
     return Refusal(f"an operand of the epilogue is {dtype_name(strange[0])}") if strange else None
 
 
 def is_plain(step: Step) -> bool:
-    """Whether a step of an epilogue is one of those that kernels know."""
+    """Whether the kernels support an epilogue op."""
     return isinstance(step, (Act, Add, Cast)) or (isinstance(step, Mul) and step.rounded is None)
 
 
 def rows_of(x: Node, k: int, rw: Rewriter) -> Node:
-    """Return an activation as ``[rows, K]`` with its elements in order.
+    """Return an activation as a contiguous ``[rows, K]``.
 
-    Torch's own kernels ask for that: some raise on other strides, and oneDNN takes the stride 0 of
-    rows that are expanded for another one.
+    torch's own kernels need that: some raise on other strides, and oneDNN misreads the stride 0 of
+    expanded rows.
     """
     flat = rw.call(torch.ops.aten.reshape.default, x, [-1, k])
     return rw.call(torch.ops.aten.contiguous.default, flat)
 
 
 def fits_int32(zero: Node) -> bool:
-    """Whether a zero point can be converted to what the kernels read."""
+    """Whether a zero point can be converted to the dtype of the kernels."""
     bounds = None if dtype_of(zero).is_floating_point else bounds_of(zero)
     return bounds is not None and _INT32.min <= bounds[0] and bounds[1] <= _INT32.max
 
 
 def float_out(fused: FusedLinear) -> torch.dtype:
-    """Return the float type behind the epilogue, whether or not a quantize follows."""
+    """Return the float dtype of the epilogue's result, before a quantize."""
     return dtype_of(fused.node) if fused.out_params is None else fused.out_params.spec.real
 
 
 def bits_of(dtype: torch.dtype) -> int:
-    """Return the bits of one stored element."""
+    """Return the bits of one quantized value."""
     return dtype.itemsize * 8
 
 
 def stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
-    """Return a zero point as the kernel reads it, which raises for what is no stored number.
+    """Return a zero point clamped to the dtype's range, since kernels raise outside of it.
 
-    A zero point that was chosen from NaN is an arbitrary integer. Its scale is NaN, and so is the
-    result of its row, but the rows of others must not be lost with it.
+    A zero point that was computed from NaN is an arbitrary integer. Its scale is NaN, and so is
+    its row of the result, but the other rows must stay valid.
     """
     wide = typed(zero, torch.int32, rw)
     low, high = dtype_range(dtype)
@@ -228,7 +228,7 @@ def stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
 
 
 def check_activation(problem: LinearProblem) -> Refusal | None:
-    """Refuse activations that are no bytes with a scale, or one per row."""
+    """Refuse activations that are not 8-bit integers quantized per tensor or per row."""
     params = problem.fused.x_params
     if params is None:
         return Refusal("the activation is not quantized")
@@ -244,7 +244,7 @@ def check_activation(problem: LinearProblem) -> Refusal | None:
 
 
 def takes_output(fused: FusedLinear) -> bool:
-    """Whether the kernel quantizes its output; if not, ATen does behind it."""
+    """Whether the kernel quantizes its output; otherwise ATen ops do it afterwards."""
     params = fused.out_params
     assert params is not None, "the output is quantized"
     spec = params.spec
@@ -260,7 +260,7 @@ def takes_output(fused: FusedLinear) -> bool:
 
 
 def output_args(params: QuantParams, rw: Rewriter) -> list[Argument]:
-    """Return how a result is quantized, in the order of the schemas."""
+    """Return the output quantization arguments, in the order of the schemas."""
     spec = params.spec
     zero = None if params.zero_point is None else typed(params.zero_point, torch.int32, rw)
     math = spec.arithmetic

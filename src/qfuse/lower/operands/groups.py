@@ -1,4 +1,4 @@
-"""Weights that are scaled in groups along their input features, as kernels read them."""
+"""Weights with scales per group of input features, in the layout of the kernels."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _CODES = 16
 
 
 def first_code(stored: torch.Tensor, spec: QuantSpec) -> int:
-    """Return the least number that a weight stores, or may store if all fit four bits from there.
+    """Return the least quantized value of a weight, or of its range if that fits four bits.
 
-    A symmetric range such as [-7, 7] is taken with the room below it, so that its zero point is in
-    the middle of the codes.
+    A symmetric range such as [-7, 7] is extended downwards, so that its zero point is in the middle
+    of the 4-bit codes.
     """
     least = spec.quant_min
     if spec.quant_max - least == _CODES - 2 and least == -spec.quant_max:
@@ -32,7 +32,7 @@ def first_code(stored: torch.Tensor, spec: QuantSpec) -> int:
 
 
 def fits_four_bits(stored: torch.Tensor) -> bool:
-    """Whether a weight's numbers are no more than sixteen in a row. Nothing else is looked at."""
+    """Whether a weight's quantized values lie within 16 consecutive integers."""
     if stored.dtype.is_floating_point:
         return False
     if stored.numel() == 0:
@@ -42,7 +42,7 @@ def fits_four_bits(stored: torch.Tensor) -> bool:
 
 
 def group_count(spec: QuantSpec, k: int) -> int | Refusal:
-    """Return how many groups ``k`` input features fall into, or refuse what kernels cannot take."""
+    """Return the number of groups of ``k`` input features, or refuse unsupported group sizes."""
     size = spec.block[1]
     if size is None or (size >= k > 0):
         return 1
@@ -55,7 +55,7 @@ def group_count(spec: QuantSpec, k: int) -> int | Refusal:
 
 
 def group_scales(params: QuantParams, shape: Sequence[int]) -> torch.Tensor:
-    """Return the constant scales as float32 ``[groups, N]``, rounded as the source rounds them."""
+    """Return the constant scales as float32 ``[groups, N]``, rounded as in the source."""
     value = constant_of(params.scale)
     assert value is not None, f"not a constant: {params.scale.format_node()}"
     return per_group(value.to(params.spec.arithmetic.compute).to(torch.float32), params.spec, shape)
@@ -64,7 +64,7 @@ def group_scales(params: QuantParams, shape: Sequence[int]) -> torch.Tensor:
 def group_zero_points(params: QuantParams, shape: Sequence[int]) -> torch.Tensor:
     """Return the constant integer zero points as int32 ``[groups, N]``; zeros if there are none.
 
-    With real offsets that is the middle of the range, which must be whole: see ``middle_of``.
+    With float zero points this is the middle of the range, an integer: see ``middle_of``.
     """
     grid = tuple(map(int, params.spec.grid(shape)))
     if params.zero_point is None:
@@ -79,12 +79,12 @@ def group_zero_points(params: QuantParams, shape: Sequence[int]) -> torch.Tensor
 
 
 def middle_of(spec: QuantSpec) -> float:
-    """Return what stored numbers are taken relative to where zero points are real offsets."""
+    """Return the value to subtract from quantized values if zero points are float offsets."""
     return (spec.quant_max + spec.quant_min + 1) / 2
 
 
 def group_offsets(params: QuantParams, shape: Sequence[int]) -> torch.Tensor | None:
-    """Return constant real offsets as float32 ``[groups, N]``, rounded as in the source."""
+    """Return constant float zero points as float32 ``[groups, N]``, rounded as in the source."""
     if params.zero_point is None or params.spec.domain is not ZeroPointDomain.FLOAT_OFFSET:
         return None
     value = constant_of(params.zero_point)

@@ -1,4 +1,4 @@
-"""What qfuse's linears of quantized activations share, alone and with a rowwise op behind them."""
+"""Shared code of qfuse's linears with quantized activations, alone and fused with a rowwise op."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from qfuse.lower.select.kernel import LINEAR, LINEAR_ROWWISE, Claim, Span
 from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
 from qfuse.targets.target import Target
 
-# The kernel's own pieces are smaller still.
+# An upper bound: the kernel's own tiles are smaller.
 _PIECES = 64
 _ONE_PASS = "the linear and what is behind it are one pass"
 
@@ -43,12 +43,12 @@ _ONE_PASS = "the linear and what is behind it are one pass"
 class Int8Linear(ABC):
     """A linear of quantized activations, as three ops.
 
-    ``qfuse::name`` gives floats, ``qfuse::name_quantized`` quantized values with given parameters,
-    ``qfuse::name_rows`` quantized values of the rowwise op behind the linear.
+    ``qfuse::name`` returns floats, ``qfuse::name_quantized`` quantized values with static
+    parameters, ``qfuse::name_rows`` the quantized values of a fused rowwise op.
 
     Attributes:
-        library: The compiled kernels, or why there are none.
-        packer: Packs weights, for all kernels of a lowering.
+        library: The compiled kernels, or the reason why they are not available.
+        packer: Packs weights; shared by all kernels of one lowering.
     """
 
     covers: ClassVar[tuple[Span, ...]] = (LINEAR, LINEAR_ROWWISE)
@@ -59,39 +59,39 @@ class Int8Linear(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What the report calls it: ``qfuse.`` and the name of the first op."""
+        """The name in the report: ``qfuse.`` and the name of the first op."""
 
     @property
     @abstractmethod
     def weight_bits(self) -> int:
-        """Bits of one stored weight."""
+        """Bits per weight."""
 
     @abstractmethod
     def check(self, problem: LinearProblem) -> Refusal | None:
-        """Refuse operands that the ops do not take; the epilogue and the output are checked."""
+        """Refuse unsupported operands; epilogue and output are checked by the caller."""
 
     @abstractmethod
     def weight_operands(
         self, problem: LinearProblem, rw: Rewriter, *, halves: bool
     ) -> list[Argument]:
-        """Add the packed constants; return the arguments between the activation and the bias.
+        """Emit the packed constants; return the arguments between the activation and the bias.
 
         Args:
-            problem: The linear, which was accepted.
+            problem: The accepted linear.
             rw: Adds constants.
-            halves: Whether the epilogue multiplies the halves of the features.
+            halves: Whether the epilogue has a GLU, which multiplies the halves of the features.
         """
 
     def depth(self, problem: LinearProblem) -> int:
-        """Return the input features, and what else costs as much as one."""
+        """Return the input features, plus overhead in units of one feature."""
         return problem.k
 
     def supported(self, target: Target) -> Refusal | None:
-        """Refuse where the kernels could not be built."""
+        """Refuse if the kernels could not be built."""
         return check_platform(self.library, target)
 
     def accepts(self, problem: LinearProblem | LinearRowwiseProblem) -> Claim | Refusal:
-        """Take the linear with all of its epilogue, or the linear and the op behind it."""
+        """Accept the linear with its whole epilogue, or with the following rowwise op."""
         if isinstance(problem, LinearRowwiseProblem):
             both = problem.problem
             refusal = self.check(both) or check_extras(both) or check_rowwise_output(problem)
@@ -109,7 +109,7 @@ class Int8Linear(ABC):
     def emit(
         self, problem: LinearProblem | LinearRowwiseProblem, claim: Claim, rw: Rewriter
     ) -> dict[int, Node]:
-        """Add the call with packed constants."""
+        """Emit the call with packed constants."""
         if isinstance(problem, LinearRowwiseProblem):
             return self._emit_rowwise(problem, rw)
         fused = problem.fused
@@ -134,7 +134,7 @@ class Int8Linear(ABC):
     def _arguments(
         self, problem: LinearProblem, steps: str, rw: Rewriter, *, halves: bool = False
     ) -> list[Argument]:
-        """Return what all three ops begin with."""
+        """Return the leading arguments, which the three ops share."""
         fused, x = problem.fused, problem.fused.x_params
         assert x is not None, "accepted without activation params"
         return [
@@ -160,14 +160,14 @@ class Int8Linear(ABC):
 
 
 def check_rowwise_output(problem: LinearRowwiseProblem) -> Refusal | None:
-    """Refuse codes of rows that no kernel makes."""
+    """Refuse output quantization of rows that no kernel supports."""
     if problem.rows is None or is_stored_at_once(problem):
         return None
     return check_output(problem.rows)
 
 
 def is_stored_at_once(problem: LinearRowwiseProblem) -> bool:
-    """Whether a block of columns becomes codes at once, without the rest of the row."""
+    """Whether a block of columns can be quantized without the rest of its row."""
     fused = problem.problem.fused
     given = fused.out_params is not None and not problem.op.output.keep
     return given and takes_output(fused)
@@ -176,18 +176,18 @@ def is_stored_at_once(problem: LinearRowwiseProblem) -> bool:
 def linear_rowwise_work(
     both: LinearRowwiseProblem, depth: int, weight_bits: int
 ) -> list[AtPoints[Work]]:
-    """Return the work of the linear, and of encoding strips of rows that are in a cache.
+    """Return the work of the linear, and of quantizing strips of rows that are in a cache.
 
     Args:
-        both: The linear and the op behind it.
-        depth: Input features, with what else costs as much as one.
-        weight_bits: Of one stored weight.
+        both: The linear and the rowwise op.
+        depth: Input features, plus overhead in units of one feature.
+        weight_bits: Bits per weight.
     """
     problem, columns, rows = both.problem, both.columns, both.rows
     stored = rows is not None and is_stored_at_once(both)
     in_strips = rows is not None and not stored
     kept = rows is not None and bool(rows.output.keep)
-    # The first result of an op that stores it is codes: what is kept has the type before that.
+    # The first result is quantized; the extra outputs have the float dtype before that.
     bits = 8 if stored else bits_of(float_out(problem.fused) if rows is None else rows.spec.real)
 
     def linear(count: int) -> Work:
@@ -206,5 +206,5 @@ def linear_rowwise_work(
 
 
 def _strips(elements: int) -> tuple[float, ...]:
-    """Return the bytes of floats in pieces, which stay in a cache whatever their sum is."""
+    """Return the traffic of floats in tiles, which stay in a cache whatever their total size is."""
     return (elements * 4 / _PIECES,) * _PIECES

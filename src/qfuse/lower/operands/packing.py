@@ -1,4 +1,4 @@
-"""Weights in the kernels' layout, packed once per lowering however many linears read them."""
+"""Weights in the kernels' layout, packed once per lowering for all their users."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Packed:
     """A packed weight.
 
     Attributes:
-        weight: Signed bytes in the kernels' layout.
-        sums: Per output feature, the sum of the weight less its zero point.
-        zero_point: Per output feature, of the signed bytes; ``None`` if all are zero.
+        weight: int8 values in the kernels' layout.
+        sums: Per output feature, the sum of the weight minus its zero point.
+        zero_point: Per output feature, of the int8 values; ``None`` if all are zero.
     """
 
     weight: torch.Tensor
@@ -38,7 +38,7 @@ class Packed:
 
 @dataclass(slots=True)
 class Packer:
-    """Packs constants and remembers them by identity, for all rows of a lowering."""
+    """Packs constants and caches them by identity, for all kernels of a lowering."""
 
     _known: dict[Hashable, tuple[tuple[torch.Tensor | None, ...], Any]] = field(
         default_factory=dict
@@ -47,9 +47,9 @@ class Packer:
     def once(
         self, make: Callable[[], Made], tensors: Sequence[torch.Tensor | None], *rest: Hashable
     ) -> Made:
-        """Return what ``make`` gave for these tensors and ``rest`` before, or make it now.
+        """Return the cached result of ``make`` for these tensors and ``rest``, or call it.
 
-        The tensors are kept: the identity of one that is gone may be that of another.
+        The cache keeps the tensors alive: otherwise a new tensor could have the same ``id``.
         """
         key = (*map(id, tensors), *rest)
         if key not in self._known:
@@ -58,18 +58,18 @@ class Packer:
         return made
 
     def codes(self, stored: torch.Tensor, spec: QuantSpec, bits: int) -> torch.Tensor:
-        """Pack the codes of a weight, which of four bits fit them: see ``fits_four_bits``.
+        """Pack the codes of a weight; four bits must fit them: see ``fits_four_bits``.
 
-        Codes are stored numbers less ``least_code``, whatever type those have.
+        Codes are the quantized values minus ``least_code``, of any dtype.
         """
         least = least_code(stored, spec, bits)
         pack = pack_weight4 if bits == _FOUR else pack_bytes
         return self._codes(lambda: pack(_moved(stored, least, bits)), stored, bits, least)
 
     def pack(self, node: Node, params: QuantParams, *, halves: bool = False) -> Packed:
-        """Pack the constant that ``node`` names, its halves each for itself if that is asked for.
+        """Pack the constant of ``node``, with ``halves`` its GLU halves separately.
 
-        Unsigned weights are packed as signed ones, which moves their zero point by 128.
+        uint8 weights are packed as int8, which shifts their zero point by 128.
         """
         stored = _constant(node)
         zero = signed_zero_point(stored, params)
@@ -88,10 +88,10 @@ class Packer:
     def pack_grouped(
         self, node: Node, params: QuantParams, *, four: bool, halves: bool = False
     ) -> PackedGroups:
-        """Pack the constant that ``node`` names for products with stored activations.
+        """Pack the constant of ``node`` for matmuls with quantized activations.
 
-        Of four bits the least code becomes 0, unsigned bytes become signed: either moves the zero
-        points as far.
+        With four bits the least value becomes 0, and uint8 becomes int8: both shift the zero
+        points by the same amount.
         """
         stored, bits = _constant(node), _FOUR if four else 8
         apart = _apart(stored, halves=halves)
@@ -102,7 +102,7 @@ class Packer:
             zeros = (group_zero_points(params, stored.shape) - least).t()
             codes = _moved(stored, least, bits)
             made = pack_grouped(codes, scales, _as_one(zeros), halves=apart)
-            # Other rows may have packed the same codes.
+            # Other kernels may have packed the same codes.
             weight = self._codes(lambda: made.weight, stored, bits, least, apart)
             return made._replace(weight=weight)
 
@@ -110,7 +110,7 @@ class Packer:
         return self.once(packed, tensors, "groups", str(params.spec), bits, apart)
 
     def contiguous(self, node: Node, rw: Rewriter) -> Node:
-        """Return a weight with its elements in order; a constant is laid out now."""
+        """Return a contiguous weight; constants are copied ahead of time."""
         stored = constant_of(node)
         if stored is None:
             return rw.call(torch.ops.aten.contiguous.default, node)
@@ -131,12 +131,12 @@ class Packer:
 
 
 def least_code(stored: torch.Tensor, spec: QuantSpec, bits: int) -> int:
-    """Return the stored number that becomes code 0, by which zero points move too."""
+    """Return the quantized value that becomes code 0; zero points shift by it too."""
     return first_code(stored, spec) if bits == _FOUR else 128 * (stored.dtype is torch.uint8)
 
 
 def _moved(stored: torch.Tensor, least: int, bits: int) -> torch.Tensor:
-    """Return the codes of a weight in the type that kernels know them by."""
+    """Return the codes of a weight in the dtype of the kernels."""
     dtype = torch.uint8 if bits == _FOUR else torch.int8
     if stored.dtype is dtype and least == 0:
         return stored
@@ -144,7 +144,7 @@ def _moved(stored: torch.Tensor, least: int, bits: int) -> torch.Tensor:
 
 
 def _apart(stored: torch.Tensor, *, halves: bool) -> bool:
-    # Halves of whole blocks are packed as without halves, so one copy serves both.
+    # GLU halves of whole blocks pack the same way as no halves, so one copy serves both.
     return halves and stored.shape[0] % (2 * BLOCK) != 0
 
 
@@ -155,7 +155,7 @@ def _constant(node: Node) -> torch.Tensor:
 
 
 def _as_one(zeros: torch.Tensor) -> torch.Tensor | None:
-    """Return one zero point where all are equal, ``None`` where all are zero."""
+    """Return a single zero point if all are equal, ``None`` if all are zero."""
     if not bool(zeros.any()):
         return None
     first = zeros[:1, :1]
@@ -163,7 +163,7 @@ def _as_one(zeros: torch.Tensor) -> torch.Tensor | None:
 
 
 def signed_zero_point(stored: torch.Tensor, params: QuantParams) -> torch.Tensor | None:
-    """Return the zero points of the weight as signed bytes, ``None`` if all are zero."""
+    """Return the zero points of the weight as packed to int8, ``None`` if all are zero."""
     zero = None if params.zero_point is None else constant_of(params.zero_point)
     flat = torch.zeros(1, dtype=torch.int32) if zero is None else zero.to(torch.int32).reshape(-1)
     if stored.dtype is torch.uint8:

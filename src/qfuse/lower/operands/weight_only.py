@@ -1,4 +1,4 @@
-"""Packed weights for real activations: what kernels of such linears check, pack and pay."""
+"""Packed weights for float activations: checks, packing and cost of weight-only linears."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class RealWeight:
-    """A packed weight and its parameters, as kernels read them.
+    """A packed weight and its quantization parameters, in the layout of the kernels.
 
     Attributes:
         codes: The packed weight.
         scale: float32 ``[ceil(N / 64), groups, 64]``.
-        zero_point: Likewise, in the type of the codes; ``None`` if all are what kernels take for
-            granted.
-        offset: float32, likewise; ``None`` if there are none.
+        zero_point: Same shape, in the dtype of the codes; ``None`` if all have the kernels' default
+            value.
+        offset: Same shape, float32; ``None`` if there are none.
     """
 
     codes: torch.Tensor
@@ -71,16 +71,16 @@ class RealWeight:
 
 @dataclass(frozen=True, slots=True)
 class RealWeights:
-    """Packs the weights of kernels with real activations.
+    """Packs the weights of weight-only linears.
 
     Attributes:
-        packer: Packs codes and remembers what was packed, for other kernels too.
+        packer: Packs and caches codes; shared with other kernels.
     """
 
     packer: Packer
 
     def pack(self, problem: LinearProblem, bits: int) -> RealWeight:
-        """Pack the weight of ``problem``, which passed ``check_real_weight``."""
+        """Pack the weight of ``problem``, which must pass ``check_real_weight``."""
         stored, params = problem.weight, problem.fused.weight_params
         assert stored is not None, "it is a constant"
         assert params is not None, "checked before"
@@ -91,7 +91,7 @@ class RealWeights:
     def arguments(
         self, problem: LinearProblem, claim: Claim, bits: int, rw: Rewriter
     ) -> list[Argument]:
-        """Add the constants of a call, and return its arguments."""
+        """Emit the constants of a call, and return its arguments."""
         fused = problem.fused
         params, name = fused.weight_params, fused.weight.target
         assert params is not None, "checked before"
@@ -128,8 +128,8 @@ class WeightOnlyLinear(ABC):
     """A linear of float activations with a packed weight, as the op ``qfuse::name``.
 
     Attributes:
-        library: The compiled kernels, or why there are none.
-        weights: Packs weights, for all kernels of a lowering.
+        library: The compiled kernels, or the reason why they are not available.
+        weights: Packs weights; shared by all kernels of one lowering.
     """
 
     covers: ClassVar[tuple[Span, ...]] = (LINEAR,)
@@ -140,27 +140,27 @@ class WeightOnlyLinear(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What the report calls it: ``qfuse.`` and the name of the op."""
+        """The name in the report: ``qfuse.`` and the name of the op."""
 
     @property
     @abstractmethod
     def bits(self) -> int:
-        """Bits of one packed weight."""
+        """Bits per packed weight."""
 
     @abstractmethod
     def check(self, problem: LinearProblem) -> Refusal | None:
-        """Refuse weights that do not fit the packed ones."""
+        """Refuse weights that do not fit the packed format."""
 
     def supported(self, target: Target) -> Refusal | None:
-        """Refuse where the kernels could not be built."""
+        """Refuse if the kernels could not be built."""
         return check_platform(self.library, target)
 
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
-        """Take float activations, and weights with one scale per group of input features."""
+        """Accept float activations, and weights with one scale per group of input features."""
         return check_real_weight(problem) or self.check(problem) or claim_of(problem, self.bits)
 
     def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
-        """Add the call with the packed weight."""
+        """Emit the call with the packed weight."""
         args = self.weights.arguments(problem, claim, self.bits, rw)
         op: OpOverload = getattr(torch.ops.qfuse, self.name.removeprefix("qfuse.")).default
         return {0: rw.call(op, *args)}
@@ -169,9 +169,9 @@ class WeightOnlyLinear(ABC):
 def zero_points_of(
     stored: torch.Tensor, params: QuantParams, bits: int
 ) -> tuple[torch.Tensor, int]:
-    """Return zero points of the packed codes, ``[groups, N]``, and the one that needs no tensor.
+    """Return zero points of the packed codes, ``[groups, N]``, and the default without a tensor.
 
-    Those that do not fit the codes' type are left as int32.
+    Zero points that do not fit the dtype of the codes stay int32.
     """
     four = bits == 4  # noqa: PLR2004
     zero = group_zero_points(params, stored.shape) - least_code(stored, params.spec, bits)
@@ -180,7 +180,7 @@ def zero_points_of(
 
 
 def check_real_weight(problem: LinearProblem) -> Refusal | None:
-    """Refuse what no kernel for real activations takes, whatever the bits of its codes."""
+    """Refuse linears that no weight-only kernel supports, whatever the bits of its codes."""
     fused = problem.fused
     params = fused.weight_params
     if fused.x_params is not None:
@@ -200,24 +200,26 @@ def _check_parameters(problem: LinearProblem, params: QuantParams) -> Refusal | 
     groups = group_count(params.spec, problem.k)
     if isinstance(groups, Refusal):
         return groups
-    # Elsewhere than in float16, rounding weights to it would be most of the source's noise.
+    # Only float16 sources: for others, rounding weights to float16 would exceed their noise.
     computes = FLOATS if problem.real is torch.float16 else COMPUTES
     if params.spec.domain is not ZeroPointDomain.FLOAT_OFFSET:
         refusal = check_edge(params, "weight", computes) or check_zero_point(params, "weight")
         return refusal or _check_range(problem, params)
     if not middle_of(params.spec).is_integer():
         low, high = params.spec.quant_min, params.spec.quant_max
-        return Refusal(f"the weight's offsets are relative to no number of [{low}, {high}]")
+        return Refusal(
+            f"the weight's float offsets are relative to a value outside [{low}, {high}]"
+        )
     if problem.k % GROUP_MULTIPLE:
         return Refusal(
-            f"the weight has real offsets and {problem.k} input features, kernels take "
+            f"the weight has float offsets and {problem.k} input features, kernels need "
             f"multiples of {GROUP_MULTIPLE}"
         )
     return check_scales(params, "weight", computes) or _check_range(problem, params)
 
 
 def _check_range(problem: LinearProblem, params: QuantParams) -> Refusal | None:
-    """Refuse weights that may be infinite in float16, where sums that are scaled are not."""
+    """Refuse weights that may overflow float16, which scaling the sums would avoid."""
     if params.spec.arithmetic.compute is not torch.float16:
         return None
     stored = problem.weight
@@ -237,7 +239,7 @@ def _check_range(problem: LinearProblem, params: QuantParams) -> Refusal | None:
 
 
 def claim_of(problem: LinearProblem, bits: int) -> Claim:
-    """Return the claim of a kernel whose codes have ``bits`` bits: all of the epilogue."""
+    """Return the claim of a kernel with ``bits``-bit codes: the whole epilogue."""
     params = problem.fused.weight_params
     assert params is not None, "checked before"
     groups = group_count(params.spec, problem.k)

@@ -1,1 +1,1 @@
-"""What kernels compete for: a linear, a rowwise op, or a linear with the rowwise op behind it."""
+"""What kernels compete for: a linear, a rowwise op, or a linear followed by a rowwise op."""

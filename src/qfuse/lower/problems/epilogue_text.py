@@ -1,4 +1,4 @@
-"""The steps of a linear and of the op behind it, in the words of qfuse's own kernels."""
+"""The epilogue of a linear and of the following rowwise op, in the syntax of qfuse's kernels."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _BYTES = (torch.int8, torch.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The product of the halves of the last axis of a value.
+    """A GLU: the product of the halves of a value's last axis.
 
     Attributes:
-        halves: The value, and what cuts it.
-        up: The half that is not activated as the op reads it, perhaps in another type.
-        casts: The types that it is cast to, one after the other.
-        between: Everything between the value and the op.
+        halves: The value, and the ops that split it.
+        up: The half without the activation, as an operand of the op, perhaps after casts.
+        casts: The dtypes that it is cast to, in order.
+        between: All nodes between the value and the op.
     """
 
     halves: TwoHalves
@@ -39,7 +39,7 @@ class Product:
 
 
 def product_of(op: Activation) -> Product | None:
-    """Return the halves of one value that ``op`` multiplies; ``None`` if it does not."""
+    """Return the GLU of ``op``, whose factors are halves of one value, or ``None``."""
     for step in op.epilogue.steps:
         if not isinstance(step, Mul):
             continue
@@ -53,12 +53,12 @@ def product_of(op: Activation) -> Product | None:
 
 @dataclass(frozen=True, slots=True)
 class KernelSteps:
-    """Steps in the words of the kernels.
+    """Epilogue ops in the syntax of the kernels.
 
     Attributes:
-        text: The words, see :mod:`qfuse.kernels.ops`.
-        extras: The operands that they name by number.
-        halved: Whether halves are multiplied.
+        text: The ops, see :mod:`qfuse.kernels.ops`.
+        extras: The operands, which the text refers to by index.
+        halved: Whether there is a GLU.
     """
 
     text: str
@@ -69,7 +69,7 @@ class KernelSteps:
     def of(
         cls, linear: FusedLinear, op: Activation, product: Product | None
     ) -> KernelSteps | Refusal:
-        """Write the steps of both, one after the other, or say which one has no word."""
+        """Write the epilogues of both in order, or refuse the first unsupported op."""
         writer = _Writer(linear.extras)
         refusal = writer.write_all(linear)
         writer.continue_with(op, product)
@@ -77,21 +77,21 @@ class KernelSteps:
         if refusal is not None:
             return refusal
         if writer.multiplied and shape_of(linear.weight)[0] % 2:
-            return Refusal("the halves of its features are not alike")
+            return Refusal("the halves of its features differ in size")
         return writer.done()
 
 
 @dataclass(slots=True)
 class _Writer:
-    """Writes steps one after the other.
+    """Writes epilogue ops in order.
 
     Attributes:
-        known: The operands that the steps of now name by number.
-        extras: Those that the kernel will read.
-        words: What is written.
-        count: How many of the words are steps.
-        product: The halves that are multiplied, if the op reads halves.
-        multiplied: How often.
+        known: The operands of the current epilogue, by index.
+        extras: The operands of the kernel, by index.
+        words: The text written so far.
+        count: How many of the words are epilogue ops.
+        product: The GLU, if the op's operands are halves.
+        multiplied: The number of GLUs written.
     """
 
     known: Sequence[Node]
@@ -102,13 +102,13 @@ class _Writer:
     multiplied: int = 0
 
     def continue_with(self, op: Activation, product: Product | None) -> None:
-        """Go on with the steps of the op behind."""
+        """Continue with the epilogue of the rowwise op."""
         self.known, self.product = op.extras, product
         if product is not None:
             self.words.append(f"halves({product.halves.order})")
 
     def write_all(self, op: FusedLinear | Activation) -> Refusal | None:
-        """Write the steps of an op, up to the first one that has no word."""
+        """Write the epilogue of an op, up to the first unsupported op."""
         for step, real in zip(op.epilogue.steps, _types(op), strict=False):
             refusal = self._write(step, real)
             if refusal is not None:
@@ -116,7 +116,7 @@ class _Writer:
         return None
 
     def _write(self, step: Step, real: torch.dtype) -> Refusal | None:
-        """Write a step of numbers of the type ``real``."""
+        """Write an epilogue op whose input has the dtype ``real``."""
         match step:
             case Cast(dtype):
                 return self._cast(dtype)
@@ -134,13 +134,13 @@ class _Writer:
         return None
 
     def done(self) -> KernelSteps | Refusal:
-        """Return what was written, if kernels take so much."""
+        """Return the text, if it is within the limits of the kernels."""
         if self.count > MOST_STEPS or len(self.extras) > MOST_EXTRAS:
-            return Refusal("the two have too many steps")
+            return Refusal("the two epilogues have too many ops")
         if self.multiplied > 1:
-            return Refusal("halves are multiplied twice")
+            return Refusal("there are two GLUs")
         if self.product is not None and self.product.up in self.extras:
-            return Refusal("a half is read again behind the product")
+            return Refusal("a GLU half has another use after the product")
         return KernelSteps("|".join(self.words), tuple(self.extras), self.multiplied == 1)
 
     def _add(self, word: str) -> None:
@@ -148,7 +148,7 @@ class _Writer:
         self.count += 1
 
     def _number(self, index: int) -> int:
-        """Return the number of an operand, which the kernel reads now."""
+        """Return the index of an operand, and add it to those of the kernel."""
         extra = self.known[index]
         if extra not in self.extras:
             self.extras.append(extra)
@@ -157,7 +157,7 @@ class _Writer:
     def _mul(self, step: Mul) -> Refusal | None:
         if self.product is None or self.known[step.index] is not self.product.up:
             if step.rounded is not None:
-                return Refusal("a factor is rounded on the way")
+                return Refusal("a factor has an intermediate rounding")
             self._add(f"mul({self._number(step.index)})")
             return None
         self.words.append("up()")
@@ -170,19 +170,19 @@ class _Writer:
 
     def _cast(self, dtype: torch.dtype) -> Refusal | None:
         if dtype not in FLOATS:
-            return Refusal(f"it casts to {dtype_name(dtype)} on the way")
+            return Refusal(f"it has an intermediate cast to {dtype_name(dtype)}")
         self._add(str(Cast(dtype)))
         return None
 
     def _round(self, step: Round, real: torch.dtype) -> Refusal | None:
         if step.spec.real is not real:
-            # The word goes on in the type that it finds.
+            # The kernel's ``round`` keeps the dtype of its input, so the two must agree.
             found, said = dtype_name(real), dtype_name(step.spec.real)
-            return Refusal(f"it rounds {found} to stored numbers as if it were {said}")
+            return Refusal(f"it has an intermediate rounding of {found} as if it were {said}")
         scale = _number_of(self.known[step.scale])
         zero = 0.0 if step.zero_point is None else _number_of(self.known[step.zero_point])
         if scale is None or zero is None or not _is_simple(step.spec):
-            return Refusal("it rounds on the way to stored numbers of another kind")
+            return Refusal("it has an intermediate rounding to an unsupported quantization")
         factor = scale.reciprocal().to(torch.float32).item()
         spec, size = step.spec, scale.to(torch.float32).item()
         whole = float(zero)
@@ -191,26 +191,26 @@ class _Writer:
 
 
 def _types(op: FusedLinear | Activation) -> tuple[torch.dtype, ...]:
-    """Return the type in front of every step, and the one behind the last."""
+    """Return the input dtype of every epilogue op, and the dtype of the last result."""
     return op.epilogue.real_types(op.real, [tensor_of(extra) for extra in op.extras])
 
 
 def _check_result(op: Activation) -> Refusal | None:
-    """Refuse a result that is stored as if it were of another type than it is."""
+    """Refuse a result that is quantized as if it had another dtype."""
     real, spec = _types(op)[-1], op.output.spec
     if spec is None or spec.real is real:
         return None
-    return Refusal(f"it stores {dtype_name(real)} as if it were {dtype_name(spec.real)}")
+    return Refusal(f"it quantizes {dtype_name(real)} as if it were {dtype_name(spec.real)}")
 
 
 def _number_of(node: Node) -> torch.Tensor | None:
-    """Return a constant of one element."""
+    """Return the value of ``node`` if it is a constant of one element."""
     value = constant_of(node)
     return value if value is not None and value.numel() == 1 and has_values(value) else None
 
 
 def _is_simple(spec: QuantSpec) -> bool:
-    """Whether a trip to stored numbers is what the word ``round`` says, in float32."""
+    """Whether the kernels' ``round``, in float32, computes this quantize-dequantize round trip."""
     math = spec.arithmetic
     return (
         spec.dtype in _BYTES

@@ -1,4 +1,4 @@
-"""A fused linear as kernels see it."""
+"""The problem that kernels see for a fused linear."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from qfuse.rewrite.prelude import Node
 
 @dataclass(frozen=True, slots=True)
 class LinearProblem(Problem):
-    """A fused linear as kernels see it: sizes, types, and the view of the node.
+    """A fused linear as kernels see it: sizes, dtypes, and the view of the node.
 
     Attributes:
-        fused: The node, viewed.
+        fused: The view of the node.
         rows: Product of all axes of the activation but the last.
         n: Output features.
         k: Input features.
-        real: Float type that the linear computes in and gives before its epilogue.
+        real: Float dtype of the linear's result before its epilogue.
     """
 
     fused: FusedLinear
@@ -61,12 +61,12 @@ class LinearProblem(Problem):
 
     @property
     def weight(self) -> torch.Tensor | None:
-        """The stored weight."""
+        """The quantized weight."""
         return constant_of(self.fused.weight)
 
 
 def linear_problem(fused: FusedLinear, symbols: Mapping[str, SymbolRange]) -> LinearProblem:
-    """Describe ``fused`` for the kernels, with the sizes that a call may bring."""
+    """Describe ``fused`` for the kernels, with the ranges of its dynamic sizes."""
     rows: int | torch.SymInt = 1
     for size in shape_of(fused.x)[:-1]:
         rows = rows * size
@@ -75,6 +75,6 @@ def linear_problem(fused: FusedLinear, symbols: Mapping[str, SymbolRange]) -> Li
 
 
 def split_epilogue(problem: LinearProblem, claim: Claim) -> tuple[Epilogue, Epilogue]:
-    """Split the epilogue into what the kernel takes and what is left."""
+    """Split the epilogue into the part that the kernel covers and the rest."""
     steps = problem.fused.epilogue.steps
     return Epilogue(steps[: claim.steps]), Epilogue(steps[claim.steps :])

@@ -1,4 +1,4 @@
-"""A linear and the op of rows that alone reads it, as kernels see them that run both."""
+"""A linear and the rowwise op that uses it, as seen by kernels that fuse both."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from qfuse.lower.problems.rowwise import RowwiseProblem, rowwise_problem
 from qfuse.lower.select.kernel import LINEAR_ROWWISE, Span
 from qfuse.rewrite.prelude import Node
 
-_SPREAD = "an operand is spread over the result, or the result over it"
+_SPREAD = "an operand is broadcast to the result, or the result to it"
 
 
 @dataclass(frozen=True, slots=True)
 class LinearRowwiseProblem(Problem):
-    """A linear, and the op behind it.
+    """A linear, and the rowwise op that uses it.
 
     Attributes:
-        problem: The linear, with the operands that the steps of both read, and with what the op is
-            given to store its result by. Its node is the first result of the op.
+        problem: The linear, with the epilogue operands of both and the output parameters of the
+            op. Its node is the first result of the op.
         linear: The linear alone.
-        op: The op behind it.
-        rows: How rows become codes; ``None`` if the result is float.
-        steps: Those of both, in the words of the kernels.
-        halved: Whether the halves of the linear's features are multiplied.
-        shared: Whether others read the linear too, whose float result is kept for them then.
+        op: The rowwise op.
+        rows: How rows are quantized; ``None`` if the result is float.
+        steps: The epilogue ops of both, in the syntax of the kernels.
+        halved: Whether there is a GLU of the halves of the linear's features.
+        shared: Whether the linear has other users; its float result is then an extra output.
     """
 
     problem: LinearProblem
@@ -64,7 +64,7 @@ class LinearRowwiseProblem(Problem):
 
     @property
     def anchor(self) -> Node:
-        """The op; the linear if it has other users, which may come before the op."""
+        """The op; or the linear if it has other users, since they may precede the op."""
         return self.linear.node if self.shared else self.op.node
 
     @property
@@ -76,31 +76,31 @@ class LinearRowwiseProblem(Problem):
         return tuple(results)
 
     def label(self, kernel: str) -> str:
-        """Say that it is about both."""
+        """Return the report's name for ``kernel`` fused over both."""
         return f"{kernel} with the linear"
 
     @property
     def columns(self) -> int:
-        """Features of the result."""
+        """Number of features of the result."""
         return self.problem.n // 2 if self.halved else self.problem.n
 
     @property
     def kept_at(self) -> int:
-        """Which result of the op the linear's own is, if it is shared."""
-        assert self.rows is not None, "what is shared is stored"
+        """The result index of the linear's own result, if it is shared."""
+        assert self.rows is not None, "a shared linear needs a quantized result"
         return self.rows.output.place(Keep.FLOAT)
 
 
 def linear_rowwise_problem(
     node: Node, symbols: Mapping[str, SymbolRange]
 ) -> LinearRowwiseProblem | Refusal | None:
-    """View ``node`` as the op behind a linear; ``None`` if it is no such op.
+    """View ``node`` as a rowwise op on a linear; ``None`` if the pattern's root did not match.
 
-    The op reads the linear, or the two halves of its features.
+    The operand of the op is the linear, or the two halves of its features.
 
-    Refuses: a linear that others read, unless all that the op does is to choose scales for what
-    they read; one whose result is stored; steps that no kernel of linears
-    knows; operands that are spread, or that spread the result; results in another order than rows.
+    Refuses: a linear with other users, unless the op only quantizes it dynamically; a linear with a
+    quantized result; epilogue ops that no linear kernel supports; operands that are broadcast, or
+    that broadcast the result; results that are not row-major.
     """
     op = as_activation(node)
     if op is None:
@@ -128,7 +128,7 @@ def linear_rowwise_problem(
 def _rows_of(
     op: Activation, symbols: Mapping[str, SymbolRange], *, shared: bool
 ) -> RowwiseProblem | Refusal | None:
-    """Return how rows become codes, and what else is given; ``None`` if the result is float."""
+    """Return how rows are quantized, with extra outputs; ``None`` if the result is float."""
     if op.output.spec is None:
         return None
     keep = op.output.keep | ({Keep.FLOAT} if shared else set())
@@ -136,13 +136,13 @@ def _rows_of(
 
 
 def _check_between(linear: FusedLinear, op: Activation, product: Product | None) -> Refusal | None:
-    """Refuse what is not only between the two."""
+    """Refuse intermediate values that are quantized or have other users."""
     if linear.out_params is not None or op.x_params is not None:
-        return Refusal("what is between the two is stored")
+        return Refusal("the value between the two is quantized")
     between = frozenset({linear.node}) if product is None else product.between | {linear.node}
     outside = {user for node in between for user in node.users} - between - {op.node}
     reads = [node for node in (op.x, *op.extras) if node in between]
-    # What is kept lies in memory as rows do.
+    # The extra output of the linear is written as rows.
     keeps = (
         product is None
         and op.output.choose is not None
@@ -150,16 +150,16 @@ def _check_between(linear: FusedLinear, op: Activation, product: Product | None)
         and is_row_major(tensor_of(linear.node))
     )
     if (outside and not keeps) or len(reads) != (1 if product is None else 2):
-        return Refusal("others read the linear too, or the op reads it more than once")
-    return None if 0 in results_of(op.node) else Refusal("nobody reads the result")
+        return Refusal("the linear has other users, or the op uses it more than once")
+    return None if 0 in results_of(op.node) else Refusal("the result has no user")
 
 
 def _check_shapes(linear: FusedLinear, op: Activation, written: KernelSteps) -> Refusal | None:
-    """Refuse operands of the op that are not as large as its result, one number for one."""
+    """Refuse operands of the op that do not have the shape of its result."""
     values = op.node.meta["val"]
     features = shape_of(linear.weight)[0]
     columns = features // 2 if written.halved else features
-    # Nor may an operand of the linear spread what the linear computes.
+    # An operand of the linear must not broadcast the linear's result either.
     if not same_shape((*shape_of(linear.x)[:-1], columns), values[0].shape):
         return Refusal(_SPREAD)
     for extra in written.extras:
@@ -170,5 +170,5 @@ def _check_shapes(linear: FusedLinear, op: Activation, written: KernelSteps) -> 
         if not same_shape(shape_of(extra), values[0].shape):
             return Refusal(_SPREAD)
     if not all(map(is_row_major, values)):
-        return Refusal("its results lie in memory in another order than rows")
+        return Refusal("its results are not row-major")
     return None

@@ -1,4 +1,4 @@
-"""What every problem has that kernels compete for."""
+"""The interface of the problems that kernels compete for."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from qfuse.lower.select.kernel import Span
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A node that a kernel stands for.
+    """A node that a kernel replaces.
 
     Attributes:
         node: The node.
-        index: Which of the kernel's results it is.
-        but: Users that go on reading it, such as those that will die.
+        index: Index of the kernel's result that replaces it.
+        but: Users that are not redirected, such as those that will be erased.
     """
 
     node: Node
@@ -28,11 +28,11 @@ class Replaced:
 
 
 class Problem(ABC):
-    """One op of the graph, or several that one kernel may run.
+    """One op of the graph, or several that one kernel may fuse.
 
     Attributes:
-        rule: Name of the rewrite that puts a kernel there, for events and permissions.
-        has_rival: Whether something else than a kernel runs it well.
+        rule: Name of the rewrite to a kernel, for events and the rewrite budget.
+        has_rival: Whether there is an alternative without a kernel that may be faster.
     """
 
     __slots__ = ()
@@ -43,23 +43,23 @@ class Problem(ABC):
     @property
     @abstractmethod
     def span(self) -> Span:
-        """The ops that it is made of; kernels that cover them are asked."""
+        """The kinds of its ops; the kernels that cover them are asked."""
 
     @property
     @abstractmethod
     def place(self) -> Node:
-        """The op that the report names."""
+        """The op to name in the report."""
 
     @property
     @abstractmethod
     def anchor(self) -> Node:
-        """Where the kernel is put."""
+        """The node that the kernel is inserted before."""
 
     @property
     @abstractmethod
     def replaced(self) -> tuple[Replaced, ...]:
-        """What the kernel stands for."""
+        """The nodes that the kernel replaces."""
 
     def label(self, kernel: str) -> str:
-        """Return what the report calls a kernel that loses here."""
+        """Return the report's name for a kernel that was not selected."""
         return kernel

@@ -1,4 +1,4 @@
-"""Fused ops that quantize their result as they make it, as rowwise kernels see them."""
+"""Rowwise ops with a fused quantize, as seen by the rowwise kernels."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ ROWWISE_FORMULAS = (
     Formula.TOKEN_SYMMETRIC,
     Formula.TOKEN_ASYMMETRIC,
 )
-"""What the kernels choose by, see kernels/csrc/rowwise/choose.h."""
+"""The formulas of dynamic scales in the kernels, see kernels/csrc/rowwise/choose.h."""
 
 _BYTES = (torch.int8, torch.uint8)
 _SCALES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _ZEROS = (*_SCALES, torch.int64, torch.int32, torch.int8, torch.uint8)
-# Where the kernel puts what is kept; codes, scale and zero point are its first results.
+# Result index of the extra outputs; quantized values, scale and zero point come first.
 _KEPT = {Keep.FLOAT: 3, Keep.SUM: 4}
 
 
@@ -53,10 +53,10 @@ class RowwiseProblem(Problem):
     """A fused op as rowwise kernels see it.
 
     Attributes:
-        op: The op, viewed.
-        spec: What its result is quantized as.
-        elements: Elements of the input.
-        made: Elements of the result: half of them if it multiplies the halves of a row.
+        op: The view of the op.
+        spec: The quantization of its result.
+        elements: Number of elements of the input.
+        made: Number of elements of the result: half of the input's with a GLU.
         shape: Shape of the result.
     """
 
@@ -91,47 +91,47 @@ class RowwiseProblem(Problem):
 
     @property
     def output(self) -> Output:
-        """How it gives its results."""
+        """The output arguments."""
         return self.op.output
 
     @property
     def operands(self) -> tuple[Node, ...]:
-        """What is read besides the input, element by element."""
+        """The elementwise operands besides the input."""
         if isinstance(self.op, Activation):
-            # The parameters of roundings on the way are no rows.
+            # The parameters of intermediate roundings are not rows.
             read = self.op.extras
             return tuple(x for x in read if same_shape(shape_of(x), shape_of(self.op.x)))
         return () if self.op.residual is None else (self.op.residual,)
 
     def kernel_result(self, index: int) -> int:
-        """Return which result of a kernel is the op's result ``index``."""
+        """Return the kernel's result index for the op's result ``index``."""
         for kept in self.output.keep:
             if index == self.output.place(kept):
                 return _KEPT[kept]
         return index
 
     def results(self, call: Node, rw: Rewriter) -> dict[int, Node]:
-        """Return the results of a call of a kernel by the index that the op has them at."""
+        """Return the results of a kernel call, by the result index of the op."""
         indices = results_of(self.op.node)
         return {index: rw.item(call, self.kernel_result(index)) for index in indices}
 
     def claim(self, statistics: int) -> Claim:
-        """Return the claim of a kernel that computes so many statistics of a row.
+        """Return the claim of a kernel that computes ``statistics`` statistics of a row.
 
-        A compiler's loops read a row once for each statistic, once for its extremes, and once for
-        the codes. With given parameters it is one all the same: loops that vectorize alike were
-        measured to be as fast or faster, although they read a row again. Extremes are what they
-        are slow at.
+        Compiled loops read a row once per statistic, once for its extremes, and once to quantize.
+        With static parameters one read is assumed: the loops, which vectorize as well, were
+        measured to be as fast or faster although they read a row again. They are slow only at
+        extremes.
         """
         count = 1 if self.output.choose is None else statistics + 2
         return Claim(0, True, self.once(), loops=self.passes(count))
 
     def once(self) -> Plan:
-        """What it costs to read everything once, in one call."""
+        """Return the work of a kernel, which reads all operands once, in one call."""
         return [*self._reads(), without_calls(self._written())]
 
     def passes(self, count: int) -> Plan:
-        """What loops of a compiler cost that read everything ``count`` times, in no call."""
+        """Return the work of compiled loops that read all operands ``count`` times."""
         loops = [*self._reads() * count, self._written()]
         return [without_calls(work) for work in loops]
 
@@ -149,7 +149,7 @@ class RowwiseProblem(Problem):
 
 
 def rowwise_problem(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> RowwiseProblem | Refusal:
-    """Describe ``op``, or say why no rowwise kernel takes anything like it."""
+    """Describe ``op``, or refuse ops that no rowwise kernel supports."""
     shape = shape_of(op.x)
     if op.output.spec is None:
         return Refusal("its result is not quantized")
@@ -158,14 +158,14 @@ def rowwise_problem(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> Rowwis
     if not shape:
         return Refusal("its input has no axis")
     if not all(map(is_row_major, op.node.meta["val"])):
-        return Refusal("its results lie in memory in another order than rows")
+        return Refusal("its results are not row-major")
     made = tuple(op.node.meta["val"][0].shape)
     read, written = (size_range(_product(sizes), symbols) for sizes in (shape, made))
     return RowwiseProblem(op, op.output.spec, read, written, made)
 
 
 def loops_of(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> Plan:
-    """Return what loops of a compiler cost that give a float result, in no call."""
+    """Return the work of compiled loops with a float result, without a call."""
     value = op.node.meta["val"][0]
     read, written = (
         size_range(_product(sizes), symbols) for sizes in (shape_of(op.x), value.shape)
@@ -185,14 +185,14 @@ def _product(sizes: Sequence[Size]) -> Size:
 
 
 def check_output(problem: RowwiseProblem) -> Refusal | None:
-    """Refuse codes that are no bytes, or scales that are neither one per row nor one for all."""
+    """Refuse results that are not 8-bit, or quantized neither per row nor per tensor."""
     spec = problem.spec
     if spec.dtype not in _BYTES:
         return Refusal(f"its result is stored as {dtype_name(spec.dtype)}")
     if spec.domain is ZeroPointDomain.FLOAT_OFFSET:
-        return Refusal("its zero point is a real offset")
+        return Refusal("its zero point is a float offset")
     if not spec.is_plain:
-        return Refusal("its scale has a format of its own, or two levels")
+        return Refusal("its scale has a special format, or two levels")
     for dtype in (spec.real, spec.arithmetic.compute):
         if dtype not in FLOATS:
             return Refusal(f"it is quantized from {dtype_name(spec.real)} in {dtype_name(dtype)}")
@@ -201,13 +201,13 @@ def check_output(problem: RowwiseProblem) -> Refusal | None:
 
 def _check_given(problem: RowwiseProblem) -> Refusal | None:
     params = problem.output.params
-    assert params is not None, "a quantized output has parameters, given or chosen"
+    assert params is not None, "a quantized output has static or dynamic parameters"
     if not is_whole(params.spec.block, problem.shape):
         return Refusal(f"its result is scaled in blocks of {params.spec.block_text()}")
     if dtype_of(params.scale) not in _SCALES:
         return Refusal(f"its scale is {dtype_name(dtype_of(params.scale))}")
     if params.zero_point is not None and not fits_int32(params.zero_point):
-        return Refusal("its zero point may not fit into 32 bits")
+        return Refusal("its zero point may not fit 32 bits")
     return None
 
 
@@ -215,19 +215,19 @@ def _check_chosen(problem: RowwiseProblem) -> Refusal | None:
     choose, spec = problem.output.choose, problem.spec
     assert choose is not None, "its parameters are chosen"
     if not rows_share_scale(choose.block, problem.shape) or choose.block != spec.block:
-        return Refusal(f"its scale is chosen for blocks of {spec.block_text()}, not for rows")
+        return Refusal(f"its scale is computed for blocks of {spec.block_text()}, not per row")
     if choose.formula not in ROWWISE_FORMULAS:
-        return Refusal(f"its scale is chosen as {choose.formula}")
+        return Refusal(f"its scale is computed as {choose.formula}")
     span = choose.dtype, choose.quant_min, choose.quant_max
     if span != (spec.dtype, spec.quant_min, spec.quant_max):
-        return Refusal("its parameters are chosen for another range than it is stored in")
+        return Refusal("its parameters are computed for another range than that of its result")
     if choose.scale_dtype not in _SCALES or choose.zero_point_dtype not in _ZEROS:
-        return Refusal("its scale or zero point has an odd type")
+        return Refusal("its scale or zero point has an unsupported dtype")
     return None
 
 
 def rowwise_output_args(problem: RowwiseProblem) -> list[Argument]:
-    """Return the arguments of a rowwise kernel that say how rows become codes."""
+    """Return the output quantization arguments of a rowwise kernel."""
     spec, choose, params = problem.spec, problem.output.choose, problem.output.params
     math = spec.arithmetic
     given: list[Argument] = [None, None] if params is None else [params.scale, params.zero_point]

@@ -1,1 +1,1 @@
-"""The kernel protocol, and the loop that selects the cheapest kernel of a problem."""
+"""The kernel protocol, and the selection of the cheapest kernel for a problem."""

@@ -1,4 +1,4 @@
-"""What every part of the lowering of one graph works with."""
+"""The shared state of one lowering."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from qfuse.targets.target import Target
 
 @dataclass(frozen=True, slots=True)
 class LoweringContext:
-    """What every part of the lowering of one graph works with.
+    """The shared state of one lowering.
 
     Attributes:
         session: Rewrites the graph.
-        target: Where it will run.
-        cost: Prices kernels.
+        target: The machine to lower for.
+        cost: Predicts the time of kernels.
         kernels: The registry.
     """
 
@@ -43,7 +43,7 @@ class LoweringContext:
 
     @property
     def symbols(self) -> Mapping[str, SymbolRange]:
-        """The sizes that a call may bring."""
+        """The ranges of the dynamic sizes."""
         return self.program.signature.symbols
 
     def select(self, problem: Problem) -> Choice:

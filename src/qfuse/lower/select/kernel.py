@@ -1,4 +1,4 @@
-"""What a kernel is: what it covers, what it takes of that, what it costs, and its call."""
+"""The kernel protocol: what a kernel covers and accepts, its cost, and its call."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from qfuse.rewrite.prelude import Node, Rewriter
 from qfuse.targets import Target
 
 Span = tuple[type[Any], ...]
-"""The ops of one call of a kernel, as their views, from the first to the last."""
+"""The ops that one kernel call fuses, as view types, from the first to the last."""
 
 LINEAR: Span = (FusedLinear,)
 RMS_NORM: Span = (RmsNorm,)
 LAYER_NORM: Span = (LayerNorm,)
 ACTIVATION: Span = (Activation,)
 LINEAR_ROWWISE: Span = (FusedLinear, Activation)
-"""A linear and the rowwise op behind it: a producer-consumer fusion."""
+"""A linear and the rowwise op that uses it: a producer-consumer fusion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What part of a problem a kernel takes.
+    """The part of a problem that a kernel accepts.
 
     Attributes:
-        steps: How many epilogue steps, from the first; the rest is expanded behind the kernel.
-        output: Whether it quantizes the output; only if it takes every step.
-        work: What it costs, including what is left behind it.
-        note: Anything worth telling a user.
-        loops: What the loops cost that a compiler makes of the same, if it makes good ones.
+        steps: The number of leading epilogue ops; the rest is expanded after the kernel.
+        output: Whether it quantizes the output; only if it covers every epilogue op.
+        work: The cost, including the ops that are left after it.
+        note: A remark for the report.
+        loops: The cost of compiled loops for the same ops, if they are an alternative.
     """
 
     steps: int
@@ -48,23 +48,23 @@ P_contra = TypeVar("P_contra", contravariant=True)
 
 
 class Kernel(Protocol[P_contra]):
-    """One kernel of the registry, in a file of its own.
+    """One kernel of the registry, defined in its own file.
 
     Attributes:
-        covers: The spans that it may run; it is asked about no others.
+        covers: The spans that it may fuse; it is asked only about these.
     """
 
     covers: ClassVar[tuple[Span, ...]]
 
     @property
     def name(self) -> str:
-        """What the report calls it."""
+        """The name in the report."""
 
     def supported(self, target: Target) -> Refusal | None:
-        """Return why this platform cannot run it, or ``None``."""
+        """Return why the target cannot run it, or ``None``."""
 
     def accepts(self, problem: P_contra) -> Claim | Refusal:
-        """Return what it takes of ``problem`` and what that costs, or why it takes nothing."""
+        """Return the accepted part of ``problem`` and its cost, or why it is refused."""
 
     def emit(self, problem: P_contra, claim: Claim, rw: Rewriter) -> Mapping[int, Node]:
-        """Add the call, packed constants included; return the results of the op by index."""
+        """Emit the call and its packed constants; return the results of the op by index."""

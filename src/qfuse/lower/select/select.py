@@ -1,4 +1,4 @@
-"""Selecting a kernel: all that cover a problem are asked, the cheapest that accepts wins."""
+"""Kernel selection: of the kernels that cover and accept a problem, the cheapest is used."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from qfuse.lower.select.kernel import Claim, Kernel
 from qfuse.targets.target import Target
 
 Losers = tuple[tuple[str, str], ...]
-"""What was not taken, each with the reason."""
+"""The alternatives that were not selected, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A kernel that takes a problem.
+    """A kernel that accepts a problem.
 
     Attributes:
         kernel: The kernel.
-        claim: What it takes.
+        claim: The part that it accepts.
         seconds: Its predicted time per call.
     """
 
@@ -34,12 +34,12 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """What runs a problem if no kernel does, and may be faster than one.
+    """An alternative to a kernel, which may be faster.
 
     Attributes:
-        name: What the report calls it.
+        name: The name in the report.
         seconds: Its predicted time per call.
-        shown: Whether the report names it where it loses.
+        shown: Whether the report lists it when it loses.
     """
 
     name: str
@@ -52,8 +52,8 @@ class Choice:
     """The outcome for one problem.
 
     Attributes:
-        offer: The winner; ``None`` means that no kernel runs it.
-        losers: Everything else, with the reason.
+        offer: The winner; ``None`` if no kernel was selected.
+        losers: All other alternatives, with the reason.
     """
 
     offer: Offer | None
@@ -71,10 +71,10 @@ def select(
     target: Target,
     cost: CostModel,
 ) -> Choice:
-    """Ask every kernel that covers ``problem``; take what the cost model finds cheapest.
+    """Ask every kernel that covers ``problem``, and select the one with the least predicted time.
 
     Ties go to the earlier kernel, so the outcome depends on the registry and the profile alone. A
-    kernel that is not faster than its rival loses.
+    kernel that is not faster than its rival is not selected.
     """
     offers: list[Offer] = []
     losers: list[tuple[str, str]] = []
@@ -97,7 +97,7 @@ def select(
 
 
 def against(choice: Choice, problem: Problem, rival: Rival | None) -> Choice:
-    """Return ``choice``, or no kernel if ``rival`` is as fast."""
+    """Return ``choice``, or one without a kernel if ``rival`` is as fast."""
     if choice.offer is None or rival is None:
         return choice
     mine, theirs = choice.offer.seconds, rival.seconds
