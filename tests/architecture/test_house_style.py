@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tests.architecture.source import PACKAGE, ROOT, modules, write_tree
 
 MAX_LINES = 400
+MAX_FILES = 24
 MAY_PRINT = ("cli", "report")
 MAY_CATCH_ALL = "rewrite/driver.py"
 CATCH_ALL = {"BaseException", "Exception"}
@@ -65,6 +67,31 @@ def long_files(root: Path) -> list[str]:
     ]
 
 
+def crowded_folders(root: Path) -> list[str]:
+    """Folders that hold more code files than a newcomer looks through."""
+    counts = Counter(
+        path.parent.relative_to(root).as_posix()
+        for path in repository_files(root)
+        if path.suffix in CODE
+    )
+    return [f"{folder}: {count} files" for folder, count in counts.items() if count > MAX_FILES]
+
+
+def repeated_classes(package: Path) -> list[str]:
+    """Public classes of one name in several modules: two meanings, or one fact in two places."""
+    places: dict[str, list[str]] = {}
+    for module in modules(package):
+        for node in module.tree.body:
+            # A pass of the catalogue has the name of the rule that it runs.
+            if isinstance(node, ast.ClassDef) and module.name != "passes/catalogue.py":
+                places.setdefault(node.name, []).append(module.name)
+    return [
+        f"{name}: {', '.join(found)}"
+        for name, found in places.items()
+        if len(found) > 1 and not name.startswith("_")
+    ]
+
+
 def prints(package: Path) -> list[str]:
     """Calls of ``print`` outside the parts that talk to a terminal."""
     return [
@@ -108,6 +135,14 @@ def test_no_paths_of_a_machine() -> None:
 
 def test_files_stay_short() -> None:
     assert long_files(ROOT) == []
+
+
+def test_folders_stay_small() -> None:
+    assert crowded_folders(ROOT) == []
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    assert repeated_classes(PACKAGE) == []
 
 
 def test_only_the_talking_parts_print() -> None:
@@ -154,6 +189,26 @@ def test_long_files_are_found(tmp_path: Path) -> None:
     write_tree(tmp_path, {"a.py": "x\n" * 399, "b.cpp": "x\n" * 400, "c.md": "x\n" * 900})
 
     assert long_files(tmp_path) == ["b.cpp: 400 lines"]
+
+
+def test_crowded_folders_are_found(tmp_path: Path) -> None:
+    many = {f"a/m{number}.py": "" for number in range(MAX_FILES + 1)}
+    write_tree(tmp_path, {**many, "b/m.py": ""})
+
+    assert crowded_folders(tmp_path) == [f"a: {MAX_FILES + 1} files"]
+
+
+def test_repeated_classes_are_found(tmp_path: Path) -> None:
+    package = write_tree(
+        tmp_path,
+        {
+            "a.py": "class One: ...\nclass _Two: ...",
+            "b.py": "class One: ...\nclass _Two: ...",
+            "passes/catalogue.py": "class One: ...",
+        },
+    )
+
+    assert repeated_classes(package) == ["One: a.py, b.py"]
 
 
 def test_prints_are_found(tmp_path: Path) -> None:

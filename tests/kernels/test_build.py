@@ -19,8 +19,8 @@ import torch
 import qfuse
 from qfuse.ir.errors import OptionsError
 from qfuse.kernels import (
-    Compiler,
     KernelBuildError,
+    KernelCompiler,
     KernelLibrary,
     copy_library,
     describe,
@@ -33,7 +33,7 @@ SOURCE = 'extern "C" int answer() { return %d; }\n'
 
 
 @pytest.fixture
-def compiler() -> Compiler:
+def compiler() -> KernelCompiler:
     found = find_compiler()
     if found is None:
         pytest.skip("needs a C++ compiler")
@@ -56,7 +56,7 @@ def executable(path: Path, text: str) -> Path:
     return path
 
 
-def test_the_second_build_is_found(compiler: Compiler, sources: Path) -> None:
+def test_the_second_build_is_found(compiler: KernelCompiler, sources: Path) -> None:
     first, compiled = build(compiler, sources=sources)
     second, again = build(compiler, sources=sources)
 
@@ -67,7 +67,7 @@ def test_the_second_build_is_found(compiler: Compiler, sources: Path) -> None:
     assert sorted(p.suffix for p in first.parent.iterdir()) == ["", ".json", ".so"]
 
 
-def test_other_sources_are_another_entry(compiler: Compiler, sources: Path) -> None:
+def test_other_sources_are_another_entry(compiler: KernelCompiler, sources: Path) -> None:
     first, _ = build(compiler, sources=sources)
     (sources / "answer.cpp").write_text(SOURCE % 2)
     second, compiled = build(compiler, sources=sources)
@@ -78,7 +78,7 @@ def test_other_sources_are_another_entry(compiler: Compiler, sources: Path) -> N
 
 
 def test_another_torch_is_another_entry(
-    compiler: Compiler, sources: Path, monkeypatch: pytest.MonkeyPatch
+    compiler: KernelCompiler, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = build(compiler, sources=sources)
     monkeypatch.setattr(torch, "__version__", "2.99.0")
@@ -88,16 +88,18 @@ def test_another_torch_is_another_entry(
     assert first.parent != second.parent
 
 
-def test_another_compiler_is_another_library(compiler: Compiler, sources: Path) -> None:
+def test_another_compiler_is_another_library(compiler: KernelCompiler, sources: Path) -> None:
     first, _ = build(compiler, sources=sources)
-    second, compiled = build(Compiler(compiler.command, "another version"), sources=sources)
+    second, compiled = build(KernelCompiler(compiler.command, "another version"), sources=sources)
 
     assert compiled
     assert first != second
     assert first.parent == second.parent
 
 
-def test_without_a_compiler_any_cached_library_serves(compiler: Compiler, sources: Path) -> None:
+def test_without_a_compiler_any_cached_library_serves(
+    compiler: KernelCompiler, sources: Path
+) -> None:
     with pytest.raises(KernelBuildError, match=r"no C\+\+ compiler") as error:
         build(None, sources=sources)
     assert "CXX" in str(error.value)
@@ -128,7 +130,7 @@ def describe_another(library: Path) -> None:
     "spoil", [spoil_bytes, spoil_description, lose_description, describe_another]
 )
 def test_a_corrupt_or_foreign_library_is_rebuilt(
-    compiler: Compiler, sources: Path, spoil: object, caplog: pytest.LogCaptureFixture
+    compiler: KernelCompiler, sources: Path, spoil: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert callable(spoil)
     first, _ = build(compiler, sources=sources)
@@ -145,7 +147,7 @@ def test_a_corrupt_or_foreign_library_is_rebuilt(
     assert "is rebuilt" in caplog.text
 
 
-def test_what_the_compiler_said_is_reported(compiler: Compiler, sources: Path) -> None:
+def test_what_the_compiler_said_is_reported(compiler: KernelCompiler, sources: Path) -> None:
     (sources / "answer.cpp").write_text("int answer() { return nothing; }\n")
 
     with pytest.raises(KernelBuildError, match="nothing") as error:
@@ -156,7 +158,7 @@ def test_what_the_compiler_said_is_reported(compiler: Compiler, sources: Path) -
 
 
 def test_a_cache_that_cannot_be_written(
-    compiler: Compiler, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiler: KernelCompiler, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("QFUSE_CACHE_DIR", str(tmp_path / "file"))
@@ -168,7 +170,7 @@ def test_a_cache_that_cannot_be_written(
 
 
 def test_a_cache_that_is_read_only_serves(
-    compiler: Compiler, sources: Path, monkeypatch: pytest.MonkeyPatch
+    compiler: KernelCompiler, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = build(compiler, sources=sources)
 
@@ -188,7 +190,7 @@ def test_builds_at_the_same_time_compile_once(sources: Path, tmp_path: Path) -> 
         pytest.skip("needs a C++ compiler")
     calls = tmp_path / "calls"
     counting = executable(tmp_path / "c++", f'echo x >> {calls}\nexec {found.command[0]} "$@"')
-    compiler = Compiler((str(counting),), "counting")
+    compiler = KernelCompiler((str(counting),), "counting")
 
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda _: build(compiler, sources=sources), range(4)))
@@ -202,7 +204,7 @@ class TestPrebuilt:
     """Libraries that came with the package."""
 
     @pytest.fixture
-    def prebuilt(self, compiler: Compiler, sources: Path, tmp_path: Path) -> Path:
+    def prebuilt(self, compiler: KernelCompiler, sources: Path, tmp_path: Path) -> Path:
         """A folder with a library of the sources, and an empty cache."""
         built, _ = build(compiler, sources=sources)
         copied = copy_library(built, tmp_path / "prebuilt")
@@ -221,7 +223,7 @@ class TestPrebuilt:
         assert not kernel_cache().exists()
 
     def test_it_is_taken_before_the_cache(
-        self, compiler: Compiler, sources: Path, prebuilt: Path
+        self, compiler: KernelCompiler, sources: Path, prebuilt: Path
     ) -> None:
         build(compiler, sources=sources)
 
@@ -245,7 +247,7 @@ class TestPrebuilt:
 
     def test_a_corrupt_one_is_told_and_built_anew(
         self,
-        compiler: Compiler,
+        compiler: KernelCompiler,
         sources: Path,
         prebuilt: Path,
         caplog: pytest.LogCaptureFixture,
@@ -261,7 +263,7 @@ class TestPrebuilt:
         assert "is rebuilt" in caplog.text
 
     def test_a_folder_that_cannot_be_written_to(
-        self, compiler: Compiler, sources: Path, tmp_path: Path
+        self, compiler: KernelCompiler, sources: Path, tmp_path: Path
     ) -> None:
         built, _ = build(compiler, sources=sources)
         (tmp_path / "file").touch()
@@ -272,7 +274,7 @@ class TestPrebuilt:
 
 class TestSanitizers:
     def test_they_are_another_entry(
-        self, compiler: Compiler, sources: Path, monkeypatch: pytest.MonkeyPatch
+        self, compiler: KernelCompiler, sources: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         plain, _ = build(compiler, sources=sources)
         monkeypatch.setenv("QFUSE_SANITIZE", "undefined")
@@ -282,7 +284,7 @@ class TestSanitizers:
         assert plain.parent != checked.parent
 
     def test_one_that_does_not_exist_is_refused(
-        self, compiler: Compiler, sources: Path, monkeypatch: pytest.MonkeyPatch
+        self, compiler: KernelCompiler, sources: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("QFUSE_SANITIZE", "address,luck")
 
@@ -297,7 +299,7 @@ class TestFindCompiler:
         path = executable(tmp_path / "mine", "echo mine 7.1")
         monkeypatch.setenv("CXX", f"{path} -pipe")
 
-        assert find_compiler() == Compiler((str(path), "-pipe"), "mine 7.1")
+        assert find_compiler() == KernelCompiler((str(path), "-pipe"), "mine 7.1")
 
     def test_a_cxx_that_does_not_work_is_not_replaced(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -315,7 +317,7 @@ class TestFindCompiler:
         echo = shutil.which("echo", path=os.defpath) or "/bin/echo"
         path = executable(tmp_path / name, f"{echo} {name} 1.0")
 
-        assert find_compiler() == Compiler((str(path),), f"{name} 1.0")
+        assert find_compiler() == KernelCompiler((str(path),), f"{name} 1.0")
 
     def test_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CXX", raising=False)

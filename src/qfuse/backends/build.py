@@ -16,7 +16,7 @@ from filelock import Timeout
 
 from qfuse.backends import _inductor_api
 from qfuse.backends.aoti import AotiRunner
-from qfuse.backends.cache import Built, Entry, PackageCache
+from qfuse.backends.cache import Built, CacheEntry, PackageCache
 from qfuse.backends.eager import run_eagerly
 from qfuse.backends.key import constant_digest, package_digest, program_digest
 from qfuse.backends.prepare import Program, prepare
@@ -63,7 +63,7 @@ class _Compilation:
             package = Path(folder, "model.pt2")
             built = self._build(package)
             # The loader unpacks to its own folder, so the file may be deleted.
-            return self._loaded(Entry(package, built.extras, built.isa, built.conditions))
+            return self._loaded(CacheEntry(package, built.extras, built.isa, built.conditions))
 
     def _cached(self) -> AotiRunner:
         cache = PackageCache(self._folder, runs_here=isa_runs_here)
@@ -88,7 +88,7 @@ class _Compilation:
             _logger.log(level, "cache entry %s is rebuilt: %s", entry.package.parent, error)
             return None
 
-    def _loaded(self, entry: Entry) -> AotiRunner:
+    def _loaded(self, entry: CacheEntry) -> AotiRunner:
         constants = {**self._program.constants, **entry.extras}
         try:
             run = _inductor_api.load_package(entry.package, constants, self._options.runners)

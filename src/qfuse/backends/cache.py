@@ -52,7 +52,7 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CacheEntry:
     """A verified package, and its requirements.
 
     Attributes:
@@ -82,7 +82,7 @@ class PackageCache:
 
     def find(
         self, key: str, constants: Mapping[str, torch.Tensor], *, level: int = logging.WARNING
-    ) -> Entry | None:
+    ) -> CacheEntry | None:
         """Return a valid entry, or ``None``; an invalid one is logged at ``level``."""
         place = self._place(key)
         if not place.exists():
@@ -93,7 +93,7 @@ class PackageCache:
             _logger.log(level, "cache entry %s is rebuilt: %s", place, error.what)
             return None
 
-    def build(self, key: str, make: Callable[[Path], Built]) -> Entry:
+    def build(self, key: str, make: Callable[[Path], Built]) -> CacheEntry:
         """Create an entry; ``make`` writes the package to the path that it receives.
 
         Raises:
@@ -111,7 +111,7 @@ class PackageCache:
             fresh.replace(place)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
-        return Entry(place / _MODEL, built.extras, built.isa, built.conditions)
+        return CacheEntry(place / _MODEL, built.extras, built.isa, built.conditions)
 
     def lock(self, key: str) -> FileLock:
         """A lock across processes, so that a program is compiled once.
@@ -122,7 +122,7 @@ class PackageCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         return FileLock(self.folder / f"{key}.lock", timeout=_LOCK_SECONDS)
 
-    def _runnable(self, entry: Entry) -> Entry:
+    def _runnable(self, entry: CacheEntry) -> CacheEntry:
         if not self.runs_here(entry.isa):
             raise CacheError(f"it was compiled for another CPU ({entry.isa})")
         return entry
@@ -146,7 +146,7 @@ def write_entry(folder: Path, key: str, built: Built) -> None:
     (folder / _MANIFEST).write_text(text, encoding="utf-8")
 
 
-def read_entry(folder: Path, key: str, constants: Mapping[str, torch.Tensor]) -> Entry:
+def read_entry(folder: Path, key: str, constants: Mapping[str, torch.Tensor]) -> CacheEntry:
     """Verify an entry and return it.
 
     Raises:
@@ -157,7 +157,7 @@ def read_entry(folder: Path, key: str, constants: Mapping[str, torch.Tensor]) ->
         _check(manifest, folder, key, constants)
         extras = load_file(folder / _EXTRAS)
         conditions = tuple(map(str, manifest["conditions"]))
-        return Entry(folder / _MODEL, extras, str(manifest["isa"]), conditions)
+        return CacheEntry(folder / _MODEL, extras, str(manifest["isa"]), conditions)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise CacheError(f"it is unreadable ({type(error).__name__}: {error})") from error
 

@@ -44,7 +44,7 @@ _SAME_VALUE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class InputSize:
     """A symbolic size: the axis that binds it, and its range.
 
     Attributes:
@@ -91,7 +91,7 @@ class Program:
     late: tuple[tuple[int, int], ...]
     returned: tuple[tuple[int, int], ...]
     names: tuple[str, ...]
-    sizes: dict[str, Size]
+    sizes: dict[str, InputSize]
 
     @property
     def examples(self) -> tuple[torch.Tensor, ...]:
@@ -122,7 +122,7 @@ class _Preparation:
         self._state: dict[str, torch.Tensor] = {}
         self._constants: dict[str, torch.Tensor] = {}
         self._names: dict[object, str] = {}
-        self._sizes: dict[str, Size] = {}
+        self._sizes: dict[str, InputSize] = {}
 
     def run(self) -> Program:
         self._copy_inputs()
@@ -159,7 +159,7 @@ class _Preparation:
         for axis, (name, size) in enumerate(zip(spec.shape, like.shape, strict=True)):
             if isinstance(name, str):
                 bounds = self._lowered.signature.symbols[name]
-                place = Size(len(self._inputs), axis, bounds.low, bounds.high)
+                place = InputSize(len(self._inputs), axis, bounds.low, bounds.high)
                 self._sizes.setdefault(str(size), place)
 
     def _copy_state(self) -> None:

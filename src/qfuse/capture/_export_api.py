@@ -189,7 +189,7 @@ def register_container(
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class DerivedSize:
     """A symbolic size in torch's terms.
 
     Attributes:
@@ -209,7 +209,7 @@ class Size:
     high: int | None
 
 
-def read_size(size: int | torch.SymInt, program: ExportedProgram) -> int | Size:
+def read_size(size: int | torch.SymInt, program: ExportedProgram) -> int | DerivedSize:
     """Return the properties of one size of a fake tensor of ``program``."""
     if isinstance(size, int):
         return size
@@ -233,7 +233,7 @@ def read_size(size: int | torch.SymInt, program: ExportedProgram) -> int | Size:
     low, high = bounds.lower, bounds.upper
     # torch represents a missing bound as infinity, an infinite integer, or 2^63 - 2.
     bounded = high.is_Integer and int(high) < torch.iinfo(torch.int64).max - 1
-    return Size(
+    return DerivedSize(
         PythonPrinter().doprint(expr),
         tuple(str(root) for root in roots),
         linear,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.export import ExportedProgram
 
-from qfuse.capture._export_api import Size, read_size
+from qfuse.capture._export_api import DerivedSize, read_size
 from qfuse.capture.example import Leaf
 from qfuse.ir.errors import CaptureError, InputError
 from qfuse.ir.graph.stage_graph import SymbolRange
@@ -33,7 +33,7 @@ class SizeTable:
     program: ExportedProgram
     symbols: dict[str, SymbolRange] = field(default_factory=dict)
     axes: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
-    _derived: dict[str, Size] = field(default_factory=dict)
+    _derived: dict[str, DerivedSize] = field(default_factory=dict)
 
     def add(self, leaf: Leaf, placeholder: str, value: torch.Tensor) -> tuple[int | str, ...]:
         """Name the sizes of one input and return its shape."""
@@ -64,7 +64,7 @@ class SizeTable:
         found = [*self._relations_of_derived(), *(self._from_guard(g) for g in guards)]
         return tuple(dict.fromkeys(text for text in found if text is not None))
 
-    def express(self, size: Size) -> str | None:
+    def express(self, size: DerivedSize) -> str | None:
         """Return a size as an expression over bound symbols, ``None`` if it is data-dependent."""
         try:
             return self._substitute(size)
@@ -101,7 +101,7 @@ class SizeTable:
             None,
         )
 
-    def _substitute(self, size: Size) -> str:
+    def _substitute(self, size: DerivedSize) -> str:
         """Return the expression with unbound roots solved for. Raises KeyError if one is not."""
         hidden = {root: self._solve(root) for root in size.roots if root not in self.symbols}
         if not hidden:
@@ -166,7 +166,7 @@ class _Sizes(ast.NodeTransformer):
         return node
 
 
-def _unsolved(name: str, size: Size) -> CaptureError:
+def _unsolved(name: str, size: DerivedSize) -> CaptureError:
     return CaptureError(
         f"the size {name} is {size.text}, which inputs do not determine: {' or '.join(size.roots)}",
         fix="declare the sizes with torch.export.Dim, or leave the axis static",

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from qfuse.inductor.constants import Constants, is_pure
-from qfuse.inductor.joining import Join, Placer, join_vectors, plan_join
+from qfuse.inductor.joining import JoinedProducts, Placer, join_vectors, plan_join
 from qfuse.inductor.numbers import Numbers
 from qfuse.inductor.products import call
 from qfuse.ir.graph.schema import is_call, overload_of
@@ -28,7 +28,7 @@ _MOST_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class WideOp:
     """One op that is applied to the merged result.
 
     Attributes:
@@ -46,7 +46,7 @@ class Step:
     op: OpOverload
     given: Mapping[str, Any]
     data: str
-    joins: Mapping[str, Join | _Bias]
+    joins: Mapping[str, JoinedProducts | _Bias]
 
     def build(self, wide: Node, rw: Rewriter, placer: Placer, order: Mapping[Node, int]) -> Node:
         """Emit the op on the merged result, after all its operands."""
@@ -85,7 +85,7 @@ class _Lanes:
     numbers: Numbers
     order: Mapping[Node, int]
 
-    def next(self) -> Step | None:
+    def next(self) -> WideOp | None:
         """Return the next isomorphic op, ``None`` if the siblings differ."""
         users = [_only_user(node) for node in self.nodes]
         biased = [user is not None and self._adds(user, node) for user, node in self._with(users)]
@@ -112,7 +112,7 @@ class _Lanes:
         kept = dtype_of(user) == dtype_of(data) == dtype_of(other)
         return kept and tuple(shape_of(other)) == (shape_of(data)[-1],)
 
-    def _bias(self, users: Sequence[Node | None], biased: Sequence[bool]) -> Step | None:
+    def _bias(self, users: Sequence[Node | None], biased: Sequence[bool]) -> WideOp | None:
         parts: list[Node | int] = []
         after: list[Node] = []
         for user, data, adds in zip(users, self.nodes, biased, strict=True):
@@ -123,9 +123,9 @@ class _Lanes:
             after.append(data if other is None or user is None else user)
         if len({dtype_of(node) for node in self.nodes}) != 1:
             return None
-        return Step(self.nodes, tuple(after), _ADD, {}, "self", {"other": _Bias(tuple(parts))})
+        return WideOp(self.nodes, tuple(after), _ADD, {}, "self", {"other": _Bias(tuple(parts))})
 
-    def _reshape(self, calls: Sequence[Node]) -> Step | None:
+    def _reshape(self, calls: Sequence[Node]) -> WideOp | None:
         shapes = [tuple(shape_of(node)) for node in calls]
         widths = [shape_of(node)[-1] for node in self.nodes]
         kept = all(
@@ -138,9 +138,9 @@ class _Lanes:
         op = overload_of(first)
         assert op is not None, "it is a call of a reshape"
         # A part of a wider result may not be viewable with every shape, and would be copied.
-        return Step(self.nodes, tuple(calls), op, given, "self", {})
+        return WideOp(self.nodes, tuple(calls), op, given, "self", {})
 
-    def _elementwise(self, calls: Sequence[Node]) -> Step | None:
+    def _elementwise(self, calls: Sequence[Node]) -> WideOp | None:
         if len({str(dtype_of(c)) for c in calls}) != 1:
             return None
         for new, old in zip(calls, self.nodes, strict=True):
@@ -149,7 +149,7 @@ class _Lanes:
         named = [arguments(c) for c in calls]
         first = min(range(len(calls)), key=lambda i: self.order[calls[i]])
         data = next(k for k, v in named[first].items() if v is self.nodes[first])
-        joins: dict[str, Join | _Bias] = {}
+        joins: dict[str, JoinedProducts | _Bias] = {}
         for name in named[0]:
             if name == data:
                 if any(n[name] is not node for n, node in zip(named, self.nodes, strict=True)):
@@ -162,17 +162,17 @@ class _Lanes:
                 joins[name] = join
         op = overload_of(calls[first])
         assert op is not None, "it is a call of an op"
-        return Step(self.nodes, tuple(calls), op, named[first], data, joins)
+        return WideOp(self.nodes, tuple(calls), op, named[first], data, joins)
 
-    def _operand(self, values: Sequence[Any]) -> Join | None:
+    def _operand(self, values: Sequence[Any]) -> JoinedProducts | None:
         """Decide how to merge an operand other than the data."""
         equal = len({self.numbers.frozen(v) for v in values}) == 1
         if not all(isinstance(v, Node) for v in values):
             plain = not any(isinstance(v, Node) or _holds_node(v) for v in values)
-            return Join((), None) if equal and plain else None
+            return JoinedProducts((), None) if equal and plain else None
         shapes = [tuple(shape_of(v)) for v in values]
         if equal and (not shapes[0] or shapes[0][-1] == 1):
-            return Join(tuple(values), None)
+            return JoinedProducts(tuple(values), None)
         widths = [shape_of(node)[-1] for node in self.nodes]
         if any(not s or s[-1] != w for s, w in zip(shapes, widths, strict=True)):
             return None
@@ -185,9 +185,9 @@ class _Lanes:
 
 def plan_steps(
     nodes: Sequence[Node], known: Constants, numbers: Numbers, order: Mapping[Node, int]
-) -> list[Step]:
+) -> list[WideOp]:
     """Return the isomorphic ops of the siblings, in order."""
-    steps: list[Step] = []
+    steps: list[WideOp] = []
     while len(steps) < _MOST_STEPS:
         step = _Lanes(tuple(nodes), known, numbers, order).next()
         if step is None:

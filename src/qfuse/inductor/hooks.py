@@ -17,7 +17,7 @@ from qfuse.backends.key import package_digest
 from qfuse.capture.provenance import UserFiles, source_line
 from qfuse.inductor import _inductor_api as inductor
 from qfuse.inductor.constants import Constants
-from qfuse.inductor.journal import GraphRecord, Journal
+from qfuse.inductor.journal import GraphRecord, PassJournal
 from qfuse.inductor.merge import ROOM, combine_products, merge_products
 from qfuse.inductor.moving import move_quantization
 from qfuse.ir.errors import RULE_ERRORS, QfuseError
@@ -83,7 +83,7 @@ class Hooks:
         journal: Records the events.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: PassJournal) -> None:
         self.journal = journal
         self.key = _key()
         self._records: WeakKeyDictionary[GraphModule, GraphRecord] = WeakKeyDictionary()

@@ -29,7 +29,7 @@ _TENSOR = "dequantize_per_tensor"
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class JoinedProducts:
     """How to merge the same operand of several siblings.
 
     Attributes:
@@ -42,7 +42,7 @@ class Join:
 
     parts: tuple[Node, ...]
     axis: int | None
-    below: Mapping[str, Join] | None = None
+    below: Mapping[str, JoinedProducts] | None = None
     values: tuple[torch.Tensor, ...] = ()
 
     def build(self, rw: Rewriter, place: Callable[[Node], Node]) -> Node:
@@ -66,7 +66,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
+class ProductSpelling:
     """An op that freezing does not fold, without its tensors.
 
     Attributes:
@@ -98,25 +98,25 @@ def spelling(part: Node, axis: int, known: Constants, numbers: Numbers) -> Hasha
         if isinstance(found, Miss):
             return found
         inner.append((name, found))
-    return Spelling(str(part.target), _without_data(part, numbers), tuple(inner))
+    return ProductSpelling(str(part.target), _without_data(part, numbers), tuple(inner))
 
 
 def plan_join(
     parts: Sequence[Node], axis: int, known: Constants, numbers: Numbers, *, now: bool = False
-) -> Join | Miss:
+) -> JoinedProducts | Miss:
     """Decide how to concatenate constants along ``axis`` without work at run time."""
     rank = len(shape_of(parts[0]))
     axis %= max(rank, 1)
     below = _below(parts, axis, numbers)
     if below is not None:
         now = now or (is_call(parts[0], _CAST) and not all(map(known.folded, parts)))
-        planned: dict[str, Join] = {}
+        planned: dict[str, JoinedProducts] = {}
         for name, (inner, at) in below.items():
             made = plan_join(inner, at, known, numbers, now=now)
             if isinstance(made, Miss):
                 return made
             planned[name] = made
-        return Join(tuple(parts), axis, planned)
+        return JoinedProducts(tuple(parts), axis, planned)
     assert all(map(known.folded, parts)), "siblings are spelled alike"
     leaves = [known.values.get(part) for part in parts]
     values = tuple(value for value in leaves if value is not None)
@@ -127,7 +127,9 @@ def plan_join(
         text = "some of its siblings' weights are packed by oneDNN, and some are not"
         return Miss(MissCode.NOT_CONSTANT, odd, text, progress=3)
     now = now or any(packed)
-    return Join(tuple(parts), axis, None, values if now and len(values) == len(parts) else ())
+    return JoinedProducts(
+        tuple(parts), axis, None, values if now and len(values) == len(parts) else ()
+    )
 
 
 def _beside(parts: Sequence[Node], axis: int, rw: Rewriter) -> Node:

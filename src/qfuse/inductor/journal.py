@@ -53,7 +53,7 @@ class GraphRecord:
         return Report(tuple(self.events), {**self.facts, "graph": origin})
 
 
-class Journal:
+class PassJournal:
     """The graphs of this process, in the order of compiling or loading."""
 
     def __init__(self) -> None:

@@ -9,10 +9,17 @@ import torch
 from torch.fx import GraphModule
 
 from qfuse.inductor.constants import Constants
-from qfuse.inductor.epilogue import Step, plan_steps
-from qfuse.inductor.joining import Join, Placer, Spelling, join_vectors, plan_join, spelling
+from qfuse.inductor.epilogue import WideOp, plan_steps
+from qfuse.inductor.joining import (
+    JoinedProducts,
+    Placer,
+    ProductSpelling,
+    join_vectors,
+    plan_join,
+    spelling,
+)
 from qfuse.inductor.numbers import Numbers
-from qfuse.inductor.products import Product, as_product, rebuild
+from qfuse.inductor.products import MatrixProduct, as_product, rebuild
 from qfuse.ir.errors import RewriteError
 from qfuse.ir.events import EventLog, Fired, Missed, Noted
 from qfuse.ir.graph.alias import leaves_graph, memory_of
@@ -37,9 +44,9 @@ class _Plan:
         steps: The isomorphic ops on their results.
     """
 
-    products: tuple[Product, ...]
-    columns: Mapping[str, Join]
-    steps: tuple[Step, ...]
+    products: tuple[MatrixProduct, ...]
+    columns: Mapping[str, JoinedProducts]
+    steps: tuple[WideOp, ...]
 
 
 def merge_products(module: GraphModule, known: Constants, reason: str, log: EventLog) -> int:
@@ -107,9 +114,9 @@ class _Merging:
         plans = [plan for group in self._families() for plan in self._plans(group)]
         return sum(self._attempt(plan) for plan in plans)
 
-    def _families(self) -> list[list[Product]]:
+    def _families(self) -> list[list[MatrixProduct]]:
         """Return the matmuls with the same input, for each input of several."""
-        found: dict[int, list[Product]] = {}
+        found: dict[int, list[MatrixProduct]] = {}
         for node in self._module.graph.nodes:
             product = as_product(node)
             if product is not None:
@@ -117,9 +124,9 @@ class _Merging:
         families = [[p for p in f if p.x not in self._known] for f in found.values()]
         return [family for family in families if len(family) > 1]
 
-    def _plans(self, family: Sequence[Product]) -> list[_Plan]:
-        kinds: dict[Hashable, list[Product]] = {}
-        weights: dict[Hashable, Product] = {}
+    def _plans(self, family: Sequence[MatrixProduct]) -> list[_Plan]:
+        kinds: dict[Hashable, list[MatrixProduct]] = {}
+        weights: dict[Hashable, MatrixProduct] = {}
         for product in family:
             miss = self._refuse(product, weights)
             if miss is not None:
@@ -133,7 +140,7 @@ class _Merging:
                 self._missed(group[0], self._difference(group[0], [g[0] for g in groups]))
         return plans
 
-    def _kind(self, product: Product) -> tuple[tuple[str, Hashable], ...]:
+    def _kind(self, product: MatrixProduct) -> tuple[tuple[str, Hashable], ...]:
         """Return what siblings must have in common besides the input, by names for the report."""
         spelled = [
             entry
@@ -142,11 +149,13 @@ class _Merging:
         ]
         return (*product.kind(self._numbers), *spelled)
 
-    def _spelling(self, product: Product, name: str) -> Hashable | Miss:
+    def _spelling(self, product: MatrixProduct, name: str) -> Hashable | Miss:
         node, axis = product.columns[name], product.spec.columns[name]
         return spelling(node, axis, self._known, self._numbers)
 
-    def _refuse(self, product: Product, weights: dict[Hashable, Product]) -> Miss | None:
+    def _refuse(
+        self, product: MatrixProduct, weights: dict[Hashable, MatrixProduct]
+    ) -> Miss | None:
         """Return why a matmul cannot be merged, whatever its siblings are."""
         if product.wrong:
             return Miss(MissCode.SHAPE, product.node, product.wrong, progress=2)
@@ -169,7 +178,7 @@ class _Merging:
             return Miss(MissCode.SHARED, user, text, user.name, progress=3)
         return None
 
-    def _other_user(self, product: Product) -> Node | None:
+    def _other_user(self, product: MatrixProduct) -> Node | None:
         """Return a user of the weight outside the matmul."""
         own = {product.node}
         node = product.node
@@ -190,7 +199,7 @@ class _Merging:
                     return user
         return None
 
-    def _planned(self, group: list[Product]) -> list[_Plan]:
+    def _planned(self, group: list[MatrixProduct]) -> list[_Plan]:
         """Merge the siblings that can be merged; the others do not prevent it."""
         group = sorted(group, key=lambda p: self._order[p.node])
         while len(group) > 1:
@@ -204,8 +213,8 @@ class _Merging:
             group.remove(guilty)
         return []
 
-    def _columns(self, group: Sequence[Product]) -> dict[str, Join] | Miss:
-        columns: dict[str, Join] = {}
+    def _columns(self, group: Sequence[MatrixProduct]) -> dict[str, JoinedProducts] | Miss:
+        columns: dict[str, JoinedProducts] = {}
         for name in group[0].columns:
             axis = group[0].spec.columns[name]
             made = plan_join([p.columns[name] for p in group], axis, self._known, self._numbers)
@@ -259,11 +268,11 @@ class _Merging:
                 else:
                     restride(old, part, rw)
 
-    def _missed(self, product: Product, miss: Miss) -> None:
+    def _missed(self, product: MatrixProduct, miss: Miss) -> None:
         places = place_of(product.node), place_of(miss.at)
         self._log.add(Missed(ROOM, NAME, miss.code, miss.reason, *places, miss.progress))
 
-    def _difference(self, one: Product, others: Sequence[Product]) -> Miss:
+    def _difference(self, one: MatrixProduct, others: Sequence[MatrixProduct]) -> Miss:
         own = dict(self._kind(one))
         differing = []
         for other in others:
@@ -278,7 +287,7 @@ class _Merging:
 
 def _by_name(name: str, spelled: Hashable) -> Iterator[tuple[str, Hashable]]:
     """Split a key into named parts, so that a difference can be named."""
-    if not isinstance(spelled, Spelling):
+    if not isinstance(spelled, ProductSpelling):
         yield f"the computation of {name}", spelled
         return
     yield f"the computation of {name}", spelled.op
@@ -287,14 +296,16 @@ def _by_name(name: str, spelled: Hashable) -> Iterator[tuple[str, Hashable]]:
         yield from _by_name(f"{inner} of {name}", found)
 
 
-def _bias(products: Sequence[Product], rw: Rewriter, give: Callable[[Node], Node]) -> Node | None:
+def _bias(
+    products: Sequence[MatrixProduct], rw: Rewriter, give: Callable[[Node], Node]
+) -> Node | None:
     """Concatenate the biases, if there are any."""
     if all(product.bias is None for product in products):
         return None
     return join_vectors([p.n if p.bias is None else p.bias for p in products], rw, give)
 
 
-def _reads(product: Product, node: Node) -> bool:
+def _reads(product: MatrixProduct, node: Node) -> bool:
     """Whether a node is the matmul or is used to compute its columns."""
     waiting, seen = [product.node], {product.node, product.x}
     while waiting:

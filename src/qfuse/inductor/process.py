@@ -11,7 +11,7 @@ from typing import Any
 
 from qfuse.inductor import _inductor_api as inductor
 from qfuse.inductor.hooks import SLOTS, Hooks, is_ours
-from qfuse.inductor.journal import Journal
+from qfuse.inductor.journal import PassJournal
 from qfuse.inductor.slots import Slots, composed, without
 from qfuse.ir.errors import OptionsError
 from qfuse.report import Report
@@ -21,7 +21,7 @@ class Process:
     """qfuse's passes in Inductor, and their reports."""
 
     def __init__(self) -> None:
-        self._journal = Journal()
+        self._journal = PassJournal()
         self._slots = Slots(self._journal)
         self._installed: ContextVar[Hooks | None] = ContextVar("qfuse_installed", default=None)
 

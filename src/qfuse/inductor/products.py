@@ -64,7 +64,7 @@ _UNARY = ("default", "tensor")  # overloads that do not mutate
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MatrixProduct:
     """One call of a matmul op.
 
     Attributes:
@@ -103,7 +103,7 @@ class Product:
         return (*found, *((name, numbers.frozen(value)) for name, value in self.fixed.items()))
 
 
-def as_product(node: Node) -> Product | None:
+def as_product(node: Node) -> MatrixProduct | None:
     """View a call as a matmul."""
     op = overload_of(node)
     spec = None if op is None else _SPECS.get(op._schema.name)  # noqa: SLF001 - the way to ask
@@ -127,11 +127,11 @@ def as_product(node: Node) -> Product | None:
         fixed = {"beta": fixed.get("beta", 1), "alpha": fixed.get("alpha", 1)}
     given = bias if isinstance(bias, Node) else None
     wrong = _wrong(columns, given, spec, shape[-1])
-    return Product(node, spec, x, columns, given, shape[-1], fixed, wrong)
+    return MatrixProduct(node, spec, x, columns, given, shape[-1], fixed, wrong)
 
 
 def rebuild(
-    product: Product, x: Node, columns: Mapping[str, Node], bias: Node | None, rw: Rewriter
+    product: MatrixProduct, x: Node, columns: Mapping[str, Node], bias: Node | None, rw: Rewriter
 ) -> Node:
     """Emit the matmul with other operands."""
     op: OpOverload = product.node.target  # type: ignore[assignment]

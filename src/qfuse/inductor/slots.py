@@ -10,7 +10,7 @@ from typing import Any
 
 from qfuse.inductor import _inductor_api as inductor
 from qfuse.inductor.hooks import SLOTS, Hooks
-from qfuse.inductor.journal import Journal
+from qfuse.inductor.journal import PassJournal
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Slots:
         journal: Records overwrites.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: PassJournal) -> None:
         self._journal = journal
         empty = tuple(_Slot(name) for name in SLOTS)
         self._slots: ContextVar[tuple[_Slot, ...]] = ContextVar("qfuse_slots", default=empty)

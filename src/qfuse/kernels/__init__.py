@@ -13,8 +13,8 @@ documented in :mod:`qfuse.kernels.ops` and :mod:`qfuse.kernels.weight_only`.
 """
 
 from qfuse.kernels.build import (
-    Compiler,
     KernelBuildError,
+    KernelCompiler,
     copy_library,
     describe,
     find_compiler,
@@ -36,8 +36,8 @@ from qfuse.kernels.pack_groups import PackedGroups, pack_grouped, pack_groups
 from qfuse.kernels.weight_only import linear_w4a16, linear_w8a16
 
 __all__ = [
-    "Compiler",
     "KernelBuildError",
+    "KernelCompiler",
     "KernelLibrary",
     "PackedGroups",
     "copy_library",

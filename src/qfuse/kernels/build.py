@@ -73,7 +73,7 @@ class KernelBuildError(QfuseError):
 
 
 @dataclass(frozen=True, slots=True)
-class Compiler:
+class KernelCompiler:
     """A C++ compiler.
 
     Attributes:
@@ -86,7 +86,7 @@ class Compiler:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BuildEntry:
     """The description of a cached library.
 
     Attributes:
@@ -100,14 +100,14 @@ class Entry:
     sha256: str
 
 
-def find_compiler() -> Compiler | None:
+def find_compiler() -> KernelCompiler | None:
     """Return the compiler that Inductor would use: ``$CXX``, else g++ or clang++."""
     named = os.environ.get("CXX")
     for command in [shlex.split(named)] if named else [["g++"], ["clang++"]]:
         path = shutil.which(command[0]) if command else None
         version = _version_line(path) if path else None
         if path and version is not None:
-            return Compiler((path, *command[1:]), version)
+            return KernelCompiler((path, *command[1:]), version)
     return None
 
 
@@ -117,7 +117,7 @@ def kernel_cache() -> Path:
     return (Path(root) if root else platformdirs.user_cache_path("qfuse")) / "kernels"
 
 
-def describe(library: Path) -> Entry:
+def describe(library: Path) -> BuildEntry:
     """Read the description of a cached library.
 
     Raises:
@@ -125,7 +125,7 @@ def describe(library: Path) -> Entry:
     """
     try:
         text = library.with_suffix(".json").read_text(encoding="utf-8")
-        return Entry(**json.loads(text))
+        return BuildEntry(**json.loads(text))
     except (OSError, ValueError, TypeError) as error:
         raise CacheError(f"its description cannot be read ({error})") from error
 
@@ -160,7 +160,7 @@ def copy_library(library: Path, to: Path) -> Path:
 
 
 def build(
-    compiler: Compiler | None,
+    compiler: KernelCompiler | None,
     *,
     sources: Path = _SOURCES,
     prebuilt: Path = _PREBUILT,
@@ -249,12 +249,12 @@ def _key(sources: Path) -> str:
     return _digest(json.dumps(facts, sort_keys=True).encode())
 
 
-def _library_path(folder: Path, compiler: Compiler) -> Path:
+def _library_path(folder: Path, compiler: KernelCompiler) -> Path:
     who = _digest(json.dumps(asdict(compiler)).encode())[:12]
     return folder / f"qfuse_kernels-{who}.so"
 
 
-def _cached(folder: Path, key: str, compiler: Compiler | None, *, level: int) -> Path | None:
+def _cached(folder: Path, key: str, compiler: KernelCompiler | None, *, level: int) -> Path | None:
     candidates = (
         sorted(folder.glob("qfuse_kernels-*.so"))
         if compiler is None
@@ -280,7 +280,7 @@ def _validate(library: Path, key: str) -> None:
         raise CacheError("its bytes are not those that were written")
 
 
-def _compile(folder: Path, key: str, compiler: Compiler, sources: Path) -> Path:
+def _compile(folder: Path, key: str, compiler: KernelCompiler, sources: Path) -> Path:
     library = _library_path(folder, compiler)
     files = [path for path in _files(sources) if path.suffix == ".cpp"]
     _log.info("compiling %d kernel sources with %s", len(files), compiler.version)
@@ -294,7 +294,7 @@ def _compile(folder: Path, key: str, compiler: Compiler, sources: Path) -> Path:
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
             list(pool.map(_run, commands))  # raises what a compiler raised
         _run([*compiler.command, *_link_flags(), "-o", str(new), *map(str, objects), *_LIBRARIES])
-        entry = Entry(key, compiler.version, _digest(new.read_bytes()))
+        entry = BuildEntry(key, compiler.version, _digest(new.read_bytes()))
         described = new.with_suffix(".json")
         described.write_text(json.dumps(asdict(entry)), encoding="utf-8")
         # Each file is replaced atomically; between the two, the library fails its checksum.

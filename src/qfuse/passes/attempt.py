@@ -29,7 +29,7 @@ Snapshot = dict["Node", tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RewriteTask:
     """The rewrite of a pass, independent of the part of the graph.
 
     Attributes:
@@ -68,7 +68,7 @@ class Attempt:
     misses: tuple[Missed, ...] = ()
 
 
-def attempt(source: CapturedGraph, work: Work, scope: frozenset[str] | None) -> Attempt:
+def attempt(source: CapturedGraph, work: RewriteTask, scope: frozenset[str] | None) -> Attempt:
     """Run ``work`` on a copy of ``source``, restricted to the nodes of ``scope``."""
     program = clone(source)
     known: dict[str, OpOverload] = {}

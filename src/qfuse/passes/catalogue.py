@@ -15,7 +15,7 @@ from qfuse.ir.errors import OptionsError
 from qfuse.ir.graph.stage_graph import StageGraph
 from qfuse.normalize.builtin import BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, discover
-from qfuse.optimize.commute.join import Join
+from qfuse.optimize.commute.join import CommutingJoin
 from qfuse.optimize.commute.movement import MovementOp
 from qfuse.optimize.commute.pad import Pad
 from qfuse.optimize.commute.split import Split
@@ -28,7 +28,7 @@ from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize as SinkDequantizeRule
 from qfuse.optimize.schedule import FUSION_RULES, RESULT_RULES, settle_rules
 from qfuse.options import choice
-from qfuse.passes.attempt import Work
+from qfuse.passes.attempt import RewriteTask
 from qfuse.passes.engine import run_pass
 from qfuse.passes.examples import Examples
 from qfuse.passes.outcome import PassOutcome
@@ -111,7 +111,7 @@ class GraphPass(ABC):
             NormalizeError: A quantization op is malformed.
         """
         dialects = (*BUILTIN, *discover()) if self.dialects is None else tuple(self.dialects)
-        work = Work(
+        work = RewriteTask(
             self.run,
             self.about,
             dialects,
@@ -140,13 +140,13 @@ class _MovingPass(GraphPass, ABC):
 class _LiftAboveMovements(LiftQuantize):
     """Crosses movement ops, but not computations."""
 
-    families = (MovementOp, Join, Pad)
+    families = (MovementOp, CommutingJoin, Pad)
 
 
 class _SinkBelowMovements(SinkDequantizeRule):
     """Crosses movement ops, but not computations."""
 
-    families = (Split, Join, Pad, MovementOp)
+    families = (Split, CommutingJoin, Pad, MovementOp)
 
 
 class LiftCombineQuantize(_MovingPass):

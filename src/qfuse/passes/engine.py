@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from qfuse.ir.events import Event, Fired, Missed
 from qfuse.ir.graph.stage_graph import CapturedGraph
-from qfuse.passes.attempt import Attempt, Work, attempt
+from qfuse.passes.attempt import Attempt, RewriteTask, attempt
 from qfuse.passes.examples import Examples
 from qfuse.passes.outcome import PASS_STAGE, PassOutcome
 from qfuse.passes.raw import RawGraph, take
@@ -22,7 +22,9 @@ _GROWTHS = 3
 _WITHDRAWALS = 16
 
 
-def run_pass(name: str, work: Work, module: GraphModule, examples: Examples | None) -> PassOutcome:
+def run_pass(
+    name: str, work: RewriteTask, module: GraphModule, examples: Examples | None
+) -> PassOutcome:
     """Run ``work`` on the graph of ``module``, in place and atomically.
 
     A first run imports all of a copy to canonical ops, to find what there is to do. Later runs
@@ -49,7 +51,7 @@ class _Narrowing:
     """Finds the smallest set of nodes to import to canonical ops."""
 
     raw: RawGraph
-    work: Work
+    work: RewriteTask
     whole: Attempt
 
     def run(self) -> tuple[Attempt, tuple[Missed, ...]]:
@@ -94,7 +96,9 @@ def _near(node: Node) -> Iterable[Node]:
     return (*node.all_input_nodes, *node.users)
 
 
-def _events(whole: Attempt, done: Attempt, withdrawn: Sequence[Missed], work: Work) -> list[Event]:
+def _events(
+    whole: Attempt, done: Attempt, withdrawn: Sequence[Missed], work: RewriteTask
+) -> list[Event]:
     """Combine the events of the scoped run with the misses of the whole graph."""
     dropped = Missed if done.counts else (Missed, Fired)
     events: list[Event] = [e for e in done.program.log if not isinstance(e, dropped)]

@@ -29,7 +29,7 @@ from qfuse.rewrite.pattern import (
     match,
     op,
 )
-from qfuse.rewrite.pattern.parts import Op
+from qfuse.rewrite.pattern.parts import OpPattern
 from qfuse.rewrite.pattern.search import same_value
 from qfuse.rewrite.rule import Miss
 
@@ -69,7 +69,7 @@ def spellings(pattern: Pattern) -> Iterator[tuple[Any, ...]]:
     if isinstance(pattern, Either):
         for each in pattern.alternatives:
             yield from spellings(each)
-    elif isinstance(pattern, Op):
+    elif isinstance(pattern, OpPattern):
         names, inner = list(pattern.args), list(pattern.args.values())
         for order in [names, names[::-1]] if pattern.ops[0] in COMMUTATIVE else [names]:
             for parts in product(*map(list, map(spellings, inner))):

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from qfuse.ir.ops.declare import Op, define_op
 from qfuse.ir.ops.epilogue import Epilogue
-from qfuse.ir.ops.fields import Arg
+from qfuse.ir.ops.fields import ArgInfo
 from qfuse.ir.ops.output import Keep, Output
 from qfuse.ir.ops.views import QuantParams
 
@@ -22,7 +22,7 @@ class Activation(Op):
     """A ``qfuse::activation`` call; without quantization parameters ``x`` is float."""
 
     x: Node
-    x_params: Annotated[QuantParams | None, Arg(levels=1)]
+    x_params: Annotated[QuantParams | None, ArgInfo(levels=1)]
     epilogue: Epilogue
     extras: tuple[Node, ...]
     output: Output

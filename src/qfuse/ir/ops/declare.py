@@ -38,7 +38,7 @@ from torch.fx.node import Argument
 
 from qfuse.ir.graph.schema import arguments, is_call
 from qfuse.ir.ops.epilogue import Epilogue
-from qfuse.ir.ops.fields import RESULT, Layout, field_of
+from qfuse.ir.ops.fields import RESULT, ArgLayout, field_of
 from qfuse.ir.ops.output import Output
 from qfuse.ir.ops.views import QuantParams, dtype_of, node_of, tensor_of
 from qfuse.ir.quant.reference import dequantize, quantize
@@ -59,7 +59,7 @@ class Op:
 
     node: Node
     overload: ClassVar[OpOverload]
-    layout: ClassVar[Layout]
+    layout: ClassVar[ArgLayout]
     library: ClassVar[torch.library.Library]
 
     @classmethod
@@ -179,7 +179,7 @@ def define_op(name: str, namespace: str = "qfuse") -> Callable[[type[D]], type[D
     return define
 
 
-def _layout(cls: type[Op]) -> Layout:
+def _layout(cls: type[Op]) -> ArgLayout:
     hints = get_type_hints(cls, include_extras=True)
     found = tuple(
         field_of(f.name, hints[f.name], f.default is not MISSING) for f in fields(cls)[1:]
@@ -188,7 +188,7 @@ def _layout(cls: type[Op]) -> Layout:
     if len(taken) != len(inspect.signature(cls.reference).parameters):
         raise TypeError(f"the reference of {cls.__name__} does not take {', '.join(taken)}")
     returned = get_type_hints(cls.reference)["return"]
-    return Layout(found, "Tensor[]" if "output" in hints else _RESULTS[returned])
+    return ArgLayout(found, "Tensor[]" if "output" in hints else _RESULTS[returned])
 
 
 def _tensor(value: Any) -> torch.Tensor:

@@ -25,7 +25,7 @@ Leaf = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Arg:
+class ArgInfo:
     """Details that a field's name and type do not imply: ``Annotated[QuantParams, Arg(of="q")]``.
 
     Attributes:
@@ -61,7 +61,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ArgLayout:
     """All fields of a declaration, and the op's result in schema syntax."""
 
     fields: tuple[Field, ...]
@@ -111,7 +111,7 @@ def field_of(name: str, hint: Any, late: bool) -> Field:
     Raises:
         TypeError: The type does not map to an argument.
     """
-    arg = Arg()
+    arg = ArgInfo()
     if get_origin(hint) is Annotated:
         hint, arg = get_args(hint)
     optional = NoneType in get_args(hint)
@@ -137,7 +137,7 @@ def field_of(name: str, hint: Any, late: bool) -> Field:
     raise TypeError(f"no argument of an op is a {kind}: {name}")
 
 
-def _params(name: str, arg: Arg, optional: bool) -> Field:
+def _params(name: str, arg: ArgInfo, optional: bool) -> Field:
     prefix = name.removesuffix("params")
     scale, zero_point, spec, outer = (
         f"{prefix}{part}" for part in ("scale", "zero_point", "spec", "outer_scale")
@@ -163,7 +163,7 @@ def _params(name: str, arg: Arg, optional: bool) -> Field:
 
 
 def _output(name: str) -> Field:
-    given_params = _params("out_params", Arg(levels=1), optional=True)
+    given_params = _params("out_params", ArgInfo(levels=1), optional=True)
 
     def read(given: Given, leaf: Leaf) -> Output:
         keep = parse_keep(given["keep"])

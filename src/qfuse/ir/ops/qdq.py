@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from qfuse.ir.ops.declare import Op, define_op
-from qfuse.ir.ops.fields import RESULT, Arg
+from qfuse.ir.ops.fields import RESULT, ArgInfo
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.choose import ChooseSpec
 from qfuse.ir.quant.choose import choose_qparams as choose_reference
@@ -43,7 +43,7 @@ class Quantize(_Conversion):
     """A ``qfuse::quantize`` call."""
 
     x: Node
-    params: Annotated[QuantParams, Arg(of=RESULT)]
+    params: Annotated[QuantParams, ArgInfo(of=RESULT)]
 
 
 @define_op("dequantize")
@@ -52,7 +52,7 @@ class Dequantize(_Conversion):
     """A ``qfuse::dequantize`` call."""
 
     q: Node
-    params: Annotated[QuantParams, Arg(of="q")]
+    params: Annotated[QuantParams, ArgInfo(of="q")]
 
 
 @define_op("requantize")
@@ -61,7 +61,7 @@ class Requantize(_Conversion):
     """A ``qfuse::requantize`` call: a dequantize and a quantize."""
 
     q: Node
-    params: Annotated[QuantParams, Arg(of="q")]
+    params: Annotated[QuantParams, ArgInfo(of="q")]
     out_params: QuantParams
 
 
@@ -74,7 +74,7 @@ class Choose(Op):
     """
 
     x: Node
-    spec: Annotated[ChooseSpec, Arg("choose")]
+    spec: Annotated[ChooseSpec, ArgInfo("choose")]
     outer_scale: Node | None = None
 
     @staticmethod

@@ -22,7 +22,7 @@ _BYTES = (torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class GluProduct:
     """A GLU: the product of the halves of a value's last axis.
 
     Attributes:
@@ -38,7 +38,7 @@ class Product:
     between: frozenset[Node]
 
 
-def product_of(op: Activation) -> Product | None:
+def product_of(op: Activation) -> GluProduct | None:
     """Return the GLU of ``op``, whose factors are halves of one value, or ``None``."""
     for step in op.epilogue.steps:
         if not isinstance(step, Mul):
@@ -47,7 +47,7 @@ def product_of(op: Activation) -> Product | None:
         casts, part = uncast(up)
         halves = halves_of(op.x, part)
         if halves is not None:
-            return Product(halves, up, tuple(map(dtype_of, casts)), halves.cuts | {*casts})
+            return GluProduct(halves, up, tuple(map(dtype_of, casts)), halves.cuts | {*casts})
     return None
 
 
@@ -67,7 +67,7 @@ class KernelSteps:
 
     @classmethod
     def of(
-        cls, linear: FusedLinear, op: Activation, product: Product | None
+        cls, linear: FusedLinear, op: Activation, product: GluProduct | None
     ) -> KernelSteps | Refusal:
         """Write the epilogues of both in order, or refuse the first unsupported op."""
         writer = _Writer(linear.extras)
@@ -98,10 +98,10 @@ class _Writer:
     extras: list[Node] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     count: int = 0
-    product: Product | None = None
+    product: GluProduct | None = None
     multiplied: int = 0
 
-    def continue_with(self, op: Activation, product: Product | None) -> None:
+    def continue_with(self, op: Activation, product: GluProduct | None) -> None:
         """Continue with the epilogue of the rowwise op."""
         self.known, self.product = op.extras, product
         if product is not None:

@@ -16,7 +16,7 @@ from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import is_row_major, same_shape
 from qfuse.lower.expand.expand import results_of
 from qfuse.lower.operands.checks import FLOATS
-from qfuse.lower.problems.epilogue_text import KernelSteps, Product, product_of
+from qfuse.lower.problems.epilogue_text import GluProduct, KernelSteps, product_of
 from qfuse.lower.problems.linear import LinearProblem, linear_problem
 from qfuse.lower.problems.problem import Problem, Replaced
 from qfuse.lower.problems.rowwise import RowwiseProblem, rowwise_problem
@@ -135,7 +135,9 @@ def _rows_of(
     return rowwise_problem(replace(op, output=replace(op.output, keep=keep)), symbols)
 
 
-def _check_between(linear: FusedLinear, op: Activation, product: Product | None) -> Refusal | None:
+def _check_between(
+    linear: FusedLinear, op: Activation, product: GluProduct | None
+) -> Refusal | None:
     """Refuse intermediate values that are quantized or have other users."""
     if linear.out_params is not None or op.x_params is not None:
         return Refusal("the value between the two is quantized")

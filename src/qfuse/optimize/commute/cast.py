@@ -17,7 +17,7 @@ from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, aten
 
 
 @dataclass(frozen=True, slots=True)
-class Cast(Commutes):
+class CommutingCast(Commutes):
     """A copy that changes only the dtype.
 
     ``quantize(widen(x))`` is ``quantize(x)``, computed as before. Refuses: a cast that rounds; a
@@ -42,7 +42,7 @@ class Cast(Commutes):
     source: Node
 
     @classmethod
-    def of(cls, node: Node) -> Cast | None:
+    def of(cls, node: Node) -> CommutingCast | None:
         """View a pure cast."""
         source = cast_source(node)
         return None if source is None else cls(node, source)

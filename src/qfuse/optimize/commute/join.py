@@ -24,7 +24,7 @@ JOINS: tuple[OpOverload, ...] = (aten.cat.default, aten.stack.default)
 
 
 @dataclass(frozen=True, slots=True)
-class Join(Commutes):
+class CommutingJoin(Commutes):
     """Tensors of one dtype and rank, put together along an axis.
 
     ``quantize(cat([a, b]), s)`` is ``cat([quantize(a, s_a), quantize(b, s_b)])``: every part gets
@@ -49,7 +49,7 @@ class Join(Commutes):
     axis: int
 
     @classmethod
-    def of(cls, node: Node) -> Join | Miss | None:
+    def of(cls, node: Node) -> CommutingJoin | Miss | None:
         """View a join; miss one that promotes or skips one of its parts."""
         if not is_call(node, *JOINS):
             return None
@@ -123,7 +123,7 @@ class Join(Commutes):
         return lifted_work(self.node, quantize.params.spec, [self.node], self.parts, goes=goes)
 
 
-def as_join(value: object) -> Join | None:
+def as_join(value: object) -> CommutingJoin | None:
     """View ``value`` as a join; ``None`` if it is another op, or promotes or skips a part."""
     if not isinstance(value, Node) or not is_call(value, *JOINS):
         return None
@@ -141,7 +141,7 @@ def as_join(value: object) -> Join | None:
     )
     if not alike or not isinstance(axis, int):
         return None
-    return Join(value, parts, axis % rank)
+    return CommutingJoin(value, parts, axis % rank)
 
 
 def _united(parts: Sequence[Dequantize]) -> QuantSpec | Miss:
@@ -173,7 +173,7 @@ class _JoinedParams:
         spec: The spec with the united range; its block is still that of the parts.
     """
 
-    join: Join
+    join: CommutingJoin
     params: tuple[QuantParams, ...]
     spec: QuantSpec
 
@@ -264,7 +264,7 @@ class _JoinedParams:
         return tuple(made)
 
 
-def _join_nodes(join: Join, nodes: list[Node], rw: Rewriter) -> Node:
+def _join_nodes(join: CommutingJoin, nodes: list[Node], rw: Rewriter) -> Node:
     mover = GraphMover(rw)
     values = [value for value in map(constant_of, nodes) if value is not None]
     if len(values) == len(nodes):

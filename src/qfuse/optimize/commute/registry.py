@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from qfuse.optimize.commute.base import Commutes
-from qfuse.optimize.commute.cast import Cast
+from qfuse.optimize.commute.cast import CommutingCast
 from qfuse.optimize.commute.clamp import Clamp
-from qfuse.optimize.commute.join import Join
+from qfuse.optimize.commute.join import CommutingJoin
 from qfuse.optimize.commute.movement import MovementOp
 from qfuse.optimize.commute.pad import Pad
 from qfuse.optimize.commute.pool import Pool
@@ -19,9 +19,9 @@ Families: TypeAlias = Sequence[type[Commutes]]
 
 COMMUTING: tuple[type[Commutes], ...] = (
     Split,
-    Join,
+    CommutingJoin,
     Pad,
-    Cast,
+    CommutingCast,
     Clamp,
     Pool,
     # Last: it misses ops that move elements and that no family above supports.

@@ -187,7 +187,7 @@ QuantizedMover: TypeAlias = GraphMover | FakeMover
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MovementStep:
     """One movement that is crossed, and its effect on the parameters."""
 
     movement: Movement
@@ -206,7 +206,7 @@ class PropagatedUp:
             stopped.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[MovementStep, ...]
     source: Node
     block: Block
     stuck: tuple[Movement, Refusal] | None = None
@@ -234,7 +234,7 @@ def propagate_up(
         crosses: Whether a movement may be crossed.
         outer: The block of their second level of scales, if there is one.
     """
-    steps: list[Step] = []
+    steps: list[MovementStep] = []
     while len(steps) < _STEPS:
         movement = movement_of(x)
         if movement is None or not crosses(movement):
@@ -242,7 +242,7 @@ def propagate_up(
         moved = move_levels(movement.backward, block, outer)
         if isinstance(moved, Refusal):
             return PropagatedUp(tuple(steps), x, block, (movement, moved))
-        steps.append(Step(movement, moved))
+        steps.append(MovementStep(movement, moved))
         x, block = movement.source, moved.block
         outer = None if moved.outer is None else moved.outer.block
     return PropagatedUp(tuple(steps), x, block)

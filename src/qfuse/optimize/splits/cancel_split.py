@@ -16,7 +16,7 @@ from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.movement.slice import Slice
 from qfuse.ir.ops.views import node_of, shape_of, tensor_of
 from qfuse.ir.sizes import same_strides
-from qfuse.optimize.commute.join import Join, as_join
+from qfuse.optimize.commute.join import CommutingJoin, as_join
 from qfuse.optimize.match.strides import restride, stride_sensitive_user
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -85,7 +85,7 @@ class CancelSplit(Rule[CancelSplitSite]):
             restride(old, new, rw)
 
 
-def _match_join(join: Join) -> CancelSplitSite | Miss:
+def _match_join(join: CommutingJoin) -> CancelSplitSite | Miss:
     found = [movement_of(part) for part in join.parts]
     parts = [part for part in found if isinstance(part, Slice) and part.axis == join.axis]
     if len(parts) < len(found) or len({part.source for part in parts}) > 1:

@@ -16,7 +16,7 @@ from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops.views import dtype_of
 from qfuse.ir.quant.spec import dtype_name
-from qfuse.rewrite.pattern.search import Frame, Guard, Refusal, Search
+from qfuse.rewrite.pattern.search import Frame, Guard, Mismatch, Search
 from qfuse.rewrite.pattern.writer import Writer
 
 
@@ -71,7 +71,7 @@ class Part(ABC):
         return new
 
     @abstractmethod
-    def read(self, value: object) -> object | Refusal:
+    def read(self, value: object) -> object | Mismatch:
         """Match ``value`` without its operands; return what the part captures."""
 
     @property
@@ -111,7 +111,7 @@ class Part(ABC):
         if not search.spend() or (node is value and search.is_dead(self, node)):
             return
         found = self._kind(value)
-        if isinstance(found, Refusal):
+        if isinstance(found, Mismatch):
             search.fail(frame, found)
             return
         if not self.label:
@@ -120,7 +120,7 @@ class Part(ABC):
         if not search.agrees(self.label, found):
             fields = {"capture": self.label, "found": describe(value)}
             text = "expected the same value for {capture}, found another {found}"
-            search.fail(frame, Refusal(MissCode.PATTERN, text, fields))
+            search.fail(frame, Mismatch(MissCode.PATTERN, text, fields))
             return
         fresh = self.label not in search.bound
         search.bound.setdefault(self.label, found)
@@ -128,18 +128,18 @@ class Part(ABC):
         if fresh:
             del search.bound[self.label]
 
-    def _kind(self, value: object) -> object | Refusal:
+    def _kind(self, value: object) -> object | Mismatch:
         found = self.read(value)
-        if isinstance(found, Refusal):
+        if isinstance(found, Mismatch):
             text = found.text if self.refusal is None else self.refusal[1]
             code = found.code if self.refusal is None else self.refusal[0]
-            return Refusal(code, text, {"found": describe(value), **found.fields})
+            return Mismatch(code, text, {"found": describe(value), **found.fields})
         if self.dtypes and (not is_tensor(value) or dtype_of(value) not in self.dtypes):
             text = f"expected {{wanted}} for {self.label}" if self.label else "expected {wanted}"
             code, text = self.refusal or (MissCode.DTYPE, text + ", found {found}")
             wanted = " or ".join(map(dtype_name, self.dtypes))
             kind = dtype_name(dtype_of(value)) if is_tensor(value) else describe(value)
-            return Refusal(code, text, {"found": kind, "wanted": wanted})
+            return Mismatch(code, text, {"found": kind, "wanted": wanted})
         return found
 
     def _inside(self, value: object, search: Search, frame: Frame) -> Iterator[None]:

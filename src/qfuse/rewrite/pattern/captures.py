@@ -15,7 +15,7 @@ from qfuse.ir.ops.constants import constant_value, number_of
 from qfuse.ir.ops.views import shape_of
 from qfuse.rewrite.pattern.base import is_tensor
 from qfuse.rewrite.pattern.parts import Pattern
-from qfuse.rewrite.pattern.search import Refusal
+from qfuse.rewrite.pattern.search import Mismatch
 from qfuse.rewrite.pattern.writer import Writer
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class Capture(Pattern, Generic[T]):
     def __init__(self, name: str) -> None:
         self.label = name
 
-    def read(self, value: object) -> object | Refusal:
+    def read(self, value: object) -> object | Mismatch:
         """Accept anything."""
         return value
 
@@ -38,9 +38,9 @@ class Capture(Pattern, Generic[T]):
         """Write the name."""
         out.put(self.label or "_")
 
-    def _refuse(self, code: MissCode, wanted: str) -> Refusal:
+    def _refuse(self, code: MissCode, wanted: str) -> Mismatch:
         fields = {"capture": self.label, "wanted": wanted}
-        return Refusal(code, "expected {wanted} for {capture}, found {found}", fields)
+        return Mismatch(code, "expected {wanted} for {capture}, found {found}", fields)
 
 
 class Arg(Capture[Argument]):
@@ -70,21 +70,21 @@ class V(Capture[Node]):
         self.dtypes = (dtypes,) if isinstance(dtypes, torch.dtype) else tuple(dtypes)
         self.rank = rank
 
-    def read(self, value: object) -> object | Refusal:
+    def read(self, value: object) -> object | Mismatch:
         """Accept tensors."""
         if not isinstance(value, Node) or not is_tensor(value):
             code = MissCode.DTYPE if self.dtypes else MissCode.PATTERN
             return self._refuse(code, "a tensor")
         if self.rank is not None and len(shape_of(value)) != self.rank:
             fields = {"rank": len(shape_of(value)), "wanted": self.rank}
-            return Refusal(MissCode.SHAPE, "expected {wanted} axes, found {rank}", fields)
+            return Mismatch(MissCode.SHAPE, "expected {wanted} axes, found {rank}", fields)
         return value
 
 
 class Operand(Capture[Argument]):
     """An operand of arithmetic: a tensor or a number, but not a bool or a symbolic size."""
 
-    def read(self, value: object) -> object | Refusal:
+    def read(self, value: object) -> object | Mismatch:
         """Accept tensors and numbers."""
         if is_tensor(value) or _is_number(value):
             return value
@@ -94,7 +94,7 @@ class Operand(Capture[Argument]):
 class Num(Capture[float]):
     """A literal number, but not a bool."""
 
-    def read(self, value: object) -> object | Refusal:
+    def read(self, value: object) -> object | Mismatch:
         """Accept numbers."""
         if _is_number(value):
             return value
@@ -104,7 +104,7 @@ class Num(Capture[float]):
 class Scalar(Capture[float]):
     """A literal number, or a constant of one element."""
 
-    def read(self, value: object) -> object | Refusal:
+    def read(self, value: object) -> object | Mismatch:
         """Accept values known to be one number."""
         known = number_of(value)
         if known is not None:
@@ -129,7 +129,7 @@ class Known:
 class Const(Capture[Known]):
     """A tensor that is computed from constants by simple ops."""
 
-    def read(self, value: object) -> object | Refusal:
+    def read(self, value: object) -> object | Mismatch:
         """Accept constant expressions and evaluate them."""
         known = constant_value(value)
         if known is None or not isinstance(value, Node):
@@ -151,13 +151,13 @@ class Read(Capture[T]):
         self.view = view
         self.what = what or view.__name__.strip("_").removeprefix("as_")
 
-    def read(self, value: object) -> object | Refusal:
+    def read(self, value: object) -> object | Mismatch:
         """Apply the view to a node."""
         found = self.view(value) if isinstance(value, Node) else None
         if found is not None:
             return found
         fields = {"wanted": self.what}
-        return Refusal(MissCode.PATTERN, "expected a {wanted}, found {found}", fields)
+        return Mismatch(MissCode.PATTERN, "expected a {wanted}, found {found}", fields)
 
     def show(self, out: Writer) -> None:
         """Write what it is."""

@@ -14,7 +14,7 @@ from qfuse.ir.events import MissCode
 from qfuse.ir.graph.schema import argument_defaults, argument_names, arguments, is_call, overload_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.rewrite.pattern.base import Part, describe
-from qfuse.rewrite.pattern.search import Frame, Refusal, Search, same_value
+from qfuse.rewrite.pattern.search import Frame, Mismatch, Search, same_value
 from qfuse.rewrite.pattern.writer import Writer
 
 # `add` commutes as long as `alpha` is 1, which is its default.
@@ -76,14 +76,14 @@ class Literal(Pattern):
         self.name = name
         self.code = code
 
-    def read(self, value: object) -> object | Refusal:
+    def read(self, value: object) -> object | Mismatch:
         """Compare with the literal."""
         if same_value(self.value, value):
             return value
         fields = {"wanted": _text(self.value), "found": describe(value)}
         name = f"{self.name}=" if self.name else ""
         text = f"expected {{node}} with {name}{{wanted}}, found {{found}}"
-        return Refusal(self.code, text, fields)
+        return Mismatch(self.code, text, fields)
 
     def show(self, out: Writer) -> None:
         """Write the value."""
@@ -103,12 +103,12 @@ class Items(Pattern):
         """The items."""
         return self.items
 
-    def read(self, value: object) -> object | Refusal:
+    def read(self, value: object) -> object | Mismatch:
         """Accept a list of the right length."""
         if isinstance(value, (list, tuple)) and len(value) == len(self.items):
             return value
         fields = {"wanted": len(self.items)}
-        return Refusal(MissCode.PATTERN, "expected {wanted} items, found {found}", fields)
+        return Mismatch(MissCode.PATTERN, "expected {wanted} items, found {found}", fields)
 
     def parts(self, value: object, search: Search, frame: Frame) -> Iterator[None]:
         """Match each item."""
@@ -122,7 +122,7 @@ class Items(Pattern):
         out.put("]")
 
 
-class Op(Pattern):
+class OpPattern(Pattern):
     """A call of an op; arguments that are not given must have their defaults.
 
     Args:
@@ -152,7 +152,7 @@ class Op(Pattern):
         """The ops."""
         return frozenset(self.ops)
 
-    def read(self, value: object) -> object | Refusal:
+    def read(self, value: object) -> object | Mismatch:
         """Compare the op."""
         return value if is_call(value, *self.ops) else unlike(self.ops)
 
@@ -184,7 +184,7 @@ class Op(Pattern):
         for name, default in self._rest[called].items():
             if not same_value(default, given[name]):
                 told = Literal(default, name, MissCode.ARGUMENT).read(given[name])
-                assert isinstance(told, Refusal), "they differ"
+                assert isinstance(told, Mismatch), "they differ"
                 search.fail(frame, told)
                 return False
         return True
@@ -231,7 +231,7 @@ class Either(Pattern):
         known = [heads for heads in found if heads is not None]
         return frozenset().union(*known) if len(known) == len(found) else None
 
-    def read(self, value: object) -> object | Refusal:
+    def read(self, value: object) -> object | Mismatch:
         """Accept a value if any alternative could match it."""
         if self.heads is None or is_call(value, *self.heads):
             return value
@@ -295,7 +295,7 @@ def op(ops: OpOverload | Sequence[OpOverload], *args: object, **named: object) -
     names = argument_names(several[0])
     given: dict[str, object] = {**dict(zip(names, args, strict=False)), **named}
     plain = {k: v.operand if isinstance(v, Opt) else v for k, v in given.items()}
-    call = Op(several, {name: as_pattern(value, name) for name, value in plain.items()})
+    call = OpPattern(several, {name: as_pattern(value, name) for name, value in plain.items()})
     if plain == given:
         return call
     kept = [k for k, v in given.items() if isinstance(v, Pattern)]
@@ -312,10 +312,10 @@ def as_pattern(value: object, name: str = "") -> Pattern:
     return Literal(value, name)
 
 
-def unlike(ops: Iterable[OpOverload]) -> Refusal:
+def unlike(ops: Iterable[OpOverload]) -> Mismatch:
     """Return the refusal for a value that does not call any of ``ops``."""
     wanted = " or ".join(str(each).removesuffix(".default") for each in ops)
-    return Refusal(MissCode.PATTERN, "expected {wanted}, found {found}", {"wanted": wanted})
+    return Mismatch(MissCode.PATTERN, "expected {wanted}, found {found}", {"wanted": wanted})
 
 
 def _sorted(heads: frozenset[OpOverload] | None) -> list[OpOverload]:

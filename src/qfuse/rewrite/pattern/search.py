@@ -27,7 +27,7 @@ _STEPS_PER_PART = 32
 _MOST_STEPS = 20_000
 
 
-class Refusal(NamedTuple):
+class Mismatch(NamedTuple):
     """Why a part does not accept a value."""
 
     code: MissCode
@@ -169,7 +169,7 @@ class Search:
         self.conflicts += 1
         return False
 
-    def fail(self, frame: Frame, refusal: Refusal) -> None:
+    def fail(self, frame: Frame, refusal: Mismatch) -> None:
         """Record a failure at ``frame``."""
         if not self._is_furthest():
             return

@@ -16,7 +16,7 @@ from qfuse.ir.ops.casts import cast_source
 from qfuse.rewrite.pattern.base import Part, is_tensor
 from qfuse.rewrite.pattern.captures import Capture
 from qfuse.rewrite.pattern.parts import Pattern
-from qfuse.rewrite.pattern.search import Frame, Refusal, Search
+from qfuse.rewrite.pattern.search import Frame, Mismatch, Search
 from qfuse.rewrite.pattern.writer import Writer
 
 _LONGEST = 12
@@ -96,7 +96,7 @@ class Through(Pattern):
         """The part."""
         return (self.inner,)
 
-    def read(self, value: object) -> object | Refusal:
+    def read(self, value: object) -> object | Mismatch:
         """Accept anything, since zero steps also match."""
         return value
 
@@ -161,12 +161,12 @@ class Via(Pattern):
         """The ops of that kind."""
         return frozenset(self.kind.ops) if self.kind.ops else None
 
-    def read(self, value: object) -> object | Refusal:
+    def read(self, value: object) -> object | Mismatch:
         """Accept a step of this kind."""
         if is_tensor(value) and self.kind.source(value) is not None:
             return value
         fields = {"wanted": self.kind.name}
-        return Refusal(MissCode.PATTERN, "expected a {wanted}, found {found}", fields)
+        return Mismatch(MissCode.PATTERN, "expected a {wanted}, found {found}", fields)
 
     def parts(self, value: object, search: Search, frame: Frame) -> Iterator[None]:
         """Match the operand of the step."""

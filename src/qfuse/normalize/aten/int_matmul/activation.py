@@ -25,7 +25,7 @@ _INT32 = torch.iinfo(torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class Activation:
+class ActivationOperand:
     """Quantized activations with parameters of their own rank.
 
     Attributes:
@@ -109,7 +109,7 @@ class Activation:
 
 def place(
     x: Node, scale: Argument, zero: Argument, y: Node, views: tuple[Node, ...]
-) -> Activation | Miss:
+) -> ActivationOperand | Miss:
     """Return the view of an activation whose rows are those of its parameters.
 
     The parameters have the shape that the activation had when it was quantized; both were then
@@ -133,7 +133,7 @@ def place(
     scale_rows, zero_rows = (spread is Broadcast.ROWS for spread in spreads)
     if not scale_rows and not zero_rows:
         q, after = list(_roots(x))[-1]
-        return Activation(q, scale, zero, after=after)
+        return ActivationOperand(q, scale, zero, after=after)
     if (isinstance(zero, Node) and not zero_rows) or (scale is not None and not scale_rows):
         return Miss(MissCode.SHAPE, y, "scale and zero point have different blocks")
     # From the top, so that the activation has the shape in which it was quantized.
@@ -141,12 +141,12 @@ def place(
         grid = (*shape_of(q)[:-1], 1)
         found = _in_shape(scale, grid), _in_shape(zero, grid)
         if found[0] is not _MISSING and found[1] is not _MISSING:
-            return Activation(q, *found, after=after, rows=True)
+            return ActivationOperand(q, *found, after=after, rows=True)
     zero = _in_shape(zero, (*shape_of(y)[:-1], 1))
     if zero is _MISSING:
         text = "the zero point cannot be viewed in the rows of the scale"
         return Miss(MissCode.SHAPE, y, text)
-    return Activation(x, scale, zero, before=views, rows=True)
+    return ActivationOperand(x, scale, zero, before=views, rows=True)
 
 
 def _integer(zero: Argument, y: Node) -> Argument | Miss:

@@ -9,7 +9,7 @@ from qfuse.ir.dtypes import widens
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.views import dtype_of, shape_of
-from qfuse.normalize.aten.int_matmul.activation import Activation
+from qfuse.normalize.aten.int_matmul.activation import ActivationOperand
 from qfuse.normalize.aten.int_matmul.products import EIGHT_BITS, is_column_sum
 from qfuse.normalize.aten.int_matmul.weight import Weight
 from qfuse.normalize.aten.qdq.scale_factor import Factor
@@ -62,7 +62,7 @@ def multiplied(value: Argument) -> tuple[Argument, Argument] | None:
     return a["self"], a["other"]
 
 
-def read_zero(y: Node, correction: Argument, x: Activation, weight: Weight) -> Node | Miss:
+def read_zero(y: Node, correction: Argument, x: ActivationOperand, weight: Weight) -> Node | Miss:
     """Return the zero point of ``zero * x_scale * weight_scale * sums``, in any order.
 
     A scale that is 1 may be absent.
@@ -103,7 +103,7 @@ def _factors(correction: Argument) -> list[Argument]:
 
 
 def _kind(
-    factor: Node, y: Node, x: Activation, weight: Weight, found: dict[str, Node]
+    factor: Node, y: Node, x: ActivationOperand, weight: Weight, found: dict[str, Node]
 ) -> str | Miss:
     """Classify a factor: each kind may occur once."""
     root, shape, mine = _root(factor), shape_of(y), shape_of(factor)

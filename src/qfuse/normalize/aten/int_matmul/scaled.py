@@ -15,7 +15,7 @@ from qfuse.ir.ops.linear import as_linear
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec
-from qfuse.normalize.aten.int_matmul.activation import Activation, place
+from qfuse.normalize.aten.int_matmul.activation import ActivationOperand, place
 from qfuse.normalize.aten.int_matmul.correction import read_zero
 from qfuse.normalize.aten.int_matmul.products import EIGHT_BITS, as_int_product
 from qfuse.normalize.aten.int_matmul.shift import SHIFTED, shifted
@@ -67,7 +67,7 @@ class ScaledProduct:
     base: Node
     node: Node
     x: Node | None
-    activation: Activation | None
+    activation: ActivationOperand | None
     weight: Weight
     bias: Node | None = None
     bias_value: torch.Tensor | None = None
@@ -235,7 +235,9 @@ def as_product(node: Node) -> ScaledProduct | None:
     product = as_int_product(node)
     if product is not None:
         weight = Weight(None, product.weight, rows=product.rows)
-        return ScaledProduct(node, node, None, Activation(product.x, None, product.zero), weight)
+        return ScaledProduct(
+            node, node, None, ActivationOperand(product.x, None, product.zero), weight
+        )
     linear = as_linear(node)
     if linear is None:
         return None
@@ -244,11 +246,11 @@ def as_product(node: Node) -> ScaledProduct | None:
     return ScaledProduct(node, node, linear.x, x, weight, linear.bias, real=real)
 
 
-def _activation(x: Node, weight: Weight) -> Activation | None:
+def _activation(x: Node, weight: Weight) -> ActivationOperand | None:
     found = as_dequantize(x)
     if found is not None:
         params = found.params
-        return Activation(found.q, params.scale, params.zero_point, params.spec)
+        return ActivationOperand(found.q, params.scale, params.zero_point, params.spec)
     assert weight.node is not None, "the weight of a linear is a node"
     stored = stored_numbers(x)
     if stored is None or stored.views or dtype_of(stored.q) not in EIGHT_BITS:
@@ -256,7 +258,7 @@ def _activation(x: Node, weight: Weight) -> Activation | None:
     # A product of integers that is emulated in float.
     if weight.q is None and stored_numbers(weight.node) is None:
         return None
-    return Activation(stored.q, None, stored.zero)
+    return ActivationOperand(stored.q, None, stored.zero)
 
 
 def _split(scale: Argument, y: Node) -> tuple[Argument, Node | None] | Miss:
