@@ -61,6 +61,7 @@ _NAVIGATION = {
         "CONTRIBUTING",
         "docs/architecture",
         "docs/writing-a-rule",
+        "docs/importing-an-op",
         "docs/adding-a-kernel",
         "examples/simulator_dialect/README",
     ],

@@ -56,7 +56,7 @@ def rewrite(
     return session.rewrite("to-abs", node, edit, proof=Exactness.EXACT, event=event)
 
 
-def test_golden_what_is_permitted_is_committed_and_logged() -> None:
+def test_what_is_permitted_is_committed_and_logged() -> None:
     graph, node = program()
     context = RewriteContext("test")
 

@@ -106,7 +106,10 @@ def test_the_order_does_not_depend_on_the_order_of_installation(
 ) -> None:
     points = [
         EntryPoint(name, f"qfuse.normalize.{module}", "qfuse.dialects")
-        for name, module in (("b", "casts:CASTS"), ("a", "decomposed:DECOMPOSED"))
+        for name, module in (
+            ("b", "aten.cast_rules:CASTS"),
+            ("a", "importers.pt2e.dialect:DECOMPOSED"),
+        )
     ]
 
     def installed(group: str) -> list[EntryPoint]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from expecttest import assert_expected_inline
@@ -11,6 +13,7 @@ from qfuse.ir.ops import library as ops
 from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import apply_rules
+from qfuse.rewrite.rule import Miss
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear, per_channel, per_tensor, per_token
 from qfuse.testing.run import bits_same, random_inputs, run
@@ -81,6 +84,25 @@ def test_refuses_a_float_weight() -> None:
     program = b.done(b.call(torch.ops.aten.linear.default, real, w))
 
     assert refusal(program) == (MissCode.NOT_QUANTIZED, w.name)
+
+
+def test_refuses_a_weight_of_an_op_that_no_dialect_translated() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 3, 8)
+    q, zero = b.const("q", torch.zeros(4, 8, dtype=torch.int8)), b.const("z", torch.zeros(4).long())
+    importlib.import_module("torch.ao.quantization.fx._decomposed")
+    op = torch.ops.quantized_decomposed.dequantize_per_channel.default
+    w = b.call(op, q, b.const("s", torch.rand(4)), zero, 0, -128, 127, torch.int8)
+    program = b.done(b.call(torch.ops.aten.linear.default, x, w))
+    (linear,) = program.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default)
+    miss = FuseLinear().match(linear)
+
+    assert refusal(program) == (MissCode.NOT_QUANTIZED, w.name)
+    assert isinstance(miss, Miss)
+    assert miss.reason == (
+        "the weight comes from quantized_decomposed.dequantize_per_channel, "
+        "which no dialect translated"
+    )
 
 
 def test_refuses_a_weight_that_is_an_input() -> None:

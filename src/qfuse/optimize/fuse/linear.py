@@ -7,13 +7,16 @@ from typing import ClassVar
 
 import torch
 
-from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.linear import FusedLinear, Linear, as_linear
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.optimize.fuse.epilogue import replace_by
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
+
+_KNOWN = frozenset({"aten", "prims", "qfuse"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class FuseLinear(Rule[LinearSite]):
                     dtype_of(linear.weight),
                     progress=2,
                 )
-            return Miss(MissCode.NOT_QUANTIZED, linear.weight, "the weight is not quantized")
+            return _float_weight(linear.weight)
         if constant_of(weight.q) is None:
             text = "the weight is computed at run time, so it cannot be prepacked"
             return Miss(MissCode.NOT_CONSTANT, weight.q, text, progress=3)
@@ -87,3 +90,12 @@ class FuseLinear(Rule[LinearSite]):
             (),
         )
         replace_by(fused, linear.node, rw)
+
+
+def _float_weight(weight: Node) -> Miss:
+    """Say that a weight is not quantized, or that an op which no dialect knows makes it."""
+    op = overload_of(weight)
+    if op is None or op.namespace in _KNOWN:
+        return Miss(MissCode.NOT_QUANTIZED, weight, "the weight is not quantized")
+    text = "the weight comes from {}, which no dialect translated"
+    return Miss(MissCode.NOT_QUANTIZED, weight, text, op_name(weight))
