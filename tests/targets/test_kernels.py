@@ -83,7 +83,7 @@ def test_an_unknown_operator_is_absent() -> None:
 
 @pytest.mark.parametrize("name", ["linear", "aten.linear", "aten::linear.a.b", "aten:: linear", ""])
 def test_a_malformed_name_is_refused(name: str) -> None:
-    with pytest.raises(OptionsError, match="no operator name"):
+    with pytest.raises(OptionsError, match="is not an operator name"):
         KernelProbe(name)
 
 

@@ -1,8 +1,9 @@
-// What the instruction-set paths share with the operators: plain structures and function pointers.
+// The interface between the instruction-set paths and the operators: plain structures and function
+// pointers.
 //
-// The paths (isa_*.cpp) are compiled with flags of their own, so they include nothing that defines
-// inline functions with external linkage: a copy of such a function compiled for AVX512 could be
-// the one that the linker keeps for everybody.
+// The paths (isa_*.cpp) are compiled with their own flags, so they must not include anything that
+// defines inline functions with external linkage: the linker could keep the copy compiled for
+// AVX512 for all callers.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +11,9 @@
 namespace qfuse {
 
 // Packed weights are [N / 64][K / 4][64][4]: for each block of 64 output features, four consecutive
-// k of every feature lie together, as the dot product instructions of all paths want them.
+// k of every feature are adjacent, as the dot product instructions of all paths require.
 constexpr int64_t kBlock = 64;  // output features per block
-constexpr int64_t kGroup = 4;   // consecutive k that lie together
+constexpr int64_t kGroup = 4;   // adjacent consecutive k
 
 constexpr int64_t kMaxSteps = 8;
 constexpr int64_t kMaxExtras = 4;
@@ -43,19 +44,19 @@ enum class StepKind : int32_t {
   round,
 };
 
-// One step of an epilogue. What comes out of it is rounded to `type`, as torch would do.
+// One epilogue op. Its result is rounded to `type`, as in torch.
 struct Step {
   StepKind kind;
   int32_t extra;  // of add and mul
   float a;        // of add: alpha; of hardtanh: low; of leaky_relu: slope; of round: 1 / scale
   float b;        // of hardtanh: high; of round: zero point
   Real type;
-  float low = 0;  // of round: the range of the codes, and their scale
+  float low = 0;  // of round: the quantized range, and the scale
   float high = 0;
   float scale = 0;
 };
 
-// How a real result becomes a stored code:
+// How a float result is quantized:
 // clamp(round(y * factor) + zero, low, high), or y / factor, or round(y * factor + zero).
 struct Quantizer {
   float factor;
@@ -64,27 +65,27 @@ struct Quantizer {
   float high;
   bool divide;
   bool zero_first;
-  Real type;  // that every operation rounds to; linears have float32 here
+  Real type;  // that every operation rounds to; float32 for linears
 };
 
 enum class OutType : int32_t { f32, bf16, f16, s8, u8 };
 
-// What happens to the sums of a product. In this order, all in float32:
+// What is applied to the sums of a matmul. In this order, all in float32:
 //   y = total * x_scale * w_scale (+ bias), rounded to `real`;
-//   the steps; the quantizer or the conversion to the output type.
-// Where the halves of the features are multiplied: steps up to `front` are done on both, from there
-// to `gate` on one of them, from there to `up` on the other, and behind that on the product.
-// Integer sums: total = float(sum - x_zero * w_sum - w_zero * x_sum). The bracket is int32 and
-// wraps: only its final value has to fit, see linear_w8a8.cpp. Real sums: total = sum; a scale that
-// is null is one.
+//   the epilogue ops; the quantizer or the conversion to the output type.
+// With a GLU: ops up to `front` apply to both halves, from there to `gate` to the gate, from there
+// to `up` to the other half, and the rest to the product.
+// Integer sums: total = float(sum - x_zero * w_sum - w_zero * x_sum). The difference is int32 and
+// wraps: only its final value has to fit, see linear_w8a8.cpp. Float sums: total = sum; a null
+// scale means one.
 struct Epilogue {
   bool real_sums;
   const float* x_scale;   // one, or one per row
-  const int32_t* x_zero;  // one, or one per row; of the bytes as the kernel multiplied them
+  const int32_t* x_zero;  // one, or one per row; of the bytes as multiplied
   const int32_t* x_sums;  // one per row; null if w_zero is null
   bool scale_per_row;
   bool zero_per_row;
-  const float* w_scale;   // one per output feature, or null with real sums
+  const float* w_scale;   // one per output feature, or null with float sums
   const int32_t* w_sums;  // one per output feature
   const int32_t* w_zero;  // one per output feature, or null
   const float* bias;      // one per output feature, or null
@@ -92,12 +93,12 @@ struct Epilogue {
   int64_t steps;
   Step step[kMaxSteps];
   RealRows extra[kMaxExtras];
-  int64_t half;  // features of a half, which are those of the result; 0 if none are multiplied
+  int64_t half;  // features of a GLU half, which are those of the result; 0 without a GLU
   int64_t front;
   int64_t gate;
   int64_t up;
   bool up_first;  // whether the gate is the second half
-  Real product;   // what the product is rounded to
+  Real product;   // type that the product is rounded to
   OutType out_type;
   void* out;
   int64_t out_ld;
@@ -105,7 +106,7 @@ struct Epilogue {
   Quantizer quantizer;
 };
 
-// A tile of the product: sums[i * 64 + j] = sum over k of (a[i * lda + k] ^ flip) * b[k][j],
+// A tile of a matmul: sums[i * 64 + j] = sum over k of (a[i * lda + k] ^ flip) * b[k][j],
 // wrapping. The bytes of `a` are unsigned after the flip: 0x80 per byte makes u8 = s8 + 128 of
 // signed ones.
 struct Tile {
@@ -116,11 +117,11 @@ struct Tile {
   const int8_t* b;
   int64_t groups;  // of four k
   int64_t
-      columns;  // of the block that exist, 1 to 64; what lies behind them in `sums` is undefined
+      columns;  // valid columns of the block, 1 to 64; the rest of `sums` is undefined
 };
 
-// A tile of a real product: sums[i * 64 + j] = sum over k of a[i * lda + k] * panel[k][j], added to
-// what is there if `add`. `a` and the panel have one type, float32 or bfloat16; the sums are
+// A tile of a float matmul: sums[i * 64 + j] = sum over k of a[i * lda + k] * panel[k][j],
+// accumulated if `add`. `a` and the panel have the same type, float32 or bfloat16; the sums are
 // float32.
 struct RealTile {
   const void* a;
@@ -140,8 +141,8 @@ constexpr int64_t kStreamRows = 4;
 struct RealBlock {
   const uint8_t* codes;  // 32-bit words [depth / (32 / bits)][64]
   int64_t depth;         // input features, padded to whole words
-  int64_t group;         // input features that share parameters: a multiple of 8, or all
-  const float* scale;    // [groups][64]; null if weights are `code - zero`: the epilogue scales
+  int64_t group;         // input features per group: a multiple of 8, or all
+  const float* scale;    // [groups][64]; null if the epilogue scales: weights are `code - zero`
   const int8_t* zero;    // [groups][64]; null if all are the middle code, or 0 of eight bits. Of
                          // codes of four bits the four lowest count.
   const float* offset;   // [groups][64], or null
@@ -149,29 +150,29 @@ struct RealBlock {
   Real real;
 };
 
-// Products of real activations with codes of a number of bits.
+// Matmuls of float activations with weights of a number of bits.
 struct CodeKernels {
   // Writes a panel of `depth` weights per feature, from input feature `k` on.
   void (*widen)(const RealBlock& block, int64_t k, int64_t depth, Real type, void* panel);
-  // The type that `stream` wants rows in. bfloat16 for four bits has the order of `kStreamOrder` in
-  // every eight input features; float32 for eight bits is less than `kStreamLarge`.
+  // The type of rows that `stream` requires. bfloat16 for four bits has the order of `kStreamOrder`
+  // in every eight input features; float32 for eight bits is less than `kStreamLarge`.
   Real (*stream_type)(Real x, int64_t rows);
   // For at most kStreamRows rows, where weights are read once: sums without a panel. Weights are
-  // not rounded; a group's sum is multiplied by its scale.
+  // not rounded; the scale multiplies the sum of a group.
   void (*stream)(const RealBlock& block, const void* a, int64_t lda, int64_t rows, int64_t columns,
                  float* sums);
 };
 
-// A stream in float32 multiplies rows with weights of eight bits times kStreamRaise, and the sum of
-// each group with its inverse. Neither a number below kStreamLarge nor the sum of any that fit into
-// memory leaves the range of float32 there.
+// A stream in float32 multiplies rows by 8-bit weights times kStreamRaise, and the sum of each
+// group by its inverse. Neither a value below kStreamLarge nor any sum of such values that fits
+// into memory overflows float32 then.
 constexpr float kStreamRaise = 0x1p24f;
 constexpr float kStreamLarge = 0x1p60f;
 constexpr int64_t kStreamOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
-// Products of real activations with packed weights.
+// Matmuls of float activations with packed weights.
 struct RealKernels {
-  // The type to multiply in: bfloat16 only if `x` is, and where there are instructions for it.
+  // The type to multiply in: bfloat16 only if `x` is and the processor has instructions for it.
   Real (*type_for)(Real x);
   void (*multiply)(const RealTile& tile, Real type, float* sums);
   CodeKernels four;
@@ -180,8 +181,8 @@ struct RealKernels {
 
 enum class RowKind : int32_t { plain, rms_norm, layer_norm };
 
-// Rows that become codes in one reading: (x + residual), a norm, the steps. Everything is float32
-// between the places that name a type; what is computed there is rounded to it.
+// Rowwise quantization in one pass: (x + residual), a norm, the epilogue ops. Everything is float32
+// except where a type is named; the values there are rounded to it.
 struct RowJob {
   RowKind kind;
   int64_t columns;
@@ -196,38 +197,38 @@ struct RowJob {
   int64_t steps;
   Step step[kMaxSteps];
   RealRows extra[kMaxExtras];
-  // What is kept besides the codes, contiguous, or null.
+  // Extra outputs, contiguous, or null.
   void* kept_sum;
   void* kept;
   Real kept_type;
   int8_t* codes;  // contiguous
 };
 
-// The least and the greatest element of a row; NaN both if there is a NaN in it.
+// The minimum and maximum of a row; both are NaN if it contains a NaN.
 struct Extremes {
   float least;
   float greatest;
 };
 
 struct RowKernels {
-  // Computes a row into `values`, which has room for columns + 64.
+  // Computes a row into `values`, which has space for columns + 64.
   Extremes (*compute)(const RowJob& job, int64_t row, float* values);
   void (*encode)(const RowJob& job, int64_t row, const float* values, const Extremes& extremes,
                  const Quantizer& quantizer);
 };
 
-// Groups along K of one block of weights, each with scales of its own. The total of a feature is
-// the sum over groups, in their order and from zero, of float(sum) * scale, where
+// Groups along K of one block of weights, each with its own scales. The total of a feature is the
+// sum over groups, in order and from zero, of float(sum) * scale, where
 //   sum = sum over k of (x - x_zero) * (w - w_zero)
 //       = (sum over k of x * w) - x_zero * w_sums + w_zero * x_terms
 // in int32, wrapping, with x and x_zero as the bytes that the kernel multiplied, w_sums the sum of
-// w, and x_terms minus the sum of x - x_zero. With one zero point for all weights there is no
-// w_zero, and x_terms are its products with it.
+// w, and x_terms the negated sum of x - x_zero. With a single weight zero point, w_zero is null and
+// x_terms are already multiplied by it.
 struct Groups {
   int64_t count;
   const float* scale;         // [count][64]
   const int16_t* short_sums;  // [count][64], w_sums if they fit, or null
-  const int32_t* long_sums;   // [count][64], w_sums if there are no short ones
+  const int32_t* long_sums;   // [count][64], w_sums if they do not fit 16 bits
   const int8_t* w_zero;       // [count][64], or null
   const int32_t* x_zero;      // one per row, or null
   const int32_t* x_terms;     // [rows][count], or null
@@ -238,19 +239,19 @@ struct GroupTile {
   const uint8_t* a;
   int64_t lda;
   int64_t rows;
-  const uint8_t* b;  // of one block: bytes as in Tile, or codes of four bits, two to a byte
+  const uint8_t* b;  // of one block: bytes as in Tile, or 4-bit values, two per byte
   int64_t depth;
   Groups groups;
 };
 
 struct GroupKernels {
-  // Makes bytes of codes of four bits: `pairs` of groups of four k.
+  // Unpacks 4-bit values to bytes: `pairs` of groups of four k.
   void (*unpack)(const uint8_t* codes, int64_t pairs, uint8_t* panel);
-  // Adds to `totals` the shares of a group whose products are in `sums`.
+  // Adds the contribution of a group, whose integer sums are in `sums`, to `totals`.
   void (*add)(const Groups& groups, int64_t group, const int32_t* sums, int64_t rows,
               float* totals);
-  // Add all groups of a tile to `totals`, or null where that is done with the above and
-  // Path::multiply. Codes of four bits are multiplied with signed bytes, bytes with unsigned ones.
+  // Add all groups of a tile to `totals`, or null if that is done with the above and
+  // Path::multiply. 4-bit values are multiplied by signed bytes, bytes by unsigned ones.
   void (*codes)(const GroupTile& tile, float* totals);
   void (*bytes)(const GroupTile& tile, float* totals);
 };
@@ -258,19 +259,19 @@ struct GroupKernels {
 // One instruction-set path.
 struct Path {
   const char* name;
-  // Most rows of a tile for a product of that many rows.
+  // Maximum rows of a tile for a matmul with that many rows.
   int64_t (*tile_rows)(int64_t rows);
-  // Whether tiles need their rows unsigned (no flip), `lda` at least 4 * `groups`.
+  // Whether tiles require unsigned rows (no flip), with `lda` at least 4 * `groups`.
   bool dense;
   void (*multiply)(const Tile& tile, int32_t* sums);
   // `sums` are int32, or float32 if the epilogue says so.
   // Writes `rows` rows from `row` on, features [column, column + columns).
   void (*finish)(const Epilogue& epilogue, const void* sums, int64_t row, int64_t rows,
                  int64_t column, int64_t columns);
-  // The same where halves are multiplied: columns of the result, from the sums of both halves.
+  // The same with a GLU: columns of the result, from the sums of both halves.
   void (*finish_halves)(const Epilogue& epilogue, const void* first, const void* second,
                         int64_t row, int64_t rows, int64_t column, int64_t columns);
-  // Gives back what `multiply` left in the processor; called on each thread when its share is done.
+  // Releases processor state that `multiply` set up; called on each thread at the end of its work.
   void (*release)();
   const RealKernels* real;
   const RowKernels* rows;
@@ -282,7 +283,7 @@ const Path& portable_path();
 const Path& avx2_path();
 const Path& avx512_vnni_path();
 const Path& brgemm_path();
-// Whether oneDNN computes here, now: it may be switched off, or told to use fewer instructions.
+// Whether oneDNN is usable now: it may be disabled, or limited to fewer instruction sets.
 bool brgemm_runs();
 #endif
 

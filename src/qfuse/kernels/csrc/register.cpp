@@ -1,5 +1,5 @@
-// Schemas and dispatch. Fake kernels are in src/qfuse/kernels/ops.py: those have to work with
-// symbolic sizes, and must be there before a graph is traced, but not where a compiled one runs.
+// Schemas and dispatch. Fake kernels are in src/qfuse/kernels/ops.py: they must support symbolic
+// sizes, and are needed for tracing, but not for running a compiled graph.
 #include <torch/library.h>
 
 #include "linear/linear_a16.h"
@@ -14,14 +14,14 @@ using at::ScalarType;
 using at::Tensor;
 using std::optional;
 
-// AOTInductor's proxy executor hands an empty list over as None.
+// AOTInductor's proxy executor passes an empty list as None.
 using Extras = optional<std::vector<Tensor>>;
 
 std::vector<Tensor> list_of(const Extras& extras) {
   return extras ? *extras : std::vector<Tensor>{};
 }
 
-// The arguments that say how a row becomes codes, of all ops that do that.
+// The rowwise quantization arguments, which all rowwise ops share.
 #define QFUSE_ROW_OUTPUT                                                                       \
   const optional<Tensor>&out_scale, const optional<Tensor>&out_zero_point,                     \
       std::string_view formula, double choose_eps, ScalarType scale_dtype,                     \
@@ -58,7 +58,7 @@ Tensor linear_w8a8_quantized(const Tensor& x, const Tensor& x_scale,
                             &output, out_dtype);
 }
 
-// Linears of real activations with packed weights.
+// Linears of float activations with packed weights.
 template <auto Linear>
 Tensor weight_only(const Tensor& x, const Tensor& w_packed, const Tensor& w_scale,
                    const optional<Tensor>& w_zero_point, const optional<Tensor>& w_offset,
@@ -68,7 +68,7 @@ Tensor weight_only(const Tensor& x, const Tensor& w_packed, const Tensor& w_scal
                  epilogue, compute, out_dtype});
 }
 
-// Linears with weights in groups, of four bits or of eight.
+// Linears with groupwise weights of four or eight bits.
 template <qfuse::WeightBits Bits>
 Tensor linear_grouped(const Tensor& x, const Tensor& x_scale, const optional<Tensor>& x_zero_point,
                       const Tensor& w_packed, const Tensor& w_sums, const Tensor& w_scale,

@@ -1,5 +1,5 @@
 // AVX512 with `vpdpbusd`: tiles of up to 6 rows by 64 columns, whose 24 sums stay in registers over
-// all of K. The columns of B come from the nearest cache that holds one block (K * 64 bytes).
+// all of K. B is read from the nearest cache that holds one block (K * 64 bytes).
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kRows = 6;
 
-// sum += dot products of four u8 of a with four s8 of b. The intrinsic makes GCC copy the register
-// of every sum before each instruction; this costs half the speed.
+// sum += dot products of four u8 of a with four s8 of b. With the intrinsic, GCC copies the
+// register of every sum before each instruction, which halves the speed.
 QFUSE_INLINE void dot(__m512i& sum, __m512i a, __m512i b) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 }

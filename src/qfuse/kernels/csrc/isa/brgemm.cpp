@@ -1,14 +1,14 @@
-// oneDNN's batch-reduce micro-kernels, which torch exports: the way to AMX. Works with AVX512-VNNI
-// as well, where our own kernel is as fast and needs neither code generation nor copies.
+// oneDNN's batch-reduce micro-kernels, which torch exports, for AMX. They also support AVX512-VNNI,
+// where qfuse's kernel is as fast and needs neither code generation nor copies.
 //
-// What its users found out the hard way:
-// - s8 x s8 without AMX gives wrong numbers and no error: the activation is always unsigned here.
-// - K that is no multiple of 4 dies of an illegal instruction: K counts whole groups here.
-// - Without `brgemm_release` the next oneDNN call on the thread dies of a stale tile configuration.
-// - Where oneDNN is switched off, or told by ONEDNN_MAX_CPU_ISA to use fewer instructions, brgemm
-//   raises; which types it still takes is found out by asking it to multiply.
-// - Code is generated for every (rows, N, K, strides), per thread, and kept for ever. So rows are
-//   taken in pieces of few sizes: the multiples of 16, and 1 to 15.
+// Undocumented limitations:
+// - s8 x s8 without AMX silently returns wrong values, so the activation is always unsigned here.
+// - K that is not a multiple of 4 crashes with an illegal instruction, so K counts groups of 4.
+// - Without `brgemm_release`, a stale tile configuration crashes the thread's next oneDNN call.
+// - If oneDNN is disabled, or limited by ONEDNN_MAX_CPU_ISA, brgemm raises; the types that it still
+//   supports are probed by a small matmul.
+// - Code is generated for every (rows, N, K, strides), per thread, and never freed. So rows are
+//   split into few sizes: multiples of 16, and 1 to 15.
 #if defined(__x86_64__)
 #include <ATen/Context.h>
 #include <ATen/native/CPUBlas.h>
@@ -22,11 +22,11 @@
 namespace qfuse {
 namespace {
 
-constexpr int64_t kSmall = 64;       // rows up to which all of K is taken at once
+constexpr int64_t kSmall = 64;       // rows up to which K is not split
 constexpr int64_t kSmallTile = 16;   // one row of AMX tiles
-constexpr int64_t kLargeTile = 256;  // its share of A stays in the second level cache
-constexpr int64_t kDepth = 512;      // of K, so that the share of A is small
-constexpr int64_t kLanes = 16;       // N is taken in whole vectors
+constexpr int64_t kLargeTile = 256;  // its part of A stays in the L2 cache
+constexpr int64_t kDepth = 512;      // of K, so that the part of A is small
+constexpr int64_t kLanes = 16;       // N is processed in whole vectors
 
 template <class A, class B, class C>
 bool multiplies() {
@@ -44,7 +44,7 @@ bool multiplies() {
 
 bool switched_on() { return at::globalContext().userEnabledMkldnn(); }
 
-// Tried once, but not while oneDNN is switched off: it may be switched on again.
+// Probed once, but not while oneDNN is disabled, since it may be enabled again.
 bool runs_bf16() {
   if (!switched_on()) return false;
   static const bool runs = multiplies<at::BFloat16, at::BFloat16, float>();
@@ -75,7 +75,7 @@ void multiply(const Tile& t, int32_t* sums) {
   if (whole < t.rows) multiply_piece(t, whole, t.rows - whole, sums);
 }
 
-// bfloat16 goes to oneDNN if that takes it, everything else to our own.
+// bfloat16 uses oneDNN if it supports it, all other types use qfuse's kernels.
 void multiply_real(const RealTile& t, Real type, float* sums) {
   if (type != Real::bf16 || !runs_bf16()) return real_avx512().multiply(t, type, sums);
   if (t.groups == 0) {

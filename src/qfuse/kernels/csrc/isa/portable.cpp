@@ -1,4 +1,4 @@
-// The path for any processor: the compiler's vector types, no instructions of anyone in particular.
+// The path for any processor: the compiler's vector types, without specific instructions.
 #include "linear/finish.h"
 #include "linear/groups.h"
 #include "quantized/real.h"
@@ -12,7 +12,7 @@ QFUSE_INLINE Shorts pairs(uint32_t low, uint32_t high) {
 }
 
 // The products of one vector of features with a row, two members of a group at a time: u8 x s8 fits
-// into 16 bits, and each lane holds the two products that its feature gets.
+// into 16 bits, and each lane holds the two products of its feature.
 QFUSE_INLINE Words both(Shorts products) {
   const Ints p = bits<Ints>(products);
   return bits<Words>((p << 16) >> 16) + bits<Words>(p >> 16);
@@ -23,7 +23,7 @@ void multiply(const qfuse::Tile& t, int32_t* sums) {
     for (int64_t column = 0; column < t.columns; column += kLanes) {
       const uint8_t* a = t.a + i * t.lda;
       const int8_t* b = t.b + column * qfuse::kGroup;
-      Words total = {};  // unsigned: sums may wrap on the way
+      Words total = {};  // unsigned: intermediate sums may wrap
       for (int64_t g = 0; g < t.groups; ++g) {
         uint8_t x[qfuse::kGroup];
         for (int64_t k = 0; k < qfuse::kGroup; ++k) {

@@ -19,7 +19,7 @@ std::vector<const Path*> usable_paths() {
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     if (brgemm_runs()) paths.push_back(&brgemm_path());
     paths.push_back(&avx512_vnni_path());
-    // True only where oneDNN will use AMX for int8.
+    // True only if oneDNN will use AMX for int8.
     if (brgemm_runs() && at::native::cpublas::could_pack(at::kChar))
       std::swap(paths.back(), paths[paths.size() - 2]);
   }
@@ -27,7 +27,7 @@ std::vector<const Path*> usable_paths() {
   return paths;
 }
 
-// Computed once: facts of the processor.
+// Computed once, since the processor does not change.
 const std::vector<const Path*>& usable() {
   static const std::vector<const Path*> paths = usable_paths();
   return paths;
@@ -39,7 +39,7 @@ const Path& path_for(int64_t rows) {
   const Path* chosen = forced.load(std::memory_order_relaxed);
   const Path& best = chosen ? *chosen : *usable().back();
 #if defined(__x86_64__)
-  // A stream of weights is bound by memory, which AMX does not speed up; setting it up costs.
+  // A stream of weights is memory bound, so AMX would not speed it up but adds setup cost.
   const bool streams = !chosen && rows <= kStreamRows;
   if (&best == &brgemm_path() && (streams || !brgemm_runs())) return avx512_vnni_path();
 #endif

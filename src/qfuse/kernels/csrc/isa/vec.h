@@ -1,9 +1,9 @@
-// Vectors in the compiler's own vector types, as wide as the registers that the file is compiled
-// for: one text for every instruction set.
+// Vectors in the compiler's vector extension types, as wide as the registers that the file is
+// compiled for: one source for every instruction set.
 //
 // Everything is in an unnamed namespace and inlined, see kernel_api.h. Compiled with
-// -ffp-contract=off the operations are the same on every path, so the paths agree bit for bit: a
-// multiply-add is fused where it says so and nowhere else.
+// -ffp-contract=off the operations are the same on every path, so the paths agree bit for bit:
+// multiply-adds are fused only where the source says so.
 #pragma once
 
 #if defined(__AVX2__)
@@ -35,11 +35,11 @@ using Numbers = int16_t __attribute__((vector_size(2 * kLanes)));  // one per la
 using Halves = uint16_t __attribute__((vector_size(2 * kLanes)));
 using Bytes = int8_t __attribute__((vector_size(kLanes)));
 
-// How far ahead weights are fetched that are read once: a stream from memory.
+// Prefetch distance for weights that are read once, as a stream from memory.
 constexpr int64_t kAhead = 4096;
 
-// Calls f(0), ..., f(Count - 1) with the index as a constant. Loops over arrays of registers are
-// unrolled by GCC too late for the arrays to become registers.
+// Calls f(0), ..., f(Count - 1) with a constant index. GCC unrolls loops over arrays too late for
+// the arrays to be kept in registers.
 template <int Count>
 struct Unrolled {
   template <class F>
@@ -62,7 +62,7 @@ QFUSE_INLINE To bits(From from) {
   return to;
 }
 
-// Loads `count` elements; lanes behind them are zero. Never touches memory behind them.
+// Loads `count` elements; the remaining lanes are zero. Never reads past the elements.
 template <class Vector, class Element>
 QFUSE_INLINE Vector load(const Element* from, int64_t count) {
   Vector v = {};
@@ -84,14 +84,14 @@ QFUSE_INLINE void store(Element* to, Vector v, int64_t count) {
   }
 }
 
-// Minus zero is the neutral operation that compilers know: plus zero would turn -0.0 into 0.0.
+// Subtracting zero is a no-op for compilers; adding zero is not, as it turns -0.0 into 0.0.
 QFUSE_INLINE Floats broadcast(float x) { return x - Floats{}; }
 QFUSE_INLINE Ints broadcast(int32_t x) { return Ints{} + x; }
 
-// fused(a, b, c) is a * b + c, rounded once. In at_least and at_most a NaN in x stays: comparisons
-// with it are false, and the instructions give their second operand. Compilers do not see that the
-// one is the other.
-// lesser and greater give b where one of the two is NaN. nearest rounds half to even; x has to fit.
+// fused(a, b, c) is a * b + c, rounded once. at_least and at_most propagate a NaN in x: comparisons
+// with it are false, and the instructions return their second operand. Compilers do not recognize
+// that the two are equivalent.
+// lesser and greater return b if one of the two is NaN. nearest rounds half to even; x has to fit.
 #if defined(__AVX512F__)
 QFUSE_INLINE Floats lesser(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 QFUSE_INLINE Floats greater(Floats a, Floats b) { return _mm512_max_ps(a, b); }
@@ -131,7 +131,7 @@ QFUSE_INLINE Floats clamp(Floats x, float low, float high) {
 QFUSE_INLINE Floats magnitude(Floats x) { return bits<Floats>(bits<Words>(x) & 0x7fffffffu); }
 
 // Half to even, by pushing the fraction out of the mantissa. From 2^22 on that would lose bits of
-// x, but there all floats but halves are whole, and from 2^23 on all are.
+// x, but there the only fractions are halves, and from 2^23 on all floats are integers.
 QFUSE_INLINE Floats round_even(Floats x) {
   const float push = 8388608.0f;  // 2^23
   const Words sign = bits<Words>(x) & 0x80000000u;
@@ -139,7 +139,7 @@ QFUSE_INLINE Floats round_even(Floats x) {
   return magnitude(x) < push ? bits<Floats>(bits<Words>(whole) | sign) : x;
 }
 
-// Compilers take the elements of a vector one by one, or its halves, to widen them.
+// Compilers would widen the elements of a vector one by one, or by halves.
 QFUSE_INLINE Ints widened(Bytes b) {
 #if defined(__AVX512F__)
   return bits<Ints>(_mm512_cvtepi8_epi32(bits<__m128i>(b)));
@@ -164,7 +164,7 @@ QFUSE_INLINE Floats from_bf16(Halves h) {
   return bits<Floats>(__builtin_convertvector(h, Words) << 16);
 }
 
-// Rounded to bfloat16, which is the high half of a float; what is left in the low half is noise.
+// Rounded to bfloat16, which is the high half of a float; the low half is undefined.
 QFUSE_INLINE Words bf16_in_high_half(Floats x) {
   const Words w = bits<Words>(x);
   const Words rounded = w + 0x7fffu + ((w >> 16) & 1u);

@@ -1,4 +1,4 @@
-// From integer sums to the output: scales, bias, the epilogue's steps, conversion. See Epilogue.
+// From integer sums to the output: scales, bias, epilogue ops, conversion. See Epilogue.
 #pragma once
 
 #include "rowwise/steps.h"
@@ -75,14 +75,14 @@ inline void write_row(const qfuse::Epilogue& e, const Columns<Whole>& c, int64_t
       return write(static_cast<uint16_t*>(e.out), [](Floats y) { return to_f16(y); });
     case qfuse::OutType::s8:
     case qfuse::OutType::u8:
-      // The low byte of a code in range is right for both.
+      // The low byte of an in-range value is correct for int8 and uint8.
       return write(static_cast<int8_t*>(e.out), [&](Floats y) {
         return __builtin_convertvector(quantized<false>(e.quantizer, y), Bytes);
       });
   }
 }
 
-// Steps [first, last) on the vectors of a span.
+// Applies epilogue ops [first, last) to the vectors of a span.
 template <bool Whole>
 QFUSE_INLINE void apply_steps(const qfuse::Epilogue& e, int64_t first, int64_t last,
                               const Span<Whole>& c, int64_t row, Floats* y) {

@@ -14,9 +14,9 @@ namespace qfuse {
 namespace {
 
 // Sums of a group are exact in int32: |x - x_zero| <= 255, |w - w_zero| <= 255, and their products
-// with a zero point of a byte stay below 2^31 too.
+// with a one-byte zero point also stay below 2^31.
 constexpr int64_t kMostInGroup = int64_t{1} << 15;
-constexpr int64_t kLeastBytes = 32768;  // that a thread reads, about 2 us
+constexpr int64_t kLeastBytes = 32768;  // minimum read per thread, about 2 us
 
 void check_blocks(const at::Tensor& t, at::ScalarType type, const GroupedSize& size,
                   const char* what) {
@@ -26,7 +26,7 @@ void check_blocks(const at::Tensor& t, at::ScalarType type, const GroupedSize& s
               size.groups, ", ", kBlock, "], not ", t.scalar_type(), " ", t.sizes());
 }
 
-// How many k of a feature lie together.
+// Number of adjacent k of a feature.
 int64_t step_of(WeightBits bits) { return bits == WeightBits::four ? 2 * kGroup : kGroup; }
 
 void check_weight(const GroupedLinear& l, const GroupedSize& size) {
@@ -50,7 +50,7 @@ void check_weight(const GroupedLinear& l, const GroupedSize& size) {
   }
 }
 
-// Copies a row with the sign of its bytes changed, or not, padded with zeros.
+// Copies a row, optionally with flipped sign bits, padded with zeros.
 void copy_row(const uint8_t* from, int64_t count, uint8_t flip, uint8_t* to, int64_t ld) {
   for (int64_t k = 0; k < count; ++k) to[k] = from[k] ^ flip;
   std::memset(to + count, 0, ld - count);

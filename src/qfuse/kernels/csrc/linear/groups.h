@@ -1,5 +1,5 @@
-// Weights in groups along K, for any instruction set: codes of four bits to bytes, and integer sums
-// of a group to float totals. See Groups.
+// Groupwise weights along K, for any instruction set: 4-bit values to bytes, and integer sums of a
+// group to float totals. See Groups.
 #pragma once
 
 #include "isa/vec.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kColumnVectors = qfuse::kBlock / kLanes;
 
-// Which zero points there are besides one for all weights: known before the loops.
+// Which zero points are present besides a single weight zero point; known before the loops.
 template <bool X, bool W>
 struct Zeros {
   static constexpr bool kX = X;
@@ -36,7 +36,7 @@ QFUSE_INLINE Ints w_sums(const qfuse::Groups& g, int64_t at) {
   return widened(load<Numbers>(g.short_sums + at, kLanes));
 }
 
-// What one vector of features has in one group.
+// The parameters of one vector of features in one group.
 template <class Has>
 struct GroupColumn {
   QFUSE_INLINE GroupColumn(const qfuse::Groups& g, int64_t group, int64_t vector) {
@@ -48,7 +48,7 @@ struct GroupColumn {
     }
   }
 
-  // The share of a group in the total of a row, from sums that began with `start_of`.
+  // The contribution of a group to the total of a row, from sums that started at `start_of`.
   QFUSE_INLINE Floats share(const qfuse::Groups& g, Words sum, int64_t group, int64_t row) const {
     if constexpr (Has::kW) sum += zero * static_cast<uint32_t>(g.x_terms[row * g.count + group]);
     if constexpr (Has::kX) sum -= sums * static_cast<uint32_t>(g.x_zero[row]);
@@ -60,11 +60,11 @@ struct GroupColumn {
   Words zero;
 };
 
-// Adds the shares of a group, whose sums are those of the vectors from `first` on, to all rows.
+// Adds the contribution of a group, with sums of the vectors from `first` on, to all rows.
 template <int Rows, int Vectors, class Has>
 QFUSE_INLINE void add_shares(const qfuse::Groups& g, int64_t group, int64_t first,
                              const Words* sums, float* totals) {
-  // Compilers would keep totals for the next group, in registers that there are not.
+  // Compilers would keep totals in registers for the next group, which spills.
   asm volatile("" : : : "memory");
   Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA {
     const GroupColumn<Has> column(g, group, first + V);
@@ -76,14 +76,14 @@ QFUSE_INLINE void add_shares(const qfuse::Groups& g, int64_t group, int64_t firs
   });
 }
 
-// What the sums of a row start from: all that one zero point of all weights asks for.
+// The initial value of a row's sums: the whole correction for a single weight zero point.
 template <class Has>
 QFUSE_INLINE Words start_of(const qfuse::Groups& g, int64_t group, int64_t row) {
   if (Has::kW || !g.x_terms) return Words{};
   return Words{} + static_cast<uint32_t>(g.x_terms[row * g.count + group]);
 }
 
-// Adds the shares of a group whose products are in `sums`.
+// Adds the contribution of a group whose integer sums are in `sums`.
 void add_group(const qfuse::Groups& g, int64_t group, const int32_t* sums, int64_t rows,
                float* totals) {
   with_zeros(g, [&]<class Has>(Has) {
@@ -99,7 +99,7 @@ void add_group(const qfuse::Groups& g, int64_t group, const int32_t* sums, int64
   });
 }
 
-// Low halves are one group of four k, high halves the next one.
+// Low nibbles are one group of four k, high nibbles the next one.
 void unpack(const uint8_t* codes, int64_t pairs, uint8_t* panel) {
   constexpr int64_t kBytes = qfuse::kBlock * qfuse::kGroup;
   for (int64_t p = 0; p < pairs; ++p, codes += kBytes, panel += 2 * kBytes) {

@@ -1,5 +1,5 @@
-// Blocks of four-bit weights in groups with AVX2: `vpmaddubsw` is exact here, since two products of
-// 15 by 128 are far from the ends of 16 bits, and eight such sums still fit.
+// Blocks of groupwise 4-bit weights with AVX2: `vpmaddubsw` is exact here, since two products of
+// 15 by 128 are far below the 16-bit limits, and eight such sums still fit.
 #pragma once
 
 #include <immintrin.h>
@@ -12,7 +12,7 @@ constexpr int kGroupRows = 4;
 constexpr int kGroupVectors = 2;  // at a time, of the eight of a block
 constexpr int64_t kWideEvery = 4;  // pairs of groups of four k that are summed in 16 bits
 
-// Adds eight k of codes, times signed bytes, to sums of 16 bits.
+// Adds eight k of 4-bit values, times signed bytes, to 16-bit sums.
 template <int Rows>
 QFUSE_INLINE void multiply_codes(const uint8_t* a, int64_t lda, const uint8_t* b, __m256i* sums) {
   const __m256i mask = _mm256_set1_epi8(15);
@@ -66,8 +66,8 @@ void multiply_group(const qfuse::GroupTile& t, int64_t group, int64_t vector, fl
   add_shares<Rows, kGroupVectors, Has>(t.groups, group, vector, total, totals);
 }
 
-// Whole blocks, although fewer columns may be wanted: what lies behind is zero. A group of all
-// columns is next to each other in memory, so groups are the outer loop.
+// Whole blocks, although fewer columns may be needed: the padding is zero. A group of all columns
+// is contiguous in memory, so groups are the outer loop.
 void multiply_group_tile(const qfuse::GroupTile& t, float* totals) {
   with_tile<kGroupRows>(t, [&]<int Rows, class Has>() {
     for (int64_t group = 0; group < t.groups.count; ++group) {

@@ -1,5 +1,5 @@
-// Blocks of weights in groups with `vpdpbusd`, codes of four bits taken apart in registers: tiles of
-// up to 6 rows by 64 columns, whose 24 integer sums stay in registers for a group.
+// Blocks of groupwise weights with `vpdpbusd`; 4-bit values are unpacked in registers. Tiles of up
+// to 6 rows by 64 columns, whose 24 integer sums stay in registers for a group.
 #pragma once
 
 #include <immintrin.h>
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kGroupRows = 6;
 
-// sum += dot products of four u8 of a with four s8 of b; as an intrinsic it would copy registers.
+// sum += dot products of four u8 of a with four s8 of b; GCC's intrinsic would copy registers.
 QFUSE_INLINE void group_dot(Words& sum, __m512i a, __m512i b) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 }
@@ -21,7 +21,7 @@ QFUSE_INLINE __m512i broadcast_word(const uint8_t* from) {
   return _mm512_set1_epi32(word);
 }
 
-// Eight k of four-bit codes, which are unsigned, with signed bytes.
+// Eight k of unsigned 4-bit values, with signed bytes.
 template <int Rows>
 QFUSE_INLINE void multiply_codes(const uint8_t* a, int64_t lda, const uint8_t* b, Words* total) {
   __m512i mask = _mm512_set1_epi8(15);
@@ -35,7 +35,7 @@ QFUSE_INLINE void multiply_codes(const uint8_t* a, int64_t lda, const uint8_t* b
       });
     });
   };
-  // Read twice: registers that kept what was read would be missing for sums.
+  // Loaded twice, because keeping the value would take registers from the sums.
   Unrolled<kColumnVectors>::run([&]<int V>() QFUSE_LAMBDA {
     asm("vpandd %2, %1, %0" : "=v"(w[V]) : "v"(mask), "m"(*(const __m512i_u*)(b + 64 * V)));
   });
@@ -63,7 +63,7 @@ QFUSE_INLINE void multiply_bytes(const uint8_t* a, int64_t lda, const uint8_t* b
 template <bool Codes, int Rows, class Has>
 void multiply_groups(const qfuse::GroupTile& t, float* totals) {
   constexpr int kTotals = Rows * kColumnVectors;
-  constexpr int64_t kStep = Codes ? 2 : 1;  // groups of four k that are read at once
+  constexpr int64_t kStep = Codes ? 2 : 1;  // groups of four k per iteration
   const uint8_t* a = t.a;
   const uint8_t* b = t.b;
   const qfuse::Groups& g = t.groups;
@@ -89,7 +89,7 @@ void multiply_groups(const qfuse::GroupTile& t, float* totals) {
   }
 }
 
-// Whole blocks, although fewer columns may be wanted: what lies behind is zero.
+// Whole blocks, although fewer columns may be needed: the padding is zero.
 template <bool Codes>
 void multiply_group_tile(const qfuse::GroupTile& t, float* totals) {
   with_tile<kGroupRows>(

@@ -17,16 +17,16 @@
 namespace qfuse {
 namespace {
 
-// Of K, that a panel holds: 64 or 128 KiB, so that it stays in the second level cache.
+// K per panel: 64 or 128 KiB, so that it stays in the L2 cache.
 constexpr int64_t kDepth = 512;
-// Rows that share a panel; widening costs about a seventh of one row's products, or a quarter.
+// Rows that share a panel; dequantizing costs about a seventh or a quarter of one row's products.
 constexpr int64_t kMostRows = 240;
 constexpr int64_t kLeastRows = 48;
-// A thread gets at least this much to do, in products of 16; about 2 us.
+// Minimum work per thread, in products of 16; about 2 us.
 constexpr int64_t kLeastWork = 8000;
 constexpr int64_t kGroupMultiple = 8;
 
-// The packed weight and its parameters, with memory for all features of the last block.
+// The packed weight and its parameters, padded to all features of the last block.
 struct Weight {
   int64_t bits;
   int64_t n;
@@ -38,8 +38,8 @@ struct Weight {
   Real real;
   at::Tensor codes;
   at::Tensor scale;
-  at::Tensor zero;    // undefined if there is none
-  at::Tensor offset;  // likewise
+  at::Tensor zero;    // undefined if absent
+  at::Tensor offset;  // undefined if absent
 
   int64_t blocks() const { return (n + kBlock - 1) / kBlock; }
   int64_t columns(int64_t i) const { return std::min(kBlock, n - i * kBlock); }
@@ -61,7 +61,7 @@ struct Weight {
   }
 };
 
-// What a row of a stream has been divided by, for its sums to be multiplied with; powers of two.
+// Powers of two that each row of a stream is divided by; its sums are multiplied by them.
 using Factors = std::array<float, kStreamRows>;
 
 struct Problem {
@@ -69,14 +69,14 @@ struct Problem {
   const CodeKernels& kernels;
   const Weight& weight;
   Real type;  // to multiply in
-  Rows x;     // in `type`, K padded as that of the weight
+  Rows x;     // in `type`, with K padded like the weight's
   Factors factors{};
 };
 
 at::ScalarType scalar_type(Real type) { return type == Real::bf16 ? at::kBFloat16 : at::kFloat; }
 
-// Rows in the type to multiply in, padded to whole words: weights are there too, but have no
-// meaning.
+// Rows in the type to multiply in, padded to whole words with zeros, since the weights there are
+// undefined.
 Rows operand_of(const at::Tensor& x, Real type, int64_t depth) {
   const int64_t padding = depth - x.size(-1);
   const at::Tensor typed = x.to(scalar_type(type));
@@ -101,7 +101,7 @@ void copy_rows(const Rows& x, const Factors& factors, To* to, int64_t ld) {
   }
 }
 
-// Rows with numbers as great as kStreamLarge are divided; small ones would lose bits by that.
+// Only rows with values of at least kStreamLarge are divided; small values would lose bits.
 template <class From>
 Factors factors_of(const Rows& x) {
   Factors factors{};
@@ -116,7 +116,7 @@ Factors factors_of(const Rows& x) {
   return factors;
 }
 
-// Fills in the rows of a stream; its other parts are there.
+// Fills in the rows of a stream; its other fields are set.
 template <class From>
 void read_stream(Problem& p, const Rows& x) {
   const int64_t ld = p.weight.depth;
@@ -172,8 +172,7 @@ void stream(const Problem& p, const Epilogue& epilogue) {
                    });
 }
 
-// Splits rows until there is work for all threads. The order of a sum's terms does not depend on
-// it.
+// Splits rows until there is work for all threads. The summation order does not depend on it.
 int64_t rows_per_strip(int64_t rows, int64_t blocks) {
   int64_t strip = std::min(rows, kMostRows);
   while (strip > kLeastRows && (rows + strip - 1) / strip * blocks < 3 * at::get_num_threads()) {
@@ -185,7 +184,7 @@ int64_t rows_per_strip(int64_t rows, int64_t blocks) {
 void multiply_block(const Problem& p, int64_t block, int64_t row, int64_t rows, void* panel,
                     float* sums) {
   const Weight& w = p.weight;
-  const int64_t most = std::max<int64_t>(w.depth, 1);  // K = 0 still has sums to clear
+  const int64_t most = std::max<int64_t>(w.depth, 1);  // with K = 0, sums still have to be cleared
   for (int64_t k = 0; k < most; k += kDepth) {
     const int64_t depth = std::min(kDepth, w.depth - k);
     const auto* a = static_cast<const char*>(row_of(p, row)) + k * bytes_of(p.type);
@@ -214,7 +213,7 @@ void multiply(const Problem& p, const Epilogue& epilogue) {
   });
 }
 
-// Parameters as [blocks, groups, 64]; those of single groups may come as [N].
+// Parameters as [blocks, groups, 64]; those of a single group may have shape [N].
 at::Tensor parameters_of(const at::Tensor& given, at::ScalarType type, const Weight& w,
                          const char* what) {
   const std::vector<int64_t> shape{w.blocks(), w.groups, kBlock};
@@ -278,7 +277,7 @@ at::Tensor linear(const WeightOnlyLinear& l, int64_t bits) {
   at::Tensor out = at::empty(shape, l.out_dtype);
 
   Epilogue epilogue{};
-  std::vector<at::Tensor> kept;  // what `epilogue` points into
+  std::vector<at::Tensor> kept;  // owns the memory that `epilogue` points to
   const at::ScalarType type =
       read_steps(l.steps, l.extras, shape, l.x.scalar_type(), epilogue, kept);
   TORCH_CHECK(l.out_dtype == type, "the epilogue gives ", type, ", not ", l.out_dtype);

@@ -1,4 +1,4 @@
-// Weight-only linears: real activations times packed weights of four or eight bits.
+// Weight-only linears: float activations times packed weights of four or eight bits.
 #pragma once
 
 #include <ATen/core/Tensor.h>

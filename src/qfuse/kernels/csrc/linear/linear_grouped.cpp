@@ -16,9 +16,9 @@
 namespace qfuse {
 namespace {
 
-// A thread gets at least this much to do (about 2 us); starting a team costs about as much.
+// Minimum work per thread (about 2 us); starting a team costs about as much.
 constexpr int64_t kLeastCycles = 8000;
-// Of K, that a panel of bytes holds: 32 KiB, so that it stays in a near cache.
+// K per panel of bytes: 32 KiB, so that it stays in a near cache.
 constexpr int64_t kPanelDepth = 128;
 // Rows that share a panel.
 constexpr int64_t kMostRows = 240;
@@ -26,18 +26,18 @@ constexpr int64_t kLeastRows = 48;
 
 using Multiply = void (*)(const GroupTile& tile, float* totals);
 
-// Everything that a call needs, with what it points into. Where the result goes is left open.
+// Everything that a call needs, with the memory that it points to, except the destination.
 struct Problem {
   GroupedSize size{};
   const Path& path;
-  bool packed;      // two codes to a byte
-  Multiply direct;  // makes totals from the weights as they are packed; null if there is none
+  bool packed;      // two values per byte
+  Multiply direct;  // computes totals from packed weights; null if there is none
   GroupedInput input{};
   const uint8_t* w;
   Groups groups{};  // of the first block and row
   Epilogue epilogue{};
   std::vector<int64_t> shape;  // of the result
-  at::ScalarType type;         // behind the last step
+  at::ScalarType type;         // after the last epilogue op
   std::vector<at::Tensor> kept;
 
   // Reads and checks all arguments.
@@ -105,7 +105,7 @@ struct Problem {
   }
 };
 
-// The totals of some rows of a block, or of the block and its like in the other half.
+// The totals of some rows of a block, and with a GLU of the matching block of the other half.
 class Totals {
  public:
   Totals(const Problem& p, int64_t rows)
@@ -156,7 +156,7 @@ void run_direct(const Problem& p, const Epilogue& epilogue, int64_t first, int64
   at::parallel_for(0, strips * size.blocks, kLeastCycles / cycles + 1, work);
 }
 
-// Adds the totals of a strip, some groups at a time: their codes become bytes once for all rows.
+// Adds the totals of a strip, some groups at a time, which are unpacked once for all rows.
 void multiply_strip(const Problem& p, int64_t block, int64_t first, int64_t rows,
                     int64_t tile_rows, uint8_t* panel, int32_t* sums, float* totals) {
   const GroupedSize& size = p.size;
@@ -183,7 +183,7 @@ void multiply_strip(const Problem& p, int64_t block, int64_t first, int64_t rows
   }
 }
 
-// Splits rows until there is work for all threads; no value depends on it.
+// Splits rows until there is work for all threads; results do not depend on it.
 int64_t rows_per_strip(int64_t rows, int64_t blocks) {
   int64_t strip = std::min(rows, kMostRows);
   const int64_t enough = 3 * at::get_num_threads();

@@ -1,4 +1,4 @@
-// Linears of stored activations whose weights have scales that change along K.
+// Linears of quantized activations with groupwise weight scales along K.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,11 +31,11 @@ struct GroupedLinear {
   at::ScalarType real;
 };
 
-// Gives a float tensor, or codes if `output` is given.
+// Returns a float tensor, or quantized values if `output` is set.
 at::Tensor linear_grouped(const GroupedLinear& linear, const Output* output,
                           at::ScalarType out_dtype);
 
-// Gives codes as the kernels of rows make them of the float result, whose type is `float_dtype`.
+// Returns rowwise quantized values of the float result, whose type is `float_dtype`.
 RowResult linear_grouped_rows(const GroupedLinear& linear, at::ScalarType float_dtype,
                               const RowOutput& output);
 

@@ -21,20 +21,20 @@ namespace {
 constexpr int64_t kMaxDepth = int64_t{1} << 16;
 constexpr int64_t kMaxDepthWithWeightZero = int64_t{1} << 15;
 
-// A thread gets at least this much to do (about 2 us); starting a team costs about as much.
+// Minimum work per thread (about 2 us); starting a team costs about as much.
 constexpr int64_t kLeastCycles = 8000;
 constexpr int64_t kLeastBytes = 32768;
 
 struct Size {
   int64_t rows, n, k;
-  int64_t halves;  // 2 if they are multiplied, else 1
+  int64_t halves;  // 2 with a GLU, else 1
   int64_t groups() const { return (k + kGroup - 1) / kGroup; }
   int64_t columns() const { return n / halves; }  // of the result
-  // A half begins with a block of its own.
+  // Each half starts a new block.
   int64_t blocks() const { return (columns() + kBlock - 1) / kBlock; }
 };
 
-// The activation as the kernel reads it: bytes of signed numbers are flipped to unsigned.
+// The activation as the kernel reads it: signed bytes are flipped to unsigned.
 struct Activation {
   at::Tensor tensor;
   const uint8_t* data;
@@ -63,7 +63,7 @@ Size size_of(const Linear& l, const Rows& x, bool halved) {
   return size;
 }
 
-// Copies rows to where every group of four exists, padded with zeros: the weights are zero there.
+// Copies rows, padded with zeros to whole groups of four, where the weights are zero too.
 Activation dense(const Rows& x, uint32_t flip, const Size& size) {
   const int64_t ld = size.groups() * kGroup;
   at::Tensor copy = at::empty({size.rows, ld}, at::kByte);
@@ -105,7 +105,7 @@ at::Tensor x_sums_of(const Rows& x, const Size& size) {
   return sums;
 }
 
-// Everything that a call needs, with what it points into. Where the result goes is left open.
+// Everything that a call needs, with the memory that it points to, except the destination.
 struct Problem {
   Size size;
   const Path& path;
@@ -113,7 +113,7 @@ struct Problem {
   const int8_t* w;
   Epilogue epilogue{};
   std::vector<int64_t> shape;  // of the result
-  at::ScalarType type;         // behind the last step
+  at::ScalarType type;         // after the last epilogue op
   int32_t x_zero = 0;
   std::vector<at::Tensor> kept;
 
@@ -173,8 +173,8 @@ struct Problem {
   }
 };
 
-// Multiplies and finishes all tiles of `count` rows from `first` on. The order of tiles decides
-// which operand stays in the cache; no value depends on it, nor on the threads.
+// Multiplies and finishes all tiles of `count` rows from `first` on. The order of tiles determines
+// which operand stays in the cache; results depend neither on it nor on the threads.
 void run(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t count) {
   const Size& size = p.size;
   const Activation& a = p.a;
@@ -182,7 +182,7 @@ void run(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t coun
   const int64_t strips = (count + tile_rows - 1) / tile_rows;
   const int64_t blocks = size.blocks();
   const int64_t block_bytes = size.groups() * kGroup * kBlock;
-  // Few rows: each block of weights is read once, by one thread. Tall tiles: A stays, weights pass.
+  // Few rows: each block of weights is read once, by one thread. Tall tiles: A stays in the cache.
   const bool rows_outer = p.path.dense && strips > 1;
   const auto work = [&](int64_t begin, int64_t end) {
     const Buffer sums(size.halves * tile_rows * kBlock * sizeof(int32_t));

@@ -1,4 +1,4 @@
-// int8 linears: stored activations times packed int8 weights, with everything behind in one pass.
+// int8 linears: quantized activations times packed int8 weights, with a fused epilogue.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,10 +27,10 @@ struct Linear {
   at::ScalarType real;
 };
 
-// Gives a float tensor, or codes if `output` is given.
+// Returns a float tensor, or quantized values if `output` is set.
 at::Tensor linear_w8a8(const Linear& linear, const Output* output, at::ScalarType out_dtype);
 
-// Gives codes as the kernels of rows make them of the float result, whose type is `float_dtype`.
+// Returns rowwise quantized values of the float result, whose type is `float_dtype`.
 RowResult linear_w8a8_rows(const Linear& linear, at::ScalarType float_dtype,
                            const RowOutput& output);
 

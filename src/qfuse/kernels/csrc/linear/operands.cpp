@@ -72,7 +72,7 @@ void expect_args(const Call& call, size_t count) {
               " arguments, expected ", count);
 }
 
-// The activation that arguments name, the last `others` of which mean something else.
+// The activation that the arguments name, except for the last `others` of them.
 Step activation_of(const Call& call, size_t others = 0) {
   const auto* found = std::find_if(kActivations.begin(), kActivations.end(),
                                    [&](const Named& a) { return a.name == call.args[0]; });
@@ -84,7 +84,7 @@ Step activation_of(const Call& call, size_t others = 0) {
   return step;
 }
 
-// A trip to stored numbers and back.
+// Quantizes and dequantizes.
 Step round_of(const Call& call) {
   expect_args(call, 5);
   const auto number = [&](size_t i) {
@@ -107,13 +107,13 @@ Step binary_of(const Call& call, size_t extras) {
   return {add ? StepKind::add : StepKind::mul, extra, static_cast<float>(alpha), 0.0f, Real::f32};
 }
 
-// Where the steps read an extra, relative to where halves are told apart; nowhere counts as behind.
+// Where ops use an extra, relative to the GLU split; an unused extra counts as after it.
 struct Place {
   bool before;
   bool behind;
 };
 
-// What the steps read of an extra that is broadcast to the rows that they work on.
+// The rows of an extra that the ops use, after broadcasting.
 RealRows extra_of(const at::Tensor& extra, const Place& place, at::IntArrayRef shape,
                   const Epilogue& epilogue, std::vector<at::Tensor>& kept) {
   TORCH_CHECK(extra.dim() >= 1, "an extra must have at least one axis");
@@ -123,7 +123,7 @@ RealRows extra_of(const at::Tensor& extra, const Place& place, at::IntArrayRef s
     sizes.back() = epilogue.half;
     spread = extra.expand(sizes);
   }
-  // What is read on both sides fits both, so it has one column: any number of them is as good.
+  // An extra used on both sides broadcasts to both, so it has one column; any width is valid.
   if (epilogue.half == 0 || place.before) spread = extra.expand(shape);
   const Rows rows = rows_of(spread);
   kept.push_back(rows.tensor);
@@ -193,7 +193,7 @@ double number_of(const at::Tensor& tensor, const char* what) {
 
 namespace {
 
-// Reads steps one after the other; see read_steps.
+// Parses epilogue ops in order; see read_steps.
 class Reader {
  public:
   Reader(const std::vector<at::Tensor>& extras, int64_t columns, at::ScalarType real,
@@ -268,8 +268,8 @@ class Reader {
 
   const std::vector<at::Tensor>& extras_;
   int64_t columns_;
-  at::ScalarType type_;  // behind the last step
-  at::ScalarType up_;    // of the half that steps are not for
+  at::ScalarType type_;  // after the last op
+  at::ScalarType up_;    // of the half that ops do not apply to
   Epilogue& epilogue_;
   std::array<Place, kMaxExtras> places_{};
   Where where_ = Where::both;

@@ -1,4 +1,4 @@
-// From tensors to the plain structures of kernel_api.h, with every argument checked.
+// Converts tensors to the plain structures of kernel_api.h, and checks every argument.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,9 +11,8 @@
 
 namespace qfuse {
 
-// A tensor [..., columns] as rows at a fixed distance. Strides of axes of size 1 mean nothing
-// (torch calls such a tensor contiguous whatever they are), so they are never taken for the
-// distance.
+// A tensor [..., columns] as rows at a fixed distance. Strides of axes of size 1 are arbitrary
+// (torch calls such a tensor contiguous for any of them), so they are never used as the distance.
 struct Rows {
   at::Tensor tensor;  // keeps the memory alive
   int64_t rows;
@@ -21,22 +20,22 @@ struct Rows {
   int64_t ld;  // in elements
 };
 
-// Makes a copy only where the rows of `tensor` are not at a fixed distance with adjacent elements.
+// Copies only if the rows of `tensor` are not at a fixed distance with adjacent elements.
 Rows rows_of(const at::Tensor& tensor);
 
 // The kernel's name of a float type. Throws for other types; `what` is the argument's name.
 Real real_of(at::ScalarType type, const char* what);
 
-// A vector of `size` float32 or int32; one element is repeated. Copies only where it has to.
+// A vector of `size` float32 or int32; a single element is repeated. Copies only if necessary.
 at::Tensor vector_of(const at::Tensor& tensor, at::ScalarType type, int64_t size, const char* what);
 
 // The only element of `tensor`.
 double number_of(const at::Tensor& tensor, const char* what);
 
-// Reads the text of an epilogue, which src/qfuse/kernels/ops.py explains, into `epilogue`, and
-// `extras`, broadcast to `shape`, or where halves have been told apart to half of its last axis.
-// Every step rounds to the type that torch's promotion gives it. Returns the type behind the last
-// step; `kept` keeps the extras' memory alive. Throws for halves unless the caller multiplies them.
+// Parses the text of an epilogue (see src/qfuse/kernels/ops.py) into `epilogue`, with `extras`
+// broadcast to `shape`, or within a GLU to half of its last axis. Every op rounds to the type of
+// torch's type promotion. Returns the type after the last op; `kept` keeps the extras' memory
+// alive. Throws for a GLU unless the caller supports it.
 at::ScalarType read_steps(std::string_view text, const std::vector<at::Tensor>& extras,
                           at::IntArrayRef shape, at::ScalarType real, Epilogue& epilogue,
                           std::vector<at::Tensor>& kept, bool takes_halves = false);

@@ -1,7 +1,7 @@
-// Packed codes of four and eight bits to real weights, for any instruction set.
+// Packed 4-bit and 8-bit weights to float weights, for any instruction set.
 //
-// Where a weight is used by many rows a panel of it is widened once and multiplied from the cache;
-// where it is not, widening happens in registers, so that memory is read as it is packed.
+// If many rows use a weight, a panel of it is dequantized once and multiplied from the cache;
+// otherwise it is dequantized in registers, so that only packed weights are read from memory.
 #pragma once
 
 #include "isa/vec.h"
@@ -37,12 +37,12 @@ QFUSE_INLINE void with_flag(bool yes, const F& f) {
 }
 
 template <int Bits>
-constexpr int kCodes = 32 / Bits;  // in a word
-// What codes of four bits are taken relative to.
+constexpr int kCodes = 32 / Bits;  // per word
+// The middle value, which 4-bit values are relative to.
 template <int Bits>
 constexpr int kMiddle = Bits == 4 ? 8 : 0;
 
-// Words of as many features as a vector has lanes.
+// Words of one vector of features.
 template <int Bits>
 class Codes {
  public:
@@ -53,7 +53,7 @@ class Codes {
 #endif
   }
 
-  // Code K of each feature as a float, less the middle one.
+  // Value K of each feature as a float, minus the middle value.
   template <int K>
   QFUSE_INLINE Floats at() const {
     if constexpr (Bits == 8) {
@@ -70,7 +70,7 @@ class Codes {
     }
   }
 
-  // The same, times `kRaised`: that saves shifting bytes back. Masking runs where shifting does not.
+  // The same, times `kRaised`, which saves shifting bytes back: masks and shifts use other ports.
   template <int K>
   QFUSE_INLINE Floats raised() const {
     if constexpr (Bits == 8) {
@@ -90,20 +90,20 @@ class Codes {
 template <int Bits>
 constexpr float kRaised = Bits == 8 ? qfuse::kStreamRaise : 1.0f;
 
-// Zero points of one vector of features, as many bits of them as codes have.
+// Zero points of one vector of features, with as many bits as the values have.
 template <int Bits>
 QFUSE_INLINE Ints zero_codes_at(const int8_t* from) {
   const Ints zeros = widened(load<Bytes>(from, kLanes));
   return Bits == 4 ? zeros & 15 : zeros;
 }
 
-// Zero points as the codes above are: less the middle code.
+// Zero points minus the middle value, like the values above.
 template <int Bits>
 QFUSE_INLINE Floats zeros_at(const int8_t* from) {
   return __builtin_convertvector(zero_codes_at<Bits>(from), Floats) - kMiddle<Bits>;
 }
 
-// What becomes of codes in a panel.
+// How values are dequantized in a panel.
 enum class Panel { whole, scaled, scaled_bf16, any };
 
 // The parameters of one vector of features in one group.
@@ -118,7 +118,7 @@ struct Parameters {
     }
   }
 
-  // A code as a real weight.
+  // Dequantizes a value.
   QFUSE_INLINE Floats weight(Floats code) const {
     if constexpr (Zero) code = code - zero;
     if constexpr (P == Panel::whole) return code;
@@ -160,7 +160,7 @@ QFUSE_INLINE void widen_groups(const qfuse::RealBlock& b, int64_t k, int64_t dep
   }
 }
 
-// Calls f with what becomes of the block's codes, and whether they have zero points.
+// Calls f with how the block's values are dequantized, and whether they have zero points.
 template <class F>
 QFUSE_INLINE void with_panel(const qfuse::RealBlock& b, const F& f) {
   using qfuse::Real;
@@ -168,7 +168,7 @@ QFUSE_INLINE void with_panel(const qfuse::RealBlock& b, const F& f) {
   with_flag(b.zero != nullptr, [&]<bool Zero>() QFUSE_LAMBDA {
     if (!b.scale) return f.template operator()<Panel::whole, Zero>();
     if (!b.offset && widened) return f.template operator()<Panel::scaled, Zero>();
-    // A product that is rounded to bfloat16 is the same if it is rounded once more.
+    // Rounding a product to bfloat16 is idempotent.
     if (!b.offset && b.real == Real::bf16 && b.compute != Real::f16) {
       return f.template operator()<Panel::scaled_bf16, Zero>();
     }
@@ -187,7 +187,7 @@ void widen_to_f32(const qfuse::RealBlock& b, int64_t k, int64_t depth, float* pa
   });
 }
 
-// Adds the share of a group to the sums of a row; without a scale there is only one.
+// Adds the contribution of a group to the sums of a row; without a scale there is only one group.
 QFUSE_INLINE void add_share(const qfuse::RealBlock& b, int64_t at, Floats total, float* sums) {
   if (b.scale) {
     const Floats before = load<Floats>(sums, kLanes);
@@ -196,12 +196,12 @@ QFUSE_INLINE void add_share(const qfuse::RealBlock& b, int64_t at, Floats total,
   store(sums, total, kLanes);
 }
 
-// Adds the share of one group to the sums of `Vectors` vectors of features.
+// Adds the contribution of one group to the sums of `Vectors` vectors of features.
 template <int Bits, int Rows, int Vectors, bool Zero, bool Offset>
 QFUSE_INLINE void stream_group(const qfuse::RealBlock& b, const float* a, int64_t lda,
                                int64_t group, int64_t column, float* sums) {
   Floats total[Rows * Vectors] = {};
-  Floats terms[Rows] = {};  // sums of the row alone, which offsets are multiplied by
+  Floats terms[Rows] = {};  // sums of the row, which multiply the offsets
   Floats zero[Vectors];
   const int64_t at = group * qfuse::kBlock + column;
   if constexpr (Zero) {
@@ -269,7 +269,7 @@ void stream_f32(const qfuse::RealBlock& b, const float* a, int64_t lda, int64_t 
   });
 }
 
-// The kernels where there is nothing but float32: others are converted before.
+// The kernels for float32 only: other types are converted before.
 template <int Bits, int Vectors>
 constexpr qfuse::CodeKernels f32_codes{
     .widen = [](const qfuse::RealBlock& b, int64_t k, int64_t depth, qfuse::Real,

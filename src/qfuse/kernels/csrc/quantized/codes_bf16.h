@@ -1,23 +1,22 @@
-// Packed codes as pairs of bfloat16, for AVX512 with instructions that multiply those.
+// Packed weights as pairs of bfloat16, for AVX512 with bfloat16 dot products.
 #pragma once
 
 #include "quantized/codes.h"
 
 namespace {
 
-// sum += dot products of two bfloat16 of a with two of b; an instruction of AVX512_BF16, which this
-// file is not compiled for, since float32 works without.
+// sum += dot products of two bfloat16 of a with two of b. Inline assembly, because this file is not
+// compiled for AVX512_BF16: its float32 code must run without it.
 QFUSE_INLINE void dot(Floats& sum, Ints a, Ints b) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 }
 
-// Whole numbers of 8 bits are exact in bfloat16: the low half of their float32 is zero.
+// 8-bit integers are exact in bfloat16: the low half of their float32 is zero.
 QFUSE_INLINE Words exact_pair(Floats low, Floats high) {
   return bits<Words>(high) | (bits<Words>(low) >> 16);
 }
 
-// Both rounded to bfloat16; what has no exponent of its own there becomes zero, as it does where it
-// is multiplied.
+// Both rounded to bfloat16; subnormals are flushed to zero, as in the multiplication.
 QFUSE_INLINE Words rounded_pair(Floats low, Floats high) {
   const Shorts order = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                         8,  24, 9,  25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -41,7 +40,7 @@ void widen_to_bf16(const qfuse::RealBlock& b, int64_t k, int64_t depth, uint32_t
   });
 }
 
-// The number I - Middle as bfloat16, exact; of five bits it is signed.
+// I - Middle as bfloat16, exact; with five bits, I is signed.
 constexpr uint16_t bf16_of(int number) {
   return static_cast<uint16_t>(__builtin_bit_cast(uint32_t, static_cast<float>(number)) >> 16);
 }
@@ -52,11 +51,11 @@ struct Table {
   }
   alignas(64) uint16_t values[32] = {};
 };
-// The value of a code by its four lowest bits, and of the difference of two codes by five.
+// Lookup tables: a value by its four lowest bits, and the difference of two values by five.
 constexpr Table kCodeTable(false);
 constexpr Table kDifferenceTable(true);
 
-// Codes of one vector of features as pairs, less the zero points of a group.
+// Values of one vector of features as pairs, minus the zero points of a group.
 template <int Bits, bool Zero>
 class Pairs {
  public:
@@ -69,7 +68,7 @@ class Pairs {
   }
   QFUSE_INLINE void read(const uint8_t* from) { codes_.read(from); }
 
-  // Pair J of a word: of four bits in the order of kStreamOrder.
+  // Pair J of a word; 4-bit values are in the order of kStreamOrder.
   template <int J>
   QFUSE_INLINE Ints at() const {
     if constexpr (Bits == 4) {
@@ -95,12 +94,12 @@ class Pairs {
   Floats zero_;
 };
 
-// Adds the share of one group to the sums of a block.
+// Adds the contribution of one group to the sums of a block.
 template <int Bits, int Rows, bool Zero, bool Offset>
 QFUSE_INLINE void stream_bf16_group(const qfuse::RealBlock& b, const uint16_t* a, int64_t lda,
                                     int64_t group, float* sums) {
   constexpr int kVectors4 = qfuse::kBlock / kLanes;
-  constexpr int kSets = Rows <= 2 ? 2 : 1;  // sums that do not wait for each other
+  constexpr int kSets = Rows <= 2 ? 2 : 1;  // independent chains of sums
   Floats total[kSets * Rows * kVectors4] = {};
   Floats terms[Rows] = {};
   Pairs<Bits, Zero> pairs[kVectors4];

@@ -1,11 +1,11 @@
-// Real activations times panels of real weights, for any instruction set.
+// Float activations times panels of float weights, for any instruction set.
 #pragma once
 
 #include "quantized/codes.h"
 
 namespace {
 
-// A tile of registers: Rows by Vectors.
+// A register tile of Rows by Vectors.
 template <int Rows, int Vectors>
 QFUSE_INLINE void multiply_f32_columns(const qfuse::RealTile& t, int64_t row, int64_t column,
                                        float* sums) {
@@ -44,7 +44,7 @@ void multiply_f32(const qfuse::RealTile& t, float* sums) {
   }
 }
 
-// The kernels where there is nothing but float32: others are converted before.
+// The kernels for float32 only: other types are converted before.
 template <int Rows, int Vectors>
 constexpr qfuse::RealKernels f32_kernels{
     .type_for = [](qfuse::Real) { return qfuse::Real::f32; },

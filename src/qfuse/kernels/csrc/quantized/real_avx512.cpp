@@ -1,4 +1,4 @@
-// Real activations times packed weights with AVX512, in bfloat16 where the processor multiplies that.
+// Float activations times packed weights with AVX512, in bfloat16 if the processor supports it.
 #if defined(__x86_64__)
 #include "quantized/real_avx512.h"
 
@@ -61,8 +61,7 @@ void widen(const qfuse::RealBlock& b, int64_t k, int64_t depth, qfuse::Real type
   widen_to_f32<Bits>(b, k, depth, static_cast<float*>(panel));
 }
 
-// From how many rows on a stream is multiplied in bfloat16: making pairs of bytes costs about what
-// two rows save.
+// Minimum rows of a stream in bfloat16: converting bytes to pairs costs about what two rows save.
 template <int Bits>
 constexpr int64_t kLeastRows = Bits == 4 ? 1 : 3;
 

@@ -4,7 +4,7 @@
 
 namespace qfuse {
 
-// The real products of all paths for processors with AVX512.
+// The float matmuls of all paths for processors with AVX512.
 const RealKernels& real_avx512();
 
 }  // namespace qfuse

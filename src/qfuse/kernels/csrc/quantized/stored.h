@@ -1,4 +1,4 @@
-// Stored activations: their zero points, and the names of types that results have.
+// Quantized activations: their zero points, and the names of result types.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,13 +9,13 @@
 
 namespace qfuse {
 
-// The least number of the type: less this, zero points count from 0 as unsigned bytes do.
+// The minimum of the type; relative to it, zero points start at 0 like unsigned bytes.
 int32_t least_of(at::ScalarType type);
 
-// Zero points less `least`, one per row.
+// Zero points minus `least`, one per row.
 at::Tensor row_zeros(const at::Tensor& zero_point, int64_t rows, int32_t least);
 
-// The only zero point, 0 if there is none, less `least`.
+// The single zero point, 0 if there is none, minus `least`.
 int32_t only_zero(const std::optional<at::Tensor>& zero_point, int32_t least);
 
 OutType out_type_of(at::ScalarType type);

@@ -6,9 +6,9 @@
 
 namespace {
 
-// e^x for x in [-87, 88.37]; e^-87 below, infinity above: it is used in sums with 1, and under
-// them. x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r (Cephes' expf), times 2^n. Adding
-// 1.5 * 2^23 rounds n to a whole number and leaves it in the low bits, from where it goes into the
+// e^x for x in [-87, 88.37]; e^-87 below, infinity above, which suffices in sums with 1 and in
+// divisors. x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r (Cephes' expf), times 2^n.
+// Adding 1.5 * 2^23 rounds n to an integer in the low bits, from where it is shifted into the
 // exponent; n = 128 is infinity there.
 QFUSE_INLINE Floats exponential(Floats x) {
   const float push = 12582912.0f;
@@ -29,7 +29,7 @@ QFUSE_INLINE Floats sigmoid(Floats x) { return 1.0f / (1.0f + exponential(-x)); 
 
 QFUSE_INLINE Floats silu(Floats x) { return x / (1.0f + exponential(-x)); }
 
-// Away from 0 through e^2x; near 0, where that cancels, an odd polynomial (Cephes' tanhf).
+// Through e^2x away from 0; near 0, where that cancels, an odd polynomial (Cephes' tanhf).
 QFUSE_INLINE Floats hyperbolic_tangent(Floats x) {
   const Floats s = x * x;
   Floats p = fused(s, -5.70498872745e-3f, 2.06390887954e-2f);
@@ -42,9 +42,9 @@ QFUSE_INLINE Floats hyperbolic_tangent(Floats x) {
   return magnitude(x) < 0.625f ? near : bits<Floats>(bits<Words>(far) | sign);
 }
 
-// relu(x) - |x| * tail(|x|), where tail(u) = erfc(u / sqrt 2) / 2: nothing cancels, and nothing is
-// divided. The polynomial interpolates the tail at the 16 Chebyshev nodes of [0, 5.2]; behind that
-// the product is below 5e-7. Even and odd powers apart halve the chain of dependent operations.
+// relu(x) - |x| * tail(|x|), where tail(u) = erfc(u / sqrt 2) / 2, avoids cancellation and
+// division. The polynomial interpolates the tail at the 16 Chebyshev nodes of [0, 5.2]; beyond, the
+// product is below 5e-7. Separate even and odd powers halve the dependency chain.
 QFUSE_INLINE Floats gelu(Floats x) {
   const float end = 5.2f;
   const Floats u = magnitude(x);

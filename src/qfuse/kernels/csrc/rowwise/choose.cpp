@@ -22,7 +22,7 @@ constexpr std::array<std::pair<std::string_view, Formula>, 8> kFormulas{{
     {"token-asymmetric", Formula::token_asymmetric},
 }};
 
-// The greater number, or NaN if there is one, as torch compares.
+// The maximum, or NaN if one is NaN, as in torch.
 float greater(float a, float b) { return a > b || std::isnan(a) ? a : b; }
 
 // The decomposed ops compare with a float32 tensor, which widens; torchao with a number.

@@ -1,4 +1,4 @@
-// Scale and zero point of a row from its extremes, by the formulas of dynamic quantization.
+// Scale and zero point of a row from its minimum and maximum, for dynamic quantization.
 #pragma once
 
 #include <string_view>
@@ -19,17 +19,17 @@ enum class Formula : int32_t {
   token_asymmetric,
 };
 
-// Throws for a text that names none; the empty text is `given`.
+// Throws for an unknown name; the empty text is `given` (static).
 Formula formula_of(std::string_view text);
 
-// A number as torch computes with it: in the type of the row, or wider where the source widens.
+// A value in the type that torch computes in: that of the row, or wider if the source widens.
 struct Chooser {
   Formula formula;
   Real real;  // of the row
-  float low;  // the range of the codes
+  float low;  // the quantized range
   float high;
   float eps;
-  bool bytes;  // uint8 codes
+  bool bytes;  // uint8 rather than int8
 };
 
 struct Chosen {

@@ -7,7 +7,7 @@
 namespace qfuse {
 namespace {
 
-// The reciprocal is taken in the type of the scale, then rounded to float32.
+// The reciprocal is computed in the type of the scale, then rounded to float32.
 float reciprocal(const at::Tensor& scale, double value) {
   if (scale.scalar_type() == at::kDouble) return static_cast<float>(1.0 / value);
   if (scale.scalar_type() == at::kFloat) return 1.0f / static_cast<float>(value);

@@ -1,4 +1,4 @@
-// Quantization with given scale and zero point, one for the whole tensor.
+// Quantization with static per-tensor scale and zero point.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,7 @@ struct Output {
   bool zero_point_first;
 };
 
-// Throws where the range does not fit the codes' type.
+// Throws if the range does not fit the quantized type.
 void check_codes(at::ScalarType type, int64_t quant_min, int64_t quant_max);
 
 // Computes in float32.

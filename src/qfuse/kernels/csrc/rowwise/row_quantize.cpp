@@ -17,18 +17,18 @@
 namespace qfuse {
 namespace {
 
-// A thread gets at least this much to do; starting a team costs about as much.
+// Minimum work per thread; starting a team costs about as much.
 constexpr int64_t kLeastElements = 8192;
 
-// Rows that are computed before they are encoded take about half of a core's second level cache;
-// but weights are read once for each strip, so it has some rows.
+// A strip of rows takes about half of a core's L2 cache; but weights are read once per strip, so it
+// has a minimum number of rows.
 constexpr int64_t kScratchBytes = int64_t{1} << 19;
 constexpr int64_t kLeastRows = 32;
-// From so many rows per thread on, threads that read all weights each wait less than threads that
-// wait for each other.
+// From this many rows per thread, it is faster if each thread reads all weights for its own strip
+// than if threads share a strip and synchronize.
 constexpr int64_t kLeastRowsApart = 64;
 
-// Writes one number per row, in the type that somebody asked for.
+// Writes one value per row, in the requested type.
 class Column {
  public:
   Column(at::IntArrayRef shape, at::ScalarType type, const char* what, bool wanted) : type_(type) {
@@ -76,7 +76,7 @@ class Column {
   void* data_;
 };
 
-// A row's quantizer. The reciprocal is taken in the type of the scale.
+// A row's quantizer. The reciprocal is computed in the type of the scale.
 class RowQuantizer {
  public:
   RowQuantizer(const RowOutput& o, Real real)
@@ -113,10 +113,10 @@ class RowQuantizer {
   Quantizer base_;
 };
 
-// Everything that a call needs, with what its job points into.
+// Everything that a call needs, with the memory that its job points to.
 struct Call {
   RowJob job{};
-  at::ScalarType real;  // of the result before it is quantized
+  at::ScalarType real;  // of the float result
   at::ScalarType sum;   // of x + residual
   Rows x;
   std::vector<at::Tensor> kept;
@@ -148,10 +148,10 @@ struct Call {
   }
 };
 
-// The tensors that a call gives, and how rows become theirs.
+// The result tensors of a call, and how rows are written to them.
 class Results {
  public:
-  // `real` is the type of the result before it is quantized, `sum` that of x + residual.
+  // `real` is the type of the float result, `sum` that of x + residual.
   Results(at::IntArrayRef shape, at::ScalarType real, at::ScalarType sum, const RowOutput& o)
       : dynamic_(!o.formula.empty()),
         real_type_(real_of(real, "the result")),
@@ -174,7 +174,7 @@ class Results {
 
   bool empty() const { return codes_.numel() == 0; }
 
-  // Lets a job, whose rows are those from `first` on, write to the tensors.
+  // Binds the outputs of a job to the tensors' rows from `first` on.
   void bind(RowJob& job, int64_t first) const {
     const auto at = [&](const at::Tensor& tensor) -> void* {
       if (tensor.numel() == 0) return nullptr;
@@ -187,7 +187,7 @@ class Results {
     job.kept_sum = at(sum_);
   }
 
-  // Computes and encodes `count` rows of a job that is bound to those from `first` on.
+  // Computes and quantizes `count` rows of a job that is bound to those from `first` on.
   void encode(const RowJob& job, int64_t first, int64_t count, const Path& path) const {
     const int64_t grain = kLeastElements / std::max<int64_t>(job.columns, 1) + 1;
     at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
@@ -208,7 +208,7 @@ class Results {
 
   RowResult give() const {
     if (empty()) {
-      scale_.tensor().fill_(1);  // neutral: nothing is quantized with them
+      scale_.tensor().fill_(1);  // neutral, since the result is empty
       zero_.tensor().fill_(0);
     }
     return {codes_, scale_.tensor(), zero_.tensor(), kept_, sum_};
@@ -235,11 +235,11 @@ RowResult quantized(Call& call, const at::Tensor& x, const RowOutput& o) {
   return results.give();
 }
 
-// How rows are cut into strips.
+// How rows are split into strips.
 struct Strips {
   int64_t count;
-  int64_t rows;  // of each but the last
-  bool apart;    // each is the work of one thread; else the threads share one after the other
+  int64_t rows;  // of each strip but the last
+  bool apart;    // each strip is computed by one thread; otherwise all threads share each strip
 };
 
 Strips strips_of(int64_t rows, int64_t row_bytes, int64_t multiple) {

@@ -1,4 +1,4 @@
-// Rows that become codes: norms and activations with quantization in the same pass over memory.
+// Rowwise quantization: norms and activations, quantized in the same pass over memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@
 
 namespace qfuse {
 
-// How rows become codes, and what else is given. Meanings: src/qfuse/kernels/rowwise.py.
+// How rows are quantized, and the extra outputs. See src/qfuse/kernels/rowwise.py.
 struct RowOutput {
   const std::optional<at::Tensor>& scale;
   const std::optional<at::Tensor>& zero_point;
@@ -29,14 +29,14 @@ struct RowOutput {
   bool keep_sum;
 };
 
-// Codes, scale, zero point, the float result, the sum; what there is not is empty.
+// Quantized values, scale, zero point, float result, sum; absent ones are empty.
 using RowResult = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
 // Computes `count` rows from `first` on into `to`, whose rows are `ld` apart.
 using ComputeRows = std::function<void(int64_t first, int64_t count, float* to, int64_t ld)>;
 
-// Codes of rows of type `type` that somebody else computes. That happens in strips of a multiple of
-// `multiple` rows, so that what a strip gives is in the cache still when its scales are chosen.
+// Quantizes rows of type `type` that `compute` produces. They are computed in strips of a multiple
+// of `multiple` rows, so that a strip is still in the cache when its scales are computed.
 // `compute` may be called by several threads at once.
 RowResult quantize_rows(at::IntArrayRef shape, at::ScalarType type, const RowOutput& output,
                         int64_t multiple, const ComputeRows& compute);

@@ -1,12 +1,12 @@
-// Rows that become codes, for any instruction set: a row is read once and stays in the cache while
-// it is normalized, measured and encoded. See RowJob.
+// Rowwise quantization for any instruction set: a row is read once and stays in the cache while it
+// is normalized, reduced and quantized. See RowJob.
 #pragma once
 
 #include "rowwise/steps.h"
 
 namespace {
 
-// Calls f(span) for the spans of a row, of 64 columns each but the last.
+// Calls f(span) for the spans of a row, all but the last of 64 columns.
 template <class F>
 QFUSE_INLINE void each_span(int64_t columns, F f) {
   int64_t column = 0;
@@ -30,7 +30,7 @@ inline void store_real(void* to, qfuse::Real type, int64_t at, Floats value, int
   store(static_cast<uint16_t*>(to) + at, halves, count);
 }
 
-// What the sum of a row's elements, or of their squares, is made of.
+// A term of the sum of a row's elements, or of their squares.
 template <bool Square>
 QFUSE_INLINE Floats term(Floats y) {
   return Square ? y * y : y;
@@ -41,7 +41,7 @@ QFUSE_INLINE Floats load_as(const void* data, int64_t at, int64_t count) {
   return load_real(data, Type, at, count);
 }
 
-// The row, with its residual, into `values`, zeros behind it; returns the sum of its terms.
+// Writes the row plus its residual to `values`, padded with zeros; returns the sum of its terms.
 template <qfuse::Real Type, bool Square>
 float read_row(const qfuse::RowJob& job, int64_t row, float* values) {
   const int64_t x = row * job.x.ld;
@@ -73,8 +73,8 @@ float read_row(const qfuse::RowJob& job, int64_t row, float* values) {
   return sum_of(parts);
 }
 
-// Takes `middle` off all values, zeros behind them again, and returns the sum of what is left: the
-// differences are exact where they are small, so it says what rounding took from the middle.
+// Subtracts `middle` from all values, pads with zeros, and returns the sum of the differences.
+// Small differences are exact, so the sum shows the rounding error of the middle.
 float centre(float* values, int64_t columns, float middle) {
   Floats parts[kVectors] = {};
   each_span(columns, [&](auto span) QFUSE_LAMBDA {
@@ -111,7 +111,7 @@ struct Normal {
   float factor;
 };
 
-// Reads a row and says how it is normalized.
+// Reads a row and computes how it is normalized.
 template <qfuse::Real Type>
 Normal read_normal(const qfuse::RowJob& job, int64_t row, float* values) {
   const auto n = static_cast<float>(job.columns);
@@ -125,14 +125,14 @@ Normal read_normal(const qfuse::RowJob& job, int64_t row, float* values) {
   return {middle, 1.0f / __builtin_sqrtf(variance + job.eps)};
 }
 
-// The extremes of what is seen; what is not finite makes `odd` NaN.
+// Running minimum and maximum; non-finite values make `odd` NaN.
 struct Bounds {
   Floats least = Floats{} + __builtin_inff();
   Floats greatest = Floats{} - __builtin_inff();
   Floats odd = {};
 
   QFUSE_INLINE void take(Floats y, int64_t count) {
-    // Lanes that are not there repeat one that is.
+    // Missing lanes repeat a valid one.
     for (int64_t lane = count; lane < kLanes; ++lane) y[lane] = y[0];
     least = lesser(y, least);
     greatest = ::greater(y, greatest);
@@ -140,12 +140,12 @@ struct Bounds {
   }
 };
 
-// Well below where floats have no halves any more, which `nearest` needs.
+// Well below the magnitude from which floats lack halves, as `nearest` requires.
 constexpr float kLeastUnrounded = 0x1p20f;
 
 QFUSE_INLINE bool is_finite(float x) { return x - x == 0.0f; }
 
-// What a row's extremes are if there is a NaN or an infinity in it.
+// A row's minimum and maximum if it contains a NaN or an infinity.
 qfuse::Extremes exact_extremes(const float* values, int64_t columns) {
   qfuse::Extremes found{__builtin_inff(), -__builtin_inff()};
   for (int64_t k = 0; k < columns; ++k) {
@@ -169,7 +169,7 @@ qfuse::Extremes extremes(const Bounds* bounds, const float* values, int64_t colu
   return found;
 }
 
-// Does the steps on a span, measures and keeps it.
+// Applies the epilogue ops to a span, updates the extremes and stores it.
 template <bool Whole>
 QFUSE_INLINE void finish_span(const qfuse::RowJob& job, const Span<Whole>& span, int64_t row,
                               Floats* y, float* values, Bounds* bounds) {
@@ -211,7 +211,7 @@ void normalize_row(const qfuse::RowJob& job, int64_t row, const Normal& by, floa
   });
 }
 
-// A row without a norm: from memory through the steps in registers.
+// A row without a norm: from memory through the epilogue ops in registers.
 template <qfuse::Real Type>
 void map_row(const qfuse::RowJob& job, int64_t row, float* values, Bounds* bounds) {
   each_span(job.columns, [&](auto span) QFUSE_LAMBDA {
@@ -253,8 +253,8 @@ qfuse::Extremes compute_row(const qfuse::RowJob& job, int64_t row, float* values
   return extremes(bounds, values, job.columns);
 }
 
-// The codes of numbers that are finite, in float32: clamping before rounding gives the same, since
-// the bounds are whole numbers.
+// Quantizes finite values in float32. Clamping before rounding is equivalent, since the bounds are
+// integers.
 void encode_finite(const qfuse::RowJob& job, int64_t row, const float* values,
                    const qfuse::Quantizer& q) {
   int8_t* to = job.codes + row * job.columns;
@@ -266,7 +266,7 @@ void encode_finite(const qfuse::RowJob& job, int64_t row, const float* values,
       const int64_t at = span.column + v * kLanes;
       const Floats x = load<Floats>(values + at, kLanes) * q.factor;
       const Ints codes = nearest(lesser(::greater(x, broadcast(low)), broadcast(high))) + zero;
-      // The low byte of a code in range is right for int8 and uint8.
+      // The low byte of an in-range value is correct for int8 and uint8.
       store(to + at, __builtin_convertvector(codes, Bytes), count);
     });
   });

@@ -1,4 +1,4 @@
-// The steps of an epilogue, and the last one, which makes codes, on vectors of a row.
+// Epilogue ops, and the final quantization, on vectors of a row.
 #pragma once
 
 #include "rowwise/activations.h"
@@ -7,17 +7,17 @@ namespace {
 
 constexpr int64_t kVectors = qfuse::kBlock / kLanes;
 
-// Up to 64 columns side by side, of which `Whole` says that there are 64.
+// Up to 64 adjacent columns; exactly 64 if `Whole`.
 template <bool Whole>
 struct Span {
   int64_t column;  // the first one
   int64_t columns;
 
-  // Calls f(vector, columns in it) for the vectors in which a column exists.
+  // Calls f(vector, columns in it) for the vectors with at least one column.
   template <class F>
   QFUSE_INLINE void each(F f) const {
     if constexpr (Whole) {
-      // The vectors stay in registers only where their index is a constant.
+      // The vectors stay in registers only if their index is a constant.
       Unrolled<kVectors>::run([&]<int V>() QFUSE_LAMBDA { f(int64_t{V}, kLanes); });
     } else {
       for (int64_t v = 0; v * kLanes < columns; ++v) {
@@ -28,7 +28,7 @@ struct Span {
   }
 };
 
-// Codes as numbers. Without `Rounding` the operations are those of float32.
+// Quantized values as floats. Without `Rounding` the operations are in float32.
 template <bool Rounding>
 QFUSE_INLINE Ints quantized(const qfuse::Quantizer& q, Floats y) {
   const auto rounded = [&](Floats x) QFUSE_LAMBDA { return Rounding ? rounded_to(q.type, x) : x; };
@@ -37,17 +37,17 @@ QFUSE_INLINE Ints quantized(const qfuse::Quantizer& q, Floats y) {
   const Floats code =
       q.zero_first ? round_even(rounded(x + q.zero)) : rounded(round_even(x) + q.zero);
   const Floats kept = clamp(code, q.low, q.high);
-  // NaN becomes 0, as it does in torch's own conversion.
+  // NaN becomes 0, as in torch's conversion.
   return __builtin_convertvector(kept == kept ? kept : Floats{}, Ints);
 }
 
-// What the codes of `y` stand for.
+// Quantizes and dequantizes `y`.
 QFUSE_INLINE Floats stored(const qfuse::Step& s, Floats y) {
   const qfuse::Quantizer q{s.a, s.b, s.low, s.high, false, false, qfuse::Real::f32};
   return (__builtin_convertvector(quantized<false>(q, y), Floats) - s.b) * s.scale;
 }
 
-// Applies one step to the vectors `y` of a span.
+// Applies one epilogue op to the vectors `y` of a span.
 template <bool Whole>
 inline void apply(const qfuse::Step& s, const qfuse::RealRows* extras, const Span<Whole>& c,
                   int64_t row, Floats* y) {
