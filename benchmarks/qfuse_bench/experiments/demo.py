@@ -1,8 +1,8 @@
-"""``python -m qfuse_bench.experiments.demo``: the main job, on a real model with real sentences.
+"""``python -m qfuse_bench.experiments.demo``: a trained sentence encoder on real sentences.
 
 The sentence encoder all-MiniLM-L6-v2, with trained weights, is quantized to int8 with torchao and
-compiled with qfuse. Shown is what was fused, what was left and why, what a batch costs against
-the peers, what it takes in memory, and what quantizing did to the answers.
+compiled with qfuse. It prints the report, the time of a batch against the peers, the memory,
+and the effect of quantization on the answers.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ class _Findings:
 
 
 def run_demo(options: DemoOptions, console: Console) -> bool:
-    """Run the demo and print what was found; return whether qfuse did its job.
+    """Run the demo and print the results; return whether qfuse's answers are correct.
 
     Raises:
-        QfuseError: The model, the sentences or an option are not there.
+        QfuseError: The model or the sentences are missing, or an option is invalid.
     """
     job = _prepare(options)
     _introduce(job, options, console)
@@ -197,7 +197,7 @@ def _measure(job: _Job, watch: Watch) -> _Findings:
             try:
                 found = _embeddings(contest, name, job)
             except WorkerError:
-                continue  # its entry says why
+                continue  # its entry has the reason
             agreements[name] = compare_embeddings(reference, found)
         reports = [w.state() for name in ours if (w := contest.worker(name)) is not None]
         background = BackgroundLoad()
@@ -226,7 +226,7 @@ def _times(findings: _Findings, job: _Job) -> Table:
         table.add_column(column, justify="right", no_wrap=column != "qfuse takes, at equal dtype")
     for name, entry in findings.entries.items():
         if name == job.eager.name and entry.verdict is Verdict.OK:
-            continue  # it gives answers only
+            continue  # it only provides answers
         memory = entry.memory
         table.add_row(
             _title(name),

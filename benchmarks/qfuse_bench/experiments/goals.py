@@ -1,8 +1,8 @@
 """The performance goals of qfuse against its peers, as data.
 
-A bar is met if qfuse is faster than every rival that gives right answers, by the factor and with
-the whole 95 % interval; missed if it surely is not against one of them; else the rounds do not
-tell. All who are compared run the same model with the float rest in the same type, in the same
+A bar is met if qfuse is faster than every rival with correct answers, by the factor and with the
+whole 95 % interval; missed if the whole interval is above it for one of them; otherwise undecided.
+All contenders run the same model with the float rest in the same type, in the same
 rounds, and other engines with weights of the same bits. Only one bar is against other bits: 4-bit
 weights for one token have to beat whatever 8-bit or 4-bit recipe Inductor and torchao have.
 """
@@ -37,9 +37,9 @@ class Way:
     """How one model is run.
 
     Attributes:
-        engine: What runs it.
-        float_type: What is not quantized is computed in this.
-        recipe: The zoo's name of how it is quantized.
+        engine: The engine.
+        float_type: Dtype of unquantized ops.
+        recipe: The zoo's name of the recipe.
         group_size: Weights per scale; ``None`` for the recipe's default.
         narrowed: See :class:`qfuse_bench.peers.contenders.Contender`.
     """
@@ -65,12 +65,12 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Something to be ahead of.
+    """A bar: rivals that qfuse is to be faster than.
 
     Attributes:
-        name: What it is, for a table.
-        factor: How many times as fast as the best rival qfuse is to be.
-        rivals: Of those that give right answers, the best counts.
+        name: The name in tables.
+        factor: The speedup over the best rival that is to be reached.
+        rivals: The best rival with correct answers counts.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Private torch API for measuring: Inductor's switches and the leaves of a result.
 
-Everything that changes global state is for a worker process, which exists for one contender only.
+Functions that change global state are only for worker processes, which hold one contender each.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def map_floats(tree: Any, dtype: torch.dtype) -> Any:
 
 
 def has_cpu_kernel(name: str) -> bool:
-    """Whether an op such as ``namespace::op`` is registered with a kernel for CPUs.
+    """Whether an op such as ``namespace::op`` has a CPU kernel.
 
     An op of torchao has a schema even where its library of kernels was not built.
     """
@@ -48,7 +48,7 @@ def has_cpu_kernel(name: str) -> bool:
 
 
 def register_peer_patterns() -> None:
-    """Import torchao's x86 quantizer as a user of it does, with what that does to Inductor.
+    """Import torchao's x86 quantizer, with its side effects on Inductor.
 
     It registers the quantized patterns and sets a pass in Inductor's global config.
     """
@@ -58,7 +58,7 @@ def register_peer_patterns() -> None:
 def compile_frozen(
     model: nn.Module, *, max_autotune: bool = False, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Return ``torch.compile(model)`` for fixed sizes, with weights folded into the code.
+    """Return ``torch.compile(model)`` for static sizes, with frozen weights.
 
     Freezing is a global switch that is read when the model is first called, so it stays on.
     """
@@ -72,7 +72,7 @@ def compile_frozen(
 
 
 def register_decomposed() -> None:
-    """Register the ops that PT2E writes, which torch does only when this module is imported."""
+    """Register the ops of PT2E, which torch does only when this module is imported."""
     importlib.import_module("torch.ao.quantization.fx._decomposed")
 
 
@@ -84,12 +84,12 @@ def propagate(module: GraphModule) -> None:
 
 
 class _Propagation(FakeTensorProp):
-    """Runs on fake constants as well, whatever the mode of the graph allows."""
+    """An interpreter that also makes constants fake, whatever the mode of the graph allows."""
 
     def get_attr(
         self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Argument]
     ) -> torch.Tensor:
-        """Return the fake of a constant; a mode makes one fake of each tensor."""
+        """Return the fake tensor of a constant; the mode creates one per tensor."""
         del args, kwargs
         value = self.fetch_attr(str(target))
         return self._mode.from_tensor(value, static_shapes=True)

@@ -1,7 +1,7 @@
-"""Contenders on the same inputs: built, gated by their answers, then timed.
+"""Compare contenders on the same inputs: build them, check their answers, then time them.
 
-A time counts only for right answers. Answers are compared before the rounds and after them, because
-a contender may be right once: what it overwrites shows in later calls.
+A time is valid only with correct answers. Answers are checked before and after the rounds, since a
+contender that overwrites its state may be correct only in its first call.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Competitor:
     """A contender.
 
     Attributes:
-        name: What tables call it.
+        name: The name in tables.
         factory: See :class:`qfuse_bench.harness.process.Job`.
         arguments: Likewise.
         like: Name of the entrant that runs the same quantized model without any compiler. One that
             is far worse than that computes something else, even if it is not garbage.
-        timed: Whether it takes part in the rounds, or gives answers only.
+        timed: Whether it is timed, or only provides answers.
     """
 
     name: str
@@ -67,15 +67,15 @@ class Entry:
     """One contender and its measurements.
 
     Attributes:
-        name: What tables call it.
-        verdict: Whether its time counts.
-        reason: Why it does not; "" if it does.
-        series: Its times; nothing if it was never timed.
+        name: The name in tables.
+        verdict: Whether its time is valid.
+        reason: Why it is not; "" if it is.
+        series: Its times; ``None`` if it was not timed.
         sqnr: The worst of its answers, in dB against the float model.
-        memory: Resident memory when its rounds were over, and the peak of the rounds.
-        build_seconds: To build and compile it, up to the end of its first call.
-        build_peak: The most memory that this took, in bytes.
-        facts: What it tells about itself.
+        memory: Resident memory after the rounds, and the peak of the rounds.
+        build_seconds: Time to build and compile it, including its first call.
+        build_peak: Peak memory of the build, in bytes.
+        facts: Facts that it reports.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Entry:
 
     @property
     def time(self) -> Series | None:
-        """The times, if they count."""
+        """The times, if they are valid."""
         return self.series if self.verdict is Verdict.OK else None
 
 
@@ -98,7 +98,7 @@ class Comparison:
     """Holds one process per contender. Use it as a context manager.
 
     Args:
-        inputs: The first is what is timed; answers are compared on all of them.
+        inputs: The first one is timed; answers are compared on all of them.
         reference: Name of the entrant that all answers are compared with, the float model.
         threads: OpenMP threads of every contender.
         watch: Receives progress.
@@ -130,14 +130,14 @@ class Comparison:
         self.leave(list(self._workers))
 
     def worker(self, name: str) -> Worker | None:
-        """Return the live process of a contender, for questions besides time."""
+        """Return the live process of a contender, for other queries than times."""
         return self._workers.get(name)
 
     def enter(self, competitors: Sequence[Competitor]) -> None:
-        """Build contenders, two at a time, and look at their answers.
+        """Build contenders, two at a time, and check their answers.
 
         Raises:
-            WorkerError: The reference failed, so that nothing can be judged.
+            WorkerError: The reference failed, so answers cannot be checked.
         """
         self._competitors |= {competitor.name: competitor for competitor in competitors}
         with ThreadPoolExecutor(_BUILDERS) as pool:
@@ -152,7 +152,7 @@ class Comparison:
                 self._judge(competitor.name)
 
     def leave(self, names: Sequence[str]) -> None:
-        """End contenders; what was seen of them is forgotten."""
+        """Stop contenders and discard their results."""
         for name in names:
             worker = self._workers.pop(name, None)
             if worker is not None:
@@ -215,10 +215,10 @@ class Comparison:
         return _flat(self._workers[self._reference].answers(self._inputs))
 
     def _floor(self, name: str) -> float:
-        """Return the least SQNR in dB that is believed."""
+        """Return the least SQNR in dB that is accepted."""
         competitor = self._competitors[name]
         if not competitor.timed:
-            return _FAINTEST  # it shows what quantizing alone does to answers
+            return _FAINTEST  # it shows the effect of quantization alone
         like = self._entries.get(competitor.like or "")
         own = None if like is None else like.sqnr
         if own is None:

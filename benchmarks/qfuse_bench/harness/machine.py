@@ -28,11 +28,11 @@ class Setting:
     """Machine and software.
 
     Attributes:
-        cpu: CPU model, with what it has for int8 and bf16.
-        cores: Cores that may be used.
+        cpu: CPU model, with its int8 and bf16 instructions.
+        cores: Number of usable cores.
         threads: OpenMP threads of every contender.
         memory: Bytes of RAM.
-        versions: Package and version, of what takes part.
+        versions: Packages and their versions.
         date: Day of the run, in UTC.
     """
 
@@ -45,7 +45,7 @@ class Setting:
 
     @classmethod
     def here(cls, threads: int) -> Setting:
-        """Look at this machine."""
+        """Describe this machine."""
         target = Target.detect(extensions=False)
         has = [name for name in _ISA if target.has(name)] if target.architecture == "x86_64" else []
         lacks = [] if "amx_int8" in has or not has else ["no AMX"]
@@ -66,7 +66,7 @@ class Setting:
 class BackgroundLoad:
     """The load by other programs between two points in time.
 
-    Our own workers count as ours only while they live, so look before they end.
+    Workers are excluded only while they live, so query before they end.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class BackgroundLoad:
         self._own = _own_seconds()
 
     def share(self) -> float:
-        """Return the fraction of all cores that something else used since the start."""
+        """Return the fraction of all cores that other programs used since the start."""
         busy, whole = _cores_busy()
         passed = whole - self._whole
         if passed <= 0:
@@ -84,9 +84,9 @@ class BackgroundLoad:
 
 
 def prepare_machine(threads: int) -> None:
-    """Do what qfuse does once per machine: build its kernels, measure speeds.
+    """Do qfuse's one-time setup of a machine: build the kernels, measure the machine.
 
-    Contenders are built two at a time, and speeds want a quiet machine.
+    Contenders are built two at a time, while measuring needs an idle machine.
     """
     kernels.load()
     before = torch.get_num_threads()
@@ -110,7 +110,7 @@ class IdleWait:
         self._busy = busy
 
     def wait(self) -> None:
-        """Return when it is quiet, or when the limit is reached."""
+        """Return when the machine is idle, or the limit is reached."""
         while self._looks > 0:
             self._looks -= 1
             if self._busy(_LOOK_SECONDS) < _QUIET_PERCENT:
@@ -118,7 +118,7 @@ class IdleWait:
 
 
 def _cores_busy() -> tuple[float, float]:
-    """Return the seconds that cores were busy, and that they passed in all."""
+    """Return the busy seconds and the total seconds of all cores."""
     times = psutil.cpu_times()
     whole = sum(times)
     idle = times.idle + getattr(times, "iowait", 0.0)

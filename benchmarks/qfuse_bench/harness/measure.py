@@ -1,7 +1,7 @@
-"""Interleaved measuring: every round times every contender, in an order drawn anew.
+"""Interleaved timing: every round times every contender, in a random order.
 
-A machine that is shared or changes its clock does so for all contenders of a round alike, so what
-they are compared by is pairs within rounds, never figures of separate runs.
+Load and clock changes affect all contenders of a round, so contenders are compared by pairs within
+rounds, never by figures of separate runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qfuse_bench.harness.process import WorkerError
 from qfuse_bench.harness.stats import Ratio, median, quantile, ratio_of_medians
 
 LEAST_ROUNDS = 15
-"""Fewer rounds give no interval worth printing."""
+"""Fewer rounds do not give a useful interval."""
 
 _BLOCK_SECONDS = 0.08
 _LEAST_CALLS = 3
@@ -37,7 +37,7 @@ class Series:
     Attributes:
         rounds: Median of each round's block of calls, in seconds.
         calls: Every call, in seconds.
-        failed: Why it was dropped on the way; "" if it was not.
+        failed: Why it was dropped; "" if it was not.
     """
 
     rounds: list[float] = field(default_factory=list)
@@ -51,12 +51,12 @@ class Series:
 
     @property
     def p10(self) -> float:
-        """The time that one call in ten stays below: what a quiet machine gives."""
+        """The 10th percentile of calls: the time on an idle machine."""
         return quantile(self.calls, 0.1)
 
     @property
     def p90(self) -> float:
-        """The time that nine calls in ten stay below."""
+        """The 90th percentile of calls."""
         return quantile(self.calls, 0.9)
 
 
@@ -80,7 +80,7 @@ def measure(  # noqa: PLR0913 - how to measure, each with a default
         rounds: How many rounds.
         seed: Of the orders.
         block_seconds: Length of a block.
-        least_calls: Calls of a block that are made however long they take.
+        least_calls: Minimum calls per block.
         before_round: Called before every round, as to wait for a quiet moment.
         after_round: Called after every round.
     """
@@ -114,7 +114,7 @@ def measure(  # noqa: PLR0913 - how to measure, each with a default
 
 
 def compare(ours: Series, theirs: Series) -> Ratio | None:
-    """Return how ``ours`` relates to ``theirs``; nothing if one of them failed."""
+    """Return the ratio of ``ours`` to ``theirs``; ``None`` if one of them failed."""
     if ours.failed or theirs.failed:
         return None
     return ratio_of_medians(ours.rounds, theirs.rounds)

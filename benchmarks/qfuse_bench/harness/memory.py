@@ -1,4 +1,4 @@
-"""How much memory this process holds, and how much it held at most."""
+"""The resident memory of this process, and its peak."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Memory:
 
 
 def read_memory() -> Memory:
-    """Return what this process holds."""
+    """Return the resident memory of this process."""
     peak = _read_peak()
     gc.collect()
     _trim()
@@ -58,7 +58,7 @@ def _read_peak() -> int | None:
 
 
 def _trim() -> None:
-    """Give freed memory back, which glibc otherwise keeps for later."""
+    """Return freed memory to the system, which glibc otherwise keeps."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):  # not glibc

@@ -1,4 +1,4 @@
-"""The measuring side of a worker: start it, tell it what to do, and know why it died."""
+"""The controlling side of a worker: start it, send commands, and report why it died."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WorkerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker is to hold.
+    """The contender of a worker.
 
     Attributes:
         factory: ``module:function`` that makes a :class:`qfuse_bench.harness.worker.Subject` of the
@@ -51,9 +51,9 @@ class Worker:
     """A process with one contender, from its start until :meth:`close`.
 
     Attributes:
-        facts: What the contender tells about itself.
-        build_seconds: Time to build and compile it, up to the end of its first call.
-        built: Its memory after that; the peak includes compiling.
+        facts: Facts that the contender reports.
+        build_seconds: Time to build and compile it, including its first call.
+        built: Memory after the build; the peak includes compiling.
     """
 
     def __init__(self, job: Job, example: Inputs) -> None:
@@ -111,15 +111,15 @@ class Worker:
         return results
 
     def memory(self) -> Memory:
-        """Return what it holds, and the most that it held since it was built."""
+        """Return its memory, with the peak since it was built."""
         memory = Memory(**self._ask({"do": "memory"}))
         return memory if self._counts_peak else Memory(memory.resident, None)
 
     def state(self) -> Any:
-        """Return what the contender hands over, such as a report."""
+        """Return the state of the contender, such as a report."""
         to = self._path()
         self._ask({"do": "state", "to": str(to)})
-        # Written by our own child into a folder that only this user can read.
+        # Safe to unpickle: written by our own child into a private folder.
         return pickle.loads(to.read_bytes())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What quantization did to sentence embeddings: do they still point the same way and find the same?
+"""The effect of quantization on sentence embeddings: cosines and nearest neighbours.
 
 Embeddings are unit vectors, [sentences, width]; a cosine is a dot product.
 """
@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How far embeddings agree with those of the float model.
+    """Agreement of embeddings with those of the float model.
 
     Attributes:
         mean_cosine: Mean over sentences of the cosine between the two embeddings.

@@ -1,4 +1,4 @@
-"""The statistics of the tables: medians, ratios with their spread, and how right an answer is."""
+"""The statistics of the tables: medians, ratios with confidence intervals, and SQNR."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TAIL = 0.025  # on either side of a 95 % interval
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How one time relates to another; below 1 the first one is faster.
+    """The ratio of two times; below 1 the first one is faster.
 
     Attributes:
         value: Median of the first over median of the second.
@@ -30,7 +30,7 @@ class Ratio:
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the middle value, or the mean of the two in the middle."""
+    """Return the median."""
     return quantile(values, 0.5)
 
 
@@ -44,8 +44,8 @@ def quantile(values: Sequence[float], at: float) -> float:
 def ratio_of_medians(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> Ratio:
     """Compare two series that were measured in the same rounds.
 
-    The interval is a percentile bootstrap over *rounds*: a round in which the machine was busy
-    slowed both, so the pair is drawn together.
+    The interval is a percentile bootstrap over *rounds*: load in a round slows both, so pairs are
+    drawn together.
 
     Args:
         ours: One time per round.
@@ -62,7 +62,7 @@ def mean_ratio(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Rati
         pairs: Ours and theirs, as :func:`ratio_of_medians` takes them; each was measured by itself.
 
     Returns:
-        Nothing for no pairs.
+        ``None`` without pairs.
     """
     if not pairs:
         return None

@@ -1,4 +1,4 @@
-"""A process that holds one contender and does what it is told over a pipe.
+"""A process that holds one contender and executes commands from a pipe.
 
 One process per contender keeps contenders apart: settings of Inductor are global, caches and memory
 are shared otherwise. Commands come in as JSON, one per line; so do the answers. What the contender
@@ -35,13 +35,13 @@ def _as_they_are(inputs: Inputs) -> Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a worker measures.
+    """The callable that a worker measures.
 
     Attributes:
         call: Called with the inputs.
         prepare: Turns inputs into what ``call`` takes, outside the measured time.
-        facts: Anything to tell the other end, as JSON.
-        state: Anything to hand over by pickle, if asked for.
+        facts: Facts for the controlling process, as JSON.
+        state: Anything to send by pickle on request.
     """
 
     call: Callable[..., Any]
@@ -53,7 +53,7 @@ class Subject:
 def time_calls(call: Callable[..., Any], inputs: Inputs, calls: int) -> list[float]:
     """Return the seconds of each of ``calls`` calls, after one that is not counted.
 
-    The uncounted one brings code and weights back into the caches that other processes used.
+    The warm-up call loads code and weights back into the caches.
     """
     args, kwargs = inputs
     call(*args, **kwargs)
@@ -92,7 +92,7 @@ class _Worker:
         return {}
 
     def memory(self) -> dict[str, Any]:
-        """Tell what this process holds."""
+        """Return the memory of this process."""
         return asdict(read_memory())
 
     def state(self, to: str) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _say(answers: TextIO, answer: dict[str, Any]) -> None:
 
 def main() -> None:
     """Build what the first line on stdin describes, and serve until stdin ends."""
-    # Compilers and libraries print to stdout; the answers must stay readable among that.
+    # Compilers and libraries print to stdout, which would corrupt the protocol.
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         worker, ready = _begin(json.loads(sys.stdin.readline()))

@@ -1,1 +1,1 @@
-"""Kernels against those of torch."""
+"""Benchmarks of the kernels against torch's."""

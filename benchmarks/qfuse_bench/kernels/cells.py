@@ -44,11 +44,11 @@ class Cell:
 
     @property
     def ours(self) -> Series:
-        """Our times."""
+        """The times of qfuse."""
         return self.series[OURS]
 
     def reached(self, limits: Limits) -> float:
-        """Return the part of what the machine could do that was reached."""
+        """Return the fraction of the machine's limit that was reached."""
         return self.limit(limits) / self.ours.median
 
     def limit(self, limits: Limits) -> float:
@@ -56,7 +56,7 @@ class Cell:
         return limits.seconds(FAMILIES[self.family].kinds[OURS], self.shape, cold=self.cold)
 
     def ratio(self, peer: str) -> Ratio | None:
-        """Return ours over a peer's; nothing if that is not in the cell."""
+        """Return qfuse's time over a peer's; ``None`` if the peer is not in the cell."""
         if peer not in self.series:
             return None
         return compare(self.ours, self.series[peer])
@@ -78,7 +78,7 @@ class Stillness:
         self._data = torch.zeros(_REGION_ELEMENTS)
 
     def wait(self) -> None:
-        """Return when it is still, or when the time is used up."""
+        """Return when the machine is idle, or the time is used up."""
         while self._left > 0:
             start = time.perf_counter()
             if max(self._region() for _ in range(_LOOKS)) < _STILL_SECONDS:
@@ -112,7 +112,7 @@ class _Rotating:
 
 
 def cold_and_warm(family: Family, k: int, n: int, limits: Limits) -> tuple[bool, ...]:
-    """Say which cells there are: warm ones only where each contender's weight fits in a cache."""
+    """Return the cells: warm ones only if each contender's weight fits in a cache."""
     most = max(kind.weight_bytes(k, n) for kind in family.kinds.values())
     return (True, False) if most <= limits.cache_bytes else (True,)
 
@@ -126,7 +126,7 @@ class Plan:
         reader: What reads its memory.
         rounds: Interleaved rounds.
         block_seconds: How long each contender runs in each round.
-        stillness: What is waited for before each round.
+        stillness: Waits for an idle machine before each round.
     """
 
     limits: Limits

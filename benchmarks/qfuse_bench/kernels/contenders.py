@@ -51,7 +51,7 @@ class Kind:
 
     Attributes:
         arithmetic: What it multiplies.
-        weight_bits: Stored per weight, scales and zero points included.
+        weight_bits: Bits per weight, including scales and zero points.
         x_bytes: Per element of the activation.
     """
 
@@ -86,7 +86,7 @@ Contenders = dict[str, Contender]
 """By name, qfuse's first."""
 
 Prepared = Callable[[int], Contenders]
-"""Takes the rows, and gives the contenders for one size of the weight."""
+"""Maps the number of rows to the contenders for one size of the weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Family:
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """All but ours."""
+        """All contenders except qfuse's."""
         return tuple(name for name in self.kinds if name != OURS)
 
 

@@ -1,4 +1,4 @@
-"""What the kernels' benchmark found, as data."""
+"""The results of the kernel benchmark, as data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Line:
     Attributes:
         shape: Sizes of the product.
         cold: Weights came from memory.
-        warm: From a cache; nothing where they do not fit in one.
+        warm: Weights came from a cache; ``None`` if they do not fit in one.
     """
 
     shape: Shape
@@ -41,10 +41,10 @@ class KernelResults:
     Attributes:
         setting: Machine and software.
         instruction_sets: Paths of the kernels, the one that ran last.
-        limits: What the machine could do.
+        limits: The limits of the machine.
         rounds: Interleaved rounds per cell.
         cells: What was measured.
-        others: The fraction of the machine that was busy with other things meanwhile.
+        others: The fraction of the machine that other programs used meanwhile.
     """
 
     setting: Setting
@@ -61,7 +61,7 @@ class KernelResults:
         return [found for found in judge(self.cells) if found.target.family in families]
 
     def families(self) -> Iterator[tuple[str, str, tuple[str, ...], list[Line]]]:
-        """Give name, title, peers and lines of every family that was measured."""
+        """Yield name, title, peers and lines of every measured family."""
         for name, family in FAMILIES.items():
             cells = {(c.shape, c.cold): c for c in self.cells if c.family == name}
             if cells:
@@ -70,7 +70,7 @@ class KernelResults:
                 yield name, family.title, _peers(lines), lines
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values: everything that was measured, and the verdicts."""
+        """Return JSON values: all measurements, and the verdicts."""
         return {
             "setting": asdict(self.setting),
             "instruction_sets": self.instruction_sets,

@@ -1,4 +1,4 @@
-"""What this machine could do at best: how fast it reads, and how fast it multiplies.
+"""The limits of this machine: memory bandwidth and arithmetic rate.
 
 Measured on the spot with the threads that the contenders have. A figure is the best of several
 kernels that do nothing else, each by the time that one call in ten stays below: waiting for other

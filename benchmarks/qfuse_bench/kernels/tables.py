@@ -32,7 +32,7 @@ def show_kernels(results: KernelResults, console: Console) -> None:
 
 
 def limits_text(limits: Limits) -> str:
-    """Return what the machine could do, in words."""
+    """Return the limits of the machine, in words."""
     rates = ", ".join(f"{rate / 1e9:.0f} GOP/s {kind}" for kind, rate in limits.rates.items())
     return (
         f"reads {limits.memory / 1e9:.1f} GB/s from memory and {limits.cache / 1e9:.1f} GB/s from "

@@ -1,4 +1,4 @@
-"""What the kernels aim at, and whether they got there.
+"""The performance targets of the kernels, and whether they are reached.
 
 A cell counts for a target only if the 95 % interval of its ratio excludes the bound. Nothing here
 knows a result: verdicts are made of what was measured.
@@ -63,7 +63,7 @@ class Target:
         return ", ".join(map(str, self.rows))
 
     def about(self, cell: Cell) -> bool:
-        """Whether the cell has something to say of this."""
+        """Whether the target applies to the cell."""
         rows = cell.shape.m in self.rows
         return self.family == cell.family and rows and self.peer in cell.series
 
@@ -105,7 +105,7 @@ TARGETS: tuple[Target, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What became of a target.
+    """The outcome of a target.
 
     Attributes:
         target: The target.

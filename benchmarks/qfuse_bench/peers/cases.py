@@ -1,4 +1,4 @@
-"""What is measured: models, at the sizes that the tables show, and recipes."""
+"""The measured models, with the sizes of the tables, and recipes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Case:
     """A model of the zoo at one size.
 
     Attributes:
-        name: How tables and options call it.
+        name: The name in tables and options.
         model: Name in the zoo.
         what: The size in words.
         sizes: Where it differs from the zoo's default.

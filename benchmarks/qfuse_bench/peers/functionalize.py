@@ -1,4 +1,4 @@
-"""A model as a pure function, for runtimes that know no buffers that are written."""
+"""A model as a pure function, for runtimes without mutable buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STATE = ("keys_", "values_")
 
 
 class _Functional(nn.Module):
-    """Takes buffers that a module writes behind its inputs, gives them behind its result."""
+    """Passes mutable buffers as inputs after the inputs, and returns them after the result."""
 
     def __init__(self, inner: nn.Module, names: tuple[str, ...], order: tuple[str, ...]) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class _Functional(nn.Module):
     def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Call the module on inputs and state; return its float results and the new state."""
         count = len(values) - len(self.names)
-        # Written in place below: what comes in belongs to the caller.
+        # Cloned, since the module mutates them and they belong to the caller.
         state = dict(zip(self.names, (v.clone() for v in values[count:]), strict=True))
         inputs = dict(zip(self.order, values[:count], strict=True))
         result = torch.func.functional_call(self.inner, state, (), inputs)
@@ -38,9 +38,9 @@ class Function:
     """A model of the zoo without state of its own.
 
     Attributes:
-        module: Takes inputs and then the state, gives one result and then the new state.
+        module: Maps inputs and state to one result and the new state.
         inputs: Example inputs, in the order in which the module takes them.
-        state: What the buffers hold at first; nothing for most models.
+        state: Initial values of the buffers; empty for most models.
         names: Names of the inputs.
     """
 
@@ -61,7 +61,7 @@ class Function:
 
 
 def function_of(model: ZooModel) -> Function:
-    """Return a model whose only state are the caches that it writes, without that."""
+    """Return a model without state; its only state must be mutable caches."""
     names = tuple(n for n, _ in model.module.named_buffers() if n.startswith(_STATE))
     known = tuple(inspect.signature(model.module.forward).parameters)
     given = dict(zip(known, model.args, strict=False)) | model.kwargs

@@ -74,7 +74,7 @@ def _qfuse(contender: Contender, example: Inputs) -> Subject:
 
 
 def _model(contender: Contender) -> tuple[nn.Module, dict[str, Any], Any]:
-    """Return the model, what there is to say about it, and its dynamic shapes."""
+    """Return the model, its facts, and its dynamic shapes."""
     dtype = torch.bfloat16 if contender.casts_weights else torch.float32
     built = zoo.build(contender.model, dtype=dtype, **contender.sizes)
     shapes = built.dynamic_shapes if contender.dynamic else None

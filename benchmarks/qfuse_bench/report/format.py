@@ -1,4 +1,4 @@
-"""Figures as text, alike in the terminal and on the page."""
+"""Formatting of figures, for the terminal and the pages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _three_digits(value: float) -> str:
 def time(entry: Entry) -> str:
     """Return the median, and in parentheses the tenth percentile of single calls, in ms.
 
-    What does not count is not shown as a time.
+    Invalid times are not shown.
     """
     if entry.verdict is Verdict.FAILED:
         return "failed"

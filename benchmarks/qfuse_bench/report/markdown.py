@@ -1,4 +1,4 @@
-"""Sections of a Markdown page that are generated, and the rest of it that is not."""
+"""Generated sections of Markdown pages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def render(section: str, **values: Any) -> str:
 
 
 def replace_section(text: str, section: str, body: str) -> str:
-    """Return ``text`` with what stands between the section's marks replaced by ``body``.
+    """Return ``text`` with the content between the section's marks replaced by ``body``.
 
     The marks are the lines ``<!-- begin: section -->`` and ``<!-- end: section -->``.
 

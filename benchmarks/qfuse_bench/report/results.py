@@ -1,4 +1,4 @@
-"""What a run of the benchmark found: entries per model and recipe, pairs, and their means."""
+"""The results of a benchmark run: entries per model and recipe, pairs, and their means."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Pair:
 
     @property
     def ratio(self) -> Ratio | None:
-        """Our time over theirs; nothing unless both count."""
+        """Qfuse's time over the other's; ``None`` unless both are valid."""
         return _ratio(self.ours, self.theirs)
 
     @property
@@ -70,7 +70,7 @@ class Results:
     """A whole run.
 
     Attributes:
-        setting: What it was measured on.
+        setting: The machine and software.
         rounds: Rounds per match.
         matches: In the order in which they were measured.
         skipped: What could not be measured at all, and why.
@@ -123,7 +123,7 @@ class Results:
         return found
 
     def trouble(self) -> list[str]:
-        """Return a line for everything that is not a time, and why."""
+        """Return a line for every missing time, with the reason."""
         lines = [f"{name}: {reason}" for name, reason in self.skipped.items()]
         seen: dict[str, None] = {}
         for match in self.matches:
@@ -133,7 +133,7 @@ class Results:
         return [*lines, *seen]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values: everything that was measured, and the ratios."""
+        """Return JSON values: all measurements, and the ratios."""
         return {
             "setting": asdict(self.setting),
             "rounds": self.rounds,
@@ -191,7 +191,7 @@ def _ratio(above: Entry, below: Entry) -> Ratio | None:
 
 
 def entry_values(entry: Entry) -> dict[str, Any]:
-    """Return what was seen of one contender, as JSON values."""
+    """Return the results of one contender as JSON values."""
     values = asdict(entry)
     if entry.series is not None:
         values["median"], values["p10"] = entry.series.median, entry.series.p10

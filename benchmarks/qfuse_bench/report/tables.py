@@ -17,7 +17,7 @@ _STYLE = {Verdict.OK: "", Verdict.WRONG: "bold red", Verdict.FAILED: "red"}
 
 
 def show(results: Results, console: Console) -> None:
-    """Print everything that was found."""
+    """Print all results."""
     console.print(_pairs(results))
     console.print(_memory(results))
     console.print(_means(results))
@@ -40,7 +40,7 @@ def ratio_text(value: Ratio | None) -> Text:
 
 
 def setting_text(setting: Setting, rounds: int, others: float) -> Text:
-    """Return what a table was measured on."""
+    """Return the machine and software of a table."""
     versions = ", ".join(f"{name} {version}" for name, version in setting.versions)
     text = Text(
         f"{setting.cpu}, {setting.cores} cores, {setting.threads} threads; {versions}; "

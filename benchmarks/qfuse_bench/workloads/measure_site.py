@@ -1,4 +1,4 @@
-"""One merge site, measured: its linears apart and as one, on the same kernels, weights cold."""
+"""Measure a merge site: its linears separate and merged, on the same kernels, with cold weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MOST_CALLS = 12
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the cost model says of one site, and what was measured.
+    """The prediction and the measurement of one site.
 
     Attributes:
         site: What it is.
@@ -45,9 +45,9 @@ class Measured:
         m: Rows of the input.
         k: Input features.
         widths: Output features of each linear.
-        predicted: Seconds apart and as one, by the cost model.
-        apart: The linears as they are, timed.
-        merged: The one linear, timed.
+        predicted: Predicted seconds, separate and merged.
+        apart: Times of the separate linears.
+        merged: Times of the merged linear.
         count: How many such sites there are.
     """
 
@@ -82,7 +82,7 @@ class Measured:
 
     @property
     def right(self) -> bool:
-        """Whether the decision is that of the clock."""
+        """Whether the decision agrees with the measurement."""
         return self.decision == (self.ratio.value < 1)
 
 
@@ -90,8 +90,8 @@ class SitePair:
     """The two forms of a site, compiled.
 
     Args:
-        apart: Runs the linears as they are.
-        merged: Runs the one linear.
+        apart: Runs the separate linears.
+        merged: Runs the merged linear.
         evict: Empties the caches.
     """
 
@@ -137,7 +137,7 @@ class Bench:
 
     Attributes:
         target: This machine.
-        cost: Prices sites and kernels.
+        cost: Predicts the time of sites and kernels.
         kernels: qfuse's own kernels.
         backend: What runs the lowered graphs.
     """
@@ -151,7 +151,7 @@ class Bench:
         """Compile both forms of the site that ``program`` is."""
         apart = replace(clone(program), signature=_with_strides(program))
         merged = clone(apart)
-        # Without a cost model it is merged whether that pays or not.
+        # Without a cost model, every legal merge is done.
         MergeLinears().run(merged, RewriteContext("optimize"))
         waste = torch.zeros(max(_LEAST_EVICTED, 2 * self.target.l3_bytes) // 8, dtype=torch.float64)
         return SitePair(self._compiled(apart), self._compiled(merged), waste.sum)

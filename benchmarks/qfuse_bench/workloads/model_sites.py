@@ -1,9 +1,8 @@
 """The merge sites of a model, each extracted with the users of its results.
 
-A site is worth what its linears and their next readers take together: what reads a part of a wider
-result may be slower, and what a linear would have taken in stays outside. So the elementwise ops
-behind the linears come along, over movements, as far as a kernel would fuse them; anything else
-that they read is an input.
+The gain of a site includes the users of its linears: a user of a part of a wider result may be
+slower, and may no longer be fused with the linear. So the elementwise ops after the linears are
+included, across movements, as far as a kernel would fuse them; their other operands are inputs.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from qfuse.optimize.schedule import move
 from qfuse.rewrite.context import RewriteContext
 from qfuse.testing.build import GraphBuilder
 
-# Elementwise ops in a row that come along: a kernel takes them all in any case.
+# Limit of included elementwise ops in a row; a kernel fuses that many in any case.
 _DEPTH = 4
 
 
@@ -241,7 +240,7 @@ class _Cutter:
             return []
         if any(user.op == "output" for user in outside) or self.depth[node] > 0:
             return [made]
-        # It is read by an op that takes any strides; one row of it stands for the rest.
+        # Its user supports any strides, and only needs one row.
         sizes = list(made.meta["val"].shape)
         if sizes:
             made = self.b.call(aten.slice.Tensor, made, sizes.index(max(sizes[:-1] or sizes)), 0, 1)
