@@ -157,7 +157,7 @@ def test_empty(isa: str, shape: tuple[int, ...]) -> None:
 
 
 def test_packing_refuses_what_has_no_halves() -> None:
-    with pytest.raises(InputError, match="no two halves"):
+    with pytest.raises(InputError, match="cannot be split into halves"):
         pack_grouped(torch.zeros(5, 8, dtype=torch.uint8), torch.ones(5, 1), halves=True)
 
 

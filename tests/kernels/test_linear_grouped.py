@@ -328,10 +328,10 @@ def test_refuses_sums_that_could_overflow(library: KernelLibrary) -> None:
 @pytest.mark.parametrize(
     ("scale", "zero", "message"),
     [
-        (torch.ones(5), None, "make no groups"),
-        (torch.ones(4, 2), None, "make no groups"),
-        (torch.ones(5, 3), None, "make no groups"),
-        (torch.ones(5, 0), None, "make no groups"),
+        (torch.ones(5), None, "do not form groups"),
+        (torch.ones(4, 2), None, "do not form groups"),
+        (torch.ones(5, 3), None, "do not form groups"),
+        (torch.ones(5, 0), None, "do not form groups"),
         (torch.ones(5, 2), torch.tensor([128]), "outside of"),
         (torch.ones(5, 2), torch.full((5, 2), 2**32), "outside of"),
         (torch.ones(5, 2), torch.zeros(2, 5), "zero points"),

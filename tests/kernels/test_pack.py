@@ -56,7 +56,7 @@ def test_halves_begin_with_a_block_of_their_own(half: int) -> None:
     assert torch.equal(unpack_weight(packed[:blocks], half, 6), weight[:half])
     assert torch.equal(unpack_weight(packed[blocks:], half, 6), weight[half:])
     assert torch.equal(sums, pack_weight(weight, zero)[1])
-    with pytest.raises(InputError, match="no two halves"):
+    with pytest.raises(InputError, match="cannot be split into halves"):
         pack_weight(codes((5, 6), torch.int8), halves=True)
 
 

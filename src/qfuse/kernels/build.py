@@ -322,7 +322,7 @@ def _sanitizer_flags() -> tuple[str, ...]:
     for name in names.split(","):
         if name not in _SANITIZERS:
             raise OptionsError(
-                f"{SANITIZE_VARIABLE}={names!r} names no sanitizer {name!r}",
+                f"{SANITIZE_VARIABLE}={names!r} has an unknown sanitizer {name!r}",
                 fix=f"one of {', '.join(_SANITIZERS)}, or both with a comma between them",
             )
     return (f"-fsanitize={names}", "-fno-sanitize=vptr", *_SANITIZED_FLAGS)

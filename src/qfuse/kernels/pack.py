@@ -59,7 +59,7 @@ def pack_bytes(weight: torch.Tensor, *, halves: bool = False) -> torch.Tensor:
     if not halves:
         return _blocks(weight)
     if weight.shape[0] % 2:
-        raise InputError(f"{weight.shape[0]} output features are no two halves")
+        raise InputError(f"{weight.shape[0]} output features cannot be split into halves")
     return torch.cat([_blocks(part) for part in weight.chunk(2)])
 
 

@@ -72,9 +72,9 @@ def pack_grouped(
     n, k = codes.shape
     groups = scale.shape[-1]
     if scale.shape != (n, groups) or not groups or k % groups:
-        raise InputError(f"scales {tuple(scale.shape)} make no groups of codes [{n}, {k}]")
+        raise InputError(f"scales {tuple(scale.shape)} do not form groups of a weight [{n}, {k}]")
     if halves and n % 2:
-        raise InputError(f"{n} output features are no two halves")
+        raise InputError(f"{n} output features cannot be split into halves")
 
     def packed(values: torch.Tensor, pack: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         parts = values.chunk(2) if halves else (values,)

@@ -83,7 +83,7 @@ def _complete(a: dict[str, Any]) -> None:
 def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
     check_real(a.x, compute=a.compute, out_dtype=a.out_dtype)
     if halves_of(a.epilogue) != 1:
-        raise InputError(f"this kernel multiplies no halves: {a.epilogue!r}")
+        raise InputError(f"this kernel does not support GLU: {a.epilogue!r}")
     n, blocks = check_packed(a.x, a.w_packed, stored, a.out_features)
     groups = a.w_scale.shape[1] if a.w_scale.dim() == 3 else 1  # noqa: PLR2004
     _check_groups(a.x.shape[-1], groups, whole=groups == 1 and a.w_offset is None)

@@ -149,10 +149,13 @@ def test_an_op_of_several_results() -> None:
     ("change", "why"),
     [
         ({}, ""),
-        ({"epilogue": Epilogue((Cast(torch.bfloat16),))}, "real numbers are torch.bfloat16"),
+        ({"epilogue": Epilogue((Cast(torch.bfloat16),))}, "float values are torch.bfloat16"),
         ({"y_params": "x"}, "quantized values are torch.float32"),
         ({"out_params": None}, ""),
-        ({"epilogue": Epilogue((Round(0, None, replace(SPEC, real=torch.float16)),))}, "real"),
+        (
+            {"epilogue": Epilogue((Round(0, None, replace(SPEC, real=torch.float16)),))},
+            "float values",
+        ),
     ],
 )
 def test_a_call_is_verified(change: dict[str, Any], why: str) -> None:

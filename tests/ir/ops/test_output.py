@@ -277,7 +277,7 @@ def test_refuses_to_round_numbers_of_another_type(steps: str) -> None:
         if (real is BF16) == (steps == "cast(bfloat16)"):
             verify(program)
         else:
-            with pytest.raises(VerifyError, match="real numbers are"):
+            with pytest.raises(VerifyError, match="float values are"):
                 verify(program)
 
 

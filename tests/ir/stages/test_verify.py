@@ -247,7 +247,7 @@ ROWS = text(block=(1, None))
 EDGES: dict[str, tuple[Callable[[], StageGraph], str]] = {
     "quantize: another float type": (
         lambda: with_args(quantized(), ops.quantize, {3: text(real=BF16)}),
-        "real numbers are torch.float32",
+        "float values are torch.float32",
     ),
     "quantize: another storage": (
         lambda: with_args(quantized(), ops.quantize, {3: UINT8}),
@@ -259,7 +259,7 @@ EDGES: dict[str, tuple[Callable[[], StageGraph], str]] = {
     ),
     "dequantize: another float type": (
         lambda: with_args(dequantized(), ops.dequantize, {3: text(real=BF16)}),
-        "real numbers are torch.float32",
+        "float values are torch.float32",
     ),
     "dequantize: another storage": (
         lambda: with_args(dequantized(), ops.dequantize, {3: UINT8}),
@@ -279,7 +279,7 @@ EDGES: dict[str, tuple[Callable[[], StageGraph], str]] = {
     ),
     "requantize: two float types": (
         lambda: requantized(replace(SPEC, real=BF16)),
-        "real numbers are torch.float32",
+        "float values are torch.float32",
     ),
     "linear: another storage of the activation": (
         lambda: fused_linear(x_spec=UINT8),
@@ -288,7 +288,7 @@ EDGES: dict[str, tuple[Callable[[], StageGraph], str]] = {
     "linear: another block of the weight": (lambda: fused_linear(w_spec=ROWS), "scale"),
     "linear: another float type of the result": (
         lambda: fused_linear(out=text(real=BF16)),
-        "real numbers are torch.float32",
+        "float values are torch.float32",
     ),
 }
 
@@ -350,7 +350,7 @@ def test_an_activation_without_steps_has_no_float_result_of_its_own() -> None:
     program = activation("act(relu)", frozenset({Keep.FLOAT}))
     node = call_of(program, ops.activation)
     index = node.args.index("act(relu)")
-    assert_broken(with_args(program, ops.activation, {index: ""}), "activation", "without steps")
+    assert_broken(with_args(program, ops.activation, {index: ""}), "activation", "empty epilogue")
 
 
 def test_an_activation_has_no_sum() -> None:
@@ -376,7 +376,7 @@ def test_a_choice_asks_for_two_levels_if_it_is_given_one() -> None:
 
     node = call_of(program, ops.choose_qparams)
     node.args = (*node.args, scale)
-    assert_broken(program, "choose_qparams", "a second scale is given or asked for, not both")
+    assert_broken(program, "choose_qparams", "the second scale must be present")
 
 
 def test_outputs_are_one_flat_tuple() -> None:

@@ -37,7 +37,7 @@ class Activation(Op):
     def problems(self) -> Iterator[str]:
         """Check that the op does not return its input as its float result."""
         if Keep.FLOAT in self.output.keep and not self.epilogue.steps:
-            yield "without steps its float result is its input"
+            yield "with an empty epilogue its float result is its input"
 
 
 as_activation = Activation.of

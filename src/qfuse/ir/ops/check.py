@@ -24,7 +24,7 @@ def problems_of(op: Op) -> Iterator[str]:
         yield from _check_params(stored, getattr(op, block.name))
     for real, spec in (*_rounded(op), *_result(op)):
         if real != spec.real:
-            yield f"real numbers are {real}, the spec says {spec}"
+            yield f"float values are {real}, the spec says {spec}"
     yield from op.problems()
     if (output := getattr(op, "output", None)) is not None:
         if Keep.SUM in output.keep and getattr(op, "residual", None) is None:

@@ -68,7 +68,7 @@ class Output:
         assert self.params is None or self.chosen is None, "parameters are static or dynamic"
         is_float = self.params is None and self.chosen is None
         assert self.chosen is None or not self.chosen[1].outer, "one level of scales is chosen"
-        assert not (is_float and Keep.FLOAT in self.keep), "a float result is not kept besides"
+        assert not (is_float and Keep.FLOAT in self.keep), "a float result is not an extra output"
 
     @property
     def spec(self) -> QuantSpec | None:

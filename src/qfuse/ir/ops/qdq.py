@@ -98,7 +98,7 @@ class Choose(Op):
     def problems(self) -> Iterator[str]:
         """Check that the second level of scales is present exactly if the spec requires it."""
         if (self.outer_scale is None) == self.spec.outer:
-            yield f"a second scale is given or asked for, not both: {self.spec}"
+            yield f"the second scale must be present exactly if the spec has one: {self.spec}"
 
 
 as_quantize = Quantize.of

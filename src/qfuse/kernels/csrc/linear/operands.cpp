@@ -288,7 +288,7 @@ at::ScalarType read_steps(std::string_view text, const std::vector<at::Tensor>& 
     for (const std::string_view part : split(text, '|')) reader.read(call_of(part));
   }
   TORCH_CHECK(reader.done(), "an epilogue whose halves are not multiplied: '", text, "'");
-  TORCH_CHECK(takes_halves || epilogue.half == 0, "this kernel multiplies no halves: '", text, "'");
+  TORCH_CHECK(takes_halves || epilogue.half == 0, "this kernel does not support GLU: '", text, "'");
   for (size_t i = 0; i < extras.size(); ++i) {
     epilogue.extra[i] = extra_of(extras[i], reader.place(i), shape, epilogue, kept);
   }
