@@ -95,7 +95,7 @@ def test_golden_what_people_read() -> None:
         """\
 fired: merge-linears 1
   merge-linears: aten.linear (q) + aten.linear (k) + aten.linear (v) (6 + 4 + 2)
-not read any more: k.weight, q.bias, q.weight, v.bias, v.weight""",
+no longer used: k.weight, q.bias, q.weight, v.bias, v.weight""",
     )
     assert_expected_inline(
         module.code.strip(),

@@ -216,7 +216,7 @@ def test_refuses_example_inputs_that_do_not_run() -> None:
 
     error = str(untouched(module, lambda: MergeLinears()(module, wrong)))
     assert "%mm" in error
-    assert "shapes and types that the graph was traced with" in error
+    assert "shapes and dtypes that the graph was traced with" in error
 
 
 def test_an_error_in_the_middle_leaves_the_module_as_it_was(

@@ -34,7 +34,7 @@ def test_a_float_model_is_called_one() -> None:
     [
         ((), "none: the model is not quantized, or its quantization was not recognized"),
         ((MISS,), "none: the model is not quantized, or its quantization was not recognized"),
-        ((MISS, Left("lower", LINEAR, "")), "none: what is quantized could not be fused"),
+        ((MISS, Left("lower", LINEAR, "")), "none: the quantized ops could not be fused"),
     ],
 )
 def test_why_there_are_no_quantized_ops(events: tuple[Event, ...], verdict: str) -> None:

@@ -107,7 +107,7 @@ class _Findings:
 
 
 def run_demo(options: DemoOptions, console: Console) -> bool:
-    """Run the demo and print the results; return whether qfuse's answers are correct.
+    """Run the demo and print the results; return whether all times of qfuse are valid.
 
     Raises:
         QfuseError: The model or the sentences are missing, or an option is invalid.

@@ -1,9 +1,9 @@
 """The on-disk cache of compiled packages: written atomically, verified before loading.
 
 An entry is a folder named by its key, with ``model.pt2``, the constants that the compiler created
-(``extras.safetensors``) and ``manifest.json``; the whole folder is moved into place. A truncated
-library, or one for another CPU, would kill the process when it is loaded or run, so an entry that
-does not match its manifest bit for bit is rebuilt.
+(``extras.safetensors``) and ``manifest.json``, which is written first; the whole folder is then
+moved into place. A truncated library, or one for another CPU, would kill the process when it is
+loaded or run, so an entry that does not match its manifest bit for bit is rebuilt.
 """
 
 from __future__ import annotations

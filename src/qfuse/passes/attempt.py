@@ -144,7 +144,7 @@ def _leading(nodes: Sequence[Node]) -> set[Node]:
 
 
 def _leads(node: Node) -> bool:
-    """Whether a node is a movement or quantization op, not a computation."""
+    """Whether a node is a movement, a qfuse op, or was created by a rule."""
     op = overload_of(node)
     if op is None:
         return node.op == "call_function" and RULE_META in node.meta

@@ -74,7 +74,7 @@ def test_lower_expands_it_and_says_why_it_is_there() -> None:
 
     assert bits_same(run(low, inputs), want)
     (left,) = low.log.of(Left)
-    assert left.reason == "it changes parameters between two quantized edges"
+    assert left.reason == "it changes the parameters between two quantized ops"
 
 
 @pytest.mark.numeric

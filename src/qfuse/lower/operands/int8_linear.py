@@ -36,7 +36,7 @@ from qfuse.targets.target import Target
 
 # An upper bound: the kernel's own tiles are smaller.
 _PIECES = 64
-_ONE_PASS = "the linear and what is behind it are one pass"
+_ONE_PASS = "the linear and the following op are one pass"
 
 
 @dataclass(frozen=True, slots=True)

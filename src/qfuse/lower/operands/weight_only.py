@@ -200,7 +200,7 @@ def _check_parameters(problem: LinearProblem, params: QuantParams) -> Refusal | 
     groups = group_count(params.spec, problem.k)
     if isinstance(groups, Refusal):
         return groups
-    # Only float16 sources: for others, rounding weights to float16 would exceed their noise.
+    # Only float16 sources: for others, rounding weights to float16 would dominate their noise.
     computes = FLOATS if problem.real is torch.float16 else COMPUTES
     if params.spec.domain is not ZeroPointDomain.FLOAT_OFFSET:
         refusal = check_edge(params, "weight", computes) or check_zero_point(params, "weight")
