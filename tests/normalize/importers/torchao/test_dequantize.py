@@ -139,7 +139,7 @@ def test_refuses_parameters_that_have_no_view() -> None:
         ([1, 8], (5,), torch.int8, torch.float32, r"a scale of shape \(5,\) does not fit"),
         ([1, 5], (4,), torch.int8, torch.float32, "do not tile"),
         ([1, 8], (4,), torch.uint8, torch.float32, "a dequantize of uint8 is given int8"),
-        ([1, 8], (4,), torch.int8, torch.float64, "it gives float64"),
+        ([1, 8], (4,), torch.int8, torch.float64, "it returns float64"),
         ([1, 8], (4,), torch.int64, torch.float32, "a dequantize of int64 is given int8"),
     ],
 )
