@@ -27,7 +27,7 @@ def test_the_users_line_and_the_path_of_the_module() -> None:
         "blocks.1.down",
     ]
     file, line, code = places[1].source.split(":", maxsplit=2)
-    assert Path(file).name == "models.py"
+    assert Path(file).name == "capture_models.py"
     assert linecache.getline(file, int(line)).strip() == code.strip()
     assert code.strip() == "y: torch.Tensor = x + self.down(h)"
     # The constants carry the place of what reads them.

@@ -120,7 +120,7 @@ def test_a_failure_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_not_merged_are_the_same_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     real, seen = hooks.apply_to, []
 
-    def apply_to(module: Any, twin: Any, twins: Any) -> None:
+    def watched(module: Any, twin: Any, twins: Any) -> None:
         graph, before = module.graph, {node: node.name for node in module.graph.nodes}
         real(module, twin, twins)
         assert module.graph is graph
@@ -128,7 +128,7 @@ def test_what_is_not_merged_are_the_same_nodes(monkeypatch: pytest.MonkeyPatch) 
         seen.append([node for node, name in before.items() if node in set(graph.nodes)])
         assert all(before[node] == node.name for node in seen[-1])
 
-    monkeypatch.setattr(hooks, "adopt", apply_to)
+    monkeypatch.setattr(hooks, "apply_to", watched)
     found = freeze(Pairs().eval(), torch.randn(3, 16))
     assert found.report.fired == {"merge-linears": 2}
     (kept,) = seen

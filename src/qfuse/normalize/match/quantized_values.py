@@ -72,13 +72,15 @@ def _keeps_fractions(q: Node, casts_of_difference: Path | None, views_of_q: Path
 
 
 _PLAIN = through(Q, _EXACT_CAST, _WIDE_VIEW, path=VIEWS_OF_Q)
-QUANTIZED = Maybe(through(_PLAIN - ZERO, _EXACT_CAST, path=_DIFFERENCES), _PLAIN).given(
+# A difference in the dtype of the quantized values wraps: its result is another set of them.
+_DIFFERENCE = (_PLAIN - ZERO).giving(*REALS, *_WIDE_INTEGERS)
+QUANTIZED = Maybe(through(_DIFFERENCE, _EXACT_CAST, path=_DIFFERENCES), _PLAIN).given(
     _keeps_fractions
 )
 """``view(cast(Q)) - ZERO``, the float value in units of the scale.
 
-Every op is exact: the casts widen, and the difference of two 8-bit values fits in every dtype in
-which it may be computed. The rule has to check that the zero point is an 8-bit value.
+Every op is exact: the casts widen, and the difference of two 8-bit values fits in every float dtype
+and in every integer dtype of more bits. The rule checks that the zero point is an 8-bit value.
 """
 
 

@@ -65,6 +65,25 @@ fired: dequantize-chain 1""",
     )
 
 
+@pytest.mark.numeric
+@pytest.mark.parametrize("stored", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("zero", ["number", "tensor"])
+def test_golden_a_difference_in_eight_bits_wraps(stored: torch.dtype, zero: str) -> None:
+    b = GraphBuilder()
+    q = b.arg("q", stored, 4, 8)
+    z = 100 if zero == "number" else b.const("z", torch.tensor(100, dtype=stored))
+    w = cast(b, b.call(aten.sub.Tensor, q, z))
+    program = finish(b, b.call(aten.mul.Tensor, w, b.const("s", scales(4, 1))))
+
+    every = torch.arange(-128, 128) if stored is torch.int8 else torch.arange(256)
+    inputs = every[torch.randperm(256)[:32]].reshape(4, 8).to(stored)
+    assert_same_values(program, [inputs], DequantizeChain(), exact=True)
+    # What is dequantized is the difference, which wrapped, and not q with a zero point.
+    (dequantize,) = (n for n in program.graph.nodes if n.target is ops.dequantize)
+    difference, _, zero_point, *_ = dequantize.args
+    assert (difference.target, zero_point) == (aten.sub.Tensor, None)
+
+
 def test_golden_an_activation_with_the_scale_that_made_it() -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.float32, "b", "s", 8)
