@@ -85,7 +85,10 @@ def _round(value: Pattern) -> Pattern:
     return op(aten.round.default, value)
 
 
-_NO_CLAMP = MissCode.RANGE, "{found} is cast without a clamp, which is undefined out of the range"
+_NO_CLAMP = (
+    MissCode.RANGE,
+    "{found} is cast to 8 bits, which is undefined out of its range: clamp to two numbers first",
+)
 _RECIPROCAL = op(aten.reciprocal.default, SCALE)
 _SCALED = Either(
     (X / SCALE).given(bind(DIVIDES, True)),

@@ -77,9 +77,12 @@ def scale_factor(
         return _refuse_scale(at, number) or Factor(at, tuple(number.shape), number, "scale")
     if not isinstance(by, Node) or not dtype_of(by).is_floating_point:
         return Miss(MissCode.DTYPE, at, "the factor is not a float tensor")
-    if block_of(shape, shape_of(by)) is None or _is_per_element(shape, shape_of(by)):
+    if block_of(shape, shape_of(by)) is None:
         text = "a scale of shape {} does not tile quantized values of shape {}"
         return Miss(MissCode.SHAPE, by, text, tuple(shape_of(by)), tuple(shape))
+    if _is_per_element(shape, shape_of(by)):
+        text = "a scale of shape {} has one entry per element, so it is only a factor"
+        return Miss(MissCode.SHAPE, by, text, tuple(shape_of(by)))
     value = constant_value(by)
     if value is None or transpose_source(by) is not None:
         # A transposed scale is not folded, so that the transpose of its weight can cancel it.
