@@ -1,4 +1,4 @@
-"""The import contracts of pyproject.toml: data flows one way, rooms never import each other."""
+"""The import contracts of pyproject.toml: data flows one way, stages never import each other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
 
 
 def small_project(root: Path, files: dict[str, str]) -> Path:
-    """The real contracts over a package that has every room and ``files``."""
+    """The real contracts over a package that has every stage and ``files``."""
     shutil.copy(ROOT / "pyproject.toml", root)
     package = {f"src/qfuse/{stage}/__init__.py": "" for stage in ("", "ir", "rewrite", *STAGES)}
     extra = {"src/qfuse/_version.py": "", "benchmarks/qfuse_bench/__init__.py": ""}

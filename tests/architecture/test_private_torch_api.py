@@ -1,4 +1,4 @@
-"""Private names of torch are touched in ``_*_api.py`` files only, at most one per room."""
+"""Private names of torch are touched in ``_*_api.py`` files only, at most one per stage."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def private_names(package: Path) -> list[str]:
 
 
 def crowded_stages(package: Path) -> list[str]:
-    """Rooms with more than one such file."""
+    """Stages with more than one such file."""
     counts = Counter(module.parts[0] for module in modules(package) if is_api_file(module))
     return [stage for stage, count in counts.items() if count > 1]
 

@@ -66,7 +66,7 @@ def import_aliases(tree: ast.Module) -> dict[str, str]:
 
 
 def rules(package: Path) -> list[RuleClass]:
-    """Concrete rules of the rooms, found through any number of abstract bases."""
+    """Concrete rules of the stages, found through any number of abstract bases."""
     classes: list[tuple[RuleClass, set[str]]] = []
     for module in modules(package):
         aliases = import_aliases(module.tree)
@@ -113,7 +113,7 @@ def families(tree: ast.Module) -> set[str]:
 
 
 def mirrored(rule: RuleClass, tests: Path) -> list[Path]:
-    """Where the tests of a rule may be: the same folders, or flat in the folder of the room."""
+    """Where the tests of a rule may be: the same folders, or flat in the folder of the stage."""
     *folders, stem = rule.module.parts
     file = f"test_{stem.lstrip('_')}.py"
     return [tests.joinpath(*folders, file), tests / folders[0] / file]

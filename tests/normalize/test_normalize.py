@@ -154,8 +154,10 @@ def test_a_gate_that_stops_half_way_leaves_a_graph_that_works(fuel: int) -> None
     s, z = source.b.item(pair, 0), source.b.item(pair, 1)
     q = source.b.call(d.quantize_per_tensor.tensor, x, s, z, 0, 255, torch.uint8)
     y = source.b.call(d.dequantize_per_tensor.tensor, q, s, z, 0, 255, torch.uint8)
-    normal = assert_same_bits(source, y, context=RewriteContext("room", budget=RewriteBudget(fuel)))
+    normal = assert_same_bits(
+        source, y, context=RewriteContext("stage", budget=RewriteBudget(fuel))
+    )
 
     assert len(fired(normal)) == fuel
-    assert {e.stage for e in normal.log.of(Fired)} <= {"room"}
+    assert {e.stage for e in normal.log.of(Fired)} <= {"stage"}
     assert len(normal.log.of(Noted)) == 3 - fuel

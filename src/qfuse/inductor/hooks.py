@@ -18,7 +18,7 @@ from qfuse.capture.provenance import UserFiles, source_line
 from qfuse.inductor import _inductor_api as inductor
 from qfuse.inductor.constants import Constants
 from qfuse.inductor.journal import GraphRecord, PassJournal
-from qfuse.inductor.merge import ROOM, combine_products, merge_products
+from qfuse.inductor.merge import STAGE, combine_products, merge_products
 from qfuse.inductor.moving import move_quantization
 from qfuse.ir.errors import RULE_ERRORS, QfuseError
 from qfuse.ir.events import EventLog, Fired, Noted
@@ -153,7 +153,7 @@ def _failed(error: Exception) -> Noted:
         "the passes failed and left the graph unchanged, which is a bug of qfuse: please "
         f"report it ({error!r})"
     )
-    return Noted(ROOM, text, warn=True)
+    return Noted(STAGE, text, warn=True)
 
 
 def _warn(record: GraphRecord) -> None:

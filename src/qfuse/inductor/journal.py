@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from qfuse.inductor._inductor_api import count, counted
-from qfuse.inductor.merge import ROOM
+from qfuse.inductor.merge import STAGE
 from qfuse.ir.events import Event, Fired, Missed, Noted, Place
 from qfuse.report import Report
 from qfuse.rewrite.prelude import Exactness, MissCode
@@ -94,7 +94,9 @@ class PassJournal:
     def note(self, text: str) -> None:
         """Add a separate report with a note."""
         with self._lock:
-            record = GraphRecord({"road": "inductor"}, [Noted(ROOM, text, warn=True)], stamped=True)
+            record = GraphRecord(
+                {"road": "inductor"}, [Noted(STAGE, text, warn=True)], stamped=True
+            )
             self._records.append(record)
 
     def activity(self) -> int:
@@ -148,7 +150,7 @@ def _write(record: GraphRecord) -> str:
             write_atomically(path, json.dumps(_content(record), sort_keys=True))
         except OSError as error:
             text = f"the report cannot be stored for other processes at {path}: {error}"
-            record.events.append(Noted(ROOM, text, warn=True))
+            record.events.append(Noted(STAGE, text, warn=True))
     return name
 
 
@@ -164,7 +166,7 @@ def _read(name: str) -> GraphRecord:
             f"a graph was loaded from Inductor's cache, but its report is missing at {path}: "
             "clear torch's caches to create both again"
         )
-        return GraphRecord({"road": "inductor"}, [Noted(ROOM, text, warn=True)])
+        return GraphRecord({"road": "inductor"}, [Noted(STAGE, text, warn=True)])
 
 
 def _event(value: Mapping[str, Any]) -> Event:

@@ -28,7 +28,7 @@ from qfuse.optimize.match.strides import restride, stride_sensitive_user
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, aten
 from qfuse.rewrite.rewriter import GraphEditor
 
-ROOM = "inductor"
+STAGE = "inductor"
 NAME = "merge-linears"
 _CHAIN = 64
 
@@ -89,12 +89,12 @@ def combine_products(
         known = first.setdefault(numbers.of(node), node)
         if known is node or (leaves_graph(node) and leaves_graph(known)):
             continue
-        place, key = place_of(node), f"{ROOM}/combine@{node.name}"
+        place, key = place_of(node), f"{STAGE}/combine@{node.name}"
         rw = editor.rewriter("combine", node)
         rw.replace(node, known)
         rw.commit()
         note = f"the same as %{known.name}"
-        log.add(Fired(ROOM, "combine", key, Exactness.EXACT, (place,), (known.name,), note))
+        log.add(Fired(STAGE, "combine", key, Exactness.EXACT, (place,), (known.name,), note))
 
 
 class _Merging:
@@ -232,14 +232,14 @@ class _Merging:
             miss = Miss(MissCode.BANNED, first.node, "it was rolled back here: {}", error.what)
             self._missed(first, miss)
             text = f"a bug of qfuse, please report it: {error.what}"
-            self._log.add(Noted(ROOM, text, place_of(first.node), warn=True))
+            self._log.add(Noted(STAGE, text, place_of(first.node), warn=True))
             return False
         return True
 
     def _apply(self, plan: _Plan) -> None:
         first = plan.products[0]
         places = tuple(place_of(product.node) for product in plan.products)
-        key = f"{ROOM}/{NAME}@{first.node.name}"
+        key = f"{STAGE}/{NAME}@{first.node.name}"
         widths = " + ".join(str(product.n) for product in plan.products)
         rw = self._editor.rewriter(NAME, first.node)
         give = self._placer.at(first.node, rw)
@@ -252,7 +252,7 @@ class _Merging:
         self._split(wide, last, [product.n for product in plan.products], rw)
         names = (made.name,)
         rw.commit()
-        self._log.add(Fired(ROOM, NAME, key, Exactness.EXACT, places, names, f"({widths})"))
+        self._log.add(Fired(STAGE, NAME, key, Exactness.EXACT, places, names, f"({widths})"))
 
     def _split(self, wide: Node, last: Sequence[Node], widths: list[int], rw: Rewriter) -> None:
         place = min(last, key=self._order.__getitem__)
@@ -270,7 +270,7 @@ class _Merging:
 
     def _missed(self, product: MatrixProduct, miss: Miss) -> None:
         places = place_of(product.node), place_of(miss.at)
-        self._log.add(Missed(ROOM, NAME, miss.code, miss.reason, *places, miss.progress))
+        self._log.add(Missed(STAGE, NAME, miss.code, miss.reason, *places, miss.progress))
 
     def _difference(self, one: MatrixProduct, others: Sequence[MatrixProduct]) -> Miss:
         own = dict(self._kind(one))
