@@ -21,7 +21,7 @@ EAGER = {"backend": "eager"}
         ({"options": 3}, "mapping"),
         ({"options": {"backends": "eager"}}, "unknown option"),
         ({"options": {"without": "merge-linears"}}, "list of names"),
-        ({"options": {"without": ["merge"]}}, "no rewrite 'merge'"),
+        ({"options": {"without": ["merge"]}}, "unknown rewrite 'merge'"),
         ({"progress": 3}, "progress"),
         ({"dynamic_shapes": 3}, "dynamic_shapes"),
         ({"check": "maybe"}, "check"),

@@ -72,7 +72,7 @@ def test_every_kind_of_field_is_an_option() -> None:
         (main, ["bench", "--rounds", "3"], "3 rounds are too few"),
         (main, ["bench", "--threads", "-1"], "-1 threads"),
         (main, ["bench", "--goals", "--recipes", "static"], "--tuned are not for --goals"),
-        (main, ["bench", "--goals", "--models", "vit"], "no goal for the model 'vit'"),
+        (main, ["bench", "--goals", "--models", "vit"], "unknown goal for the model 'vit'"),
         (demo.main, ["--recipe", "w9a9"], "unknown recipe 'w9a9'"),
         (demo.main, ["--rounds", "2"], "2 rounds are too few"),
         (demo.main, ["--sentences", "8", "--batch", "9"], "no full batch of 9"),
@@ -100,7 +100,7 @@ def test_pick() -> None:
 
     assert pick((), known, "thing") == ["a", "b"]
     assert pick(("b",), known, "thing") == ["b"]
-    with pytest.raises(OptionsError, match="no thing 'c'"):
+    with pytest.raises(OptionsError, match="unknown thing 'c'"):
         pick(("a", "c"), known, "thing")
 
 

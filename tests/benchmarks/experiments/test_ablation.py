@@ -120,8 +120,8 @@ def test_the_page_shows_the_gains() -> None:
     ("options", "message"),
     [
         (GainOptions(rounds=3), "cannot be measured"),
-        (GainOptions(cases=("train",)), "no case 'train'"),
-        (GainOptions(recipes=("int1",)), "no recipe 'int1'"),
+        (GainOptions(cases=("train",)), "unknown case 'train'"),
+        (GainOptions(recipes=("int1",)), "unknown recipe 'int1'"),
     ],
 )
 def test_refuses_what_cannot_be_measured(options: GainOptions, message: str) -> None:

@@ -223,8 +223,8 @@ def test_sizes_that_vary_are_refused() -> None:
     [
         (SiteOptions(rounds=3), "too few"),
         (SiteOptions(threads=-1), "cannot be"),
-        (SiteOptions(kinds=("int3",)), "no kind 'int3'"),
-        (SiteOptions(sites=("gpt",)), "no site 'gpt'"),
+        (SiteOptions(kinds=("int3",)), "unknown kind 'int3'"),
+        (SiteOptions(sites=("gpt",)), "unknown site 'gpt'"),
     ],
 )
 def test_refuses_what_cannot_be_measured(options: SiteOptions, message: str) -> None:

@@ -211,8 +211,8 @@ class TestGrid:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (KernelOptions(family=("w9",)), "no family 'w9'"),
-            (KernelOptions(rows=("0",)), "'0' is no number"),
+            (KernelOptions(family=("w9",)), "unknown family 'w9'"),
+            (KernelOptions(rows=("0",)), "'0' is not a number"),
             (KernelOptions(size=("12",)), "'12' is not a size"),
             (KernelOptions(size=("0x4",)), "'0x4' is not a size"),
             (KernelOptions(rounds=3), "3 rounds"),

@@ -68,7 +68,7 @@ fired: dequantize-chain 1""",
 @pytest.mark.numeric
 @pytest.mark.parametrize("stored", [torch.int8, torch.uint8])
 @pytest.mark.parametrize("zero", ["number", "tensor"])
-def test_golden_a_difference_in_eight_bits_wraps(stored: torch.dtype, zero: str) -> None:
+def test_a_difference_in_eight_bits_wraps(stored: torch.dtype, zero: str) -> None:
     b = GraphBuilder()
     q = b.arg("q", stored, 4, 8)
     z = 100 if zero == "number" else b.const("z", torch.tensor(100, dtype=stored))
