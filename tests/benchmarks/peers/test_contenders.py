@@ -106,7 +106,7 @@ def test_an_engine_computes_the_model(
     engine: Engine, model: str, recipe: str, least: float
 ) -> None:
     if reason := missing(engine):
-        pytest.skip(f"needs {reason}")
+        pytest.skip(f"needs a peer that is {reason}")
     built = zoo.build(model, **SIZES)
     inputs = built.inputs(0)
     subject = engines.build(contender(engine, model, recipe).to_dict(), inputs)
@@ -124,7 +124,7 @@ def test_an_engine_computes_the_model(
 @pytest.mark.parametrize("engine", PEERS)
 def test_a_recipe_that_an_engine_does_not_have_is_refused(engine: Engine) -> None:
     if reason := missing(engine):
-        pytest.skip(f"needs {reason}")
+        pytest.skip(f"needs a peer that is {reason}")
     example = zoo.build("llama", **SIZES).inputs(0)
     with pytest.raises(OptionsError, match="nothing like fp8"):
         engines.build(contender(engine, "llama", "fp8").to_dict(), example)
@@ -132,7 +132,7 @@ def test_a_recipe_that_an_engine_does_not_have_is_refused(engine: Engine) -> Non
 
 def test_onnx_runtime_has_no_bf16() -> None:
     if reason := missing(Engine.ONNX_RUNTIME):
-        pytest.skip(f"needs {reason}")
+        pytest.skip(f"needs a peer that is {reason}")
     wanted = Contender(engine=Engine.ONNX_RUNTIME, float_type=FloatType.BF16, model="llama")
     with pytest.raises(OptionsError, match="no bf16 on CPUs"):
         engines.build(wanted.to_dict(), zoo.build("llama", **SIZES).inputs(0))
