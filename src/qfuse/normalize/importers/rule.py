@@ -14,7 +14,6 @@ from qfuse.ir.quant.spec import dtype_name
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rule, arguments
 
 S = TypeVar("S")
-T = TypeVar("T")
 
 
 class RefusedError(Exception):
@@ -23,17 +22,6 @@ class RefusedError(Exception):
     def __init__(self, code: MissCode, at: Node, template: str, *values: object) -> None:
         self.miss = Miss(code, at, template, *values)
         super().__init__(self.miss)
-
-
-def accepted(found: T | Miss) -> T:
-    """Return ``found``, or raise if it is a miss.
-
-    Raises:
-        RefusedError: It is a miss.
-    """
-    if isinstance(found, Miss):
-        raise RefusedError(found.code, found.at, "{}", found.reason)
-    return found
 
 
 class SourceRule(Rule[S], ABC):
