@@ -27,8 +27,9 @@ from qfuse.lower.operands.checks import (
     typed,
 )
 from qfuse.lower.operands.packing import Packer
-from qfuse.lower.problems.linear import LinearProblem, split_epilogue
+from qfuse.lower.problems.linear import LinearProblem
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
+from qfuse.lower.problems.product import split_epilogue
 from qfuse.lower.problems.rowwise import check_output, rowwise_output_args
 from qfuse.lower.select.kernel import LINEAR, LINEAR_ROWWISE, Claim, Span
 from qfuse.rewrite.prelude import Node, OpOverload, Rewriter

@@ -39,7 +39,8 @@ from qfuse.lower.operands.groups import (
     middle_of,
 )
 from qfuse.lower.operands.packing import Packer, least_code
-from qfuse.lower.problems.linear import LinearProblem, split_epilogue
+from qfuse.lower.problems.linear import LinearProblem
+from qfuse.lower.problems.product import split_epilogue
 from qfuse.lower.select.kernel import LINEAR, Claim, Span
 from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
 from qfuse.targets.target import Target
