@@ -9,7 +9,6 @@ from torch.fx.node import Argument
 
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.constants import constant_value
-from qfuse.ir.ops.epilogue import Act, Add, Cast, Mul, Step
 from qfuse.ir.ops.convolution import FusedConvolution
 from qfuse.ir.ops.linear import FusedLinear
 from qfuse.ir.ops.value_range import bounds_of
@@ -167,25 +166,10 @@ def typed(node: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     return rw.call(torch.ops.aten._to_copy.default, node, dtype=dtype)
 
 
-def check_epilogue(problem: ProductProblem) -> Refusal | None:
-    """Refuse epilogues beyond the limits of qfuse's own kernels."""
-    fused = problem.fused
-    if len(fused.epilogue.steps) > MOST_STEPS or len(fused.extras) > MOST_EXTRAS:
-        return Refusal("the epilogue has too many ops")
-    if not all(map(is_plain, fused.epilogue.steps)):
-        return Refusal("the epilogue has a GLU or an intermediate rounding")
-    return check_extras(problem)
-
-
 def check_extras(problem: ProductProblem) -> Refusal | None:
     """Refuse epilogue operands that are not floats of at most 32 bits."""
     strange = [dtype_of(e) for e in problem.fused.extras if dtype_of(e) not in FLOATS]
     return Refusal(f"an operand of the epilogue is {dtype_name(strange[0])}") if strange else None
-
-
-def is_plain(step: Step) -> bool:
-    """Whether the kernels support an epilogue op."""
-    return isinstance(step, (Act, Add, Cast)) or (isinstance(step, Mul) and step.rounded is None)
 
 
 def rows_of(x: Node, k: int, rw: Rewriter) -> Node:
