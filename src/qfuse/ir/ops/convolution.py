@@ -73,6 +73,11 @@ class Convolution:
         return is_call(self.node, *_TRANSPOSED) or self.settings.get("transposed", False) is True
 
     @property
+    def is_static(self) -> bool:
+        """Whether no setting is computed at run time."""
+        return {self.x, self.weight, self.bias} >= set(self.node.all_input_nodes)
+
+    @property
     def geometry(self) -> tuple[tuple[str, object], ...]:
         """The settings in canonical form, for comparing convolutions."""
         alone = {"groups", "transposed"}

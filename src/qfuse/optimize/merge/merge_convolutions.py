@@ -123,7 +123,7 @@ def _refuse_settings(conv: Convolution) -> Miss | None:
     if conv.groups != 1:
         text = "it has {} groups, so a channel would use inputs that it did not use before"
         return Miss(MissCode.ARGUMENT, node, text, conv.groups, progress=2)
-    if set(node.all_input_nodes) > {conv.x, conv.weight, conv.bias} - {None}:
+    if not conv.is_static:
         text = "its geometry is computed at run time"
         return Miss(MissCode.ARGUMENT, node, text, progress=2)
     return None

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.cases.epilogue import Case, calls, fuse, only_miss
+from tests.support.cases.epilogue import CASES, Case, ConvCase, calls, fuse, only_miss
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
-from qfuse.optimize.fuse.linear_add import FuseAdd
+from qfuse.optimize.fuse.epilogue_add import FuseAdd
 
 add = torch.ops.aten.add.Tensor
 
@@ -21,6 +21,35 @@ def test_a_residual_on_the_right(rank: int, alpha: float) -> None:
 
     assert fuse(program, FuseAdd).fired == {"fuse-add": 1}
     assert calls(program) == ["qfuse.quantize", f"linear[add(0,{float(alpha)})]"]
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_residual_of_a_convolution(swapped: bool, batched: bool) -> None:
+    case = ConvCase(batched=batched)
+    pair = (case.residual, case.y) if swapped else (case.y, case.residual)
+    program = case.done(case.b.call(add, *pair))
+
+    assert fuse(program, FuseAdd).fired == {"fuse-add": 1}
+    assert calls(program) == ["qfuse.quantize", "convolution[add(0,1.0)]"]
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("last", ["convolution", "residual", "both"])
+def test_the_memory_order_of_a_sum_is_that_of_its_first_operand(swapped: bool, last: str) -> None:
+    case = ConvCase(channels_last=last != "residual")
+    residual = case.residual if last == "convolution" else case.last(case.residual)
+    pair = (residual, case.y) if swapped else (case.y, residual)
+    program = case.done(case.b.call(add, *pair))
+
+    if swapped and last != "both":
+        miss = only_miss(program, FuseAdd)
+        assert miss.code is MissCode.SHAPE
+        assert "the strides of the result would change" in miss.reason
+    else:
+        assert fuse(program, FuseAdd).fired == {"fuse-add": 1}
 
 
 @pytest.mark.numeric
@@ -71,11 +100,14 @@ def test_refuses_alpha_on_the_linear() -> None:
     assert only_miss(program, FuseAdd).code is MissCode.ARGUMENT
 
 
-def test_refuses_the_linear_added_to_itself() -> None:
-    case = Case()
+@pytest.mark.parametrize("kind", CASES)
+def test_refuses_a_product_added_to_itself(kind: str) -> None:
+    case = CASES[kind]()
     program = case.done(case.b.call(add, case.y, case.y))
 
-    assert only_miss(program, FuseAdd).code is MissCode.SHARED
+    miss = only_miss(program, FuseAdd)
+    assert miss.code is MissCode.SHARED
+    assert miss.reason == f"the {kind} is added to itself"
 
 
 def test_refuses_a_number() -> None:

@@ -1,4 +1,4 @@
-"""Fuse a residual addition into the epilogue of a fused linear."""
+"""Fuse a residual addition into the epilogue of a fused linear or convolution."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 
 from qfuse.ir.ops.epilogue import Add
-from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.product import FusedProduct, kind_of
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.sizes import same_shape
-from qfuse.optimize.fuse.epilogue import append_step, open_linear
+from qfuse.optimize.fuse.epilogue import append_step, open_product, refuse_strides
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -26,9 +26,9 @@ from qfuse.rewrite.prelude import (
 
 @dataclass(frozen=True, slots=True)
 class AddSite:
-    """A fused linear, the sum that is its only user, and the other summand."""
+    """A fused op, the sum that is its only user, and the other summand."""
 
-    fused: FusedLinear
+    fused: FusedProduct
     node: Node
     other: Node
     alpha: float
@@ -37,9 +37,12 @@ class AddSite:
 class FuseAdd(Rule[AddSite]):
     """``qfuse.linear(...) + alpha * other`` becomes one op with ``other`` as epilogue operand.
 
-    Refuses: a summand that is not a tensor; a linear that is added to itself; ``alpha`` on the
-    linear's side; a summand that would broadcast the linear's result to a larger shape; a summand
-    of another shape than the linear, since a residual has the same shape; integer summands.
+    The same for ``qfuse.convolution``.
+
+    Refuses: a summand that is not a tensor; an op that is added to itself; ``alpha`` on the op's
+    side; a summand that would broadcast the op's result to a larger shape; a summand of another
+    shape than the op, since a residual has the same shape; integer summands; a sum whose memory
+    order is that of the other summand.
     """
 
     name = "fuse-add"
@@ -47,7 +50,7 @@ class FuseAdd(Rule[AddSite]):
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> AddSite | Miss:
-        """Match a sum of an open fused linear and a float tensor of its shape."""
+        """Match a sum of an open fused op and a float tensor of its shape."""
         a = arguments(node)
         left, right, alpha = a["self"], a["other"], a["alpha"]
         if not isinstance(alpha, (int, float)):
@@ -61,9 +64,9 @@ class FuseAdd(Rule[AddSite]):
         return max(first, second, key=lambda miss: miss.progress)
 
     def _match_side(
-        self, node: Node, linear: object, other: object, alpha: float, *, scaled: bool
+        self, node: Node, product: object, other: object, alpha: float, *, scaled: bool
     ) -> AddSite | Miss:
-        fused = open_linear(linear, node)
+        fused = open_product(product, node)
         if isinstance(fused, Miss):
             return fused
         found = _refuse(node, fused, other, alpha if scaled else 1.0)
@@ -72,20 +75,21 @@ class FuseAdd(Rule[AddSite]):
         return AddSite(fused, node, found, 1.0 if scaled else alpha)
 
     def rewrite(self, site: AddSite, rw: Rewriter) -> None:
-        """Replace the sum by the extended linear."""
+        """Replace the sum by the extended op."""
         step = Add(len(site.fused.extras), site.alpha)
-        append_step(site.fused, site.node, step, rw, extra=site.other)
+        append_step(site.fused, site.node, step, rw, (site.other,))
 
 
-def _refuse(node: Node, fused: FusedLinear, other: object, own_alpha: float) -> Node | Miss:
+def _refuse(node: Node, fused: FusedProduct, other: object, own_alpha: float) -> Node | Miss:
     """Return the other summand if it is a residual, or the reason why it is not."""
+    kind = kind_of(fused)
     if not isinstance(other, Node) or not isinstance(other.meta["val"], torch.Tensor):
         return Miss(MissCode.ARGUMENT, node, "the other summand is a number", progress=3)
     if other is fused.node:
-        return Miss(MissCode.SHARED, node, "the linear is added to itself", progress=3)
+        return Miss(MissCode.SHARED, node, "the {} is added to itself", kind, progress=3)
     if own_alpha != 1.0:
-        text = "alpha={} scales the linear, not the other summand"
-        return Miss(MissCode.ARGUMENT, node, text, own_alpha, progress=3)
+        text = "alpha={} scales the {}, not the other summand"
+        return Miss(MissCode.ARGUMENT, node, text, own_alpha, kind, progress=3)
     if not dtype_of(other).is_floating_point:
         text = "the other summand is {}"
         return Miss(MissCode.DTYPE, other, text, dtype_of(other), progress=3)
@@ -93,4 +97,4 @@ def _refuse(node: Node, fused: FusedLinear, other: object, own_alpha: float) -> 
     if not same_shape(shape, mine):
         text = "a summand of shape {} is not a residual of shape {}"
         return Miss(MissCode.SHAPE, other, text, shape, mine, progress=3)
-    return other
+    return refuse_strides(fused, node) or other
