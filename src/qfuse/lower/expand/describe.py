@@ -8,8 +8,8 @@ from torch.fx import Node
 
 from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.ops.activation import Activation
-from qfuse.ir.ops.convolution import FusedConvolution
 from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.spec import Granularity, QuantSpec, dtype_name, stored_name
@@ -60,7 +60,7 @@ def _linear_rowwise(problem: LinearRowwiseProblem) -> str:
     return f"{text} -> {stored_name(spec.dtype, spec.element)} {granularity} dynamic"
 
 
-def _product(fused: FusedLinear | FusedConvolution, steps: str = "") -> str:
+def _product(fused: FusedProduct, steps: str = "") -> str:
     """Describe the operands of a fused product: ``int8 per-token dynamic x int8 per-channel``.
 
     Args:
@@ -79,7 +79,7 @@ def _product(fused: FusedLinear | FusedConvolution, steps: str = "") -> str:
     return text
 
 
-def _geometry(fused: FusedLinear | FusedConvolution) -> str:
+def _geometry(fused: FusedProduct) -> str:
     """Describe the settings of a convolution that are not the usual ones."""
     if isinstance(fused, FusedLinear):
         return ""

@@ -9,8 +9,7 @@ from torch.fx.node import Argument
 
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.constants import constant_value
-from qfuse.ir.ops.convolution import FusedConvolution
-from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.value_range import bounds_of
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
 from qfuse.ir.quant.element import ScaleFormat
@@ -188,7 +187,7 @@ def fits_int32(zero: Node) -> bool:
     return bounds is not None and _INT32.min <= bounds[0] and bounds[1] <= _INT32.max
 
 
-def float_out(fused: FusedLinear | FusedConvolution) -> torch.dtype:
+def float_out(fused: FusedProduct) -> torch.dtype:
     """Return the float dtype of the epilogue's result, before a quantize."""
     return dtype_of(fused.node) if fused.out_params is None else fused.out_params.spec.real
 
@@ -225,7 +224,7 @@ def check_activation(problem: ProductProblem) -> Refusal | None:
     return check_edge(params, "activation") or check_zero_point(params, "activation")
 
 
-def takes_output(fused: FusedLinear | FusedConvolution) -> bool:
+def takes_output(fused: FusedProduct) -> bool:
     """Whether the kernel quantizes its output; otherwise ATen ops do it afterwards."""
     params = fused.out_params
     assert params is not None, "the output is quantized"
