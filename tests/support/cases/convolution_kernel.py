@@ -135,7 +135,8 @@ class Convolution:
         y = Epilogue.parse(self.options.get("epilogue", "")).apply(
             y, self.options.get("extras", [])
         )
-        return in_format_of(self.x, y)
+        batched = self.x.dim() == len(self.window.kernel) + 2
+        return in_format_of(self.x, y) if batched else y.contiguous()
 
     def with_options(self, **options: Any) -> Convolution:
         return replace(self, options={**self.options, **options})
