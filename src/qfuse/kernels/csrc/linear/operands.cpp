@@ -202,6 +202,7 @@ class Reader {
 
   at::ScalarType type() const { return type_; }
   const Place& place(size_t extra) const { return places_[extra]; }
+  bool halved() const { return where_ != Where::both; }
   bool done() const { return where_ == Where::both || where_ == Where::product; }
 
   void read(const Call& call) {
@@ -275,20 +276,31 @@ class Reader {
   Where where_ = Where::both;
 };
 
-}  // namespace
-
-at::ScalarType read_steps(std::string_view text, const std::vector<at::Tensor>& extras,
-                          at::IntArrayRef shape, at::ScalarType real, Epilogue& epilogue,
-                          std::vector<at::Tensor>& kept, bool takes_halves) {
+Reader read_text(std::string_view text, const std::vector<at::Tensor>& extras, int64_t columns,
+                 at::ScalarType real, Epilogue& epilogue, bool takes_halves) {
   TORCH_CHECK(extras.size() <= kMaxExtras, "at most ", kMaxExtras, " extras, not ", extras.size());
   epilogue.steps = 0;
   epilogue.half = 0;
-  Reader reader(extras, shape.back(), real, epilogue);
+  Reader reader(extras, columns, real, epilogue);
   if (!text.empty()) {
     for (const std::string_view part : split(text, '|')) reader.read(call_of(part));
   }
   TORCH_CHECK(reader.done(), "an epilogue whose halves are not multiplied: '", text, "'");
-  TORCH_CHECK(takes_halves || epilogue.half == 0, "this kernel does not support GLU: '", text, "'");
+  TORCH_CHECK(takes_halves || !reader.halved(), "this kernel does not support GLU: '", text, "'");
+  return reader;
+}
+
+}  // namespace
+
+at::ScalarType parse_steps(std::string_view text, const std::vector<at::Tensor>& extras,
+                           at::ScalarType real, Epilogue& epilogue) {
+  return read_text(text, extras, /*columns=*/0, real, epilogue, /*takes_halves=*/false).type();
+}
+
+at::ScalarType read_steps(std::string_view text, const std::vector<at::Tensor>& extras,
+                          at::IntArrayRef shape, at::ScalarType real, Epilogue& epilogue,
+                          std::vector<at::Tensor>& kept, bool takes_halves) {
+  const Reader reader = read_text(text, extras, shape.back(), real, epilogue, takes_halves);
   for (size_t i = 0; i < extras.size(); ++i) {
     epilogue.extra[i] = extra_of(extras[i], reader.place(i), shape, epilogue, kept);
   }

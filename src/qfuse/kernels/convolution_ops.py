@@ -1,0 +1,143 @@
+"""Int8 convolutions in one, two or three dimensions, and their fakes.
+
+``convolution_w8a8`` and ``convolution_w8a8_quantized`` compute on quantized values what
+``torch.nn.functional.conv1d`` to ``conv3d`` compute on floats:
+
+1. ``total``: the convolution of ``x - x_zero_point`` and ``w - w_zero_point``, exact in int32 for
+   ``K = taps * channels of a group`` up to 65536, or 32768 with a weight zero point; larger K
+   raises. Padding is with the zero point, which stands for 0.
+2. ``y = float32(total) * x_scale * w_scale + bias``, then the epilogue ops, then the result, all as
+   in :mod:`qfuse.kernels.ops`. The epilogue has no GLU.
+
+The shape of the result and its memory format are those of torch: channels last if ``x`` suggests
+it, else contiguous. Results do not depend on the memory format of ``x``, on the number of threads
+or on the instruction set. The ops do not mutate their arguments.
+
+==================  ==============================================================================
+``x``               int8 or uint8, ``[N, C, *S]`` or ``[C, *S]`` with 1 to 3 spatial axes; any
+                    strides. Pixels with adjacent channels (channels last) are read in place.
+``x_scale``         one float
+``x_zero_point``    ``None`` or one integer, in the range of ``x``'s dtype
+``w_packed``        from :func:`~qfuse.kernels.pack_convolution.pack_convolution`; transposed from
+                    :func:`~qfuse.kernels.pack_convolution.pack_transposed`
+``w_sums``          from :func:`~qfuse.kernels.pack_convolution.convolution_sums`; transposed from
+                    :func:`~qfuse.kernels.pack_convolution.transposed_sums`
+``w_scale``         one float, or one per output channel
+``w_zero_point``    ``None``, one integer, or one per output channel
+``bias``            ``None`` or one float per output channel
+``kernel``          sizes of the kernel, one per spatial axis; so are ``stride``, ``padding``,
+                    ``dilation`` and ``output_padding``
+``transposed``      whether it is a transposed convolution
+``groups``          of channels
+``extras``          at most 4 float tensors with at least one axis that broadcast to the result
+==================  ==============================================================================
+
+``epilogue``, ``real``, ``out_dtype`` and the arguments of a quantized result are those of
+:mod:`qfuse.kernels.ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch._prims_common import suggest_memory_format
+
+from qfuse.ir.errors import InputError
+from qfuse.kernels.fakes import REAL, STORED, check_stored
+from qfuse.kernels.op import KernelOp
+from qfuse.kernels.pack import BLOCK, GROUP
+from qfuse.kernels.pack_convolution import taps_of_phases
+
+_DEFAULTS: Mapping[str, object] = {
+    "w_zero_point": None,
+    "bias": None,
+    "extras": (),
+    "epilogue": "",
+    "real": torch.float32,
+    "transposed": False,
+    "groups": 1,
+}
+_OUTPUT: Mapping[str, object] = {"reciprocal": True, "zero_point_first": False}
+
+
+def output_size(
+    size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[int]:
+    """Return the spatial sizes of the result of an ordinary convolution."""
+    axes = zip(size, kernel, stride, padding, dilation, strict=True)
+    return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+
+
+def transposed_size(a: Any, size: Sequence[int]) -> list[int]:
+    """Return the spatial sizes of the result of a transposed convolution."""
+    axes = zip(size, a.kernel, a.stride, a.padding, a.dilation, a.output_padding, strict=True)
+    return [(n - 1) * s - 2 * p + d * (k - 1) + more + 1 for n, k, s, p, d, more in axes]
+
+
+def _depth(a: Any, channels: int) -> int:
+    """Return the groups of four ``k`` of a packed weight."""
+    if not a.transposed:
+        return -(-prod(a.kernel) * channels // GROUP)
+    phases = taps_of_phases(a.kernel, a.stride, a.dilation)
+    return sum(-(-prod(map(len, taps)) * channels // GROUP) for taps in phases)
+
+
+def _check_window(a: Any) -> None:
+    check_stored(a.x)
+    axes = len(a.kernel)
+    for name in ("stride", "padding", "dilation", "output_padding"):
+        if len(getattr(a, name)) != axes:
+            raise InputError(f"{name} must have {axes} numbers, not {len(getattr(a, name))}")
+    if a.x.dim() not in {axes + 1, axes + 2}:
+        raise InputError(f"x must have {axes + 1} or {axes + 2} axes, not {a.x.dim()}")
+
+
+def _shape(a: Any) -> list[int]:
+    """Return the shape of the result; check the operands."""
+    _check_window(a)
+    axes = len(a.kernel)
+    *batch, channels = a.x.shape[:-axes]
+    n = a.w_sums.shape[-1]
+    if channels % a.groups or n % a.groups:
+        raise InputError(f"{channels} channels and n={n} cannot be split into {a.groups} groups")
+    blocks = (n // a.groups + BLOCK - 1) // BLOCK
+    expected = (a.groups, blocks, _depth(a, channels // a.groups), BLOCK, GROUP)
+    if a.w_packed.dtype != torch.int8 or a.w_packed.shape != expected:
+        raise InputError(f"w_packed {tuple(a.w_packed.shape)} does not fit, expected {expected}")
+    size = a.x.shape[-axes:]
+    spatial = (
+        transposed_size(a, size)
+        if a.transposed
+        else output_size(size, a.kernel, a.stride, a.padding, a.dilation)
+    )
+    return [*batch, n, *spatial]
+
+
+def _result(a: Any, possible: Collection[torch.dtype]) -> torch.Tensor:
+    if a.real not in REAL:
+        raise InputError(f"real must be one of {REAL}, not {a.real}")
+    if a.out_dtype not in possible:
+        raise InputError(f"the result must be one of {possible}, not {a.out_dtype}")
+    unbatched = a.x.dim() == len(a.kernel) + 1
+    memory_format = torch.contiguous_format if unbatched else suggest_memory_format(a.x)
+    return torch.empty(_shape(a), dtype=a.out_dtype, device=a.x.device, memory_format=memory_format)
+
+
+convolution_w8a8: KernelOp[torch.Tensor] = KernelOp(
+    "convolution_w8a8",
+    lambda a: _result(a, REAL),
+    defaults=_DEFAULTS,
+    like={"out_dtype": "real"},
+)
+convolution_w8a8_quantized: KernelOp[torch.Tensor] = KernelOp(
+    "convolution_w8a8_quantized",
+    lambda a: _result(a, STORED),
+    defaults={**_DEFAULTS, **_OUTPUT},
+)
