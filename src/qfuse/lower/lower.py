@@ -94,21 +94,15 @@ class _Lowering:
         self._apart: dict[Node, Losers] = {}
 
     def run(self) -> None:
-        # Reasons depend on the producers and users, so they are logged before any op is lowered.
-        for node in self._graph.nodes:
-            if is_call(node, ops.quantize, ops.dequantize, ops.requantize):
-                reason = reason_to_stay(node)
-                self._log.add(Left(self._context.stage, place_of(node), reason))
+        self._log_leftovers()
         assign_channels_last(self._context)
         # Before linears, since a linear that was lowered alone can no longer be fused.
         for node in list(self._graph.nodes):
             self._lower_linear_rowwise(node)
         for node in list(self._graph.nodes):
-            linear, convolution = as_fused_linear(node), as_fused_convolution(node)
-            if linear is not None:
-                self._lower_product(linear_problem(linear, self._context.symbols))
-            elif convolution is not None:
-                self._lower_product(convolution_problem(convolution, self._context.symbols))
+            product = self._product(node)
+            if product is not None:
+                self._lower_product(product)
         for node in list(self._graph.nodes):
             op = as_fused_norm(node) or as_activation(node)
             if op is not None:
@@ -119,6 +113,13 @@ class _Lowering:
             if is_call(node, *ops.CANONICAL, *ops.FUSED):
                 self._expand(node)
 
+    def _log_leftovers(self) -> None:
+        # Reasons depend on the producers and users, so they are logged before any op is lowered.
+        for node in self._graph.nodes:
+            if is_call(node, ops.quantize, ops.dequantize, ops.requantize):
+                reason = reason_to_stay(node)
+                self._log.add(Left(self._context.stage, place_of(node), reason))
+
     def _lower_linear_rowwise(self, node: Node) -> None:
         problem = linear_rowwise_problem(node, self._context.symbols)
         if isinstance(problem, Refusal):
@@ -127,6 +128,15 @@ class _Lowering:
             left = self._lower(problem)
             if left is not None:
                 self._apart[node] = left.losers
+
+    def _product(self, node: Node) -> ProductProblem | None:
+        """Describe ``node`` for the kernels if it is a fused product."""
+        linear, convolution = as_fused_linear(node), as_fused_convolution(node)
+        if linear is not None:
+            return linear_problem(linear, self._context.symbols)
+        if convolution is not None:
+            return convolution_problem(convolution, self._context.symbols)
+        return None
 
     def _lower_product(self, problem: ProductProblem) -> None:
         left = self._lower(problem)

@@ -21,7 +21,6 @@ from qfuse.lower.problems.linear import LinearProblem
 from qfuse.rewrite.prelude import Rewriter
 
 
-
 @dataclass(frozen=True, slots=True)
 class LinearW8A8(Int8Linear):
     """8-bit activations per tensor or per row, 8-bit weights per tensor or output channel."""

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 import torch
 from torch.fx.node import map_arg
 
-from qfuse.cost import pointwise_work, size_range
-from qfuse.cost.model import Plan
+from qfuse.cost import WorkRange, pointwise_work, size_range
 from qfuse.ir.graph.schema import overload_of
-from qfuse.ir.ops.views import tensor_of
+from qfuse.ir.ops.views import result_of, tensor_of
 from qfuse.lower.layout.memory_formats import channels_last_of, format_of
 from qfuse.lower.layout.regions import Region, find_regions
 from qfuse.lower.select.context import LoweringContext
+from qfuse.lower.select.kernel import CONVOLUTION
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
 
 NAME = "channels-last"
@@ -25,6 +25,9 @@ def assign_channels_last(context: LoweringContext) -> None:
 
     Values that leave a region keep their strides.
     """
+    covering = (k for k in context.kernels if CONVOLUTION in k.covers)
+    if all(kernel.supported(context.target) is not None for kernel in covering):
+        return
     for region in find_regions(context.program, context.session.editor.infer):
         if _pays(region, context):
             first = next(iter(region.nodes))
@@ -39,7 +42,7 @@ def _pays(region: Region, context: LoweringContext) -> bool:
 
 def _seconds(copied: Iterable[Node], context: LoweringContext) -> float:
     """Predict the time of copying values."""
-    plan: Plan = []
+    plan: list[WorkRange] = []
     for node in copied:
         value = tensor_of(node)
         bits = value.element_size() * 8
@@ -64,8 +67,12 @@ class _Assignment:
     def _repeat(self, node: Node, leaving: list[Node], rw: Rewriter) -> None:
         entering = {entry: self._copy(entry, rw) for entry in self._region.entries[node]}
         args, kwargs = map_arg((node.args, node.kwargs), lambda o: entering.get(o, o))
-        op = overload_of(node)
-        made = rw.item(*args) if op is None else rw.call(op, *args, **kwargs)
+        op, item = overload_of(node), result_of(node)
+        if op is not None:
+            made = rw.call(op, *args, **kwargs)
+        else:
+            assert item is not None, "the only other call"
+            made = rw.item(*item)
         if leaving:
             stays = [user for user in node.users if user not in leaving]
             before = format_of(tensor_of(node))

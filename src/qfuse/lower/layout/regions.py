@@ -126,7 +126,7 @@ class _Search:
         args, kwargs = map_arg((node.args, node.kwargs), value)
         try:
             return self._infer(node.target, args, kwargs)
-        except RuntimeError:
+        except (RuntimeError, ValueError):
             # A view that the new strides do not allow.
             return None
 
@@ -173,7 +173,7 @@ def _is_pure(node: Node) -> bool:
     if node.target is operator.getitem:
         return True
     op = overload_of(node)
-    if op is None or op.namespace not in _NAMESPACES or op._schema.is_mutable:
+    if op is None or op.namespace not in _NAMESPACES:
         return False
     return op is not torch.ops.aten.as_strided.default
 

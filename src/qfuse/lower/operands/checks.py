@@ -9,9 +9,7 @@ from torch.fx.node import Argument
 
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.constants import constant_value
-from qfuse.ir.ops.epilogue import Act, Add, Cast, Mul, Step
-from qfuse.ir.ops.convolution import FusedConvolution
-from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.value_range import bounds_of
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
 from qfuse.ir.quant.element import ScaleFormat
@@ -167,25 +165,10 @@ def typed(node: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     return rw.call(torch.ops.aten._to_copy.default, node, dtype=dtype)
 
 
-def check_epilogue(problem: ProductProblem) -> Refusal | None:
-    """Refuse epilogues beyond the limits of qfuse's own kernels."""
-    fused = problem.fused
-    if len(fused.epilogue.steps) > MOST_STEPS or len(fused.extras) > MOST_EXTRAS:
-        return Refusal("the epilogue has too many ops")
-    if not all(map(is_plain, fused.epilogue.steps)):
-        return Refusal("the epilogue has a GLU or an intermediate rounding")
-    return check_extras(problem)
-
-
 def check_extras(problem: ProductProblem) -> Refusal | None:
     """Refuse epilogue operands that are not floats of at most 32 bits."""
     strange = [dtype_of(e) for e in problem.fused.extras if dtype_of(e) not in FLOATS]
     return Refusal(f"an operand of the epilogue is {dtype_name(strange[0])}") if strange else None
-
-
-def is_plain(step: Step) -> bool:
-    """Whether the kernels support an epilogue op."""
-    return isinstance(step, (Act, Add, Cast)) or (isinstance(step, Mul) and step.rounded is None)
 
 
 def rows_of(x: Node, k: int, rw: Rewriter) -> Node:
@@ -204,7 +187,7 @@ def fits_int32(zero: Node) -> bool:
     return bounds is not None and _INT32.min <= bounds[0] and bounds[1] <= _INT32.max
 
 
-def float_out(fused: FusedLinear | FusedConvolution) -> torch.dtype:
+def float_out(fused: FusedProduct) -> torch.dtype:
     """Return the float dtype of the epilogue's result, before a quantize."""
     return dtype_of(fused.node) if fused.out_params is None else fused.out_params.spec.real
 
@@ -241,7 +224,7 @@ def check_activation(problem: ProductProblem) -> Refusal | None:
     return check_edge(params, "activation") or check_zero_point(params, "activation")
 
 
-def takes_output(fused: FusedLinear | FusedConvolution) -> bool:
+def takes_output(fused: FusedProduct) -> bool:
     """Whether the kernel quantizes its output; otherwise ATen ops do it afterwards."""
     params = fused.out_params
     assert params is not None, "the output is quantized"

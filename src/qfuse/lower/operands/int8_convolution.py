@@ -9,9 +9,8 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Argument
 
-from qfuse.cost.model import Plan
 from qfuse.cost.sizes import at_points
-from qfuse.cost.work import ComputeKind, Work
+from qfuse.cost.work import ComputeKind, Work, WorkRange
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
 from qfuse.ir.quant.spec import Block
@@ -23,20 +22,24 @@ from qfuse.lower.operands.checks import (
     bits_of,
     check_activation,
     check_bias,
-    check_epilogue,
     check_platform,
     float_out,
     is_whole,
     output_args,
     scale_node,
     stored_zero,
-    takes_output,
     typed,
+)
+from qfuse.lower.operands.epilogue import (
+    claimed_dtype,
+    claims_output,
+    covered_steps,
+    kernel_steps,
+    loops_behind,
 )
 from qfuse.lower.operands.int8_weight import check_int8_weight
 from qfuse.lower.operands.packing import Packed, Packer
 from qfuse.lower.problems.convolution import ConvolutionProblem
-from qfuse.lower.problems.epilogue_text import KernelSteps
 from qfuse.lower.select.kernel import CONVOLUTION, Claim, Span
 from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
 from qfuse.targets.target import Target
@@ -87,14 +90,14 @@ class Int8Convolution(ABC):
             or _check_granularity(problem)
             or check_int8_weight(problem)
             or check_bias(problem)
-            or check_epilogue(problem)
             or self.check(problem)
         )
         if refusal is not None:
             return refusal
-        fused = problem.fused
-        output = fused.out_params is not None and takes_output(fused)
-        return Claim(len(fused.epilogue.steps), output, self._work(problem, output=output))
+        steps = covered_steps(problem)
+        output = claims_output(problem, steps)
+        work = [*self._work(problem, output=output), *loops_behind(problem, steps)]
+        return Claim(steps, output, work)
 
     def emit(self, problem: ConvolutionProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
         """Emit the call with packed constants."""
@@ -104,19 +107,15 @@ class Int8Convolution(ABC):
             assert fused.out_params is not None, "the claim covers the output"
             y = rw.call(self._op("_quantized"), *args, *output_args(fused.out_params, rw))
         else:
-            y = rw.call(self._op(""), *args, float_out(fused))
+            y = rw.call(self._op(""), *args, claimed_dtype(problem, claim))
         return {0: _with_strides_of(fused.node, y, rw)}
 
-    def _arguments(
-        self, problem: ConvolutionProblem, claim: Claim, rw: Rewriter
-    ) -> list[Argument]:
+    def _arguments(self, problem: ConvolutionProblem, claim: Claim, rw: Rewriter) -> list[Argument]:
         fused, x, weight = problem.fused, problem.fused.x_params, problem.fused.weight_params
         assert x is not None, "accepted without activation params"
         assert weight is not None, "accepted without weight params"
         packed, name = self.pack(problem), fused.weight.target
-        steps = KernelSteps.of_product(fused, claim.steps)
-        assert isinstance(steps, KernelSteps), "the epilogue was accepted"
-        zero = packed.zero_point
+        steps, zero = kernel_steps(problem, claim), packed.zero_point
         return [
             fused.x,
             scale_node(x, rw),
@@ -137,7 +136,7 @@ class Int8Convolution(ABC):
         op: OpOverload = getattr(torch.ops.qfuse, name).default
         return op
 
-    def _work(self, problem: ConvolutionProblem, *, output: bool) -> Plan:
+    def _work(self, problem: ConvolutionProblem, *, output: bool) -> list[WorkRange]:
         out_bits = 8 if output else bits_of(float_out(problem.fused))
 
         def build(rows: int, elements: int) -> Work:
@@ -155,11 +154,11 @@ class Int8Convolution(ABC):
 
 
 def _check_granularity(problem: ConvolutionProblem) -> Refusal | None:
-    """Refuse other scales than one per tensor for the activation, one per channel for the weight."""
+    """Refuse activations that are not scaled per tensor, weights not per output channel."""
     fused = problem.fused
     if fused.x_params is not None and not is_whole(fused.x_params.spec.block, shape_of(fused.x)):
-        block = fused.x_params.spec.block_text()
-        return Refusal(f"the activation is scaled in blocks of {block}, not per tensor")
+        text = fused.x_params.spec.block_text()
+        return Refusal(f"the activation is scaled in blocks of {text}, not per tensor")
     if fused.weight_params is None:
         return Refusal("the weight is not quantized")
     block, shape = fused.weight_params.spec.block, shape_of(fused.weight)
@@ -179,12 +178,12 @@ def _is_per_channel(problem: ConvolutionProblem, block: Block) -> bool:
 
 def channel_vector(params: QuantParams, problem: ConvolutionProblem, rw: Rewriter) -> Node:
     """Return the scale of every output channel, after rounding it to the source's compute dtype."""
-    value = per_channel(params, problem, params.scale)
+    value = _per_channel(problem, params.scale)
     rounded = value.detach().to(params.spec.arithmetic.compute).to(torch.float32)
     return rw.constant(rounded.contiguous(), f"{params.scale.target}_vector")
 
 
-def per_channel(params: QuantParams, problem: ConvolutionProblem, part: Node) -> torch.Tensor:
+def _per_channel(problem: ConvolutionProblem, part: Node) -> torch.Tensor:
     """Return a scale or zero point as one number per output channel of the whole convolution.
 
     The groups of a transposed convolution share those of its weight's second axis.

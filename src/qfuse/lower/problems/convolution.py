@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
-
-import torch
 
 from qfuse.cost import size_range
 from qfuse.cost.sizes import SizeRange
 from qfuse.ir.graph.stage_graph import SymbolRange
 from qfuse.ir.ops.convolution import FusedConvolution
 from qfuse.ir.ops.views import shape_of
+from qfuse.ir.sizes import Size
 from qfuse.lower.problems.product import ProductProblem
 from qfuse.lower.select.kernel import CONVOLUTION, Span
 
@@ -63,22 +62,24 @@ def convolution_problem(
 ) -> ConvolutionProblem:
     """Describe ``fused`` for the kernels, with the ranges of its dynamic sizes."""
     first, second, *kernel = (int(size) for size in shape_of(fused.weight))
-    n, channels = (second * fused.groups, first) if fused.transposed else (first, second)
-    depth = (channels // fused.groups if fused.transposed else channels) * math.prod(kernel)
-    axes = len(kernel)
+    n, depth = first, second
+    if fused.transposed:
+        n, depth = second * fused.groups, first // fused.groups
     shape = shape_of(fused.node)
-    images = shape[:-axes-1]
-    rows: int | torch.SymInt = 1
-    for size in (*images, *shape[-axes:]):
-        rows = rows * size
-    elements: int | torch.SymInt = 1
-    for size in shape_of(fused.x):
-        elements = elements * size
+    pixels = _product((*shape[: fused.axis], *shape[fused.axis + 1 :]))
     return ConvolutionProblem(
         fused,
-        size_range(rows, symbols),
+        size_range(pixels, symbols),
         n,
-        depth,
+        depth * math.prod(kernel),
         fused.real,
-        size_range(elements, symbols),
+        size_range(_product(shape_of(fused.x)), symbols),
     )
+
+
+def _product(sizes: Sequence[Size]) -> Size:
+    """Multiply sizes, some of which may be symbolic."""
+    total: Size = 1
+    for size in sizes:
+        total = total * size
+    return total

@@ -8,9 +8,8 @@ import torch
 
 from qfuse.cost.sizes import SizeRange
 from qfuse.ir.graph.stage_graph import constant_of
-from qfuse.ir.ops.convolution import FusedConvolution
 from qfuse.ir.ops.epilogue import Epilogue
-from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.product import FusedProduct
 from qfuse.lower.problems.problem import Problem, Replaced
 from qfuse.lower.select.kernel import Claim
 from qfuse.rewrite.prelude import Node
@@ -28,7 +27,7 @@ class ProductProblem(Problem):
         real: Float dtype of the result before its epilogue.
     """
 
-    fused: FusedLinear | FusedConvolution
+    fused: FusedProduct
     rows: SizeRange
     n: int
     k: int
