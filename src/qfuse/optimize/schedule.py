@@ -63,14 +63,14 @@ _SPLIT_ROUNDS = 16
 
 SPLIT_RULES: tuple[type[Rule[Any]], ...] = (CancelSplit, MergeSplits, SinkSplit)
 
-FUSION_RULES: tuple[type[Rule[Any]], ...] = (
-    FuseLinear,
-    FuseConvolution,
+EPILOGUE_RULES: tuple[type[Rule[Any]], ...] = (
     FuseActivation,
     FuseAdd,
     FuseCast,
     FuseOutputQuantize,
 )
+
+FUSION_RULES: tuple[type[Rule[Any]], ...] = (FuseLinear, FuseConvolution, *EPILOGUE_RULES)
 
 RESULT_RULES: tuple[type[Rule[Any]], ...] = (FuseNormQuantize, FuseActivationQuantize)
 
