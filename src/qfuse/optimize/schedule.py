@@ -16,6 +16,7 @@ from qfuse.optimize.attention.fuse_repeated_heads import FuseRepeatedHeads
 from qfuse.optimize.attention.merge_queries import MergeQueries
 from qfuse.optimize.fuse.activation import FuseActivationQuantize
 from qfuse.optimize.fuse.convolution import FuseConvolution
+from qfuse.optimize.fuse.convolution_pad import FusePad
 from qfuse.optimize.fuse.epilogue_activation import FuseActivation
 from qfuse.optimize.fuse.epilogue_add import FuseAdd
 from qfuse.optimize.fuse.epilogue_cast import FuseCast
@@ -70,7 +71,12 @@ EPILOGUE_RULES: tuple[type[Rule[Any]], ...] = (
     FuseOutputQuantize,
 )
 
-FUSION_RULES: tuple[type[Rule[Any]], ...] = (FuseLinear, FuseConvolution, *EPILOGUE_RULES)
+FUSION_RULES: tuple[type[Rule[Any]], ...] = (
+    FuseLinear,
+    FuseConvolution,
+    FusePad,
+    *EPILOGUE_RULES,
+)
 
 RESULT_RULES: tuple[type[Rule[Any]], ...] = (FuseNormQuantize, FuseActivationQuantize)
 

@@ -43,7 +43,15 @@ class ConvolutionBoard:
         """The scale of all activations."""
         return self.b.const("s", torch.full((1, 1, 1, 1), 0.05))
 
-    def conv(self, q: Node, n: int = 8, *, kernel: int = 3, quantized: bool = True) -> Node:
+    def conv(
+        self,
+        q: Node,
+        n: int = 8,
+        *,
+        kernel: int = 3,
+        quantized: bool = True,
+        zero: Node | None = None,
+    ) -> Node:
         """Convolve with a weight of its own, and a padding that keeps the size."""
         self.count += 1
         name, pad = f"w{self.count}", kernel // 2
@@ -53,7 +61,7 @@ class ConvolutionBoard:
         fused = FusedConvolution(
             q,
             q,
-            QuantParams(SPEC, self.scale(), None),
+            QuantParams(SPEC, self.scale(), zero),
             weight,
             QuantParams(SPEC, scale, None),
             None,
