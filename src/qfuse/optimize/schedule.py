@@ -20,6 +20,7 @@ from qfuse.optimize.fuse.convolution_pad import FusePad
 from qfuse.optimize.fuse.epilogue_activation import FuseActivation
 from qfuse.optimize.fuse.epilogue_add import FuseAdd
 from qfuse.optimize.fuse.epilogue_cast import FuseCast
+from qfuse.optimize.fuse.epilogue_mul import FuseMul
 from qfuse.optimize.fuse.gate import FuseGate
 from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.optimize.fuse.norm import FuseNormQuantize
@@ -67,6 +68,7 @@ SPLIT_RULES: tuple[type[Rule[Any]], ...] = (CancelSplit, MergeSplits, SinkSplit)
 EPILOGUE_RULES: tuple[type[Rule[Any]], ...] = (
     FuseActivation,
     FuseAdd,
+    FuseMul,
     FuseCast,
     FuseOutputQuantize,
 )

@@ -6,8 +6,9 @@ import torch
 
 from qfuse.cost.work import WorkRange, pointwise_work, without_calls
 from qfuse.ir.ops.epilogue import Act, Add, Cast, Mul, Step
-from qfuse.ir.ops.views import dtype_of
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.refusal import Refusal
+from qfuse.ir.sizes import same_shape
 from qfuse.lower.operands.checks import FLOATS, bits_of, takes_output
 from qfuse.lower.problems.epilogue_text import KernelSteps
 from qfuse.lower.problems.product import ProductProblem
@@ -47,7 +48,7 @@ def covered_steps(problem: ProductProblem) -> int:
     """Return how many leading epilogue ops the kernels compute, within their limits."""
     count = 0
     for step in problem.fused.epilogue.steps:
-        if not is_covered(step) or not _reads_floats(problem, step):
+        if not is_covered(step) or not _reads_whole_floats(problem, step):
             break
         if isinstance(KernelSteps.of_product(problem.fused, count + 1), Refusal):
             break
@@ -55,11 +56,12 @@ def covered_steps(problem: ProductProblem) -> int:
     return count
 
 
-def _reads_floats(problem: ProductProblem, step: Step) -> bool:
-    """Whether the operand of an epilogue op is a float of at most 32 bits."""
+def _reads_whole_floats(problem: ProductProblem, step: Step) -> bool:
+    """Whether the operand of an epilogue op has floats of at most 32 bits, one per element."""
     if not isinstance(step, (Add, Mul)):
         return True
-    return dtype_of(problem.fused.extras[step.index]) in FLOATS
+    extra = problem.fused.extras[step.index]
+    return dtype_of(extra) in FLOATS and same_shape(shape_of(extra), shape_of(problem.fused.node))
 
 
 def kernel_steps(problem: ProductProblem, claim: Claim) -> KernelSteps:

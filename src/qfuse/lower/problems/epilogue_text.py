@@ -11,7 +11,7 @@ from torch.fx import Node
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.movement.glu_halves import TwoHalves, halves_of, uncast
 from qfuse.ir.ops.activation import Activation
-from qfuse.ir.ops.epilogue import Act, Add, Cast, Epilogue, Glu, Mul, Round, Step
+from qfuse.ir.ops.epilogue import Act, Add, Cast, Epilogue, Glu, Mul, Round, Step, Stored
 from qfuse.ir.ops.linear import FusedLinear
 from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of, tensor_of
@@ -130,6 +130,8 @@ class _Writer:
                 return self._cast(dtype)
             case Act():
                 self._add(str(step))
+            case Add(stored=Stored()) | Mul(stored=Stored()):
+                return Refusal("an operand of the epilogue is stored quantized")
             case Add(index, alpha):
                 self._add(f"add({self._number(index)},{alpha!r})")
             case Round():

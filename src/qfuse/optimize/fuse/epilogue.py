@@ -9,7 +9,6 @@ from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops.epilogue import Step
 from qfuse.ir.ops.product import FusedProduct, as_fused_product, kind_of
 from qfuse.ir.ops.views import tensor_of
-from qfuse.ir.sizes import is_row_major, same_strides
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter
 
 
@@ -33,19 +32,6 @@ def open_product(value: object, user: Node) -> FusedProduct | Miss:
         text = "the {}'s output is already quantized"
         return Miss(MissCode.ORDER, fused.node, text, kind_of(fused), progress=2)
     return fused
-
-
-def refuse_strides(fused: FusedProduct, user: Node) -> Miss | None:
-    """Refuse a sum or product whose axes are in another memory order than those of ``fused``.
-
-    The order is that of its first operand. In an epilogue, the first operand is the op.
-    """
-    before, after = tensor_of(user), tensor_of(fused.node)
-    if same_strides(before, after) or (is_row_major(before) and is_row_major(after)):
-        return None
-    text = "the strides of the result would change from {} to {}"
-    told = before.stride(), after.stride()
-    return Miss(MissCode.SHAPE, user, text, *told, progress=3)
 
 
 def append_step(

@@ -1,17 +1,15 @@
-"""Fuse a residual addition into the epilogue of a fused linear or convolution."""
+"""Fuse an addition into the epilogue of a fused linear or convolution."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
+from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.epilogue import Add
 from qfuse.ir.ops.product import FusedProduct, kind_of
-from qfuse.ir.ops.views import dtype_of, shape_of
-from qfuse.ir.sizes import same_shape
-from qfuse.optimize.fuse.epilogue import append_step, open_product, refuse_strides
+from qfuse.optimize.fuse.epilogue import append_step, open_product
+from qfuse.optimize.fuse.epilogue_operand import Operand, operand_of
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -21,6 +19,7 @@ from qfuse.rewrite.prelude import (
     Rewriter,
     Rule,
     arguments,
+    aten,
 )
 
 
@@ -30,71 +29,57 @@ class AddSite:
 
     fused: FusedProduct
     node: Node
-    other: Node
+    other: Operand
     alpha: float
 
 
 class FuseAdd(Rule[AddSite]):
     """``qfuse.linear(...) + alpha * other`` becomes one op with ``other`` as epilogue operand.
 
-    The same for ``qfuse.convolution``.
+    The same for ``qfuse.convolution``, and for differences, where ``alpha`` is negative. A summand
+    that is a dequantize with one constant scale is read as it is stored.
 
-    Refuses: a summand that is not a tensor; an op that is added to itself; ``alpha`` on the op's
-    side; a summand that would broadcast the op's result to a larger shape; a summand of another
-    shape than the op, since a residual has the same shape; integer summands; a sum whose memory
-    order is that of the other summand.
+    Refuses: an op that is added to itself; ``alpha`` on the op's side; integer summands; a summand
+    of another shape, except for one value per channel of a convolution, and numbers for a
+    convolution; a sum whose memory order is that of the other summand.
     """
 
     name = "fuse-add"
-    anchors: ClassVar[tuple[OpOverload, ...]] = (torch.ops.aten.add.Tensor,)
+    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.add.Tensor, aten.sub.Tensor)
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> AddSite | Miss:
-        """Match a sum of an open fused op and a float tensor of its shape."""
+        """Match a sum of an open fused op and a float tensor."""
         a = arguments(node)
         left, right, alpha = a["self"], a["other"], a["alpha"]
         if not isinstance(alpha, (int, float)):
             return Miss(MissCode.ARGUMENT, node, "alpha is not a number", progress=1)
-        first = self._match_side(node, left, right, float(alpha), scaled=False)
+        scale = -float(alpha) if is_call(node, aten.sub.Tensor) else float(alpha)
+        first = self._match_side(node, left, right, (1.0, scale))
         if not isinstance(first, Miss):
             return first
-        second = self._match_side(node, right, left, float(alpha), scaled=True)
+        second = self._match_side(node, right, left, (scale, 1.0))
         if not isinstance(second, Miss):
             return second
         return max(first, second, key=lambda miss: miss.progress)
 
     def _match_side(
-        self, node: Node, product: object, other: object, alpha: float, *, scaled: bool
+        self, node: Node, product: object, other: object, factors: tuple[float, float]
     ) -> AddSite | Miss:
+        """Match a sum of ``product`` and ``other``, each times its factor."""
         fused = open_product(product, node)
         if isinstance(fused, Miss):
             return fused
-        found = _refuse(node, fused, other, alpha if scaled else 1.0)
-        if isinstance(found, Miss):
-            return found
-        return AddSite(fused, node, found, 1.0 if scaled else alpha)
+        operand = operand_of(node, fused, other, "summand")
+        if isinstance(operand, Miss):
+            return operand
+        if factors[0] != 1:
+            text = "the {} is multiplied by {} before the addition"
+            return Miss(MissCode.ARGUMENT, node, text, kind_of(fused), factors[0], progress=3)
+        return AddSite(fused, node, operand, factors[1])
 
     def rewrite(self, site: AddSite, rw: Rewriter) -> None:
         """Replace the sum by the extended op."""
-        step = Add(len(site.fused.extras), site.alpha)
-        append_step(site.fused, site.node, step, rw, (site.other,))
-
-
-def _refuse(node: Node, fused: FusedProduct, other: object, own_alpha: float) -> Node | Miss:
-    """Return the other summand if it is a residual, or the reason why it is not."""
-    kind = kind_of(fused)
-    if not isinstance(other, Node) or not isinstance(other.meta["val"], torch.Tensor):
-        return Miss(MissCode.ARGUMENT, node, "the other summand is a number", progress=3)
-    if other is fused.node:
-        return Miss(MissCode.SHARED, node, "the {} is added to itself", kind, progress=3)
-    if own_alpha != 1.0:
-        text = "alpha={} scales the {}, not the other summand"
-        return Miss(MissCode.ARGUMENT, node, text, own_alpha, kind, progress=3)
-    if not dtype_of(other).is_floating_point:
-        text = "the other summand is {}"
-        return Miss(MissCode.DTYPE, other, text, dtype_of(other), progress=3)
-    shape, mine = tuple(shape_of(other)), tuple(shape_of(fused.node))
-    if not same_shape(shape, mine):
-        text = "a summand of shape {} is not a residual of shape {}"
-        return Miss(MissCode.SHAPE, other, text, shape, mine, progress=3)
-    return refuse_strides(fused, node) or other
+        at = len(site.fused.extras)
+        step = Add(at, site.alpha, site.other.stored(at))
+        append_step(site.fused, site.node, step, rw, site.other.extras(rw))
