@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.fx import Node
@@ -11,8 +11,9 @@ from torch.fx import Node
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.movement.glu_halves import TwoHalves, halves_of, uncast
 from qfuse.ir.ops.activation import Activation
-from qfuse.ir.ops.epilogue import Act, Add, Cast, Glu, Mul, Round, Step
+from qfuse.ir.ops.epilogue import Act, Add, Cast, Epilogue, Glu, Mul, Round, Step, Stored
 from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of, tensor_of
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name
 from qfuse.ir.refusal import Refusal
@@ -80,6 +81,13 @@ class KernelSteps:
             return Refusal("the halves of its features differ in size")
         return writer.done()
 
+    @classmethod
+    def of_product(cls, fused: FusedProduct, count: int) -> KernelSteps | Refusal:
+        """Write the first ``count`` epilogue ops, or refuse the first unsupported op."""
+        writer = _Writer(fused.extras)
+        shown = replace(fused, epilogue=Epilogue(fused.epilogue.steps[:count]))
+        return writer.write_all(shown) or writer.done()
+
 
 @dataclass(slots=True)
 class _Writer:
@@ -107,7 +115,7 @@ class _Writer:
         if product is not None:
             self.words.append(f"halves({product.halves.order})")
 
-    def write_all(self, op: FusedLinear | Activation) -> Refusal | None:
+    def write_all(self, op: FusedProduct | Activation) -> Refusal | None:
         """Write the epilogue of an op, up to the first unsupported op."""
         for step, real in zip(op.epilogue.steps, _types(op), strict=False):
             refusal = self._write(step, real)
@@ -122,6 +130,8 @@ class _Writer:
                 return self._cast(dtype)
             case Act():
                 self._add(str(step))
+            case Add(stored=Stored()) | Mul(stored=Stored()):
+                return Refusal("an operand of the epilogue is stored quantized")
             case Add(index, alpha):
                 self._add(f"add({self._number(index)},{alpha!r})")
             case Round():
@@ -190,7 +200,7 @@ class _Writer:
         return None
 
 
-def _types(op: FusedLinear | Activation) -> tuple[torch.dtype, ...]:
+def _types(op: FusedProduct | Activation) -> tuple[torch.dtype, ...]:
     """Return the input dtype of every epilogue op, and the dtype of the last result."""
     return op.epilogue.real_types(op.real, [tensor_of(extra) for extra in op.extras])
 
