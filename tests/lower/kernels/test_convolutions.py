@@ -24,6 +24,7 @@ from qfuse.testing.run import random_inputs, run
 
 aten = torch.ops.aten
 GENERAL = "qfuse.convolution_w8a8"
+DEPTHWISE = "qfuse.convolution_depthwise_w8a8"
 
 pytestmark = pytest.mark.own_kernels
 
@@ -43,6 +44,15 @@ CASES = {
     "unsigned weight": ConvolutionCase(weight=torch.uint8, weight_zero=120),
     "weight zero points": ConvolutionCase(weight_zero=-3),
     "no bias": ConvolutionCase(bias=False),
+    "depthwise": ConvolutionCase(groups=6, out=6),
+    "depthwise stride": ConvolutionCase(groups=6, out=6, stride=2, kernel=(5, 5), padding=2),
+    "depthwise multiplier": ConvolutionCase(groups=6, out=12, x=torch.int8, zero=3),
+    "depthwise 1d": ConvolutionCase(shape=(2, 70, 9), kernel=(3,), groups=70, out=70),
+    "depthwise 3d": ConvolutionCase(
+        shape=(2, 6, 5, 6, 4), kernel=(2, 3, 1), groups=6, out=6, weight_zero=-3
+    ),
+    "depthwise dynamic": ConvolutionCase(shape=("n", 6, "h", "w"), groups=6, out=6, dilation=2),
+    "one channel": ConvolutionCase(shape=(2, 1, 9, 8)),
     "dynamic batch": ConvolutionCase(shape=("n", 6, 9, 8)),
     "dynamic sizes": ConvolutionCase(shape=("n", 6, "h", "w"), stride=2),
     "empty": ConvolutionCase(shape=(0, 6, 9, 8)),
@@ -66,7 +76,8 @@ def test_values(name: str) -> None:
     program = case.program()
     low = lowered_convolution(program)
 
-    assert the_kernel(low) == GENERAL
+    depthwise = case.groups == case.channels > 1
+    assert the_kernel(low) == (DEPTHWISE if depthwise else GENERAL)
     named = {size: 5 + 2 * i for i, size in enumerate(case.shape) if isinstance(size, str)}
     check(program, low, **named)
 

@@ -53,8 +53,8 @@ class ConvolutionProblem(ProductProblem):
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether every group has a single input channel."""
-        return not self.fused.transposed and self.fused.groups == self.channels
+        """Whether each of several groups has a single input channel."""
+        return not self.fused.transposed and self.fused.groups == self.channels > 1
 
 
 def convolution_problem(
