@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.cases.convolution_kernel import Convolution, convolution, window
+from tests.support.cases.convolution_kernel import Convolution, convolution, depthwise, window
 from tests.support.cases.linear_kernel import REAL, STORED
 
 from qfuse.ir.errors import InputError
@@ -39,8 +39,9 @@ def arguments(case: Convolution, **options: Any) -> list[Any]:
         "kernel", "stride", "padding", "dilation", "output_padding", "transposed", "groups",
     )  # fmt: skip
     real = named.get("real", torch.float32)
+    given = [named[name] for name in window_names if name in named]
     return [
-        x, *rest, named["w_zero_point"], named["bias"], *(named[name] for name in window_names),
+        x, *rest, named["w_zero_point"], named["bias"], *given,
         [extra], EPILOGUE, real, torch.float32,
     ]  # fmt: skip
 
@@ -67,6 +68,12 @@ def test_opcheck(library: KernelLibrary, index: int, *, last: bool) -> None:
 
     torch.library.opcheck(ops.convolution_w8a8.default, tuple(args), test_utils=CHECKS)
     torch.library.opcheck(ops.convolution_w8a8_quantized.default, stored, test_utils=CHECKS)
+    if not w.transposed:
+        args = arguments(depthwise(shape, w, last=last, multiple=2, weight_zero_point=True))
+        stored = (*args[:-1], *output(torch.uint8))
+        op, quantized = ops.convolution_depthwise_w8a8, ops.convolution_depthwise_w8a8_quantized
+        torch.library.opcheck(op.default, tuple(args), test_utils=CHECKS)
+        torch.library.opcheck(quantized.default, stored, test_utils=CHECKS)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -140,3 +147,28 @@ def test_fakes_refuse_what_cannot_be(
         torch.ops.qfuse.convolution_w8a8.default(*to_meta(args))
     with pytest.raises(RuntimeError):
         torch.ops.qfuse.convolution_w8a8.default(*args)
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "message"),
+    [
+        (0, torch.ones(2, 6, 9, 8), "x must be int8 or uint8"),
+        (0, torch.ones(6, 9, dtype=torch.int8), "x must have 3 or 4 axes"),
+        (0, torch.ones(2, 7, 9, 8, dtype=torch.int8), "n=6 is no multiple of 7"),
+        (3, torch.ones(1, 2, 64, 4, dtype=torch.int8), "does not fit"),
+        (9, [1], "stride must have 2 numbers"),
+        (14, torch.float64, "real must be one of"),
+        (15, torch.int8, "the result must be one of"),
+    ],
+)
+def test_fakes_refuse_what_cannot_be_depthwise(
+    library: KernelLibrary, index: int, value: Any, message: str
+) -> None:
+    del library
+    args = arguments(depthwise((2, 6, 9, 8), window(3, 3)))
+    args[index] = value
+
+    with pytest.raises(InputError, match=message):
+        torch.ops.qfuse.convolution_depthwise_w8a8.default(*to_meta(args))
+    with pytest.raises(RuntimeError):
+        torch.ops.qfuse.convolution_depthwise_w8a8.default(*args)

@@ -136,9 +136,9 @@ def test_transposed(isa: str, name: str, kernel: tuple[int, ...], groups: int) -
     sizes = itertools.product((1, 3, 8), (1, 70))
     for index, (channels, features) in enumerate(sizes):
         shape = (2, channels * groups, *(5, 4, 3)[: len(kernel)])
-        kind = {"dtype": STORED[index % 2], "weight_zero_point": bool(index % 3)}
+        kind = {"weight_zero_point": bool(index % 3), "last": bool(index % 2)}
 
-        check(convolution(shape, features * groups, w, last=bool(index % 2), **kind))
+        check(convolution(shape, features * groups, w, dtype=STORED[index % 2], **kind))
 
 
 @pytest.mark.parametrize("name", ["stride 1", "padded", "output padding", "dilated"])

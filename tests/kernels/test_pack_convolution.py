@@ -10,11 +10,12 @@ from qfuse.ir.errors import InputError
 from qfuse.kernels import (
     convolution_sums,
     pack_convolution,
+    pack_depthwise,
     pack_transposed,
     transposed_sums,
     unpack_convolution,
 )
-from qfuse.kernels.pack_convolution import taps_of_phases
+from qfuse.kernels.pack_convolution import depthwise_groups, taps_of_phases
 
 
 @pytest.mark.parametrize("kernel", [(3,), (1, 1), (3, 2), (1, 2, 3)])
@@ -80,6 +81,21 @@ def test_transposed_weights_are_packed_by_phase(groups: int) -> None:
     assert torch.equal(sums[1], convolution_sums(second, zero))
 
 
+@pytest.mark.parametrize("kernel", [(1,), (3,), (4,), (2, 2), (3, 1), (3, 3), (2, 5), (2, 3, 3)])
+def test_taps_of_depthwise_weights_are_in_fours(kernel: tuple[int, ...]) -> None:
+    weight = codes((70, 1, *kernel), torch.int8)
+
+    packed = pack_depthwise(weight)
+
+    groups = depthwise_groups(kernel)
+    assert packed.shape == (2, groups, 64, 4)
+    taps = packed.permute(0, 2, 1, 3).reshape(128, groups * 4)[:70]
+    if kernel[-1] >= 3:
+        taps = taps.reshape(70, prod(kernel[:-1]), -1)[..., : kernel[-1]]
+    assert torch.equal(taps.flatten(1)[:, : prod(kernel)].reshape(weight.shape), weight)
+    assert packed.count_nonzero() == weight.count_nonzero()
+
+
 def test_refuses_what_is_no_weight() -> None:
     weight = torch.zeros(6, 4, 3, 3, dtype=torch.int8)
     for bad in (weight[..., 0, 0], weight[..., None, None]):
@@ -91,6 +107,8 @@ def test_refuses_what_is_no_weight() -> None:
         pack_convolution(weight, 4)
     with pytest.raises(InputError, match="6 channels cannot be split into 4 groups"):
         pack_transposed(weight, (1, 1), (1, 1), 4)
+    with pytest.raises(InputError, match="one input channel, not 4"):
+        pack_depthwise(weight)
     with pytest.raises(InputError, match="packed weight"):
         unpack_convolution(pack_convolution(weight), (6, 5, 3, 3))
     with pytest.raises(InputError, match="1 groups, not 2"):

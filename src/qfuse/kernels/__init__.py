@@ -20,7 +20,12 @@ from qfuse.kernels.build import (
     find_compiler,
     kernel_cache,
 )
-from qfuse.kernels.convolution_ops import convolution_w8a8, convolution_w8a8_quantized
+from qfuse.kernels.convolution_ops import (
+    convolution_depthwise_w8a8,
+    convolution_depthwise_w8a8_quantized,
+    convolution_w8a8,
+    convolution_w8a8_quantized,
+)
 from qfuse.kernels.grouped_ops import (
     linear_w4a8,
     linear_w4a8_quantized,
@@ -36,6 +41,7 @@ from qfuse.kernels.pack4 import pack_weight4, unpack_weight4
 from qfuse.kernels.pack_convolution import (
     convolution_sums,
     pack_convolution,
+    pack_depthwise,
     pack_transposed,
     transposed_sums,
     unpack_convolution,
@@ -48,6 +54,8 @@ __all__ = [
     "KernelCompiler",
     "KernelLibrary",
     "PackedGroups",
+    "convolution_depthwise_w8a8",
+    "convolution_depthwise_w8a8_quantized",
     "convolution_sums",
     "convolution_w8a8",
     "convolution_w8a8_quantized",
@@ -70,6 +78,7 @@ __all__ = [
     "load",
     "pack_bytes",
     "pack_convolution",
+    "pack_depthwise",
     "pack_grouped",
     "pack_groups",
     "pack_transposed",

@@ -32,13 +32,18 @@ or on the instruction set. The ops do not mutate their arguments.
 ``extras``          at most 4 float tensors with at least one axis that broadcast to the result
 ==================  ==============================================================================
 
+``convolution_depthwise_w8a8`` and ``convolution_depthwise_w8a8_quantized`` are for ordinary
+convolutions with one group for each channel of ``x``, and any number of output channels for each.
+They take neither ``output_padding`` nor ``transposed`` nor ``groups``, and a weight from
+:func:`~qfuse.kernels.pack_convolution.pack_depthwise`.
+
 ``epilogue``, ``real``, ``out_dtype`` and the arguments of a quantized result are those of
 :mod:`qfuse.kernels.ops`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -49,7 +54,7 @@ from qfuse.ir.errors import InputError
 from qfuse.kernels.fakes import REAL, STORED, check_stored
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.pack import BLOCK, GROUP
-from qfuse.kernels.pack_convolution import taps_of_phases
+from qfuse.kernels.pack_convolution import depthwise_groups, taps_of_phases
 
 _DEFAULTS: Mapping[str, object] = {
     "w_zero_point": None,
@@ -57,9 +62,8 @@ _DEFAULTS: Mapping[str, object] = {
     "extras": (),
     "epilogue": "",
     "real": torch.float32,
-    "transposed": False,
-    "groups": 1,
 }
+_WINDOW: Mapping[str, object] = {"transposed": False, "groups": 1}
 _OUTPUT: Mapping[str, object] = {"reciprocal": True, "zero_point_first": False}
 
 
@@ -83,61 +87,85 @@ def transposed_size(a: Any, size: Sequence[int]) -> list[int]:
 
 def _depth(a: Any, channels: int) -> int:
     """Return the groups of four ``k`` of a packed weight."""
-    if not a.transposed:
-        return -(-prod(a.kernel) * channels // GROUP)
-    phases = taps_of_phases(a.kernel, a.stride, a.dilation)
-    return sum(-(-prod(map(len, taps)) * channels // GROUP) for taps in phases)
+    taps = [prod(a.kernel)]
+    if a.transposed:
+        phases = taps_of_phases(a.kernel, a.stride, a.dilation)
+        taps = [prod(map(len, phase)) for phase in phases]
+    return sum(-(-count * channels // GROUP) for count in taps)
 
 
-def _check_window(a: Any) -> None:
+def _check_window(a: Any, *more: str) -> None:
     check_stored(a.x)
     axes = len(a.kernel)
-    for name in ("stride", "padding", "dilation", "output_padding"):
+    for name in ("stride", "padding", "dilation", *more):
         if len(getattr(a, name)) != axes:
             raise InputError(f"{name} must have {axes} numbers, not {len(getattr(a, name))}")
     if a.x.dim() not in {axes + 1, axes + 2}:
         raise InputError(f"x must have {axes + 1} or {axes + 2} axes, not {a.x.dim()}")
 
 
+def _check_packed(a: Any, expected: tuple[int, ...]) -> None:
+    if a.w_packed.dtype != torch.int8 or a.w_packed.shape != expected:
+        raise InputError(f"w_packed {tuple(a.w_packed.shape)} does not fit, expected {expected}")
+
+
 def _shape(a: Any) -> list[int]:
     """Return the shape of the result; check the operands."""
-    _check_window(a)
+    _check_window(a, "output_padding")
     axes = len(a.kernel)
     *batch, channels = a.x.shape[:-axes]
-    n = a.w_sums.shape[-1]
+    n, size = a.w_sums.shape[-1], a.x.shape[-axes:]
     if channels % a.groups or n % a.groups:
         raise InputError(f"{channels} channels and n={n} cannot be split into {a.groups} groups")
     blocks = (n // a.groups + BLOCK - 1) // BLOCK
-    expected = (a.groups, blocks, _depth(a, channels // a.groups), BLOCK, GROUP)
-    if a.w_packed.dtype != torch.int8 or a.w_packed.shape != expected:
-        raise InputError(f"w_packed {tuple(a.w_packed.shape)} does not fit, expected {expected}")
-    size = a.x.shape[-axes:]
-    spatial = (
-        transposed_size(a, size)
-        if a.transposed
-        else output_size(size, a.kernel, a.stride, a.padding, a.dilation)
-    )
-    return [*batch, n, *spatial]
+    _check_packed(a, (a.groups, blocks, _depth(a, channels // a.groups), BLOCK, GROUP))
+    if a.transposed:
+        return [*batch, n, *transposed_size(a, size)]
+    return [*batch, n, *output_size(size, a.kernel, a.stride, a.padding, a.dilation)]
 
 
-def _result(a: Any, possible: Collection[torch.dtype]) -> torch.Tensor:
+def _depthwise_shape(a: Any) -> list[int]:
+    _check_window(a)
+    axes = len(a.kernel)
+    *batch, channels = a.x.shape[:-axes]
+    n, size = a.w_sums.shape[0], a.x.shape[-axes:]
+    if n % channels:
+        raise InputError(f"n={n} is no multiple of {channels} channels")
+    _check_packed(a, ((n + BLOCK - 1) // BLOCK, depthwise_groups(a.kernel), BLOCK, GROUP))
+    return [*batch, n, *output_size(size, a.kernel, a.stride, a.padding, a.dilation)]
+
+
+def _result(
+    a: Any, possible: Collection[torch.dtype], shape: Callable[[Any], list[int]] = _shape
+) -> torch.Tensor:
     if a.real not in REAL:
         raise InputError(f"real must be one of {REAL}, not {a.real}")
     if a.out_dtype not in possible:
         raise InputError(f"the result must be one of {possible}, not {a.out_dtype}")
     unbatched = a.x.dim() == len(a.kernel) + 1
     memory_format = torch.contiguous_format if unbatched else suggest_memory_format(a.x)
-    return torch.empty(_shape(a), dtype=a.out_dtype, device=a.x.device, memory_format=memory_format)
+    return torch.empty(shape(a), dtype=a.out_dtype, device=a.x.device, memory_format=memory_format)
 
 
 convolution_w8a8: KernelOp[torch.Tensor] = KernelOp(
     "convolution_w8a8",
     lambda a: _result(a, REAL),
-    defaults=_DEFAULTS,
+    defaults={**_DEFAULTS, **_WINDOW},
     like={"out_dtype": "real"},
 )
 convolution_w8a8_quantized: KernelOp[torch.Tensor] = KernelOp(
     "convolution_w8a8_quantized",
     lambda a: _result(a, STORED),
+    defaults={**_DEFAULTS, **_WINDOW, **_OUTPUT},
+)
+convolution_depthwise_w8a8: KernelOp[torch.Tensor] = KernelOp(
+    "convolution_depthwise_w8a8",
+    lambda a: _result(a, REAL, _depthwise_shape),
+    defaults=_DEFAULTS,
+    like={"out_dtype": "real"},
+)
+convolution_depthwise_w8a8_quantized: KernelOp[torch.Tensor] = KernelOp(
+    "convolution_depthwise_w8a8_quantized",
+    lambda a: _result(a, STORED, _depthwise_shape),
     defaults={**_DEFAULTS, **_OUTPUT},
 )

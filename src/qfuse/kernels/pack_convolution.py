@@ -16,11 +16,13 @@ from itertools import product
 from math import prod
 
 import torch
+import torch.nn.functional as F
 
 from qfuse.ir.errors import InputError
-from qfuse.kernels.pack import pack_bytes, unpack_weight, weight_sums
+from qfuse.kernels.pack import GROUP, pack_bytes, unpack_weight, weight_sums
 
 _LEAST_AXES, _MOST_AXES = 3, 5
+_LEAST_LINE = 3  # taps along x that begin a new group
 
 
 def pack_convolution(weight: torch.Tensor, groups: int = 1) -> torch.Tensor:
@@ -116,6 +118,38 @@ def transposed_sums(
     return torch.stack([convolution_sums(part, zero_point) for part in parts])
 
 
+def pack_depthwise(weight: torch.Tensor) -> torch.Tensor:
+    """Pack the weight of a depthwise convolution.
+
+    Taps are in the order z, y, x, in groups of four that are adjacent for each output channel. If
+    the kernel has three or more taps along x, each line of them begins a new group.
+
+    Args:
+        weight: int8 ``[N, 1, *kernel]``.
+
+    Returns:
+        int8 ``[ceil(N / 64), groups of taps, 64, 4]``, contiguous, padded with zeros.
+
+    Raises:
+        InputError: The weight is not int8, has another number of axes or of input channels.
+    """
+    _check_axes(weight)
+    if weight.shape[1] != 1:
+        raise InputError(f"a depthwise weight has one input channel, not {weight.shape[1]}")
+    lines = weight.reshape(weight.shape[0], prod(weight.shape[2:-1]), weight.shape[-1])
+    if lines.shape[-1] >= _LEAST_LINE:
+        lines = F.pad(lines, (0, -lines.shape[-1] % GROUP))
+    return pack_bytes(lines.flatten(1))
+
+
+def depthwise_groups(kernel: Sequence[int]) -> int:
+    """Return the groups of taps of a weight that :func:`pack_depthwise` packs."""
+    *lines, taps = kernel
+    if taps >= _LEAST_LINE:
+        return prod(lines) * -(-taps // GROUP)
+    return -(-prod(kernel) // GROUP)
+
+
 def taps_of_phases(
     kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> list[tuple[list[int], ...]]:
@@ -135,7 +169,8 @@ def _phases(
     if groups < 1 or weight.shape[0] % groups:
         raise InputError(f"{weight.shape[0]} channels cannot be split into {groups} groups")
     # As that of an ordinary convolution: [N, C / groups, *kernel].
-    ordinary = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    split = weight.reshape(groups, weight.shape[0] // groups, *weight.shape[1:])
+    ordinary = split.transpose(1, 2).flatten(0, 1)
     phases = []
     for taps in taps_of_phases(weight.shape[2:], stride, dilation):
         part = ordinary

@@ -11,16 +11,20 @@ from tests.support.cases.linear_kernel import codes
 
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.kernels import (
+    convolution_depthwise_w8a8,
+    convolution_depthwise_w8a8_quantized,
     convolution_sums,
     convolution_w8a8,
     convolution_w8a8_quantized,
     pack_convolution,
+    pack_depthwise,
     pack_transposed,
     transposed_sums,
 )
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+_NOT_DEPTHWISE = ("output_padding", "transposed", "groups")
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -69,6 +73,7 @@ class Convolution:
     x_zero_point: torch.Tensor | None = None
     w_zero_point: torch.Tensor | None = None
     bias: torch.Tensor | None = None
+    depthwise: bool = False  # with the depthwise kernel
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -80,6 +85,8 @@ class Convolution:
     def packed(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The weight and its sums as the op takes them."""
         w, zero = self.window, self.w_zero_point
+        if self.depthwise:
+            return pack_depthwise(self.weight), convolution_sums(self.weight, zero)
         if w.transposed:
             phases = (w.stride, w.dilation, w.groups)
             return pack_transposed(self.weight, *phases), transposed_sums(
@@ -93,16 +100,19 @@ class Convolution:
         spatial = {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in vars(self.window).items()
+            if not (self.depthwise and name in _NOT_DEPTHWISE)
         }
         return args, {**spatial, **options}
 
     def run(self) -> torch.Tensor:
         args, options = self.arguments()
-        return convolution_w8a8(*args, **options)
+        op = convolution_depthwise_w8a8 if self.depthwise else convolution_w8a8
+        return op(*args, **options)
 
     def run_quantized(self, **output: Any) -> torch.Tensor:
         args, options = self.arguments()
-        return convolution_w8a8_quantized(*args, **{**options, **output})
+        op = convolution_depthwise_w8a8_quantized if self.depthwise else convolution_w8a8_quantized
+        return op(*args, **{**options, **output})
 
     def total(self) -> torch.Tensor:
         """The integer sums, exactly: float64 holds them."""
@@ -113,7 +123,7 @@ class Convolution:
             zero = self.w_zero_point.double()
             shape = (w.groups, 1, -1) if w.transposed else (1, -1, 1)
             zero = zero.expand(self.features).reshape(shape)
-            parts = weight.unflatten(0, (shape[0], -1))
+            parts = weight.reshape(shape[0], -1, *weight.shape[1:])
             weight = (parts - zero.reshape(*zero.shape, *[1] * len(w.kernel))).flatten(0, 1)
         x = x.contiguous()
         if w.transposed:
@@ -191,3 +201,17 @@ def convolution(  # noqa: PLR0913 - what a problem can have
         else None,
         bias=torch.randn(features) if bias else None,
     )
+
+
+def depthwise(shape: tuple[int, ...], w: Window, *, multiple: int = 1, **kind: Any) -> Convolution:
+    """A random depthwise problem.
+
+    Args:
+        shape: Of ``x``.
+        w: The window; its groups are replaced.
+        multiple: Output channels per input channel.
+        kind: As for :func:`convolution`.
+    """
+    channels = shape[-1 - len(w.kernel)]
+    case = convolution(shape, channels * multiple, replace(w, groups=channels), **kind)
+    return replace(case, depthwise=True)

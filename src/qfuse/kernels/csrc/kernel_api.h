@@ -120,6 +120,22 @@ struct Tile {
       columns;  // valid columns of the block, 1 to 64; the rest of `sums` is undefined
 };
 
+// Depthwise sums of adjacent output pixels, for up to 64 channels: sums[i * 64 + c] is the sum over
+// the taps t of (pixel[i * step + tap[t]][channel + c] ^ flip) * weight[t / 4][c][t % 4], wrapping.
+// Bytes are unsigned after the flip, as in Tile. 64 bytes of each pixel may be read; taps without a
+// weight have weight 0 and any pixel.
+struct DepthwiseTile {
+  const uint8_t* const* pixel;
+  const int32_t* tap;  // [groups][4]
+  int64_t step;
+  int64_t groups;   // of four taps
+  int64_t channel;  // the first one
+  int64_t channels;
+  int64_t pixels;
+  const int8_t* weight;  // [groups][64][4]
+  bool flip;
+};
+
 // A tile of a float matmul: sums[i * 64 + j] = sum over k of a[i * lda + k] * panel[k][j],
 // accumulated if `add`. `a` and the panel have the same type, float32 or bfloat16; the sums are
 // float32.
@@ -264,6 +280,7 @@ struct Path {
   // Whether tiles require unsigned rows (no flip), with `lda` at least 4 * `groups`.
   bool dense;
   void (*multiply)(const Tile& tile, int32_t* sums);
+  void (*depthwise)(const DepthwiseTile& tile, int32_t* sums);
   // `sums` are int32, or float32 if the epilogue says so.
   // Writes `rows` rows from `row` on, features [column, column + columns).
   void (*finish)(const Epilogue& epilogue, const void* sums, int64_t row, int64_t rows,

@@ -8,11 +8,11 @@ from qfuse.cost.work import WorkRange, pointwise_work, without_calls
 from qfuse.ir.ops.epilogue import Act, Add, Cast, Mul, Step
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.refusal import Refusal
-from qfuse.ir.sizes import same_shape
-from qfuse.lower.operands.checks import FLOATS, bits_of, takes_output
+from qfuse.lower.operands.checks import BYTES, FLOATS, bits_of, takes_output
 from qfuse.lower.problems.epilogue_text import KernelSteps
 from qfuse.lower.problems.product import ProductProblem
 from qfuse.lower.select.kernel import Claim
+from qfuse.rewrite.prelude import Node, Rewriter
 
 KERNEL_ACTIVATIONS = frozenset(
     {
@@ -47,8 +47,9 @@ def is_covered(step: Step) -> bool:
 def covered_steps(problem: ProductProblem) -> int:
     """Return how many leading epilogue ops the kernels compute, within their limits."""
     count = 0
-    for step in problem.fused.epilogue.steps:
-        if not is_covered(step) or not _reads_whole_floats(problem, step):
+    steps, types = problem.fused.epilogue.steps, problem.fused.float_types()
+    for step, real in zip(steps, types, strict=False):
+        if not is_covered(step) or not _is_readable(problem, step, real):
             break
         if isinstance(KernelSteps.of_product(problem.fused, count + 1), Refusal):
             break
@@ -56,12 +57,18 @@ def covered_steps(problem: ProductProblem) -> int:
     return count
 
 
-def _reads_whole_floats(problem: ProductProblem, step: Step) -> bool:
-    """Whether the operand of an epilogue op has floats of at most 32 bits, one per element."""
+def _is_readable(problem: ProductProblem, step: Step, real: torch.dtype) -> bool:
+    """Whether the kernels read the operand of an epilogue op, whose input has dtype ``real``.
+
+    They broadcast floats of at most 32 bits and quantized values to the result. A 0-d tensor does
+    not take part in type promotion, which the kernels do not know.
+    """
     if not isinstance(step, (Add, Mul)):
         return True
     extra = problem.fused.extras[step.index]
-    return dtype_of(extra) in FLOATS and same_shape(shape_of(extra), shape_of(problem.fused.node))
+    if step.stored is not None:
+        return dtype_of(extra) in BYTES and len(shape_of(extra)) > 0
+    return dtype_of(extra) in FLOATS and (len(shape_of(extra)) > 0 or dtype_of(extra) is real)
 
 
 def kernel_steps(problem: ProductProblem, claim: Claim) -> KernelSteps:
@@ -69,6 +76,13 @@ def kernel_steps(problem: ProductProblem, claim: Claim) -> KernelSteps:
     steps = KernelSteps.of_product(problem.fused, claim.steps)
     assert isinstance(steps, KernelSteps), "the claim covers supported ops"
     return steps
+
+
+def kernel_extras(steps: KernelSteps, rw: Rewriter) -> list[Node] | None:
+    """Return the operands of the epilogue with at least one axis."""
+    reshape = torch.ops.aten.reshape.default
+    given = [e if shape_of(e) else rw.call(reshape, e, [1]) for e in steps.extras]
+    return given or None
 
 
 def claimed_dtype(problem: ProductProblem, claim: Claim) -> torch.dtype:

@@ -34,6 +34,7 @@ from qfuse.lower.operands.epilogue import (
     claimed_dtype,
     claims_output,
     covered_steps,
+    kernel_extras,
     kernel_steps,
     loops_behind,
 )
@@ -126,7 +127,7 @@ class Int8Convolution(ABC):
             None if zero is None else rw.constant(zero, f"{name}_zero"),
             None if fused.bias is None else typed(fused.bias, torch.float32, rw),
             *self.geometry(problem),
-            list(steps.extras) or None,
+            kernel_extras(steps, rw),
             steps.text,
             problem.real,
         ]

@@ -28,6 +28,7 @@ from qfuse.lower.operands.epilogue import (
     claimed_dtype,
     claims_output,
     covered_steps,
+    kernel_extras,
     kernel_steps,
     loops_behind,
 )
@@ -151,7 +152,7 @@ class Int8Linear(ABC):
             None if x.zero_point is None else stored_zero(x.zero_point, x.spec.dtype, rw),
             *self.weight_operands(problem, rw, halves=steps.halved),
             None if fused.bias is None else typed(fused.bias, torch.float32, rw),
-            list(steps.extras) or None,
+            kernel_extras(steps, rw),
             steps.text,
             problem.real,
         ]

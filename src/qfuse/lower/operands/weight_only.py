@@ -32,6 +32,7 @@ from qfuse.lower.operands.checks import (
 from qfuse.lower.operands.epilogue import (
     claimed_dtype,
     covered_steps,
+    kernel_extras,
     kernel_steps,
     loops_behind,
 )
@@ -108,7 +109,7 @@ class RealWeights:
             None if weight.offset is None else rw.constant(weight.offset, f"{name}_offsets"),
             problem.n,
             None if fused.bias is None else typed(fused.bias, torch.float32, rw),
-            list(steps.extras) or None,
+            kernel_extras(steps, rw),
             steps.text,
             params.spec.arithmetic.compute,
             claimed_dtype(problem, claim),

@@ -130,8 +130,10 @@ class _Writer:
                 return self._cast(dtype)
             case Act():
                 self._add(str(step))
-            case Add(stored=Stored()) | Mul(stored=Stored()):
-                return Refusal("an operand of the epilogue is stored quantized")
+            case Add(index, alpha, Stored() as stored):
+                return self._stored(f"add({self._number(index)},{alpha!r}", stored, real)
+            case Mul(index, None, Stored() as stored):
+                return self._stored(f"mul({self._number(index)}", stored, real)
             case Add(index, alpha):
                 self._add(f"add({self._number(index)},{alpha!r})")
             case Round():
@@ -184,6 +186,17 @@ class _Writer:
         self._add(str(Cast(dtype)))
         return None
 
+    def _stored(self, word: str, stored: Stored, real: torch.dtype) -> Refusal | None:
+        """Write an op whose operand is quantized; the kernels dequantize it to float32."""
+        scale = _number_of(self.known[stored.scale])
+        zero = 0 if stored.zero_point is None else _number_of(self.known[stored.zero_point])
+        if scale is None or zero is None or not _dequantizes_simply(stored.spec):
+            return Refusal("an operand has an unsupported quantization")
+        if stored.spec.real is not torch.float32 or real is not torch.float32:
+            return Refusal("an operand is dequantized to another dtype than float32")
+        self._add(f"{word},{scale.to(torch.float32).item()!r},{int(zero)})")
+        return None
+
     def _round(self, step: Round, real: torch.dtype) -> Refusal | None:
         if step.spec.real is not real:
             # The kernel's ``round`` keeps the dtype of its input, so the two must agree.
@@ -222,12 +235,15 @@ def _number_of(node: Node) -> torch.Tensor | None:
 def _is_simple(spec: QuantSpec) -> bool:
     """Whether the kernels' ``round``, in float32, computes this quantize-dequantize round trip."""
     math = spec.arithmetic
+    rounds = math.reciprocal and not math.zero_point_first
+    return _dequantizes_simply(spec) and spec.real in FLOATS and rounds
+
+
+def _dequantizes_simply(spec: QuantSpec) -> bool:
+    """Whether dequantizing is ``(q - zero_point) * scale`` of bytes in float32."""
     return (
         spec.dtype in _BYTES
         and spec.is_plain
         and spec.domain is not ZeroPointDomain.FLOAT_OFFSET
-        and math.compute is torch.float32
-        and spec.real in FLOATS
-        and math.reciprocal
-        and not math.zero_point_first
+        and spec.arithmetic.compute is torch.float32
     )

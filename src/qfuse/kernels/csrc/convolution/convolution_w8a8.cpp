@@ -11,7 +11,6 @@
 #include "isa/select.h"
 #include "linear/buffer.h"
 #include "linear/grain.h"
-#include "quantized/stored.h"
 
 namespace qfuse {
 namespace {
@@ -269,18 +268,9 @@ at::Tensor convolution_w8a8(const Int8Operands& o, const Window& window, const O
                             at::ScalarType out_dtype) {
   const Geometry g = geometry_of(o.x, features_of(o, window), window);
   check(o, g, window);
-  Finish finish(o, g);
-  if (output) {
-    finish.epilogue.quantizer = quantizer_of(*output, out_dtype);
-  } else {
-    TORCH_CHECK(out_dtype == finish.type, "the epilogue gives ", finish.type, ", not ", out_dtype);
-  }
-  const Result result = result_of(o.x, g, out_dtype);
-  if (result.rows.numel() == 0) return result.result;
-  finish.epilogue.out_type = out_type_of(out_dtype);
-  finish.epilogue.out = result.rows.mutable_data_ptr();
-  run(Problem(o, g, path_for(g.images * g.pixels()), finish));
-  return finished(result, g);
+  return convolved(o, g, output, out_dtype, [&](const Finish& finish) {
+    run(Problem(o, g, path_for(g.images * g.pixels()), finish));
+  });
 }
 
 }  // namespace qfuse

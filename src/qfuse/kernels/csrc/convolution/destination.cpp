@@ -78,4 +78,20 @@ void Destination::write(const Path& path, const Phase& phase, int64_t first, int
   }
 }
 
+at::Tensor convolved(const Int8Operands& o, const Geometry& g, const Output* output,
+                     at::ScalarType out_dtype, const std::function<void(Finish&)>& run) {
+  Finish finish(o, g);
+  if (output) {
+    finish.epilogue.quantizer = quantizer_of(*output, out_dtype);
+  } else {
+    TORCH_CHECK(out_dtype == finish.type, "the epilogue gives ", finish.type, ", not ", out_dtype);
+  }
+  const Result result = result_of(o.x, g, out_dtype);
+  if (result.rows.numel() == 0) return result.result;
+  finish.epilogue.out_type = out_type_of(out_dtype);
+  finish.epilogue.out = result.rows.mutable_data_ptr();
+  run(finish);
+  return finished(result, g);
+}
+
 }  // namespace qfuse

@@ -1,13 +1,14 @@
 // Where the results of a convolution go: an Epilogue for any run of output pixels.
 #pragma once
 
-#include <array>
+#include <functional>
 #include <vector>
 
 #include "convolution/geometry.h"
 #include "convolution/layout.h"
 #include "kernel_api.h"
 #include "linear/int8_operands.h"
+#include "rowwise/quantizer.h"
 
 namespace qfuse {
 
@@ -45,5 +46,10 @@ class Destination {
   int64_t first_ = 0;
   int64_t end_ = 0;
 };
+
+// Returns the result that `run` writes rows of: floats, or quantized values if `output` is set.
+// `run` is not called for an empty result.
+at::Tensor convolved(const Int8Operands& operands, const Geometry& g, const Output* output,
+                     at::ScalarType out_dtype, const std::function<void(Finish&)>& run);
 
 }  // namespace qfuse
