@@ -28,7 +28,9 @@ def traced(padding: str | int) -> tuple[GraphModule, list[torch.Tensor]]:
         real = decomposed.dequantize_per_tensor(q, 0.05, 3, *RANGE)
         stored = decomposed.dequantize_per_channel(weight, scales, zeros, 0, *RANGE)
         y = torch.relu(torch.nn.functional.conv2d(real, stored, padding=padding))
-        return decomposed.quantize_per_tensor(y, 0.04, -128, *RANGE)
+        q = decomposed.quantize_per_tensor(y, 0.04, -128, *RANGE)
+        assert isinstance(q, torch.Tensor)
+        return q
 
     x = torch.randn(2, 4, 6, 5)
     return make_fx(call, pre_dispatch=True)(x), [x]

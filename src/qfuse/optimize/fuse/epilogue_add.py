@@ -9,7 +9,7 @@ from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.epilogue import Add
 from qfuse.ir.ops.product import FusedProduct, kind_of
 from qfuse.optimize.fuse.epilogue import append_step, open_product
-from qfuse.optimize.fuse.epilogue_operand import Operand, operand_of
+from qfuse.optimize.fuse.epilogue_operand import EpilogueOperand, operand_of
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -29,7 +29,7 @@ class AddSite:
 
     fused: FusedProduct
     node: Node
-    other: Operand
+    other: EpilogueOperand
     alpha: float
 
 

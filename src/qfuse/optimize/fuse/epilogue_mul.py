@@ -10,7 +10,7 @@ from qfuse.ir.ops.epilogue import Mul
 from qfuse.ir.ops.linear import FusedLinear
 from qfuse.ir.ops.product import FusedProduct
 from qfuse.optimize.fuse.epilogue import append_step, open_product
-from qfuse.optimize.fuse.epilogue_operand import Operand, operand_of
+from qfuse.optimize.fuse.epilogue_operand import EpilogueOperand, operand_of
 from qfuse.patterns.activations import ACTIVATION_OPS
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -31,7 +31,7 @@ class MulSite:
 
     fused: FusedProduct
     node: Node
-    other: Operand
+    other: EpilogueOperand
 
 
 class FuseMul(Rule[MulSite]):

@@ -21,7 +21,7 @@ _EXACT = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class EpilogueOperand:
     """An operand of an epilogue op.
 
     Attributes:
@@ -47,7 +47,7 @@ class Operand:
         return (self.value, *(() if self.params is None else self.params.tensors))
 
 
-def operand_of(node: Node, fused: FusedProduct, other: object, word: str) -> Operand | Miss:
+def operand_of(node: Node, fused: FusedProduct, other: object, word: str) -> EpilogueOperand | Miss:
     """Return the other operand of ``node``, a sum or product with ``fused``.
 
     Args:
@@ -68,14 +68,14 @@ def operand_of(node: Node, fused: FusedProduct, other: object, word: str) -> Ope
     if not dtype_of(other).is_floating_point:
         return Miss(MissCode.DTYPE, other, "the {} is {}", word, dtype_of(other), progress=3)
     refusal = _refuse_shape(fused, other, word) or _refuse_strides(fused, node)
-    return refusal or _stored(other) or Operand(other)
+    return refusal or _stored(other) or EpilogueOperand(other)
 
 
-def _number(node: Node, fused: FusedProduct, other: object, word: str) -> Operand | Miss:
+def _number(node: Node, fused: FusedProduct, other: object, word: str) -> EpilogueOperand | Miss:
     real = dtype_of(fused.node)
     plain = isinstance(other, (int, float)) and not isinstance(other, bool)
     if plain and isinstance(fused, FusedConvolution) and real in _EXACT:
-        return Operand((float(other), real))  # type: ignore[arg-type]
+        return EpilogueOperand((float(other), real))  # type: ignore[arg-type]
     return Miss(MissCode.ARGUMENT, node, "the {} is a number", word, progress=3)
 
 
@@ -118,11 +118,11 @@ def _refuse_strides(fused: FusedProduct, node: Node) -> Miss | None:
     return Miss(MissCode.SHAPE, node, text, *told, progress=3)
 
 
-def _stored(other: Node) -> Operand | None:
+def _stored(other: Node) -> EpilogueOperand | None:
     """View a dequantize with one constant scale as an operand that is stored quantized."""
     dequantize = as_dequantize(other)
     if dequantize is None or dequantize.params.outer_scale is not None:
         return None
     values = [constant_of(part) for part in dequantize.params.tensors]
     known = all(value is not None and value.numel() == 1 for value in values)
-    return Operand(dequantize.q, dequantize.params) if known else None
+    return EpilogueOperand(dequantize.q, dequantize.params) if known else None
