@@ -48,9 +48,9 @@ from math import prod
 from typing import Any
 
 import torch
-from torch._prims_common import suggest_memory_format
 
 from qfuse.ir.errors import InputError
+from qfuse.kernels._torch_api import memory_format_of
 from qfuse.kernels.fakes import REAL, STORED, check_stored
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.pack import BLOCK, GROUP
@@ -143,7 +143,7 @@ def _result(
     if a.out_dtype not in possible:
         raise InputError(f"the result must be one of {possible}, not {a.out_dtype}")
     unbatched = a.x.dim() == len(a.kernel) + 1
-    memory_format = torch.contiguous_format if unbatched else suggest_memory_format(a.x)
+    memory_format = torch.contiguous_format if unbatched else memory_format_of(a.x)
     return torch.empty(shape(a), dtype=a.out_dtype, device=a.x.device, memory_format=memory_format)
 
 

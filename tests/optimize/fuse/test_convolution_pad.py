@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from tests.support.cases.convolution_regions import SPEC, ConvolutionBoard
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import OptimizedGraph
+from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.convolution import as_fused_convolution
 from qfuse.optimize.fuse.convolution_pad import FusePad
@@ -37,6 +39,26 @@ def miss_of(program: OptimizedGraph) -> Miss:
     return found
 
 
+def test_golden_the_padding_is_added() -> None:
+    program = padded([1, 1, 2, 2])
+
+    assert apply_rules(program, [FusePad()]).fired == {"fuse-pad": 1}
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[2, 4, 6, 6]
+const %s: float32[1, 1, 1, 1]
+%0 = qfuse.quantize(%x, %s, None, 'int8[-128,127] *x*x*x* float32 float32:reciprocal:round-zp int'): int8[2, 4, 6, 6]
+const %w1: int8[8, 4, 3, 3]
+const %w1_s: float32[1, 1, 1, 1]
+const %s: float32[1, 1, 1, 1]
+const %s: float32[1, 1, 1, 1]
+%1 = qfuse.convolution(%0, %s, None, 'int8[-128,127] *x*x*x* float32 float32:reciprocal:round-zp int', %w1, %w1_s, None, 'int8[-128,127] *x*x*x* float32 float32:reciprocal:round-zp int', None, (1, 1), (3, 2), (1, 1), False, (0, 0), 1, %s, None, 'int8[-128,127] *x*x*x* float32 float32:reciprocal:round-zp int', '', ()): int8[2, 8, 10, 8]
+return (%1)""",
+    )
+
+
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("pads", "padding"), [([1, 1, 1, 1], (2, 2)), ([2, 2], (1, 3)), ([0, 0, 3, 3, 0, 0], (4, 1))]
 )
@@ -84,4 +106,7 @@ def test_refuses_an_activation_without_a_padding() -> None:
     board = ConvolutionBoard()
     program = board.done(board.conv(board.quantize(board.image())))
 
-    assert miss_of(program).code is MissCode.PATTERN
+    miss = miss_of(program)
+    assert miss.code is MissCode.PATTERN
+    # Most convolutions have none, so the report does not show it.
+    assert miss.progress == 0

@@ -60,7 +60,7 @@ class FusePad(Rule[PadSite]):
         fused = as_fused_convolution(node)
         assert fused is not None, "the anchor is a fused convolution"
         if not is_call(fused.x, aten.constant_pad_nd.default):
-            return Miss(MissCode.PATTERN, node, "the activation is not padded")
+            return Miss(MissCode.PATTERN, node, "the activation is not padded", progress=0)
         if fused.transposed:
             text = "the padding of a transposed convolution crops its result"
             return Miss(MissCode.ARGUMENT, node, text)
