@@ -8,7 +8,6 @@ in the same interleaved rounds.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,8 +18,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
-from qfuse.ir.errors import OptionsError, QfuseError
+from qfuse.ir.errors import OptionsError
 from qfuse.optimize import ATTENTION, FUSING, rewrite_names
 from qfuse_bench.harness.comparison import Comparison, Entry
 from qfuse_bench.harness.machine import BackgroundLoad, Setting, prepare_machine
@@ -255,11 +255,8 @@ def _table(results: GainResults) -> Table:
 @options_of(GainOptions)
 def main(**given: Any) -> None:
     """Measure Llama before and after moving, combining and merging."""
-    try:
+    with exit_on_error(WorkerError):
         run_phase_gain(GainOptions(**given))
-    except (QfuseError, WorkerError) as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Two processes hold the same model under the same frozen ``torch.compile``, one o
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,8 +17,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
-from qfuse.ir.errors import OptionsError, QfuseError
+from qfuse.ir.errors import OptionsError
 from qfuse_bench.experiments.ablation import Gain
 from qfuse_bench.harness.comparison import Comparison
 from qfuse_bench.harness.machine import BackgroundLoad, Setting
@@ -216,11 +216,8 @@ def _table(results: ConcatResults) -> Table:
 @options_of(ConcatOptions)
 def main(**given: Any) -> None:
     """Measure what merging linears inside torch.compile gains."""
-    try:
+    with exit_on_error(WorkerError):
         run_concat_gain(ConcatOptions(**given))
-    except (QfuseError, WorkerError) as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
-        sys.exit(1)
 
 
 if __name__ == "__main__":
