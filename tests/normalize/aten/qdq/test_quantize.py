@@ -294,18 +294,17 @@ ORDERS = ["round, zero, clamp", "zero, round, clamp", "zero, clamp, round"]
 def test_values_are_the_same_bits(
     spelling: str, order: str, dtype: torch.dtype, zero: float | None
 ) -> None:
-    for _ in range(2):
-        b = GraphBuilder()
-        scale = scales(1, K).to(dtype)
-        x = hard_numbers((40, K), dtype, scale)
-        y = scaled(b, b.arg("x", dtype, "m", K), spelling, scale)
-        program = finish(b, codes_of(b, y, zero, (-127, 126), order=order))
+    b = GraphBuilder()
+    scale = scales(1, K).to(dtype)
+    x = hard_numbers((80, K), dtype, scale)
+    y = scaled(b, b.arg("x", dtype, "m", K), spelling, scale)
+    program = finish(b, codes_of(b, y, zero, (-127, 126), order=order))
 
-        result = assert_same_values(
-            program, [x.nan_to_num().clamp(-1e4, 1e4)], QuantizeChain(), exact=True
-        )
+    result = assert_same_values(
+        program, [x.nan_to_num().clamp(-1e4, 1e4)], QuantizeChain(), exact=True
+    )
 
-        assert result.fired == {"quantize-chain": 1}
+    assert result.fired == {"quantize-chain": 1}
 
 
 @pytest.mark.numeric
