@@ -43,17 +43,31 @@ from qfuse.zoo import recipes
 _TEXT = {"layers": 1, "hidden": 64, "heads": 4, "intermediate": 96, "batch": 2}
 _LLAMA = _TEXT | {"kv_heads": 2, "vocab": 128, "seq": 12}
 _IMAGES = {"image": 32, "classes": 10, "batch": 2}
+CONVNETS: dict[str, dict[str, Any]] = {
+    "resnet": _IMAGES | {"width": 8, "depths": (1, 1)},
+    "resnet18": _IMAGES | {"width": 8, "depths": (1, 1, 1)},
+    "mobilenet": _IMAGES | {"multiplier": 0.35},
+    "mobilenet-v3": _IMAGES | {"multiplier": 0.25, "depth": 1},
+    "efficientnet": _IMAGES | {"multiplier": 0.25, "depth": 1},
+    "shufflenet": _IMAGES | {"width": 16, "depths": (2, 1), "head": 32},
+    "densenet": _IMAGES | {"growth": 8, "depths": (2, 2)},
+    "inception": _IMAGES | {"multiplier": 0.125, "depths": (1, 1)},
+    "unet": _IMAGES | {"classes": 2, "width": 8, "levels": 2},
+    "convnext": _IMAGES | {"width": 16, "depths": (1, 1)},
+    "yolo": _IMAGES | {"image": 64, "classes": 2, "width": 8},
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
     "llama-decode": _LLAMA,
     "bert": _TEXT | {"vocab": 128, "seq": 12},
     "vit": _TEXT | _IMAGES | {"patch": 8},
     "whisper-encoder": _TEXT | {"mels": 16, "positions": 20},
-    "resnet": _IMAGES | {"width": 8, "depths": (1, 1)},
-    "mobilenet": _IMAGES | {"multiplier": 0.35},
+    **CONVNETS,
     "minilm": {"batch": 2, "seq": 12},
 }
-_PT2E = {"w8a8-static", "w8a8-static-bf16", "pt2e-dynamic"}
+_STATIC = "w8a8-static"
+_PT2E = {_STATIC, "w8a8-static-bf16", "pt2e-dynamic"}
+_CLASSIFIERS = ("resnet", "mobilenet", "convnext")
 _AVX2 = {"avx2", "fma", "f16c"}
 _VNNI = {*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
 TARGETS: dict[str, tuple[set[str], str]] = {
@@ -67,9 +81,11 @@ def cases() -> Iterator[tuple[str, str, str]]:
     """Model, recipe and float type of every case."""
     for name in MODELS:
         for recipe in recipes.names():
-            linear_only = name in ("resnet", "mobilenet") and recipe not in _PT2E
-            slow = name in ("mobilenet", "minilm") and recipe in _PT2E - {"w8a8-static"}
-            if slow or (linear_only and recipe != "w8a8-dynamic"):
+            slow = name in {*CONVNETS, "minilm"} - {"resnet"} and recipe in _PT2E - {_STATIC}
+            # The convnets have one linear layer at most.
+            linear_only = name in CONVNETS and recipe not in _PT2E
+            once = name in _CLASSIFIERS and recipe == "w8a8-dynamic"
+            if slow or (linear_only and not once):
                 continue
             yield name, recipe, "float32"
             if name == "llama":

@@ -22,7 +22,7 @@ from qfuse.ir.quant.element import CONTAINER, Element
 from qfuse.ir.quant.spec import Block, QuantSpec
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.fuse.linear import FuseLinear
-from qfuse.optimize.fuse.linear_output import FuseOutputQuantize
+from qfuse.optimize.fuse.output_quantize import FuseOutputQuantize
 from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import RewriteContext

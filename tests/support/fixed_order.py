@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tests.support.fixed_convolution import Settings, convolution
 from torch.fx import GraphModule, Interpreter, Node
 
 from qfuse.ir.aten import aten
 from qfuse.ir.graph.stage_graph import StageGraph
-from qfuse.ir.ops.convolution import Convolution, as_convolution
+from qfuse.ir.ops.convolution import Convolution, FusedConvolution, as_convolution
+from qfuse.ir.ops.declare import Op
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.linear import FusedLinear
 
@@ -39,8 +41,8 @@ def run_fixed_order(
 ) -> tuple[torch.Tensor, ...]:
     """Return the flat outputs.
 
-    Every linear, fused or not, and every convolution (one group, not transposed) adds its products
-    sequentially; every elementwise function is computed in whole vectors.
+    Every linear and convolution, fused or not, adds its products sequentially; every elementwise
+    function is computed in whole vectors.
 
     Args:
         program: A graph before it is lowered.
@@ -70,9 +72,10 @@ class _FixedOrder(Interpreter):
         if conv is not None:
             bias = None if conv.bias is None else self.env[conv.bias]
             return _convolution(self.env[conv.x], self.env[conv.weight], bias, conv)
-        if n.target is FusedLinear.overload:
+        fused = _FUSED.get(n.target)
+        if fused is not None:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            return FusedLinear.compute(_float_linear, *args, **kwargs)
+            return fused[0].compute(fused[1], *args, **kwargs)
         if n.target in _FUNCTIONS:
             (x, *rest), kwargs = self.fetch_args_kwargs_from_env(n)
             # Only for its strides; its values are replaced.
@@ -110,33 +113,54 @@ def _linear(
     return y if bias is None else y + bias
 
 
+def _biased(y: torch.Tensor, bias: torch.Tensor | None, axis: int) -> torch.Tensor:
+    return y if bias is None else (y.movedim(axis, -1) + bias).movedim(-1, axis).contiguous()
+
+
 def _convolution(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, conv: Convolution
 ) -> torch.Tensor:
     """Compute a convolution as a linear over its windows."""
-    assert conv.groups == 1, "a sum over some of the channels is not written down here"
-    assert not conv.transposed, "a transposed one is not written down here"
-    rank = weight.dim() - 2
-    strides, dilations = conv.per_axis("stride"), conv.per_axis("dilation")
-    windows = torch.nn.functional.pad(x if conv.axis else x[None], _padding(conv, weight.shape[2:]))
-    for axis, (size, stride, dilation) in enumerate(
-        zip(weight.shape[2:], strides, dilations, strict=True), 2
-    ):
-        windows = windows.unfold(axis, dilation * (size - 1) + 1, stride)[..., ::dilation]
-    # From [batch, channels, *sizes, *kernel] to [batch, *sizes, channels * kernel].
-    columns = windows.movedim(1, rank + 1).flatten(rank + 1)
-    y = _linear(columns, weight.flatten(1), bias).movedim(-1, 1).contiguous()
-    return y if conv.axis else y[0]
+    groups = conv.groups
+    assert isinstance(groups, int), "the number of groups is known"
+    late = conv.per_axis("output_padding") if conv.transposed else ()
+    padding = _padding(conv, weight.shape[2:])
+    stride, dilation = conv.per_axis("stride"), conv.per_axis("dilation")
+    settings = Settings(stride, padding, dilation, groups, conv.transposed, late)
+    return _biased(convolution(x, weight, settings, _linear), bias, conv.axis)
 
 
-def _padding(conv: Convolution, kernel: Sequence[int]) -> list[int]:
-    """Return the padding before and after every axis, from the last to the first."""
+def _float_convolution(  # noqa: PLR0913, PLR0917 - its arguments are the op's fields
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    transposed: bool,
+    output_padding: tuple[int, ...],
+    groups: int,
+    epilogue: Epilogue,
+    extras: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """Compute ``qfuse::convolution`` in float, with sequential sums."""
+    pairs = tuple((size, size) for size in padding)
+    settings = Settings(stride, pairs, dilation, groups, transposed, output_padding)
+    y = convolution(x, weight, settings, _linear)
+    return epilogue.apply(_biased(y, bias, x.dim() - len(stride) - 1), extras)
+
+
+def _padding(conv: Convolution, kernel: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return the padding before and after every axis."""
     given = conv.settings["padding"]
-    if isinstance(given, str):
-        same = given == "same"
-        sizes = zip(kernel, conv.per_axis("dilation"), strict=True)
-        whole = [same * step * (size - 1) for size, step in sizes]
-        pairs = [(amount // 2, amount - amount // 2) for amount in whole]
-    else:
-        pairs = [(amount, amount) for amount in conv.per_axis("padding")]
-    return [amount for pair in reversed(pairs) for amount in pair]
+    if not isinstance(given, str):
+        return tuple((amount, amount) for amount in conv.per_axis("padding"))
+    sizes = zip(kernel, conv.per_axis("dilation"), strict=True)
+    whole = [(given == "same") * step * (size - 1) for size, step in sizes]
+    return tuple((amount // 2, amount - amount // 2) for amount in whole)
+
+
+_FUSED: dict[object, tuple[type[Op], Callable[..., torch.Tensor]]] = {
+    FusedLinear.overload: (FusedLinear, _float_linear),
+    FusedConvolution.overload: (FusedConvolution, _float_convolution),
+}

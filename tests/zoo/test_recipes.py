@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.graphs.tiny_models import TINY, TwoLinears, flat, sqnr, tiny
+from tests.support.graphs.tiny_models import TINY, TINY_CONVNETS, TwoLinears, flat, sqnr, tiny
 from torch import nn
 
 from qfuse import zoo
@@ -36,7 +36,16 @@ LAYERS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "vit": (7, 1),  # q, k, v, o, up, down, the classifier; and the patches
         "whisper-encoder": (6, 0),  # its convolutions are 1-d, which PT2E leaves
         "resnet": (1, 9),
+        "resnet18": (1, 9),
         "mobilenet": (1, 52),
+        "mobilenet-v3": (2, 25),
+        "efficientnet": (1, 36),
+        "shufflenet": (1, 15),
+        "densenet": (1, 10),
+        "inception": (1, 15),
+        "unet": (0, 11),  # and two transposed convolutions, which PT2E leaves
+        "convnext": (5, 4),
+        "yolo": (0, 54),
         "minilm": (36, 0),
     }
 )
@@ -77,11 +86,14 @@ def pairs() -> Iterator[tuple[str, str]]:
     """Every model with every recipe that makes a difference to it."""
     for name in TINY:
         for recipe in recipes.names():
-            # The convnets have one linear layer; MobileNet and the trained encoder have many
+            # The convnets have one linear layer or none; they and the trained encoder have many
             # layers, whose histograms take PT2E seconds.
-            linear_only = name in ("resnet", "mobilenet") and recipe not in PT2E
-            slow = name in ("mobilenet", "minilm") and recipe in PT2E - {"w8a8-static"}
-            if not slow and (not linear_only or recipe == "w8a8-dynamic"):
+            convnet = name in TINY_CONVNETS
+            linear_only = convnet and recipe not in PT2E
+            slow = name in {*TINY_CONVNETS, "minilm"} - {"resnet"} and recipe in PT2E
+            slow &= recipe != "w8a8-static"
+            one = recipe == "w8a8-dynamic" and LAYERS[name][0] > 0
+            if not slow and (not linear_only or one):
                 yield name, recipe
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.graphs.tiny_models import TINY, flat, sqnr, tiny
+from tests.support.graphs.tiny_models import TINY, TINY_CONVNETS, flat, sqnr, tiny
 from torch import nn
 
 from qfuse import zoo
@@ -90,7 +90,7 @@ def test_no_bias_and_no_norm_is_trivial(name: str) -> None:
     assert all(value.std() > 0 for value in vectors)
 
 
-@pytest.mark.parametrize("name", ["resnet", "mobilenet"])
+@pytest.mark.parametrize("name", TINY_CONVNETS)
 def test_noise_does_not_explode_on_its_way_through_a_convnet(name: str) -> None:
     model = tiny(name)
     (images,) = model.args
@@ -185,6 +185,11 @@ def test_bfloat16_keeps_rotary_frequencies_in_float32(name: str) -> None:
         ("resnet", {"depths": (3, 0)}, "too small"),
         ("resnet", {"depths": ()}, "needs a stage"),
         ("mobilenet", {"multiplier": 0.0}, "no channels"),
+        ("shufflenet", {"width": 17}, "width=17 has no halves"),
+        ("shufflenet", {"depths": (1, 1, 1, 1)}, "has 4 stages"),
+        ("densenet", {"depths": ()}, "has 0 stages"),
+        ("unet", {"image": 40}, "image=40 cannot be halved 4 times"),
+        ("yolo", {"image": 80}, "image=80 cannot be halved five times"),
         ("minilm", {"seq": 513}, "at most 512"),
     ],
 )

@@ -15,13 +15,16 @@ from qfuse.ir.stages.verify import verify
 from qfuse.optimize.attention.fuse_repeated_heads import FuseRepeatedHeads
 from qfuse.optimize.attention.merge_queries import MergeQueries
 from qfuse.optimize.fuse.activation import FuseActivationQuantize
+from qfuse.optimize.fuse.convolution import FuseConvolution
+from qfuse.optimize.fuse.convolution_pad import FusePad
+from qfuse.optimize.fuse.epilogue_activation import FuseActivation
+from qfuse.optimize.fuse.epilogue_add import FuseAdd
+from qfuse.optimize.fuse.epilogue_cast import FuseCast
+from qfuse.optimize.fuse.epilogue_mul import FuseMul
 from qfuse.optimize.fuse.gate import FuseGate
 from qfuse.optimize.fuse.linear import FuseLinear
-from qfuse.optimize.fuse.linear_activation import FuseActivation
-from qfuse.optimize.fuse.linear_add import FuseAdd
-from qfuse.optimize.fuse.linear_cast import FuseCast
-from qfuse.optimize.fuse.linear_output import FuseOutputQuantize
 from qfuse.optimize.fuse.norm import FuseNormQuantize
+from qfuse.optimize.fuse.output_quantize import FuseOutputQuantize
 from qfuse.optimize.lower_precision import LowerPrecision
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.merge.merge_convolutions import MergeConvolutions
@@ -62,12 +65,19 @@ _SPLIT_ROUNDS = 16
 
 SPLIT_RULES: tuple[type[Rule[Any]], ...] = (CancelSplit, MergeSplits, SinkSplit)
 
-FUSION_RULES: tuple[type[Rule[Any]], ...] = (
-    FuseLinear,
+EPILOGUE_RULES: tuple[type[Rule[Any]], ...] = (
     FuseActivation,
     FuseAdd,
+    FuseMul,
     FuseCast,
     FuseOutputQuantize,
+)
+
+FUSION_RULES: tuple[type[Rule[Any]], ...] = (
+    FuseLinear,
+    FuseConvolution,
+    FusePad,
+    *EPILOGUE_RULES,
 )
 
 RESULT_RULES: tuple[type[Rule[Any]], ...] = (FuseNormQuantize, FuseActivationQuantize)
@@ -181,7 +191,8 @@ def optimize(
     # Isomorphic ops on the parts of a merged result become one op on the whole. Before fusing, so
     # that a linear can fuse it into its epilogue.
     sink_splits(program, context)
-    # Then extend linears outward: operands first, then the epilogue, in the order of the source.
+    # Then extend linears and convolutions outward: operands first, then the epilogue, in the order
+    # of the source.
     for _ in range(_ROUNDS):
         apply_rules(program, [rule() for rule in FUSION_RULES], context)
         # After linears, which fuse the residual sum before a norm, and the activation after the

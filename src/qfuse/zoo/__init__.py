@@ -20,8 +20,7 @@ _FAMILIES: Mapping[str, Family[Any]] = MappingProxyType(
         "bert": bert.FAMILY,
         "vit": vit.FAMILY,
         "whisper-encoder": whisper.FAMILY,
-        "resnet": convnets.RESNET,
-        "mobilenet": convnets.MOBILENET,
+        **convnets.FAMILIES,
         "minilm": minilm.FAMILY,
     }
 )

@@ -204,10 +204,28 @@ def convert(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return the observed module quantized, without the unused float weights."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e  # noqa: PLC0415
 
-    converted: torch.fx.GraphModule = convert_pt2e(prepared)
+    with _without_training_patterns():
+        converted: torch.fx.GraphModule = convert_pt2e(prepared)
     read = {str(node.target) for node in converted.graph.find_nodes(op="get_attr")}
     for name, _ in list(converted.named_parameters(remove_duplicate=False)):
         if name not in read:
             path, _, leaf = name.rpartition(".")
             delattr(converted.get_submodule(path), leaf)
     return converted
+
+
+@contextlib.contextmanager
+def _without_training_patterns() -> Iterator[None]:
+    """Run a block in which PT2E does not look for the batch norms of quantization-aware training.
+
+    If a batch norm is left, as in a DenseNet, it spends half a minute on exporting 96 patterns;
+    without training there is nothing to find.
+    """
+    from torchao.quantization.pt2e import quantize_pt2e  # noqa: PLC0415
+
+    fold = quantize_pt2e._fold_conv_bn_qat
+    quantize_pt2e._fold_conv_bn_qat = lambda module: module
+    try:
+        yield
+    finally:
+        quantize_pt2e._fold_conv_bn_qat = fold

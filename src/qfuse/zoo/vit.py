@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from qfuse.zoo._extras import transformers
-from qfuse.zoo.family import Example, Family, Sizes
+from qfuse.zoo.images import ImageClassifier, ImageSizes, image_family
 from qfuse.zoo.weights import cast_weights, perturb, seeded
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageSizes(Sizes):
-    """Common sizes of image classifiers.
-
-    Attributes:
-        image: Height and width of the image.
-        classes: Classes.
-    """
-
-    image: int = 224
-    classes: int = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,31 +36,6 @@ class ViTSizes(ImageSizes):
         self.require_multiple("image", "patch")
 
 
-class ImageClassifier(nn.Module):
-    """A `transformers` image classifier that returns only its logits."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """Return logits [batch, classes] for images [batch, 3, height, width]."""
-        logits: torch.Tensor = self.model(pixel_values=pixel_values).logits
-        return logits
-
-
-def draw_images(sizes: ImageSizes, seed: int) -> Example:
-    """Draw images of normally distributed pixels, as a normalized photograph has."""
-    draw = torch.Generator().manual_seed(seed)
-    images = torch.randn(sizes.batch, 3, sizes.image, sizes.image, generator=draw)
-    return (images.to(sizes.dtype),), {}
-
-
-def image_limits(sizes: ImageSizes) -> Mapping[str, int]:
-    """Return the greatest batch."""
-    return {"batch": max(64, sizes.batch)}
-
-
 def _module(sizes: ViTSizes) -> nn.Module:
     library = transformers()
     config = library.ViTConfig(
@@ -95,11 +55,4 @@ def _module(sizes: ViTSizes) -> nn.Module:
         return cast_weights(model, sizes.dtype).eval()
 
 
-FAMILY = Family(
-    description="ViT image classifier (random weights)",
-    sizes=ViTSizes,
-    module=_module,
-    inputs=draw_images,
-    axes={"pixel_values": {0: "batch"}},
-    limits=image_limits,
-)
+FAMILY = image_family("ViT image classifier (random weights)", ViTSizes, _module)

@@ -181,6 +181,8 @@ def test_refuses_an_operand_of_another_block() -> None:
 def test_refuses_a_declaration_that_is_none() -> None:
     with pytest.raises(TypeError, match="no argument of an op"):
         field_of("x", dict[str, int], late=False)
+    with pytest.raises(TypeError, match="no argument of an op"):
+        field_of("x", tuple[str, ...], late=False)
 
     @dataclass(frozen=True, slots=True)
     class Deaf(Op):

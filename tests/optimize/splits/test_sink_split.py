@@ -13,8 +13,8 @@ from torch.fx import Node
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
+from qfuse.optimize.fuse.epilogue_activation import FuseActivation
 from qfuse.optimize.fuse.linear import FuseLinear
-from qfuse.optimize.fuse.linear_activation import FuseActivation
 from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.optimize.splits.sink_split import SinkSplit
 from qfuse.rewrite.clone import clone

@@ -19,6 +19,22 @@ _TEXT = {"layers": 1, "hidden": 64, "heads": 4, "intermediate": 96, "batch": 2}
 _LLAMA = _TEXT | {"kv_heads": 2, "vocab": 128, "seq": 12}
 _IMAGES = {"image": 32, "classes": 10, "batch": 2}
 
+TINY_CONVNETS: Mapping[str, dict[str, Any]] = MappingProxyType(
+    {
+        "resnet": _IMAGES | {"width": 8, "depths": (1, 1)},
+        "resnet18": _IMAGES | {"width": 8, "depths": (1, 1, 1)},
+        "mobilenet": _IMAGES | {"multiplier": 0.35},
+        "mobilenet-v3": _IMAGES | {"multiplier": 0.25, "depth": 1},
+        "efficientnet": _IMAGES | {"multiplier": 0.25, "depth": 1},
+        "shufflenet": _IMAGES | {"width": 16, "depths": (2, 1), "head": 32},
+        "densenet": _IMAGES | {"growth": 8, "depths": (2, 2)},
+        "inception": _IMAGES | {"multiplier": 0.125, "depths": (1, 1)},
+        "unet": _IMAGES | {"classes": 2, "width": 8, "levels": 2},
+        "convnext": _IMAGES | {"width": 16, "depths": (1, 1)},
+        "yolo": _IMAGES | {"image": 64, "classes": 2, "width": 8},
+    }
+)
+
 TINY: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         "llama": _LLAMA,
@@ -26,8 +42,7 @@ TINY: Mapping[str, dict[str, Any]] = MappingProxyType(
         "bert": _TEXT | {"vocab": 128, "seq": 12},
         "vit": _TEXT | _IMAGES | {"patch": 8},
         "whisper-encoder": _TEXT | {"mels": 16, "positions": 20},
-        "resnet": _IMAGES | {"width": 8, "depths": (1, 1)},
-        "mobilenet": _IMAGES | {"multiplier": 0.35},
+        **TINY_CONVNETS,
         "minilm": {"batch": 2, "seq": 12},
     }
 )

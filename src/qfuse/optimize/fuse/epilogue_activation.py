@@ -1,4 +1,4 @@
-"""Fuse an activation into the epilogue of a fused linear."""
+"""Fuse an activation into the epilogue of a fused linear or convolution."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qfuse.ir.ops.epilogue import Act
-from qfuse.ir.ops.linear import FusedLinear
-from qfuse.optimize.fuse.epilogue import append_step, open_linear
+from qfuse.ir.ops.product import FusedProduct
+from qfuse.optimize.fuse.epilogue import append_step, open_product
 from qfuse.patterns.activations import ACTIVATION_OPS, activated, activation_of
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationSite:
-    """A fused linear and the activation that is its only user."""
+    """A fused op and the activation that is its only user."""
 
-    fused: FusedLinear
+    fused: FusedProduct
     node: Node
     act: Act
 
@@ -24,7 +24,9 @@ class ActivationSite:
 class FuseActivation(Rule[ActivationSite]):
     """``act(qfuse.linear(...))`` becomes ``qfuse.linear(..., epilogue="act(...)")``.
 
-    Refuses: a linear with other users; bounds or slopes that are not numbers; a clamp with only an
+    The same for ``qfuse.convolution``.
+
+    Refuses: an op with other users; bounds or slopes that are not numbers; a clamp with only an
     upper bound (no activation has that name), or with bounds that cross.
     """
 
@@ -33,8 +35,8 @@ class FuseActivation(Rule[ActivationSite]):
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> ActivationSite | Miss:
-        """Match an activation whose input is an open fused linear."""
-        fused = open_linear(activated(node), node)
+        """Match an activation whose input is an open fused op."""
+        fused = open_product(activated(node), node)
         if isinstance(fused, Miss):
             return fused
         act = activation_of(node)
@@ -44,5 +46,5 @@ class FuseActivation(Rule[ActivationSite]):
         return ActivationSite(fused, node, act)
 
     def rewrite(self, site: ActivationSite, rw: Rewriter) -> None:
-        """Replace the activation by the extended linear."""
+        """Replace the activation by the extended op."""
         append_step(site.fused, site.node, site.act, rw)

@@ -1,20 +1,29 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.cases.epilogue import Case, calls, fuse, only_miss
+from tests.support.cases.epilogue import CASES, Case, ConvCase, calls, fuse, only_miss
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.linear import as_fused_linear
+from qfuse.ir.ops.product import as_fused_product
 from qfuse.ir.quant.choose import ChooseSpec, Formula
-from qfuse.optimize.fuse.linear_output import FuseOutputQuantize
+from qfuse.ir.quant.spec import QuantSpec
+from qfuse.optimize.fuse.output_quantize import FuseOutputQuantize
 from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.quant import per_tensor, per_token
+
+
+def channels(rank: int) -> QuantSpec:
+    """One scale per channel."""
+    axis = rank - 3
+    return per_tensor(rank).with_block(tuple(1 if i == axis else None for i in range(rank)))
 
 
 def test_golden_the_quantize_is_an_argument() -> None:
@@ -58,12 +67,34 @@ def test_the_range_travels_with_the_quantize(dtype: torch.dtype, rank: int) -> N
     assert fused.out_params.spec == spec
 
 
-def test_refuses_a_linear_that_others_read() -> None:
-    case = Case()
-    q, _, _ = case.block.stored(case.y, per_tensor(2), "out")
+@pytest.mark.numeric
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("per", [per_tensor, channels])
+def test_the_output_of_a_convolution(
+    batched: bool, channels_last: bool, per: Callable[[int], QuantSpec]
+) -> None:
+    case = ConvCase(batched=batched, channels_last=batched and channels_last)
+    spec = per(4 if batched else 3)
+    scale = case.b.const("out", torch.rand(spec.grid((1, 4, 5, 4)[-spec.rank :])) * 0.1 + 0.01)
+    program = case.done(case.b.call(ops.quantize, case.y, scale, None, str(spec)))
+
+    assert fuse(program, FuseOutputQuantize).fired == {"fuse-output-quantize": 1}
+    fused = as_fused_product(program.graph.output_node().all_input_nodes[0])
+    assert fused is not None
+    assert fused.out_params is not None
+    assert fused.out_params.spec == spec
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_refuses_a_product_that_others_read(kind: str) -> None:
+    case = CASES[kind]()
+    q, _, _ = case.block.stored(case.y, per_tensor(2 if kind == "linear" else 4), "out")
     program = case.done(q, case.y)
 
-    assert only_miss(program, FuseOutputQuantize).code is MissCode.SHARED
+    miss = only_miss(program, FuseOutputQuantize)
+    assert miss.code is MissCode.SHARED
+    assert miss.reason == f"the {kind}'s own result is also used by output"
 
 
 def test_refuses_parameters_chosen_at_run_time() -> None:

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.cases.epilogue import Case, calls, fuse, only_miss
+from tests.support.cases.epilogue import CASES, Case, ConvCase, calls, fuse, only_miss
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
-from qfuse.optimize.fuse.linear_activation import FuseActivation
+from qfuse.optimize.fuse.epilogue_activation import FuseActivation
 
 aten = torch.ops.aten
 
@@ -35,12 +35,13 @@ ACTIVATIONS = [
 
 @pytest.mark.numeric
 @pytest.mark.parametrize(("op", "args", "kwargs", "epilogue"), ACTIVATIONS)
-def test_every_activation(op: Any, args: Any, kwargs: Any, epilogue: str) -> None:
-    case = Case()
+@pytest.mark.parametrize("kind", CASES)
+def test_every_activation(kind: str, op: Any, args: Any, kwargs: Any, epilogue: str) -> None:
+    case = CASES[kind]()
     program = case.done(case.b.call(op, case.y, *args, **kwargs))
 
     assert fuse(program, FuseActivation).fired == {"fuse-activation": 1}
-    assert calls(program) == ["qfuse.quantize", f"linear[{epilogue}]"]
+    assert calls(program) == ["qfuse.quantize", f"{kind}[{epilogue}]"]
 
 
 def test_golden_two_activations_in_a_row() -> None:
@@ -66,15 +67,26 @@ return (%1)""",
     )
 
 
-def test_refuses_a_linear_that_others_read() -> None:
-    case = Case()
+@pytest.mark.numeric
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_convolution_in_any_memory_order(batched: bool, channels_last: bool) -> None:
+    case = ConvCase(batched=batched, channels_last=batched and channels_last)
+    program = case.done(case.b.call(aten.silu.default, case.y))
+
+    assert fuse(program, FuseActivation).fired == {"fuse-activation": 1}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_refuses_a_product_that_others_read(kind: str) -> None:
+    case = CASES[kind]()
     act = case.b.call(aten.relu.default, case.y)
     other = case.b.call(aten.neg.default, case.y)
     program = case.done(act, other)
 
     miss = only_miss(program, FuseActivation)
     assert miss.code is MissCode.SHARED
-    assert "neg" in miss.reason
+    assert miss.reason == f"the {kind}'s own result is also used by aten.neg"
 
 
 def test_refuses_a_linear_that_leaves_the_graph() -> None:

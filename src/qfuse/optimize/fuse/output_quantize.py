@@ -1,4 +1,4 @@
-"""Fuse a quantize with static parameters into the linear that is its operand."""
+"""Fuse a quantize with static parameters into the linear or convolution that it reads."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ from typing import ClassVar
 
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.qdq import Quantize, as_quantize
-from qfuse.optimize.fuse.epilogue import open_linear, replace_by
+from qfuse.optimize.fuse.epilogue import open_product, replace_by
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSite:
-    """A fused linear and the quantize that is its only user."""
+    """A fused op and the quantize that is its only user."""
 
-    fused: FusedLinear
+    fused: FusedProduct
     quantize: Quantize
 
 
 class FuseOutputQuantize(Rule[OutputSite]):
     """``quantize(qfuse.linear(...))`` becomes ``qfuse.linear(..., out=static)``.
 
-    The range of the quantize is kept as it is: it may encode a clamp.
+    The same for ``qfuse.convolution``. The range of the quantize is kept as it is: it may encode a
+    clamp.
 
-    Refuses: a scale or zero point that is not a constant, since it may depend on the linear.
+    Refuses: an op with other users, which need its float result; a scale or zero point that is not
+    a constant, since it may depend on the op.
     """
 
     name = "fuse-output-quantize"
@@ -34,11 +36,11 @@ class FuseOutputQuantize(Rule[OutputSite]):
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> OutputSite | Miss:
-        """Match a static quantize of an open fused linear."""
+        """Match a static quantize of an open fused op."""
         quantize = as_quantize(node)
         assert quantize is not None, "the anchor is a quantize"
         params = quantize.params
-        fused = open_linear(quantize.x, node)
+        fused = open_product(quantize.x, node)
         if isinstance(fused, Miss):
             return fused
         for part in params.tensors:
@@ -48,6 +50,6 @@ class FuseOutputQuantize(Rule[OutputSite]):
         return OutputSite(fused, quantize)
 
     def rewrite(self, site: OutputSite, rw: Rewriter) -> None:
-        """Replace the quantize by the linear with a quantized output."""
+        """Replace the quantize by the op with a quantized output."""
         grown = replace(site.fused, out_params=site.quantize.params)
         replace_by(grown, site.quantize.node, rw)

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.cases.epilogue import Case, calls, fuse, only_miss
+from tests.support.cases.epilogue import Case, ConvCase, calls, fuse, only_miss
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
-from qfuse.optimize.fuse.linear_cast import FuseCast
+from qfuse.optimize.fuse.epilogue_cast import FuseCast
 
 cast = torch.ops.aten._to_copy.default
 
@@ -21,6 +21,16 @@ def test_a_narrowing_cast_rounds_where_it_stood(dtype: torch.dtype) -> None:
     assert fuse(program, FuseCast).fired == {"fuse-cast": 1}
     name = str(dtype).removeprefix("torch.")
     assert calls(program) == ["qfuse.quantize", f"linear[cast({name})]"]
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_cast_of_a_convolution(channels_last: bool) -> None:
+    case = ConvCase(channels_last=channels_last)
+    program = case.done(case.b.call(cast, case.y, dtype=torch.bfloat16))
+
+    assert fuse(program, FuseCast).fired == {"fuse-cast": 1}
+    assert calls(program)[-1] == "convolution[cast(bfloat16)]"
 
 
 @pytest.mark.numeric

@@ -1,4 +1,4 @@
-"""Fuse a float cast into the epilogue of a fused linear."""
+"""Fuse a float cast into the epilogue of a fused linear or convolution."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 
 from qfuse.ir.ops.epilogue import Cast
-from qfuse.ir.ops.linear import FusedLinear
-from qfuse.optimize.fuse.epilogue import append_step, open_linear
+from qfuse.ir.ops.product import FusedProduct
+from qfuse.optimize.fuse.epilogue import append_step, open_product
 from qfuse.patterns.casts import besides_dtype
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -27,15 +27,17 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class CastSite:
-    """A fused linear and the cast that is its only user."""
+    """A fused op and the cast that is its only user."""
 
-    fused: FusedLinear
+    fused: FusedProduct
     node: Node
     dtype: torch.dtype
 
 
 class FuseCast(Rule[CastSite]):
     """``cast(qfuse.linear(...))`` becomes one op that rounds at the place of the cast.
+
+    The same for ``qfuse.convolution``.
 
     Refuses: a cast to an integer or to float64; a copy that also changes device, layout or memory
     format.
@@ -46,9 +48,9 @@ class FuseCast(Rule[CastSite]):
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> CastSite | Miss:
-        """Match a pure float cast of an open fused linear."""
+        """Match a pure float cast of an open fused op."""
         a = arguments(node)
-        fused = open_linear(a["self"], node)
+        fused = open_product(a["self"], node)
         if isinstance(fused, Miss):
             return fused
         dtype = a["dtype"]
@@ -61,5 +63,5 @@ class FuseCast(Rule[CastSite]):
         return CastSite(fused, node, dtype)
 
     def rewrite(self, site: CastSite, rw: Rewriter) -> None:
-        """Replace the cast by the extended linear."""
+        """Replace the cast by the extended op."""
         append_step(site.fused, site.node, Cast(site.dtype), rw)

@@ -1,0 +1,105 @@
+"""Whole convolutional networks: the same values, strides and calls as before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.support.graphs.tiny_models import TINY_CONVNETS, sqnr, tiny
+from tests.support.sources.dialects import strides
+
+import qfuse
+from qfuse.targets import Target
+from qfuse.zoo import recipes
+
+pytestmark = [
+    pytest.mark.zoo,
+    pytest.mark.numeric,
+    pytest.mark.own_kernels,
+    # From torch's own code, when a graph that torch.export made is copied.
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
+]
+
+# A few values that round to the next step, not another function.
+LEAST = 30.0
+
+
+def compiled(
+    name: str, recipe: str = "w8a8-static", *, dynamic: bool = False, **layout: Any
+) -> tuple[Any, torch.nn.Module, qfuse.CompiledModel]:
+    """Quantize a small network and compile it without a backend; return it with its source."""
+    model = tiny(name)
+    calibration = [(model.args, model.kwargs), model.inputs(1)]
+    shapes = model.dynamic_shapes if dynamic else None
+    args = tuple(x.to(**layout) for x in model.args)
+    source = recipes.quantize(model.module, recipe, args, {}, shapes, calibration).model
+    fast = qfuse.compile(
+        source,
+        args,
+        dynamic_shapes=shapes,
+        target=Target.for_testing(),
+        check="site",
+        options={"backend": "eager"},
+    )
+    assert fast.report.rolled_back == ()
+    assert not [note.text for note in fast.report.notes if "which is a bug" in note.text]
+    assert all(check.passed for check in fast.report.checks)
+    return model, source, fast
+
+
+def assert_alike(source: torch.nn.Module, fast: qfuse.CompiledModel, x: torch.Tensor) -> None:
+    """Assert that two calls give what the source gives, and leave the input as it was."""
+    before = x.clone()
+    with torch.no_grad():
+        expected = source(x)
+        answers = [fast(x), fast(x)]
+    for answer in answers:
+        assert answer.dtype == expected.dtype
+        assert answer.shape == expected.shape
+        assert strides(answer) == strides(expected)
+        assert sqnr(expected, answer) > LEAST
+    assert torch.equal(*answers)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("name", TINY_CONVNETS)
+def test_a_convnet_has_the_values_of_its_source(name: str) -> None:
+    model, source, fast = compiled(name)
+    assert_alike(source, fast, model.inputs(2)[0][0])
+
+
+POOLED = pytest.mark.xfail(
+    raises=RuntimeError, reason="torch has no 8-bit max pool of many channels-last positions"
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("resnet18", marks=POOLED),
+        pytest.param("unet", marks=POOLED),
+        "mobilenet-v3",
+        "yolo",
+    ],
+)
+def test_images_may_be_channels_last(name: str) -> None:
+    model, source, fast = compiled(name, memory_format=torch.channels_last)
+    x = model.inputs(2)[0][0].to(memory_format=torch.channels_last)
+    assert_alike(source, fast, x)
+
+
+@pytest.mark.parametrize("name", ["resnet", "shufflenet", "unet"])
+def test_the_batch_may_vary(name: str) -> None:
+    model, source, fast = compiled(name, dynamic=True)
+    for batch in (1, 3):
+        assert_alike(source, fast, model.inputs(2, batch=batch)[0][0])
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [("resnet", "w8a8-static-bf16"), ("resnet", "pt2e-dynamic"), ("convnext", "w8a8-static-bf16")],
+)
+def test_other_recipes(name: str, recipe: str) -> None:
+    model, source, fast = compiled(name, recipe)
+    assert_alike(source, fast, model.inputs(2)[0][0])
