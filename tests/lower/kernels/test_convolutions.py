@@ -103,7 +103,7 @@ def test_epilogue_and_quantized_output_are_in_the_kernel(name: str, out: torch.d
     assert torch.ops.qfuse.convolution_w8a8_quantized.default in calls
     assert aten.relu.default not in calls
     (made,) = check(program, low, n=3)
-    assert made.unique().numel() > 2
+    assert made.min() + 2 < made.max()
 
 
 @pytest.mark.numeric
@@ -205,7 +205,7 @@ def test_a_residual_is_read_as_it_is_stored(name: str, dtype: torch.dtype) -> No
 
     assert len([call for call in calls_of(low) if str(call).startswith("qfuse.")]) == 1
     (made,) = check(program, low)
-    assert made.unique().numel() > 2
+    assert made.min() + 2 < made.max()
 
 
 @pytest.mark.numeric
