@@ -30,14 +30,14 @@ LOW, HIGH = Num("low"), Num("high")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ActivationCall:
     """A call of an activation on ``X``."""
 
     op: OpOverload
     settings: Mapping[str, Argument] = field(default_factory=dict)
 
 
-CALL = Capture[Call]("call")
+CALL = Capture[ActivationCall]("call")
 """The op that computes what was matched."""
 
 
@@ -113,27 +113,27 @@ SIGMOID = Either(
     op(aten.reciprocal.default, _DIVISOR),
     # `1 / tensor` is traced as the product of a reciprocal and 1.
     op(aten.sigmoid.default, X) * Number(1.0),
-).given(bind(CALL, Call(aten.sigmoid.default)))
+).given(bind(CALL, ActivationCall(aten.sigmoid.default)))
 """``1 / (1 + exp(-x))``."""
 
 SILU = Either(X * op(aten.sigmoid.default, X), X / _DIVISOR).given(
-    bind(CALL, Call(aten.silu.default))
+    bind(CALL, ActivationCall(aten.silu.default))
 )
 """``x * sigmoid(x)``, ``x / (1 + exp(-x))``."""
 
-HARDSIGMOID = _scaled(_CLAMPED, 1 / 6).given(bind(CALL, Call(aten.hardsigmoid.default)))
+HARDSIGMOID = _scaled(_CLAMPED, 1 / 6).given(bind(CALL, ActivationCall(aten.hardsigmoid.default)))
 """``clamp(x + 3, 0, 6) / 6``."""
 
 HARDSWISH = Either(X * op(aten.hardsigmoid.default, X), _share(X, _CLAMPED, 1 / 6)).given(
-    bind(CALL, Call(aten.hardswish.default))
+    bind(CALL, ActivationCall(aten.hardswish.default))
 )
 """``x * clamp(x + 3, 0, 6) / 6``."""
 
-GELU = _share(X, _ERF + Number(1.0), 0.5).given(bind(CALL, Call(aten.gelu.default)))
+GELU = _share(X, _ERF + Number(1.0), 0.5).given(bind(CALL, ActivationCall(aten.gelu.default)))
 """``x * 0.5 * (1 + erf(x / sqrt(2)))``."""
 
 GELU_TANH = _share(X, _TANH + Number(1.0), 0.5).given(
-    bind(CALL, Call(aten.gelu.default, {"approximate": "tanh"}))
+    bind(CALL, ActivationCall(aten.gelu.default, {"approximate": "tanh"}))
 )
 """``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))``."""
 
