@@ -14,6 +14,9 @@ from qfuse.ir.graph.stage_graph import NormalGraph, OptimizedGraph, StageGraph
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.attention.fuse_repeated_heads import FuseRepeatedHeads
 from qfuse.optimize.attention.merge_queries import MergeQueries
+from qfuse.optimize.fold.batch_norm import FoldBatchNorm
+from qfuse.optimize.fold.scale import FoldScale
+from qfuse.optimize.fold.shift import FoldShift
 from qfuse.optimize.fuse.activation import FuseActivationQuantize
 from qfuse.optimize.fuse.convolution import FuseConvolution
 from qfuse.optimize.fuse.convolution_pad import FusePad
@@ -63,6 +66,8 @@ _ROUNDS = 4
 # A round in which no rule fires is the last; most programs need one or two.
 _SPLIT_ROUNDS = 16
 
+FOLD_RULES: tuple[type[Rule[Any]], ...] = (FoldBatchNorm, FoldScale, FoldShift)
+
 SPLIT_RULES: tuple[type[Rule[Any]], ...] = (CancelSplit, MergeSplits, SinkSplit)
 
 EPILOGUE_RULES: tuple[type[Rule[Any]], ...] = (
@@ -85,6 +90,7 @@ RESULT_RULES: tuple[type[Rule[Any]], ...] = (FuseNormQuantize, FuseActivationQua
 ATTENTION_RULES: tuple[type[Rule[Any]], ...] = (FuseRepeatedHeads, MergeQueries)
 
 REWRITES: tuple[type[Rule[Any] | Pass], ...] = (
+    *FOLD_RULES,
     *MOVING_RULES,
     SinkBelowCollective,
     *SPLIT_RULES,
@@ -182,6 +188,8 @@ def optimize(
     GraphEditor(program.module).sweep()
     # First, so that the quantizes of siblings are one node and a shared dequantize is visible.
     Combine().run(program, context)
+    # Constants around products first: they would keep activations and quantizes away from them.
+    apply_rules(program, [rule() for rule in FOLD_RULES], context)
     # Quantize moves up, dequantize moves down, and where they meet they cancel. Before fusing, so
     # that quantize is next to the producer, and dequantize next to the consumer.
     move(program, context)

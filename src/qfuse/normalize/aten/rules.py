@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from qfuse.normalize.aten.activations.two_clamps import MergeClamps
+from qfuse.normalize.aten.activations.written_out import SpellActivation
 from qfuse.normalize.aten.convolution.padding import SpellPadding
 from qfuse.normalize.aten.int_matmul.exact import ExactIntMm
 from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
@@ -41,6 +43,9 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     ChooseChain,
     DequantizeChain,
     RegroupDequantize,
+    # Activations of quantized linears and convolutions, written as arithmetic.
+    MergeClamps,
+    SpellActivation,
     # Movement: one spelling; views and copies that cancel are dropped, and weights are constants.
     ExpandMovement,
     DropCopy,
