@@ -103,8 +103,18 @@ def test_what_cannot_be_is_refused_at_once(
     result = CliRunner().invoke(command, arguments)
 
     assert result.exit_code == 1
-    assert message in " ".join(result.output.split())
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_the_demo_names_every_recipe_that_it_takes() -> None:
+    result = CliRunner().invoke(main, ["demo", "--recipe", "nope"])
+
+    assert "there are " in result.stderr
+    offered = result.stderr.partition("there are ")[2].strip().split(", ")
+    assert set(offered) == {*RECIPES, *recipes.names()}
+    assert len(offered) == len(set(offered))
 
 
 def test_every_field_of_every_option_has_a_help_text() -> None:

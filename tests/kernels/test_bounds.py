@@ -6,17 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tests.support.cases.glu import halves
 from tests.support.cases.linear_kernel import STORED, codes, linear
 from tests.support.cases.rowwise_kernel import dynamic
-from tests.support.guard_pages import guarded, guarded_arguments
+from tests.support.guard_pages import assert_same_with_guards, guarded
 
 from qfuse.kernels import (
     linear_w4a8,
@@ -45,24 +43,6 @@ SIZES = ((1, 1), (3, 5), (15, 62), (17, 63), (63, 65), (65, 129), (130, 516), (6
 GROUPED = ((1, 8), (15, 64), (65, 96), (130, 192))
 
 
-def assert_same_with_guards(
-    op: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
-) -> None:
-    """Call an op on ordinary operands and on guarded ones, and compare all results by bits."""
-    expected = op(*args, **options)
-    for at_start in (False, True):
-        inputs, named = guarded_arguments(args, options, at_start=at_start)
-        found = op(*inputs, **named)
-        for one, other in zip(listed(found), listed(expected), strict=True):
-            assert torch.equal(
-                one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)
-            )
-
-
-def listed(results: Any) -> list[torch.Tensor]:
-    return [results] if isinstance(results, torch.Tensor) else list(results)
-
-
 def wide(x: torch.Tensor, more: int) -> torch.Tensor:
     """The same rows, further apart."""
     return torch.nn.functional.pad(x, (0, more))[..., : x.shape[-1]]
@@ -74,10 +54,11 @@ def test_linear_w8a8(isa: str, rows: int, dtype: torch.dtype) -> None:
     del isa
     for n, k in SIZES:
         case = linear((rows, k), n, dtype=dtype, zero_point=True, weight_zero_point=True)
-        extras = [torch.randn(rows, n), torch.randn(n), wide(torch.randn(rows, n), 3)]
-        case = replace(case, x=wide(case.x, k % 7)).with_options(
-            extras=extras, epilogue="act(gelu)|add(0,0.5)|mul(1)|add(2,1.0)"
-        )
+        extras = [
+            torch.randn(rows, n), torch.randn(n), wide(torch.randn(rows, n), 3), codes((rows, n), dtype),
+        ]  # fmt: skip
+        text = "act(gelu)|add(0,0.5)|mul(1)|add(2,1.0)|mul(3,0.1,7)"
+        case = replace(case, x=wide(case.x, k % 7)).with_options(extras=extras, epilogue=text)
         args, options = case.arguments()
 
         assert_same_with_guards(linear_w8a8, args, options)

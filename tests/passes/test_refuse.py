@@ -16,6 +16,7 @@ from qfuse.ir.errors import GraphError, OptionsError
 from qfuse.normalize.importers.dialect import Dialect
 from qfuse.passes import (
     CancelQuantize,
+    FuseConvolutions,
     FuseLinears,
     FuseResults,
     LiftCombineQuantize,
@@ -28,6 +29,7 @@ aten = torch.ops.aten
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 PASSES = (
     CancelQuantize,
+    FuseConvolutions,
     FuseLinears,
     FuseResults,
     LiftCombineQuantize,

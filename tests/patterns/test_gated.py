@@ -15,8 +15,8 @@ from tests.support.cases.gated import (
 from tests.support.cases.propagate import Graph
 
 from qfuse.ir.events import MissCode
+from qfuse.optimize.fuse.epilogue_activation import FuseActivation
 from qfuse.optimize.fuse.linear import FuseLinear
-from qfuse.optimize.fuse.linear_activation import FuseActivation
 from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.quant import QuantizedLinear, per_tensor
 

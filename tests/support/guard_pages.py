@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +51,24 @@ def guarded_arguments(
         return [guard(one) for one in value] if isinstance(value, list) else value
 
     return tuple(guard(value) for value in args), {k: guard(v) for k, v in options.items()}
+
+
+def assert_same_with_guards(
+    op: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    """Call an op on ordinary operands and on guarded ones, and compare all results by bits."""
+    expected = op(*args, **options)
+    for at_start in (False, True):
+        inputs, named = guarded_arguments(args, options, at_start=at_start)
+        found = op(*inputs, **named)
+        for one, other in zip(_listed(found), _listed(expected), strict=True):
+            assert torch.equal(
+                one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)
+            )
+
+
+def _listed(results: Any) -> list[torch.Tensor]:
+    return [results] if isinstance(results, torch.Tensor) else list(results)
 
 
 def _between_guards(count: int, *, at_start: bool) -> torch.Tensor:

@@ -20,6 +20,12 @@ from qfuse.kernels.build import (
     find_compiler,
     kernel_cache,
 )
+from qfuse.kernels.convolution_ops import (
+    convolution_depthwise_w8a8,
+    convolution_depthwise_w8a8_quantized,
+    convolution_w8a8,
+    convolution_w8a8_quantized,
+)
 from qfuse.kernels.grouped_ops import (
     linear_w4a8,
     linear_w4a8_quantized,
@@ -32,6 +38,14 @@ from qfuse.kernels.library import KernelLibrary, instruction_set, load
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
 from qfuse.kernels.pack import pack_bytes, pack_weight, unpack_weight, weight_sums
 from qfuse.kernels.pack4 import pack_weight4, unpack_weight4
+from qfuse.kernels.pack_convolution import (
+    convolution_sums,
+    pack_convolution,
+    pack_depthwise,
+    pack_transposed,
+    transposed_sums,
+    unpack_convolution,
+)
 from qfuse.kernels.pack_groups import PackedGroups, pack_grouped, pack_groups
 from qfuse.kernels.weight_only import linear_w4a16, linear_w8a16
 
@@ -40,6 +54,11 @@ __all__ = [
     "KernelCompiler",
     "KernelLibrary",
     "PackedGroups",
+    "convolution_depthwise_w8a8",
+    "convolution_depthwise_w8a8_quantized",
+    "convolution_sums",
+    "convolution_w8a8",
+    "convolution_w8a8_quantized",
     "copy_library",
     "describe",
     "find_compiler",
@@ -58,10 +77,15 @@ __all__ = [
     "linear_w8a16",
     "load",
     "pack_bytes",
+    "pack_convolution",
+    "pack_depthwise",
     "pack_grouped",
     "pack_groups",
+    "pack_transposed",
     "pack_weight",
     "pack_weight4",
+    "transposed_sums",
+    "unpack_convolution",
     "unpack_weight",
     "unpack_weight4",
     "weight_sums",

@@ -50,6 +50,10 @@ _SANITIZED_BUILD_SECONDS = 2400  # instrumentation makes compilation many times 
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fopenmp", "-ffp-contract=off", "-Wno-psabi")
 # Files with plain loops over memory; elsewhere -O3 only makes compilation slower.
 _PLAIN_LOOPS = {
+    "convolution/convolution_depthwise.cpp": ("-O3",),
+    "convolution/convolution_w8a8.cpp": ("-O3",),
+    "convolution/patches.cpp": ("-O3",),
+    "linear/int8_operands.cpp": ("-O3",),
     "linear/linear_w8a8.cpp": ("-O3",),
     "linear/linear_a16.cpp": ("-O3",),
     "linear/group_operands.cpp": ("-O3",),

@@ -15,6 +15,12 @@ import torch
 
 from qfuse.ir.errors import OptionsError
 from qfuse.kernels.build import KernelBuildError, build, find_compiler
+from qfuse.kernels.convolution_ops import (
+    convolution_depthwise_w8a8,
+    convolution_depthwise_w8a8_quantized,
+    convolution_w8a8,
+    convolution_w8a8_quantized,
+)
 from qfuse.kernels.grouped_ops import (
     linear_w4a8,
     linear_w4a8_quantized,
@@ -44,6 +50,10 @@ OPS: tuple[KernelOp[Any], ...] = (
     linear_w8a8_grouped_rows,
     linear_w4a16,
     linear_w8a16,
+    convolution_w8a8,
+    convolution_w8a8_quantized,
+    convolution_depthwise_w8a8,
+    convolution_depthwise_w8a8_quantized,
     *ROWWISE_OPS,
 )
 """The ops of the library."""

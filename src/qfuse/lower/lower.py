@@ -13,7 +13,8 @@ from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph, place_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.activation import as_activation
-from qfuse.ir.ops.linear import FusedLinear, as_fused_linear
+from qfuse.ir.ops.convolution import as_fused_convolution
+from qfuse.ir.ops.linear import as_fused_linear
 from qfuse.ir.ops.norms import as_fused_norm
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.stages.verify import verify
@@ -21,10 +22,13 @@ from qfuse.lower.expand.describe import describe, describe_rowwise
 from qfuse.lower.expand.expand import Expander, results_of
 from qfuse.lower.fold import drop_unused_constants, fold_constants
 from qfuse.lower.kernels.aten_int_product import lower_int_products
+from qfuse.lower.layout.assign import assign_channels_last
 from qfuse.lower.leftovers import reason_to_stay
-from qfuse.lower.problems.linear import LinearProblem, linear_problem, split_epilogue
+from qfuse.lower.problems.convolution import convolution_problem
+from qfuse.lower.problems.linear import linear_problem
 from qfuse.lower.problems.linear_rowwise import linear_rowwise_problem
 from qfuse.lower.problems.problem import Problem
+from qfuse.lower.problems.product import ProductProblem, split_epilogue
 from qfuse.lower.problems.rowwise import RowwiseOp, rowwise_problem
 from qfuse.lower.rival import choose
 from qfuse.lower.select.context import LoweringContext
@@ -90,18 +94,15 @@ class _Lowering:
         self._apart: dict[Node, Losers] = {}
 
     def run(self) -> None:
-        # Reasons depend on the producers and users, so they are logged before any op is lowered.
-        for node in self._graph.nodes:
-            if is_call(node, ops.quantize, ops.dequantize, ops.requantize):
-                reason = reason_to_stay(node)
-                self._log.add(Left(self._context.stage, place_of(node), reason))
+        self._log_leftovers()
+        assign_channels_last(self._context)
         # Before linears, since a linear that was lowered alone can no longer be fused.
         for node in list(self._graph.nodes):
             self._lower_linear_rowwise(node)
         for node in list(self._graph.nodes):
-            fused = as_fused_linear(node)
-            if fused is not None:
-                self._lower_linear(fused)
+            product = self._product(node)
+            if product is not None:
+                self._lower_product(product)
         for node in list(self._graph.nodes):
             op = as_fused_norm(node) or as_activation(node)
             if op is not None:
@@ -112,6 +113,13 @@ class _Lowering:
             if is_call(node, *ops.CANONICAL, *ops.FUSED):
                 self._expand(node)
 
+    def _log_leftovers(self) -> None:
+        # Reasons depend on the producers and users, so they are logged before any op is lowered.
+        for node in self._graph.nodes:
+            if is_call(node, ops.quantize, ops.dequantize, ops.requantize):
+                reason = reason_to_stay(node)
+                self._log.add(Left(self._context.stage, place_of(node), reason))
+
     def _lower_linear_rowwise(self, node: Node) -> None:
         problem = linear_rowwise_problem(node, self._context.symbols)
         if isinstance(problem, Refusal):
@@ -121,13 +129,21 @@ class _Lowering:
             if left is not None:
                 self._apart[node] = left.losers
 
-    def _lower_linear(self, fused: FusedLinear) -> None:
-        problem = linear_problem(fused, self._context.symbols)
+    def _product(self, node: Node) -> ProductProblem | None:
+        """Describe ``node`` for the kernels if it is a fused product."""
+        linear, convolution = as_fused_linear(node), as_fused_convolution(node)
+        if linear is not None:
+            return linear_problem(linear, self._context.symbols)
+        if convolution is not None:
+            return convolution_problem(convolution, self._context.symbols)
+        return None
+
+    def _lower_product(self, problem: ProductProblem) -> None:
         left = self._lower(problem)
         if left is not None:
             why = "its kernel is not permitted" if left.denied else "no kernel accepts it"
-            self._report_expanded(fused.node, describe(problem), left.losers, why)
-            self._expand(fused.node)
+            self._report_expanded(problem.place, describe(problem), left.losers, why)
+            self._expand(problem.place)
 
     def _lower_rowwise(self, op: RowwiseOp) -> None:
         """Lower ``op``, or leave it to be expanded with the other ops.
@@ -173,12 +189,12 @@ class _Lowering:
     def _emit(self, problem: Problem, offer: Offer, rw: Rewriter) -> None:
         """Emit the kernel call and the remaining ATen ops, and redirect users to the results."""
         made = offer.kernel.emit(problem, offer.claim, rw)
-        if isinstance(problem, LinearProblem):
+        if isinstance(problem, ProductProblem):
             made = {0: self._finish(problem, made[0], offer.claim, rw)}
         for old in problem.replaced:
             rw.replace(old.node, made[old.index], but=old.but)
 
-    def _finish(self, problem: LinearProblem, y: Node, claim: Claim, rw: Rewriter) -> Node:
+    def _finish(self, problem: ProductProblem, y: Node, claim: Claim, rw: Rewriter) -> Node:
         """Emit the epilogue ops and the quantize that the kernel does not cover, as ATen."""
         fused, rest = problem.fused, split_epilogue(problem, claim)[1]
         if rest.steps:

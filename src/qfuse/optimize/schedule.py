@@ -14,14 +14,20 @@ from qfuse.ir.graph.stage_graph import NormalGraph, OptimizedGraph, StageGraph
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.attention.fuse_repeated_heads import FuseRepeatedHeads
 from qfuse.optimize.attention.merge_queries import MergeQueries
+from qfuse.optimize.fold.batch_norm import FoldBatchNorm
+from qfuse.optimize.fold.scale import FoldScale
+from qfuse.optimize.fold.shift import FoldShift
 from qfuse.optimize.fuse.activation import FuseActivationQuantize
+from qfuse.optimize.fuse.convolution import FuseConvolution
+from qfuse.optimize.fuse.convolution_pad import FusePad
+from qfuse.optimize.fuse.epilogue_activation import FuseActivation
+from qfuse.optimize.fuse.epilogue_add import FuseAdd
+from qfuse.optimize.fuse.epilogue_cast import FuseCast
+from qfuse.optimize.fuse.epilogue_mul import FuseMul
 from qfuse.optimize.fuse.gate import FuseGate
 from qfuse.optimize.fuse.linear import FuseLinear
-from qfuse.optimize.fuse.linear_activation import FuseActivation
-from qfuse.optimize.fuse.linear_add import FuseAdd
-from qfuse.optimize.fuse.linear_cast import FuseCast
-from qfuse.optimize.fuse.linear_output import FuseOutputQuantize
 from qfuse.optimize.fuse.norm import FuseNormQuantize
+from qfuse.optimize.fuse.output_quantize import FuseOutputQuantize
 from qfuse.optimize.lower_precision import LowerPrecision
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.merge.merge_convolutions import MergeConvolutions
@@ -60,14 +66,23 @@ _ROUNDS = 4
 # A round in which no rule fires is the last; most programs need one or two.
 _SPLIT_ROUNDS = 16
 
+FOLD_RULES: tuple[type[Rule[Any]], ...] = (FoldBatchNorm, FoldScale, FoldShift)
+
 SPLIT_RULES: tuple[type[Rule[Any]], ...] = (CancelSplit, MergeSplits, SinkSplit)
+
+EPILOGUE_RULES: tuple[type[Rule[Any]], ...] = (
+    FuseActivation,
+    FuseAdd,
+    FuseMul,
+    FuseCast,
+    FuseOutputQuantize,
+)
 
 FUSION_RULES: tuple[type[Rule[Any]], ...] = (
     FuseLinear,
-    FuseActivation,
-    FuseAdd,
-    FuseCast,
-    FuseOutputQuantize,
+    FuseConvolution,
+    FusePad,
+    *EPILOGUE_RULES,
 )
 
 RESULT_RULES: tuple[type[Rule[Any]], ...] = (FuseNormQuantize, FuseActivationQuantize)
@@ -75,6 +90,7 @@ RESULT_RULES: tuple[type[Rule[Any]], ...] = (FuseNormQuantize, FuseActivationQua
 ATTENTION_RULES: tuple[type[Rule[Any]], ...] = (FuseRepeatedHeads, MergeQueries)
 
 REWRITES: tuple[type[Rule[Any] | Pass], ...] = (
+    *FOLD_RULES,
     *MOVING_RULES,
     SinkBelowCollective,
     *SPLIT_RULES,
@@ -172,6 +188,8 @@ def optimize(
     GraphEditor(program.module).sweep()
     # First, so that the quantizes of siblings are one node and a shared dequantize is visible.
     Combine().run(program, context)
+    # Constants around products first: they would keep activations and quantizes away from them.
+    apply_rules(program, [rule() for rule in FOLD_RULES], context)
     # Quantize moves up, dequantize moves down, and where they meet they cancel. Before fusing, so
     # that quantize is next to the producer, and dequantize next to the consumer.
     move(program, context)
@@ -181,7 +199,8 @@ def optimize(
     # Isomorphic ops on the parts of a merged result become one op on the whole. Before fusing, so
     # that a linear can fuse it into its epilogue.
     sink_splits(program, context)
-    # Then extend linears outward: operands first, then the epilogue, in the order of the source.
+    # Then extend linears and convolutions outward: operands first, then the epilogue, in the order
+    # of the source.
     for _ in range(_ROUNDS):
         apply_rules(program, [rule() for rule in FUSION_RULES], context)
         # After linears, which fuse the residual sum before a norm, and the activation after the

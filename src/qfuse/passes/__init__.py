@@ -18,6 +18,7 @@
 from qfuse.passes.catalogue import (
     CancelQuantize,
     Equality,
+    FuseConvolutions,
     FuseLinears,
     FuseResults,
     GraphPass,
@@ -31,6 +32,7 @@ from qfuse.passes.outcome import PassOutcome
 __all__ = [
     "CancelQuantize",
     "Equality",
+    "FuseConvolutions",
     "FuseLinears",
     "FuseResults",
     "GraphPass",

@@ -19,6 +19,8 @@ from qfuse.optimize.commute.join import CommutingJoin
 from qfuse.optimize.commute.movement import MovementOp
 from qfuse.optimize.commute.pad import Pad
 from qfuse.optimize.commute.split import Split
+from qfuse.optimize.fuse.convolution import FuseConvolution
+from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.merge.merge_linears import MergeLinears as MergeLinearsPass
 from qfuse.optimize.propagate.cancel_quantize import CancelQuantize as CancelQuantizeRule
@@ -26,7 +28,7 @@ from qfuse.optimize.propagate.fuse_requantize import FuseRequantize
 from qfuse.optimize.propagate.lift_choose import LiftChoose
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize as SinkDequantizeRule
-from qfuse.optimize.schedule import FUSION_RULES, RESULT_RULES, settle_rules
+from qfuse.optimize.schedule import EPILOGUE_RULES, RESULT_RULES, settle_rules
 from qfuse.options import choice
 from qfuse.passes.attempt import RewriteTask
 from qfuse.passes.engine import run_pass
@@ -190,25 +192,36 @@ class MergeLinears(GraphPass):
         return MergeLinearsPass().run(program, context)
 
 
-class FuseLinears(GraphPass):
+class _FusingPass(GraphPass, ABC):
+    """Applies rules until nothing changes."""
+
+    rules: ClassVar[tuple[type[Rule[Any]], ...]]
+
+    def run(self, program: StageGraph, context: RewriteContext) -> object:
+        """Combine equal operands, then apply the rules."""
+        Combine().run(program, context)
+        return apply_rules(program, [rule() for rule in self.rules], context)
+
+
+class FuseLinears(_FusingPass):
     """Fuse linears with the Q/DQ ops of their operands and results, and with their epilogue."""
 
     name = "fuse-linears"
-    about = tuple(rule.name for rule in FUSION_RULES)
-
-    def run(self, program: StageGraph, context: RewriteContext) -> object:
-        """Apply the linear fusion rules."""
-        Combine().run(program, context)
-        return apply_rules(program, [rule() for rule in FUSION_RULES], context)
+    rules = (FuseLinear, *EPILOGUE_RULES)
+    about = tuple(rule.name for rule in rules)
 
 
-class FuseResults(GraphPass):
+class FuseConvolutions(_FusingPass):
+    """Fuse convolutions with the Q/DQ ops of their operands and results, and their epilogue."""
+
+    name = "fuse-convolutions"
+    rules = (FuseConvolution, *EPILOGUE_RULES)
+    about = tuple(rule.name for rule in rules)
+
+
+class FuseResults(_FusingPass):
     """Fuse computations, such as a norm, with the quantize of their result."""
 
     name = "fuse-results"
-    about = tuple(rule.name for rule in RESULT_RULES)
-
-    def run(self, program: StageGraph, context: RewriteContext) -> object:
-        """Apply the rules that fuse a quantize with its producer."""
-        Combine().run(program, context)
-        return apply_rules(program, [rule() for rule in RESULT_RULES], context)
+    rules = RESULT_RULES
+    about = tuple(rule.name for rule in rules)

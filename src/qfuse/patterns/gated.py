@@ -10,7 +10,7 @@ from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.movement.slice import Slice
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.epilogue import Act, Cast, Epilogue, Glu, Mul, Round, Step
-from qfuse.ir.ops.linear import as_fused_linear
+from qfuse.ir.ops.product import as_fused_product
 from qfuse.ir.ops.qdq import as_dequantize, as_quantize
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
 from qfuse.ir.sizes import same_shape
@@ -105,10 +105,10 @@ def _two_level_source(y: Node) -> Node | None:
     return None if quantize is None or quantize.params.outer_scale is None else quantize.x
 
 
-def _activated_linear(node: Node) -> Node | None:
-    """Return a linear with a float result and an activation in its epilogue."""
-    linear = as_fused_linear(node)
-    own = () if linear is None or linear.out_params is not None else linear.epilogue.steps
+def _activated_product(node: Node) -> Node | None:
+    """Return a linear or convolution with a float result and an activation in its epilogue."""
+    fused = as_fused_product(node)
+    own = () if fused is None or fused.out_params is not None else fused.epilogue.steps
     return node if any(isinstance(step, Act) for step in own) else None
 
 
@@ -127,7 +127,7 @@ def _has_other_users(up: Node) -> bool:
 X, ACT = V("x"), Capture[Act]("act")
 GATE, UP = Capture[Node]("gate"), Capture[Node]("up")
 GATED = Capture[Gated]("gated")
-_LINEAR = Read[Node]("linear", _activated_linear, "linear with an activation")
+_ACTIVATED = Read[Node]("product", _activated_product, "linear or convolution with an activation")
 # The roundings before and after the activation, on the other factor, and after the product.
 _BEFORE, _BEHIND = Capture[Path]("before"), Capture[Path]("behind")
 _OTHER, _LAST = Capture[Path]("other"), Capture[Path]("last")
@@ -169,12 +169,12 @@ def _refuse_factors(node: Node, gate: Node, up: Node) -> Miss | None:
 
 
 def _gated(match: Match, node: Node) -> Gated | Miss:
-    linear = match.get(_LINEAR)
-    if linear is None:
+    activated = match.get(_ACTIVATED)
+    if activated is None:
         found = Gated(match[X]).rounded(match[_BEFORE]).then(match[ACT])
         found = found.rounded(match.get(_BEHIND))
     else:
-        found = Gated(linear)
+        found = Gated(activated)
     if UP in match:
         found = _halves(found, match[UP]) or found.times(match[_OTHER])
     return _shared(node, found) or found.rounded(match.get(_LAST))
@@ -216,13 +216,16 @@ _ACTIVATION = Either(
 _PRODUCT = op(
     aten.mul.Tensor,
     other=through(V(""), *_ROUNDINGS, path=_OTHER).named(UP.label),
-    self=Either(through(_ACTIVATION, *_ROUNDINGS, path=_BEHIND), _LINEAR.core()).named(GATE.label),
+    self=Either(through(_ACTIVATION, *_ROUNDINGS, path=_BEHIND), _ACTIVATED.core()).named(
+        GATE.label
+    ),
 ).given(check(_refuse_factors))
 
 A_PRODUCT = _PRODUCT.given(let(GATED, _gated))
 """``act(g) * u`` with roundings in between: ``GATED``. If both factors match, the left is the gate.
 
-Intermediate values have no other users. Activations in a linear's epilogue are left there.
+Intermediate values have no other users. Activations in the epilogue of a fused op are
+left there.
 """
 
 A_GATED = through(Either(_ACTIVATION, _PRODUCT), *_ROUNDINGS, path=_LAST).given(let(GATED, _gated))

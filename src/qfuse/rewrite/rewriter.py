@@ -132,6 +132,8 @@ class Rewriter:
         self._rule = rule
         self._anchor = anchor
         self._here = anchor
+        # The nodes that new nodes stand for, if that is not the whole rewrite.
+        self._instead: dict[Node, Node] = {}
         self.journal = Journal()
 
     @contextmanager
@@ -142,6 +144,18 @@ class Rewriter:
             yield
         finally:
             self._here = here
+
+    @contextmanager
+    def instead_of(self, node: Node) -> Iterator[None]:
+        """Insert new nodes right before ``node``, and give them its provenance alone."""
+        anchor, first = self._anchor, len(self.journal.made)
+        self._anchor = node
+        try:
+            with self.before(node):
+                yield
+        finally:
+            self._anchor = anchor
+            self._instead.update(dict.fromkeys(self.journal.made[first:], node))
 
     def call(self, op: OpOverload, *args: Argument, **kwargs: Argument) -> Node:
         """Add a call of ``op`` and infer its value.
@@ -253,7 +267,8 @@ class Rewriter:
         made = [n for n in self.journal.made if n not in gone]
         around: dict[Node, None] = dict.fromkeys(touched)
         for node in made:
-            node.meta[ORIGIN_META] = tuple(origin)
+            source = self._instead.get(node)
+            node.meta[ORIGIN_META] = tuple(origin) if source is None else origins(source)
             around[node] = None
             around.update(dict.fromkeys(node.users))
             around.update(dict.fromkeys(node.all_input_nodes))

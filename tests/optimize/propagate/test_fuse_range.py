@@ -14,7 +14,7 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.linear import as_fused_linear
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.optimize.fuse.linear import FuseLinear
-from qfuse.optimize.fuse.linear_output import FuseOutputQuantize
+from qfuse.optimize.fuse.output_quantize import FuseOutputQuantize
 from qfuse.optimize.propagate.fuse_range import FuseRange
 from qfuse.optimize.propagate.fuse_requantize import FuseRequantize
 from qfuse.optimize.schedule import move

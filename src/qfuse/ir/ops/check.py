@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from qfuse.ir.errors import BlockError
 from qfuse.ir.ops.declare import Op
-from qfuse.ir.ops.epilogue import Epilogue, Mul, Round
+from qfuse.ir.ops.epilogue import Add, Epilogue, Mul, Round
 from qfuse.ir.ops.fields import RESULT
 from qfuse.ir.ops.output import Keep, Output
 from qfuse.ir.ops.qdq import Dequantize
@@ -22,6 +23,7 @@ def problems_of(op: Op) -> Iterator[str]:
     for block in op.layout.params:
         stored = tensor_of(op.node if block.of == RESULT else getattr(op, block.of))
         yield from _check_params(stored, getattr(op, block.name))
+    yield from _check_epilogue(op)
     for real, spec in (*_rounded(op), *_result(op)):
         if real != spec.real:
             yield f"float values are {real}, the spec says {spec}"
@@ -48,6 +50,18 @@ def _rounded(op: Op) -> Iterator[tuple[torch.dtype, QuantSpec]]:
             yield real, step.spec
         elif isinstance(step, Mul) and step.rounded is not None:
             yield dtype_of(getattr(op, "extras", ())[step.index]), step.rounded.spec
+
+
+def _check_epilogue(op: Op) -> Iterator[str]:
+    """Check the epilogue operands that are stored quantized."""
+    epilogue: Epilogue = getattr(op, "epilogue", Epilogue())
+    extras: Sequence[Node] = getattr(op, "extras", ())
+    values = [tensor_of(extra) for extra in extras]
+    for step in epilogue.steps:
+        if isinstance(step, (Add, Mul)) and step.stored is not None:
+            scale, zero, spec = step.stored.values(values)
+            params = [scale] if zero is None else [scale, zero]
+            yield from _check_stored(values[step.index], spec, params)
 
 
 def _check_params(stored: torch.Tensor, params: QuantParams | None) -> Iterator[str]:

@@ -1,17 +1,28 @@
-"""Typed views of convolutions, for all ops that express them."""
+"""Views of convolutions: ATen's, in all spellings, and the fused quantized op."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+import torch.nn.functional as F
 from torch._ops import OpOverload
 from torch.fx import Node
 from torch.fx.node import Argument
 
 from qfuse.ir.aten import aten
 from qfuse.ir.graph.schema import arguments, is_call
-from qfuse.ir.ops.views import node_of, optional_node, shape_of
+from qfuse.ir.ops.declare import Op, define_op
+from qfuse.ir.ops.epilogue import Epilogue
+from qfuse.ir.ops.views import QuantParams, dtype_of, node_of, optional_node, shape_of
+from qfuse.ir.sizes import Size, same_size
+
+_TRANSPOSED: tuple[OpOverload, ...] = (
+    aten.conv_transpose1d.default,
+    aten.conv_transpose2d.input,
+    aten.conv_transpose3d.input,
+)
 
 CONVOLUTIONS: tuple[OpOverload, ...] = (
     aten.conv1d.default,
@@ -20,11 +31,14 @@ CONVOLUTIONS: tuple[OpOverload, ...] = (
     aten.conv1d.padding,
     aten.conv2d.padding,
     aten.conv3d.padding,
+    *_TRANSPOSED,
     aten.convolution.default,
 )
-"""The supported ops; transposed variants of others use a different weight layout."""
+"""Every op that computes a convolution of 1 to 3 spatial axes."""
 
 _OPERANDS = frozenset(("input", "weight", "bias"))
+# Axes of a weight that are not spatial, and of an input with a batch.
+_OTHERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +48,8 @@ class Convolution:
     Attributes:
         node: The call.
         x: The input.
-        weight: ``[out channels, channels / groups, *kernel]``; ``[channels, ...]`` if transposed.
+        weight: ``[out channels, channels / groups, *kernel]``; if transposed,
+            ``[channels, out channels / groups, *kernel]``.
         bias: ``[out channels]``.
         settings: Every other argument as the op takes it, by name.
         axis: The axis of the channels in ``x`` and in the result.
@@ -55,7 +70,12 @@ class Convolution:
     @property
     def transposed(self) -> bool:
         """Whether it is a transposed convolution."""
-        return self.settings.get("transposed", False) is not False
+        return is_call(self.node, *_TRANSPOSED) or self.settings.get("transposed", False) is True
+
+    @property
+    def is_static(self) -> bool:
+        """Whether no setting is computed at run time."""
+        return {self.x, self.weight, self.bias} >= set(self.node.all_input_nodes)
 
     @property
     def geometry(self) -> tuple[tuple[str, object], ...]:
@@ -65,22 +85,28 @@ class Convolution:
             name: value if name in alone or isinstance(value, str) else self.per_axis(name)
             for name, value in sorted(self.settings.items())
         }
-        known["padding"] = self._padding()
+        known["padding"] = self.padding
         return tuple(known.items())
 
-    def _padding(self) -> object:
-        """Return the padding as numbers, or its name if the two sides of an axis differ."""
+    @property
+    def padding(self) -> tuple[int, ...] | str:
+        """The padding of both sides of every axis, or its name if the two sides differ."""
         named = self.settings["padding"]
         if named == "valid":
-            return (0,) * (len(shape_of(self.weight)) - 2)
+            return (0,) * self.spatial
         if named != "same":
             return self.per_axis("padding")
         kernel = shape_of(self.weight)[2:]
         if not all(isinstance(size, int) for size in kernel):
-            return named
+            return "same"
         whole = [d * (int(k) - 1) for d, k in zip(self.per_axis("dilation"), kernel, strict=True)]
         # torch accepts it only with unit strides.
-        return named if any(size % 2 for size in whole) else tuple(size // 2 for size in whole)
+        return "same" if any(size % 2 for size in whole) else tuple(size // 2 for size in whole)
+
+    @property
+    def spatial(self) -> int:
+        """The number of spatial axes."""
+        return len(shape_of(self.weight)) - _OTHERS
 
     def per_axis(self, name: str) -> tuple[int, ...]:
         """Return a setting per axis; a single number applies to all axes.
@@ -93,7 +119,7 @@ class Convolution:
         known = tuple(number for number in numbers if isinstance(number, int))
         if len(known) < len(numbers):
             raise TypeError(f"{name} of {self.node.format_node()} is not made of numbers")
-        return known * (len(shape_of(self.weight)) - 2) if len(known) == 1 else known
+        return known * self.spatial if len(known) == 1 else known
 
 
 def as_convolution(value: object) -> Convolution | None:
@@ -106,3 +132,106 @@ def as_convolution(value: object) -> Convolution | None:
     # In an unbatched input the channels are the first axis.
     axis = 1 if len(shape_of(x)) == len(shape_of(weight)) else 0
     return Convolution(value, x, weight, optional_node(a["bias"]), settings, axis)
+
+
+@define_op("convolution")
+@dataclass(frozen=True, slots=True)
+class FusedConvolution(Op):
+    """A ``qfuse::convolution`` call. Operands without quantization parameters are float.
+
+    ``x`` is ``[batch, channels, *sizes]`` or ``[channels, *sizes]`` with 1 to 3 spatial axes. The
+    settings have one number per spatial axis. The padding is the float 0. The strides of the
+    result are those of torch: channels last if ``x`` or ``weight`` is.
+    """
+
+    x: Node
+    x_params: QuantParams | None
+    weight: Node
+    weight_params: QuantParams | None
+    bias: Node | None
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+    out_params: QuantParams | None
+    epilogue: Epilogue
+    extras: tuple[Node, ...]
+
+    @staticmethod
+    def reference(  # noqa: PLR0913, PLR0917 - its arguments are the op's fields
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        stride: tuple[int, ...],
+        padding: tuple[int, ...],
+        dilation: tuple[int, ...],
+        transposed: bool,
+        output_padding: tuple[int, ...],
+        groups: int,
+        epilogue: Epilogue,
+        extras: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        """Convolve, add the bias, and apply the epilogue, whose operands broadcast as in torch."""
+        index = len(stride) - 1
+        if transposed:
+            transpose = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[index]
+            y = transpose(x, weight, bias, stride, padding, output_padding, groups, dilation)
+        else:
+            convolve = (F.conv1d, F.conv2d, F.conv3d)[index]
+            y = convolve(x, weight, bias, stride, padding, dilation, groups)
+        return epilogue.apply(y, extras)
+
+    @property
+    def spatial(self) -> int:
+        """The number of spatial axes."""
+        return len(shape_of(self.weight)) - _OTHERS
+
+    @property
+    def axis(self) -> int:
+        """The axis of the channels in ``x`` and in the result."""
+        return len(shape_of(self.x)) - self.spatial - 1
+
+    @property
+    def out_channels(self) -> Size:
+        """The number of channels of the result."""
+        weight = shape_of(self.weight)
+        return weight[1] * self.groups if self.transposed else weight[0]
+
+    def problems(self) -> Iterator[str]:
+        """Check that the operands, the settings and the groups fit each other."""
+        if self.spatial not in {1, 2, 3} or self.axis not in {0, 1}:
+            ranks = len(shape_of(self.x)), len(shape_of(self.weight))
+            yield f"an input of rank {ranks[0]} and a weight of rank {ranks[1]}"
+            return
+        yield from self._check_settings()
+        yield from self._check_channels()
+        params = self.weight_params
+        weight = dtype_of(self.weight) if params is None else params.spec.real
+        if weight != self.real:
+            yield f"the input is computed in {self.real}, the weight in {weight}"
+
+    def _check_settings(self) -> Iterator[str]:
+        least = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
+        for name, minimum in least.items():
+            values: tuple[int, ...] = getattr(self, name)
+            if len(values) != self.spatial or min(values) < minimum:
+                yield f"the {name} is {values} for {self.spatial} spatial axes"
+        if not self.transposed and any(self.output_padding):
+            yield "it is not transposed and has an output padding"
+
+    def _check_channels(self) -> Iterator[str]:
+        x, weight = shape_of(self.x)[self.axis], shape_of(self.weight)
+        if self.groups < 1:
+            yield f"it has {self.groups} groups"
+            return
+        inputs = weight[0] if self.transposed else weight[1] * self.groups
+        if not same_size(x, inputs) or not same_size(weight[0] % self.groups, 0):
+            yield f"an input of {x} channels and a weight {tuple(weight)} in {self.groups} groups"
+        bias = None if self.bias is None else shape_of(self.bias)
+        if bias is not None and (len(bias) != 1 or not same_size(bias[0], self.out_channels)):
+            yield f"a bias of shape {tuple(bias)} for {self.out_channels} channels"
+
+
+as_fused_convolution = FusedConvolution.of

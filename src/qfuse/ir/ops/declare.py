@@ -12,6 +12,7 @@ field                                 arguments
 ``extras: tuple[Node, ...]``          ``Tensor[] extras``
 ``norm: NormSpec``                    ``str norm``: any class with ``parse`` and ``widened``
 ``count: int`` (float, bool, str)     ``int count``
+``stride: tuple[int, ...]``           ``int[] stride``
 ``x_params: QuantParams``             ``Tensor x_scale, Tensor? x_zero_point, str x_spec`` and,
                                       after all others, ``Tensor? x_outer_scale=None``. If it may
                                       be ``None``, ``x`` may be float, with an empty spec

@@ -29,6 +29,8 @@ ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
 }
 """Unary activations by name, each with its torch function as reference."""
 
+# Marks the parameters of a stored operand in the text.
+_STORED = "stored,"
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -44,19 +46,8 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
-class Add:
-    """Add ``alpha * extras[index]``."""
-
-    index: int
-    alpha: float = 1.0
-
-    def __str__(self) -> str:
-        return f"add({self.index},{self.alpha!r})"
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """Quantize and dequantize: an intermediate value that the source rounds.
+class _ExtraParams:
+    """Quantization parameters among the extras.
 
     Attributes:
         scale: Index of the scale among the extras.
@@ -70,10 +61,7 @@ class Round:
 
     def __post_init__(self) -> None:
         if self.spec.outer is not None:
-            raise NormalizeError(f"a step rounds with one level of scales: {self.spec}")
-
-    def __str__(self) -> str:
-        return f"round({self.text})"
+            raise NormalizeError(f"an epilogue op has scales of one level: {self.spec}")
 
     @property
     def text(self) -> str:
@@ -81,22 +69,78 @@ class Round:
         zero = "-" if self.zero_point is None else self.zero_point
         return f"{self.scale},{zero},{self.spec}"
 
+    def values(
+        self, extras: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor | None, QuantSpec]:
+        """Return the arguments after the tensor for the reference of quantize or dequantize."""
+        zero = None if self.zero_point is None else extras[self.zero_point]
+        return extras[self.scale], zero, self.spec
+
+
+@dataclass(frozen=True, slots=True)
+class Round(_ExtraParams):
+    """Quantize and dequantize: an intermediate value that the source rounds."""
+
+    def __str__(self) -> str:
+        return f"round({self.text})"
+
     def apply(self, y: torch.Tensor, extras: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the values rounded to the quantization grid."""
-        scale = extras[self.scale]
-        zero = None if self.zero_point is None else extras[self.zero_point]
-        return dequantize(quantize(y, scale, zero, self.spec), scale, zero, self.spec)
+        params = self.values(extras)
+        return dequantize(quantize(y, *params), *params)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(_ExtraParams):
+    """The parameters of an operand that is stored quantized, and dequantized before its use."""
+
+    def apply(self, q: torch.Tensor, extras: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the float operand."""
+        return dequantize(q, *self.values(extras))
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Add ``alpha * extras[index]``, which may be stored quantized."""
+
+    index: int
+    alpha: float = 1.0
+    stored: Stored | None = None
+
+    def __str__(self) -> str:
+        return f"add({self.index},{self.alpha!r}{_stored_text(self.stored)})"
+
+    def operand(self, extras: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the float operand."""
+        other = extras[self.index]
+        return other if self.stored is None else self.stored.apply(other, extras)
 
 
 @dataclass(frozen=True, slots=True)
 class Mul:
-    """Multiply by ``extras[index]``, which may be rounded first."""
+    """Multiply by ``extras[index]``, which may be rounded first, or be stored quantized."""
 
     index: int
     rounded: Round | None = None
+    stored: Stored | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounded is not None and self.stored is not None:
+            raise NormalizeError(f"a quantized factor is not rounded: {self}")
 
     def __str__(self) -> str:
-        return f"mul({self.index}{'' if self.rounded is None else f',{self.rounded.text}'})"
+        rounded = "" if self.rounded is None else f",{self.rounded.text}"
+        return f"mul({self.index}{rounded}{_stored_text(self.stored)})"
+
+    def operand(self, extras: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the float operand."""
+        change = self.rounded or self.stored
+        other = extras[self.index]
+        return other if change is None else change.apply(other, extras)
+
+
+def _stored_text(stored: Stored | None) -> str:
+    return "" if stored is None else f",{_STORED}{stored.text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +217,11 @@ class Epilogue:
             match step:
                 case Act(name, args):
                     y = ACTIVATIONS[name](y, *args)
-                case Add(index, alpha):
-                    y = (
-                        torch.add(y, extras[index], alpha=alpha)
-                        if alpha != 1
-                        else y + extras[index]
-                    )
-                case Mul(index, rounded):
-                    other = extras[index]
-                    y = y * (other if rounded is None else rounded.apply(other, extras))
+                case Add(alpha=alpha):
+                    other = step.operand(extras)
+                    y = y + other if alpha == 1 else torch.add(y, other, alpha=alpha)
+                case Mul():
+                    y = y * step.operand(extras)
                 case Round():
                     y = step.apply(y, extras)
                 case Cast(dtype):
@@ -217,6 +257,8 @@ def _widened(step: Step) -> Step:
             return replace(step, spec=step.spec.widened())
         case Mul(rounded=Round() as rounded):
             return replace(step, rounded=replace(rounded, spec=rounded.spec.widened()))
+        case Add(stored=Stored() as stored) | Mul(stored=Stored() as stored):
+            return replace(step, stored=replace(stored, spec=stored.spec.widened()))
         case _:
             return step
 
@@ -227,10 +269,9 @@ def _type_behind(step: Step, real: torch.dtype, extras: Sequence[torch.Tensor]) 
             return dtype
         case Round():
             return step.spec.real
-        case Add(index) | Mul(index, None):
-            other, axes = extras[index].dtype, extras[index].dim()
-        case Mul(index, Round() as rounded):
-            other, axes = rounded.spec.real, extras[index].dim()
+        case Add(index, stored=params) | Mul(index, None, params) | Mul(index, params, None):
+            other = extras[index].dtype if params is None else params.spec.real
+            axes = extras[index].dim()
         case _:
             return real
     # A 0-d float does not promote a float tensor that has axes.
@@ -249,27 +290,54 @@ def _parse_step(text: str) -> Step:
     found = _STEP.fullmatch(text)
     if found is None:
         raise NormalizeError(f"not an epilogue step: {text!r}")
-    kind, args = found["kind"], found["args"].split(",")
-    if kind == "cast":
-        return Cast(parse_dtype(found["args"]))
     try:
-        if kind in {"act", "glu"} and args[0] in ACTIVATIONS:
-            if kind == "act":
-                return Act(args[0], tuple(map(float, args[1:])))
-            return Glu(Act(args[0], tuple(map(float, args[1:-1]))), Halves(args[-1]))
-        if kind == "add":
-            index, alpha = args
-            return Add(int(index), float(alpha))
-        if kind == "mul":
-            index, _, rounded = found["args"].partition(",")
-            return Mul(int(index), _parse_round(rounded) if rounded else None)
-        if kind == "round":
-            return _parse_round(found["args"])
+        return _PARSERS[found["kind"]](found["args"])
     except ValueError as error:
         raise NormalizeError(f"not the arguments of an epilogue step: {text!r}") from error
-    raise NormalizeError(f"unknown activation {args[0]!r}")
 
 
-def _parse_round(text: str) -> Round:
+def _parse_act(text: str) -> Act:
+    name, *args = text.split(",")
+    if name not in ACTIVATIONS:
+        raise NormalizeError(f"unknown activation {name!r}")
+    return Act(name, tuple(map(float, args)))
+
+
+def _parse_glu(text: str) -> Glu:
+    act, _, halves = text.rpartition(",")
+    return Glu(_parse_act(act), Halves(halves))
+
+
+def _parse_add(text: str) -> Add:
+    index, alpha, *stored = text.split(",", 2)
+    return Add(int(index), float(alpha), _parse_stored(*stored))
+
+
+def _parse_mul(text: str) -> Mul:
+    index, *params = text.split(",", 1)
+    if params and not params[0].startswith(_STORED):
+        return Mul(int(index), Round(*_parse_params(*params)))
+    return Mul(int(index), stored=_parse_stored(*params))
+
+
+def _parse_stored(text: str | None = None) -> Stored | None:
+    if text is None:
+        return None
+    if not text.startswith(_STORED):
+        raise ValueError(text)
+    return Stored(*_parse_params(text.removeprefix(_STORED)))
+
+
+def _parse_params(text: str) -> tuple[int, int | None, QuantSpec]:
     scale, zero, spec = text.split(",", 2)
-    return Round(int(scale), None if zero == "-" else int(zero), QuantSpec.parse(spec))
+    return int(scale), None if zero == "-" else int(zero), QuantSpec.parse(spec)
+
+
+_PARSERS: dict[str, Callable[[str], Step]] = {
+    "act": _parse_act,
+    "add": _parse_add,
+    "mul": _parse_mul,
+    "cast": lambda text: Cast(parse_dtype(text)),
+    "glu": _parse_glu,
+    "round": lambda text: Round(*_parse_params(text)),
+}

@@ -123,9 +123,8 @@ def field_of(name: str, hint: Any, late: bool) -> Field:
     if kind is Node:
         text = f"Tensor{'?' * optional} {name}{'=None' * late}"
         return Field(name, (text,), lambda given, leaf: _maybe(given[name], leaf), lambda v: (v,))
-    if kind == tuple[Node, ...]:
-        read: Callable[[Given, Leaf], Any] = lambda given, leaf: tuple(map(leaf, given[name]))  # noqa: E731
-        return Field(name, (f"Tensor[] {name}",), read, lambda v: (list(v),))
+    if get_origin(kind) is tuple:
+        return _list(name, kind)
     if kind in {int, float, bool, str}:
         text = f"{kind.__name__} {name}"
         return Field(name, (text,), lambda given, _: given[name], lambda v: (v,))
@@ -134,6 +133,16 @@ def field_of(name: str, hint: Any, late: bool) -> Field:
         return Field(
             name, (f"str {key}",), lambda given, _: kind.parse(given[key]), lambda v: (str(v),)
         )
+    raise TypeError(f"no argument of an op is a {kind}: {name}")
+
+
+def _list(name: str, kind: Any) -> Field:
+    if kind == tuple[Node, ...]:
+        read: Callable[[Given, Leaf], Any] = lambda given, leaf: tuple(map(leaf, given[name]))  # noqa: E731
+        return Field(name, (f"Tensor[] {name}",), read, lambda v: (list(v),))
+    if kind == tuple[int, ...]:
+        text = f"int[] {name}"
+        return Field(name, (text,), lambda given, _: tuple(given[name]), lambda v: (list(v),))
     raise TypeError(f"no argument of an op is a {kind}: {name}")
 
 

@@ -2,14 +2,17 @@
 // sizes, and are needed for tracing, but not for running a compiled graph.
 #include <torch/library.h>
 
+#include "convolution/convolution_depthwise.h"
+#include "convolution/convolution_w8a8.h"
+#include "isa/select.h"
 #include "linear/linear_a16.h"
 #include "linear/linear_grouped.h"
 #include "linear/linear_w8a8.h"
 #include "rowwise/row_quantize.h"
-#include "isa/select.h"
 
 namespace {
 
+using at::IntArrayRef;
 using at::ScalarType;
 using at::Tensor;
 using std::optional;
@@ -56,6 +59,66 @@ Tensor linear_w8a8_quantized(const Tensor& x, const Tensor& x_scale,
   return qfuse::linear_w8a8({x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point,
                              bias, list_of(extras), epilogue, real},
                             &output, out_dtype);
+}
+
+Tensor convolution_w8a8(const Tensor& x, const Tensor& x_scale,
+                        const optional<Tensor>& x_zero_point, const Tensor& w_packed,
+                        const Tensor& w_sums, const Tensor& w_scale,
+                        const optional<Tensor>& w_zero_point, const optional<Tensor>& bias,
+                        IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
+                        IntArrayRef dilation, IntArrayRef output_padding, bool transposed,
+                        int64_t groups, Extras extras, std::string_view epilogue, ScalarType real,
+                        ScalarType out_dtype) {
+  return qfuse::convolution_w8a8(
+      {x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias, list_of(extras),
+       epilogue, real},
+      {kernel, stride, padding, dilation, output_padding, transposed, groups}, nullptr, out_dtype);
+}
+
+Tensor convolution_w8a8_quantized(
+    const Tensor& x, const Tensor& x_scale, const optional<Tensor>& x_zero_point,
+    const Tensor& w_packed, const Tensor& w_sums, const Tensor& w_scale,
+    const optional<Tensor>& w_zero_point, const optional<Tensor>& bias, IntArrayRef kernel,
+    IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, IntArrayRef output_padding,
+    bool transposed, int64_t groups, Extras extras, std::string_view epilogue, ScalarType real,
+    const Tensor& out_scale, const optional<Tensor>& out_zero_point, int64_t quant_min,
+    int64_t quant_max, bool reciprocal, bool zero_point_first, ScalarType out_dtype) {
+  const qfuse::Output output{out_scale, out_zero_point, quant_min,
+                             quant_max, reciprocal,     zero_point_first};
+  return qfuse::convolution_w8a8(
+      {x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias, list_of(extras),
+       epilogue, real},
+      {kernel, stride, padding, dilation, output_padding, transposed, groups}, &output, out_dtype);
+}
+
+Tensor convolution_depthwise_w8a8(const Tensor& x, const Tensor& x_scale,
+                                  const optional<Tensor>& x_zero_point, const Tensor& w_packed,
+                                  const Tensor& w_sums, const Tensor& w_scale,
+                                  const optional<Tensor>& w_zero_point,
+                                  const optional<Tensor>& bias, IntArrayRef kernel,
+                                  IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                                  Extras extras, std::string_view epilogue, ScalarType real,
+                                  ScalarType out_dtype) {
+  return qfuse::convolution_depthwise_w8a8(
+      {x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias, list_of(extras),
+       epilogue, real},
+      {kernel, stride, padding, dilation, {}, false, 1}, nullptr, out_dtype);
+}
+
+Tensor convolution_depthwise_w8a8_quantized(
+    const Tensor& x, const Tensor& x_scale, const optional<Tensor>& x_zero_point,
+    const Tensor& w_packed, const Tensor& w_sums, const Tensor& w_scale,
+    const optional<Tensor>& w_zero_point, const optional<Tensor>& bias, IntArrayRef kernel,
+    IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, Extras extras,
+    std::string_view epilogue, ScalarType real, const Tensor& out_scale,
+    const optional<Tensor>& out_zero_point, int64_t quant_min, int64_t quant_max, bool reciprocal,
+    bool zero_point_first, ScalarType out_dtype) {
+  const qfuse::Output output{out_scale, out_zero_point, quant_min,
+                             quant_max, reciprocal,     zero_point_first};
+  return qfuse::convolution_depthwise_w8a8(
+      {x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias, list_of(extras),
+       epilogue, real},
+      {kernel, stride, padding, dilation, {}, false, 1}, &output, out_dtype);
 }
 
 // Linears of float activations with packed weights.
@@ -191,21 +254,32 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
       "layer_norm_quantized(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, "
       "ScalarType real, ");
   define_rows("activation_quantized(Tensor x, Tensor[]? extras, str epilogue, ScalarType real, ");
+  const std::string output =
+      "Tensor out_scale, Tensor? out_zero_point, int quant_min, int quant_max, bool reciprocal, "
+      "bool zero_point_first, ";
+  const std::string end = "ScalarType out_dtype) -> Tensor";
   const auto define_grouped = [&](const std::string& name) {
     const std::string start =
         "(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, Tensor w_sums, "
         "Tensor w_scale, Tensor? w_zero_point, int out_features, Tensor? bias, Tensor[]? extras, "
         "str epilogue, ScalarType real, ";
-    const std::string output =
-        "Tensor out_scale, Tensor? out_zero_point, int quant_min, int quant_max, bool reciprocal, "
-        "bool zero_point_first, ";
-    const std::string end = "ScalarType out_dtype) -> Tensor";
     m.def((name + start + end).c_str(), tags);
     m.def((name + "_quantized" + start + output + end).c_str(), tags);
     define_rows(name + "_rows" + start + "ScalarType float_dtype, ");
   };
   define_grouped("linear_w4a8");
   define_grouped("linear_w8a8_grouped");
+  const auto define_convolution = [&](const std::string& name, const std::string& window) {
+    const std::string start =
+        "(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, Tensor w_sums, "
+        "Tensor w_scale, Tensor? w_zero_point, Tensor? bias, int[] kernel, int[] stride, "
+        "int[] padding, int[] dilation, " +
+        window + "Tensor[]? extras, str epilogue, ScalarType real, ";
+    m.def((name + start + end).c_str(), tags);
+    m.def((name + "_quantized" + start + output + end).c_str(), tags);
+  };
+  define_convolution("convolution_w8a8", "int[] output_padding, bool transposed, int groups, ");
+  define_convolution("convolution_depthwise_w8a8", "");
   m.def("list_kernels() -> str[]", &qfuse::path_names);
   m.def("chosen_kernels() -> str", &qfuse::chosen_path);
   m.def("choose_kernels(str name) -> ()", &choose_kernels);
@@ -214,6 +288,10 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
 TORCH_LIBRARY_IMPL(qfuse, CPU, m) {
   m.impl("linear_w8a8", &linear_w8a8);
   m.impl("linear_w8a8_quantized", &linear_w8a8_quantized);
+  m.impl("convolution_w8a8", &convolution_w8a8);
+  m.impl("convolution_w8a8_quantized", &convolution_w8a8_quantized);
+  m.impl("convolution_depthwise_w8a8", &convolution_depthwise_w8a8);
+  m.impl("convolution_depthwise_w8a8_quantized", &convolution_depthwise_w8a8_quantized);
   using qfuse::WeightBits;
   m.impl("linear_w4a8", &linear_grouped<WeightBits::four>);
   m.impl("linear_w4a8_quantized", &linear_grouped_quantized<WeightBits::four>);

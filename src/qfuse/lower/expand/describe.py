@@ -9,22 +9,23 @@ from torch.fx import Node
 from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.spec import Granularity, QuantSpec, dtype_name, stored_name
 from qfuse.ir.sizes import Size
 from qfuse.lower.operands.checks import rows_share_scale
-from qfuse.lower.problems.linear import LinearProblem
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
 from qfuse.lower.problems.problem import Problem
+from qfuse.lower.problems.product import ProductProblem
 from qfuse.lower.problems.rowwise import RowwiseOp, RowwiseProblem
 
 
 def describe(problem: Problem) -> str:
     """Describe what a kernel computes: operands, epilogue ops and results."""
     match problem:
-        case LinearProblem():
-            return _linear(problem.fused)
+        case ProductProblem():
+            return _product(problem.fused)
         case LinearRowwiseProblem():
             return _linear_rowwise(problem)
         case RowwiseProblem():
@@ -51,7 +52,7 @@ def describe_rowwise(op: RowwiseOp) -> str:
 def _linear_rowwise(problem: LinearRowwiseProblem) -> str:
     """Describe a linear fused with a rowwise op."""
     fused, chosen = problem.problem.fused, problem.op.output.chosen
-    text = _linear(fused, problem.steps)
+    text = _product(fused, problem.steps)
     if chosen is None:
         return text
     spec = chosen[0]
@@ -59,23 +60,38 @@ def _linear_rowwise(problem: LinearRowwiseProblem) -> str:
     return f"{text} -> {stored_name(spec.dtype, spec.element)} {granularity} dynamic"
 
 
-def _linear(fused: FusedLinear, steps: str = "") -> str:
-    """Describe the operands of a fused linear: ``int8 per-token dynamic x int8 per-channel``.
+def _product(fused: FusedProduct, steps: str = "") -> str:
+    """Describe the operands of a fused product: ``int8 per-token dynamic x int8 per-channel``.
 
     Args:
-        fused: The linear.
-        steps: The epilogue ops, if they are not those of the linear alone.
+        fused: The linear or convolution.
+        steps: The epilogue ops, if they are not those of the op alone.
     """
     x = _edge(fused.x, fused.x_params, rows=Granularity.PER_TOKEN)
     weight = _edge(fused.weight, fused.weight_params, rows=Granularity.PER_CHANNEL)
-    n, k = shape_of(fused.weight)
-    text = f"{x} x {weight} [{n}, {k}]"
+    sizes = ", ".join(map(str, shape_of(fused.weight)))
+    text = f"{x} x {weight} [{sizes}]{_geometry(fused)}"
     steps = steps or str(fused.epilogue)
     if steps:
         text += f" | {steps}"
     if fused.out_params is not None:
         text += f" -> {dtype_name(fused.out_params.spec.dtype)}"
     return text
+
+
+def _geometry(fused: FusedProduct) -> str:
+    """Describe the settings of a convolution that are not the usual ones."""
+    if isinstance(fused, FusedLinear):
+        return ""
+    words = ["transposed"] if fused.transposed else []
+    settings = {"stride": fused.stride, "padding": fused.padding, "dilation": fused.dilation}
+    for name, values in settings.items():
+        if set(values) != {0 if name == "padding" else 1}:
+            shown = values[:1] if len(set(values)) == 1 else values
+            words.append(f"{name} {'x'.join(map(str, shown))}")
+    if fused.groups != 1:
+        words.append(f"{fused.groups} groups")
+    return "".join(f", {word}" for word in words)
 
 
 def _edge(value: Node, params: QuantParams | None, rows: Granularity) -> str:

@@ -14,7 +14,8 @@ from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_shape
-from qfuse.lower.operands.checks import FLOATS, MOST_EXTRAS, MOST_STEPS, is_plain
+from qfuse.lower.operands.checks import FLOATS, MOST_EXTRAS, MOST_STEPS
+from qfuse.lower.operands.epilogue import is_covered
 from qfuse.lower.operands.rowwise import RowwiseKernel
 from qfuse.lower.problems.rowwise import RowwiseProblem, check_output, rowwise_output_args
 from qfuse.lower.select.kernel import ACTIVATION, Claim, Span
@@ -79,7 +80,7 @@ def _check_steps(op: Activation) -> Refusal | None:
         return Refusal("its input is quantized")
     steps, glu = _steps(op), _glu(op)
     halved = glu is None or (not op.extras and isinstance(shape_of(op.x)[-1], int))
-    if not all(map(is_plain, steps)) or not halved:
+    if not all(map(is_covered, steps)) or not halved:
         return Refusal(f"it does not support all of {op.epilogue}")
     if len(steps) > MOST_STEPS or len(op.extras) > MOST_EXTRAS:
         return Refusal("it has too many epilogue ops")

@@ -17,6 +17,7 @@ from qfuse.lower.operands.checks import (
     check_activation,
     check_bias,
     check_edge,
+    check_rows,
     check_zero_point,
     rows_share_scale,
 )
@@ -52,7 +53,12 @@ class LinearGrouped(Int8Linear):
 
     def check(self, problem: LinearProblem) -> Refusal | None:
         """Refuse unsupported operands, and sums that could overflow."""
-        refusal = check_activation(problem) or check_bias(problem) or _check_weight(problem)
+        refusal = (
+            check_activation(problem)
+            or check_rows(problem)
+            or check_bias(problem)
+            or _check_weight(problem)
+        )
         if refusal is not None:
             return refusal
         return _check_codes(problem) if self.weight_bits == _FOUR else _check_bytes(problem)

@@ -8,6 +8,8 @@ from qfuse.kernels import KernelLibrary
 from qfuse.lower.kernels.activation_quantized import ActivationQuantized
 from qfuse.lower.kernels.aten_int_mm import IntMM
 from qfuse.lower.kernels.aten_weight_int8pack import WeightInt8Pack
+from qfuse.lower.kernels.convolution_depthwise import ConvolutionDepthwise
+from qfuse.lower.kernels.convolution_w8a8 import ConvolutionW8A8
 from qfuse.lower.kernels.layer_norm_quantized import LayerNormQuantized
 from qfuse.lower.kernels.linear_grouped import LinearGrouped
 from qfuse.lower.kernels.linear_w4a16 import LinearW4A16
@@ -31,6 +33,8 @@ def all_kernels(library: KernelLibrary) -> tuple[Kernel[Any], ...]:
         LinearW8A16(library, weights),
         IntMM(packer),
         WeightInt8Pack(packer),
+        ConvolutionW8A8(library, packer),
+        ConvolutionDepthwise(library, packer),
         RmsNormQuantized(library),
         LayerNormQuantized(library),
         ActivationQuantized(library),

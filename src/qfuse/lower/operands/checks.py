@@ -9,8 +9,7 @@ from torch.fx.node import Argument
 
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.constants import constant_value
-from qfuse.ir.ops.epilogue import Act, Add, Cast, Mul, Step
-from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.value_range import bounds_of
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
 from qfuse.ir.quant.element import ScaleFormat
@@ -19,6 +18,7 @@ from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import Size, same_size
 from qfuse.kernels import KernelLibrary
 from qfuse.lower.problems.linear import LinearProblem
+from qfuse.lower.problems.product import ProductProblem
 from qfuse.rewrite.prelude import Node, Rewriter
 from qfuse.targets.target import Target
 
@@ -121,7 +121,7 @@ def check_zero_point(params: QuantParams, name: str) -> Refusal | None:
     return Refusal(f"the {name}'s zero point may be {where}: clamp it")
 
 
-def check_bias(problem: LinearProblem) -> Refusal | None:
+def check_bias(problem: ProductProblem) -> Refusal | None:
     """Refuse a bias that does not have one element per output feature."""
     bias = problem.fused.bias
     if bias is None or tuple(shape_of(bias)) == (problem.n,):
@@ -165,25 +165,10 @@ def typed(node: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     return rw.call(torch.ops.aten._to_copy.default, node, dtype=dtype)
 
 
-def check_epilogue(problem: LinearProblem) -> Refusal | None:
-    """Refuse epilogues beyond the limits of qfuse's own kernels."""
-    fused = problem.fused
-    if len(fused.epilogue.steps) > MOST_STEPS or len(fused.extras) > MOST_EXTRAS:
-        return Refusal("the epilogue has too many ops")
-    if not all(map(is_plain, fused.epilogue.steps)):
-        return Refusal("the epilogue has a GLU or an intermediate rounding")
-    return check_extras(problem)
-
-
-def check_extras(problem: LinearProblem) -> Refusal | None:
+def check_extras(problem: ProductProblem) -> Refusal | None:
     """Refuse epilogue operands that are not floats of at most 32 bits."""
     strange = [dtype_of(e) for e in problem.fused.extras if dtype_of(e) not in FLOATS]
     return Refusal(f"an operand of the epilogue is {dtype_name(strange[0])}") if strange else None
-
-
-def is_plain(step: Step) -> bool:
-    """Whether the kernels support an epilogue op."""
-    return isinstance(step, (Act, Add, Cast)) or (isinstance(step, Mul) and step.rounded is None)
 
 
 def rows_of(x: Node, k: int, rw: Rewriter) -> Node:
@@ -202,7 +187,7 @@ def fits_int32(zero: Node) -> bool:
     return bounds is not None and _INT32.min <= bounds[0] and bounds[1] <= _INT32.max
 
 
-def float_out(fused: FusedLinear) -> torch.dtype:
+def float_out(fused: FusedProduct) -> torch.dtype:
     """Return the float dtype of the epilogue's result, before a quantize."""
     return dtype_of(fused.node) if fused.out_params is None else fused.out_params.spec.real
 
@@ -227,23 +212,19 @@ def stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     return rw.call(torch.ops.aten.clamp.default, wide, low, high)
 
 
-def check_activation(problem: LinearProblem) -> Refusal | None:
-    """Refuse activations that are not 8-bit integers quantized per tensor or per row."""
+def check_activation(problem: ProductProblem) -> Refusal | None:
+    """Refuse activations that are not 8-bit integers; the granularity is checked by the caller."""
     params = problem.fused.x_params
     if params is None:
         return Refusal("the activation is not quantized")
     if params.spec.dtype not in BYTES:
         return Refusal(f"the activation is stored as {params.spec.dtype}")
     if problem.real not in FLOATS:
-        return Refusal(f"the linear computes in {problem.real}")
-    return (
-        check_rows(problem)
-        or check_edge(params, "activation")
-        or check_zero_point(params, "activation")
-    )
+        return Refusal(f"the product is computed in {dtype_name(problem.real)}")
+    return check_edge(params, "activation") or check_zero_point(params, "activation")
 
 
-def takes_output(fused: FusedLinear) -> bool:
+def takes_output(fused: FusedProduct) -> bool:
     """Whether the kernel quantizes its output; otherwise ATen ops do it afterwards."""
     params = fused.out_params
     assert params is not None, "the output is quantized"

@@ -9,14 +9,12 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Argument
 
-from qfuse.cost.model import Plan
 from qfuse.cost.sizes import AtPoints, at_points
-from qfuse.cost.work import Bits, ComputeKind, Work, linear_work
+from qfuse.cost.work import Bits, ComputeKind, Work, WorkRange, linear_work
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels import KernelLibrary
 from qfuse.lower.operands.checks import (
     bits_of,
-    check_epilogue,
     check_extras,
     check_platform,
     float_out,
@@ -26,8 +24,17 @@ from qfuse.lower.operands.checks import (
     takes_output,
     typed,
 )
+from qfuse.lower.operands.epilogue import (
+    claimed_dtype,
+    claims_output,
+    covered_steps,
+    kernel_extras,
+    kernel_steps,
+    loops_behind,
+)
 from qfuse.lower.operands.packing import Packer
-from qfuse.lower.problems.linear import LinearProblem, split_epilogue
+from qfuse.lower.problems.epilogue_text import KernelSteps
+from qfuse.lower.problems.linear import LinearProblem
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
 from qfuse.lower.problems.rowwise import check_output, rowwise_output_args
 from qfuse.lower.select.kernel import LINEAR, LINEAR_ROWWISE, Claim, Span
@@ -99,12 +106,13 @@ class Int8Linear(ABC):
                 return refusal
             work = linear_rowwise_work(problem, self.depth(both), self.weight_bits)
             return Claim(0, problem.rows is not None, work, _ONE_PASS)
-        refusal = self.check(problem) or check_epilogue(problem)
+        refusal = self.check(problem)
         if refusal is not None:
             return refusal
-        fused = problem.fused
-        output = fused.out_params is not None and takes_output(fused)
-        return Claim(len(fused.epilogue.steps), output, self._work(problem, output=output))
+        steps = covered_steps(problem)
+        output = claims_output(problem, steps)
+        work = [*self._work(problem, output=output), *loops_behind(problem, steps)]
+        return Claim(steps, output, work)
 
     def emit(
         self, problem: LinearProblem | LinearRowwiseProblem, claim: Claim, rw: Rewriter
@@ -113,15 +121,16 @@ class Int8Linear(ABC):
         if isinstance(problem, LinearRowwiseProblem):
             return self._emit_rowwise(problem, rw)
         fused = problem.fused
-        args = self._arguments(problem, str(split_epilogue(problem, claim)[0]), rw)
+        args = self._arguments(problem, kernel_steps(problem, claim), rw)
         if not claim.output:
-            return {0: rw.call(self._op(""), *args, float_out(fused))}
+            return {0: rw.call(self._op(""), *args, claimed_dtype(problem, claim))}
         assert fused.out_params is not None, "the claim covers the output"
         return {0: rw.call(self._op("_quantized"), *args, *output_args(fused.out_params, rw))}
 
     def _emit_rowwise(self, problem: LinearRowwiseProblem, rw: Rewriter) -> dict[int, Node]:
         fused, rows = problem.problem.fused, problem.rows
-        args = self._arguments(problem.problem, problem.steps, rw, halves=problem.halved)
+        steps = KernelSteps(problem.steps, fused.extras, problem.halved)
+        args = self._arguments(problem.problem, steps, rw)
         if rows is None:
             return {0: rw.call(self._op(""), *args, float_out(fused))}
         if is_stored_at_once(problem):
@@ -132,7 +141,7 @@ class Int8Linear(ABC):
         return {index: rw.item(call, rows.kernel_result(index)) for index in indices}
 
     def _arguments(
-        self, problem: LinearProblem, steps: str, rw: Rewriter, *, halves: bool = False
+        self, problem: LinearProblem, steps: KernelSteps, rw: Rewriter
     ) -> list[Argument]:
         """Return the leading arguments, which the three ops share."""
         fused, x = problem.fused, problem.fused.x_params
@@ -141,10 +150,10 @@ class Int8Linear(ABC):
             fused.x,
             scale_node(x, rw),
             None if x.zero_point is None else stored_zero(x.zero_point, x.spec.dtype, rw),
-            *self.weight_operands(problem, rw, halves=halves),
+            *self.weight_operands(problem, rw, halves=steps.halved),
             None if fused.bias is None else typed(fused.bias, torch.float32, rw),
-            list(fused.extras) or None,
-            steps,
+            kernel_extras(steps, rw),
+            steps.text,
             problem.real,
         ]
 
@@ -153,10 +162,11 @@ class Int8Linear(ABC):
         op: OpOverload = getattr(torch.ops.qfuse, name).default
         return op
 
-    def _work(self, problem: LinearProblem, *, output: bool) -> Plan:
+    def _work(self, problem: LinearProblem, *, output: bool) -> list[WorkRange]:
         out_bits = 8 if output else bits_of(float_out(problem.fused))
         bits = Bits(8, self.weight_bits, out_bits)
-        return linear_work(problem.rows, self.depth(problem), problem.n, bits, ComputeKind.INT8)
+        depth = self.depth(problem)
+        return [linear_work(problem.rows, depth, problem.n, bits, ComputeKind.INT8)]
 
 
 def check_rowwise_output(problem: LinearRowwiseProblem) -> Refusal | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -34,6 +34,16 @@ class Packed:
     weight: torch.Tensor
     sums: torch.Tensor
     zero_point: torch.Tensor | None
+
+
+class TapLayout(Hashable, Protocol):
+    """How a kernel packs the weight of a convolution; equal layouts pack the same."""
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """Pack an int8 weight."""
+
+    def sums(self, weight: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
+        """Sum the weight minus its zero point for every output channel."""
 
 
 @dataclass(slots=True)
@@ -84,6 +94,30 @@ class Packer:
 
         numbers = None if zero is None else tuple(zero.tolist())
         return self.once(packed, (stored,), "rows", numbers, apart)
+
+    def pack_taps(
+        self, node: Node, params: QuantParams, channels: int, layout: TapLayout
+    ) -> Packed:
+        """Pack the constant of ``node``, the weight of a convolution.
+
+        uint8 weights are packed as int8, which shifts their zero point by 128.
+
+        Args:
+            node: The weight.
+            params: Its parameters.
+            channels: Output channels; groups of a transposed convolution share zero points.
+            layout: The layout of a kernel.
+        """
+        stored = _constant(node)
+        zero = signed_zero_point(stored, params)
+
+        def packed() -> Packed:
+            signed = _moved(stored, least_code(stored, params.spec, 8), 8)
+            full = None if zero is None else zero.repeat(channels // zero.numel())
+            return Packed(layout.pack(signed), layout.sums(signed, full), full)
+
+        numbers = None if zero is None else tuple(zero.tolist())
+        return self.once(packed, (stored,), "taps", numbers, layout)
 
     def pack_grouped(
         self, node: Node, params: QuantParams, *, four: bool, halves: bool = False

@@ -24,12 +24,17 @@ from qfuse.lower.operands.checks import (
     bits_of,
     check_bias,
     check_edge,
-    check_epilogue,
     check_platform,
     check_scales,
     check_zero_point,
-    float_out,
     typed,
+)
+from qfuse.lower.operands.epilogue import (
+    claimed_dtype,
+    covered_steps,
+    kernel_extras,
+    kernel_steps,
+    loops_behind,
 )
 from qfuse.lower.operands.groups import (
     group_count,
@@ -39,7 +44,7 @@ from qfuse.lower.operands.groups import (
     middle_of,
 )
 from qfuse.lower.operands.packing import Packer, least_code
-from qfuse.lower.problems.linear import LinearProblem, split_epilogue
+from qfuse.lower.problems.linear import LinearProblem
 from qfuse.lower.select.kernel import LINEAR, Claim, Span
 from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
 from qfuse.targets.target import Target
@@ -95,7 +100,7 @@ class RealWeights:
         fused = problem.fused
         params, name = fused.weight_params, fused.weight.target
         assert params is not None, "checked before"
-        weight = self.pack(problem, bits)
+        weight, steps = self.pack(problem, bits), kernel_steps(problem, claim)
         return [
             fused.x,
             rw.constant(weight.codes, f"{name}_packed"),
@@ -104,10 +109,10 @@ class RealWeights:
             None if weight.offset is None else rw.constant(weight.offset, f"{name}_offsets"),
             problem.n,
             None if fused.bias is None else typed(fused.bias, torch.float32, rw),
-            list(fused.extras) or None,
-            str(split_epilogue(problem, claim)[0]),
+            kernel_extras(steps, rw),
+            steps.text,
             params.spec.arithmetic.compute,
-            float_out(fused),
+            claimed_dtype(problem, claim),
         ]
 
     def _packed(self, stored: torch.Tensor, params: QuantParams, bits: int) -> RealWeight:
@@ -193,7 +198,7 @@ def check_real_weight(problem: LinearProblem) -> Refusal | None:
         return Refusal(f"the weight is stored as {params.spec.dtype}")
     if any(constant_of(part) is None for part in (fused.weight, *params.tensors)):
         return Refusal("the weight or its parameters are computed at run time")
-    return _check_parameters(problem, params) or check_bias(problem) or check_epilogue(problem)
+    return _check_parameters(problem, params) or check_bias(problem)
 
 
 def _check_parameters(problem: LinearProblem, params: QuantParams) -> Refusal | None:
@@ -244,12 +249,14 @@ def claim_of(problem: LinearProblem, bits: int) -> Claim:
     assert params is not None, "checked before"
     groups = group_count(params.spec, problem.k)
     assert isinstance(groups, int), "checked before"
-    widths = Bits(bits_of(problem.real), bits, bits_of(float_out(problem.fused)))
+    steps = covered_steps(problem)
+    widths = Bits(bits_of(problem.real), bits, bits_of(problem.fused.float_types()[steps]))
     work = linear_work(problem.rows, problem.k, problem.n, widths, _KINDS[problem.real])
     zero = 0 if params.zero_point is None else 1
     offset = 4 * (params.spec.domain is ZeroPointDomain.FLOAT_OFFSET)
     parameters = groups * problem.n * (4 + max(zero, offset))
-    return Claim(len(problem.fused.epilogue.steps), False, _with_parameters(work, parameters))
+    plan = [_with_parameters(work, parameters), *loops_behind(problem, steps)]
+    return Claim(steps, False, plan)
 
 
 def _with_parameters(work: AtPoints[Work], size: int) -> AtPoints[Work]:

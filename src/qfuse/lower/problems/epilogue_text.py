@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.fx import Node
@@ -11,8 +11,9 @@ from torch.fx import Node
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.movement.glu_halves import TwoHalves, halves_of, uncast
 from qfuse.ir.ops.activation import Activation
-from qfuse.ir.ops.epilogue import Act, Add, Cast, Glu, Mul, Round, Step
+from qfuse.ir.ops.epilogue import Act, Add, Cast, Epilogue, Glu, Mul, Round, Step, Stored
 from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of, tensor_of
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name
 from qfuse.ir.refusal import Refusal
@@ -80,6 +81,13 @@ class KernelSteps:
             return Refusal("the halves of its features differ in size")
         return writer.done()
 
+    @classmethod
+    def of_product(cls, fused: FusedProduct, count: int) -> KernelSteps | Refusal:
+        """Write the first ``count`` epilogue ops, or refuse the first unsupported op."""
+        writer = _Writer(fused.extras)
+        shown = replace(fused, epilogue=Epilogue(fused.epilogue.steps[:count]))
+        return writer.write_all(shown) or writer.done()
+
 
 @dataclass(slots=True)
 class _Writer:
@@ -107,7 +115,7 @@ class _Writer:
         if product is not None:
             self.words.append(f"halves({product.halves.order})")
 
-    def write_all(self, op: FusedLinear | Activation) -> Refusal | None:
+    def write_all(self, op: FusedProduct | Activation) -> Refusal | None:
         """Write the epilogue of an op, up to the first unsupported op."""
         for step, real in zip(op.epilogue.steps, _types(op), strict=False):
             refusal = self._write(step, real)
@@ -122,6 +130,10 @@ class _Writer:
                 return self._cast(dtype)
             case Act():
                 self._add(str(step))
+            case Add(index, alpha, Stored() as stored):
+                return self._stored(f"add({self._number(index)},{alpha!r}", stored, real)
+            case Mul(index, None, Stored() as stored):
+                return self._stored(f"mul({self._number(index)}", stored, real)
             case Add(index, alpha):
                 self._add(f"add({self._number(index)},{alpha!r})")
             case Round():
@@ -174,6 +186,17 @@ class _Writer:
         self._add(str(Cast(dtype)))
         return None
 
+    def _stored(self, word: str, stored: Stored, real: torch.dtype) -> Refusal | None:
+        """Write an op whose operand is quantized; the kernels dequantize it to float32."""
+        scale = _number_of(self.known[stored.scale])
+        zero = 0 if stored.zero_point is None else _number_of(self.known[stored.zero_point])
+        if scale is None or zero is None or not _dequantizes_simply(stored.spec):
+            return Refusal("an operand has an unsupported quantization")
+        if stored.spec.real is not torch.float32 or real is not torch.float32:
+            return Refusal("an operand is dequantized to another dtype than float32")
+        self._add(f"{word},{scale.to(torch.float32).item()!r},{int(zero)})")
+        return None
+
     def _round(self, step: Round, real: torch.dtype) -> Refusal | None:
         if step.spec.real is not real:
             # The kernel's ``round`` keeps the dtype of its input, so the two must agree.
@@ -190,7 +213,7 @@ class _Writer:
         return None
 
 
-def _types(op: FusedLinear | Activation) -> tuple[torch.dtype, ...]:
+def _types(op: FusedProduct | Activation) -> tuple[torch.dtype, ...]:
     """Return the input dtype of every epilogue op, and the dtype of the last result."""
     return op.epilogue.real_types(op.real, [tensor_of(extra) for extra in op.extras])
 
@@ -212,12 +235,15 @@ def _number_of(node: Node) -> torch.Tensor | None:
 def _is_simple(spec: QuantSpec) -> bool:
     """Whether the kernels' ``round``, in float32, computes this quantize-dequantize round trip."""
     math = spec.arithmetic
+    rounds = math.reciprocal and not math.zero_point_first
+    return _dequantizes_simply(spec) and spec.real in FLOATS and rounds
+
+
+def _dequantizes_simply(spec: QuantSpec) -> bool:
+    """Whether dequantizing is ``(q - zero_point) * scale`` of bytes in float32."""
     return (
         spec.dtype in _BYTES
         and spec.is_plain
         and spec.domain is not ZeroPointDomain.FLOAT_OFFSET
-        and math.compute is torch.float32
-        and spec.real in FLOATS
-        and math.reciprocal
-        and not math.zero_point_first
+        and spec.arithmetic.compute is torch.float32
     )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from qfuse.cost.model import Plan
 from qfuse.ir.ops.activation import Activation
+from qfuse.ir.ops.convolution import FusedConvolution
 from qfuse.ir.ops.linear import FusedLinear
 from qfuse.ir.ops.norms import LayerNorm, RmsNorm
 from qfuse.ir.refusal import Refusal
@@ -18,6 +19,7 @@ Span = tuple[type[Any], ...]
 """The ops that one kernel call fuses, as view types, from the first to the last."""
 
 LINEAR: Span = (FusedLinear,)
+CONVOLUTION: Span = (FusedConvolution,)
 RMS_NORM: Span = (RmsNorm,)
 LAYER_NORM: Span = (LayerNorm,)
 ACTIVATION: Span = (Activation,)

@@ -1,9 +1,12 @@
-"""The dialect of plain ATen: linears of all kinds, and hand-written quantization."""
+"""The dialect of plain ATen: linears and convolutions of all kinds, hand-written quantization."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from qfuse.normalize.aten.activations.two_clamps import MergeClamps
+from qfuse.normalize.aten.activations.written_out import SpellActivation
+from qfuse.normalize.aten.convolution.padding import SpellPadding
 from qfuse.normalize.aten.int_matmul.exact import ExactIntMm
 from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
 from qfuse.normalize.aten.int_matmul.shift import IntMmShift
@@ -33,11 +36,16 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     ExactIntMm,
     IntMmShift,
     FuseBias,
+    # Every padding of a convolution is in numbers.
+    SpellPadding,
     # Quantization written as arithmetic.
     QuantizeChain,
     ChooseChain,
     DequantizeChain,
     RegroupDequantize,
+    # Activations of quantized linears and convolutions, written as arithmetic.
+    MergeClamps,
+    SpellActivation,
     # Movement: one spelling; views and copies that cancel are dropped, and weights are constants.
     ExpandMovement,
     DropCopy,

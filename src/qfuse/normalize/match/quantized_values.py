@@ -85,7 +85,7 @@ and in every integer dtype of more bits. The rule checks that the zero point is 
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredNumbers:
     """The match of :data:`QUANTIZED`.
 
     Attributes:
@@ -100,9 +100,9 @@ class Stored:
     zero: Argument = None
 
     @staticmethod
-    def of(found: Match) -> Stored:
+    def of(found: Match) -> StoredNumbers:
         """Return the captures of a pattern that contains :data:`QUANTIZED`."""
-        return Stored(found[Q], found[VIEWS_OF_Q].of(_WIDE_VIEW), found.get(ZERO))
+        return StoredNumbers(found[Q], found[VIEWS_OF_Q].of(_WIDE_VIEW), found.get(ZERO))
 
     def build(self, rw: Rewriter) -> Node:
         """Return the quantized values in the shape of the value."""
@@ -113,10 +113,10 @@ class Stored:
         return q
 
 
-def stored_numbers(value: object) -> Stored | None:
+def stored_numbers(value: object) -> StoredNumbers | None:
     """View ``value`` as quantized values that were cast, reshaped and shifted."""
     found = match(QUANTIZED, value) if isinstance(value, Node) else None
-    return Stored.of(found) if isinstance(found, Match) else None
+    return StoredNumbers.of(found) if isinstance(found, Match) else None
 
 
 def integers_of(value: Node) -> Node | None:

@@ -10,8 +10,8 @@ from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.activation import Activation
-from qfuse.ir.ops.linear import as_fused_linear
 from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.product import as_fused_product
 from qfuse.ir.ops.qdq import as_dequantize, as_quantize
 from qfuse.ir.ops.views import QuantParams
 from qfuse.optimize.fuse.quantized_output import (
@@ -95,17 +95,17 @@ def _edge(x: Node) -> tuple[Node, QuantParams | None]:
     return dequantize.q, dequantize.params
 
 
-def _float_linear(node: Node) -> Gated | None:
-    """View a linear with a float result, for which the op may choose parameters."""
-    linear = as_fused_linear(node)
-    return None if linear is None or linear.out_params is not None else Gated(node)
+def _float_product(node: Node) -> Gated | None:
+    """View a fused op with a float result, for which this op may choose parameters."""
+    fused = as_fused_product(node)
+    return None if fused is None or fused.out_params is not None else Gated(node)
 
 
 @guard(MissCode.PATTERN, "there is no activation to compute")
 def _is_work(quantize: Node) -> bool:
     view = as_quantize(quantize)
     result = None if view is None else quantized_result(view)
-    # A static quantize is fused into the linear itself; only a choice needs this op.
+    # A static quantize is fused into the linear or convolution itself; only a choice needs this op.
     chooses = not isinstance(result, QuantizedResult) or result.choose is not None
     return chooses or _product_of(quantize) is not None
 
@@ -155,7 +155,7 @@ def _takes(quantize: Node, node: Node) -> bool:
 
 
 _PRODUCTS = quantized(A_GATED).given(let(_SITE, _site))
-_LINEAR = Read[Gated](GATED.label, _float_linear, "linear").given(_is_work).core()
+_FUSED = Read[Gated](GATED.label, _float_product, "linear or convolution").given(_is_work).core()
 
 
 class FuseActivationQuantize(PatternRule):
@@ -179,13 +179,13 @@ class FuseActivationQuantize(PatternRule):
     otherwise than by a choice for it; operands that broadcast or are not floats; an intermediate
     value with other users; strides that would change. Scales of two levels are not fused. An
     activation that only rounds in front of a product is left to the product's quantize. An
-    activation that is already in a linear's epilogue stays there; only the dynamic quantization of
-    the linear's result is fused.
+    activation that is already in the epilogue of a linear or convolution stays there; only the
+    dynamic quantization of the result is fused.
     """
 
     name = "fuse-activation-quantize"
     exactness = Exactness.EXACT
-    pattern = quantized(Either(A_GATED, _LINEAR).given(check(_refuse_taken))).given(
+    pattern = quantized(Either(A_GATED, _FUSED).given(check(_refuse_taken))).given(
         let(_SITE, _site)
     )
 

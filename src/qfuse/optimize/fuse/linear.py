@@ -7,16 +7,12 @@ from typing import ClassVar
 
 import torch
 
-from qfuse.ir.graph.schema import overload_of
-from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.linear import FusedLinear, Linear, as_linear
-from qfuse.ir.ops.qdq import Dequantize, as_dequantize
-from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.ops.views import shape_of
 from qfuse.optimize.fuse.epilogue import replace_by
+from qfuse.optimize.fuse.operands import Operands, quantized_operands
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
-
-_KNOWN = frozenset({"aten", "prims", "qfuse"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +20,7 @@ class LinearSite:
     """A linear whose weight, and possibly activation, is a dequantize."""
 
     linear: Linear
-    act: Dequantize | None
-    weight: Dequantize
+    operands: Operands
 
 
 class FuseLinear(Rule[LinearSite]):
@@ -54,48 +49,27 @@ class FuseLinear(Rule[LinearSite]):
         """Match a linear with a dequantized constant weight."""
         linear = as_linear(node)
         assert linear is not None, "the anchor is a linear"
-        weight, act = as_dequantize(linear.weight), as_dequantize(linear.x)
-        if weight is None:
-            if act is not None:
-                return Miss(
-                    MissCode.NOT_QUANTIZED,
-                    linear.weight,
-                    "the activation is quantized but the weight is {}",
-                    dtype_of(linear.weight),
-                    progress=2,
-                )
-            return _float_weight(linear.weight)
-        if constant_of(weight.q) is None:
-            text = "the weight is computed at run time, so it cannot be prepacked"
-            return Miss(MissCode.NOT_CONSTANT, weight.q, text, progress=3)
-        if len(shape_of(linear.weight)) != 2:  # noqa: PLR2004
+        operands = quantized_operands(linear.x, linear.weight)
+        if isinstance(operands, Miss):
+            return operands
+        rank = len(shape_of(linear.weight))
+        if rank != 2:  # noqa: PLR2004
             text = "the weight has rank {}, a linear's has 2"
-            return Miss(
-                MissCode.SHAPE, linear.weight, text, len(shape_of(linear.weight)), progress=3
-            )
-        return LinearSite(linear, act, weight)
+            return Miss(MissCode.SHAPE, linear.weight, text, rank, progress=3)
+        return LinearSite(linear, operands)
 
     def rewrite(self, site: LinearSite, rw: Rewriter) -> None:
         """Replace the linear; dequantizes without other users are erased."""
-        linear, act, weight = site.linear, site.act, site.weight
+        linear, operands = site.linear, site.operands
         fused = FusedLinear(
             linear.node,
-            linear.x if act is None else act.q,
-            None if act is None else act.params,
-            weight.q,
-            weight.params,
+            operands.x,
+            operands.x_params,
+            operands.weight.q,
+            operands.weight.params,
             linear.bias,
             None,
             Epilogue(),
             (),
         )
         replace_by(fused, linear.node, rw)
-
-
-def _float_weight(weight: Node) -> Miss:
-    """Say that a weight is not quantized, or that an op which no dialect knows makes it."""
-    op = overload_of(weight)
-    if op is None or op.namespace in _KNOWN:
-        return Miss(MissCode.NOT_QUANTIZED, weight, "the weight is not quantized")
-    text = "the weight comes from {}, which no dialect translated"
-    return Miss(MissCode.NOT_QUANTIZED, weight, text, op_name(weight))

@@ -9,13 +9,8 @@ from typing import ClassVar
 import torch
 
 from qfuse.cost import (
-    AtPoints,
     Comparison,
-    ComputeKind,
     CostModel,
-    Size,
-    Work,
-    at_points,
     pointwise_work,
     size_range,
 )
@@ -28,6 +23,7 @@ from qfuse.ir.ops.convolution import Convolution, as_convolution
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.optimize.merge.concat_qparams import concat_bias
+from qfuse.optimize.merge.convolution_work import merged_work, separate_work
 from qfuse.optimize.merge.siblings import (
     Facets,
     MergeSiblings,
@@ -61,7 +57,7 @@ class MergeConvolutions(MergeSiblings):
     remaining siblings still merge); everything that
     :class:`qfuse.optimize.merge.merge_linears.MergeLinears` refuses of weights, biases and users;
     merges that the cost model finds slower at the smallest, the expected or the largest size, such
-    as parts that have to be copied for their users.
+    as parts that have to be copied for their users, or quantized in a pass of their own.
     """
 
     name: ClassVar[str] = "merge-convolutions"
@@ -91,8 +87,7 @@ class MergeConvolutions(MergeSiblings):
         symbols = program.signature.symbols
         x = size_range(math.prod(shape_of(group[0].op.x)), symbols)
         outs = [size_range(math.prod(shape_of(s.op.node)), symbols) for s in group]
-        before = [_work(group[0], x, [out], s.n) for s, out in zip(group, outs, strict=True)]
-        after = [_work(group[0], x, outs, sum(s.n for s in group))]
+        before, after = separate_work(group, x, outs), merged_work(group, x, outs)
         bits = dtype_of(group[0].op.node).itemsize * 8
         # A part whose user needs dense memory is copied, which may cost more than is saved.
         after += [
@@ -123,7 +118,7 @@ def _refuse_settings(conv: Convolution) -> Miss | None:
     if conv.groups != 1:
         text = "it has {} groups, so a channel would use inputs that it did not use before"
         return Miss(MissCode.ARGUMENT, node, text, conv.groups, progress=2)
-    if set(node.all_input_nodes) > {conv.x, conv.weight, conv.bias} - {None}:
+    if not conv.is_static:
         text = "its geometry is computed at run time"
         return Miss(MissCode.ARGUMENT, node, text, progress=2)
     return None
@@ -140,25 +135,6 @@ def _alike(conv: Convolution, stored: Dequantize | None, shape: tuple[int, ...])
     spec = stored.params.spec
     outer = None if spec.outer is None else spec.outer[1:]
     return *common, ("blocks", spec.block[1:]), ("blocks of the second level", outer)
-
-
-def _work(sibling: Sibling, x: Size, outs: Sequence[Size], n: int) -> AtPoints[Work]:
-    """The work of one convolution in floats: no kernel takes quantized values, so they expand."""
-    real = dtype_of(sibling.op.node)
-    kind = ComputeKind.BF16 if real is torch.bfloat16 else ComputeKind.F32
-    depth = math.prod(sibling.shape[1:])
-
-    def build(read: int, *written: int) -> Work:
-        # Every output element is a sum over the kernel and all input channels.
-        return Work(
-            flops=2.0 * sum(written) * depth,
-            kind=kind,
-            weight_bytes=float(n * depth * real.itemsize),
-            reads=(float(read * real.itemsize),),
-            writes=(float(sum(written) * real.itemsize),),
-        )
-
-    return at_points(build, x, *outs)
 
 
 def _wants_dense(node: Node) -> bool:

@@ -22,7 +22,9 @@ from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.movement.slice import Slice
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.linear import as_fused_linear, as_linear
+from qfuse.ir.ops.convolution import as_convolution
+from qfuse.ir.ops.linear import as_linear
+from qfuse.ir.ops.product import as_fused_product
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, tensor_of
 from qfuse.ir.sizes import Size, same_size, same_strides
@@ -326,10 +328,13 @@ def _order(shape: Sequence[Size], strides: Sequence[Size]) -> list[int] | None:
 
 
 def _is_epilogue(source: Node, lanes: Sequence[IsomorphicOps]) -> bool:
-    """Whether a quantized linear computes ``source`` for these lanes only and can fuse them all."""
-    linear = as_linear(source)
-    quantized = linear is not None and as_dequantize(linear.weight) is not None
-    if not quantized and as_fused_linear(source) is None:
+    """Whether a quantized product computes ``source`` for these lanes only and can fuse them all.
+
+    A product is a linear or a convolution.
+    """
+    product = as_linear(source) or as_convolution(source)
+    quantized = product is not None and as_dequantize(product.weight) is not None
+    if not quantized and as_fused_product(source) is None:
         return False
     steps = (*ACTIVATION_OPS, aten._to_copy.default)
     chain = all(len(each.nodes[0].users) == 1 for each in lanes[:-1])

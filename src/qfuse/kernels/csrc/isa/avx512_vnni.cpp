@@ -3,6 +3,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include "convolution/depthwise.h"
 #include "linear/finish.h"
 #include "linear/groups_avx512.h"
 #include "quantized/real_avx512.h"
@@ -89,6 +90,7 @@ const Path& avx512_vnni_path() {
       .tile_rows = &tile_rows,
       .dense = false,
       .multiply = &multiply,
+      .depthwise = &depthwise,
       .finish = &finish,
       .finish_halves = &finish_halves,
       .release = &release,

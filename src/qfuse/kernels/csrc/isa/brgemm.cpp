@@ -122,6 +122,7 @@ const Path& brgemm_path() {
       .tile_rows = &tile_rows,
       .dense = true,
       .multiply = &multiply,
+      .depthwise = avx512_vnni_path().depthwise,
       .finish = avx512_vnni_path().finish,
       .finish_halves = avx512_vnni_path().finish_halves,
       .release = &release,

@@ -1,4 +1,5 @@
 // The path for any processor: the compiler's vector types, without specific instructions.
+#include "convolution/depthwise.h"
 #include "linear/finish.h"
 #include "linear/groups.h"
 #include "quantized/real.h"
@@ -56,6 +57,7 @@ const Path& portable_path() {
       .tile_rows = &tile_rows,
       .dense = false,
       .multiply = &multiply,
+      .depthwise = &depthwise,
       .finish = &finish,
       .finish_halves = &finish_halves,
       .release = &release,

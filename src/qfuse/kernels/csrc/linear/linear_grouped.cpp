@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "linear/buffer.h"
+#include "linear/grain.h"
 #include "linear/group_operands.h"
 #include "kernel_api.h"
 #include "linear/operands.h"
@@ -16,8 +17,6 @@
 namespace qfuse {
 namespace {
 
-// Minimum work per thread (about 2 us); starting a team costs about as much.
-constexpr int64_t kLeastCycles = 8000;
 // K per panel of bytes: 32 KiB, so that it stays in a near cache.
 constexpr int64_t kPanelDepth = 128;
 // Rows that share a panel.
@@ -153,7 +152,7 @@ void run_direct(const Problem& p, const Epilogue& epilogue, int64_t first, int64
   };
   const int64_t vectors = size.halves * size.groups * (size.depth + 2) * 4;
   const int64_t cycles = vectors * std::max<int64_t>(tile_rows, 3) + 200;
-  at::parallel_for(0, strips * size.blocks, kLeastCycles / cycles + 1, work);
+  at::parallel_for(0, strips * size.blocks, grain_of_cycles(cycles), work);
 }
 
 // Adds the totals of a strip, some groups at a time, which are unpacked once for all rows.
@@ -213,7 +212,7 @@ void run_panels(const Problem& p, const Epilogue& epilogue, int64_t first, int64
     p.path.release();
   };
   const int64_t cycles = size.halves * size.groups * (size.depth + 4) * (strip + 4) * 4 + 200;
-  at::parallel_for(0, strips * size.blocks, kLeastCycles / cycles + 1, work);
+  at::parallel_for(0, strips * size.blocks, grain_of_cycles(cycles), work);
 }
 
 // Computes `count` rows from `first` on.
@@ -228,11 +227,12 @@ at::Tensor linear_grouped(const GroupedLinear& l, const Output* output, at::Scal
   Problem p(l);
   if (output) {
     p.epilogue.quantizer = quantizer_of(*output, out_dtype);
+    fold_clamps(p.epilogue);
   } else {
     p.check_type(out_dtype);
   }
   at::Tensor out = at::empty(p.shape, out_dtype);
-  p.epilogue.out_type = out_type_of(out_dtype);
+  p.epilogue.out_type = element_of(out_dtype, "out_dtype");
   p.epilogue.out = out.mutable_data_ptr();
   p.epilogue.out_ld = p.size.columns();
   if (out.numel() > 0) run(p, p.epilogue, 0, p.size.rows);
@@ -245,7 +245,7 @@ RowResult linear_grouped_rows(const GroupedLinear& l, at::ScalarType float_dtype
   p.check_type(float_dtype);
   const auto rows = [&](int64_t first, int64_t count, float* to, int64_t ld) {
     Epilogue epilogue = p.epilogue;
-    epilogue.out_type = OutType::f32;
+    epilogue.out_type = Element::f32;
     epilogue.out = to;
     epilogue.out_ld = ld;
     epilogue.out_row = first;

@@ -7,23 +7,15 @@
 #include <algorithm>
 #include <vector>
 
-#include "linear/buffer.h"
-#include "kernel_api.h"
-#include "linear/operands.h"
 #include "isa/select.h"
+#include "kernel_api.h"
+#include "linear/buffer.h"
+#include "linear/grain.h"
+#include "linear/operands.h"
 #include "quantized/stored.h"
 
 namespace qfuse {
 namespace {
-
-// Sums are exact in int32 while their final value fits: |x - x_zero| <= 255 and |w| <= 128 give
-// 255 * 128 * 2^16 < 2^31, and with a weight zero point 255 * 255 * 2^15 < 2^31.
-constexpr int64_t kMaxDepth = int64_t{1} << 16;
-constexpr int64_t kMaxDepthWithWeightZero = int64_t{1} << 15;
-
-// Minimum work per thread (about 2 us); starting a team costs about as much.
-constexpr int64_t kLeastCycles = 8000;
-constexpr int64_t kLeastBytes = 32768;
 
 struct Size {
   int64_t rows, n, k;
@@ -42,13 +34,10 @@ struct Activation {
   uint32_t flip;
 };
 
-uint32_t flip_of(const at::Tensor& x) { return x.scalar_type() == at::kChar ? 0x80808080u : 0u; }
-
-Size size_of(const Linear& l, const Rows& x, bool halved) {
+Size size_of(const Int8Operands& l, const Rows& x, bool halved) {
   const Size size{x.rows, l.w_sums.numel(), x.columns, halved ? 2 : 1};
   const int64_t blocks = size.blocks() * size.halves;
-  TORCH_CHECK(l.x.scalar_type() == at::kChar || l.x.scalar_type() == at::kByte,
-              "x must be int8 or uint8, not ", l.x.scalar_type());
+  check_int8(l, size.k);
   TORCH_CHECK(
       l.w_packed.scalar_type() == at::kChar && l.w_packed.is_contiguous() &&
           l.w_packed.sizes() == at::IntArrayRef({blocks, size.groups(), kBlock, kGroup}),
@@ -58,8 +47,6 @@ Size size_of(const Linear& l, const Rows& x, bool halved) {
       " ", l.w_packed.sizes());
   TORCH_CHECK(l.w_sums.scalar_type() == at::kInt && l.w_sums.dim() == 1 && l.w_sums.is_contiguous(),
               "w_sums must be contiguous int32 [N]");
-  const int64_t most = l.w_zero_point ? kMaxDepthWithWeightZero : kMaxDepth;
-  TORCH_CHECK(size.k <= most, "K is ", size.k, "; int32 sums are exact up to ", most);
   return size;
 }
 
@@ -70,14 +57,12 @@ Activation dense(const Rows& x, uint32_t flip, const Size& size) {
   const auto* from = static_cast<const uint8_t*>(x.tensor.const_data_ptr());
   auto* to = copy.mutable_data_ptr<uint8_t>();
   const auto byte = static_cast<uint8_t>(flip);
-  at::parallel_for(0, size.rows, kLeastBytes / std::max<int64_t>(ld, 1) + 1,
-                   [&](auto begin, auto end) {
-                     for (int64_t i = begin; i < end; ++i) {
-                       for (int64_t k = 0; k < size.k; ++k)
-                         to[i * ld + k] = from[i * x.ld + k] ^ byte;
-                       std::fill(to + i * ld + size.k, to + (i + 1) * ld, uint8_t{0});
-                     }
-                   });
+  at::parallel_for(0, size.rows, grain_of_bytes(ld), [&](auto begin, auto end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t k = 0; k < size.k; ++k) to[i * ld + k] = from[i * x.ld + k] ^ byte;
+      std::fill(to + i * ld + size.k, to + (i + 1) * ld, uint8_t{0});
+    }
+  });
   return {copy, to, ld, 0};
 }
 
@@ -91,17 +76,10 @@ Activation activation_of(const Rows& x, const Size& size, const Path& path) {
 at::Tensor x_sums_of(const Rows& x, const Size& size) {
   at::Tensor sums = at::empty({size.rows}, at::kInt);
   const auto* from = static_cast<const uint8_t*>(x.tensor.const_data_ptr());
-  const auto byte = static_cast<uint8_t>(flip_of(x.tensor));
   auto* to = sums.mutable_data_ptr<int32_t>();
-  at::parallel_for(0, size.rows, kLeastBytes / std::max<int64_t>(size.k, 1) + 1,
-                   [&](auto begin, auto end) {
-                     for (int64_t i = begin; i < end; ++i) {
-                       int32_t sum = 0;
-                       for (int64_t k = 0; k < size.k; ++k)
-                         sum += static_cast<uint8_t>(from[i * x.ld + k] ^ byte);
-                       to[i] = sum;
-                     }
-                   });
+  at::parallel_for(0, size.rows, grain_of_bytes(size.k), [&](auto begin, auto end) {
+    sum_rows(from + begin * x.ld, x.ld, end - begin, size.k, flip_of(x.tensor), to + begin);
+  });
   return sums;
 }
 
@@ -118,7 +96,7 @@ struct Problem {
   std::vector<at::Tensor> kept;
 
   // Reads and checks all arguments.
-  explicit Problem(const Linear& l) : Problem(l, rows_of(l.x)) {}
+  explicit Problem(const Int8Operands& l) : Problem(l, rows_of(l.x)) {}
   Problem(const Problem&) = delete;
   Problem& operator=(const Problem&) = delete;
 
@@ -129,29 +107,24 @@ struct Problem {
   }
 
  private:
-  Problem(const Linear& l, const Rows& x)
+  Problem(const Int8Operands& l, const Rows& x)
       : path(path_for(x.rows)), w(l.w_packed.const_data_ptr<int8_t>()), shape(l.x.sizes().vec()) {
     kept.reserve(8 + l.extras.size());
     shape.back() = l.w_sums.numel();
     type = read_steps(l.epilogue, l.extras, shape, l.real, epilogue, kept, /*takes_halves=*/true);
     size = size_of(l, x, epilogue.half > 0);
     shape.back() = size.columns();
-    epilogue.real = real_of(l.real, "real");
-    epilogue.w_scale = floats(l.w_scale, size.n, "w_scale");
-    epilogue.w_sums = l.w_sums.const_data_ptr<int32_t>();
-    if (l.bias) epilogue.bias = floats(*l.bias, size.n, "bias");
-    if (l.w_zero_point) {
-      epilogue.w_zero = whole(vector_of(*l.w_zero_point, at::kInt, size.n, "w_zero_point"));
-      epilogue.x_sums = whole(x_sums_of(x, size));
-    }
+    read_features(l, size.n, epilogue, kept);
+    if (l.w_zero_point) epilogue.x_sums = whole(x_sums_of(x, size));
     read_rows(l);
     if (!empty()) a = activation_of(x, size, path);
   }
 
   // Scales and zero points of the activation.
-  void read_rows(const Linear& l) {
+  void read_rows(const Int8Operands& l) {
     epilogue.scale_per_row = l.x_scale.numel() != 1;
-    epilogue.x_scale = floats(l.x_scale, epilogue.scale_per_row ? size.rows : 1, "x_scale");
+    const int64_t scales = epilogue.scale_per_row ? size.rows : 1;
+    epilogue.x_scale = keep_floats(l.x_scale, scales, "x_scale", kept);
     epilogue.zero_per_row = l.x_zero_point && l.x_zero_point->numel() != 1;
     const int32_t least = least_of(l.x.scalar_type());
     if (epilogue.zero_per_row) {
@@ -160,11 +133,6 @@ struct Problem {
       x_zero = only_zero(l.x_zero_point, least);
       epilogue.x_zero = &x_zero;
     }
-  }
-
-  const float* floats(const at::Tensor& tensor, int64_t count, const char* what) {
-    kept.push_back(vector_of(tensor, at::kFloat, count, what));
-    return kept.back().const_data_ptr<float>();
   }
 
   const int32_t* whole(at::Tensor tensor) {
@@ -210,32 +178,33 @@ void run(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t coun
   };
   const int64_t cycles =
       block_bytes / 64 * size.halves * std::max<int64_t>(std::min(tile_rows, count), 3) + 200;
-  at::parallel_for(0, strips * blocks, kLeastCycles / cycles + 1, work);
+  at::parallel_for(0, strips * blocks, grain_of_cycles(cycles), work);
 }
 
 }  // namespace
 
-at::Tensor linear_w8a8(const Linear& l, const Output* output, at::ScalarType out_dtype) {
+at::Tensor linear_w8a8(const Int8Operands& l, const Output* output, at::ScalarType out_dtype) {
   Problem p(l);
   if (output) {
     p.epilogue.quantizer = quantizer_of(*output, out_dtype);
+    fold_clamps(p.epilogue);
   } else {
     p.check_type(out_dtype);
   }
   at::Tensor out = at::empty(p.shape, out_dtype);
-  p.epilogue.out_type = out_type_of(out_dtype);
+  p.epilogue.out_type = element_of(out_dtype, "out_dtype");
   p.epilogue.out = out.mutable_data_ptr();
   p.epilogue.out_ld = p.size.columns();
   if (out.numel() > 0) run(p, p.epilogue, 0, p.size.rows);
   return out;
 }
 
-RowResult linear_w8a8_rows(const Linear& l, at::ScalarType float_dtype, const RowOutput& output) {
+RowResult linear_w8a8_rows(const Int8Operands& l, at::ScalarType float_dtype, const RowOutput& output) {
   const Problem p(l);
   p.check_type(float_dtype);
   const auto rows = [&](int64_t first, int64_t count, float* to, int64_t ld) {
     Epilogue epilogue = p.epilogue;
-    epilogue.out_type = OutType::f32;
+    epilogue.out_type = Element::f32;
     epilogue.out = to;
     epilogue.out_ld = ld;
     epilogue.out_row = first;

@@ -32,10 +32,14 @@ at::Tensor vector_of(const at::Tensor& tensor, at::ScalarType type, int64_t size
 // The only element of `tensor`.
 double number_of(const at::Tensor& tensor, const char* what);
 
-// Parses the text of an epilogue (see src/qfuse/kernels/ops.py) into `epilogue`, with `extras`
-// broadcast to `shape`, or within a GLU to half of its last axis. Every op rounds to the type of
-// torch's type promotion. Returns the type after the last op; `kept` keeps the extras' memory
-// alive. Throws for a GLU unless the caller supports it.
+// Parses the text of an epilogue (see src/qfuse/kernels/ops.py) into `epilogue`. Every op rounds to
+// the type of torch's type promotion. Returns the type after the last op. Throws for a GLU. Where
+// the extras lie in memory is left to the caller.
+at::ScalarType parse_steps(std::string_view text, const std::vector<at::Tensor>& extras,
+                           at::ScalarType real, Epilogue& epilogue);
+
+// The same with `extras` broadcast to `shape`, or within a GLU to half of its last axis. `kept`
+// keeps the extras' memory alive. Throws for a GLU unless the caller supports it.
 at::ScalarType read_steps(std::string_view text, const std::vector<at::Tensor>& extras,
                           at::IntArrayRef shape, at::ScalarType real, Epilogue& epilogue,
                           std::vector<at::Tensor>& kept, bool takes_halves = false);

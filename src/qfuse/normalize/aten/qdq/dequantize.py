@@ -19,7 +19,12 @@ from qfuse.normalize.aten.qdq.scale_factor import (
     zero_factor,
 )
 from qfuse.normalize.match.broadcast import block_of
-from qfuse.normalize.match.quantized_values import QUANTIZED, Stored, integers_of, stored_spec
+from qfuse.normalize.match.quantized_values import (
+    QUANTIZED,
+    StoredNumbers,
+    integers_of,
+    stored_spec,
+)
 from qfuse.normalize.match.views import view_source
 from qfuse.rewrite.pattern import Capture, Match, Operand, PatternRule, guard, let
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter
@@ -116,7 +121,7 @@ class DequantizeChain(PatternRule):
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Build the parameters, then the dequantize."""
-        stored, scale, zero = Stored.of(site), site[SCALE_FACTOR], site[ZERO_FACTOR]
+        stored, scale, zero = StoredNumbers.of(site), site[SCALE_FACTOR], site[ZERO_FACTOR]
         shape = shape_of(site[VALUE])
         block = block_of(shape, scale.shape)
         assert block is not None, "the scale tiles the quantized values"

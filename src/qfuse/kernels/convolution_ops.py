@@ -1,0 +1,171 @@
+"""Int8 convolutions in one, two or three dimensions, and their fakes.
+
+``convolution_w8a8`` and ``convolution_w8a8_quantized`` compute on quantized values what
+``torch.nn.functional.conv1d`` to ``conv3d`` compute on floats:
+
+1. ``total``: the convolution of ``x - x_zero_point`` and ``w - w_zero_point``, exact in int32 for
+   ``K = taps * channels of a group`` up to 65536, or 32768 with a weight zero point; larger K
+   raises. Padding is with the zero point, which stands for 0.
+2. ``y = float32(total) * x_scale * w_scale + bias``, then the epilogue ops, then the result, all as
+   in :mod:`qfuse.kernels.ops`. The epilogue has no GLU.
+
+The shape of the result and its memory format are those of torch: channels last if ``x`` suggests
+it, else contiguous. Results do not depend on the memory format of ``x``, on the number of threads
+or on the instruction set. The ops do not mutate their arguments.
+
+==================  ==============================================================================
+``x``               int8 or uint8, ``[N, C, *S]`` or ``[C, *S]`` with 1 to 3 spatial axes; any
+                    strides. Pixels with adjacent channels (channels last) are read in place.
+``x_scale``         one float
+``x_zero_point``    ``None`` or one integer, in the range of ``x``'s dtype
+``w_packed``        from :func:`~qfuse.kernels.pack_convolution.pack_convolution`; transposed from
+                    :func:`~qfuse.kernels.pack_convolution.pack_transposed`
+``w_sums``          from :func:`~qfuse.kernels.pack_convolution.convolution_sums`; transposed from
+                    :func:`~qfuse.kernels.pack_convolution.transposed_sums`
+``w_scale``         one float, or one per output channel
+``w_zero_point``    ``None``, one integer, or one per output channel
+``bias``            ``None`` or one float per output channel
+``kernel``          sizes of the kernel, one per spatial axis; so are ``stride``, ``padding``,
+                    ``dilation`` and ``output_padding``
+``transposed``      whether it is a transposed convolution
+``groups``          of channels
+``extras``          at most 4 tensors, as in :mod:`qfuse.kernels.ops`, that broadcast to the result
+==================  ==============================================================================
+
+``convolution_depthwise_w8a8`` and ``convolution_depthwise_w8a8_quantized`` are for ordinary
+convolutions with one group for each channel of ``x``, and any number of output channels for each.
+They take neither ``output_padding`` nor ``transposed`` nor ``groups``, and a weight from
+:func:`~qfuse.kernels.pack_convolution.pack_depthwise`.
+
+``epilogue``, ``real``, ``out_dtype`` and the arguments of a quantized result are those of
+:mod:`qfuse.kernels.ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from qfuse.ir.errors import InputError
+from qfuse.kernels._torch_api import memory_format_of
+from qfuse.kernels.fakes import REAL, STORED, check_stored
+from qfuse.kernels.op import KernelOp
+from qfuse.kernels.pack import BLOCK, GROUP
+from qfuse.kernels.pack_convolution import depthwise_groups, taps_of_phases
+
+_DEFAULTS: Mapping[str, object] = {
+    "w_zero_point": None,
+    "bias": None,
+    "extras": (),
+    "epilogue": "",
+    "real": torch.float32,
+}
+_WINDOW: Mapping[str, object] = {"transposed": False, "groups": 1}
+_OUTPUT: Mapping[str, object] = {"reciprocal": True, "zero_point_first": False}
+
+
+def output_size(
+    size: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[int]:
+    """Return the spatial sizes of the result of an ordinary convolution."""
+    axes = zip(size, kernel, stride, padding, dilation, strict=True)
+    return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+
+
+def transposed_size(a: Any, size: Sequence[int]) -> list[int]:
+    """Return the spatial sizes of the result of a transposed convolution."""
+    axes = zip(size, a.kernel, a.stride, a.padding, a.dilation, a.output_padding, strict=True)
+    return [(n - 1) * s - 2 * p + d * (k - 1) + more + 1 for n, k, s, p, d, more in axes]
+
+
+def _depth(a: Any, channels: int) -> int:
+    """Return the groups of four ``k`` of a packed weight."""
+    taps = [prod(a.kernel)]
+    if a.transposed:
+        phases = taps_of_phases(a.kernel, a.stride, a.dilation)
+        taps = [prod(map(len, phase)) for phase in phases]
+    return sum(-(-count * channels // GROUP) for count in taps)
+
+
+def _check_window(a: Any, *more: str) -> None:
+    check_stored(a.x)
+    axes = len(a.kernel)
+    for name in ("stride", "padding", "dilation", *more):
+        if len(getattr(a, name)) != axes:
+            raise InputError(f"{name} must have {axes} numbers, not {len(getattr(a, name))}")
+    if a.x.dim() not in {axes + 1, axes + 2}:
+        raise InputError(f"x must have {axes + 1} or {axes + 2} axes, not {a.x.dim()}")
+
+
+def _check_packed(a: Any, expected: tuple[int, ...]) -> None:
+    if a.w_packed.dtype != torch.int8 or a.w_packed.shape != expected:
+        raise InputError(f"w_packed {tuple(a.w_packed.shape)} does not fit, expected {expected}")
+
+
+def _shape(a: Any) -> list[int]:
+    """Return the shape of the result; check the operands."""
+    _check_window(a, "output_padding")
+    axes = len(a.kernel)
+    *batch, channels = a.x.shape[:-axes]
+    n, size = a.w_sums.shape[-1], a.x.shape[-axes:]
+    if channels % a.groups or n % a.groups:
+        raise InputError(f"{channels} channels and n={n} cannot be split into {a.groups} groups")
+    blocks = (n // a.groups + BLOCK - 1) // BLOCK
+    _check_packed(a, (a.groups, blocks, _depth(a, channels // a.groups), BLOCK, GROUP))
+    if a.transposed:
+        return [*batch, n, *transposed_size(a, size)]
+    return [*batch, n, *output_size(size, a.kernel, a.stride, a.padding, a.dilation)]
+
+
+def _depthwise_shape(a: Any) -> list[int]:
+    _check_window(a)
+    axes = len(a.kernel)
+    *batch, channels = a.x.shape[:-axes]
+    n, size = a.w_sums.shape[0], a.x.shape[-axes:]
+    if n % channels:
+        raise InputError(f"n={n} is no multiple of {channels} channels")
+    _check_packed(a, ((n + BLOCK - 1) // BLOCK, depthwise_groups(a.kernel), BLOCK, GROUP))
+    return [*batch, n, *output_size(size, a.kernel, a.stride, a.padding, a.dilation)]
+
+
+def _result(
+    a: Any, possible: Collection[torch.dtype], shape: Callable[[Any], list[int]] = _shape
+) -> torch.Tensor:
+    if a.real not in REAL:
+        raise InputError(f"real must be one of {REAL}, not {a.real}")
+    if a.out_dtype not in possible:
+        raise InputError(f"the result must be one of {possible}, not {a.out_dtype}")
+    unbatched = a.x.dim() == len(a.kernel) + 1
+    memory_format = torch.contiguous_format if unbatched else memory_format_of(a.x)
+    return torch.empty(shape(a), dtype=a.out_dtype, device=a.x.device, memory_format=memory_format)
+
+
+convolution_w8a8: KernelOp[torch.Tensor] = KernelOp(
+    "convolution_w8a8",
+    lambda a: _result(a, REAL),
+    defaults={**_DEFAULTS, **_WINDOW},
+    like={"out_dtype": "real"},
+)
+convolution_w8a8_quantized: KernelOp[torch.Tensor] = KernelOp(
+    "convolution_w8a8_quantized",
+    lambda a: _result(a, STORED),
+    defaults={**_DEFAULTS, **_WINDOW, **_OUTPUT},
+)
+convolution_depthwise_w8a8: KernelOp[torch.Tensor] = KernelOp(
+    "convolution_depthwise_w8a8",
+    lambda a: _result(a, REAL, _depthwise_shape),
+    defaults=_DEFAULTS,
+    like={"out_dtype": "real"},
+)
+convolution_depthwise_w8a8_quantized: KernelOp[torch.Tensor] = KernelOp(
+    "convolution_depthwise_w8a8_quantized",
+    lambda a: _result(a, STORED, _depthwise_shape),
+    defaults={**_DEFAULTS, **_OUTPUT},
+)

@@ -1,0 +1,17 @@
+// int8 depthwise convolutions: every output channel reads one input channel.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "convolution/geometry.h"
+#include "linear/int8_operands.h"
+#include "rowwise/quantizer.h"
+
+namespace qfuse {
+
+// Returns a float tensor, or quantized values if `output` is set. Meanings and shapes:
+// src/qfuse/kernels/convolution_ops.py. The groups and the output padding of `window` are ignored.
+at::Tensor convolution_depthwise_w8a8(const Int8Operands& operands, const Window& window,
+                                      const Output* output, at::ScalarType out_dtype);
+
+}  // namespace qfuse

@@ -1,0 +1,288 @@
+#include "convolution/convolution_w8a8.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "convolution/destination.h"
+#include "convolution/layout.h"
+#include "convolution/patches.h"
+#include "isa/select.h"
+#include "linear/buffer.h"
+#include "linear/grain.h"
+
+namespace qfuse {
+namespace {
+
+// A panel stays in the L2 cache together with a block of weights. With so many rows, reading the
+// weights for each panel from a farther cache costs less than multiplying.
+constexpr int64_t kPanelBytes = 256 << 10;
+constexpr int64_t kPanelRows = 96;
+constexpr int64_t kPanelsPerThread = 4;
+// Rows that are finished at once: several tiles, whose sums stay in the L1 cache.
+constexpr int64_t kFinishRows = 24;
+
+// The matrix product of a phase, split into panels of rows.
+struct Part {
+  const Phase& phase;
+  int64_t rows;    // output pixels of all images
+  int64_t k;       // taps * channels of a group
+  int64_t depth;   // groups of four k
+  int64_t weight;  // offset of the phase in a block, in groups of four k
+  int64_t panel;   // rows of a panel
+  int64_t panels;
+  int64_t first;   // index of the first unit
+};
+
+// Where the rows of a patch matrix are.
+struct Matrix {
+  const uint8_t* data;
+  int64_t ld;
+  uint32_t flip;
+};
+
+struct Problem {
+  const Int8Operands& operands;
+  const Geometry& g;
+  const Path& path;
+  const Finish& finish;
+  Pixels x;
+  std::vector<Part> parts;
+  int64_t blocks;  // of a group
+  int64_t depth;   // groups of four k of a block of weights
+  int64_t units = 0;
+  bool direct;  // rows of pixels are rows of the matrix
+  int64_t pixel_ld = 0;
+
+  Problem(const Int8Operands& o, const Geometry& geometry, const Path& used, const Finish& f);
+};
+
+int64_t groups_of(int64_t k) { return (k + kGroup - 1) / kGroup; }
+
+// Whether each output pixel reads the one input pixel of the same index, at a fixed distance.
+bool reads_pixels(const Geometry& g, const Pixels& x, int64_t* ld) {
+  for (const Phase& phase : g.phases) {
+    for (const Line& line : phase.line) {
+      const bool same = line.taps == 1 && line.first == 0 && line.step == 1 && line.out_step == 1;
+      if (!same) return false;
+    }
+  }
+  const auto row = x.strides.row(g.in);
+  if (!row || g.in != g.out) return false;
+  const bool one = g.pixels() == 1;
+  *ld = one ? x.strides.image : *row;
+  return one || g.images == 1 || x.strides.image == *row * g.pixels();
+}
+
+// Rows of a panel: as many as stay in the cache, but fewer if threads would have nothing to do.
+int64_t rows_of_panel(const Problem& p, int64_t rows, int64_t k) {
+  const int64_t tile = p.path.tile_rows(rows);
+  const int64_t fit = kPanelBytes / std::max<int64_t>(k, 1) / tile * tile;
+  const int64_t most = std::max(tile, std::min(fit, std::max(tile, kPanelRows)));
+  const int64_t enough = kPanelsPerThread * at::get_num_threads();
+  const int64_t columns = p.blocks * p.g.groups;
+  const int64_t panels =
+      std::max((rows + most - 1) / most, std::min((enough + columns - 1) / columns, rows / tile));
+  const int64_t even = (rows + panels - 1) / panels;
+  return (even + tile - 1) / tile * tile;
+}
+
+int64_t depth_of(const Geometry& g) {
+  int64_t depth = 0;
+  for (const Phase& phase : g.phases) depth += groups_of(phase.taps() * g.in_channels());
+  return depth;
+}
+
+Problem::Problem(const Int8Operands& o, const Geometry& geometry, const Path& used,
+                 const Finish& f)
+    : operands(o),
+      g(geometry),
+      path(used),
+      finish(f),
+      x(pixels_of(o.x, g)),
+      blocks((g.out_channels() + kBlock - 1) / kBlock),
+      depth(depth_of(g)) {
+  const int64_t c = g.in_channels();
+  direct = c % kGroup == 0 && reads_pixels(g, x, &pixel_ld) &&
+           (!path.dense || (flip_of(o.x) == 0 && pixel_ld >= c));
+  int64_t weight = 0;
+  for (const Phase& phase : g.phases) {
+    const int64_t k = phase.taps() * c;
+    const int64_t rows = phase.pixels() * g.images;
+    if (rows > 0) {
+      const int64_t panel = rows_of_panel(*this, rows, k);
+      const int64_t panels = (rows + panel - 1) / panel;
+      parts.push_back({phase, rows, k, groups_of(k), weight, panel, panels, units});
+      units += panels * g.groups * blocks;
+    }
+    weight += groups_of(k);
+  }
+}
+
+int64_t features_of(const Int8Operands& o, const Window& window) {
+  const int64_t axes = window.transposed ? 2 : 1;
+  TORCH_CHECK(o.w_sums.scalar_type() == at::kInt && o.w_sums.dim() == axes &&
+                  o.w_sums.is_contiguous(),
+              "w_sums must be contiguous int32 ", axes == 1 ? "[N]" : "[phases, N]");
+  return o.w_sums.size(axes - 1);
+}
+
+void check(const Int8Operands& o, const Geometry& g, const Window& window) {
+  int64_t k = 0;
+  for (const Phase& phase : g.phases) k = std::max(k, phase.taps() * g.in_channels());
+  check_int8(o, k);
+  const int64_t blocks = (g.out_channels() + kBlock - 1) / kBlock;
+  TORCH_CHECK(o.w_packed.scalar_type() == at::kChar && o.w_packed.is_contiguous() &&
+                  o.w_packed.sizes() ==
+                      at::IntArrayRef({g.groups, blocks, depth_of(g), kBlock, kGroup}),
+              "w_packed must be contiguous int8 [groups, ceil(N / groups / 64), ceil(K / 4), 64, 4]"
+              " with N = ", g.features, " (last axis of w_sums) and K = ", k,
+              " (taps * channels / groups), not ", o.w_packed.scalar_type(), " ",
+              o.w_packed.sizes());
+  TORCH_CHECK(!window.transposed || o.w_sums.size(0) == static_cast<int64_t>(g.phases.size()),
+              "w_sums has ", o.w_sums.size(0), " rows, expected one for each of the ",
+              g.phases.size(), " phases");
+}
+
+// Computes units, each of which is one panel times one block of weights. Results depend neither on
+// their order nor on the threads.
+class Worker {
+ public:
+  explicit Worker(const Problem& p)
+      : p_(p),
+        panel_(panel_bytes(p)),
+        sums_(finish_rows(p) * kBlock * sizeof(int32_t)),
+        x_sums_(panel_rows(p) * sizeof(int32_t)),
+        destination_(p.finish, p.g) {}
+
+  void run(int64_t unit) {
+    while (part_ + 1 < p_.parts.size() && unit >= p_.parts[part_ + 1].first) ++part_;
+    const Part& part = p_.parts[part_];
+    unit -= part.first;
+    const int64_t block = unit % p_.blocks;
+    const int64_t group = unit / p_.blocks % p_.g.groups;
+    const int64_t first = unit / p_.blocks / p_.g.groups * part.panel;
+    const int64_t rows = std::min(part.panel, part.rows - first);
+    if (&part != known_.part || first != known_.first || group != known_.group) {
+      matrix_ = read(part, first, rows, group);
+      known_ = {&part, first, group};
+    }
+    multiply(part, first, rows, group, block);
+  }
+
+ private:
+  struct Known {
+    const Part* part;
+    int64_t first;
+    int64_t group;
+  };
+
+  static int64_t panel_rows(const Problem& p) {
+    int64_t most = 0;
+    for (const Part& part : p.parts) most = std::max(most, std::min(part.panel, part.rows));
+    return most;
+  }
+
+  static int64_t finish_rows(const Problem& p) {
+    int64_t most = 0;
+    for (const Part& part : p.parts) most = std::max(most, finish_rows(p, part));
+    return most;
+  }
+
+  // A multiple of a tile's.
+  static int64_t finish_rows(const Problem& p, const Part& part) {
+    const int64_t tile = p.path.tile_rows(part.rows);
+    return (kFinishRows + tile - 1) / tile * tile;
+  }
+
+  static int64_t panel_bytes(const Problem& p) {
+    int64_t most = 0;
+    for (const Part& part : p.parts) {
+      most = std::max(most, std::min(part.panel, part.rows) * part.depth * kGroup);
+    }
+    return p.direct ? 0 : most + kPanelSlack;
+  }
+
+  // Makes the panel, and the sums of its rows if weights have zero points.
+  Matrix read(const Part& part, int64_t first, int64_t rows, int64_t group) {
+    const uint32_t flip = flip_of(p_.operands.x);
+    const int64_t channel = group * p_.g.in_channels();
+    Matrix matrix{p_.x.data + first * p_.pixel_ld + channel, p_.pixel_ld, flip};
+    if (!p_.direct) {
+      const int64_t ld = part.depth * kGroup;
+      auto* panel = panel_.as<uint8_t>();
+      const auto zero = static_cast<uint8_t>(p_.finish.x_zero ^ flip);
+      gather({p_.x, p_.g.in, part.phase, p_.g.in_channels(), zero}, first, rows, channel, panel, ld);
+      matrix = {panel, ld, flip};
+      if (p_.path.dense && flip) {
+        for (int64_t i = 0; i < rows * ld; ++i) panel[i] ^= 0x80;
+        matrix.flip = 0;
+      }
+    }
+    if (p_.finish.epilogue.w_zero) {
+      sum_rows(matrix.data, matrix.ld, rows, part.k, matrix.flip, x_sums_.as<int32_t>());
+    }
+    return matrix;
+  }
+
+  void multiply(const Part& part, int64_t first, int64_t rows, int64_t group, int64_t block) {
+    const int64_t tile = p_.path.tile_rows(part.rows);
+    const int64_t column = group * p_.g.out_channels() + block * kBlock;
+    const int64_t columns = std::min(kBlock, p_.g.out_channels() - block * kBlock);
+    const int64_t depth = (group * p_.blocks + block) * p_.depth + part.weight;
+    const int8_t* weight =
+        p_.operands.w_packed.const_data_ptr<int8_t>() + depth * kBlock * kGroup;
+    const int64_t phase = &part.phase - p_.g.phases.data();
+    const int32_t* w_sums = p_.finish.epilogue.w_sums + phase * p_.g.features;
+    const int32_t* x_sums = p_.finish.epilogue.w_zero ? x_sums_.as<int32_t>() : nullptr;
+    auto* sums = sums_.as<int32_t>();
+    const int64_t step = finish_rows(p_, part);
+    for (int64_t row = 0; row < rows; row += step) {
+      const int64_t count = std::min(step, rows - row);
+      const uint8_t* a = matrix_.data + row * matrix_.ld;
+      for (int64_t i = 0; i < count; i += tile) {
+        p_.path.multiply({a + i * matrix_.ld, matrix_.ld, matrix_.flip, std::min(tile, count - i),
+                          weight, part.depth, columns},
+                         sums + i * kBlock);
+      }
+      destination_.write(p_.path, part.phase, first + row, count, column, columns, sums, w_sums,
+                         x_sums ? x_sums + row : nullptr);
+    }
+  }
+
+  const Problem& p_;
+  const Buffer panel_;
+  const Buffer sums_;
+  const Buffer x_sums_;
+  Destination destination_;
+  size_t part_ = 0;
+  Known known_{nullptr, 0, 0};
+  Matrix matrix_{};
+};
+
+void run(const Problem& p) {
+  int64_t cycles = 0;
+  for (const Part& part : p.parts) {
+    const int64_t unit = (part.depth + 8) * 4 * std::max<int64_t>(std::min(part.panel, part.rows), 3);
+    cycles = std::max(cycles, unit + 200);
+  }
+  at::parallel_for(0, p.units, grain_of_cycles(cycles), [&](int64_t begin, int64_t end) {
+    Worker worker(p);
+    for (int64_t i = begin; i < end; ++i) worker.run(i);
+    p.path.release();
+  });
+}
+
+}  // namespace
+
+at::Tensor convolution_w8a8(const Int8Operands& o, const Window& window, const Output* output,
+                            at::ScalarType out_dtype) {
+  const Geometry g = geometry_of(o.x, features_of(o, window), window);
+  check(o, g, window);
+  return convolved(o, g, output, out_dtype, [&](const Finish& finish) {
+    run(Problem(o, g, path_for(g.images * g.pixels()), finish));
+  });
+}
+
+}  // namespace qfuse

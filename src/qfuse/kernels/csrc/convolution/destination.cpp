@@ -1,0 +1,96 @@
+#include "convolution/destination.h"
+
+#include <algorithm>
+
+#include "linear/operands.h"
+#include "quantized/stored.h"
+
+namespace qfuse {
+namespace {
+
+int64_t size_of(Element type) {
+  if (type == Element::f32) return 4;
+  return type == Element::bf16 || type == Element::f16 ? 2 : 1;
+}
+
+const void* moved(const void* from, int64_t bytes) {
+  return static_cast<const char*>(from) + bytes;
+}
+
+}  // namespace
+
+Finish::Finish(const Int8Operands& o, const Geometry& g) {
+  kept.reserve(4 + o.extras.size());
+  type = parse_steps(o.epilogue, o.extras, o.real, epilogue);
+  for (const at::Tensor& extra : o.extras) extras.push_back(extra_of(extra, g, kept));
+  read_features(o, g.features, epilogue, kept);
+  TORCH_CHECK(o.x_scale.numel() == 1, "x_scale has ", o.x_scale.numel(), " elements, expected 1");
+  epilogue.x_scale = keep_floats(o.x_scale, 1, "x_scale", kept);
+  x_zero = only_zero(o.x_zero_point, least_of(o.x.scalar_type()));
+  epilogue.x_zero = &x_zero;
+}
+
+Destination::Destination(const Finish& finish, const Geometry& g)
+    : finish_(finish), g_(g), epilogue_(finish.epilogue) {}
+
+void Destination::move(const Phase& phase, int64_t pixel) {
+  const auto& [z, y, x] = phase.line;
+  const int64_t pixels = phase.pixels();
+  const int64_t image = pixel / pixels;
+  const int64_t rest = pixel % pixels;
+  const bool whole = pixels == g_.pixels();  // all output pixels, one after the other
+  const int64_t line = whole ? pixels : x.pixels;
+  const int64_t at = rest / line;
+  phase_ = &phase;
+  first_ = pixel - rest % line;
+  end_ = first_ + line;
+  int64_t out = 0;
+  if (!whole) {
+    const int64_t out_z = z.out_first + at / y.pixels * z.out_step;
+    const int64_t out_y = y.out_first + at % y.pixels * y.out_step;
+    out = (out_z * g_.out[1] + out_y) * g_.out[2] + x.out_first;
+  }
+  const int64_t step = whole ? 1 : x.out_step;
+  const Epilogue& from = finish_.epilogue;
+  const int64_t row = image * g_.pixels() + out;
+  epilogue_.out = static_cast<char*>(from.out) + row * g_.features * size_of(from.out_type);
+  epilogue_.out_ld = g_.features * step;
+  for (size_t i = 0; i < finish_.extras.size(); ++i) {
+    const auto& [rows, distance] = finish_.extras[i];
+    const int64_t offset = image * distance + out * rows.ld;
+    epilogue_.extra[i] = {moved(rows.data, offset * size_of(rows.type)), rows.ld * step, rows.type};
+  }
+}
+
+void Destination::write(const Path& path, const Phase& phase, int64_t first, int64_t count,
+                        int64_t column, int64_t columns, const int32_t* sums,
+                        const int32_t* w_sums, const int32_t* x_sums) {
+  epilogue_.w_sums = w_sums;
+  for (int64_t i = 0; i < count;) {
+    const int64_t pixel = first + i;
+    if (phase_ != &phase || pixel < first_ || pixel >= end_) move(phase, pixel);
+    const int64_t rows = std::min(count - i, end_ - pixel);
+    if (x_sums) epilogue_.x_sums = x_sums + i - (pixel - first_);
+    path.finish(epilogue_, sums + i * kBlock, pixel - first_, rows, column, columns);
+    i += rows;
+  }
+}
+
+at::Tensor convolved(const Int8Operands& o, const Geometry& g, const Output* output,
+                     at::ScalarType out_dtype, const std::function<void(Finish&)>& run) {
+  Finish finish(o, g);
+  if (output) {
+    finish.epilogue.quantizer = quantizer_of(*output, out_dtype);
+    fold_clamps(finish.epilogue);
+  } else {
+    TORCH_CHECK(out_dtype == finish.type, "the epilogue gives ", finish.type, ", not ", out_dtype);
+  }
+  const Result result = result_of(o.x, g, out_dtype);
+  if (result.rows.numel() == 0) return result.result;
+  finish.epilogue.out_type = element_of(out_dtype, "out_dtype");
+  finish.epilogue.out = result.rows.mutable_data_ptr();
+  run(finish);
+  return finished(result, g);
+}
+
+}  // namespace qfuse

@@ -1,0 +1,29 @@
+// The rows of the patch matrix: for each output pixel, the input pixels that its taps read.
+#pragma once
+
+#include <cstdint>
+
+#include "convolution/geometry.h"
+#include "convolution/layout.h"
+
+namespace qfuse {
+
+// Bytes behind a panel that `gather` may write.
+constexpr int64_t kPanelSlack = 64;
+
+// Where the pixels of a phase come from.
+struct Patches {
+  const Pixels& x;
+  const std::array<int64_t, kAxes>& in;
+  const Phase& phase;
+  int64_t channels;  // of a group
+  uint8_t zero;      // the byte of the zero point, for taps in the padding
+};
+
+// Writes `count` rows from output pixel `first` of the phase on, counted over all images; channels
+// start at `channel`. Rows are `ld` bytes apart and in order of the taps; what lies between them
+// is undefined.
+void gather(const Patches& p, int64_t first, int64_t count, int64_t channel, uint8_t* panel,
+            int64_t ld);
+
+}  // namespace qfuse

@@ -1,0 +1,53 @@
+#include "linear/int8_operands.h"
+
+#include <c10/core/ScalarType.h>
+
+#include "linear/operands.h"
+
+namespace qfuse {
+namespace {
+
+// Sums are exact in int32 while their final value fits: |x - x_zero| <= 255 and |w| <= 128 give
+// 255 * 128 * 2^16 < 2^31, and with a weight zero point 255 * 255 * 2^15 < 2^31.
+constexpr int64_t kMaxDepth = int64_t{1} << 16;
+constexpr int64_t kMaxDepthWithWeightZero = int64_t{1} << 15;
+
+}  // namespace
+
+void check_int8(const Int8Operands& o, int64_t k) {
+  TORCH_CHECK(o.x.scalar_type() == at::kChar || o.x.scalar_type() == at::kByte,
+              "x must be int8 or uint8, not ", o.x.scalar_type());
+  const int64_t most = o.w_zero_point ? kMaxDepthWithWeightZero : kMaxDepth;
+  TORCH_CHECK(k <= most, "K is ", k, "; int32 sums are exact up to ", most);
+}
+
+uint32_t flip_of(const at::Tensor& x) { return x.scalar_type() == at::kChar ? 0x80808080u : 0u; }
+
+void read_features(const Int8Operands& o, int64_t n, Epilogue& epilogue,
+                   std::vector<at::Tensor>& kept) {
+  epilogue.real = real_of(o.real, "real");
+  epilogue.w_scale = keep_floats(o.w_scale, n, "w_scale", kept);
+  epilogue.w_sums = o.w_sums.const_data_ptr<int32_t>();
+  if (o.bias) epilogue.bias = keep_floats(*o.bias, n, "bias", kept);
+  if (!o.w_zero_point) return;
+  kept.push_back(vector_of(*o.w_zero_point, at::kInt, n, "w_zero_point"));
+  epilogue.w_zero = kept.back().const_data_ptr<int32_t>();
+}
+
+const float* keep_floats(const at::Tensor& tensor, int64_t count, const char* what,
+                         std::vector<at::Tensor>& kept) {
+  kept.push_back(vector_of(tensor, at::kFloat, count, what));
+  return kept.back().const_data_ptr<float>();
+}
+
+void sum_rows(const uint8_t* rows, int64_t ld, int64_t count, int64_t k, uint32_t flip,
+              int32_t* sums) {
+  const auto byte = static_cast<uint8_t>(flip);
+  for (int64_t i = 0; i < count; ++i) {
+    int32_t sum = 0;
+    for (int64_t j = 0; j < k; ++j) sum += static_cast<uint8_t>(rows[i * ld + j] ^ byte);
+    sums[i] = sum;
+  }
+}
+
+}  // namespace qfuse

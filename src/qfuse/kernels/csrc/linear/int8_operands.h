@@ -1,0 +1,47 @@
+// The operands that all products of quantized activations and int8 weights share.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "kernel_api.h"
+
+namespace qfuse {
+
+// Meanings and shapes: src/qfuse/kernels/ops.py.
+struct Int8Operands {
+  const at::Tensor& x;
+  const at::Tensor& x_scale;
+  const std::optional<at::Tensor>& x_zero_point;
+  const at::Tensor& w_packed;
+  const at::Tensor& w_sums;
+  const at::Tensor& w_scale;
+  const std::optional<at::Tensor>& w_zero_point;
+  const std::optional<at::Tensor>& bias;
+  const std::vector<at::Tensor> extras;
+  std::string_view epilogue;
+  at::ScalarType real;
+};
+
+// Checks the type of `x`, and that int32 sums over `k` products are exact.
+void check_int8(const Int8Operands& o, int64_t k);
+
+// What makes unsigned bytes of those of `x`: 0x80 per byte of signed ones.
+uint32_t flip_of(const at::Tensor& x);
+
+// Reads what every output feature has, and the type `real`. `kept` keeps the memory alive.
+void read_features(const Int8Operands& o, int64_t n, Epilogue& epilogue,
+                   std::vector<at::Tensor>& kept);
+
+// `count` float32 of a tensor that `kept` keeps alive; a single element is repeated.
+const float* keep_floats(const at::Tensor& tensor, int64_t count, const char* what,
+                         std::vector<at::Tensor>& kept);
+
+// Sums of rows of `k` bytes each, unsigned after the flip.
+void sum_rows(const uint8_t* rows, int64_t ld, int64_t count, int64_t k, uint32_t flip,
+              int32_t* sums);
+
+}  // namespace qfuse

@@ -1,0 +1,84 @@
+"""qfuse's own int8 convolution, for every geometry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx.node import Argument
+
+from qfuse.ir.refusal import Refusal
+from qfuse.kernels.pack_convolution import (
+    convolution_sums,
+    pack_convolution,
+    pack_transposed,
+    transposed_sums,
+)
+from qfuse.lower.operands.int8_convolution import Int8Convolution
+from qfuse.lower.operands.packing import Packed, TapLayout
+from qfuse.lower.problems.convolution import ConvolutionProblem
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The weight of every group as a matrix."""
+
+    groups: int
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """Pack an int8 weight."""
+        return pack_convolution(weight, self.groups)
+
+    def sums(self, weight: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
+        """Sum the weight minus its zero point for every output channel."""
+        return convolution_sums(weight, zero_point)
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """The weight of a transposed convolution as those of ordinary ones, one per phase."""
+
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """Pack an int8 weight."""
+        return pack_transposed(weight, self.stride, self.dilation, self.groups)
+
+    def sums(self, weight: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
+        """Sum the weight minus its zero point for every output channel of every phase."""
+        return transposed_sums(weight, self.stride, self.dilation, self.groups, zero_point)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionW8A8(Int8Convolution):
+    """8-bit activations per tensor, 8-bit weights per tensor or output channel."""
+
+    name: str = "qfuse.convolution_w8a8"
+
+    def check(self, problem: ConvolutionProblem) -> Refusal | None:
+        """Accept every geometry except those of the depthwise kernel, which is faster."""
+        return Refusal("every group has one input channel") if problem.is_depthwise else None
+
+    def pack(self, problem: ConvolutionProblem) -> Packed:
+        """Pack the weight of every group as a matrix."""
+        fused = problem.fused
+        assert fused.weight_params is not None, "accepted without weight params"
+        layout: TapLayout = Groups(fused.groups)
+        if fused.transposed:
+            layout = Phases(fused.stride, fused.dilation, fused.groups)
+        return self.packer.pack_taps(fused.weight, fused.weight_params, problem.n, layout)
+
+    def geometry(self, problem: ConvolutionProblem) -> list[Argument]:
+        """Return the kernel size and the settings."""
+        fused = problem.fused
+        return [
+            list(problem.kernel),
+            list(fused.stride),
+            list(fused.padding),
+            list(fused.dilation),
+            list(fused.output_padding),
+            fused.transposed,
+            fused.groups,
+        ]

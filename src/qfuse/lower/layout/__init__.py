@@ -1,0 +1,1 @@
+"""Memory layout of activations: channels-last regions around quantized convolutions."""

@@ -1,0 +1,213 @@
+"""Find connected regions of the graph that could be channels-last.
+
+A region grows from quantized convolutions through every op that returns a channels-last result
+for channels-last operands. A value that enters a region is copied, and so is a value that leaves
+it for a user that depends on its strides.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.stage_graph import StageGraph
+from qfuse.ir.ops.convolution import as_fused_convolution
+from qfuse.ir.ops.views import tensor_of
+from qfuse.ir.sizes import is_row_major, same_shape, same_size, same_strides
+from qfuse.lower.layout.memory_formats import channels_last_of, format_of, has_fastest_channels
+
+Infer = Callable[[Any, Any, Any], Any]
+"""Returns the fake result of an op for fake arguments."""
+
+_NAMESPACES = frozenset({"aten", "prims", "qfuse"})
+
+
+@dataclass(slots=True)
+class Region:
+    """Connected nodes that can be channels-last together.
+
+    Attributes:
+        nodes: The nodes with the users that need the strides of before, in the order of the graph.
+        entries: The nodes with the operands from outside that are copied for them.
+    """
+
+    nodes: dict[Node, list[Node]] = field(default_factory=dict)
+    entries: dict[Node, list[Node]] = field(default_factory=dict)
+
+    @property
+    def can_be_left(self) -> bool:
+        """Whether a copy can restore the strides of all values that leave."""
+        leaving = [node for node, users in self.nodes.items() if users]
+        return all(format_of(tensor_of(node)) is not None for node in leaving)
+
+    @property
+    def copies(self) -> list[Node]:
+        """The values that are copied at the border."""
+        entering = dict.fromkeys(e for entries in self.entries.values() for e in entries)
+        return [*entering, *(node for node, users in self.nodes.items() if users)]
+
+    @property
+    def copies_of_convolutions(self) -> list[Node]:
+        """The values that convolutions copy if the region is not channels-last."""
+        copies: list[Node] = []
+        for node in self.nodes:
+            fused = as_fused_convolution(node)
+            if fused is not None:
+                large = [e for e in fused.extras if e in self.nodes or e in self.entries[node]]
+                copies += [fused.x, *large, node]
+        return copies
+
+
+def find_regions(program: StageGraph, infer: Infer) -> list[Region]:
+    """Return the regions of ``program``."""
+    return _Search(infer).run(program)
+
+
+class _Search:
+    """The values that nodes would have, in the order of the graph."""
+
+    def __init__(self, infer: Infer) -> None:
+        self._infer = infer
+        self._values: dict[Node, Any] = {}
+        self._entries: dict[Node, list[Node]] = {}
+
+    def run(self, program: StageGraph) -> list[Region]:
+        for node in program.graph.nodes:
+            fused = as_fused_convolution(node)
+            starts = fused is not None and fused.x_params is not None
+            if starts or any(operand in self._values for operand in node.all_input_nodes):
+                self._visit(node)
+        regions = [self._region(nodes) for nodes in self._components(program)]
+        return [region for region in regions if region.can_be_left]
+
+    def _visit(self, node: Node) -> None:
+        """Add ``node`` if its result is channels-last when its operands are."""
+        before = _tensors(node.meta.get("val"))
+        if not before or not _is_pure(node):
+            return
+        rank = before[0].dim()
+        entries = [o for o in node.all_input_nodes if self._has_to_enter(o, rank)]
+        value = self._result(node, entries)
+        after = _tensors(value)
+        joins = (
+            len(after) == len(before)
+            and all(map(_is_channels_last, after))
+            and all(same_shape(a.shape, b.shape) for a, b in zip(before, after, strict=True))
+        )
+        if joins:
+            self._values[node], self._entries[node] = value, entries
+
+    def _has_to_enter(self, operand: Node, rank: int) -> bool:
+        """Whether an operand is a row-major activation."""
+        value = operand.meta.get("val")
+        if operand in self._values or operand.op == "get_attr":
+            return False
+        if not isinstance(value, torch.Tensor) or value.dim() != rank:
+            return False
+        return channels_last_of(rank) is not None and not _is_either(value)
+
+    def _result(self, node: Node, entries: Sequence[Node] = ()) -> Any:
+        """Return the result for the new values of the operands; ``None`` if there is none."""
+        entering = {e: _channels_last(e.meta["val"]) for e in entries}
+
+        def value(operand: Node) -> Any:
+            old = operand.meta["val"]
+            return entering.get(operand, self._values.get(operand, old))
+
+        if node.op != "call_function":
+            return None
+        args, kwargs = map_arg((node.args, node.kwargs), value)
+        try:
+            return self._infer(node.target, args, kwargs)
+        except (RuntimeError, ValueError):
+            # A view that the new strides do not allow.
+            return None
+
+    def _components(self, program: StageGraph) -> list[list[Node]]:
+        """Return the connected nodes; nodes that copy the same value are connected by it."""
+        first: dict[Node, Node] = {node: node for node in self._values}
+
+        def root(node: Node) -> Node:
+            while first[node] is not node:
+                first[node] = first[first[node]]
+                node = first[node]
+            return node
+
+        copied: dict[Node, Node] = {}
+        for node in self._values:
+            near = [o for o in node.all_input_nodes if o in self._values]
+            near += [copied.setdefault(entry, node) for entry in self._entries[node]]
+            for other in near:
+                first[root(node)] = root(other)
+        groups: dict[Node, list[Node]] = {}
+        for node in program.graph.nodes:
+            if node in self._values:
+                groups.setdefault(root(node), []).append(node)
+        return list(groups.values())
+
+    def _region(self, nodes: Iterable[Node]) -> Region:
+        region = Region()
+        for node in nodes:
+            region.nodes[node] = [user for user in node.users if self._depends(user, node)]
+            region.entries[node] = self._entries[node]
+        return region
+
+    def _depends(self, user: Node, node: Node) -> bool:
+        """Whether a user of ``node`` outside of all regions depends on its strides."""
+        if user in self._values or _same(node.meta["val"], self._values[node]):
+            return False
+        if user.op == "output" or not _is_pure(user):
+            return True
+        return not _same(user.meta.get("val"), self._result(user))
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether ``node`` computes the same values for operands with other strides."""
+    if node.target is operator.getitem:
+        return True
+    op = overload_of(node)
+    if op is None or op.namespace not in _NAMESPACES:
+        return False
+    return op is not torch.ops.aten.as_strided.default
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of a result if all its parts are tensors."""
+    parts = [value] if isinstance(value, torch.Tensor) else value
+    if not isinstance(parts, (list, tuple)):
+        return []
+    return list(parts) if all(isinstance(part, torch.Tensor) for part in parts) else []
+
+
+def _same(before: Any, after: Any) -> bool:
+    """Whether two results have the same strides."""
+    old, new = _tensors(before), _tensors(after)
+    if not old or len(old) != len(new):
+        return isinstance(before, (int, float, torch.SymInt)) and type(before) is type(after)
+    return all(same_strides(a, b) for a, b in zip(old, new, strict=True))
+
+
+def _is_channels_last(value: torch.Tensor) -> bool:
+    return has_fastest_channels(value) and not is_row_major(value)
+
+
+def _is_either(value: torch.Tensor) -> bool:
+    """Whether the pixels need no copy: channels are adjacent, or there is a single pixel."""
+    if not has_fastest_channels(value):
+        return False
+    one_channel = same_size(value.shape[1], 1)
+    return not one_channel or all(same_size(size, 1) for size in value.shape[2:])
+
+
+def _channels_last(value: torch.Tensor) -> torch.Tensor:
+    memory_format = channels_last_of(value.dim())
+    assert memory_format is not None, "only such values enter"
+    with torch.no_grad():
+        return value.clone(memory_format=memory_format)

@@ -1,0 +1,107 @@
+"""The part of an epilogue that qfuse's own kernels compute, and the cost of the rest."""
+
+from __future__ import annotations
+
+import torch
+
+from qfuse.cost.work import WorkRange, pointwise_work, without_calls
+from qfuse.ir.ops.epilogue import Act, Add, Cast, Mul, Step
+from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.refusal import Refusal
+from qfuse.lower.operands.checks import BYTES, FLOATS, bits_of, takes_output
+from qfuse.lower.problems.epilogue_text import KernelSteps
+from qfuse.lower.problems.product import ProductProblem
+from qfuse.lower.select.kernel import Claim
+from qfuse.rewrite.prelude import Node, Rewriter
+
+KERNEL_ACTIVATIONS = frozenset(
+    {
+        "relu",
+        "gelu",
+        "gelu_tanh",
+        "silu",
+        "sigmoid",
+        "tanh",
+        "hardtanh",
+        "hardswish",
+        "hardsigmoid",
+        "leaky_relu",
+    }
+)
+"""The activations of ``StepKind`` in kernels/csrc/kernel_api.h."""
+
+
+def is_covered(step: Step) -> bool:
+    """Whether the kernels support an epilogue op."""
+    match step:
+        case Act(name):
+            return name in KERNEL_ACTIVATIONS
+        case Cast(dtype):
+            return dtype in FLOATS
+        case Mul(rounded=rounded):
+            return rounded is None
+        case _:
+            return isinstance(step, Add)
+
+
+def covered_steps(problem: ProductProblem) -> int:
+    """Return how many leading epilogue ops the kernels compute, within their limits."""
+    count = 0
+    steps, types = problem.fused.epilogue.steps, problem.fused.float_types()
+    for step, real in zip(steps, types, strict=False):
+        if not is_covered(step) or not _is_readable(problem, step, real):
+            break
+        if isinstance(KernelSteps.of_product(problem.fused, count + 1), Refusal):
+            break
+        count += 1
+    return count
+
+
+def _is_readable(problem: ProductProblem, step: Step, real: torch.dtype) -> bool:
+    """Whether the kernels read the operand of an epilogue op, whose input has dtype ``real``.
+
+    They broadcast floats of at most 32 bits and quantized values to the result. A 0-d tensor does
+    not take part in type promotion, which the kernels do not know.
+    """
+    if not isinstance(step, (Add, Mul)):
+        return True
+    extra = problem.fused.extras[step.index]
+    if step.stored is not None:
+        return dtype_of(extra) in BYTES and len(shape_of(extra)) > 0
+    return dtype_of(extra) in FLOATS and (len(shape_of(extra)) > 0 or dtype_of(extra) is real)
+
+
+def kernel_steps(problem: ProductProblem, claim: Claim) -> KernelSteps:
+    """Return the claimed epilogue ops in the syntax of the kernels."""
+    steps = KernelSteps.of_product(problem.fused, claim.steps)
+    assert isinstance(steps, KernelSteps), "the claim covers supported ops"
+    return steps
+
+
+def kernel_extras(steps: KernelSteps, rw: Rewriter) -> list[Node] | None:
+    """Return the operands of the epilogue with at least one axis."""
+    reshape = torch.ops.aten.reshape.default
+    given = [e if shape_of(e) else rw.call(reshape, e, [1]) for e in steps.extras]
+    return given or None
+
+
+def claimed_dtype(problem: ProductProblem, claim: Claim) -> torch.dtype:
+    """Return the float dtype of the result of the claimed epilogue ops."""
+    return problem.fused.float_types()[claim.steps]
+
+
+def claims_output(problem: ProductProblem, steps: int) -> bool:
+    """Whether a kernel that computes ``steps`` epilogue ops also quantizes the result."""
+    fused = problem.fused
+    whole = steps == len(fused.epilogue.steps)
+    return whole and fused.out_params is not None and takes_output(fused)
+
+
+def loops_behind(problem: ProductProblem, steps: int) -> list[WorkRange]:
+    """Return the work of the epilogue ops after ``steps``, which are compiled to one loop."""
+    fused = problem.fused
+    if steps == len(fused.epilogue.steps):
+        return []
+    read, written = bits_of(fused.float_types()[steps]), bits_of(dtype_of(fused.node))
+    loop = pointwise_work(problem.rows * problem.n, [read], [written])
+    return [without_calls(loop)]

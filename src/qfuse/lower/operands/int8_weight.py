@@ -1,0 +1,42 @@
+"""Checks of weights of kernels that sum products of 8-bit integers."""
+
+from __future__ import annotations
+
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.refusal import Refusal
+from qfuse.lower.operands.checks import BYTES, check_edge, check_zero_point
+from qfuse.lower.operands.packing import signed_zero_point
+from qfuse.lower.problems.product import ProductProblem
+
+# The accumulator is int32: this many products of 8-bit values cannot overflow it.
+_MOST_K = 1 << 16
+_MOST_K_WITH_ZERO = 1 << 15
+
+
+def check_int8_weight(problem: ProductProblem) -> Refusal | None:
+    """Refuse weights that are not constant 8-bit integers, and sums that could overflow.
+
+    The granularity is checked by the caller.
+    """
+    weight, params = problem.fused.weight, problem.fused.weight_params
+    if params is None:
+        return Refusal("the weight is not quantized")
+    if params.spec.dtype not in BYTES:
+        return Refusal(f"the weight is stored as {params.spec.dtype}")
+    parts = (weight, params.scale, params.zero_point)
+    if any(p is not None and constant_of(p) is None for p in parts):
+        return Refusal("the weight or its parameters are computed at run time")
+    return (
+        check_edge(params, "weight") or check_zero_point(params, "weight") or _check_depth(problem)
+    )
+
+
+def _check_depth(problem: ProductProblem) -> Refusal | None:
+    stored, params = problem.weight, problem.fused.weight_params
+    assert stored is not None, "it is a constant"
+    assert params is not None, "a granularity needs params"
+    # uint8 weights are packed as int8, which gives them a zero point.
+    most = _MOST_K if signed_zero_point(stored, params) is None else _MOST_K_WITH_ZERO
+    if problem.k > most:
+        return Refusal(f"{problem.k} input features could overflow its sums; the limit is {most}")
+    return None

@@ -1,0 +1,1 @@
+"""Activations written as arithmetic become the ops that compute them."""

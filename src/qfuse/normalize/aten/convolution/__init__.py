@@ -1,0 +1,1 @@
+"""Convolutions: one form of their padding."""

@@ -1,0 +1,112 @@
+"""Fuse a padding with zeros into the padding of a fused convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.constants import constant_value
+from qfuse.ir.ops.convolution import FusedConvolution, as_fused_convolution
+from qfuse.ir.ops.views import node_of
+from qfuse.optimize.fuse.epilogue import replace_by
+from qfuse.rewrite.prelude import (
+    Exactness,
+    Miss,
+    MissCode,
+    Node,
+    OpOverload,
+    Rewriter,
+    Rule,
+    arguments,
+    aten,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PadSite:
+    """A fused convolution, the value before the padding, and the padding of both."""
+
+    fused: FusedConvolution
+    x: Node
+    padding: tuple[int, ...]
+
+
+class FusePad(Rule[PadSite]):
+    """``qfuse.convolution(pad(q, zero_point))`` becomes a convolution with more padding.
+
+    Before::
+
+        q -> constant_pad_nd(value=zero_point) -> qfuse.convolution(padding=0)
+
+    After::
+
+        q -> qfuse.convolution(padding=1)
+
+    A float activation is padded with 0. Other users of the padded value keep it.
+
+    Refuses: another value than the one that stands for 0; a zero point that is not one constant;
+    more padding on one side than on the other; a crop; padded channels; a transposed convolution.
+    """
+
+    name = "fuse-pad"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (ops.convolution,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> PadSite | Miss:
+        """Match a convolution of a padded activation."""
+        fused = as_fused_convolution(node)
+        assert fused is not None, "the anchor is a fused convolution"
+        if not is_call(fused.x, aten.constant_pad_nd.default):
+            return Miss(MissCode.PATTERN, node, "the activation is not padded", progress=0)
+        if fused.transposed:
+            text = "the padding of a transposed convolution crops its result"
+            return Miss(MissCode.ARGUMENT, node, text)
+        a = arguments(fused.x)
+        padding = _symmetric(a["pad"], fused)
+        if isinstance(padding, Miss):
+            return padding
+        return _refuse_value(a["value"], fused) or PadSite(fused, node_of(a["self"]), padding)
+
+    def rewrite(self, site: PadSite, rw: Rewriter) -> None:
+        """Replace the convolution."""
+        padded = replace(site.fused, x=site.x, padding=site.padding)
+        replace_by(padded, site.fused.node, rw)
+
+
+def _symmetric(pads: object, fused: FusedConvolution) -> tuple[int, ...] | Miss:
+    """Return the padding of both ops if each axis has one number."""
+    numbers: Sequence[object] = pads if isinstance(pads, (list, tuple)) else ()
+    known = [number for number in numbers if isinstance(number, int) and number >= 0]
+    spatial = len(fused.padding)
+    if len(known) < len(numbers) or len(known) % 2:
+        return Miss(MissCode.ARGUMENT, fused.x, "the padding is not made of sizes to add")
+    # From the last axis on: before and after.
+    sides = [(known[i], known[i + 1]) for i in range(0, len(known), 2)]
+    if any(side != (0, 0) for side in sides[spatial:]):
+        return Miss(MissCode.ARGUMENT, fused.x, "channels or images are padded too")
+    sides = [*sides[:spatial], *[(0, 0)] * (spatial - len(sides))]
+    uneven = next((side for side in sides if side[0] != side[1]), None)
+    if uneven is not None:
+        text = "an axis is padded by {} before and {} after, and a convolution pads both alike"
+        return Miss(MissCode.ARGUMENT, fused.x, text, *uneven)
+    more = [before for before, _ in reversed(sides)]
+    return tuple(own + added for own, added in zip(fused.padding, more, strict=True))
+
+
+def _refuse_value(value: object, fused: FusedConvolution) -> Miss | None:
+    """Refuse a padding value that does not stand for 0."""
+    params = fused.x_params
+    zero: float | None = 0
+    if params is not None and params.zero_point is not None:
+        known = constant_value(params.zero_point)
+        if known is None or known.numel() != 1:
+            text = "the zero point of the activation is not one constant"
+            return Miss(MissCode.ZERO_POINT, params.zero_point, text)
+        zero = known.item()
+    if isinstance(value, (int, float)) and value == zero:
+        return None
+    text = "it pads with {}, but {} stands for 0"
+    return Miss(MissCode.ARGUMENT, fused.x, text, value, zero)

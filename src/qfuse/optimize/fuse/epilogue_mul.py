@@ -1,0 +1,85 @@
+"""Fuse a multiplication into the epilogue of a fused linear or convolution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.ops.epilogue import Mul
+from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.product import FusedProduct
+from qfuse.optimize.fuse.epilogue import append_step, open_product
+from qfuse.optimize.fuse.epilogue_operand import EpilogueOperand, operand_of
+from qfuse.patterns.activations import ACTIVATION_OPS
+from qfuse.rewrite.prelude import (
+    Exactness,
+    Miss,
+    MissCode,
+    Node,
+    OpOverload,
+    Rewriter,
+    Rule,
+    arguments,
+    aten,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MulSite:
+    """A fused op, the product that is its only user, and the other factor."""
+
+    fused: FusedProduct
+    node: Node
+    other: EpilogueOperand
+
+
+class FuseMul(Rule[MulSite]):
+    """``qfuse.convolution(...) * other`` becomes one op with ``other`` as epilogue operand.
+
+    The same for ``qfuse.linear``. A factor that is a dequantize with one constant scale is read as
+    it is stored.
+
+    Refuses: the product of a linear and an activation that is not in a linear's epilogue, which are
+    one op with the quantize behind it; an op that is multiplied by itself; integer factors; a
+    factor of another shape, except for one value per channel of a convolution, and numbers for a
+    convolution; a product whose memory order is that of the other factor.
+    """
+
+    name = "fuse-mul"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.mul.Tensor,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> MulSite | Miss:
+        """Match a product of an open fused op and a float tensor."""
+        a = arguments(node)
+        first = self._match_side(node, a["self"], a["other"])
+        if not isinstance(first, Miss):
+            return first
+        second = self._match_side(node, a["other"], a["self"])
+        if not isinstance(second, Miss):
+            return second
+        return max(first, second, key=lambda miss: miss.progress)
+
+    def _match_side(self, node: Node, product: object, other: object) -> MulSite | Miss:
+        fused = open_product(product, node)
+        if isinstance(fused, Miss):
+            return fused
+        operand = _refuse_gate(fused, other) or operand_of(node, fused, other, "factor")
+        return operand if isinstance(operand, Miss) else MulSite(fused, node, operand)
+
+    def rewrite(self, site: MulSite, rw: Rewriter) -> None:
+        """Replace the product by the extended op."""
+        at = len(site.fused.extras)
+        step = Mul(at, stored=site.other.stored(at))
+        append_step(site.fused, site.node, step, rw, site.other.extras(rw))
+
+
+def _refuse_gate(fused: FusedProduct, other: object) -> Miss | None:
+    """Leave the product with an activation to the rules of gated activations."""
+    if not isinstance(other, Node) or not is_call(other, *ACTIVATION_OPS):
+        return None
+    if not isinstance(fused, FusedLinear) or len(other.users) > 1:
+        return None
+    text = "the other factor is an activation, which is fused with the product instead"
+    return Miss(MissCode.ORDER, other, text, progress=3)

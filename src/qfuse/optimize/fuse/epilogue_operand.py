@@ -1,0 +1,128 @@
+"""The other operand of a sum or product with a fused op, as operands of its epilogue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops.convolution import FusedConvolution
+from qfuse.ir.ops.epilogue import Stored
+from qfuse.ir.ops.product import FusedProduct, kind_of
+from qfuse.ir.ops.qdq import as_dequantize
+from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of, tensor_of
+from qfuse.ir.quant.spec import dtype_name
+from qfuse.ir.sizes import Size, is_row_major, same_shape, same_size, same_strides
+from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter
+
+# Their numbers are not rounded before an op with a number, as a tensor of the dtype would be.
+_EXACT = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class EpilogueOperand:
+    """An operand of an epilogue op.
+
+    Attributes:
+        value: A tensor, or a number with the dtype of its constant.
+        params: Its quantization parameters, if it is stored quantized.
+    """
+
+    value: Node | tuple[float, torch.dtype]
+    params: QuantParams | None = None
+
+    def stored(self, at: int) -> Stored | None:
+        """Return the parameters of a stored operand whose index is ``at``."""
+        if self.params is None:
+            return None
+        zero = None if self.params.zero_point is None else at + 2
+        return Stored(at + 1, zero, self.params.spec)
+
+    def extras(self, rw: Rewriter) -> tuple[Node, ...]:
+        """Return the nodes to append to the epilogue operands; a number becomes a constant."""
+        if isinstance(self.value, tuple):
+            number, dtype = self.value
+            return (rw.constant(torch.tensor(number, dtype=dtype), "number"),)
+        return (self.value, *(() if self.params is None else self.params.tensors))
+
+
+def operand_of(node: Node, fused: FusedProduct, other: object, word: str) -> EpilogueOperand | Miss:
+    """Return the other operand of ``node``, a sum or product with ``fused``.
+
+    Args:
+        node: The sum or product.
+        fused: The fused op, one of its operands.
+        other: The other operand.
+        word: What a message calls it.
+
+    Refuses: the op itself; integers; numbers, except for a float32 convolution; another shape than
+    that of the op, except for one value per channel of a convolution; a result whose axes are in
+    another memory order than those of the op.
+    """
+    if other is fused.node:
+        text = "the {} is combined with itself"
+        return Miss(MissCode.SHARED, node, text, kind_of(fused), progress=3)
+    if not isinstance(other, Node) or not isinstance(other.meta["val"], torch.Tensor):
+        return _number(node, fused, other, word)
+    if not dtype_of(other).is_floating_point:
+        return Miss(MissCode.DTYPE, other, "the {} is {}", word, dtype_of(other), progress=3)
+    refusal = _refuse_shape(fused, other, word) or _refuse_strides(fused, node)
+    return refusal or _stored(other) or EpilogueOperand(other)
+
+
+def _number(node: Node, fused: FusedProduct, other: object, word: str) -> EpilogueOperand | Miss:
+    real = dtype_of(fused.node)
+    plain = isinstance(other, (int, float)) and not isinstance(other, bool)
+    if plain and isinstance(fused, FusedConvolution) and real in _EXACT:
+        return EpilogueOperand((float(other), real))  # type: ignore[arg-type]
+    return Miss(MissCode.ARGUMENT, node, "the {} is a number", word, progress=3)
+
+
+def _refuse_shape(fused: FusedProduct, other: Node, word: str) -> Miss | None:
+    shape, mine = tuple(shape_of(other)), tuple(shape_of(fused.node))
+    if same_shape(shape, mine):
+        return None
+    if not isinstance(fused, FusedConvolution) or not _has_channels(shape, mine, fused.axis):
+        text = "a {} of shape {} for a {} of shape {}"
+        return Miss(MissCode.SHAPE, other, text, word, shape, kind_of(fused), mine, progress=3)
+    if not shape and dtype_of(other) != dtype_of(fused.node):
+        # Whether torch rounds a scalar to the result's dtype depends on its side of the operator.
+        text = "a scalar {} of {} for values of {}"
+        types = dtype_name(dtype_of(other)), dtype_name(dtype_of(fused.node))
+        return Miss(MissCode.DTYPE, other, text, word, *types, progress=3)
+    return None
+
+
+def _has_channels(shape: tuple[Size, ...], mine: tuple[Size, ...], axis: int) -> bool:
+    """Whether a shape broadcasts to ``mine`` and has size 1 on the axes after ``axis``."""
+    if len(shape) > len(mine):
+        return False
+    padded = (*(1,) * (len(mine) - len(shape)), *shape)
+    return all(
+        same_size(size, 1) or (at <= axis and same_size(size, own))
+        for at, (size, own) in enumerate(zip(padded, mine, strict=True))
+    )
+
+
+def _refuse_strides(fused: FusedProduct, node: Node) -> Miss | None:
+    """Refuse a result whose axes are in another memory order than those of ``fused``.
+
+    The order is that of the first operand, which in an epilogue is the op.
+    """
+    before, after = tensor_of(node), tensor_of(fused.node)
+    if same_strides(before, after) or (is_row_major(before) and is_row_major(after)):
+        return None
+    text = "the strides of the result would change from {} to {}"
+    told = before.stride(), after.stride()
+    return Miss(MissCode.SHAPE, node, text, *told, progress=3)
+
+
+def _stored(other: Node) -> EpilogueOperand | None:
+    """View a dequantize with one constant scale as an operand that is stored quantized."""
+    dequantize = as_dequantize(other)
+    if dequantize is None or dequantize.params.outer_scale is not None:
+        return None
+    values = [constant_of(part) for part in dequantize.params.tensors]
+    known = all(value is not None and value.numel() == 1 for value in values)
+    return EpilogueOperand(dequantize.q, dequantize.params) if known else None

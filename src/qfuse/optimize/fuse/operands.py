@@ -1,0 +1,56 @@
+"""The quantized operands of a linear or convolution, for the rules that fuse them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.stage_graph import constant_of, op_name
+from qfuse.ir.ops.qdq import Dequantize, as_dequantize
+from qfuse.ir.ops.views import QuantParams, dtype_of
+from qfuse.rewrite.prelude import Miss, MissCode, Node
+
+_KNOWN = frozenset({"aten", "prims", "qfuse"})
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """An activation, which may be quantized, and a quantized weight.
+
+    Attributes:
+        x: The activation that the fused op reads: quantized values, or floats.
+        x_params: Its parameters; ``None`` if it is float.
+        weight: The quantized weight.
+    """
+
+    x: Node
+    x_params: QuantParams | None
+    weight: Dequantize
+
+
+def quantized_operands(x: Node, weight: Node) -> Operands | Miss:
+    """Return the operands before their dequantizes.
+
+    Refuses: a float weight; a weight that is not a constant.
+    """
+    stored, act = as_dequantize(weight), as_dequantize(x)
+    if stored is None:
+        if act is None:
+            return _float_weight(weight)
+        text = "the activation is quantized but the weight is {}"
+        return Miss(MissCode.NOT_QUANTIZED, weight, text, dtype_of(weight), progress=2)
+    if constant_of(stored.q) is None:
+        text = "the weight is computed at run time, so it cannot be prepacked"
+        return Miss(MissCode.NOT_CONSTANT, stored.q, text, progress=3)
+    if act is None:
+        return Operands(x, None, stored)
+    return Operands(act.q, act.params, stored)
+
+
+def _float_weight(weight: Node) -> Miss:
+    """Say that a weight is not quantized, or that an op which no dialect knows makes it."""
+    op = overload_of(weight)
+    if op is None or op.namespace in _KNOWN:
+        return Miss(MissCode.NOT_QUANTIZED, weight, "the weight is not quantized")
+    text = "the weight comes from {}, which no dialect translated"
+    return Miss(MissCode.NOT_QUANTIZED, weight, text, op_name(weight))

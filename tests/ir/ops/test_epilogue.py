@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from qfuse.ir.errors import NormalizeError
+from qfuse.ir.ops.check import problems_of
+from qfuse.ir.ops.epilogue import Add, Epilogue, Mul, Round, Step, Stored
+from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.quant.reference import dequantize
+from qfuse.ir.quant.spec import QuantSpec
+from qfuse.testing.build import GraphBuilder
+from qfuse.testing.quant import per_tensor, stored_like
+
+F32, BF16 = torch.float32, torch.bfloat16
+SPEC = per_tensor(2, torch.uint8)
+STEPS: list[tuple[str, Step]] = [
+    (f"add(0,1.0,stored,1,2,{SPEC})", Add(0, 1.0, Stored(1, 2, SPEC))),
+    (f"add(3,-0.5,stored,1,-,{SPEC})", Add(3, -0.5, Stored(1, None, SPEC))),
+    (f"mul(0,stored,1,2,{SPEC})", Mul(0, None, Stored(1, 2, SPEC))),
+    (f"mul(0,1,2,{SPEC})", Mul(0, Round(1, 2, SPEC))),
+    (f"round(1,-,{SPEC})", Round(1, None, SPEC)),
+    ("add(2,1.0)", Add(2)),
+    ("mul(1)", Mul(1)),
+]
+
+
+@pytest.mark.parametrize(("text", "step"), STEPS)
+def test_a_step_and_its_text(text: str, step: Step) -> None:
+    assert str(step) == text
+    assert Epilogue.parse(text).steps == (step,)
+    assert Epilogue.parse(f"act(relu)|{text}|cast(bfloat16)").steps[1] == step
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "add(0)",
+        "add(0,1.0,)",
+        "add(0,1.0,2)",
+        f"add(0,1.0,1,2,{SPEC})",
+        f"add(0,1.0,stored,1,{SPEC})",
+        "add(0,1.0,stored,1,2,int8)",
+        "mul()",
+        "mul(0,)",
+        "mul(0,stored)",
+        f"mul(0,stored,x,2,{SPEC})",
+        "act(unknown)",
+        "glu(relu)",
+        "glu(unknown,gate-first)",
+        "halves(0)",
+        "act(relu",
+    ],
+)
+def test_refuses_other_texts(text: str) -> None:
+    with pytest.raises(NormalizeError):
+        Epilogue.parse(text)
+
+
+def test_a_quantized_factor_is_not_rounded() -> None:
+    with pytest.raises(NormalizeError, match="not rounded"):
+        Mul(0, Round(1, None, SPEC), Stored(1, None, SPEC))
+
+
+def test_a_stored_operand_has_one_level_of_scales() -> None:
+    text = "float4_e2m1[-6,6] 1x16 float32 float32:divide:round-zp none e4m3"
+    assert Stored(0, None, QuantSpec.parse(text)).spec.outer is None
+    with pytest.raises(NormalizeError, match="one level"):
+        Stored(0, None, QuantSpec.parse(f"{text} outer=*x*"))
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("zero", [None, 7])
+@pytest.mark.parametrize("real", [F32, BF16])
+@pytest.mark.parametrize("alpha", [1.0, -0.75])
+def test_a_stored_operand_counts_as_its_dequantized_value(
+    zero: int | None, real: torch.dtype, alpha: float
+) -> None:
+    spec = per_tensor(2, torch.uint8, real=real)
+    q, scale = stored_like(spec, 3, 4), torch.tensor([[0.037]])
+    point = None if zero is None else torch.tensor([[zero]], dtype=torch.int32)
+    y, other = torch.randn(3, 4), dequantize(q, scale, point, spec)
+    extras = [q, scale, *([] if point is None else [point])]
+    stored = Stored(1, None if zero is None else 2, spec)
+    added, product = Epilogue((Add(0, alpha, stored),)), Epilogue((Mul(0, stored=stored),))
+
+    assert torch.equal(added.apply(y, extras), torch.add(y, other, alpha=alpha))
+    assert torch.equal(product.apply(y, extras), y * other)
+    for epilogue in (added, product):
+        assert epilogue.real_types(BF16, extras) == (BF16, real)
+        (wide,) = epilogue.widened().steps
+        assert isinstance(wide, (Add, Mul))
+        assert wide.stored == Stored(1, stored.zero_point, spec.widened())
+
+
+def problems(dtype: torch.dtype, shape: tuple[int, ...]) -> list[str]:
+    """Check a linear whose residual has a dtype, with scales of a shape."""
+    b = GraphBuilder()
+    x, w = b.arg("x", F32, 2, 8), b.const("w", torch.randn(4, 8))
+    q, scale = b.arg("q", dtype, 2, 4), b.const("scale", torch.full(shape, 0.1))
+    epilogue = Epilogue((Add(0, 1.0, Stored(1, None, SPEC)),))
+    op = FusedLinear(x, x, None, w, None, None, None, epilogue, (q, scale))
+    made: Any = op.overload
+    op = FusedLinear(
+        b.call(made, *op.call_args()), *[getattr(op, f.name) for f in op.layout.fields]
+    )
+    return list(problems_of(op))
+
+
+def test_a_stored_operand_is_verified() -> None:
+    assert problems(torch.uint8, (1, 1)) == []
+    (dtype,) = problems(torch.int8, (1, 1))
+    assert dtype.startswith("quantized values are torch.int8")
+    (shape,) = problems(torch.uint8, (2, 1))
+    assert "scale of shape" in shape

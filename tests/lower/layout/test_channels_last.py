@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.cases.convolution_regions import ConvolutionBoard
+from torch.fx import Node
+
+from qfuse.cost import CostModel, CostProfile
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.stage_graph import OptimizedGraph
+from qfuse.ir.ops import library as ops
+from qfuse.kernels import KernelLibrary
+from qfuse.lower.kernels.registry import all_kernels
+from qfuse.lower.layout.assign import assign_channels_last
+from qfuse.lower.select.context import LoweringContext
+from qfuse.rewrite.clone import clone
+from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.rewriter import origins
+from qfuse.rewrite.session import RewriteSession
+from qfuse.targets import Target
+from qfuse.testing.run import random_inputs, run
+
+aten = torch.ops.aten
+BUILT = KernelLibrary(available=True, reason="")
+
+
+def assigned(program: OptimizedGraph, library: KernelLibrary = BUILT) -> OptimizedGraph:
+    """Assign layouts to a copy for a pinned machine."""
+    program = clone(program)
+    session = RewriteSession(program, RewriteContext("lower"))
+    cost = CostModel(CostProfile.pinned())
+    assign_channels_last(LoweringContext(session, Target.for_testing(), cost, all_kernels(library)))
+    return program
+
+
+def copies(program: OptimizedGraph) -> list[torch.memory_format]:
+    """Return the formats of all copies, in order."""
+    found = program.graph.find_nodes(op="call_function", target=aten.clone.default)
+    return [node.kwargs["memory_format"] for node in found]
+
+
+def strides_of(program: OptimizedGraph) -> list[tuple[int, ...]]:
+    """Return the strides of the convolutions."""
+    found = program.graph.find_nodes(op="call_function", target=ops.convolution)
+    return [node.meta["val"].stride() for node in found]
+
+
+def check(source: OptimizedGraph, made: OptimizedGraph, **sizes: int) -> None:
+    """Values stay, and so do the strides of all results."""
+    inputs = random_inputs(source, **sizes)
+    for old, new in zip(run(source, inputs), run(made, inputs), strict=True):
+        torch.testing.assert_close(new, old, rtol=0, atol=1e-4)
+        assert new.stride() == old.stride()
+
+
+def residual(board: ConvolutionBoard, x: Node) -> Node:
+    y = board.conv(board.quantize(x))
+    z = board.conv(y, quantized=False)
+    total = board.call(aten.add.Tensor, z, board.dequantize(y))
+    return board.call(aten.relu.default, total)
+
+
+def test_a_chain_is_copied_only_where_it_begins_and_ends() -> None:
+    board = ConvolutionBoard()
+    program = board.done(residual(board, board.image()))
+    made = assigned(program)
+
+    assert copies(made) == [torch.channels_last, torch.contiguous_format]
+    assert all(strides[1] == 1 for strides in strides_of(made))
+    check(program, made, n=3)
+
+
+def test_dynamic_sizes_stay_dynamic() -> None:
+    board = ConvolutionBoard()
+    program = board.done(residual(board, board.image("n", "h", "h")))
+    made = assigned(program)
+
+    assert len(copies(made)) == 2
+    check(program, made, n=2, h=9)
+
+
+def test_a_reduction_reads_any_layout() -> None:
+    board = ConvolutionBoard()
+    pooled = board.call(aten.mean.dim, residual(board, board.image()), [2, 3])
+    made = assigned(board.done(pooled))
+
+    assert copies(made) == [torch.channels_last]
+
+
+@pytest.mark.parametrize("op", [aten.max_pool2d.default, aten.avg_pool2d.default])
+def test_pools_stay_in_the_region(op: torch._ops.OpOverload) -> None:
+    board = ConvolutionBoard()
+    y = board.dequantize(board.conv(board.quantize(board.image())))
+    pooled = board.call(op, y, [2, 2])
+    program = board.done(board.conv(board.quantize(pooled), quantized=False))
+    made = assigned(program)
+
+    assert copies(made) == [torch.channels_last, torch.contiguous_format]
+    check(program, made, n=2)
+
+
+def test_parts_of_a_split_and_their_join_stay_in_the_region() -> None:
+    board = ConvolutionBoard()
+    y = board.conv(board.quantize(board.image()))
+    parts = board.call(aten.split.Tensor, y, 4, 1)
+    left, right = board.b.item(parts, 0), board.b.item(parts, 1)
+    joined = board.call(aten.cat.default, [board.conv(left), right], 1)
+    program = board.done(board.conv(joined, quantized=False))
+    made = assigned(program)
+
+    assert copies(made) == [torch.channels_last, torch.contiguous_format]
+    check(program, made, n=2)
+
+
+def test_a_view_that_needs_the_strides_gets_them() -> None:
+    board = ConvolutionBoard()
+    y = residual(board, board.image(2, 6, 6))
+    program = board.done(board.call(aten.view.default, y, [2, 8 * 36]))
+    made = assigned(program)
+
+    assert copies(made) == [torch.channels_last, torch.contiguous_format]
+    (view,) = made.graph.find_nodes(op="call_function", target=aten.view.default)
+    assert is_call(view.args[0], aten.clone.default)
+    check(program, made)
+
+
+def test_a_single_convolution_stays_as_it_is() -> None:
+    """Its kernel makes the same two copies."""
+    board = ConvolutionBoard()
+    program = board.done(board.conv(board.quantize(board.image())))
+
+    assert copies(assigned(program)) == []
+
+
+def test_without_kernels_nothing_changes() -> None:
+    board = ConvolutionBoard()
+    program = board.done(residual(board, board.image()))
+    missing = KernelLibrary(available=False, reason="switched off by the test")
+
+    assert copies(assigned(program, missing)) == []
+
+
+def test_every_op_keeps_its_own_provenance() -> None:
+    board = ConvolutionBoard()
+    program = board.done(residual(board, board.image()))
+    made = assigned(program)
+
+    names = [n.name for n in program.graph.find_nodes(op="call_function", target=ops.convolution)]
+    found = made.graph.find_nodes(op="call_function", target=ops.convolution)
+    assert [origins(node) for node in found] == [(name,) for name in names]
