@@ -79,7 +79,8 @@ def assert_alike(case: ConvCase, model: CompiledModule, which: int, plan: Plan) 
     text = to_text(plan.lowered.graph)
     old = [value for value in run_flat(case.program.module, inputs) if value is not None]
     for index, (a, b) in enumerate(zip(new, old, strict=True)):
-        assert strides(a) == strides(b), f"output {index}\n{text}"
+        if not case.ambiguous:
+            assert strides(a) == strides(b), f"output {index}: {a.stride()} {b.stride()}\n{text}"
         if case.exact:
             verdict = compare(_one_zero(a), _one_zero(b), None, Exactness.EXACT, SITE)
             assert verdict.wrong is None, f"output {index}: {verdict.wrong}\n{text}"
@@ -142,7 +143,7 @@ def test_modules_that_write_to_their_values_keep_every_bit(
         for index, (a, b) in enumerate(zip(called(fast, case.program, inputs), old, strict=True)):
             verdict = compare(_one_zero(a), _one_zero(b), None, Exactness.EXACT, SITE)
             assert verdict.wrong is None, f"output {index}: {verdict.wrong}\n{fast.plan}"
-            assert strides(a) == strides(b)
+            assert case.ambiguous or strides(a) == strides(b)
 
 
 @pytest.mark.xfail(

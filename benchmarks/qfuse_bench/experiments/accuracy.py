@@ -7,7 +7,6 @@ seen.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Any
 import click
 import torch
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from torch.export import Dim
 
 import qfuse
+from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
-from qfuse.ir.errors import OptionsError, QfuseError
+from qfuse.ir.errors import OptionsError
 from qfuse.options import Backend
 from qfuse.zoo import recipes
 from qfuse_bench.harness.machine import Setting
@@ -153,11 +152,8 @@ def _table(results: AccuracyResults, options: AccuracyOptions) -> Table:
 @options_of(AccuracyOptions)
 def main(**given: Any) -> None:
     """Train a small network on digits; show its accuracy in float, quantized, and compiled."""
-    try:
+    with exit_on_error():
         run_accuracy(AccuracyOptions(**given), Console())
-    except QfuseError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from tests.support.strategies.convolutions.grower import ImageGrower
+from tests.support.strategies.convolutions.grower import ImageGrower, hint
 from tests.support.strategies.convolutions.steps import block, grow
 from tests.support.strategies.convolutions.weights import Weights
 from tests.support.strategies.quant_specs import SEEDS
+from torch.fx import Node
 
 from qfuse.ir.graph.stage_graph import CapturedGraph, InputSpec
 from qfuse.ir.graph.text import to_text
 
+_LEAST_IMAGE = 2
 _SPATIAL = {1: [12, 9, 17], 2: [8, 7, 9], 3: [5, 6, 4]}
 # Not below the sizes of the trace, at which every window fits.
 _SYMBOLS = {"n": [2, 1, 5], "h": [9, 11, 10], "w": [11, 9, 10]}
@@ -46,6 +48,21 @@ class ConvCase:
         del cycle
         printer.text(repr(self))
 
+    @property
+    def ambiguous(self) -> bool:
+        """Whether the layout of a value may be taken for two.
+
+        Torch tells channels-last by the strides, also by those of axes of size one. Ops that compute
+        element by element drop these, and their fake versions do not.
+        """
+        computed: set[Node] = set()
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder" or computed & set(node.all_input_nodes):
+                computed.add(node)
+        values = [node.meta.get("val") for node in computed]
+        shapes = [list(map(hint, v.shape)) for v in values if isinstance(v, torch.Tensor)]
+        return any(1 in shape[1:] for shape in shapes if len(shape) > _LEAST_IMAGE)
+
     def inputs(self, which: int = 0) -> list[torch.Tensor]:
         """The first or the second input, the same one every time."""
         random = torch.Generator().manual_seed(self.seed + which)
@@ -70,8 +87,9 @@ def draw_input(
     else:
         value = torch.randn(shape, generator=random)
     order = spec.order or tuple(range(len(shape)))
-    stored = value.to(dtype).permute(order).contiguous()
-    return stored.permute([order.index(axis) for axis in range(len(order))])
+    stored = torch.empty([shape[axis] for axis in order], dtype=dtype)
+    # Also the strides of axes of size one are those of the layout: torch looks at them.
+    return stored.permute([order.index(axis) for axis in range(len(order))]).copy_(value)
 
 
 @st.composite

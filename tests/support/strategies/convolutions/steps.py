@@ -73,8 +73,8 @@ def _act(g: ImageGrower, _: Weights) -> None:
     x = g.image()
     if x is None:
         return
-    if g.chance(6):
-        # Silu as some networks write it.
+    if not g.exact and g.chance(6):
+        # Silu as some networks write it; torch's own rounds in other places.
         gate = g.b.call(aten.sigmoid.default, x.node)
         g.made(aten.mul.Tensor, x.node, gate)
         return
