@@ -64,7 +64,7 @@ def _dtype(value: object) -> torch.dtype:
     return dtype_of(value) if isinstance(value, Node) else torch.float32
 
 
-def _rounds_to(known: int | float, wanted: float, dtype: torch.dtype) -> bool:
+def _rounds_to(known: float, wanted: float, dtype: torch.dtype) -> bool:
     if isinstance(known, int):
         return known == wanted
     rounded = torch.tensor((known, wanted), dtype=torch.float64).to(dtype)
