@@ -43,6 +43,7 @@ _MARKED_FOLDERS = {
 # No deadline: the first example of a test may compile something, on a machine shared with others.
 settings.register_profile(
     "default",
+    max_examples=50,
     deadline=None,
     print_blob=True,
     derandomize=True,

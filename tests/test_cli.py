@@ -113,7 +113,8 @@ def test_doctor_writes_json() -> None:
 def test_wrong_input_is_one_message_and_no_traceback(args: tuple[str, ...], message: str) -> None:
     result = run(*args)
     assert result.exit_code == 1
-    assert message in " ".join(result.stderr.split())
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
     assert "do:" in result.stderr
     assert "Traceback" not in result.output
 
@@ -185,3 +186,13 @@ def test_build_kernels_says_what_there_is_and_copies_it(tmp_path: Path) -> None:
     for text in ("portable", "torch", "copied to"):
         assert text in result.output
     assert [path.suffix for path in sorted(tmp_path.rglob("*.*"))] == [".json", ".so"]
+
+
+@pytest.mark.own_kernels
+def test_build_kernels_into_a_file_is_an_error_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run("build-kernels", f"--into={tmp_path / 'file' / 'folder'}")
+
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: the kernels cannot be copied: ")

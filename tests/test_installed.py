@@ -5,12 +5,14 @@ interpreter, but only the distributions that the wheel's requirements lead to.
 """
 
 import importlib.metadata
+import json
 import os
 import re
 import subprocess
 import sysconfig
 import venv
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 import pytest
@@ -99,45 +101,90 @@ def test_undeclared_packages_are_hidden(environment: Path) -> None:
     assert str(Path(sysconfig.get_path("purelib"))) not in found.stdout
 
 
-@pytest.mark.parametrize("command", ["", *main.list_commands(click.Context(main))])
-def test_every_command_starts(environment: Path, tmp_path: Path, command: str) -> None:
-    told = call(environment, *([command] if command else []), "--help", folder=tmp_path)
-
-    assert told.returncode == 0, told.stderr
-    assert f"Usage: qfuse {command}".rstrip() in told.stdout
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("--version",), __version__),
-        (("doctor",), "qfuse doctor"),
-        (("explain", "model:small", "--no-own-kernels"), "explained, not compiled"),
-        (("compile", "model:small", "--no-own-kernels", "--backend=eager"), "eager"),
-        (("explain", "model:small", "--no-own-kernels", "--quantize=w8a16"), "Quantized ops"),
-    ],
-)
-def test_commands_work(environment: Path, tmp_path: Path, args: tuple[str, ...], says: str) -> None:
-    (tmp_path / "model.py").write_text(MODEL)
-    told = call(environment, *args, folder=tmp_path)
-
-    assert told.returncode == 0, told.stderr
-    assert says in told.stdout
+COMMANDS = ("", *main.list_commands(click.Context(main)))
+LACKING = {
+    ("explain", "llama"): "qfuse[zoo]",
+    ("bench",): "pip install ./benchmarks",
+    ("demo",): "pip install ./benchmarks",
+}
+# Runs commands one after the other: starting a process of Python with torch takes seconds.
+RUNNING = """
+import contextlib, io, json, sys
+from qfuse.cli import main
+for args in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(args, prog_name="qfuse")
+        except SystemExit as stop:
+            code = stop.code
+    print(json.dumps([args, code, out.getvalue(), err.getvalue()]))
+"""
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("explain", "llama"), "qfuse[zoo]"),
-        (("bench",), "pip install ./benchmarks"),
-        (("demo",), "pip install ./benchmarks"),
-    ],
-)
+class Told(NamedTuple):
+    """What a command said."""
+
+    code: int
+    out: str
+    err: str
+
+
+def helped(command: str) -> tuple[str, ...]:
+    """The arguments that ask a command for help."""
+    return (command, "--help") if command else ("--help",)
+
+
+@pytest.fixture(scope="module")
+def told(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Told]:
+    """What commands say in the environment, by their arguments."""
+    asked = [*map(helped, COMMANDS), *LACKING]
+    done = subprocess.run(
+        [str(environment / "python"), "-c", RUNNING, json.dumps(asked)],
+        env={**os.environ, "PYTHONPATH": ""}, cwd=tmp_path_factory.mktemp("empty"),
+        capture_output=True, text=True, check=False, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = map(json.loads, done.stdout.splitlines())
+    return {tuple(args): Told(*rest) for args, *rest in lines}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_starts(told: dict[Any, Told], command: str) -> None:
+    said = told[helped(command)]
+
+    assert said.code == 0, said.err
+    assert f"Usage: qfuse {command}".rstrip() in said.out
+
+
+@pytest.mark.parametrize(("args", "says"), LACKING.items())
 def test_what_needs_another_package_says_so(
-    environment: Path, tmp_path: Path, args: tuple[str, ...], says: str
+    told: dict[Any, Told], args: tuple[str, ...], says: str
 ) -> None:
-    told = call(environment, *args, folder=tmp_path)
+    said = told[args]
 
-    assert told.returncode == 1
-    assert says in told.stderr
-    assert "Traceback" not in told.stderr
+    assert said.code == 1
+    assert says in said.err
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--version",), [__version__]),
+        (("doctor",), ["qfuse doctor"]),
+        (("compile", "model:small", "--no-own-kernels", "--backend=eager"), ["eager"]),
+        (
+            ("explain", "model:small", "--no-own-kernels", "--quantize=w8a16"),
+            ["explained, not compiled", "Quantized ops"],
+        ),
+    ],
+)
+def test_commands_work_in_a_process_of_their_own(
+    environment: Path, tmp_path: Path, args: tuple[str, ...], says: list[str]
+) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    done = call(environment, *args, folder=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert all(text in done.stdout for text in says)

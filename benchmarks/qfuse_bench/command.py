@@ -49,9 +49,9 @@ def _bench_sites(
     spec: str | None, quantize: str | None, sizes: tuple[str, ...], options: BenchOptions
 ) -> None:
     """Measure the merge sites of a model, or the built-in ones."""
-    if options.models or options.recipes or options.tuned or options.goals:
+    if any((options.models, options.recipes, options.tuned, options.goals, options.convnets)):
         raise OptionsError(
-            "--models, --recipes, --tuned and --goals are not for --sites",
+            "--models, --recipes, --tuned, --goals and --convnets are not for --sites",
             fix="name one model before --sites, and quantize it by --quantize",
         )
     asked = SiteOptions(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,11 +38,17 @@ class Module:
     @cached_property
     def tree(self) -> ast.Module:
         """The syntax tree."""
-        return ast.parse(self.path.read_text(), filename=str(self.path))
+        return parsed(self.path.read_text(), str(self.path))
 
     def at(self, node: ast.AST, what: str) -> str:
         """A finding, in the form that editors can jump to."""
         return f"{self.name}:{getattr(node, 'lineno', 1)}: {what}"
+
+
+@cache
+def parsed(text: str, name: str) -> ast.Module:
+    """The syntax tree of a file, which many checks walk and none changes."""
+    return ast.parse(text, filename=name)
 
 
 def modules(package: Path) -> Iterator[Module]:

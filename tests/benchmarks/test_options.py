@@ -16,10 +16,19 @@ from qfuse.cli.options import options_of
 from qfuse.ir.errors import OptionsError
 from qfuse.zoo import names as zoo_names
 from qfuse.zoo import recipes
+from qfuse.zoo.convnets import FAMILIES
 from qfuse_bench.experiments import demo
 from qfuse_bench.experiments.compile_time import main as compile_cost
 from qfuse_bench.experiments.models import BenchOptions
-from qfuse_bench.peers.cases import CASES, GROUP_SIZES, RECIPES, USUAL_RECIPES, pick
+from qfuse_bench.peers.cases import (
+    CASES,
+    CONVNETS,
+    GROUP_SIZES,
+    RECIPES,
+    USUAL_CASES,
+    USUAL_RECIPES,
+    pick,
+)
 from qfuse_bench.peers.contenders import Contender, Engine, FloatType, float_peers, quantized_pair
 
 
@@ -72,7 +81,16 @@ def test_every_kind_of_field_is_an_option() -> None:
         (main, ["bench", "--rounds", "3"], "3 rounds are too few"),
         (main, ["bench", "--threads", "-1"], "-1 threads"),
         (main, ["bench", "--goals", "--recipes", "static"], "--tuned are not for --goals"),
-        (main, ["bench", "--goals", "--models", "vit"], "unknown goal for the model 'vit'"),
+        (main, ["bench", "--goals", "--models", "vit"], "unknown model of --goals 'vit'"),
+        (main, ["bench", "--goals", "--quick"], "--quick and --tuned are not for --goals"),
+        (main, ["bench", "--goals", "--convnets"], "--goals and --convnets are two runs"),
+        (main, ["bench", "--convnets", "--tuned"], "--tuned are not for --convnets"),
+        (main, ["bench", "--convnets", "--models", "vit"], "unknown model of --convnets 'vit'"),
+        (
+            main,
+            ["bench", "--models", "unet-b1", "--recipes", "w4a8"],
+            "no more than a layer of unet-b1",
+        ),
         (demo.main, ["--recipe", "w9a9"], "unknown recipe 'w9a9'"),
         (demo.main, ["--rounds", "2"], "2 rounds are too few"),
         (demo.main, ["--sentences", "8", "--batch", "9"], "no full batch of 9"),
@@ -85,8 +103,18 @@ def test_what_cannot_be_is_refused_at_once(
     result = CliRunner().invoke(command, arguments)
 
     assert result.exit_code == 1
-    assert message in " ".join(result.output.split())
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_the_demo_names_every_recipe_that_it_takes() -> None:
+    result = CliRunner().invoke(main, ["demo", "--recipe", "nope"])
+
+    assert "there are " in result.stderr
+    offered = result.stderr.partition("there are ")[2].strip().split(", ")
+    assert set(offered) == {*RECIPES, *recipes.names()}
+    assert len(offered) == len(set(offered))
 
 
 def test_every_field_of_every_option_has_a_help_text() -> None:
@@ -110,6 +138,16 @@ def test_the_matrix_is_of_the_zoo() -> None:
     for recipe in RECIPES.values():
         for contender in quantized_pair("bert", {}, recipe, FloatType.BF16):
             assert contender.zoo_recipe in recipes.names()
+
+
+def test_convnets_are_measured_on_request_with_the_recipe_that_quantizes_them() -> None:
+    assert len(CONVNETS) == 2 * len(FAMILIES)
+    assert {case.model for case in CONVNETS.values()} == set(FAMILIES)
+    assert set(USUAL_CASES) | set(CONVNETS) == set(CASES)
+    assert not set(USUAL_CASES) & set(CONVNETS)
+    for case in CONVNETS.values():
+        assert [recipe for recipe in RECIPES if case.takes(recipe)] == ["static"]
+    assert all(map(CASES["bert"].takes, RECIPES))
 
 
 def test_recipes_with_groups_are_known_by_name() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.inductor.test_merge import Three, quantized
-from tests.support.frozen_inductor import freeze
+from tests.support.frozen_inductor import freeze_report
 from torch import nn
 
 from qfuse.capture import capture
@@ -55,11 +55,11 @@ def by_passes(model: nn.Module, x: torch.Tensor) -> bool:
 
 
 def by_options(model: nn.Module, x: torch.Tensor) -> bool:
-    return freeze(model, x).report.fired["merge-linears"] == 1
+    return freeze_report(model, x).fired["merge-linears"] == 1
 
 
 def by_options_unfrozen(model: nn.Module, x: torch.Tensor) -> bool:
-    return bool(freeze(model, x, freezing=False).report.fired)
+    return bool(freeze_report(model, x, freezing=False).fired)
 
 
 def table() -> str:

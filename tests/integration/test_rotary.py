@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.sources.zoo_models import SMALL, compiled
 
 import qfuse
 from qfuse import zoo
@@ -16,18 +17,9 @@ from qfuse.zoo import recipes
 pytestmark = pytest.mark.zoo
 
 
-def compiled(kv_heads: int, layers: int, recipe: str) -> tuple[Any, Any, Any]:
-    """Build a small llama, quantize it and compile it without C++."""
-    model = zoo.build(
-        "llama",
-        layers=layers,
-        hidden=64,
-        intermediate=160,
-        vocab=97,
-        heads=4,
-        kv_heads=kv_heads,
-        seq=6,
-    )
+def unshared(layers: int, recipe: str) -> tuple[Any, Any, Any]:
+    """Build a small llama with a key per query, quantize it and compile it without C++."""
+    model = zoo.build("llama", layers=layers, **{**SMALL["llama"], "kv_heads": 4})
     quantized = recipes.quantize(model.module, recipe, model.args, model.kwargs)
     options = {"backend": "eager"}
     fast = qfuse.compile(
@@ -44,8 +36,8 @@ def compiled(kv_heads: int, layers: int, recipe: str) -> tuple[Any, Any, Any]:
 @pytest.mark.numeric
 @pytest.mark.parametrize("recipe", ["w8a8-dynamic", "w8a16"])
 def test_queries_and_keys_are_rotated_at_once_in_every_layer(recipe: str) -> None:
-    _, _, one = compiled(4, 1, recipe)
-    model, quantized, fast = compiled(4, 2, recipe)
+    _, _, one = unshared(1, recipe)
+    model, quantized, fast = unshared(2, recipe)
     assert [f.report.fired["sink-split"] for f in (one, fast)] == [1, 2]
     assert one.report.rolled_back == fast.report.rolled_back == ()
     args, kwargs = model.inputs(seed=1)
@@ -56,7 +48,7 @@ def test_queries_and_keys_are_rotated_at_once_in_every_layer(recipe: str) -> Non
 
 
 def test_keys_that_are_repeated_are_rotated_where_they_are_read() -> None:
-    _, _, fast = compiled(2, 1, "w8a8-dynamic")
+    _, _, fast = compiled("llama", "w8a8-dynamic", 1)
 
     assert fast.report.fired["sink-split"] == 0
     missed = [e for e in fast.report.closest_misses if e.rule == "sink-split"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.integration.test_zoo_pipeline import compiled, kernels_of
+from tests.support.sources.zoo_models import SMALL, compiled, kernels_of
 from torch.utils import _pytree as pytree
 
 import qfuse
@@ -65,7 +65,7 @@ def same_bits(model: Any, source: Any, fast: Any) -> bool:
 
 @pytest.mark.parametrize(("recipe", "how"), RECIPES.items(), ids=list(RECIPES))
 def test_every_layer_has_four_linears_and_keeps_every_bit(recipe: str, how: str) -> None:
-    model, quantized, fast = compiled("llama", recipe, layers=1)
+    model, quantized, fast = compiled("llama", recipe, 1)
     report = fast.report
 
     assert report.rolled_back == ()
@@ -88,7 +88,7 @@ def test_every_layer_has_four_linears_and_keeps_every_bit(recipe: str, how: str)
 def test_what_is_left_is_a_function_of_depth(recipe: str) -> None:
     counts = []
     for layers in (1, 2, 3):
-        _, _, fast = compiled("llama", recipe, layers, check="off")
+        _, _, fast = compiled("llama", recipe, layers)
         counts.append((kernels_of(fast.report, "qfuse.linear").total(), *quantizes(fast.report)))
     steps = {tuple(b - a for a, b in zip(x, y, strict=True)) for x, y in itertools.pairwise(counts)}
     fused = RECIPES[recipe] == FUSED
@@ -105,7 +105,7 @@ def test_what_is_left_is_a_function_of_depth(recipe: str) -> None:
     ],
 )
 def test_that_no_kernel_takes_them_is_said(recipe: str, why: str) -> None:
-    _, _, fast = compiled("llama", recipe, 1, check="off")
+    _, _, fast = compiled("llama", recipe, 1)
     linears = [
         e for e in fast.report.events if isinstance(e, Lowered) and e.place.op == "qfuse.linear"
     ]
@@ -118,8 +118,7 @@ def test_that_no_kernel_takes_them_is_said(recipe: str, why: str) -> None:
 
 @pytest.mark.parametrize("mode", ["rceil", "floor"])
 def test_llama_in_torchaos_own_mx_tensors(mode: str) -> None:
-    sizes = {"hidden": 64, "intermediate": 160, "vocab": 97, "heads": 4, "kv_heads": 2, "seq": 6}
-    model = zoo.build("llama", layers=1, dtype=torch.bfloat16, **sizes)
+    model = zoo.build("llama", layers=1, dtype=torch.bfloat16, **SMALL["llama"])
     config = MXDynamicActivationMXWeightConfig(
         kernel_preference=KernelPreference.EMULATED, scaling_mode=ScaleCalculationMode(mode)
     )

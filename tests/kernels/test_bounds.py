@@ -54,10 +54,11 @@ def test_linear_w8a8(isa: str, rows: int, dtype: torch.dtype) -> None:
     del isa
     for n, k in SIZES:
         case = linear((rows, k), n, dtype=dtype, zero_point=True, weight_zero_point=True)
-        extras = [torch.randn(rows, n), torch.randn(n), wide(torch.randn(rows, n), 3)]
-        case = replace(case, x=wide(case.x, k % 7)).with_options(
-            extras=extras, epilogue="act(gelu)|add(0,0.5)|mul(1)|add(2,1.0)"
-        )
+        extras = [
+            torch.randn(rows, n), torch.randn(n), wide(torch.randn(rows, n), 3), codes((rows, n), dtype),
+        ]  # fmt: skip
+        text = "act(gelu)|add(0,0.5)|mul(1)|add(2,1.0)|mul(3,0.1,7)"
+        case = replace(case, x=wide(case.x, k % 7)).with_options(extras=extras, epilogue=text)
         args, options = case.arguments()
 
         assert_same_with_guards(linear_w8a8, args, options)

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.support.cases.linear_kernel import ACTIVATION_ERROR, REAL, STORED, Linear, linear
+from tests.support.cases.linear_kernel import (
+    ACTIVATION_ERROR,
+    REAL,
+    STORED,
+    Linear,
+    codes,
+    linear,
+)
+from tests.support.cases.rowwise_kernel import dynamic
 
 from qfuse.ir.ops.epilogue import ACTIVATIONS, Epilogue
-from qfuse.kernels import KernelLibrary, linear_w8a8_quantized, pack_weight
+from qfuse.kernels import (
+    KernelLibrary,
+    linear_w8a8_grouped,
+    linear_w8a8_quantized,
+    linear_w8a16,
+    pack_grouped,
+    pack_weight,
+)
+from qfuse.kernels.rowwise import activation_quantized
 
 pytestmark = pytest.mark.numeric
 
@@ -232,3 +249,140 @@ def test_refuses_an_output(library: KernelLibrary, change: dict[str, Any], messa
         linear_w8a8_quantized(
             case.x, case.x_scale, None, packed, sums, case.w_scale, **{**output, **change}
         )
+
+
+class TestQuantizedExtras:
+    """Operands of ``add`` and ``mul`` that are dequantized on the way."""
+
+    SCALE, ZERO = 0.0371, 5
+    TEXT = f"add(0,1.0,{SCALE},{ZERO})|act(relu)|mul(1,{SCALE},{ZERO})|add(2,0.5)"
+
+    @staticmethod
+    def dequantized(q: torch.Tensor) -> torch.Tensor:
+        """As ``qfuse.dequantize`` does."""
+        scale, zero = torch.tensor(TestQuantizedExtras.SCALE), TestQuantizedExtras.ZERO
+        return (q.float() - zero) * scale
+
+    def expected(self, y: torch.Tensor, extras: list[torch.Tensor]) -> torch.Tensor:
+        y = torch.relu(y + self.dequantized(extras[0])) * self.dequantized(extras[1])
+        return y + extras[2] * 0.5
+
+    @pytest.mark.parametrize("dtype", STORED)
+    @pytest.mark.parametrize("real", REAL)
+    def test_linear(self, isa: str, dtype: torch.dtype, real: torch.dtype) -> None:
+        del isa
+        for n in (1, 15, 64, 70, 96):
+            case = linear((7, 36), n)
+            views = (codes((7, n), dtype), codes((n,), dtype), codes((7, 1), dtype))
+            for first, second in itertools.permutations(views, 2):
+                extras = [first, second, torch.randn(7, n)]
+                y = case.with_options(
+                    extras=extras, epilogue=self.TEXT, real=real, out_dtype=torch.float32
+                ).run()
+
+                assert torch.equal(y, self.expected(case.expected().to(real), extras))
+
+    @pytest.mark.parametrize("dtype", STORED)
+    def test_every_value(self, isa: str, dtype: torch.dtype) -> None:
+        del isa
+        info = torch.iinfo(dtype)
+        q = torch.arange(info.min, info.max + 1).to(dtype).reshape(4, 64)
+        for zero in (info.min, 0, 3, info.max):
+            text = f"add(0,1.0,0.1,{zero})"
+            y = identity(q).with_options(epilogue=text).run()
+
+            assert torch.equal(y, (q.float() - zero) * 0.1)
+
+    @pytest.mark.parametrize("dtype", STORED)
+    def test_other_users_of_epilogues(self, isa: str, dtype: torch.dtype) -> None:
+        del isa
+        extras = [codes((7, 70), dtype), codes((70,), dtype), torch.randn(7, 70)]
+        weight = codes((70, 64), torch.int8)
+        scale, x = torch.rand(70, 2) * 0.01, codes((7, 64), torch.int8)
+        packed = pack_grouped(weight, scale)
+        options = {"out_features": 70, "extras": extras}
+        y = linear_w8a8_grouped(x, torch.ones(1), None, *packed, out_features=70)
+        z = linear_w8a8_grouped(x, torch.ones(1), None, *packed, epilogue=self.TEXT, **options)
+        assert torch.equal(z, self.expected(y, extras))
+
+        packed8, x_real = pack_weight(weight)[0], torch.randn(7, 64)
+        given = (x_real, packed8, torch.ones(70))
+        y = linear_w8a16(*given, out_features=70)
+        z = linear_w8a16(*given, epilogue=self.TEXT, **options)
+        assert torch.equal(z, self.expected(y, extras))
+
+        y = torch.randn(7, 70)
+        output = dynamic(keep=True)
+        *_, kept, _ = activation_quantized(y, self.TEXT, output, extras)
+        assert torch.equal(kept, self.expected(y, extras))
+
+    @pytest.mark.parametrize(
+        ("extra", "text", "message"),
+        [
+            (torch.ones(5), "add(0,1.0,0.1,0)", "type Float, which is not quantized"),
+            (torch.ones(5, dtype=torch.int8), "add(0,1.0)", "type Char, which is quantized"),
+            (torch.ones(5, dtype=torch.uint8), "mul(0)", "type Byte, which is quantized"),
+            (torch.ones(5, dtype=torch.int8), "add(0,1.0,0.1)", "has 3 arguments, expected 4"),
+            (torch.ones(5, dtype=torch.int8), "mul(0,0.1)", "has 2 arguments, expected 3"),
+            (torch.ones(5, dtype=torch.int8), "mul(0,0.1,a)", "not a number"),
+            (torch.ones(5, dtype=torch.int32), "add(0,1.0)", "an extra must be"),
+        ],
+    )
+    def test_refuses(
+        self, library: KernelLibrary, extra: torch.Tensor, text: str, message: str
+    ) -> None:
+        del library
+        with pytest.raises(RuntimeError, match=message):
+            linear((3, 8), 5).with_options(extras=[extra], epilogue=text).run()
+
+
+CLAMPS = (
+    "act(relu)",
+    "act(hardtanh,0.0,6.0)",
+    "act(hardtanh,-1.5,inf)|act(relu)",
+    "act(hardtanh,-0.7,0.31)|act(hardtanh,-0.5,9.0)",
+    "act(hardtanh,2.0,-2.0)",
+    "act(relu)|act(hardtanh,-5.0,-1.0)",
+    "act(gelu)|act(relu)",
+    "cast(bfloat16)|act(relu)",
+    "add(0,1.0)|act(hardtanh,-inf,0.25)",
+)
+
+
+@pytest.mark.parametrize("text", CLAMPS)
+@pytest.mark.parametrize("scale", [0.037, 3e-39, 1e30, math.inf, -0.5, 0.0])
+@pytest.mark.parametrize("reciprocal", [False, True])
+def test_clamps_before_the_quantized_output(
+    isa: str, text: str, scale: float, *, reciprocal: bool
+) -> None:
+    """They become a part of it; also at halves, infinities and NaN, and for any scale."""
+    del isa
+    wild = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 3e38, -3e38, 1e-40])
+    x = torch.cat([torch.randn(1200), torch.arange(-30, 30) * 0.0185, wild]).repeat(3)
+    x = x[: x.numel() // 12 * 12].reshape(-1, 12)
+    for dtype, zero in itertools.product(STORED, (None, 3, 2_000_000, 0.5)):
+        info = torch.iinfo(dtype)
+        output = {
+            "out_scale": torch.tensor([scale]),
+            "out_zero_point": None if zero is None else torch.tensor([zero]),
+            "quant_min": info.min + 1,
+            "quant_max": info.max,
+            "out_dtype": dtype,
+            "reciprocal": reciprocal,
+            "zero_point_first": False,
+        }
+        case = identity(x).with_options(epilogue=f"add(0,1.0)|{text}")
+        steps = case.with_options(out_dtype=torch.bfloat16 if "cast" in text else None).run()
+
+        y = case.run_quantized(**output)
+
+        numbers = quantize_float(steps, output)
+        expected = torch.where(numbers.isnan(), 0, numbers.nan_to_num()).to(dtype)
+        assert torch.equal(y, expected), (zero, dtype)
+
+
+def quantize_float(y: torch.Tensor, output: dict[str, Any]) -> torch.Tensor:
+    """The quantized values as floats."""
+    q = quantize(y, {**output, "out_dtype": torch.float32})
+    assert q.dtype == torch.float32
+    return q

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.support.cases.linear_grouped import BITS, grouped
 from tests.support.cases.linear_kernel import REAL, STORED
-from tests.support.cases.rowwise_kernel import dynamic
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels import (
     KernelLibrary,
-    linear_w4a8,
-    linear_w4a8_quantized,
-    linear_w4a8_rows,
-    linear_w8a8_grouped,
-    linear_w8a8_grouped_quantized,
-    pack_grouped,
 )
 
 CHECKS = (
@@ -127,76 +119,3 @@ def test_fakes_refuse_groups_whose_sums_do_not_fit(library: KernelLibrary) -> No
         op(*meta)
     with pytest.raises(RuntimeError, match="up to 32768"):
         op(*args)
-
-
-class Chain(torch.nn.Module):
-    """Two linears with codes between them, one of eight bits, and one whose rows become codes."""
-
-    scale: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = grouped((1, K), N, 3, zero_point=True)
-        self.second = grouped((1, N), K, 1, bias=False)
-        self.third = grouped((1, K), 20, 2, bits=8, weight_zeros="each")
-        for case, name in ((self.first, "a"), (self.second, "b"), (self.third, "c")):
-            for index, tensor in enumerate(case.arguments()[0][3:]):
-                self.register_buffer(f"{name}{index}", tensor)
-        halves = grouped((1, 20), 2 * N, 1, weight_zeros="each")
-        packed = pack_grouped(halves.weight, halves.w_scale, halves.w_zero_point, halves=True)
-        for index, part in enumerate(packed):
-            self.register_buffer(f"d{index}", part)
-        self.register_buffer("scale", torch.tensor([0.05], dtype=torch.float64))
-
-    def packed(self, name: str) -> list[torch.Tensor]:
-        return [self.get_buffer(f"{name}{index}") for index in range(4)]
-
-    def forward(self, x: torch.Tensor, x_scale: torch.Tensor, x_zero: torch.Tensor) -> torch.Tensor:
-        codes = linear_w4a8_quantized(
-            x, x_scale, x_zero, *self.packed("a"), out_features=N, bias=self.first.bias,
-            epilogue="act(gelu)", out_scale=self.scale, out_zero_point=None, quant_min=-128,
-            quant_max=127, out_dtype=torch.int8,
-        )  # fmt: skip
-        y = linear_w4a8(codes, self.scale, None, *self.packed("b"), out_features=K)
-        z = linear_w8a8_grouped_quantized(
-            x, x_scale, x_zero, *self.packed("c"), out_features=20, extras=[y[..., :20]],
-            epilogue="add(0,1.0)", out_scale=self.scale, out_zero_point=None, quant_min=-128,
-            quant_max=127, out_dtype=torch.int8,
-        )  # fmt: skip
-        rows = linear_w4a8_rows(
-            z, self.scale, None, *self.packed("d"), out_features=2 * N,
-            epilogue="glu(silu,gate-first)", output=dynamic(),
-        )  # fmt: skip
-        w = linear_w8a8_grouped(rows[0][..., :K], rows[1], None, *self.packed("c"), out_features=20)
-        return w.relu()
-
-
-@pytest.mark.slow
-# Of torch's own modules.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_a_package_gives_the_same(library: KernelLibrary, tmp_path: Path) -> None:
-    del library
-    # Importing Inductor takes seconds, which the other tests of the run should not pay.
-    from torch._inductor import aoti_compile_and_package, aoti_load_package  # noqa: PLC0415, TID251
-
-    module = Chain()
-    rows = torch.export.Dim("rows", min=1, max=512)
-    example = (torch.ones(2, 9, K, dtype=torch.int8), torch.ones(18), torch.ones(18).int())
-    program = torch.export.export(
-        module,
-        example,
-        dynamic_shapes={"x": {1: rows}, "x_scale": {0: 2 * rows}, "x_zero": {0: 2 * rows}},
-        strict=False,
-    )
-    path = aoti_compile_and_package(
-        program,
-        package_path=str(tmp_path / "chain.pt2"),
-        inductor_configs={"cpp.vec_isa_ok": True, "aot_inductor.metadata": {}},
-    )
-    packaged = aoti_load_package(path)
-
-    for count in (1, 2, 9, 40):
-        x = torch.randint(-128, 128, (2, count, K), dtype=torch.int8)
-        scale, zero = torch.rand(2 * count) * 0.01 + 0.003, torch.randint(-9, 9, (2 * count,)).int()
-
-        assert torch.equal(packaged(x, scale, zero), module(x, scale, zero))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,10 +20,11 @@ from tests.support.sources.aten_spellings import (
     scales,
 )
 from tests.support.sources.dialects import SEEDS
-from tests.support.sources.models import K, N, Spelled, normalized
+from tests.support.sources.models import DYNAMIC, K, N, Spelled, captured_each, normalized_graph
 from torch.fx import Node
 
 from qfuse.capture import capture
+from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.normalize import normalize
 from qfuse.normalize.aten.rules import rules
 from qfuse.testing.build import GraphBuilder
@@ -95,16 +97,26 @@ INTEGERS = (
 )
 
 
+@cache
+def captured(shape: tuple[int, int] | None) -> dict[str, CapturedGraph]:
+    """The graphs of all spellings; of sizes that vary if there is no shape."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        models = {write.__name__: Spelled(write).eval() for write in INTEGERS}
+        x = torch.randn(*(shape or (3, 5)), K)
+        return captured_each(models, x, (DYNAMIC,) if shape is None else None)
+
+
 @pytest.mark.numeric
 @pytest.mark.parametrize("write", INTEGERS)
 @pytest.mark.parametrize("shape", [(3, 5), (1, 1), None])
 def test_every_spelling_of_an_integer_linear_is_one(
     write: Callable[[Spelled, torch.Tensor], torch.Tensor], shape: tuple[int, int] | None
 ) -> None:
-    x = torch.randn(*(shape or (3, 5)), K)
+    shapes = [shape] if shape is not None else [(3, 5), (1, 1)]
 
-    normal = normalized(
-        Spelled(write), x, *[torch.randn(1, 1, K)] * (shape is None), dynamic=shape is None
+    normal = normalized_graph(
+        captured(shape)[write.__name__], *[torch.randn(*sizes, K) for sizes in shapes]
     )
 
     names = ("qfuse.quantize", "qfuse.dequantize", "aten.linear")

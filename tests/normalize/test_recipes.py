@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from tests.support.sources.dialects import ops_of, run
+from tests.support.sources.models import captured_each
 from torch import nn
 
-from qfuse.capture import capture
 from qfuse.ir.events import Exactness, Fired, Noted
 from qfuse.ir.graph.stage_graph import CapturedGraph, NormalGraph
 from qfuse.ir.ops.linear import Linear, as_linear
@@ -37,18 +39,25 @@ class TwoLinears(nn.Module):
         return y
 
 
-def captured(recipe: str, dtype: torch.dtype, shape: tuple[int, ...]) -> CapturedGraph:
-    """A small model, quantized and captured with dynamic leading sizes."""
-    x = torch.randn(shape, dtype=dtype)
-    sizes = {i: torch.export.Dim(f"d{i}", min=1, max=64) for i in range(len(shape) - 1)}
-    model = TwoLinears().eval().to(dtype)
-    quantized = recipes.quantize(model, recipe, (x,), dynamic_shapes={"x": sizes})
-    return capture(quantized.model, (x,), dynamic_shapes={"x": sizes})
+@cache
+def captured(dtype: torch.dtype, shape: tuple[int, ...]) -> dict[str, CapturedGraph]:
+    """A small model in all recipes, captured with dynamic leading sizes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        x = torch.randn(shape, dtype=dtype)
+        sizes = {i: torch.export.Dim(f"d{i}", min=1, max=64) for i in range(len(shape) - 1)}
+        shapes = {"x": sizes}
+        model = TwoLinears().eval().to(dtype)
+        models = {
+            name: recipes.quantize(model, name, (x,), dynamic_shapes=shapes).model
+            for name in (*DYNAMIC, *STATIC, *WEIGHTS)
+        }
+        return captured_each(models, x, shapes)
 
 
 def both(recipe: str, dtype: torch.dtype, rank: int) -> tuple[CapturedGraph, NormalGraph]:
     """A captured graph, and the normal graph of a copy of it."""
-    program = captured(recipe, dtype, (2, 8, 64)[-rank:])
+    program = captured(dtype, (2, 8, 64)[-rank:])[recipe]
     return program, normalize(clone(program))
 
 

@@ -28,7 +28,7 @@ from qfuse_bench.workloads.movement_graphs import KINDS, calls_in, movement_grap
 
 aten = torch.ops.aten
 
-SMALL, LARGE = 150, 1200
+SMALL, LARGE = 150, 600
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def one_long_chain(length: int) -> NormalGraph:
 def test_work_per_node_does_not_grow_with_readers_parts_and_chains(
     build: Callable[[int], NormalGraph], work: Counter[str]
 ) -> None:
-    small, large = (phase(build(count), work) for count in (40, 320))
+    small, large = (phase(build(count), work) for count in (40, 160))
 
     assert set(small) == set(large)
     for what in small:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
+from rich.console import Console
 from torch import nn
 
 import qfuse
@@ -48,3 +50,68 @@ def test_passes_say_nothing_of_kernels() -> None:
     assert "merge-linears 1" in text
     assert "quantized ops" not in text
     assert "left as they are" not in text
+
+
+TEXT = "cast to 8 bits({clamp((round({(x / scale) | (x * inverse)}) + zero_point)?, low, high) | round(clamp(x))})"
+PATTERN = f"{TEXT}\n{' ' * TEXT.index('round')}^^^^^"
+
+
+def patterns(width: int, *misses: Missed) -> str:
+    """What a report of that width says below the table "Not fused"."""
+    console = Console(width=width, no_color=True)
+    with console.capture() as capture:
+        console.print(Report(misses, FACTS))
+    return capture.get().partition("Not fused")[2].partition("┘")[2].strip("\n")
+
+
+def unmatched(rule: str, node: str, pattern: str) -> Missed:
+    place = Place(node, "aten._to_copy")
+    reason = "expected aten.round, found aten.floor"
+    return Missed("normalize", rule, MissCode.PATTERN, reason, place, place, 3, pattern)
+
+
+def test_a_pattern_is_shown_below_the_table_once() -> None:
+    twice = [unmatched("quantize-chain", node, PATTERN) for node in ("a", "b")]
+
+    assert_expected_inline(
+        patterns(120, *twice, MISS, unmatched("fuse-bias", "c", "a[red] + b\n       ^")),
+        """\
+The part of a pattern that did not match
+quantize-chain: expected aten.round, found aten.floor
+  cast to 8 bits({clamp((round({(x / scale) | (x * inverse)}) + zero_point)?, low, high) | round(clamp(x))})
+                         ^^^^^
+fuse-bias: expected aten.round, found aten.floor
+  a[red] + b
+         ^""",
+    )
+
+
+def test_a_pattern_is_cut_around_what_it_points_to() -> None:
+    assert_expected_inline(
+        patterns(60, unmatched("quantize-chain", "a", f"{TEXT}\n{' ' * TEXT.index('low')}^^^")),
+        """\
+The part of a pattern that did not match
+quantize-chain: expected aten.round, found aten.floor
+  * inverse)}) + zero_point)?, low, high) | round(clamp(x))}
+                               ^^^""",
+    )
+
+
+def test_without_patterns_the_table_is_all() -> None:
+    assert patterns(80, MISS) == ""
+
+
+def test_a_chain_that_is_rounded_down_is_shown_with_its_pattern() -> None:
+    class RoundsDown(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.clamp(torch.floor(x / 0.05) + 3, -128, 127).to(torch.int8)
+
+    report = str(qfuse.explain(RoundsDown(), (torch.randn(2, 8),)))
+
+    assert_expected_inline(
+        "\n".join(report.partition("did not match\n")[2].splitlines()[:3]),
+        """\
+quantize-chain: expected aten.round to the nearest integer, found aten.floor
+  cast to 8 bits({clamp((round({(x / scale) | (x * (reciprocal(scale) * 1)?) | (x * inverse)}) + zero_...
+                         ^^^^^""",
+    )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.toy_rules import DoubleNegation, NegToMul, WrongAbs
+from tests.support.values import bits_same
 
 from qfuse.ir.events import Checked, Exactness, Fired, MissCode, RolledBack
 from qfuse.ir.graph.stage_graph import NormalGraph
@@ -20,7 +21,7 @@ from qfuse.rewrite.rewriter import GraphEditor, Journal
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_tensor
-from qfuse.testing.run import bits_same, run
+from qfuse.testing.run import run
 
 aten = torch.ops.aten
 

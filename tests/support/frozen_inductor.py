@@ -52,6 +52,14 @@ def freeze(model: nn.Module, *args: Any, **settings: Any) -> Frozen:
     return Frozen(plain, merged, graphs, qfuse.reports()[before:])
 
 
+def freeze_report(model: nn.Module, *args: Any, **settings: Any) -> Report:
+    """Run a model with our passes; return what is reported."""
+    before = len(qfuse.reports())
+    _run(model, args, qfuse.inductor_options(), [], settings)
+    (report,) = qfuse.reports()[before:]
+    return report
+
+
 def _run(
     model: nn.Module,
     args: tuple[Any, ...],

@@ -334,6 +334,19 @@ def test_a_model_with_nothing_to_quantize_is_refused(recipe: str) -> None:
         quantize(nn.ReLU(), recipe, (torch.randn(2, 64),))
 
 
+@pytest.mark.parametrize(
+    ("group_size", "fix"), [(7, "give a group size that divides"), (-1, "choose another recipe")]
+)
+def test_a_group_size_that_fits_nowhere_is_refused(group_size: int, fix: str) -> None:
+    model = TwoLinears() if group_size > 0 else nn.ReLU()
+
+    with pytest.raises(QfuseError, match="found nothing to quantize") as caught:
+        quantize(model, "w4a8", (torch.randn(2, 64),), group_size=group_size)
+
+    assert caught.value.fix is not None
+    assert caught.value.fix.startswith(fix)
+
+
 def test_an_exported_program_is_refused() -> None:
     program: Any = torch.export.export(TwoLinears(), (torch.randn(2, 64),), strict=False)
     with pytest.raises(OptionsError, match="not ExportedProgram"):

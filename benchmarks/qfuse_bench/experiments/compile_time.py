@@ -8,7 +8,6 @@ and other programs do not show in it.
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +21,10 @@ from rich.text import Text
 
 from qfuse import kernels, zoo
 from qfuse.capture import capture
+from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.cost import CostModel, load_or_measure
-from qfuse.ir.errors import OptionsError, QfuseError
+from qfuse.ir.errors import OptionsError
 from qfuse.ir.events import EventLog, Fired, Lowered
 from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.optimize.merge.merge_linears import MergeLinears
@@ -248,11 +248,8 @@ def _table(rows: Sequence[CostRow]) -> Table:
 @options_of(CostOptions)
 def main(**given: Any) -> None:
     """Measure what optimizing costs, and how it grows with the graph."""
-    try:
+    with exit_on_error():
         run_compile_cost(CostOptions(**given), Console())
-    except QfuseError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.rule import Rule
 from rich.table import Table
 
+from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.report import Report
@@ -30,7 +31,7 @@ from qfuse_bench.harness.process import WorkerError
 from qfuse_bench.harness.progress import Watch, watching
 from qfuse_bench.harness.retrieval import Agreement, compare_embeddings
 from qfuse_bench.harness.worker import Inputs
-from qfuse_bench.peers.cases import RECIPES
+from qfuse_bench.peers.cases import GROUP_SIZES, RECIPES, pick
 from qfuse_bench.peers.contenders import (
     Contender,
     Engine,
@@ -80,6 +81,7 @@ class _Job:
     batches: list[Inputs]
     sizes: dict[str, int]
     recipe: str
+    group_size: int | None
     threads: int
     rounds: int
     patience: float
@@ -87,11 +89,15 @@ class _Job:
     @property
     def eager(self) -> Contender:
         """The quantized model without a compiler, for all sizes."""
-        return eager_model("minilm", self.sizes, self.recipe, dynamic=True)
+        return eager_model(
+            "minilm", self.sizes, self.recipe, dynamic=True, group_size=self.group_size
+        )
 
     def pair(self, kind: FloatType) -> list[Contender]:
         """Torch's and our compiler on the quantized model; ours for all sizes."""
-        return quantized_pair("minilm", self.sizes, self.recipe, kind, dynamic=True)
+        return quantized_pair(
+            "minilm", self.sizes, self.recipe, kind, dynamic=True, group_size=self.group_size
+        )
 
     def ours(self, kind: FloatType) -> str:
         """Name of qfuse's entry at a float type."""
@@ -130,8 +136,8 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
 
 
 def _prepare(options: DemoOptions) -> _Job:
-    recipe = RECIPES.get(options.recipe, options.recipe)
-    recipes.describe(recipe)  # raises for one that does not exist
+    (name,) = pick((options.recipe,), dict.fromkeys((*RECIPES, *recipes.names())), "recipe")
+    recipe, group_size = RECIPES.get(name, name), GROUP_SIZES.get(name)
     if options.rounds < LEAST_ROUNDS:
         raise OptionsError(
             f"{options.rounds} rounds are too few", fix=f"ask for {LEAST_ROUNDS} or more"
@@ -149,7 +155,7 @@ def _prepare(options: DemoOptions) -> _Job:
     batch, seq = batches[0][1]["input_ids"].shape
     threads = options.threads or torch.get_num_threads()
     sizes = {"batch": batch, "seq": seq}
-    return _Job(batches, sizes, recipe, threads, options.rounds, options.patience)
+    return _Job(batches, sizes, recipe, group_size, threads, options.rounds, options.patience)
 
 
 def _steps(job: _Job) -> int:
@@ -158,11 +164,12 @@ def _steps(job: _Job) -> int:
 
 def _introduce(job: _Job, options: DemoOptions, console: Console) -> None:
     shapes = sorted({one[1]["input_ids"].shape[1] for one in job.batches})
+    groups = f" in groups of {job.group_size}" if job.group_size else ""
     console.print(Rule("qfuse"))
     console.print(
         f"all-MiniLM-L6-v2 with its trained weights encodes {options.sentences} sentences of the "
         f"standard library's docstrings,\nin batches of {options.batch} padded to {shapes[0]} to "
-        f"{shapes[-1]} tokens. Recipe {job.recipe}: {recipes.describe(job.recipe)}.\n"
+        f"{shapes[-1]} tokens. Recipe {job.recipe}{groups}: {recipes.describe(job.recipe)}.\n"
         f"qfuse compiles it once for all batch and sequence sizes; torch.compile gets the one size "
         f"that is timed ({job.sizes['batch']} x {job.sizes['seq']}).\nEach contender has a process "
         f"of its own, with {job.threads} threads.",
@@ -283,11 +290,8 @@ def _trouble(entries: Mapping[str, Entry]) -> list[str]:
 @options_of(DemoOptions)
 def main(**given: Any) -> None:
     """Quantize and compile a real sentence encoder, and say what was done and what it brought."""
-    try:
+    with exit_on_error():
         worked = run_demo(DemoOptions(**given), Console())
-    except QfuseError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
-        sys.exit(1)
     sys.exit(0 if worked else 1)
 
 

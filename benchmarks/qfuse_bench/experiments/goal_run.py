@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from qfuse_bench.experiments.goals import CELLS, Cell, Finding, Outcome, findings_of
+from qfuse_bench.experiments.goals import Cell, Finding, Outcome, findings_of
 from qfuse_bench.harness.comparison import Comparison, Entry, Verdict
 from qfuse_bench.harness.machine import BackgroundLoad, Setting, prepare_machine
 from qfuse_bench.harness.process import WorkerError
@@ -31,7 +31,6 @@ from qfuse_bench.report.markdown import write_section
 from qfuse_bench.report.results import entry_values
 from qfuse_bench.report.tables import ratio_text, setting_text, time_text
 
-_SECTION = "goals"
 _STYLE = {
     Outcome.MET: "green",
     Outcome.MISSED: "bold red",
@@ -129,7 +128,9 @@ class GoalRun:
         setting: The machine, with the threads of every contender.
         rounds: Interleaved rounds per cell.
         patience: Seconds to wait, per cell, for other programs to leave the cores.
+        cells: What to measure.
         models: Only cells of these cases; none is all.
+        section: What the section of the page is called.
         json: Where to write everything that was measured.
         page: A page with a section to write the tables into.
     """
@@ -137,14 +138,16 @@ class GoalRun:
     setting: Setting
     rounds: int
     patience: float
+    cells: Sequence[Cell]
     models: Sequence[str] = ()
+    section: str = "goals"
     json: Path | None = None
     page: Path | None = None
 
 
 def run_goals(run: GoalRun, console: Console) -> GoalResults:
     """Measure every cell, show the outcomes, and write the requested files."""
-    cells = [cell for cell in CELLS if not run.models or cell.case in run.models]
+    cells = [cell for cell in run.cells if not run.models or cell.case in run.models]
     absent = _absent(cells)
     results = GoalResults(run.setting, run.rounds, (), absent)
     steps = sum(2 + 2 * len(cell.ways) + run.rounds for cell in cells)
@@ -201,7 +204,7 @@ def _write(results: GoalResults, run: GoalRun) -> None:
     if run.json is not None:
         run.json.write_text(json.dumps(results.to_dict(), indent=1), encoding="utf-8")
     if run.page is not None:
-        write_section(run.page, _SECTION, results=results)
+        write_section(run.page, run.section, results=results)
 
 
 def _show(results: GoalResults, console: Console) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from qfuse_bench.harness.comparison import Entry
 from qfuse_bench.harness.measure import compare
 from qfuse_bench.harness.stats import Ratio
-from qfuse_bench.peers.cases import CASES, Case
+from qfuse_bench.peers.cases import CASES, CONVNETS, Case
 from qfuse_bench.peers.contenders import Contender, Engine, FloatType
 
 _F32, _BF16 = FloatType.F32, FloatType.BF16
@@ -222,6 +222,13 @@ def _decode(float_type: FloatType, group_size: int | None = None) -> Cell:
     return Cell("llama-decode", ours, (best, *others))
 
 
+def _convnet(case: str) -> Cell:
+    """A convolutional network, with the float rest in f32."""
+    same = Bar("Inductor, the same PT2E model", 1.0, (_inductor(_F32, "w8a8-static"),))
+    others = _other_engines(_F32, "w8a8-static")
+    return Cell(case, _qfuse(_F32, "w8a8-static"), (same, *others))
+
+
 CELLS: tuple[Cell, ...] = (
     *(_dynamic("llama-prefill", kind) for kind in FloatType),
     *_static("llama-prefill"),
@@ -232,3 +239,6 @@ CELLS: tuple[Cell, ...] = (
     *_static("minilm"),
 )
 """In the order in which they are measured and shown."""
+
+CONVNET_CELLS: tuple[Cell, ...] = tuple(map(_convnet, CONVNETS))
+"""Convolutional networks against every engine, likewise."""

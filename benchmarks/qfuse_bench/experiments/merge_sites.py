@@ -8,7 +8,6 @@ where there is a difference to be right about: more than 5 %, with an interval t
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,9 +20,10 @@ from rich.table import Table
 from rich.text import Text
 
 from qfuse import kernels
+from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.cost import CostModel, load_or_measure
-from qfuse.ir.errors import OptionsError, QfuseError
+from qfuse.ir.errors import OptionsError
 from qfuse.optimize.merge.merge_linears import MergeLinears, price
 from qfuse.options import Backend, choice
 from qfuse.targets import Target
@@ -322,11 +322,8 @@ def _decision(row: Measured) -> Text:
 @options_of(SiteOptions)
 def main(**given: Any) -> None:
     """Measure merge sites, and whether the decisions to merge are right."""
-    try:
+    with exit_on_error():
         run_sites(SiteOptions(**given))
-    except QfuseError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
-        sys.exit(1)
 
 
 if __name__ == "__main__":

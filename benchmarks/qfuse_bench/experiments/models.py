@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from qfuse.ir.errors import OptionsError
 from qfuse_bench.experiments.goal_run import GoalRun, run_goals
-from qfuse_bench.experiments.goals import CELLS
+from qfuse_bench.experiments.goals import CELLS, CONVNET_CELLS
 from qfuse_bench.harness.comparison import Comparison
 from qfuse_bench.harness.machine import BackgroundLoad, Setting, prepare_machine
 from qfuse_bench.harness.measure import LEAST_ROUNDS
@@ -22,6 +22,7 @@ from qfuse_bench.peers.cases import (
     CASES,
     GROUP_SIZES,
     RECIPES,
+    USUAL_CASES,
     USUAL_RECIPES,
     Case,
     example_inputs,
@@ -39,6 +40,7 @@ from qfuse_bench.report.results import Match, Results, pairs_of
 from qfuse_bench.report.tables import show
 
 _QUICK_MODELS = ("minilm",)
+_QUICK_CONVNETS = ("resnet18-b1",)
 _QUICK_RECIPES = ("dynamic",)
 _SECTION = "models"
 
@@ -48,7 +50,8 @@ class BenchOptions:
     """What to measure.
 
     Attributes:
-        models: Names out of :data:`qfuse_bench.peers.cases.CASES`; none is all.
+        models: Names out of :data:`qfuse_bench.peers.cases.CASES`; none is all but convolutional
+            networks.
         recipes: Names out of :data:`qfuse_bench.peers.cases.RECIPES`; none is those without a group
             size in their names.
         rounds: Interleaved rounds per model and recipe.
@@ -56,13 +59,15 @@ class BenchOptions:
         patience: Seconds to wait, per model and recipe, for other programs to leave the cores.
         quick: One model and one recipe.
         goals: Only what :data:`qfuse_bench.experiments.goals.CELLS` asks for, with what came of it.
+        convnets: Only :data:`qfuse_bench.experiments.goals.CONVNET_CELLS`, likewise.
         tuned: Add Inductor with ``max_autotune``, which takes minutes to compile.
         json: Where to write everything that was measured.
         page: A page with a section to write the tables into.
     """
 
     models: tuple[str, ...] = field(
-        default=(), metadata={"help": f"what to measure, out of {', '.join(CASES)} [all]"}
+        default=(),
+        metadata={"help": f"what to measure, out of {', '.join(CASES)} [{', '.join(USUAL_CASES)}]"},
     )
     recipes: tuple[str, ...] = field(
         default=(),
@@ -81,6 +86,9 @@ class BenchOptions:
     quick: bool = field(default=False, metadata={"help": "one model and one recipe only"})
     goals: bool = field(
         default=False, metadata={"help": "only the goals, against every engine (25 minutes)"}
+    )
+    convnets: bool = field(
+        default=False, metadata={"help": "only convolutional networks, against every engine"}
     )
     tuned: bool = field(
         default=False, metadata={"help": "add Inductor with max_autotune (compiles for minutes)"}
@@ -102,30 +110,36 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> None:
     console = console or Console()
     plan = _Plan.of(options)
     setting = Setting.here(plan.threads)
-    if options.goals:
-        _check_goals(options)
-        run = GoalRun(
-            setting=setting,
-            rounds=plan.rounds,
-            patience=plan.patience,
-            models=options.models,
-            json=options.json,
-            page=options.page,
-        )
-        run_goals(run, console)
+    if options.goals or options.convnets:
+        run_goals(_goal_run(options, plan, setting), console)
     else:
         _run_models(options, plan, setting, console)
     if options.page is not None:
         console.print(f"the tables are in {options.page}", highlight=False)
 
 
-def _check_goals(options: BenchOptions) -> None:
-    if options.recipes or options.quick or options.tuned:
+def _goal_run(options: BenchOptions, plan: _Plan, setting: Setting) -> GoalRun:
+    name = "convnets" if options.convnets else "goals"
+    if options.recipes or options.tuned or (options.quick and options.goals):
         raise OptionsError(
-            "--recipes, --quick and --tuned are not for --goals",
-            fix="the goals say how models are quantized; --models picks among their models",
+            f"--recipes, --quick and --tuned are not for --{name}",
+            fix=f"--{name} says how models are quantized; --models picks among its models",
         )
-    pick(options.models, dict.fromkeys(cell.case for cell in CELLS), "goal for the model")
+    if options.goals and options.convnets:
+        raise OptionsError("--goals and --convnets are two runs", fix="give one of them")
+    cells = CONVNET_CELLS if options.convnets else CELLS
+    models = options.models or (_QUICK_CONVNETS if options.quick else ())
+    pick(models, dict.fromkeys(cell.case for cell in cells), f"model of --{name}")
+    return GoalRun(
+        setting=setting,
+        rounds=plan.rounds,
+        patience=plan.patience,
+        cells=cells,
+        models=models,
+        section=name,
+        json=options.json,
+        page=options.page,
+    )
 
 
 def _run_models(options: BenchOptions, plan: _Plan, setting: Setting, console: Console) -> None:
@@ -165,6 +179,10 @@ class _Plan:
     patience: float
     tuned: bool
 
+    def recipes_of(self, case: Case) -> list[str]:
+        """Return the recipes that a case is measured with."""
+        return [recipe for recipe in self.recipes if case.takes(recipe)]
+
     @classmethod
     def of(cls, options: BenchOptions) -> _Plan:
         models = options.models or (_QUICK_MODELS if options.quick else ())
@@ -175,9 +193,10 @@ class _Plan:
             )
         if options.threads < 0:
             raise OptionsError(f"{options.threads} threads cannot be", fix="give 1, or 0")
+        chosen = tuple(pick(recipes, RECIPES, "recipe"))
         return cls(
-            tuple(CASES[name] for name in pick(models, CASES, "model")),
-            tuple(pick(recipes, RECIPES, "recipe")),
+            tuple(_cases(models or USUAL_CASES, chosen)),
+            chosen,
             options.rounds,
             options.threads or torch.get_num_threads(),
             options.patience,
@@ -201,7 +220,18 @@ class _Plan:
     def steps(self) -> int:
         """Contenders to build, and rounds."""
         per_recipe = 1 + len(FloatType) * (2 + self.tuned) + self.rounds
-        return len(self.cases) * (3 + len(self.recipes) * per_recipe)
+        return sum(3 + len(self.recipes_of(case)) * per_recipe for case in self.cases)
+
+
+def _cases(names: Sequence[str], chosen: Sequence[str]) -> list[Case]:
+    cases = [CASES[name] for name in pick(names, CASES, "model")]
+    for case in cases:
+        if not any(map(case.takes, chosen)):
+            raise OptionsError(
+                f"{', '.join(chosen)}: these recipes quantize no more than a layer of {case.name}",
+                fix=f"ask for {', '.join(case.recipes)}",
+            )
+    return cases
 
 
 def _measure_case(case: Case, plan: _Plan, watch: Watch) -> Iterator[Match]:
@@ -214,7 +244,7 @@ def _measure_case(case: Case, plan: _Plan, watch: Watch) -> Iterator[Match]:
     floats = plan.floats(case)
     with Comparison(inputs, floats[0].name, plan.threads, watch) as contest:
         contest.enter([peer.competitor() for peer in floats])
-        for recipe in plan.recipes:
+        for recipe in plan.recipes_of(case):
             yield _measure_recipe(case, recipe, plan, contest, floats)
 
 

@@ -8,7 +8,6 @@ programs do not show in them.
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +18,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.cost import CostModel, CostProfile
-from qfuse.ir.errors import OptionsError, QfuseError
+from qfuse.ir.errors import OptionsError
 from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.merge.merge_convolutions import MergeConvolutions
@@ -179,11 +179,8 @@ def _table(rows: Sequence[PhaseRow]) -> Table:
 @options_of(PhaseOptions)
 def main(**given: Any) -> None:
     """Measure what moving, combining and merging cost on graphs of growing size."""
-    try:
+    with exit_on_error():
         run_phase_cost(PhaseOptions(**given), Console())
-    except QfuseError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ below the tables whether the kernels reach what they aim at.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +18,9 @@ import click
 import torch
 from rich.console import Console
 
+from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
-from qfuse.ir.errors import OptionsError, QfuseError
+from qfuse.ir.errors import OptionsError
 from qfuse.kernels import load
 from qfuse.targets import Target
 from qfuse_bench.harness.machine import BackgroundLoad, Setting
@@ -251,11 +251,8 @@ def _size(text: str) -> tuple[int, int]:
 @options_of(KernelOptions)
 def main(**given: Any) -> None:
     """Measure qfuse's kernels against ops of torch that compute the same."""
-    try:
+    with exit_on_error():
         run_kernels(KernelOptions(**given))
-    except QfuseError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False)
-        sys.exit(1)
 
 
 if __name__ == "__main__":

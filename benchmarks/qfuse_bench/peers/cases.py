@@ -22,6 +22,7 @@ class Case:
         sizes: Where it differs from the zoo's default.
         seeds: Of the inputs on which answers are compared. A model that writes a cache where its
             inputs say answers alike again only if they say one place.
+        recipes: Names out of :data:`RECIPES` that quantize more than a layer of it; none is all.
     """
 
     name: str
@@ -29,7 +30,42 @@ class Case:
     what: str
     sizes: Mapping[str, int] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0, 1)
+    recipes: tuple[str, ...] = ()
 
+    def takes(self, recipe: str) -> bool:
+        """Return whether a recipe quantizes more than a layer of the model."""
+        return not self.recipes or recipe in self.recipes
+
+
+_CONVNETS = (
+    ("resnet50", "resnet", "ResNet-50", 224),
+    ("resnet18", "resnet18", "ResNet-18", 224),
+    ("mobilenet-v2", "mobilenet", "MobileNetV2", 224),
+    ("mobilenet-v3", "mobilenet-v3", "MobileNetV3-Large", 224),
+    ("efficientnet", "efficientnet", "EfficientNet-B0", 224),
+    ("shufflenet", "shufflenet", "ShuffleNetV2", 224),
+    ("densenet", "densenet", "DenseNet-121", 224),
+    ("inception", "inception", "GoogLeNet", 224),
+    ("unet", "unet", "U-Net", 256),
+    ("convnext", "convnext", "ConvNeXt-T", 224),
+    ("yolo", "yolo", "a YOLO-like detector", 640),
+)
+_BATCHES = (1, 8)
+
+CONVNETS: Mapping[str, Case] = MappingProxyType(
+    {
+        f"{name}-b{batch}": Case(
+            f"{name}-b{batch}",
+            model,
+            f"{what}, {batch} x {image} x {image} pixels",
+            {"batch": batch},
+            recipes=("static",),
+        )
+        for name, model, what, image in _CONVNETS
+        for batch in _BATCHES
+    }
+)
+"""Convolutional networks of their published sizes, by name. Recipes of linears leave them float."""
 
 CASES: Mapping[str, Case] = MappingProxyType(
     {
@@ -50,10 +86,14 @@ CASES: Mapping[str, Case] = MappingProxyType(
             Case("llama-token", "llama", "the same, one token, no cache", {"seq": 1}),
             Case("bert", "bert", "4 layers, hidden 768, 4 x 128 tokens"),
             Case("vit", "vit", "4 layers, hidden 768, 1 x 224 x 224 pixels"),
+            *CONVNETS.values(),
         )
     }
 )
 """By name, in the order of the tables."""
+
+USUAL_CASES = tuple(name for name in CASES if name not in CONVNETS)
+"""The default selection."""
 
 RECIPES: Mapping[str, str] = MappingProxyType(
     {

@@ -29,6 +29,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from qfuse.ir.errors import OptionsError
+from qfuse.zoo import convnets
 from qfuse_bench.harness._torch_api import has_cpu_kernel
 from qfuse_bench.harness.comparison import Competitor
 
@@ -101,6 +102,11 @@ class Contender:
             f"without {len(self.without)}" if self.without else None,
         )
         return " ".join(filter(None, (self.engine, self.float_type, self.recipe, *more)))
+
+    @property
+    def is_convnet(self) -> bool:
+        """Whether the model is a convolutional network."""
+        return self.model in convnets.FAMILIES
 
     @property
     def zoo_recipe(self) -> str | None:

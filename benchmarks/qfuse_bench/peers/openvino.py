@@ -4,7 +4,8 @@
 recipe           what NNCF and OpenVINO do
 ===============  ===================================================================================
 none             the float model
-w8a8-static      ``nncf.quantize`` for transformers, with the calibration inputs of the others
+w8a8-static      ``nncf.quantize``, with the calibration inputs of the others; for transformers, or
+                 for convolutional networks
 w8a8-dynamic     int8 weights per channel; activations quantized at run time in groups of 32
 w8a16            int8 weights per channel, float activations
 w4a8             int4 weights in groups; activations quantized at run time in groups of 32
@@ -71,12 +72,11 @@ def _quantized(graph: Any, contender: Contender, function: Function, model: zoo.
         case "w8a8-static":
             calibration = [function.flat(*model.inputs(seed)) for seed in CALIBRATION_SEEDS]
             data = [[x.numpy() for x in (*inputs, *function.state)] for inputs in calibration]
-            return nncf.quantize(
-                graph,
-                nncf.Dataset(data),
-                model_type=nncf.ModelType.TRANSFORMER,
-                subset_size=len(data),
-            )
+            settings: dict[str, Any] = {"model_type": nncf.ModelType.TRANSFORMER}
+            if contender.is_convnet:
+                # Zero points for what is not a relu's, as PT2E has them.
+                settings = {"preset": nncf.QuantizationPreset.MIXED}
+            return nncf.quantize(graph, nncf.Dataset(data), subset_size=len(data), **settings)
         case "w8a8-dynamic" | "w8a16":
             return nncf.compress_weights(graph, mode=mode.INT8_SYM)
         case "w4a8" | "w4a16":

@@ -11,8 +11,8 @@ from qfuse.ir.errors import OptionsError
 from qfuse_bench.report import format as words
 
 
-def render(section: str, **values: Any) -> str:
-    """Return a section's text from its template, ``templates/<section>.md.j2``."""
+def render(template: str, **values: Any) -> str:
+    """Return the text of a template, ``templates/<template>.md.j2``."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("qfuse_bench"),
         undefined=jinja2.StrictUndefined,
@@ -20,7 +20,7 @@ def render(section: str, **values: Any) -> str:
         lstrip_blocks=True,
         autoescape=False,  # Markdown, not HTML
     )
-    return environment.get_template(f"{section}.md.j2").render(words=words, **values)
+    return environment.get_template(f"{template}.md.j2").render(words=words, **values)
 
 
 def replace_section(text: str, section: str, body: str) -> str:
@@ -41,8 +41,8 @@ def replace_section(text: str, section: str, body: str) -> str:
     return f"{before}{begin}\n{body.strip()}\n\n{end}{rest.partition(end)[2]}"
 
 
-def write_section(page: Path, section: str, **values: Any) -> None:
-    """Render a section from its template into a page.
+def write_section(page: Path, section: str, template: str = "", **values: Any) -> None:
+    """Render a section of a page from a template, by default the one of its name.
 
     Raises:
         OptionsError: The page is missing, or has no such section.
@@ -50,4 +50,6 @@ def write_section(page: Path, section: str, **values: Any) -> None:
     if not page.is_file():
         raise OptionsError(f"there is no page {page}", fix="give the path of an existing one")
     text = page.read_text(encoding="utf-8")
-    page.write_text(replace_section(text, section, render(section, **values)), encoding="utf-8")
+    page.write_text(
+        replace_section(text, section, render(template or section, **values)), encoding="utf-8"
+    )

@@ -19,6 +19,7 @@ from rich.table import Table
 
 import qfuse
 from qfuse import kernels
+from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.cli.plugins import plugin_command, plugin_names
 from qfuse.ir.errors import OptionsError, QfuseError
@@ -74,12 +75,8 @@ class _Group(click.Group):
         return super().get_command(ctx, cmd_name) or plugin_command(cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with exit_on_error():
             return super().invoke(ctx)
-        except QfuseError as error:
-            _ERR.print(f"[bold red]{type(error).__name__}[/]: ", end="")
-            _ERR.print(str(error), markup=False, highlight=False)
-            ctx.exit(1)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -232,9 +229,12 @@ def build_kernels_command(into: Path | None) -> None:
     if not library.available:
         # No ``fix``: the reason already says what to do, which depends on the failure.
         raise QfuseError(f"the kernels could not be built: {library.reason}")
-    _OUT.print(kernel_table(library))
+    copied = None
     if into is not None and library.path is not None:
-        _OUT.print(f"copied to: {kernels.copy_library(library.path, into)}", soft_wrap=True)
+        copied = kernels.copy_library(library.path, into)
+    _OUT.print(kernel_table(library))
+    if copied is not None:
+        _OUT.print(f"copied to: {copied}", soft_wrap=True)
 
 
 def _request(given: dict[str, Any], check: str) -> Request:
@@ -331,7 +331,9 @@ def _float_dtype(request: Request) -> torch.dtype | None:
 def _progress() -> Iterator[Callable[[str], None]]:
     """Show the current step and its time on stderr."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=_ERR, transient=True) as bar:
+    # A console that is no terminal would get an empty line.
+    hidden = not _ERR.is_terminal
+    with Progress(*columns, console=_ERR, transient=True, disable=hidden) as bar:
         task = bar.add_task("starting", total=None)
 
         def say(step: str) -> None:

@@ -29,7 +29,7 @@ or on the instruction set. The ops do not mutate their arguments.
                     ``dilation`` and ``output_padding``
 ``transposed``      whether it is a transposed convolution
 ``groups``          of channels
-``extras``          at most 4 float tensors with at least one axis that broadcast to the result
+``extras``          at most 4 tensors, as in :mod:`qfuse.kernels.ops`, that broadcast to the result
 ==================  ==============================================================================
 
 ``convolution_depthwise_w8a8`` and ``convolution_depthwise_w8a8_quantized`` are for ordinary

@@ -19,6 +19,8 @@ rounded. It is short for ``halves(order)|act(name,args)|times()``: ops between `
 the features of the result. The weight must then be packed by
 :func:`qfuse.kernels.pack.pack_weight` with ``halves=True``.
 
+A quantized extra is ``float32(q - zero_point) * scale``, rounded to float32, and counts as float32.
+
 The op ``round(factor,zero,low,high,scale)`` quantizes and dequantizes:
 ``(clamp(round(y * factor) + zero, low, high) - zero) * scale``. NaN is quantized to 0.
 
@@ -42,10 +44,11 @@ Arguments of every op:
 ``w_scale``        one float, or ``[N]``
 ``w_zero_point``   ``None``, one integer, or ``[N]``: the one that the sums were computed with
 ``bias``           ``None`` or float ``[N]``
-``extras``         at most 4 float tensors (float32, bfloat16, float16) that broadcast to
-                   ``[..., N]``, or to the features of the ops that use them
+``extras``         at most 4 tensors (float32, bfloat16, float16, or quantized: int8, uint8) that
+                   broadcast to ``[..., N]``, or to the features of the ops that use them
 ``epilogue``       at most 8 ops in the canonical text: ``act(name,args)``, ``add(i,alpha)``,
-                   ``mul(i)``, ``cast(dtype)``, ``round``, one GLU,
+                   ``mul(i)``, of a quantized extra ``add(i,alpha,scale,zero_point)`` and
+                   ``mul(i,scale,zero_point)``, ``cast(dtype)``, ``round``, one GLU,
                    joined by ``|``. Activations: relu, gelu, gelu_tanh, silu, sigmoid, tanh,
                    hardtanh (low, high), hardswish, hardsigmoid, leaky_relu (slope)
 =================  ==============================================================================

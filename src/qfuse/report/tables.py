@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from qfuse.ir.events import Checked, Place
+from qfuse.ir.events import Checked, Missed, Place
 
 if TYPE_CHECKING:
     from qfuse.report.report import Report
 
 _MOST_ROWS = 40
+_INDENT = "  "
 
 
 def render(report: Report) -> Iterator[Any]:
@@ -96,9 +99,9 @@ def _left(report: Report) -> Iterator[Table]:
     yield table
 
 
-def _misses(report: Report) -> Iterator[Table]:
+def _misses(report: Report) -> Iterator[Any]:
     groups: Counter[tuple[str, str]] = Counter()
-    first: dict[tuple[str, str], Any] = {}
+    first: dict[tuple[str, str], Missed] = {}
     for miss in report.closest_misses:
         key = (miss.rule, miss.reason)
         groups[key] += 1
@@ -109,6 +112,28 @@ def _misses(report: Report) -> Iterator[Table]:
     for key, count in _top(groups):
         table.add_row(str(count), key[0], escape(key[1]), _where(first[key].anchor))
     yield table
+    # Below the table: a cell is too narrow for them.
+    shown = [_Pattern(first[key]) for key, _ in _top(groups) if first[key].pattern]
+    if shown:
+        yield Text("The part of a pattern that did not match", "italic")
+        yield from shown
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """The pattern of a miss with carets under the part that failed, cut to the width."""
+
+    miss: Missed
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        del console
+        width = options.max_width - len(_INDENT)
+        text, carets = self.miss.pattern.split("\n")
+        start = len(carets) - len(carets.lstrip())
+        left = max(0, min(start - width // 2, len(text) - width))
+        yield Text(f"{self.miss.rule}: {self.miss.reason}")
+        yield Text(_INDENT + text[left : left + width])
+        yield Text(_INDENT + carets[left : left + width], "red")
 
 
 def _trouble(report: Report) -> Iterator[Any]:

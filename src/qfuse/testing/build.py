@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import TypeVar, overload
 
 import torch
@@ -44,10 +45,21 @@ class GraphBuilder:
         self._inputs: list[InputSpec] = []
         self._symbols: dict[str, SymbolRange] = {}
 
-    def arg(self, name: str, dtype: torch.dtype, *shape: int | str) -> Node:
-        """Add a graph input. A string size is symbolic; equal names are equal sizes."""
+    def arg(
+        self, name: str, dtype: torch.dtype, *shape: int | str, order: Sequence[int] | None = None
+    ) -> Node:
+        """Add a graph input.
+
+        Args:
+            name: Its name.
+            dtype: Its dtype.
+            *shape: Its sizes. A string is symbolic; equal names are equal sizes.
+            order: Its axes from the largest stride to the smallest; contiguous by default.
+        """
         sizes = [self._hint(s) for s in shape]
-        real = torch.empty(sizes, dtype=dtype)
+        axes = tuple(range(len(sizes)) if order is None else order)
+        stored = torch.empty([sizes[axis] for axis in axes], dtype=dtype)
+        real = stored.permute([axes.index(axis) for axis in range(len(axes))])
         dynamic = [DimDynamic.STATIC if isinstance(s, int) else DimDynamic.DUCK for s in shape]
         node = self.graph.placeholder(name)
         node.meta["val"] = self._mode.from_tensor(
@@ -57,7 +69,9 @@ class GraphBuilder:
             if isinstance(given, str):
                 # As after capture: tracing assumes two or more; the signature has the range.
                 declare_range(size, 2, 4096)
-        self._inputs.append(InputSpec(name, name, dtype, tuple(shape), torch.device("cpu")))
+        layout = None if order is None else axes
+        cpu = torch.device("cpu")
+        self._inputs.append(InputSpec(name, name, dtype, tuple(shape), cpu, order=layout))
         return node
 
     def const(self, name: str, value: torch.Tensor) -> Node:

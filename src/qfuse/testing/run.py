@@ -1,4 +1,4 @@
-"""Run graphs on random inputs, and compare their values before and after a phase."""
+"""Run graphs on random inputs."""
 
 from __future__ import annotations
 
@@ -36,10 +36,3 @@ def run(program: StageGraph, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
 def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one dtype have the same bytes; a NaN is the same as itself."""
     return torch.equal(*(t.detach().reshape(-1).view(torch.uint8) for t in (a, b)))
-
-
-def bits_same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
-    """Whether two lists of tensors are equal in dtype, shape and every element."""
-    return len(a) == len(b) and all(
-        x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True)
-    )

@@ -298,8 +298,12 @@ def quantize(  # noqa: PLR0913  (what torch.export takes, and what to do)
     outcome = chosen.run(task)
     if not outcome.layers:
         reasons = "; ".join(map(str, outcome.notes)) or "the model has no linear layer"
+        other = "choose another recipe"
+        size = f"give a group size that divides in_features, such as {_GROUP}, or {other}"
         raise QfuseError(
-            f"{recipe} found nothing to quantize", where=reasons, fix="choose another recipe"
+            f"{recipe} found nothing to quantize",
+            where=reasons,
+            fix=other if _size(group_size, None) is None else size,
         )
     return Quantized(outcome.model, recipe, outcome.layers, outcome.notes)
 

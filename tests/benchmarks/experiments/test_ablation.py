@@ -1,12 +1,13 @@
-"""What is left out is this phase and nothing else, and gains are worked out right."""
+"""What is left out is this phase and nothing else."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from tests.support.bench.results import SETTING, entry
+from tests.support.bench.results import SETTING
 
 from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.errors import OptionsError
@@ -25,32 +26,19 @@ from qfuse.pipeline import Pipeline
 from qfuse.targets import Target
 from qfuse_bench.experiments.ablation import (
     CASES,
-    Gain,
-    GainOptions,
-    GainResults,
+    AblationOptions,
+    experiment,
     phase,
-    run_phase_gain,
+    run_ablation,
 )
-from qfuse_bench.harness.comparison import Verdict
+from qfuse_bench.experiments.before_after import GainResults
 from qfuse_bench.peers.contenders import Contender, Engine, FloatType
-from qfuse_bench.report.markdown import render
 from qfuse_bench.workloads.block_graphs import BLOCK, blocks
 
 BEFORE = Contender(
     engine=Engine.QFUSE, float_type=FloatType.F32, model="llama", without=("combine",)
 )
 AFTER = replace(BEFORE, without=())
-
-
-def gain(before: float, after: float) -> Gain:
-    return Gain(
-        "prefill",
-        "a prompt",
-        "dynamic",
-        entry(BEFORE, before, 20.0),
-        entry(AFTER, after, 21.0),
-        0.0,
-    )
 
 
 def test_the_phase_is_all_but_what_grows_one_linear() -> None:
@@ -90,40 +78,20 @@ def test_a_decoder_is_asked_about_one_place() -> None:
     assert CASES["decode"].model == "llama-decode"
 
 
-def test_verdicts_state_the_gain_whatever_it_is() -> None:
-    failed = replace(
-        gain(1.0, 1.0), after=replace(gain(1, 1).after, verdict=Verdict.FAILED, reason="no")
-    )
-    results = GainResults(SETTING, 15, (gain(0.04, 0.03), gain(0.02, 0.03), gain(1, 1), failed))
+def test_the_file_says_what_is_left_out() -> None:
+    results = GainResults(experiment(), SETTING, 15, ())
 
-    assert results.verdicts() == [
-        "prefill, dynamic: 25% faster by this phase.",
-        "prefill, dynamic: 50% slower by this phase.",
-        "prefill, dynamic: no difference that the rounds can tell.",
-        "prefill, dynamic: not measured: no.",
-    ]
-
-
-def test_the_page_shows_the_gains() -> None:
-    results = GainResults(SETTING, 15, (gain(0.04, 0.03),))
-    text = render("phase-gain", results=results)
-
-    row = (
-        "| prefill: a prompt | dynamic | 40.0 (40.0) | 30.0 (30.0) | 0.75 [0.75, 0.75] | 20 / 21 |"
-    )
-    assert row in text
-    assert "- prefill, dynamic: 25% faster by this phase." in text
-    assert results.to_dict()["gains"][0]["ratio"]["value"] == pytest.approx(0.75)
+    assert json.loads(json.dumps(results.to_dict()))["without"] == list(phase())
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (GainOptions(rounds=3), "cannot be measured"),
-        (GainOptions(cases=("train",)), "unknown case 'train'"),
-        (GainOptions(recipes=("int1",)), "unknown recipe 'int1'"),
+        (AblationOptions(rounds=3), "cannot be measured"),
+        (AblationOptions(cases=("train",)), "unknown case 'train'"),
+        (AblationOptions(recipes=("int1",)), "unknown recipe 'int1'"),
     ],
 )
-def test_refuses_what_cannot_be_measured(options: GainOptions, message: str) -> None:
+def test_refuses_what_cannot_be_measured(options: AblationOptions, message: str) -> None:
     with pytest.raises(OptionsError, match=message):
-        run_phase_gain(options, Console(quiet=True))
+        run_ablation(options, Console(quiet=True))

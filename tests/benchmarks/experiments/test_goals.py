@@ -15,10 +15,18 @@ from tests.support.bench.results import SETTING, entry
 from qfuse.zoo import recipes
 from qfuse_bench.experiments import goal_run
 from qfuse_bench.experiments.goal_run import CellResult, GoalResults, GoalRun, run_goals
-from qfuse_bench.experiments.goals import CELLS, Bar, Cell, Outcome, Way, findings_of
+from qfuse_bench.experiments.goals import (
+    CELLS,
+    CONVNET_CELLS,
+    Bar,
+    Cell,
+    Outcome,
+    Way,
+    findings_of,
+)
 from qfuse_bench.harness.comparison import Entry, Verdict
 from qfuse_bench.harness.measure import Series
-from qfuse_bench.peers.cases import CASES
+from qfuse_bench.peers.cases import CASES, CONVNETS
 from qfuse_bench.peers.contenders import Engine, FloatType
 from qfuse_bench.report.markdown import render
 
@@ -145,6 +153,23 @@ def test_the_page_shows_goals_times_and_who_is_not_there() -> None:
     assert text.index("| qfuse f32 w4a8 | 20.0") < text.index("| inductor f32 w8a16 | 40.0")
 
 
+def test_convnets_have_a_page_of_the_same_form_and_cells_against_every_engine() -> None:
+    assert (
+        render("convnets", results=results()).strip() == render("goals", results=results()).strip()
+    )
+    assert [cell.case for cell in CONVNET_CELLS] == list(CONVNETS)
+    for cell in CONVNET_CELLS:
+        assert {way.engine for way in cell.ways} == {
+            Engine.QFUSE,
+            Engine.INDUCTOR,
+            Engine.OPENVINO,
+            Engine.ONNX_RUNTIME,
+        }
+        assert {(way.recipe, way.float_type) for way in cell.ways} == {
+            ("w8a8-static", FloatType.F32)
+        }
+
+
 def test_json_holds_findings_and_entries() -> None:
     data = json.loads(json.dumps(results().to_dict()))
 
@@ -178,7 +203,6 @@ def test_a_run_leaves_out_who_is_not_installed_and_says_so(
             made = entry(OURS.on(CASES[CASE]), 0.01, 20.0)
             return {name: replace(made, name=name) for name in self.names}
 
-    monkeypatch.setattr(goal_run, "CELLS", (CELL,))
     monkeypatch.setattr(goal_run, "Comparison", Pretend)
     monkeypatch.setattr(goal_run, "prepare_machine", lambda _: None)
     monkeypatch.setattr(goal_run, "example_inputs", lambda *_: [])
@@ -187,7 +211,7 @@ def test_a_run_leaves_out_who_is_not_installed_and_says_so(
         goal_run, "missing", lambda engine: absent if engine is Engine.OPENVINO else None
     )
     out = io.StringIO()
-    run = GoalRun(setting=SETTING, rounds=15, patience=0.0, page=page)
+    run = GoalRun(setting=SETTING, rounds=15, patience=0.0, cells=(CELL,), page=page)
     found = run_goals(run, Console(file=out, width=200))
 
     assert name(OTHER) not in asked

@@ -14,6 +14,7 @@ from qfuse.ir.errors import OptionsError
 from qfuse_bench.harness.machine import Setting
 from qfuse_bench.harness.measure import Series
 from qfuse_bench.kernels import cells as kernel_cells
+from qfuse_bench.kernels import roofline
 from qfuse_bench.kernels.cells import Cell, Stillness, cold_and_warm
 from qfuse_bench.kernels.contenders import OURS, Arithmetic, Kind, Shape
 from qfuse_bench.kernels.families import FAMILIES
@@ -279,11 +280,13 @@ class TestResults:
 
 @pytest.mark.slow
 @pytest.mark.own_kernels
-def test_a_run_writes_what_it_measured(tmp_path: Path) -> None:
+def test_a_run_writes_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "_ROUNDS", 1)
     page = tmp_path / "page.md"
     page.write_text("<!-- begin: kernels -->\n<!-- end: kernels -->\n")
+    # Small weights would need thousands of copies to be twice the cache.
     options = KernelOptions(
-        family=("w8a8",), rows=("2",), size=("64x64",), milliseconds=0.1, threads=1, patience=0.0,
+        family=("w8a8",), rows=("2",), size=("512x512",), milliseconds=0.1, threads=1, patience=0.0,
         json=tmp_path / "found.json", page=page,
     )  # fmt: skip
     before = torch.get_num_threads()
@@ -292,10 +295,10 @@ def test_a_run_writes_what_it_measured(tmp_path: Path) -> None:
 
     assert torch.get_num_threads() == before
     assert [(c.shape, c.cold) for c in results.cells] == [
-        (Shape(2, 64, 64), True),
-        (Shape(2, 64, 64), False),
+        (Shape(2, 512, 512), True),
+        (Shape(2, 512, 512), False),
     ]
     assert set(results.cells[0].series) == {OURS, "qlinear", "_int_mm", "memory"}
     assert results.limits.memory > 0
-    assert "2 x 64 x 64" in page.read_text()
+    assert "2 x 512 x 512" in page.read_text()
     assert json.loads((tmp_path / "found.json").read_text())["rounds"] == 15

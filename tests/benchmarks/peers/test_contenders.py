@@ -120,6 +120,36 @@ def test_an_engine_computes_the_model(
     assert sqnr(expected, answers[-1]) < 60, "nothing was quantized"
 
 
+CONVNETS: Mapping[str, dict[str, int]] = {
+    "resnet18": {"image": 64, "width": 16, "classes": 10},
+    "unet": {"image": 32, "width": 8, "levels": 2},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("engine", PEERS)
+@pytest.mark.parametrize("model", CONVNETS)
+def test_an_engine_quantizes_a_convnet(engine: Engine, model: str) -> None:
+    if reason := missing(engine):
+        pytest.skip(f"needs a peer that is {reason}")
+    built = zoo.build(model, **CONVNETS[model])
+    quantized = Contender(
+        engine=engine,
+        float_type=FloatType.F32,
+        model=model,
+        sizes=CONVNETS[model],
+        recipe="w8a8-static",
+    )
+    subject = engines.build(quantized.to_dict(), built.inputs(0))
+    (images,), _ = subject.prepare(built.inputs(0))
+    with torch.no_grad():
+        expected = built.module(images)
+
+    for _ in range(2):
+        assert 15 < sqnr([expected], [subject.call(images).clone()]) < 60
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("engine", PEERS)
 def test_a_recipe_that_an_engine_does_not_have_is_refused(engine: Engine) -> None:

@@ -51,6 +51,27 @@ def test_symbols_are_numbered_by_their_first_appearance(unrelated: int) -> None:
     assert to_text(program(unrelated=unrelated).graph) == to_text(program().graph)
 
 
+def test_names_that_look_like_symbols_are_kept() -> None:
+    b = GraphBuilder()
+    rows = b.arg("u3", torch.float32, "m", 4)
+    one, other = b.const("s1", torch.ones(4)), b.const("s2", torch.zeros(4))
+    b.graph.erase_node(b.arg("unrelated", torch.float32, "n"))
+    columns = b.arg("t", torch.float32, "k", 4)
+    y = b.call(aten.add.Tensor, b.call(aten.mul.Tensor, rows, one), other)
+
+    assert_expected_inline(
+        to_text(b.done(y, columns).graph),
+        """\
+%u3: float32[s0, 4]
+const %s1: float32[4]
+const %s2: float32[4]
+%t: float32[s1, 4]
+%0 = aten.mul.Tensor(%u3, %s1): float32[s0, 4]
+%1 = aten.add.Tensor(%0, %s2): float32[s0, 4]
+return (%1, %t)""",
+    )
+
+
 def test_names_are_positions() -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.float32, 2)

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.fixed_order import run_fixed_order
+from tests.support.values import bits_same
 from torch.fx.node import map_arg
 
 from qfuse.ir.graph.stage_graph import OptimizedGraph
@@ -21,9 +23,8 @@ from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.prelude import Exactness
 from qfuse.rewrite.session import RewriteSession
 from qfuse.testing.build import GraphBuilder
-from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.quant import per_channel, per_tensor, stored_like
-from qfuse.testing.run import bits_same, run
+from qfuse.testing.run import run
 
 aten = torch.ops.aten
 F32 = torch.float32

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.values import bits_same
 from torch.fx import Node
 
 from qfuse.ir.ops.check import problems_of
@@ -21,7 +22,6 @@ from qfuse.ir.quant.choose import ChooseSpec, Formula, choose_qparams
 from qfuse.ir.quant.reference import dequantize, quantize
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.testing.build import GraphBuilder
-from qfuse.testing.run import bits_same
 
 F32 = torch.float32
 SPEC = QuantSpec(torch.int8, -128, 127, (None, None))

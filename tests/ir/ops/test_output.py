@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.values import bits_same
 from torch.fx import Node
 
 from qfuse.cost import CostModel, CostProfile
@@ -33,7 +34,7 @@ from qfuse.lower import lower
 from qfuse.rewrite.clone import clone
 from qfuse.targets import Target
 from qfuse.testing.build import GraphBuilder
-from qfuse.testing.run import bits_same, random_inputs, run
+from qfuse.testing.run import random_inputs, run
 
 F32, BF16 = torch.float32, torch.bfloat16
 PLAIN = NormSpec(1, 1e-6, F32, F32, F32, F32)

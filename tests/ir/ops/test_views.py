@@ -22,7 +22,6 @@ from qfuse.ir.ops.views import (
     dtype_of,
     node_of,
     optional_node,
-    scalar_of,
     shape_of,
     tensor_of,
 )
@@ -242,15 +241,6 @@ def test_what_has_no_values_is_equal_to_itself_alone() -> None:
 
     assert bits_equal(a, a)
     assert not bits_equal(a, b)
-
-
-def test_numbers_of_constants() -> None:
-    b = GraphBuilder()
-    one, many = b.const("one", torch.tensor([[3]])), b.const("many", torch.ones(2))
-    empty = b.const("empty", torch.empty(1, device="meta"))
-
-    assert scalar_of(one) == 3
-    assert [scalar_of(n) for n in (many, empty, b.arg("x", torch.float32, 1))] == [None] * 3
 
 
 def test_shape_and_type_are_those_of_the_value() -> None:

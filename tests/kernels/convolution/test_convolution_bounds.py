@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.support.cases.convolution_kernel import convolution, window
-from tests.support.cases.linear_kernel import STORED
+from tests.support.cases.linear_kernel import STORED, codes
 from tests.support.guard_pages import assert_same_with_guards
 
 from qfuse.kernels import convolution_w8a8, convolution_w8a8_quantized
@@ -38,8 +38,12 @@ def test_convolution(isa: str, name: str, dtype: torch.dtype, *, last: bool) -> 
         residual = torch.randn(out[0], n + 3, *out[2:]).contiguous(
             memory_format=torch.channels_last
         )
-        extras = [residual[:, 3:], torch.randn(out[0], n, 1, 1), torch.randn(out[1:])]
-        case = case.with_options(extras=extras, epilogue="act(gelu)|add(0,0.5)|mul(1)|add(2,1.0)")
+        extras = [
+            residual[:, 3:], torch.randn(out[0], n, 1, 1), torch.randn(out[1:]),
+            codes(tuple(out), torch.uint8).contiguous(memory_format=torch.channels_last),
+        ]  # fmt: skip
+        text = "act(gelu)|add(0,0.5)|mul(1)|add(2,1.0)|add(3,1.0,0.1,7)"
+        case = case.with_options(extras=extras, epilogue=text)
         wide = torch.nn.functional.pad(case.x.permute(0, 2, 3, 1), (2, 3))
         output = {
             "out_scale": torch.tensor([0.05]), "out_zero_point": torch.tensor([3]),

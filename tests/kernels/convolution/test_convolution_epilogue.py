@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.cases.convolution_kernel import convolution, in_format_of, window
-from tests.support.cases.linear_kernel import REAL, STORED
+from tests.support.cases.convolution_kernel import convolution, depthwise, in_format_of, window
+from tests.support.cases.linear_kernel import REAL, STORED, codes
 
 from qfuse.ir.ops.epilogue import Epilogue
 
@@ -81,6 +81,22 @@ def test_extras_of_groups_and_strided_images(isa: str) -> None:
     y = case.with_options(extras=extras, epilogue="add(0,1.0)|mul(1)|add(2,1.0)")
 
     assert torch.equal(y.run(), y.expected())
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+@pytest.mark.parametrize("dtype", STORED)
+def test_quantized_extras_broadcast(isa: str, name: str, dtype: torch.dtype) -> None:
+    del isa
+    scale, zero = 0.0371, 5
+    cases = [convolution((2, 8, 6, 5), 70, w) for w in WINDOWS.values()]
+    cases.append(depthwise((2, 70, 6, 5), WINDOWS["3x3"]))
+    for case in cases:
+        q = codes(EXTRAS[name], dtype)
+        extra = (q.float() - zero) * torch.tensor(scale)
+        y = case.with_options(extras=[extra], epilogue="add(0,0.5)|act(relu)|mul(0)")
+        text = f"add(0,0.5,{scale},{zero})|act(relu)|mul(0,{scale},{zero})"
+
+        assert torch.equal(y.with_options(extras=[q], epilogue=text).run(), y.expected())
 
 
 def quantize(y: torch.Tensor, output: dict[str, Any]) -> torch.Tensor:

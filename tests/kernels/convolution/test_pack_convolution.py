@@ -73,7 +73,7 @@ def test_transposed_weights_are_packed_by_phase(groups: int) -> None:
     packed = pack_transposed(weight, (2, 1), (1, 1), groups)
     sums = transposed_sums(weight, (2, 1), (1, 1), groups, zero)
 
-    ordinary = weight.unflatten(0, (groups, 3)).transpose(1, 2).flatten(0, 1)
+    ordinary = weight.unflatten(0, (groups, 3)).transpose(1, 2).flatten(0, 1)  # type: ignore[no-untyped-call]
     first, second = ordinary.flip(2, 3)[:, :, ::2], ordinary.flip(3)[:, :, 1:2]
     assert torch.equal(packed[:, :, :3], pack_convolution(first, groups))
     assert torch.equal(packed[:, :, 3:], pack_convolution(second, groups))

@@ -36,7 +36,7 @@ def assigned(program: OptimizedGraph, library: KernelLibrary = BUILT) -> Optimiz
 def copies(program: OptimizedGraph) -> list[torch.memory_format]:
     """Return the formats of all copies, in order."""
     found = program.graph.find_nodes(op="call_function", target=aten.clone.default)
-    return [node.kwargs["memory_format"] for node in found]  # type: ignore[misc]
+    return [node.kwargs["memory_format"] for node in found]
 
 
 def strides_of(program: OptimizedGraph) -> list[tuple[int, ...]]:

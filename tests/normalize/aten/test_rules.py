@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
 import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import calls
-from tests.support.sources.models import K, N, Spelled, normalized
+from tests.support.sources.models import (
+    DYNAMIC,
+    K,
+    N,
+    Spelled,
+    captured_each,
+    normalized,
+    normalized_graph,
+)
 from torch import nn
 
+from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.normalize.aten.rules import rules
 from qfuse.zoo import recipes
@@ -30,16 +40,35 @@ LINEARS: dict[str, Callable[[Spelled, torch.Tensor], torch.Tensor]] = {
 }
 
 
+@cache
+def captured(kind: str, dtype: torch.dtype, dynamic: bool) -> dict[str, CapturedGraph]:
+    """The graphs of a table of spellings in one dtype."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        spellings = {"linear": LINEARS, "weight-only": WEIGHT_ONLY}[kind]
+        models = {name: Spelled(write).eval() for name, write in spellings.items()}
+        for model in models.values():
+            # Stored numbers and scales have dtypes of their own.
+            model.b.data, model.w.data = model.b.to(dtype), model.w.to(dtype)
+        x = torch.randn(3, 5, K, dtype=dtype)
+        return captured_each(models, x, (DYNAMIC,) if dynamic else None)
+
+
+def inputs(dtype: torch.dtype, dynamic: bool) -> list[torch.Tensor]:
+    """Inputs of a spelling, of several sizes if they may vary."""
+    shapes = [(3, 5, K), (1, 1, K)] if dynamic else [(3, 5, K)]
+    return [torch.randn(shape, dtype=dtype) for shape in shapes]
+
+
 @pytest.mark.numeric
 @pytest.mark.parametrize("spelling", LINEARS)
 @pytest.mark.parametrize(("dtype", "dynamic"), [(torch.float32, True), (torch.bfloat16, False)])
 def test_every_spelling_of_a_linear_is_one(
     spelling: str, dtype: torch.dtype, dynamic: bool
 ) -> None:
-    model, x = Spelled(LINEARS[spelling]).to(dtype), torch.randn(3, 5, K, dtype=dtype)
-    others = [torch.randn(1, 1, K, dtype=dtype)] if dynamic else []
+    source = captured("linear", dtype, dynamic)[spelling]
 
-    normal = normalized(model, x, *others, dynamic=dynamic)
+    normal = normalized_graph(source, *inputs(dtype, dynamic))
 
     left = [c for c in calls(normal) if not c.startswith(("aten.sym_size", "aten.transpose"))]
     assert left == ["aten.linear"]
@@ -75,12 +104,9 @@ WEIGHT_ONLY: dict[str, Callable[[Spelled, torch.Tensor], torch.Tensor]] = {
 def test_every_spelling_of_a_weight_only_linear_is_one(
     spelling: str, dtype: torch.dtype, dynamic: bool
 ) -> None:
-    model = Spelled(WEIGHT_ONLY[spelling])
-    model.b.data = model.b.to(dtype)
-    x = torch.randn(3, 5, K, dtype=dtype)
-    others = [torch.randn(1, 1, K, dtype=dtype)] if dynamic else []
+    source = captured("weight-only", dtype, dynamic)[spelling]
 
-    normal = normalized(model, x, *others, dynamic=dynamic)
+    normal = normalized_graph(source, *inputs(dtype, dynamic))
 
     found = [c for c in calls(normal) if not c.startswith("aten.sym_size")]
     if dtype is torch.float16 and spelling in {"flat", "float32"}:
@@ -200,20 +226,31 @@ return (%1)""",
     )
 
 
-@pytest.mark.numeric
-@pytest.mark.parametrize(
-    "recipe",
-    ["w8a16", "w8a8-dynamic", "w8a8-dynamic-tensor", "w8a8-dynamic-asym", "w8a8-static-ao", "fp8"],
+RECIPES = (
+    *("w8a16", "w8a8-dynamic", "w8a8-dynamic-tensor", "w8a8-dynamic-asym", "w8a8-static-ao"),
+    "fp8",
 )
+
+
+@cache
+def quantized(dtype: torch.dtype, shape: tuple[int, int]) -> dict[str, CapturedGraph]:
+    """The graphs of a linear in all recipes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        x = torch.randn(*shape, K, dtype=dtype)
+        linears = {name: nn.Linear(K, N).to(dtype) for name in RECIPES}
+        models = {name: recipes.quantize(linears[name], name, (x,)).model for name in RECIPES}
+        return captured_each(models, x)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(2, 8), (1, 1)])
 def test_nothing_is_left_of_the_recipes(
     recipe: str, dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
-    x = torch.randn(*shape, K, dtype=dtype)
-    model = recipes.quantize(nn.Linear(K, N).to(dtype), recipe, (x,)).model
-
-    normal = normalized(model, x)
+    normal = normalized_graph(quantized(dtype, shape)[recipe], torch.randn(*shape, K, dtype=dtype))
 
     allowed = {"aten.linear", "aten._to_copy", "<built-in function getitem>"}
     assert [c for c in calls(normal) if c not in allowed and not c.startswith("qfuse.")] == []

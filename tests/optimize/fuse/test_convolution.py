@@ -7,6 +7,7 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.cases.convolution import CONV, PADDED, Conv
+from tests.support.values import bits_same
 from torch.fx import Node
 
 from qfuse.ir.events import MissCode
@@ -21,7 +22,7 @@ from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear, per_channel, per_tensor, stored_like
-from qfuse.testing.run import bits_same, random_inputs, run
+from qfuse.testing.run import random_inputs, run
 
 aten = torch.ops.aten
 F32 = torch.float32

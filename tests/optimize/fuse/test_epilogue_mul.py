@@ -4,6 +4,7 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.cases.epilogue import CASES, Case, ConvCase, calls, fuse, only_miss
+from tests.support.values import bits_same
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
@@ -15,7 +16,7 @@ from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.quant import per_tensor
-from qfuse.testing.run import bits_same, random_inputs, run
+from qfuse.testing.run import random_inputs, run
 
 aten = torch.ops.aten
 mul = aten.mul.Tensor

@@ -8,6 +8,7 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.cases.epilogue import Case, fuse, only_miss
+from tests.support.values import bits_same
 from torch.fx import Node
 
 from qfuse.ir.events import MissCode
@@ -22,7 +23,7 @@ from qfuse.optimize.fuse.gate import FuseGate
 from qfuse.rewrite.clone import clone
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_tensor
-from qfuse.testing.run import bits_same, random_inputs, run
+from qfuse.testing.run import random_inputs, run
 
 aten = torch.ops.aten
 F32 = torch.float32

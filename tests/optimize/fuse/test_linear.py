@@ -5,6 +5,7 @@ import importlib
 import pytest
 import torch
 from expecttest import assert_expected_inline
+from tests.support.values import bits_same
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import NormalGraph
@@ -16,7 +17,7 @@ from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear, per_channel, per_tensor, per_token
-from qfuse.testing.run import bits_same, random_inputs, run
+from qfuse.testing.run import random_inputs, run
 
 
 def test_golden_two_readers_of_one_dequantize_both_fuse() -> None:

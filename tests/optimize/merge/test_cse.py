@@ -6,6 +6,7 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.cases.epilogue import calls
+from tests.support.values import bits_same
 from torch.fx import Node
 
 from qfuse.ir.graph.stage_graph import NormalGraph
@@ -17,7 +18,7 @@ from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear, per_tensor, per_token
-from qfuse.testing.run import bits_same, random_inputs, run
+from qfuse.testing.run import random_inputs, run
 
 aten = torch.ops.aten
 

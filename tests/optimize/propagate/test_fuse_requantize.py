@@ -4,6 +4,7 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, applied, only_miss, priced, spec_of, steps
+from tests.support.values import bits_same
 
 from qfuse import lower
 from qfuse.cost import CostModel, CostProfile
@@ -13,7 +14,7 @@ from qfuse.ir.graph.text import to_text
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.optimize.propagate.fuse_requantize import FuseRequantize
 from qfuse.targets import Target
-from qfuse.testing.run import bits_same, random_inputs, run
+from qfuse.testing.run import random_inputs, run
 
 aten = torch.ops.aten
 

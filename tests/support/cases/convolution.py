@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from tests.support.fixed_order import run_fixed_order
+from tests.support.values import bits_same
 from torch.fx import Node
 from torch.fx.node import Argument
 
@@ -17,9 +19,8 @@ from qfuse.optimize.merge.merge_convolutions import MergeConvolutions
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.testing.build import GraphBuilder
-from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.quant import stored_like
-from qfuse.testing.run import bits_same, random_inputs
+from qfuse.testing.run import random_inputs
 
 aten = torch.ops.aten
 CONV = {1: aten.conv1d.default, 2: aten.conv2d.default, 3: aten.conv3d.default}

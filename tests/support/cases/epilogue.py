@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from tests.support.cases.convolution import Conv
+from tests.support.values import bits_same
 from torch.fx import Node
 
 from qfuse.ir.graph.stage_graph import NormalGraph
@@ -19,7 +20,7 @@ from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss, Rule
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear, per_channel, per_tensor
-from qfuse.testing.run import bits_same, random_inputs, run
+from qfuse.testing.run import random_inputs, run
 
 
 class Case:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Node
+from torch.fx.node import Argument
 
 from qfuse import kernels
 from qfuse.cost import CostModel, CostProfile
@@ -76,13 +77,12 @@ class ConvolutionCase:
         q = b.call(ops.quantize, x, scale, zero, str(spec))
         real = b.call(ops.dequantize, q, scale, zero, str(spec))
         bias = b.const("bias", torch.randn(self.out)) if self.bias else None
-        settings = [[self.stride] * spatial, [self.padding] * spatial]
+        settings: list[Argument] = [[self.stride] * spatial, [self.padding] * spatial]
         if self.transposed:
-            settings += [[self.output_padding] * spatial]  # then groups, dilation
-            args = (*settings, self.groups, [self.dilation] * spatial)
-            return b.call(TRANSPOSED[spatial], real, self.stored(b), bias, *args)
-        args = (*settings, [self.dilation] * spatial, self.groups)
-        return b.call(OPS[spatial], real, self.stored(b), bias, *args)
+            settings += [[self.output_padding] * spatial, self.groups, [self.dilation] * spatial]
+            return b.call(TRANSPOSED[spatial], real, self.stored(b), bias, *settings)
+        settings += [[self.dilation] * spatial, self.groups]
+        return b.call(OPS[spatial], real, self.stored(b), bias, *settings)
 
     def stored(self, b: GraphBuilder) -> Node:
         """Add the dequantized weight."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from tests.support.sources.aten_spellings import codes, scales, truth
 from torch import nn
 from torch.export import Dim
+from torch.utils._pytree import tree_structure
 
 from qfuse.capture import capture
 from qfuse.ir.events import Exactness, RolledBack
-from qfuse.ir.graph.stage_graph import NormalGraph
+from qfuse.ir.graph.stage_graph import CapturedGraph, NormalGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.normalize import normalize
 from qfuse.rewrite.clone import clone
@@ -54,12 +56,54 @@ class Spelled(nn.Module):
         return self._write(self, x)
 
 
-def normalized(
-    model: nn.Module, x: torch.Tensor, *others: torch.Tensor, dynamic: bool = False
-) -> NormalGraph:
-    """Capture and normalize; check every rewrite on ``x``, and the whole on all inputs."""
+class Each(nn.Module):
+    """Several models in eval mode on one input."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(models)
+        # Not by `eval`, which an exported model refuses.
+        self.training = self.models.training = False
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(model(x) for model in self.models)
+
+
+def captured_each(
+    models: Mapping[str, nn.Module], x: torch.Tensor, shapes: object = None
+) -> dict[str, CapturedGraph]:
+    """Capture models together, which takes as long as one of them; return the graph of each."""
+    program = capture(Each(list(models.values())), (x,), dynamic_shapes=shapes)
+    assert program.signature.mutations == (), "the outputs of the graph are those of the models"
+    return {name: _only(program, index) for index, name in enumerate(models)}
+
+
+def _only(program: CapturedGraph, index: int) -> CapturedGraph:
+    """Return a copy with one of the results."""
+    part = clone(program)
+    spec = part.signature.outputs[index]
+    assert spec.index is not None, "a model gives a tensor"
+    output = part.graph.output_node()
+    values = output.args[0]
+    assert isinstance(values, (tuple, list)), "the output is one flat tuple"
+    output.args = ((values[spec.index],),)
+    part.graph.eliminate_dead_code()
+    part.module.recompile()
+    signature = replace(
+        part.signature, outputs=(replace(spec, index=0),), out_spec=tree_structure(0)
+    )
+    return replace(part, signature=signature)
+
+
+def normalized(model: nn.Module, x: torch.Tensor, *, dynamic: bool = False) -> NormalGraph:
+    """Capture and normalize; check every rewrite, and the whole."""
     program = capture(model.eval(), (x,), dynamic_shapes=(DYNAMIC,) if dynamic else None)
-    source = clone(program)
+    return normalized_graph(program, x)
+
+
+def normalized_graph(source: CapturedGraph, x: torch.Tensor, *others: torch.Tensor) -> NormalGraph:
+    """Normalize a copy; check every rewrite on ``x``, and the whole on all inputs."""
+    program = clone(source)
     context = RewriteContext("normalize", checker=SiteChecker(program, [x]))
     normal = normalize(program, context)
     assert not normal.log.of(RolledBack)

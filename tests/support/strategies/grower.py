@@ -88,6 +88,7 @@ class Grower:
         values: The real tensors so far.
         stored: The quantized ones, with what they were quantized with.
         weights: The weights so far, by their stored constant.
+        symbols: Names of symbolic sizes, by their text in fake tensors.
     """
 
     draw: st.DrawFn
@@ -97,11 +98,11 @@ class Grower:
     values: list[Value] = field(default_factory=list)
     stored: list[tuple[Node, Params]] = field(default_factory=list)
     weights: list[tuple[Node, Params]] = field(default_factory=list)
+    symbols: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._random = torch.Generator().manual_seed(self.draw(SEEDS))
+        self.random = torch.Generator().manual_seed(self.draw(SEEDS))
         self._names = 0
-        self._symbols: dict[str, str] = {}
 
     def pick(self, options: Sequence[T]) -> T:
         """Choose one; shrinks towards the first."""
@@ -110,6 +111,10 @@ class Grower:
     def chance(self, one_in: int) -> bool:
         """Whether to do what is done once in so many times."""
         return self.draw(st.integers(0, one_in - 1)) == one_in - 1
+
+    def draw_bool(self) -> bool:
+        """One of two, the first half of the time."""
+        return self.draw(st.booleans())
 
     def usual(self) -> bool:
         """Whether to keep to what models usually have, which fast kernels take."""
@@ -133,8 +138,8 @@ class Grower:
     def numbers(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Random real numbers; multiples of 1/8 below 16 if sums must be exact."""
         if self.exact:
-            return (torch.randint(-127, 128, shape, generator=self._random) / 8).to(dtype)
-        return torch.randn(shape, generator=self._random).to(dtype)
+            return (torch.randint(-127, 128, shape, generator=self.random) / 8).to(dtype)
+        return torch.randn(shape, generator=self.random).to(dtype)
 
     def add(self, node: Node, *, coarse: bool = False) -> Value:
         """Put a new real tensor into the pool."""
@@ -146,22 +151,23 @@ class Grower:
         """Add an input of the graph; sizes given as names are symbolic."""
         node = self.b.arg(self.name("x"), dtype, *shape)
         named = zip(shape_of(node), shape, strict=True)
-        self._symbols |= {str(size): name for size, name in named if isinstance(name, str)}
+        self.symbols |= {str(size): name for size, name in named if isinstance(name, str)}
         return self.add(node, coarse=True)
 
     def shape(self, node: Node) -> list[int | str] | None:
         """The sizes of a tensor as an input takes them; ``None`` if one is an expression."""
-        known = [s if isinstance(s, int) else self._symbols.get(str(s)) for s in shape_of(node)]
+        known = [s if isinstance(s, int) else self.symbols.get(str(s)) for s in shape_of(node)]
         return None if None in known else [s for s in known if s is not None]
 
     def scale(self, grid: Sequence[int], dtype: torch.dtype = torch.float32) -> Node:
         """Add scales; powers of two if sums must be exact."""
+        return self.b.const(self.name("scale"), self.scales(grid).to(dtype))
+
+    def scales(self, grid: Sequence[int]) -> torch.Tensor:
+        """Random scales; powers of two if sums must be exact."""
         if self.exact:
-            exponent = torch.randint(2, 5, grid, generator=self._random)
-            value = torch.pow(2.0, -exponent)
-        else:
-            value = torch.rand(grid, generator=self._random) * 0.05 + 1e-3
-        return self.b.const(self.name("scale"), value.to(dtype))
+            return torch.pow(2.0, -torch.randint(2, 5, grid, generator=self.random))
+        return torch.rand(grid, generator=self.random) * 0.05 + 1e-3
 
     def zero(self, grid: Sequence[int], spec: QuantSpec) -> Node | None:
         """Add zero points, or none: within the range most of the time."""
@@ -175,7 +181,7 @@ class Grower:
         low, high = spec.quant_min - beyond, spec.quant_max + beyond
         if dtype is torch.int8:
             low, high = max(low, -128), min(high, 127)
-        value = torch.randint(low, high + 1, grid, generator=self._random)
+        value = torch.randint(low, high + 1, grid, generator=self.random)
         if self.chance(4):
             value.zero_()
         return self.b.const(self.name("zero"), value.to(dtype))
@@ -271,7 +277,7 @@ class Grower:
             blocks += [(1, 4), (None, 1), (2, 3)]
         block = self.pick(blocks)
         spec = self.spec(block, real, weight=True)
-        codes = stored_like(spec, n, k, generator=self._random)
+        codes = stored_like(spec, n, k, generator=self.random)
         q = self.b.const(self.name("w"), codes)
         grid = [int(size) for size in spec.grid((n, k))]
         made = q, Params(spec, self.scale(grid), self.zero(grid, spec))

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 # 65 features are one more than a block of the packed layout has.
 _SIZES = [2, 3, 8, 5, 17, 33, 65]
-_EXACT_ACTS: list[tuple[OpOverload, tuple[Argument, ...]]] = [
+EXACT_ACTS: list[tuple[OpOverload, tuple[Argument, ...]]] = [
     (aten.relu.default, ()),
     (aten.hardtanh.default, (-1.5, 2.0)),
     (aten.clamp.default, (-0.5, None)),
@@ -34,8 +34,8 @@ _EXACT_ACTS: list[tuple[OpOverload, tuple[Argument, ...]]] = [
     (aten.leaky_relu.default, (0.25,)),
     (aten.neg.default, ()),
 ]
-_ACTS: list[tuple[OpOverload, tuple[Argument, ...]]] = [
-    *_EXACT_ACTS,
+ACTS: list[tuple[OpOverload, tuple[Argument, ...]]] = [
+    *EXACT_ACTS,
     (aten.gelu.default, ()),
     (aten.silu.default, ()),
     (aten.sigmoid.default, ()),
@@ -238,7 +238,7 @@ def _act(g: Grower) -> None:
     x = g.value()
     if x is None:
         return
-    op, args = g.pick(_EXACT_ACTS if g.exact else _ACTS)
+    op, args = g.pick(EXACT_ACTS if g.exact else ACTS)
     kwargs: dict[str, Argument] = {}
     if op is aten.gelu.default and g.chance(2):
         kwargs["approximate"] = "tanh"

@@ -106,15 +106,6 @@ def dtype_of(node: Node) -> torch.dtype:
     return tensor_of(node).dtype
 
 
-def scalar_of(node: Node) -> int | float | None:
-    """Return the value of a constant of one element, or ``None``."""
-    value = constant_of(node)
-    if value is None or value.numel() != 1 or not has_values(value):
-        return None
-    item: int | float = value.item()
-    return item
-
-
 def _same_tensor(a: Node | None, b: Node | None) -> bool:
     if a is b:
         return True

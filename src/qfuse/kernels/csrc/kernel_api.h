@@ -27,6 +27,15 @@ struct RealRows {
   Real type;
 };
 
+enum class Element : int32_t { f32, bf16, f16, s8, u8 };
+
+// Rows of a tensor of any of these types.
+struct ElementRows {
+  const void* data;
+  int64_t ld;
+  Element type;
+};
+
 enum class StepKind : int32_t {
   relu,
   gelu,
@@ -44,16 +53,17 @@ enum class StepKind : int32_t {
   round,
 };
 
-// One epilogue op. Its result is rounded to `type`, as in torch.
+// One epilogue op. Its result is rounded to `type`, as in torch. Quantized operands of add and mul
+// are dequantized first: (q - b) * scale.
 struct Step {
   StepKind kind;
   int32_t extra;  // of add and mul
   float a;        // of add: alpha; of hardtanh: low; of leaky_relu: slope; of round: 1 / scale
-  float b;        // of hardtanh: high; of round: zero point
+  float b;        // of hardtanh: high; of round and of quantized operands: zero point
   Real type;
-  float low = 0;  // of round: the quantized range, and the scale
+  float low = 0;  // of round: the quantized range
   float high = 0;
-  float scale = 0;
+  float scale = 0;  // of round and of quantized operands
 };
 
 // How a float result is quantized:
@@ -66,9 +76,12 @@ struct Quantizer {
   bool divide;
   bool zero_first;
   Real type;  // that every operation rounds to; float32 for linears
+  // Whether it is clamp(round(clamp(y * factor, least, most)) + zero, low, high), or y / factor,
+  // with an integer zero: the clamp in front then suffices.
+  bool plain = false;
+  float least = 0;
+  float most = 0;
 };
-
-enum class OutType : int32_t { f32, bf16, f16, s8, u8 };
 
 // What is applied to the sums of a matmul. In this order, all in float32:
 //   y = total * x_scale * w_scale (+ bias), rounded to `real`;
@@ -92,14 +105,14 @@ struct Epilogue {
   Real real;
   int64_t steps;
   Step step[kMaxSteps];
-  RealRows extra[kMaxExtras];
+  ElementRows extra[kMaxExtras];
   int64_t half;  // features of a GLU half, which are those of the result; 0 without a GLU
   int64_t front;
   int64_t gate;
   int64_t up;
   bool up_first;  // whether the gate is the second half
   Real product;   // type that the product is rounded to
-  OutType out_type;
+  Element out_type;
   void* out;
   int64_t out_ld;
   int64_t out_row;  // with which `out` begins
@@ -133,6 +146,8 @@ struct DepthwiseTile {
   int64_t channels;
   int64_t pixels;
   const int8_t* weight;  // [groups][64][4]
+  // The weight that gives the sums of the following pixel from the taps of a pixel, or null.
+  const int8_t* next;
   bool flip;
 };
 
@@ -212,7 +227,7 @@ struct RowJob {
   Real real;            // of the norm's result
   int64_t steps;
   Step step[kMaxSteps];
-  RealRows extra[kMaxExtras];
+  ElementRows extra[kMaxExtras];
   // Extra outputs, contiguous, or null.
   void* kept_sum;
   void* kept;

@@ -5,6 +5,7 @@ import torch
 from expecttest import assert_expected_inline
 from tests.support.cases.convolution import Conv
 from tests.support.cases.epilogue import calls
+from tests.support.values import bits_same
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import NormalGraph
@@ -14,7 +15,7 @@ from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import PassResult
 from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.build import GraphBuilder
-from qfuse.testing.run import bits_same, random_inputs, run
+from qfuse.testing.run import random_inputs, run
 
 aten = torch.ops.aten
 F32 = torch.float32

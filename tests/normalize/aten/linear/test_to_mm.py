@@ -4,6 +4,7 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import aten, finish
+from tests.support.values import bits_same
 
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.ir.graph.schema import overload_of
@@ -17,7 +18,7 @@ from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss
 from qfuse.testing.build import GraphBuilder
-from qfuse.testing.run import bits_same, run
+from qfuse.testing.run import run
 
 
 def there_and_back(b: GraphBuilder, *outs: torch.fx.Node) -> tuple[str, int]:

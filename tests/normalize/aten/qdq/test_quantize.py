@@ -20,6 +20,7 @@ from torch.fx.node import Argument
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.normalize.aten.qdq.quantize import QuantizeChain
+from qfuse.rewrite.rule import Miss
 from qfuse.testing.build import GraphBuilder
 
 K = 9
@@ -121,6 +122,59 @@ def test_refuses_bounds_that_are_no_range(bounds: tuple[float | None, float | No
 
 def test_refuses_what_is_not_rounded() -> None:
     assert refusal(divided(order="clamp"), QuantizeChain()) == (MissCode.PATTERN, "div_tensor")
+
+
+NEAREST = "expected aten.round to the nearest integer"
+NO_CLAMP = "before the cast to 8 bits, found {}: out of range, the cast is undefined"
+
+
+@pytest.mark.parametrize(
+    ("steps", "says"),
+    [
+        (
+            {"order": "clamp"},
+            f"{NEAREST}, or its sum with a zero point, found aten.div.Tensor",
+        ),
+        (
+            {"order": "zero, clamp", "zero": 3},
+            f"{NEAREST}, found aten.div.Tensor",
+        ),
+        (
+            {"order": "round"},
+            f"expected aten.clamp to two numbers {NO_CLAMP.format('aten.div.Tensor')}",
+        ),
+        (
+            {"order": "round, zero", "zero": 3},
+            "expected aten.clamp to two numbers, or aten.round of it, "
+            + NO_CLAMP.format("aten.add.Tensor"),
+        ),
+        (
+            {"order": "round, round, clamp"},
+            "expected aten.div by a scale, or aten.mul by its inverse, found aten.round",
+        ),
+        ({"bounds": (-128, None)}, "its clamp has no upper bound"),
+    ],
+)
+def test_says_which_step_is_missing(steps: dict[str, Any], says: str) -> None:
+    assert reason(divided(**steps)) == says
+
+
+@pytest.mark.parametrize("rounding", [aten.floor.default, aten.ceil.default, aten.trunc.default])
+def test_says_which_rounding_is_expected(rounding: Any) -> None:
+    b = GraphBuilder()
+    y = b.call(aten.div.Tensor, b.arg("x", torch.float32, 3, K), 0.05)
+    y = b.call(aten.add.Tensor, b.call(rounding, y), 3)
+
+    said = reason(finish(b, codes_of(b, y, order="clamp")))
+
+    assert said == f"{NEAREST}, found aten.{rounding._opname}"
+
+
+def reason(program: CapturedGraph) -> str:
+    """Why the last call of the graph is not a quantize chain."""
+    miss = QuantizeChain().match([*program.graph.nodes][-2])
+    assert isinstance(miss, Miss)
+    return miss.reason
 
 
 def test_refuses_rounding_down() -> None:
@@ -240,18 +294,17 @@ ORDERS = ["round, zero, clamp", "zero, round, clamp", "zero, clamp, round"]
 def test_values_are_the_same_bits(
     spelling: str, order: str, dtype: torch.dtype, zero: float | None
 ) -> None:
-    for _ in range(2):
-        b = GraphBuilder()
-        scale = scales(1, K).to(dtype)
-        x = hard_numbers((40, K), dtype, scale)
-        y = scaled(b, b.arg("x", dtype, "m", K), spelling, scale)
-        program = finish(b, codes_of(b, y, zero, (-127, 126), order=order))
+    b = GraphBuilder()
+    scale = scales(1, K).to(dtype)
+    x = hard_numbers((80, K), dtype, scale)
+    y = scaled(b, b.arg("x", dtype, "m", K), spelling, scale)
+    program = finish(b, codes_of(b, y, zero, (-127, 126), order=order))
 
-        result = assert_same_values(
-            program, [x.nan_to_num().clamp(-1e4, 1e4)], QuantizeChain(), exact=True
-        )
+    result = assert_same_values(
+        program, [x.nan_to_num().clamp(-1e4, 1e4)], QuantizeChain(), exact=True
+    )
 
-        assert result.fired == {"quantize-chain": 1}
+    assert result.fired == {"quantize-chain": 1}
 
 
 @pytest.mark.numeric

@@ -13,10 +13,9 @@ from tests.support.sources.dialects import (
     fired,
     only_miss,
     ops_of,
-    run,
 )
+from tests.support.sources.qparams import assert_never_runs, uneven
 
-from qfuse.ir.errors import NormalizeError
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
 from qfuse.normalize import normalize
@@ -32,15 +31,6 @@ RANGES = [
     (-128, 127, torch.int8),
     (-8, 7, torch.int8),
 ]
-
-
-def uneven(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Random data that may lie on one side of zero, be constant, tiny or infinite."""
-    offset, spread = torch.randint(-2, 3, ()) * 1.5, 10.0 ** int(torch.randint(-9, 4, ()))
-    x = (torch.randn(shape) + offset) * spread
-    if x.numel() and bool(torch.rand(()) < 0.1):
-        x.reshape(-1)[0] = float("inf") if bool(torch.rand(()) < 0.5) else float("nan")
-    return (x * (torch.rand(()) < 0.9)).to(dtype)
 
 
 def test_golden_one_number_gets_the_rank_of_the_data() -> None:
@@ -163,9 +153,6 @@ def test_a_range_without_zero_can_never_run(ends: tuple[int, int]) -> None:
     x = source.arg(torch.randn(3, 8))
     op = d.choose_qparams_symmetric.tensor
     pair = source.b.call(op, x, *ends, 1e-5, torch.int16)
-    program = source.done(source.b.item(pair, 0))
-    with pytest.raises(AssertionError):
-        run(program, source.inputs)
 
-    with pytest.raises(NormalizeError, match="does not reach both sides of 0"):
-        normalize(program)
+    complaint = "does not reach both sides of 0"
+    assert_never_runs(source, source.b.item(pair, 0), complaint, AssertionError)

@@ -16,11 +16,11 @@ from tests.support.sources.dialects import (
     hard_numbers,
     only_miss,
     ops_of,
-    run,
     scales,
 )
+from tests.support.sources.qparams import SCALE_TYPES, assert_never_runs
 
-from qfuse.ir.errors import BlockError, NormalizeError
+from qfuse.ir.errors import BlockError
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import MODULE_META, SOURCE_META
 from qfuse.ir.graph.text import to_text
@@ -28,7 +28,6 @@ from qfuse.normalize import normalize
 
 d = torch.ops.quantized_decomposed
 SHAPES = st.sampled_from([(1,), (7,), (3, 5), (0, 4), (4, 0), (1, 9), (2, 3, 4), (3, 2, 4, 5)])
-SCALE_TYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])
 ZERO_TYPES = st.sampled_from([torch.int64, torch.int32, torch.float32, None])
 
 
@@ -236,15 +235,11 @@ def test_what_does_not_fit_is_an_error_at_the_users_line(
     op = d.dequantize_per_channel.default
     y = source.b.call(op, q, s, z, axis, -128, 127, torch.int8)
     y.meta[SOURCE_META], y.meta[MODULE_META] = "model.py:7: y = self.fc(x)", "net.fc"
-    program = source.done(y)
-    with pytest.raises((RuntimeError, IndexError)):
-        run(program, source.inputs)
 
-    with pytest.raises(NormalizeError, match=complaint) as caught:
-        normalize(program)
-    assert caught.value.where is not None
-    assert "net.fc, model.py:7: y = self.fc(x)" in caught.value.where
-    assert isinstance(caught.value, BlockError) or axis == -3
+    error = assert_never_runs(source, y, complaint, RuntimeError, IndexError)
+    assert error.where is not None
+    assert "net.fc, model.py:7: y = self.fc(x)" in error.where
+    assert isinstance(error, BlockError) or axis == -3
 
 
 def test_a_float8_tensor_can_never_run() -> None:
@@ -253,9 +248,6 @@ def test_a_float8_tensor_can_never_run() -> None:
     s = source.b.const("s", scales((4,)))
     op = d.dequantize_per_channel.default
     y = source.b.call(op, q, s, None, 0, -448, 448, torch.float8_e4m3fn)
-    program = source.done(y)
-    with pytest.raises(RuntimeError, match="Float8"):
-        run(program, source.inputs)
 
-    with pytest.raises(NormalizeError, match="it multiplies float8_e4m3fn by float32"):
-        normalize(program)
+    complaint = "it multiplies float8_e4m3fn by float32"
+    assert_never_runs(source, y, complaint, RuntimeError, says="Float8")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from expecttest import assert_expected_inline
@@ -19,8 +21,10 @@ from tests.support.sources.dialects import (
     run,
     scales,
 )
+from tests.support.sources.qparams import assert_never_runs
+from torch.fx import Node
 
-from qfuse.ir.errors import BlockError, NormalizeError
+from qfuse.ir.errors import BlockError
 from qfuse.ir.events import MissCode, Noted
 from qfuse.ir.graph.stage_graph import MODULE_META, MUTABLE_META, SOURCE_META
 from qfuse.ir.graph.text import to_text
@@ -38,6 +42,17 @@ SCALES = st.one_of(
 def ranges(dtype: torch.dtype) -> st.SearchStrategy[tuple[int, int]]:
     low, high = dtype_range(dtype)
     return st.sampled_from([(low, high), (low // 2, high // 2), (min(0, low + 1), high)])
+
+
+def as_tensors(
+    source: Source, overload: str, numbers: list[Any], scale: Node, zero: Node
+) -> list[Any]:
+    """The arguments of an overload that takes the parameters, and maybe the bounds, as tensors."""
+    low, high = numbers[2:]
+    if overload == "tensor":
+        return [scale, zero, low, high]
+    ends = {"low": torch.tensor(low), "high": torch.tensor([high])}
+    return [scale, zero, *(source.b.const(name, end) for name, end in ends.items())]
 
 
 def test_golden_literals_become_constants() -> None:
@@ -80,26 +95,18 @@ def test_quantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
     zero = data.draw(st.integers(low - 3, high + 3))
     source = Source()
     x = source.arg(hard_numbers(shape, data.draw(st.sampled_from(FLOATS)), value))
-    args: list[object] = [value, zero, low, high]
+    args: list[Any] = [value, zero, low, high]
     if overload != "default":
         kinds = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
         # A float16 scale must stay above 0.
         kind = data.draw(st.sampled_from(kinds[: 3 if 1e-4 < value < 1e4 else 2]))
         form = data.draw(st.sampled_from([(), (1,), (1, 1)]))
         constant = data.draw(st.booleans())
-        given_zero = torch.full(
-            form, zero, dtype=data.draw(st.sampled_from([torch.int64, torch.int32]))
-        )
-        args[:2] = [
-            source.either(torch.full(form, value, dtype=kind), constant=constant),
-            source.either(given_zero, constant=constant),
-        ]
-    if overload == "tensor2":
-        args[2:] = [
-            source.b.const("low", torch.tensor(low)),
-            source.b.const("high", torch.tensor([high])),
-        ]
-    q = source.b.call(getattr(d.quantize_per_tensor, overload), x, *args, dtype)  # type: ignore[arg-type]
+        zero_type = data.draw(st.sampled_from([torch.int64, torch.int32]))
+        tensors = torch.full(form, value, dtype=kind), torch.full(form, zero, dtype=zero_type)
+        nodes = [source.either(tensor, constant=constant) for tensor in tensors]
+        args = as_tensors(source, overload, args, *nodes)
+    q = source.b.call(getattr(d.quantize_per_tensor, overload), x, *args, dtype)
 
     assert ops_of(assert_same_bits(source, q)) == ["quantize"]
 
@@ -116,21 +123,17 @@ def test_dequantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
     real = data.draw(st.sampled_from([None, torch.float64, *FLOATS]))
     source = Source()
     q = source.arg(codes(shape, dtype))
-    args: list[object] = [value, zero, low, high]
+    args: list[Any] = [value, zero, low, high]
     if overload != "default":
         kind = data.draw(st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
-        constant = data.draw(st.booleans())
-        args[:2] = [
-            source.either(torch.full((1,), value, dtype=kind), constant=constant),
-            source.either(torch.full((1,), zero, dtype=torch.int64), constant=True),
-        ]
-    if overload == "tensor2":
-        args[2:] = [
-            source.b.const("low", torch.tensor(low)),
-            source.b.const("high", torch.tensor([high])),
-        ]
+        scale = source.either(
+            torch.full((1,), value, dtype=kind), constant=data.draw(st.booleans())
+        )
+        args = as_tensors(
+            source, overload, args, scale, source.b.const("zero", torch.tensor([zero]))
+        )
     op = getattr(d.dequantize_per_tensor, overload)
-    y = source.b.call(op, q, *args, dtype, out_dtype=real)  # type: ignore[arg-type]
+    y = source.b.call(op, q, *args, dtype, out_dtype=real)
 
     program = assert_same_bits(source, y)
     wide = torch.iinfo(dtype).bits > 8
@@ -265,24 +268,16 @@ def test_what_can_never_run_is_an_error(args: tuple[object, ...], complaint: str
     source = Source()
     x = source.arg(torch.randn(3, 4))
     user = source.b.call(d.quantize_per_tensor.default, x, *args)  # type: ignore[arg-type]
-    program = source.done(user)
-    with pytest.raises((AssertionError, ZeroDivisionError, ValueError)):
-        run(program, source.inputs)
 
-    with pytest.raises(NormalizeError, match=complaint):
-        normalize(program)
+    assert_never_runs(source, user, complaint, AssertionError, ZeroDivisionError, ValueError)
 
 
 def test_a_dtype_argument_that_is_not_the_tensors_is_an_error() -> None:
     source = Source()
     q = source.arg(codes((3, 4), torch.uint8))
     y = source.b.call(d.dequantize_per_tensor.default, q, 0.1, 0, -128, 127, torch.int8)
-    program = source.done(y)
-    with pytest.raises(AssertionError):
-        run(program, source.inputs)
 
-    with pytest.raises(NormalizeError, match="a dequantize of int8 is given uint8"):
-        normalize(program)
+    assert_never_runs(source, y, "a dequantize of int8 is given uint8", AssertionError)
 
 
 @pytest.mark.numeric

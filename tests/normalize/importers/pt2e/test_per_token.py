@@ -19,6 +19,7 @@ from tests.support.sources.dialects import (
     run,
     scales,
 )
+from tests.support.sources.qparams import draw_params
 
 from qfuse.ir.errors import BlockError, NormalizeError
 from qfuse.ir.events import MissCode, Noted
@@ -27,7 +28,7 @@ from qfuse.normalize import normalize
 
 d = torch.ops.quantized_decomposed
 SHAPES = st.sampled_from([(7,), (1,), (3, 5), (4, 4), (1, 9), (9, 1), (2, 3, 4), (1, 3, 4), (0, 4)])
-SCALE_TYPES = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16])
+ZERO_TYPES = (torch.int64, torch.int8, torch.float32, torch.bfloat16, torch.float64)
 FULL = (-128, 127, torch.int8)
 
 
@@ -72,25 +73,19 @@ return (%4)""",
 def test_quantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(SEEDS))
     shape, dtype = data.draw(SHAPES), data.draw(st.sampled_from(INTEGERS))
-    kinds = [torch.int64, torch.int8, torch.float32, torch.bfloat16, torch.float64]
-    constant, kind = data.draw(st.booleans()), data.draw(st.sampled_from(kinds))
-    form = per_token(shape, data)
-    scale = scales(form, data.draw(SCALE_TYPES))
-    x = hard_numbers(shape, data.draw(st.sampled_from([*FLOATS, torch.float64])), scale)
+    params = draw_params(data, per_token(shape, data), ZERO_TYPES)
+    x = hard_numbers(shape, data.draw(st.sampled_from([*FLOATS, torch.float64])), params.scale)
     source = Source()
     q = source.b.call(
         d.quantize_per_token.default,
         source.arg(x),
-        source.either(scale, constant=constant),
-        source.either((torch.randn(form) * 20).to(kind), constant=constant),
+        *params.into(source),
         *data.draw(st.sampled_from([(-127, 127), (-8, 7)] if dtype.is_signed else [(0, 255)])),
         dtype,
     )
 
     program = assert_same_bits(source, q)
-    compute = torch.promote_types(x.dtype, scale.dtype)
-    expressible = torch.promote_types(compute, kind) == compute
-    assert ops_of(program) == ["quantize"] * expressible
+    assert ops_of(program) == ["quantize"] * params.adds_in(x)
 
 
 @pytest.mark.numeric
@@ -99,17 +94,12 @@ def test_quantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
 def test_dequantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(SEEDS))
     shape, dtype = data.draw(SHAPES), data.draw(st.sampled_from([*INTEGERS, torch.int32]))
-    kinds = [torch.int64, torch.int8, torch.float32, torch.bfloat16, torch.float64]
-    constant, kind = data.draw(st.booleans()), data.draw(st.sampled_from(kinds))
-    form = per_token(shape, data)
-    zero = (torch.randn(form) * data.draw(st.sampled_from([0, 20]))).to(kind)
-    scale = scales(form, data.draw(SCALE_TYPES))
+    params = draw_params(data, per_token(shape, data), ZERO_TYPES, spreads=(0, 20))
     source = Source()
     y = source.b.call(
         d.dequantize_per_token.default,
         source.arg(codes(shape, dtype)),
-        source.either(scale, constant=constant),
-        source.either(zero, constant=constant),
+        *params.into(source),
         torch.iinfo(dtype).min,
         torch.iinfo(dtype).max,
         dtype,
@@ -117,8 +107,9 @@ def test_dequantize_has_the_bits_of_the_source(data: st.DataObject) -> None:
     )
 
     program = assert_same_bits(source, y)
-    wide = scale.dtype in {torch.float32, torch.float64}
-    if constant and wide and kind is torch.int64 and dtype is not torch.int32:
+    assert params.zero is not None
+    narrow = params.zero.dtype is torch.int64 and dtype is not torch.int32
+    if params.constant and params.is_wide and narrow:
         assert ops_of(program) == ["dequantize"]
 
 

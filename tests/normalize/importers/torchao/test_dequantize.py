@@ -15,18 +15,17 @@ from tests.support.sources.dialects import (
     fired,
     only_miss,
     ops_of,
-    run,
     scales,
 )
+from tests.support.sources.qparams import assert_never_runs, draw_params
 
-from qfuse.ir.errors import BlockError, NormalizeError
+from qfuse.ir.errors import BlockError
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
 from qfuse.normalize import normalize
 
 dequantize = torch.ops.torchao.dequantize_affine.default
-SCALE_TYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])
-ZERO_TYPES = st.sampled_from([torch.int8, torch.int32, torch.float32, torch.bfloat16])
+ZERO_TYPES = (torch.int8, torch.int32, torch.float32, torch.bfloat16)
 
 
 def test_golden_groups_of_an_int4_weight() -> None:
@@ -56,13 +55,8 @@ def test_values_have_the_bits_of_the_source(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(SEEDS))
     shape, block = data.draw(BLOCKS_OR_NOTHING)
     target, ends = data.draw(TARGETS)
-    constant, kind = data.draw(st.booleans()), data.draw(ZERO_TYPES)
     form = param_shape(shape, block, data)
-    scale = scales(form, data.draw(SCALE_TYPES))
-    zero = None
-    if data.draw(st.booleans()):
-        # The sum makes a zero of every negative zero.
-        zero = (torch.randn(form) * data.draw(st.sampled_from([0, 9, 300])) + 0.0).to(kind)
+    params = draw_params(data, form, ZERO_TYPES, spreads=(0, 9, 300), optional=True)
     stored = torch.uint8 if target is UINT4 else target
     real = data.draw(st.sampled_from([*FLOATS, None]))
     source = Source()
@@ -70,8 +64,7 @@ def test_values_have_the_bits_of_the_source(data: st.DataObject) -> None:
         dequantize,
         source.arg(codes(shape, stored)),
         block,
-        source.either(scale, constant=constant),
-        None if zero is None else source.either(zero, constant=constant),
+        *params.into(source),
         target,
         *(ends or (None, None)),
         *([] if real is None else [real]),
@@ -79,8 +72,9 @@ def test_values_have_the_bits_of_the_source(data: st.DataObject) -> None:
 
     program = assert_same_bits(source, y)
     real = real or torch.float32
-    same_type = torch.promote_types(real, scale.dtype) == real
-    if same_type or (target is not torch.int16 and (zero is None or not zero.any()) and constant):
+    same_type = torch.promote_types(real, params.scale.dtype) == real
+    no_zero = params.constant and (params.zero is None or not params.zero.any())
+    if same_type or (target is not torch.int16 and no_zero):
         assert ops_of(program) == ["dequantize"]
 
 
@@ -156,13 +150,9 @@ def test_what_can_never_run_is_an_error(
     # The op finds this out when it is traced, so such a graph comes from an editing tool.
     y.target, y.kwargs = dequantize, {}
     y.args = (q, block, s, None, dtype, None, None, real)
-    program = source.done(y)
-    with pytest.raises((AssertionError, RuntimeError, ValueError)):
-        run(program, source.inputs)
 
-    with pytest.raises(NormalizeError, match=complaint) as caught:
-        normalize(program)
-    assert ("fit" in complaint) <= isinstance(caught.value, BlockError)
+    error = assert_never_runs(source, y, complaint, AssertionError, RuntimeError, ValueError)
+    assert ("fit" in complaint) <= isinstance(error, BlockError)
 
 
 @pytest.mark.numeric

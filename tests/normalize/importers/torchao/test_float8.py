@@ -14,9 +14,9 @@ from tests.support.sources.dialects import (
     hard_numbers,
     only_miss,
     ops_of,
-    run,
     scales,
 )
+from tests.support.sources.qparams import assert_never_runs
 
 from qfuse.ir.errors import BlockError
 from qfuse.ir.events import MissCode
@@ -100,9 +100,9 @@ def test_refuses_a_scale_of_a_lower_rank() -> None:
 def test_scales_that_do_not_tile_are_an_error() -> None:
     source = Source()
     x, s = source.arg(torch.randn(3, 8)), source.b.const("s", scales((3, 3)))
-    program = source.done(source.b.call(quantize, x, s))
-    with pytest.raises(ValueError, match="not evenly divisible"):
-        run(program, source.inputs)
 
-    with pytest.raises(BlockError, match="3 scales do not tile an axis of 8"):
-        normalize(program)
+    complaint, says = "3 scales do not tile an axis of 8", "not evenly divisible"
+    error = assert_never_runs(
+        source, source.b.call(quantize, x, s), complaint, ValueError, says=says
+    )
+    assert isinstance(error, BlockError)

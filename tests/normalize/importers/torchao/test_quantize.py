@@ -15,19 +15,18 @@ from tests.support.sources.dialects import (
     hard_numbers,
     only_miss,
     ops_of,
-    run,
     scales,
 )
+from tests.support.sources.qparams import assert_never_runs, draw_params
 
-from qfuse.ir.errors import BlockError, NormalizeError
+from qfuse.ir.errors import BlockError
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
 from qfuse.normalize import normalize
 
 quantize = torch.ops.torchao.quantize_affine.default
 aten = torch.ops.aten
-SCALE_TYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])
-ZERO_TYPES = st.sampled_from([torch.int8, torch.int32, torch.int64, torch.float32, torch.bfloat16])
+ZERO_TYPES = (torch.int8, torch.int32, torch.int64, torch.float32, torch.bfloat16)
 
 
 def test_golden_per_token_under_dynamic_sizes() -> None:
@@ -77,24 +76,22 @@ def test_values_have_the_bits_of_the_source(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(SEEDS))
     shape, block = data.draw(BLOCKS)
     target, codes = data.draw(TARGETS)
-    constant, kind = data.draw(st.booleans()), data.draw(ZERO_TYPES)
-    form = param_shape(shape, block, data)
-    scale = scales(form, data.draw(SCALE_TYPES))
-    x = hard_numbers(shape, data.draw(st.sampled_from(FLOATS)), float(scale.double().mean()))
+    params = draw_params(data, param_shape(shape, block, data), ZERO_TYPES)
+    step = float(params.scale.double().mean())
+    x = hard_numbers(shape, data.draw(st.sampled_from(FLOATS)), step)
     source = Source()
     q = source.b.call(
         quantize,
         source.arg(x),
         block,
-        source.either(scale, constant=constant),
-        source.either((torch.randn(form) * 9).to(kind), constant=constant),
+        *params.into(source),
         target,
         *codes,
     )
 
     program = assert_same_bits(source, q)
-    compute = torch.promote_types(x.dtype, scale.dtype)
-    sound = torch.promote_types(compute, kind) == compute
+    compute = torch.promote_types(x.dtype, params.scale.dtype)
+    sound = params.adds_in(x)
     ends = torch.iinfo(torch.int16).max
     sound &= target is not torch.int16 or compute not in FLOATS[1:] or codes[1] != ends
     assert ops_of(program) == ["quantize"] * sound
@@ -191,10 +188,6 @@ def test_what_can_never_run_is_an_error(
     q = source.b.call(aten._to_copy.default, x, dtype=torch.int8)
     # The op finds most of this out when it is traced, so such a graph comes from an editing tool.
     q.target, q.args, q.kwargs = quantize, (x, block, s, z, torch.int8, *codes), {}
-    program = source.done(q)
-    with pytest.raises((AssertionError, RuntimeError, TypeError)):
-        run(program, source.inputs)
 
-    with pytest.raises(NormalizeError, match=complaint) as caught:
-        normalize(program)
-    assert ("fit" in complaint) <= isinstance(caught.value, BlockError)
+    error = assert_never_runs(source, q, complaint, AssertionError, RuntimeError, TypeError)
+    assert ("fit" in complaint) <= isinstance(error, BlockError)

@@ -20,27 +20,48 @@ constexpr int64_t kStrip = 32;      // output pixels of a line that are computed
 constexpr int64_t kReadAhead = 64;  // bytes of a pixel that a path may read
 constexpr int64_t kTaps = 4;        // of a group
 
-// Taps of the packed weight in its order, by line (z, y) and tap within it; -1 for none.
+// A tap of the packed weight, by line (z, y) and place in it; those without a weight fill groups.
 struct Tap {
   int64_t line;
   int64_t at;
+  bool real;
 };
 
-// Three or more taps of a line begin a new group of four, so that adjacent output pixels can share
-// interleaved input pixels. See pack_depthwise.
+// So many taps of a line begin a new group of four. See pack_depthwise.
+bool starts_groups(const Line& line) { return line.taps >= 3; }
+
+// Groups of a line of taps if the following output pixel reads one pixel further, and the last
+// group has room for that; else 0.
+int64_t shared_groups(const Line& line) {
+  const bool slides = line.step == 1 && line.tap_step == 1 && starts_groups(line);
+  return slides && line.taps % kTaps != 0 ? line.taps / kTaps + 1 : 0;
+}
+
+// In the order of the packed weight. What fills a line is the pixel that the following output pixel
+// reads.
 std::vector<Tap> taps_of(const Phase& phase) {
-  const int64_t lines = phase.line[0].taps * phase.line[1].taps;
-  const int64_t taps = phase.line[2].taps;
+  const Line& line = phase.line[2];
+  const int64_t filler = shared_groups(line) > 0 ? line.taps : 0;
   std::vector<Tap> order;
-  const auto pad = [&] {
-    while (order.size() % kTaps != 0) order.push_back({-1, -1});
-  };
-  for (int64_t line = 0; line < lines; ++line) {
-    for (int64_t at = 0; at < taps; ++at) order.push_back({line, at});
-    if (taps >= 3) pad();
+  for (int64_t i = 0; i < phase.line[0].taps * phase.line[1].taps; ++i) {
+    for (int64_t at = 0; at < line.taps; ++at) order.push_back({i, at, true});
+    while (starts_groups(line) && order.size() % kTaps != 0) order.push_back({i, filler, false});
   }
-  pad();
+  while (order.size() % kTaps != 0) order.push_back({0, 0, false});
   return order;
+}
+
+// A packed weight with the taps of each line moved by one.
+std::vector<uint32_t> shifted(const void* packed, int64_t groups, int64_t groups_of_line) {
+  const auto* words = static_cast<const uint32_t*>(packed);
+  std::vector<uint32_t> moved(groups * kBlock);
+  for (int64_t g = 0; g < groups; ++g) {
+    const bool first = g % groups_of_line == 0;
+    for (int64_t i = g * kBlock; i < (g + 1) * kBlock; ++i) {
+      moved[i] = words[i] << 8 | (first ? 0 : words[i - kBlock] >> 24);
+    }
+  }
+  return moved;
 }
 
 struct Problem {
@@ -58,9 +79,11 @@ struct Problem {
   int64_t strip;        // output pixels
   int64_t strips;       // of a line
   int64_t lines;        // of taps
-  int64_t width;        // input pixels of a line that a strip reads
+  int64_t width;        // input pixels of a line that a strip reads, and the following one
   std::vector<int32_t> tap;  // indices in the table of input pixels
   std::vector<int8_t> ones;  // a packed weight that adds up the taps
+  std::vector<uint32_t> next;       // the packed weight for the following output pixel
+  std::vector<uint32_t> next_ones;  // and of `ones`
 
   Problem(const Int8Operands& o, const Geometry& geometry, const Finish& f, const int32_t* w_zeros)
       : operands(o),
@@ -77,17 +100,21 @@ struct Problem {
         strips((phase.line[2].pixels + strip - 1) / strip),
         lines(phase.line[0].taps * phase.line[1].taps) {
     const Line& line = phase.line[2];
-    width = (strip - 1) * line.step + (line.taps - 1) * line.tap_step + 1;
+    width = (strip - 1) * line.step + (line.taps - 1) * line.tap_step + 2;
     const std::vector<Tap> order = taps_of(phase);
     groups = static_cast<int64_t>(order.size()) / kTaps;
     for (const Tap& t : order) {
-      tap.push_back(static_cast<int32_t>(t.at < 0 ? 0 : t.line * width + t.at * line.tap_step));
+      const int64_t at = t.line * width + t.at * line.tap_step;
+      tap.push_back(static_cast<int32_t>(at));
     }
+    const int64_t shared = shared_groups(line);
+    if (shared > 0) next = shifted(o.w_packed.const_data_ptr(), blocks * groups, shared);
     if (!w_zero) return;
     ones.resize(groups * kBlock * kTaps);
     for (size_t i = 0; i < ones.size(); ++i) {
-      ones[i] = order[i / (kBlock * kTaps) * kTaps + i % kTaps].at >= 0;
+      ones[i] = order[i / (kBlock * kTaps) * kTaps + i % kTaps].real;
     }
+    if (shared > 0) next_ones = shifted(ones.data(), groups, shared);
   }
 };
 
@@ -125,7 +152,7 @@ class Worker {
     const int64_t z = line / ly.pixels % lz.pixels * lz.step + lz.first;
     const int64_t y = line % ly.pixels * ly.step + ly.first;
     const int64_t x = start * lx.step + lx.first;
-    used_ = (count_ - 1) * lx.step + (lx.taps - 1) * lx.tap_step + 1;
+    used_ = (count_ - 1) * lx.step + (lx.taps - 1) * lx.tap_step + 2;
     last_ = 0;
     const auto* zeros = zeros_.as<uint8_t>();
     for (int64_t t = 0; t < p_.lines; ++t) {
@@ -167,6 +194,10 @@ class Worker {
     const int64_t channels = std::min(kBlock, p_.g.features - channel);
     int64_t offset = 0;
     const uint8_t* const* pixels = table(channel, channels, &offset);
+    const int64_t weight = block * p_.groups * kBlock;  // in words of four taps
+    const auto bytes = [](const std::vector<uint32_t>& words, int64_t at) {
+      return words.empty() ? nullptr : reinterpret_cast<const int8_t*>(words.data() + at);
+    };
     DepthwiseTile tile{pixels,
                        p_.tap.data(),
                        p_.phase.line[2].step,
@@ -174,13 +205,14 @@ class Worker {
                        offset,
                        channels,
                        count_,
-                       p_.operands.w_packed.const_data_ptr<int8_t>() +
-                           block * p_.groups * kBlock * kTaps,
+                       p_.operands.w_packed.const_data_ptr<int8_t>() + weight * kTaps,
+                       bytes(p_.next, weight),
                        flip_of(p_.operands.x) != 0};
     auto* sums = sums_.as<int32_t>();
     p_.path.depthwise(tile, sums);
     if (p_.w_zero) {
       tile.weight = p_.ones.data();
+      tile.next = bytes(p_.next_ones, 0);
       p_.path.depthwise(tile, taps_.as<int32_t>());
       subtract(p_.w_zero + channel, channels);
     }

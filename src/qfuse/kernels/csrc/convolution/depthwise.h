@@ -4,135 +4,209 @@
 // vector of bytes of many channels from each of four pixels is interleaved.
 #pragma once
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include "isa/vec.h"
 
 namespace {
 
-constexpr int64_t kWide = 4 * kLanes;  // channels of a vector of bytes
+// Vectors of 4 * Lanes bytes. In a class, since GCC ignores the attribute of an alias template.
+template <int Lanes>
+struct Wide {
+  typedef uint8_t Bytes __attribute__((vector_size(4 * Lanes)));
+  typedef int16_t Shorts __attribute__((vector_size(4 * Lanes)));
+  typedef int32_t Ints __attribute__((vector_size(4 * Lanes)));
+  typedef uint32_t Words __attribute__((vector_size(4 * Lanes)));
+};
+template <int Lanes>
+using Quads = typename Wide<Lanes>::Bytes;
+template <int Lanes>
+using Sums = typename Wide<Lanes>::Ints;
 
-using Quads = uint8_t __attribute__((vector_size(kWide)));
-
-// Orders the 32-bit parts so that the results of `interleave` are in the order of the channels:
-// interleaving works within 16 bytes.
-QFUSE_INLINE Quads ordered(Quads x) {
-#if defined(__AVX512F__)
-  const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
-  return bits<Quads>(_mm512_permutexvar_epi32(order, bits<__m512i>(x)));
-#elif defined(__AVX2__)
-  const __m256i order = _mm256_set_epi32(7, 5, 3, 1, 6, 4, 2, 0);
-  return bits<Quads>(_mm256_permutevar8x32_epi32(bits<__m256i>(x), order));
-#else
-  return x;
-#endif
-}
-
-// The bytes of four taps of kLanes channels each.
+// The bytes of four taps of Lanes channels each.
+template <int Lanes>
 struct Fours {
-  Ints part[4];
+  Sums<Lanes> part[4];
 };
 
+// `ordered` orders the 32-bit parts so that the results of `interleave` are in the order of the
+// channels: instructions interleave within 16 bytes.
 #if defined(__AVX512F__)
-QFUSE_INLINE Fours interleave(Quads a, Quads b, Quads c, Quads d) {
+QFUSE_INLINE Quads<16> ordered(Quads<16> x) {
+  const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+  return bits<Quads<16>>(_mm512_permutexvar_epi32(order, bits<__m512i>(x)));
+}
+
+QFUSE_INLINE Fours<16> interleave(Quads<16> a, Quads<16> b, Quads<16> c, Quads<16> d) {
   const __m512i low = _mm512_unpacklo_epi8(bits<__m512i>(a), bits<__m512i>(b));
   const __m512i high = _mm512_unpackhi_epi8(bits<__m512i>(a), bits<__m512i>(b));
   const __m512i other_low = _mm512_unpacklo_epi8(bits<__m512i>(c), bits<__m512i>(d));
   const __m512i other_high = _mm512_unpackhi_epi8(bits<__m512i>(c), bits<__m512i>(d));
-  return {{bits<Ints>(_mm512_unpacklo_epi16(low, other_low)),
-           bits<Ints>(_mm512_unpackhi_epi16(low, other_low)),
-           bits<Ints>(_mm512_unpacklo_epi16(high, other_high)),
-           bits<Ints>(_mm512_unpackhi_epi16(high, other_high))}};
+  return {{bits<Sums<16>>(_mm512_unpacklo_epi16(low, other_low)),
+           bits<Sums<16>>(_mm512_unpackhi_epi16(low, other_low)),
+           bits<Sums<16>>(_mm512_unpacklo_epi16(high, other_high)),
+           bits<Sums<16>>(_mm512_unpackhi_epi16(high, other_high))}};
 }
-#elif defined(__AVX2__)
-QFUSE_INLINE Fours interleave(Quads a, Quads b, Quads c, Quads d) {
+#endif
+#if defined(__AVX2__)
+QFUSE_INLINE Quads<8> ordered(Quads<8> x) {
+  const __m256i order = _mm256_set_epi32(7, 5, 3, 1, 6, 4, 2, 0);
+  return bits<Quads<8>>(_mm256_permutevar8x32_epi32(bits<__m256i>(x), order));
+}
+
+QFUSE_INLINE Fours<8> interleave(Quads<8> a, Quads<8> b, Quads<8> c, Quads<8> d) {
   const __m256i low = _mm256_unpacklo_epi8(bits<__m256i>(a), bits<__m256i>(b));
   const __m256i high = _mm256_unpackhi_epi8(bits<__m256i>(a), bits<__m256i>(b));
   const __m256i other_low = _mm256_unpacklo_epi8(bits<__m256i>(c), bits<__m256i>(d));
   const __m256i other_high = _mm256_unpackhi_epi8(bits<__m256i>(c), bits<__m256i>(d));
-  return {{bits<Ints>(_mm256_unpacklo_epi16(low, other_low)),
-           bits<Ints>(_mm256_unpackhi_epi16(low, other_low)),
-           bits<Ints>(_mm256_unpacklo_epi16(high, other_high)),
-           bits<Ints>(_mm256_unpackhi_epi16(high, other_high))}};
+  return {{bits<Sums<8>>(_mm256_unpacklo_epi16(low, other_low)),
+           bits<Sums<8>>(_mm256_unpackhi_epi16(low, other_low)),
+           bits<Sums<8>>(_mm256_unpacklo_epi16(high, other_high)),
+           bits<Sums<8>>(_mm256_unpackhi_epi16(high, other_high))}};
 }
+#endif
+QFUSE_INLINE Quads<4> ordered(Quads<4> x) { return x; }
+
+QFUSE_INLINE Fours<4> interleave(Quads<4> a, Quads<4> b, Quads<4> c, Quads<4> d) {
+#if defined(__SSE2__)
+  const __m128i low = _mm_unpacklo_epi8(bits<__m128i>(a), bits<__m128i>(b));
+  const __m128i high = _mm_unpackhi_epi8(bits<__m128i>(a), bits<__m128i>(b));
+  const __m128i other_low = _mm_unpacklo_epi8(bits<__m128i>(c), bits<__m128i>(d));
+  const __m128i other_high = _mm_unpackhi_epi8(bits<__m128i>(c), bits<__m128i>(d));
+  return {{bits<Sums<4>>(_mm_unpacklo_epi16(low, other_low)),
+           bits<Sums<4>>(_mm_unpackhi_epi16(low, other_low)),
+           bits<Sums<4>>(_mm_unpacklo_epi16(high, other_high)),
+           bits<Sums<4>>(_mm_unpackhi_epi16(high, other_high))}};
 #else
-// Compilers have an instruction for it, where the processor has one.
-QFUSE_INLINE Fours interleave(Quads a, Quads b, Quads c, Quads d) {
-  Fours fours;
-  for (int64_t channel = 0; channel < kWide; ++channel) {
-    const uint32_t word = a[channel] | b[channel] << 8 | c[channel] << 16 |
-                          static_cast<uint32_t>(d[channel]) << 24;
-    fours.part[channel / kLanes][channel % kLanes] = static_cast<int32_t>(word);
+  Fours<4> fours;
+  for (int i = 0; i < 16; ++i) {
+    const uint32_t word = a[i] | b[i] << 8 | c[i] << 16 | static_cast<uint32_t>(d[i]) << 24;
+    fours.part[i / 4][i % 4] = static_cast<int32_t>(word);
   }
   return fours;
-}
 #endif
+}
 
-// sum + the dot products of four u8 of `x` with four s8 of `w`, wrapping.
-QFUSE_INLINE Ints with_products(Ints sum, Ints x, Ints w) {
+// Adds to `sum` the dot products of four u8 of `x` with four s8 of `w`, wrapping.
+template <int Lanes>
+QFUSE_INLINE void add_products(Sums<Lanes>& sum, Sums<Lanes> x, Sums<Lanes> w) {
 #if defined(__AVX512VNNI__)
-  __m512i total = bits<__m512i>(sum);
-  asm("vpdpbusd %2, %1, %0" : "+v"(total) : "v"(bits<__m512i>(x)), "v"(bits<__m512i>(w)));
-  return bits<Ints>(total);
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
 #else
-  const Shorts even_w = (bits<Shorts>(w) << 8) >> 8;
-  const Shorts odd_w = bits<Shorts>(w) >> 8;
-  const Shorts even_x = bits<Shorts>(x) & 0xff;
-  const Shorts odd_x = bits<Shorts>(bits<Words>(x) >> 8) & 0xff;
-#if defined(__AVX2__)
-  const __m256i even = _mm256_madd_epi16(bits<__m256i>(even_x), bits<__m256i>(even_w));
-  const __m256i odd = _mm256_madd_epi16(bits<__m256i>(odd_x), bits<__m256i>(odd_w));
-  return bits<Ints>(bits<Words>(sum) + bits<Words>(even) + bits<Words>(odd));
-#else
-  // u8 x s8 fits into 16 bits.
-  const auto both = [](Shorts products) {
-    const Ints p = bits<Ints>(products);
-    return bits<Words>((p << 16) >> 16) + bits<Words>(p >> 16);
-  };
-  return bits<Ints>(bits<Words>(sum) + both(even_x * even_w) + both(odd_x * odd_w));
+  using Short = typename Wide<Lanes>::Shorts;
+  const Short even_w = (bits<Short>(w) << 8) >> 8;
+  const Short odd_w = bits<Short>(w) >> 8;
+  const Short even_x = bits<Short>(x) & 0xff;
+  const Short odd_x = (bits<Short>(x) >> 8) & 0xff;
+  // Two products of a lane. Both fit into 16 bits, u8 x s8.
+  const auto both = [](Short a, Short b) {
+    if constexpr (sizeof(Short) == 16) {
+#if defined(__SSE2__)
+      return bits<Sums<Lanes>>(_mm_madd_epi16(bits<__m128i>(a), bits<__m128i>(b)));
 #endif
+    }
+#if defined(__AVX2__)
+    if constexpr (sizeof(Short) == 32) {
+      return bits<Sums<Lanes>>(_mm256_madd_epi16(bits<__m256i>(a), bits<__m256i>(b)));
+    }
+#endif
+    const Sums<Lanes> products = bits<Sums<Lanes>>(a * b);
+    return ((products << 16) >> 16) + (products >> 16);
+  };
+  using Word = typename Wide<Lanes>::Words;
+  const Word even = bits<Word>(both(even_x, even_w));
+  sum = bits<Sums<Lanes>>(bits<Word>(sum) + even + bits<Word>(both(odd_x, odd_w)));
 #endif
 }
 
-template <bool Flip>
-QFUSE_INLINE Quads load_pixel(const uint8_t* from) {
-  Quads x;
+template <int Lanes, bool Flip>
+QFUSE_INLINE Quads<Lanes> load_pixel(const uint8_t* from) {
+  Quads<Lanes> x;
   __builtin_memcpy(&x, from, sizeof(x));
   if constexpr (Flip) x = x ^ uint8_t{0x80};
   return ordered(x);
 }
 
-// One output pixel, kWide channels.
-template <bool Flip>
-QFUSE_INLINE void depthwise_pixel(const qfuse::DepthwiseTile& t, const uint8_t* const* pixel,
-                                  int64_t channel, int32_t* sums) {
-  Ints total[4] = {};
-  const int8_t* w = t.weight + channel * qfuse::kGroup;
-  const int32_t* tap = t.tap;
-  for (int64_t g = 0; g < t.groups; ++g, tap += 4, w += qfuse::kBlock * qfuse::kGroup) {
-    const int64_t at = t.channel + channel;
-    const Fours x = interleave(
-        load_pixel<Flip>(pixel[tap[0]] + at), load_pixel<Flip>(pixel[tap[1]] + at),
-        load_pixel<Flip>(pixel[tap[2]] + at), load_pixel<Flip>(pixel[tap[3]] + at));
-    Unrolled<4>::run([&]<int I>() QFUSE_LAMBDA {
-      Ints weights;
-      __builtin_memcpy(&weights, w + I * kLanes * qfuse::kGroup, sizeof(weights));
-      total[I] = with_products(total[I], x.part[I], weights);
-    });
-  }
-  Unrolled<4>::run([&]<int I>() QFUSE_LAMBDA { store(sums + I * kLanes, total[I], kLanes); });
+// Adds four taps of 4 * Lanes channels to sums.
+template <int Lanes>
+QFUSE_INLINE void add_taps(Sums<Lanes>* sums, const Fours<Lanes>& x, const int8_t* weight) {
+  Unrolled<4>::run([&]<int I>() QFUSE_LAMBDA {
+    Sums<Lanes> w;
+    __builtin_memcpy(&w, weight + I * sizeof(w), sizeof(w));
+    add_products<Lanes>(sums[I], x.part[I], w);
+  });
 }
 
+template <int Lanes>
+QFUSE_INLINE void store_sums(int32_t* to, const Sums<Lanes>* sums) {
+  Unrolled<4>::run([&]<int I>() QFUSE_LAMBDA {
+    __builtin_memcpy(to + I * Lanes, &sums[I], sizeof(sums[I]));
+  });
+}
+
+// One output pixel, or two that share their taps, and 4 * Lanes channels from `channel` on.
+template <int Lanes, bool Flip, bool Two>
+QFUSE_INLINE void depthwise_pixels(const qfuse::DepthwiseTile& t, const uint8_t* const* pixel,
+                                   int64_t channel, int32_t* sums) {
+  Sums<Lanes> first[4] = {};
+  Sums<Lanes> second[4] = {};
+  const int32_t* tap = t.tap;
+  for (int64_t g = 0; g < t.groups; ++g, tap += qfuse::kGroup) {
+    const int64_t at = t.channel + channel;
+    const int64_t weight = (g * qfuse::kBlock + channel) * qfuse::kGroup;
+    const Fours<Lanes> x = interleave(load_pixel<Lanes, Flip>(pixel[tap[0]] + at),
+                                      load_pixel<Lanes, Flip>(pixel[tap[1]] + at),
+                                      load_pixel<Lanes, Flip>(pixel[tap[2]] + at),
+                                      load_pixel<Lanes, Flip>(pixel[tap[3]] + at));
+    add_taps<Lanes>(first, x, t.weight + weight);
+    if constexpr (Two) add_taps<Lanes>(second, x, t.next + weight);
+  }
+  store_sums<Lanes>(sums, first);
+  if constexpr (Two) store_sums<Lanes>(sums + qfuse::kBlock, second);
+}
+
+template <int Lanes, bool Flip>
+void depthwise_channels(const qfuse::DepthwiseTile& t, int64_t channel, int32_t* sums) {
+  int64_t i = 0;
+  const auto run = [&]<bool Two>() QFUSE_LAMBDA {
+    depthwise_pixels<Lanes, Flip, Two>(t, t.pixel + i * t.step, channel,
+                                       sums + i * qfuse::kBlock + channel);
+  };
+  if (t.next) {
+    for (; i + 2 <= t.pixels; i += 2) run.template operator()<true>();
+  }
+  for (; i < t.pixels; ++i) run.template operator()<false>();
+}
+
+// The widest vectors first, then the narrowest that hold the rest.
 template <bool Flip>
-void depthwise_pixels(const qfuse::DepthwiseTile& t, int32_t* sums) {
-  for (int64_t channel = 0; channel < t.channels; channel += kWide) {
-    for (int64_t i = 0; i < t.pixels; ++i) {
-      depthwise_pixel<Flip>(t, t.pixel + i * t.step, channel, sums + i * qfuse::kBlock + channel);
+void depthwise_block(const qfuse::DepthwiseTile& t, int32_t* sums) {
+  constexpr int kLeast = 4;
+  int64_t channel = 0;
+  while (channel < t.channels) {
+#if defined(__AVX512F__)
+    if (t.channels - channel > 32) {
+      depthwise_channels<16, Flip>(t, channel, sums);
+      return;
     }
+#endif
+#if defined(__AVX2__)
+    if (t.channels - channel > 16) {
+      depthwise_channels<8, Flip>(t, channel, sums);
+      channel += 32;
+      continue;
+    }
+#endif
+    depthwise_channels<kLeast, Flip>(t, channel, sums);
+    channel += 4 * kLeast;
   }
 }
 
 void depthwise(const qfuse::DepthwiseTile& t, int32_t* sums) {
-  if (t.flip) return depthwise_pixels<true>(t, sums);
-  depthwise_pixels<false>(t, sums);
+  if (t.flip) return depthwise_block<true>(t, sums);
+  depthwise_block<false>(t, sums);
 }
 
 }  // namespace

@@ -8,11 +8,9 @@
 namespace qfuse {
 namespace {
 
-int64_t size_of(Real type) { return type == Real::f32 ? 4 : 2; }
-
-int64_t size_of(OutType type) {
-  if (type == OutType::f32) return 4;
-  return type == OutType::bf16 || type == OutType::f16 ? 2 : 1;
+int64_t size_of(Element type) {
+  if (type == Element::f32) return 4;
+  return type == Element::bf16 || type == Element::f16 ? 2 : 1;
 }
 
 const void* moved(const void* from, int64_t bytes) {
@@ -83,12 +81,13 @@ at::Tensor convolved(const Int8Operands& o, const Geometry& g, const Output* out
   Finish finish(o, g);
   if (output) {
     finish.epilogue.quantizer = quantizer_of(*output, out_dtype);
+    fold_clamps(finish.epilogue);
   } else {
     TORCH_CHECK(out_dtype == finish.type, "the epilogue gives ", finish.type, ", not ", out_dtype);
   }
   const Result result = result_of(o.x, g, out_dtype);
   if (result.rows.numel() == 0) return result.result;
-  finish.epilogue.out_type = out_type_of(out_dtype);
+  finish.epilogue.out_type = element_of(out_dtype, "out_dtype");
   finish.epilogue.out = result.rows.mutable_data_ptr();
   run(finish);
   return finished(result, g);

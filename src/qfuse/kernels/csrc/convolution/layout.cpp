@@ -2,7 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "linear/operands.h"
+#include "quantized/stored.h"
 
 namespace qfuse {
 namespace {
@@ -67,7 +67,7 @@ Extra extra_of(const at::Tensor& extra, const Geometry& g, std::vector<at::Tenso
   }
   const Strides strides = strides_of(spread, g);
   kept.push_back(spread);
-  const Real type = real_of(spread.scalar_type(), "an extra");
+  const Element type = element_of(spread.scalar_type(), "an extra");
   return {{spread.const_data_ptr(), *strides.row(g.out), type}, strides.image};
 }
 

@@ -35,7 +35,7 @@ Pixels pixels_of(const at::Tensor& x, const Geometry& g);
 
 // The rows of an extra after broadcasting to the result, one for each output pixel of an image.
 struct Extra {
-  RealRows rows;  // of the first image
+  ElementRows rows;  // of the first image
   int64_t image;  // distance of images, in elements
 };
 

@@ -62,26 +62,56 @@ QFUSE_INLINE To bits(From from) {
   return to;
 }
 
+// The first elements of a vector, fewer than kLanes.
+#if defined(__AVX512F__)
+QFUSE_INLINE __mmask16 first_lanes(int64_t count) {
+  return static_cast<__mmask16>((1u << (count > 0 ? count : 0)) - 1u);
+}
+
+template <class Vector, class Element>
+QFUSE_INLINE Vector load_first(const Element* from, int64_t count) {
+  const __mmask16 mask = first_lanes(count);
+  if constexpr (sizeof(Element) == 4) return bits<Vector>(_mm512_maskz_loadu_epi32(mask, from));
+  if constexpr (sizeof(Element) == 2) return bits<Vector>(_mm256_maskz_loadu_epi16(mask, from));
+  if constexpr (sizeof(Element) == 1) return bits<Vector>(_mm_maskz_loadu_epi8(mask, from));
+}
+
+template <class Element, class Vector>
+QFUSE_INLINE void store_first(Element* to, Vector v, int64_t count) {
+  const __mmask16 mask = first_lanes(count);
+  if constexpr (sizeof(Element) == 4) _mm512_mask_storeu_epi32(to, mask, bits<__m512i>(v));
+  if constexpr (sizeof(Element) == 2) _mm256_mask_storeu_epi16(to, mask, bits<__m256i>(v));
+  if constexpr (sizeof(Element) == 1) _mm_mask_storeu_epi8(to, mask, bits<__m128i>(v));
+}
+#else
+template <class Vector, class Element>
+QFUSE_INLINE Vector load_first(const Element* from, int64_t count) {
+  Vector v = {};
+  if (count > 0) __builtin_memcpy(&v, from, count * sizeof(Element));
+  return v;
+}
+
+template <class Element, class Vector>
+QFUSE_INLINE void store_first(Element* to, Vector v, int64_t count) {
+  if (count > 0) __builtin_memcpy(to, &v, count * sizeof(Element));
+}
+#endif
+
 // Loads `count` elements; the remaining lanes are zero. Never reads past the elements.
 template <class Vector, class Element>
 QFUSE_INLINE Vector load(const Element* from, int64_t count) {
-  Vector v = {};
-  if (count >= kLanes) {
-    __builtin_memcpy(&v, from, sizeof(v));
-  } else if (count > 0) {
-    __builtin_memcpy(&v, from, count * sizeof(Element));
-  }
+  static_assert(sizeof(Vector) == kLanes * sizeof(Element));
+  if (count < kLanes) return load_first<Vector>(from, count);
+  Vector v;
+  __builtin_memcpy(&v, from, sizeof(v));
   return v;
 }
 
 template <class Element, class Vector>
 QFUSE_INLINE void store(Element* to, Vector v, int64_t count) {
   static_assert(sizeof(Vector) == kLanes * sizeof(Element));
-  if (count >= kLanes) {
-    __builtin_memcpy(to, &v, sizeof(v));
-  } else if (count > 0) {
-    __builtin_memcpy(to, &v, count * sizeof(Element));
-  }
+  if (count < kLanes) return store_first(to, v, count);
+  __builtin_memcpy(to, &v, sizeof(v));
 }
 
 // Subtracting zero is a no-op for compilers; adding zero is not, as it turns -0.0 into 0.0.
@@ -157,6 +187,17 @@ QFUSE_INLINE Ints widened(Numbers n) {
   return bits<Ints>(_mm256_cvtepi16_epi32(bits<__m128i>(n)));
 #else
   return __builtin_convertvector(n, Ints);
+#endif
+}
+
+// Unsigned bytes.
+QFUSE_INLINE Ints widened_unsigned(Bytes b) {
+#if defined(__AVX512F__)
+  return bits<Ints>(_mm512_cvtepu8_epi32(bits<__m128i>(b)));
+#elif defined(__AVX2__)
+  return bits<Ints>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bits<int64_t>(b))));
+#else
+  return __builtin_convertvector(b, Ints) & 0xff;
 #endif
 }
 

@@ -288,7 +288,7 @@ at::Tensor linear(const WeightOnlyLinear& l, int64_t bits) {
   }
   epilogue.real_sums = true;
   epilogue.real = weight.real;
-  epilogue.out_type = static_cast<OutType>(real_of(l.out_dtype, "out_dtype"));
+  epilogue.out_type = static_cast<Element>(real_of(l.out_dtype, "out_dtype"));
   epilogue.out = out.mutable_data_ptr();
   epilogue.out_ld = n;
   if (out.numel() == 0) return out;

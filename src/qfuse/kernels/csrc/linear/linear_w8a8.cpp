@@ -187,11 +187,12 @@ at::Tensor linear_w8a8(const Int8Operands& l, const Output* output, at::ScalarTy
   Problem p(l);
   if (output) {
     p.epilogue.quantizer = quantizer_of(*output, out_dtype);
+    fold_clamps(p.epilogue);
   } else {
     p.check_type(out_dtype);
   }
   at::Tensor out = at::empty(p.shape, out_dtype);
-  p.epilogue.out_type = out_type_of(out_dtype);
+  p.epilogue.out_type = element_of(out_dtype, "out_dtype");
   p.epilogue.out = out.mutable_data_ptr();
   p.epilogue.out_ld = p.size.columns();
   if (out.numel() > 0) run(p, p.epilogue, 0, p.size.rows);
@@ -203,7 +204,7 @@ RowResult linear_w8a8_rows(const Int8Operands& l, at::ScalarType float_dtype, co
   p.check_type(float_dtype);
   const auto rows = [&](int64_t first, int64_t count, float* to, int64_t ld) {
     Epilogue epilogue = p.epilogue;
-    epilogue.out_type = OutType::f32;
+    epilogue.out_type = Element::f32;
     epilogue.out = to;
     epilogue.out_ld = ld;
     epilogue.out_row = first;

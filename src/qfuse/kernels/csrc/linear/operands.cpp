@@ -6,6 +6,8 @@
 #include <array>
 #include <charconv>
 
+#include "quantized/stored.h"
+
 namespace qfuse {
 namespace {
 
@@ -97,14 +99,27 @@ Step round_of(const Call& call) {
   return step;
 }
 
-Step binary_of(const Call& call, size_t extras) {
+// A quantized extra has two more arguments: its scale and zero point.
+Step binary_of(const Call& call, const std::vector<at::Tensor>& extras) {
   const bool add = call.name == "add";
-  expect_args(call, add ? 2 : 1);
+  const size_t plain = add ? 2 : 1;
+  const bool quantized = call.args.size() > plain;
+  expect_args(call, quantized ? plain + 2 : plain);
   const int32_t extra = parse<int32_t>(call.args[0], call.text);
-  TORCH_CHECK(extra >= 0 && static_cast<size_t>(extra) < extras, "epilogue step '", call.text,
-              "' wants an extra that is not there: ", extras, " given");
-  const double alpha = add ? parse<double>(call.args[1], call.text) : 1.0;
-  return {add ? StepKind::add : StepKind::mul, extra, static_cast<float>(alpha), 0.0f, Real::f32};
+  TORCH_CHECK(extra >= 0 && static_cast<size_t>(extra) < extras.size(), "epilogue step '",
+              call.text, "' wants an extra that is not there: ", extras.size(), " given");
+  const auto number = [&](size_t i) {
+    return static_cast<float>(parse<double>(call.args[i], call.text));
+  };
+  Step step{add ? StepKind::add : StepKind::mul, extra, add ? number(1) : 1.0f, 0.0f, Real::f32};
+  const at::ScalarType type = extras[extra].scalar_type();
+  TORCH_CHECK(quantized == (type == at::kChar || type == at::kByte), "epilogue step '", call.text,
+              "' has an extra of type ", type, ", which is ", quantized ? "not " : "",
+              "quantized");
+  if (!quantized) return step;
+  step.scale = number(plain);
+  step.b = number(plain + 1);
+  return step;
 }
 
 // Where ops use an extra, relative to the GLU split; an unused extra counts as after it.
@@ -114,7 +129,7 @@ struct Place {
 };
 
 // The rows of an extra that the ops use, after broadcasting.
-RealRows extra_of(const at::Tensor& extra, const Place& place, at::IntArrayRef shape,
+ElementRows extra_of(const at::Tensor& extra, const Place& place, at::IntArrayRef shape,
                   const Epilogue& epilogue, std::vector<at::Tensor>& kept) {
   TORCH_CHECK(extra.dim() >= 1, "an extra must have at least one axis");
   std::vector<int64_t> sizes = shape.vec();
@@ -128,7 +143,7 @@ RealRows extra_of(const at::Tensor& extra, const Place& place, at::IntArrayRef s
   const Rows rows = rows_of(spread);
   kept.push_back(rows.tensor);
   return {rows.tensor.const_data_ptr(), rows.ld,
-          real_of(rows.tensor.scalar_type(), "an extra")};
+          element_of(rows.tensor.scalar_type(), "an extra")};
 }
 
 }  // namespace
@@ -217,8 +232,9 @@ class Reader {
     if (call.name == "act") return add(activation_of(call));
     if (call.name == "round") return add(round_of(call));
     if (call.name == "add" || call.name == "mul") {
-      const Step step = binary_of(call, extras_.size());
-      type_ = at::promoteTypes(type_, extras_[step.extra].scalar_type());
+      const Step step = binary_of(call, extras_);
+      const at::ScalarType type = extras_[step.extra].scalar_type();
+      type_ = at::promoteTypes(type_, at::isFloatingType(type) ? type : at::kFloat);
       Place& place = places_[step.extra];
       (where_ == Where::both ? place.before : place.behind) = true;
       return add(step);

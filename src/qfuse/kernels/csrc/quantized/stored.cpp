@@ -31,10 +31,10 @@ int32_t only_zero(const std::optional<at::Tensor>& zero_point, int32_t least) {
   return static_cast<int32_t>(zero) - least;
 }
 
-OutType out_type_of(at::ScalarType type) {
-  if (type == at::kChar) return OutType::s8;
-  if (type == at::kByte) return OutType::u8;
-  return static_cast<OutType>(real_of(type, "out_dtype"));
+Element element_of(at::ScalarType type, const char* what) {
+  if (type == at::kChar) return Element::s8;
+  if (type == at::kByte) return Element::u8;
+  return static_cast<Element>(real_of(type, what));
 }
 
 }  // namespace qfuse

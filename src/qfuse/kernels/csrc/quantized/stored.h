@@ -18,6 +18,7 @@ at::Tensor row_zeros(const at::Tensor& zero_point, int64_t rows, int32_t least);
 // The single zero point, 0 if there is none, minus `least`.
 int32_t only_zero(const std::optional<at::Tensor>& zero_point, int32_t least);
 
-OutType out_type_of(at::ScalarType type);
+// The kernel's name of a type of elements. Throws for other types; `what` is the tensor's name.
+Element element_of(at::ScalarType type, const char* what);
 
 }  // namespace qfuse

@@ -2,6 +2,10 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 #include "linear/operands.h"
 
 namespace qfuse {
@@ -13,6 +17,9 @@ float reciprocal(const at::Tensor& scale, double value) {
   if (scale.scalar_type() == at::kFloat) return 1.0f / static_cast<float>(value);
   return scale.reciprocal().item<float>();
 }
+
+// Well below the magnitude from which floats lack halves.
+constexpr float kLargestZero = 0x1p20f;
 
 }  // namespace
 
@@ -31,7 +38,31 @@ Quantizer quantizer_of(const Output& o, at::ScalarType type) {
               static_cast<float>(o.quant_max), !o.reciprocal, o.zero_point_first, Real::f32};
   if (o.reciprocal) q.factor = reciprocal(o.scale, scale);
   if (o.zero_point) q.zero = static_cast<float>(number_of(*o.zero_point, "out_zero_point"));
+  q.plain = !q.zero_first && std::abs(q.zero) < kLargestZero && q.zero == std::nearbyint(q.zero);
+  q.least = q.low - q.zero;
+  q.most = q.high - q.zero;
   return q;
+}
+
+void fold_clamps(Epilogue& epilogue) {
+  Quantizer& q = epilogue.quantizer;
+  // Multiplying by a positive factor is monotonic, also rounded, so a clamp in front of it is one
+  // behind it.
+  if (!q.plain || !(q.factor > 0) || !std::isfinite(q.factor)) return;
+  const auto scaled = [&](float x) { return q.divide ? x / q.factor : x * q.factor; };
+  const auto clamped = [&](float x) { return std::min(std::max(x, q.least), q.most); };
+  while (epilogue.steps > 0 && epilogue.steps > epilogue.up) {
+    const Step& step = epilogue.step[epilogue.steps - 1];
+    const bool relu = step.kind == StepKind::relu;
+    if (step.type != Real::f32 || !(relu || step.kind == StepKind::hardtanh)) return;
+    const float low = relu ? 0.0f : step.a;
+    const float high = relu ? std::numeric_limits<float>::infinity() : step.b;
+    if (std::isnan(low) || std::isnan(high)) return;
+    const float least = clamped(scaled(std::min(low, high)));
+    q.most = clamped(scaled(high));
+    q.least = least;
+    --epilogue.steps;
+  }
 }
 
 }  // namespace qfuse

@@ -24,4 +24,7 @@ void check_codes(at::ScalarType type, int64_t quant_min, int64_t quant_max);
 // Computes in float32.
 Quantizer quantizer_of(const Output& output, at::ScalarType type);
 
+// Makes clamps at the end of an epilogue a part of the quantizer; results are the same bits.
+void fold_clamps(Epilogue& epilogue);
+
 }  // namespace qfuse

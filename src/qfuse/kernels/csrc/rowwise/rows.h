@@ -11,9 +11,9 @@ template <class F>
 QFUSE_INLINE void each_span(int64_t columns, F f) {
   int64_t column = 0;
   for (; column + qfuse::kBlock <= columns; column += qfuse::kBlock) {
-    f(Span<true>{column, qfuse::kBlock});
+    f(Span<kVectors>{column, qfuse::kBlock});
   }
-  if (column < columns) f(Span<false>{column, columns - column});
+  if (column < columns) f(Span<0>{column, columns - column});
 }
 
 QFUSE_INLINE float sum_of(const Floats* parts) {
@@ -170,10 +170,10 @@ qfuse::Extremes extremes(const Bounds* bounds, const float* values, int64_t colu
 }
 
 // Applies the epilogue ops to a span, updates the extremes and stores it.
-template <bool Whole>
-QFUSE_INLINE void finish_span(const qfuse::RowJob& job, const Span<Whole>& span, int64_t row,
+template <int Vectors>
+QFUSE_INLINE void finish_span(const qfuse::RowJob& job, const Span<Vectors>& span, int64_t row,
                               Floats* y, float* values, Bounds* bounds) {
-  for (int64_t s = 0; s < job.steps; ++s) apply<Whole>(job.step[s], job.extra, span, row, y);
+  for (int64_t s = 0; s < job.steps; ++s) apply(job.step[s], job.extra, span, row, y);
   span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
     bounds[v].take(y[v], count);
     store(values + span.column + v * kLanes, y[v], kLanes);

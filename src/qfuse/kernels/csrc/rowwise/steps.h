@@ -7,8 +7,8 @@ namespace {
 
 constexpr int64_t kVectors = qfuse::kBlock / kLanes;
 
-// Up to 64 adjacent columns; exactly 64 if `Whole`.
-template <bool Whole>
+// Up to 64 adjacent columns: `Vectors` whole vectors, or any number of columns if that is 0.
+template <int Vectors>
 struct Span {
   int64_t column;  // the first one
   int64_t columns;
@@ -16,9 +16,9 @@ struct Span {
   // Calls f(vector, columns in it) for the vectors with at least one column.
   template <class F>
   QFUSE_INLINE void each(F f) const {
-    if constexpr (Whole) {
+    if constexpr (Vectors > 0) {
       // The vectors stay in registers only if their index is a constant.
-      Unrolled<kVectors>::run([&]<int V>() QFUSE_LAMBDA { f(int64_t{V}, kLanes); });
+      Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA { f(int64_t{V}, kLanes); });
     } else {
       for (int64_t v = 0; v * kLanes < columns; ++v) {
         const int64_t left = columns - v * kLanes;
@@ -28,9 +28,23 @@ struct Span {
   }
 };
 
-// Quantized values as floats. Without `Rounding` the operations are in float32.
+// x as an integer plus `zero`, or 0 if x is NaN.
+QFUSE_INLINE Ints moved_nearest(Floats x, Ints zero) {
+#if defined(__AVX512F__)
+  const __mmask16 numbers = _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q);
+  return bits<Ints>(_mm512_maskz_add_epi32(numbers, bits<__m512i>(nearest(x)), bits<__m512i>(zero)));
+#else
+  return bits<Ints>(bits<Words>(nearest(x)) + bits<Words>(zero)) & (x == x);
+#endif
+}
+
+// Quantized values. Without `Rounding` the operations are in float32.
 template <bool Rounding>
 QFUSE_INLINE Ints quantized(const qfuse::Quantizer& q, Floats y) {
+  if (!Rounding && q.plain) {
+    const Floats x = q.divide ? y / q.factor : y * q.factor;
+    return moved_nearest(clamp(x, q.least, q.most), broadcast(static_cast<int32_t>(q.zero)));
+  }
   const auto rounded = [&](Floats x) QFUSE_LAMBDA { return Rounding ? rounded_to(q.type, x) : x; };
   const Floats given = rounded(y);
   const Floats x = rounded(q.divide ? given / q.factor : given * q.factor);
@@ -47,19 +61,30 @@ QFUSE_INLINE Floats stored(const qfuse::Step& s, Floats y) {
   return (__builtin_convertvector(quantized<false>(q, y), Floats) - s.b) * s.scale;
 }
 
+// Elements of an operand as floats.
+QFUSE_INLINE Floats load_operand(const qfuse::ElementRows& x, const qfuse::Step& s, int64_t at,
+                                 int64_t count) {
+  if (x.type < qfuse::Element::s8) {
+    return load_real(x.data, static_cast<qfuse::Real>(x.type), at, count);
+  }
+  const Bytes bytes = load<Bytes>(static_cast<const int8_t*>(x.data) + at, count);
+  const Ints codes = x.type == qfuse::Element::s8 ? widened(bytes) : widened_unsigned(bytes);
+  return (__builtin_convertvector(codes, Floats) - s.b) * s.scale;
+}
+
 // Applies one epilogue op to the vectors `y` of a span.
-template <bool Whole>
-inline void apply(const qfuse::Step& s, const qfuse::RealRows* extras, const Span<Whole>& c,
+template <int Vectors>
+inline void apply(const qfuse::Step& s, const qfuse::ElementRows* extras, const Span<Vectors>& c,
                   int64_t row, Floats* y) {
   using Kind = qfuse::StepKind;
   const auto map = [&](auto f) QFUSE_LAMBDA {
     c.each([&](int64_t v, int64_t) QFUSE_LAMBDA { y[v] = rounded_to(s.type, f(y[v])); });
   };
   const auto zip = [&](auto f) QFUSE_LAMBDA {
-    const qfuse::RealRows& x = extras[s.extra];
+    const qfuse::ElementRows& x = extras[s.extra];
     const int64_t first = row * x.ld + c.column;
     c.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
-      y[v] = rounded_to(s.type, f(y[v], load_real(x.data, x.type, first + v * kLanes, count)));
+      y[v] = rounded_to(s.type, f(y[v], load_operand(x, s, first + v * kLanes, count)));
     });
   };
   switch (s.kind) {

@@ -75,32 +75,43 @@ def _float_source(node: Node) -> Node | None:
     return source if source is not None and dtype_of(source).is_floating_point else None
 
 
+_FOUND = "found {found}"
+_NEAREST = "aten.round to the nearest integer"
+_BOUNDED = "aten.clamp to two numbers"
+_BEFORE_CAST = f"before the cast to 8 bits, {_FOUND}: out of range, the cast is undefined"
+
+
 def _clamp(value: Pattern) -> Pattern:
     low = LOW.otherwise(MissCode.RANGE, "its clamp has no lower bound")
     high = HIGH.otherwise(MissCode.RANGE, "its clamp has no upper bound")
-    return op(aten.clamp.default, value, low, high).otherwise(*_NO_CLAMP).named("clamped")
+    clamped = op(aten.clamp.default, value, low, high).named("clamped")
+    return clamped.otherwise(MissCode.RANGE, f"expected {_BOUNDED} {_BEFORE_CAST}")
 
 
 def _round(value: Pattern) -> Pattern:
-    return op(aten.round.default, value)
+    return op(aten.round.default, value).otherwise(
+        MissCode.PATTERN, f"expected {_NEAREST}, {_FOUND}"
+    )
 
 
-_NO_CLAMP = (
-    MissCode.RANGE,
-    "{found} is cast to 8 bits, which is undefined out of its range: clamp to two numbers first",
-)
 _RECIPROCAL = op(aten.reciprocal.default, SCALE)
 _SCALED = Either(
     (X / SCALE).given(bind(DIVIDES, True)),
     X * Maybe(_RECIPROCAL * 1, _RECIPROCAL),
     X * INVERSE,
 ).named("scaled")
+_SCALED = _SCALED.otherwise(
+    MissCode.PATTERN, f"expected aten.div by a scale, or aten.mul by its inverse, {_FOUND}"
+)
+_ROUNDED = (_round(_SCALED) + Opt(ZERO)).otherwise(
+    MissCode.PATTERN, f"expected {_NEAREST}, or its sum with a zero point, {_FOUND}"
+)
 _CODES = Either(
-    _clamp(_round(_SCALED) + Opt(ZERO)),
+    _clamp(_ROUNDED),
     # The order is recorded in the spec, since ties may round differently.
     _clamp(_round(_SCALED + Opt(ZERO))).given(bind(ZERO_FIRST, True)),
     _round(_clamp(_SCALED + Opt(ZERO))).given(bind(ZERO_FIRST, True)),
-).otherwise(*_NO_CLAMP)
+).otherwise(MissCode.RANGE, f"expected {_BOUNDED}, or aten.round of it, {_BEFORE_CAST}")
 _TO_EIGHT_BITS = Step("cast to 8 bits", _float_source, (aten._to_copy.default,))
 
 

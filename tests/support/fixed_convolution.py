@@ -1,4 +1,4 @@
-"""A convolution with sequential sums, see :mod:`qfuse.testing.fixed_order`."""
+"""A convolution with sequential sums, see :mod:`tests.support.fixed_order`."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tests.support.fixed_convolution import Settings, convolution
 from torch.fx import GraphModule, Interpreter, Node
 
 from qfuse.ir.aten import aten
@@ -20,7 +21,6 @@ from qfuse.ir.ops.convolution import Convolution, FusedConvolution, as_convoluti
 from qfuse.ir.ops.declare import Op
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.linear import FusedLinear
-from qfuse.testing.fixed_convolution import Settings, convolution
 
 _FUNCTIONS = frozenset(
     (

@@ -1,0 +1,74 @@
+"""Random graphs of convolutions as modules, some of whose calls write to their operand."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from tests.support.strategies.convolutions.cases import ConvCase, conv_cases
+from torch._ops import OpOverload
+from torch.export import Dim
+from torch.fx import GraphModule, Node
+
+from qfuse.ir.ops.views import dtype_of, shape_of
+
+aten = torch.ops.aten
+
+_IN_PLACE: dict[OpOverload, OpOverload] = {
+    aten.relu.default: aten.relu_.default,
+    aten.add.Tensor: aten.add_.Tensor,
+    aten.sub.Tensor: aten.sub_.Tensor,
+    aten.mul.Tensor: aten.mul_.Tensor,
+    aten.clamp.default: aten.clamp_.default,
+    aten.hardtanh.default: aten.hardtanh_.default,
+    aten.hardswish.default: aten.hardswish_.default,
+    aten.silu.default: aten.silu_.default,
+    aten.sigmoid.default: aten.sigmoid_.default,
+    aten.leaky_relu.default: aten.leaky_relu_.default,
+    aten.neg.default: aten.neg_.default,
+}
+
+
+@st.composite
+def writing_modules(draw: st.DrawFn, *, exact: bool) -> tuple[ConvCase, GraphModule]:
+    """A random graph and a module that computes much the same, but writes to what it computed.
+
+    The values of the module differ where a tensor that is written to is read again; what the module
+    itself gives is the truth.
+    """
+    case = draw(conv_cases(exact=exact))
+    graph = copy.deepcopy(case.program.graph)
+    for node in graph.nodes:
+        if _may_write(node) and draw(st.booleans()):
+            node.target = _IN_PLACE[node.target]
+    module = GraphModule(case.program.module, graph)
+    module.graph.lint()
+    return case, module.eval()
+
+
+def _may_write(node: Node) -> bool:
+    """Whether a call has a form that writes to its first operand, which is not an input's or a constant's."""
+    if node.target not in _IN_PLACE or not isinstance(node.args[0], Node):
+        return False
+    x = node.args[0]
+    same = map(str, shape_of(x)), map(str, shape_of(node))
+    return x.op == "call_function" and tuple(same[0]) == tuple(same[1]) and _same_type(x, node)
+
+
+def _same_type(x: Node, y: Node) -> bool:
+    return dtype_of(x) == dtype_of(y)
+
+
+def dynamic_shapes(case: ConvCase) -> dict[str, dict[int, Any]] | None:
+    """What torch.export is told about the symbolic sizes."""
+    dims = {name: Dim(name, min=1 if name == "n" else 7, max=64) for name in ("n", "h", "w")}
+    inputs = case.program.signature.inputs
+    shapes = {
+        spec.name: {
+            axis: dims[size] for axis, size in enumerate(spec.shape) if isinstance(size, str)
+        }
+        for spec in inputs
+    }
+    return shapes if any(shapes.values()) else None
