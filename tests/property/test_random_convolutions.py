@@ -11,6 +11,7 @@ from tests.support.cases.lowering import NO_KERNELS
 from tests.support.sources.dialects import strides
 from tests.support.strategies.convolutions.cases import ConvCase, conv_cases
 from tests.support.strategies.convolutions.in_place import dynamic_shapes, writing_modules
+from tests.support.strategies.convolutions.qparams import pt2e
 from torch.fx import GraphModule
 
 import qfuse
@@ -28,6 +29,9 @@ from qfuse.pipeline import Pipeline, Plan
 from qfuse.rewrite.compare import compare
 from qfuse.rewrite.tolerance import SITE
 from qfuse.targets import Target
+from qfuse.testing.build import GraphBuilder
+
+aten = torch.ops.aten
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
 
@@ -140,3 +144,20 @@ def test_modules_that_write_to_their_values_keep_every_bit(
             verdict = compare(_one_zero(a), _one_zero(b), None, Exactness.EXACT, SITE)
             assert verdict.wrong is None, f"output {index}: {verdict.wrong}\n{fast.plan}"
             assert strides(a) == strides(b)
+
+
+@pytest.mark.xfail(
+    raises=RuntimeError, reason="torch has no 8-bit max pool of many channels-last positions"
+)
+@pytest.mark.parametrize("sizes", [(12, 12), (5, 5, 6)], ids=str)
+def test_channels_last_pools_of_8_bits(sizes: tuple[int, ...]) -> None:
+    rank = len(sizes)
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 1, 2, *sizes, order=(0, *range(2, rank + 2), 1))
+    params = (0.05, 3, -128, 127, torch.int8)
+    for op in (None, {2: aten.max_pool2d.default, 3: aten.max_pool3d.default}[rank]):
+        x = x if op is None else b.call(op, x, [2] * rank)
+        q = b.call(pt2e.quantize_per_tensor.default, x, *params)
+        x = b.call(pt2e.dequantize_per_tensor.default, q, *params)
+    case = ConvCase(b.done(x, stage=CapturedGraph), ({}, {}), exact=True, seed=0)
+    assert_kept(case, own=False)

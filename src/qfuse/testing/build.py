@@ -22,7 +22,7 @@ from qfuse.ir.graph.stage_graph import (
     SymbolRange,
 )
 from qfuse.ir.signature._tree_api import structure
-from qfuse.testing._fake_api import declare_range, new_fake_mode
+from qfuse.testing._fake_api import declare_range, new_fake_mode, tracing
 
 G = TypeVar("G", bound=StageGraph)
 
@@ -89,7 +89,7 @@ class GraphBuilder:
         def value(arg: Argument) -> object:
             return map_arg(arg, lambda n: n.meta["val"])
 
-        with self._mode:
+        with tracing(self._mode):
             node.meta["val"] = op(*value(args), **value(kwargs))  # type: ignore[misc,arg-type]
         return node
 

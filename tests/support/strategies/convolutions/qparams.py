@@ -86,8 +86,7 @@ def _draw(
 ) -> Qparams:
     stored = g.pick([torch.uint8, torch.int8] if x is not None else [torch.int8, torch.uint8])
     bounds = g.pick(_RANGES[stored])
-    # What PT2E quantizes from 16 bits, torch cannot trace with symbolic sizes.
-    if g.chance(3) or (g.symbolic and real is not torch.float32):
+    if g.chance(3):
         return _in_qfuse(g, shape, axis, real, (stored, bounds))
     if axis is not None:
         count = int(shape[axis])

@@ -1,0 +1,35 @@
+"""Graphs built by hand are as they would be captured."""
+
+from __future__ import annotations
+
+import torch
+
+from qfuse.ir.ops.views import shape_of
+from qfuse.ir.signature.caller import Caller
+from qfuse.testing.build import GraphBuilder
+
+aten = torch.ops.aten
+
+
+def test_an_input_has_the_layout_that_was_asked_for() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 2, 3, "h", 5, order=(0, 2, 3, 1))
+    y = b.arg("y", torch.float32, 2, 3)
+    program = b.done(b.call(aten.relu.default, x), b.call(aten.relu.default, y))
+
+    assert [spec.order for spec in program.signature.inputs] == [(0, 2, 3, 1), None]
+    assert [int(s) for s in x.meta["val"].stride()[1:]] == [1, 15, 3]
+    given = [torch.randn(2, 3, 7, 5), torch.randn(2, 3)]
+    read, other = Caller(program.signature).check(given)
+    assert read.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(read, given[0])
+    assert other is given[1]
+
+
+def test_a_symbolic_size_stays_symbolic_where_a_capture_keeps_it() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 1, 2, "h", "w")
+    y = b.call(aten.upsample_nearest2d.vec, x, None, [2.0, 2.0])
+
+    assert not any(isinstance(size, int) for size in (*shape_of(x)[2:], *shape_of(y)[2:]))
+    assert str(shape_of(y)[2]) == f"2*{shape_of(x)[2]}"
