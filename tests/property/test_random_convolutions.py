@@ -117,7 +117,8 @@ def test_values_stay_within_rounding(case: ConvCase) -> None:
     assert_kept(case, own=True)
 
 
-FEWER = settings(max_examples=max(10, settings.default.max_examples // 4))
+DEFAULT = settings()
+FEWER = settings(max_examples=max(10, DEFAULT.max_examples // 4))
 
 
 @pytest.mark.export

@@ -21,8 +21,8 @@ def new_fake_mode() -> FakeTensorMode:
 def tracing(mode: FakeTensorMode) -> Iterator[None]:
     """Run a block in which ops compute fake tensors as in a capture.
 
-    Some ops have a decomposition in Python for symbolic sizes; the one in C++ takes the sizes of the
-    trace for fixed ones.
+    Some ops have a decomposition in Python for symbolic sizes; the one in C++ takes the sizes of
+    the trace for fixed ones.
     """
     with enable_python_dispatcher(), mode:
         yield

@@ -21,7 +21,7 @@ def test_digits_are_images_with_labels() -> None:
     seen, unseen = read_digits()
     assert (len(seen), len(unseen)) == (1297, 500)
     assert seen.pixels.shape == (1297, 1, 8, 8)
-    assert (seen.pixels.min(), seen.pixels.max()) == (-1, 1)
+    assert [float(bound) for bound in seen.pixels.aminmax()] == [-1, 1]
     assert set(unseen.labels.tolist()) == set(range(10))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.fx import Node
 
@@ -15,14 +16,14 @@ aten = torch.ops.aten
 SPEC = str(per_tensor(4))
 
 
-def two_convolutions(*scales: float | None, channels: int = 64) -> NormalGraph:
+def two_convolutions(*scales: float | None, channels: int = 64, size: int = 28) -> NormalGraph:
     """Two quantized convolutions of one image; each result is quantized with a scale, or float."""
     b = GraphBuilder()
 
     def scale(name: str, value: float) -> Node:
         return b.const(name, torch.full((1, 1, 1, 1), value))
 
-    q = b.arg("q", torch.int8, 1, 32, 28, 28)
+    q = b.arg("q", torch.int8, 1, 32, size, size)
     x = b.call(ops.dequantize, q, scale("x_s", 0.1), None, SPEC)
     results = []
     for i, out in enumerate(scales):
@@ -46,9 +47,12 @@ def test_results_that_are_quantized_alike_are_quantized_as_a_whole() -> None:
     assert merges(two_convolutions(0.5, 0.5, channels=8))
 
 
-def test_results_that_are_quantized_differently_would_be_floats_in_between() -> None:
-    assert not merges(two_convolutions(0.5, 0.25))
+@pytest.mark.parametrize("size", [2, 28])
+def test_results_that_are_quantized_differently_would_be_floats_in_between(size: int) -> None:
+    assert not merges(two_convolutions(0.5, 0.25, size=size))
+    assert not merges(two_convolutions(0.5, 0.25, 0.1, size=size))
 
 
-def test_one_result_that_stays_float_does_not_make_the_other_float() -> None:
-    assert not merges(two_convolutions(0.5, None))
+@pytest.mark.parametrize("size", [2, 28])
+def test_one_result_that_stays_float_does_not_make_the_other_float(size: int) -> None:
+    assert not merges(two_convolutions(0.5, None, size=size))

@@ -69,8 +69,9 @@ def foldable(value: object, user: Node) -> Foldable | Miss:
         return Miss(MissCode.PATTERN, user, text, progress=0)
     others = sorted({op_name(each) for each in product.node.users if each is not user})
     if others:
-        text = "its operand is also used by {}"
-        return Miss(MissCode.SHARED, product.node, text, ", ".join(others), progress=2)
+        text = "the {}'s own result is also used by {}"
+        kind = "linear" if isinstance(product, Linear) else "convolution"
+        return Miss(MissCode.SHARED, product.node, text, kind, ", ".join(others), progress=2)
     if len(weight.node.users) > 1:
         text = "the weight has other users"
         return Miss(MissCode.SHARED, weight.node, text, progress=2)

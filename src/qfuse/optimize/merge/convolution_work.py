@@ -16,7 +16,6 @@ from qfuse.cost import (
     WorkRange,
     at_points,
     pointwise_work,
-    without_calls,
 )
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import constant_of
@@ -54,7 +53,8 @@ def merged_work(group: Sequence[Sibling], x: Size, outs: Sequence[Size]) -> list
     if stored and not narrow:
         bits = dtype_of(group[0].op.node).itemsize * 8
         parts = zip(quantizes, outs, strict=True)
-        work += [without_calls(pointwise_work(o, [bits], [8])) for q, o in parts if q is not None]
+        # Loops of their own: a separate convolution would quantize its result in its epilogue.
+        work += [pointwise_work(o, [bits], [8]) for q, o in parts if q is not None]
     return work
 
 
@@ -83,7 +83,7 @@ def _are_quantized(group: Sequence[Sibling]) -> bool:
 
 def _agree(quantizes: Sequence[Quantize]) -> bool:
     first = quantizes[0].params
-    return all(q.params.spec == first.spec and q.params.tensors == first.tensors for q in quantizes)
+    return all(each.params.same_as(first) for each in quantizes)
 
 
 def _work(

@@ -119,10 +119,11 @@ def _sizes(draw: st.DrawFn) -> dict[str, int]:
 def _image(g: ImageGrower) -> None:
     lead: list[int | str] = []
     if g.batched:
-        lead = [g.pick(["n", 2]) if g.symbolic else g.pick([2, 1, 3])]
+        batches: list[int | str] = ["n", 2] if g.symbolic else [2, 1, 3]
+        lead = [g.pick(batches)]
     sizes: list[int | str] = [g.pick(_SPATIAL[g.rank]) for _ in range(g.rank)]
     if g.symbolic and g.rank < 3 and g.chance(2):
-        sizes = ["h", "w"][: g.rank]
+        sizes = list(("h", "w")[: g.rank])
     channels = g.pick([4, 3, 8, 6, 1, 16])
     dtype = torch.float32 if g.exact else g.pick([torch.float32, torch.float32, torch.bfloat16])
     g.input([*lead, channels, *sizes], dtype)

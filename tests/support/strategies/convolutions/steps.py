@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from tests.support.strategies.convolutions.between import between
@@ -90,7 +91,7 @@ def _sum(g: ImageGrower, _: Weights) -> None:
         return
     other = _residual(g, x)
     op = aten.add.Tensor if g.usual() else aten.sub.Tensor
-    kwargs: dict[str, Argument] = {}
+    kwargs: dict[str, Any] = {}
     if g.chance(4):
         kwargs["alpha"] = g.pick([2, -0.5, 0] if g.exact else [2, -0.5, 0, 0.3])
     pair = (x.node, other) if g.draw_bool() else (other, x.node)
