@@ -52,7 +52,9 @@ demo: $(STAMP) ## quantize and compile a real sentence encoder, and say what cam
 # One OpenMP thread each: two test processes with a full team each fight over the cores.
 PYTEST := OMP_NUM_THREADS=1 QFUSE_TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(WORKERS)
 
+# Built ahead: a test has a time limit. Without a compiler the tests use the kernels of torch.
 test: $(STAMP) ## run the tests: the same draw for everybody (ISA=avx2: as on a lesser CPU)
+	$(BIN)/python -c "from qfuse import kernels; kernels.load()"
 	$(PYTEST) -m "not slow_bench"
 
 test-fast: $(STAMP) ## run the tests of single rules and ops: no models, no compiler, no drawing

@@ -51,6 +51,7 @@ _NAVIGATION = {
         "docs/exactness",
         "docs/dialects",
         "docs/kernels",
+        "docs/fusions",
         "docs/passes",
         "docs/entry-points",
         "docs/cli",

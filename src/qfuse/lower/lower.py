@@ -23,6 +23,7 @@ from qfuse.lower.expand.expand import Expander, results_of
 from qfuse.lower.fold import drop_unused_constants, fold_constants
 from qfuse.lower.kernels.aten_int_product import lower_int_products
 from qfuse.lower.layout.assign import assign_channels_last
+from qfuse.lower.layout.max_pools import widen_max_pools
 from qfuse.lower.leftovers import reason_to_stay
 from qfuse.lower.problems.convolution import convolution_problem
 from qfuse.lower.problems.linear import linear_problem
@@ -95,6 +96,7 @@ class _Lowering:
 
     def run(self) -> None:
         self._log_leftovers()
+        widen_max_pools(self._session)
         assign_channels_last(self._context)
         # Before linears, since a linear that was lowered alone can no longer be fused.
         for node in list(self._graph.nodes):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.cases.fold import PRODUCTS, N, Product, folded
+from tests.support.cases.fold import PRODUCTS, N, Product, check_folded
 from tests.support.sources.aten_spellings import golden, refusal
 
 from qfuse.ir.events import MissCode
@@ -54,30 +54,30 @@ fired: fold-scale 1""",
 @pytest.mark.parametrize("divide", [False, True])
 def test_values_agree(product: Product, divide: bool) -> None:
     factor = torch.randn(N).sign() * (torch.rand(N) + 0.1)
-    found = folded(scaled(product, product.wide(factor), divide=divide), FoldScale())
+    found = check_folded(scaled(product, product.wide(factor), divide=divide), FoldScale())
     assert found.params.spec.block[product.axis] == 1
 
-    found = folded(scaled(product, 0.3, divide=divide), FoldScale())
+    found = check_folded(scaled(product, 0.3, divide=divide), FoldScale())
     assert (found.params.spec.block[product.axis] == 1) == product.channels
 
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("factor", [3, torch.tensor(0.3), torch.tensor([[[0.7]]])])
 def test_numbers_in_every_form(factor: torch.Tensor | int) -> None:
-    folded(scaled(Product(), factor), FoldScale())
+    check_folded(scaled(Product(), factor), FoldScale())
 
 
 @pytest.mark.numeric
 def test_a_constant_on_the_left() -> None:
     b = GraphBuilder()
     y = Product("linear").node(b)
-    folded(b.done(b.call(aten.mul.Tensor, b.const("c", torch.rand(N) + 1), y)), FoldScale())
+    check_folded(b.done(b.call(aten.mul.Tensor, b.const("c", torch.rand(N) + 1), y)), FoldScale())
 
 
 @pytest.mark.numeric
 def test_groups_of_a_transposed_convolution_share_a_number() -> None:
     product = Product("transposed", groups=2)
-    folded(scaled(product, 0.3), FoldScale())
+    check_folded(scaled(product, 0.3), FoldScale())
     code, _ = refusal(scaled(product, product.wide(torch.rand(N) + 1)), FoldScale())
     assert code is MissCode.AXIS
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.cases.fold import PRODUCTS, N, Product, folded
+from tests.support.cases.fold import PRODUCTS, N, Product, check_folded
 from tests.support.sources.aten_spellings import golden, refusal
 from torch.fx.node import Argument
 
@@ -55,16 +55,16 @@ fired: fold-shift 1""",
 @pytest.mark.parametrize("product", PRODUCTS, ids=str)
 @pytest.mark.parametrize("op", [ADD, SUB])
 def test_values_agree(product: Product, op: torch._ops.OpOverload) -> None:
-    found = folded(shifted(product, product.wide(torch.randn(N)), op, alpha=1.5), FoldShift())
+    found = check_folded(shifted(product, product.wide(torch.randn(N)), op, alpha=1.5), FoldShift())
     assert (found.params.spec.block[product.axis] == 1) == product.channels
-    folded(shifted(product, 0.3, op), FoldShift())
+    check_folded(shifted(product, 0.3, op), FoldShift())
 
 
 @pytest.mark.numeric
 def test_a_constant_on_the_left() -> None:
     b = GraphBuilder()
     y = Product().node(b)
-    folded(b.done(b.call(ADD, b.const("c", torch.rand(N, 1, 1)), y)), FoldShift())
+    check_folded(b.done(b.call(ADD, b.const("c", torch.rand(N, 1, 1)), y)), FoldShift())
 
 
 @pytest.mark.numeric

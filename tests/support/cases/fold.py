@@ -98,7 +98,7 @@ PRODUCTS = [
 ]
 
 
-def folded(program: NormalGraph, rule: Rule[Any]) -> Dequantize:
+def check_folded(program: NormalGraph, rule: Rule[Any]) -> Dequantize:
     """Apply ``rule``; only the product is left, with values and strides as before."""
     source = random_inputs(program, m=3)
     assert assert_same_values(program, source, rule).fired == {rule.name: 1}

@@ -1,0 +1,39 @@
+"""Max pools of 8-bit values, in an integer dtype that torch can pool in every layout.
+
+torch's channels-last max pools keep the position of a maximum in the dtype of the values, and raise
+if an image has more positions than the dtype can count.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.ops.views import dtype_of
+from qfuse.rewrite.prelude import Exactness, Node, Rewriter
+from qfuse.rewrite.session import RewriteSession
+
+aten = torch.ops.aten
+
+_POOLS = (aten.max_pool2d.default, aten.max_pool3d.default)
+
+
+def widen_max_pools(session: RewriteSession) -> None:
+    """Pool 8-bit values as int32; a compiler fuses both casts into the loop of the pool."""
+    for node in list(session.program.graph.nodes):
+        if is_call(node, *_POOLS) and dtype_of(node) in {torch.int8, torch.uint8}:
+            session.rewrite_always("widen-max-pool", node, _Widen(node), proof=Exactness.EXACT)
+
+
+class _Widen:
+    """Replaces one pool."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __call__(self, rw: Rewriter) -> None:
+        node, cast = self._node, aten._to_copy.default
+        x, *settings = node.args
+        wide = rw.call(cast, x, dtype=torch.int32)
+        pooled = rw.call(node.target, wide, *settings, **node.kwargs)  # type: ignore[arg-type]
+        rw.replace(node, rw.call(cast, pooled, dtype=dtype_of(node)))
