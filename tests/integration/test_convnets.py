@@ -23,6 +23,10 @@ pytestmark = [
 
 # A few values that round to the next step, not another function.
 LEAST = 30.0
+# An input that differs by this much rounds a few values of a source to the next step.
+STEP = 1e-5
+# Rounding differs in every layer, and not in the first alone: four times the noise.
+LAYERS = 6.0
 
 
 def compiled(
@@ -53,12 +57,13 @@ def assert_alike(source: torch.nn.Module, fast: qfuse.CompiledModel, x: torch.Te
     before = x.clone()
     with torch.no_grad():
         expected = source(x)
+        least = min(LEAST, sqnr(expected, source(x * (1 + STEP))) - LAYERS)
         answers = [fast(x), fast(x)]
     for answer in answers:
         assert answer.dtype == expected.dtype
         assert answer.shape == expected.shape
         assert strides(answer) == strides(expected)
-        assert sqnr(expected, answer) > LEAST
+        assert sqnr(expected, answer) > least
     assert torch.equal(*answers)
     assert torch.equal(x, before)
 
