@@ -74,7 +74,7 @@ const %one: float32[1, 1]
 %1 = qfuse.dequantize(%q, %x_scale, %zero, 'int8[-128,127] 1x1x* float32 float32:reciprocal:round-zp int'): float32[s0, s1, 33]
 %2 = aten.linear(%1, %0): float32[s0, s1, 5]
 %3 = aten._to_copy(%2, dtype=bfloat16): bfloat16[s0, s1, 5]
-%4 = aten.view(%3, (-1, 5)): bfloat16[s0*s1, 5]
+%4 = aten.view(%3, (-1, 5)): bfloat16[s1*s0, 5]
 return (%4)
 fired: fuse-scaled-product 1""",
     )

@@ -53,7 +53,7 @@ const %w: int8[5, 33]
 const %one_of_rank_2: float32[1, 1]
 %4 = qfuse.dequantize(%w, %one_of_rank_2, None, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): float32[5, 33]
 %5 = aten.linear(%3, %4): float32[s0, s1, 5]
-%6 = aten.view(%5, (-1, 5)): float32[s0*s1, 5]
+%6 = aten.view(%5, (-1, 5)): float32[s1*s0, 5]
 return (%6)
 fired: fuse-scaled-product 1""",
     )
