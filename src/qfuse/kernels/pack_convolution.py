@@ -7,6 +7,9 @@ linear, see :mod:`qfuse.kernels.pack`.
 A transposed convolution is one ordinary convolution for each phase: the output pixels whose
 position plus padding has the same remainder by the stride, in the order of these remainders (z, y,
 x). They read the same taps, the last one first. The weights of the phases follow one another.
+
+Weight-only kernels take the weights of all groups as one matrix (:func:`pack_codes`), so that no
+block is filled up.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import torch.nn.functional as F
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels.pack import GROUP, pack_bytes, unpack_weight, weight_sums
+from qfuse.kernels.pack4 import pack_weight4
 
 _LEAST_AXES, _MOST_AXES = 3, 5
 _LEAST_LINE = 3  # taps along x that begin a new group
@@ -140,6 +144,38 @@ def pack_depthwise(weight: torch.Tensor) -> torch.Tensor:
     if lines.shape[-1] >= _LEAST_LINE:
         lines = F.pad(lines, (0, -lines.shape[-1] % GROUP))
     return pack_bytes(lines.flatten(1))
+
+
+def pack_codes(codes: torch.Tensor) -> torch.Tensor:
+    """Pack the weight of a convolution of float activations, whatever its groups.
+
+    Args:
+        codes: int8 ``[N, C / groups, *kernel]``, or uint8 from 0 to 15 for four bits.
+
+    Returns:
+        ``[ceil(N / 64), words, 64, 4]`` in the dtype of the codes, padded with zeros. A word holds
+        four int8 or eight values of four bits.
+
+    Raises:
+        InputError: The codes have another dtype or number of axes.
+    """
+    matrix = _matrix(codes)
+    return pack_weight4(matrix) if codes.dtype == torch.uint8 else pack_bytes(matrix)
+
+
+def pack_transposed_codes(
+    codes: torch.Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int = 1
+) -> torch.Tensor:
+    """Pack the weight ``[C, N / groups, *kernel]`` of a transposed one; see :func:`pack_codes`.
+
+    Returns:
+        ``[ceil(N / 64), words of all phases, 64, 4]``.
+
+    Raises:
+        InputError: As for :func:`pack_codes`, or the weight cannot be split into groups.
+    """
+    parts = _phases(codes, stride, dilation, groups)
+    return torch.cat([pack_codes(part) for part in parts], dim=1)
 
 
 def depthwise_groups(kernel: Sequence[int]) -> int:

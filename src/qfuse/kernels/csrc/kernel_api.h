@@ -164,6 +164,19 @@ struct RealTile {
   bool add;
 };
 
+// Depthwise sums of adjacent output pixels, for up to 64 channels: sums[i * 64 + c] is the sum over
+// the taps t of pixel[i * step + tap[t]][channel + c] * panel[t][c], in their order.
+struct RealDepthwiseTile {
+  const float* const* pixel;
+  const int32_t* tap;  // [taps]
+  int64_t step;
+  int64_t taps;
+  int64_t channel;  // the first one
+  int64_t channels;
+  int64_t pixels;
+  const float* panel;  // [taps][64]
+};
+
 constexpr int64_t kStreamRows = 4;
 
 // One block of a packed weight, and the parameters of its groups along K. A weight is
@@ -206,6 +219,7 @@ struct RealKernels {
   // The type to multiply in: bfloat16 only if `x` is and the processor has instructions for it.
   Real (*type_for)(Real x);
   void (*multiply)(const RealTile& tile, Real type, float* sums);
+  void (*depthwise)(const RealDepthwiseTile& tile, float* sums);
   CodeKernels four;
   CodeKernels eight;
 };

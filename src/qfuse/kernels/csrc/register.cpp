@@ -2,6 +2,7 @@
 // sizes, and are needed for tracing, but not for running a compiled graph.
 #include <torch/library.h>
 
+#include "convolution/convolution_a16.h"
 #include "convolution/convolution_depthwise.h"
 #include "convolution/convolution_w8a8.h"
 #include "isa/select.h"
@@ -129,6 +130,20 @@ Tensor weight_only(const Tensor& x, const Tensor& w_packed, const Tensor& w_scal
                    std::string_view epilogue, ScalarType compute, ScalarType out_dtype) {
   return Linear({x, w_packed, w_scale, w_zero_point, w_offset, out_features, bias, list_of(extras),
                  epilogue, compute, out_dtype});
+}
+
+// Convolutions of float activations with packed weights.
+template <auto Convolution>
+Tensor weight_only_convolution(const Tensor& x, const Tensor& w_packed, const Tensor& w_scale,
+                               const optional<Tensor>& w_zero_point, int64_t out_channels,
+                               const optional<Tensor>& bias, IntArrayRef kernel, IntArrayRef stride,
+                               IntArrayRef padding, IntArrayRef dilation,
+                               IntArrayRef output_padding, bool transposed, int64_t groups,
+                               Extras extras, std::string_view epilogue, ScalarType compute,
+                               ScalarType out_dtype) {
+  return Convolution({x, w_packed, w_scale, w_zero_point, out_channels, bias, list_of(extras),
+                      epilogue, compute, out_dtype},
+                     {kernel, stride, padding, dilation, output_padding, transposed, groups});
 }
 
 // Linears with groupwise weights of four or eight bits.
@@ -280,6 +295,15 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
   };
   define_convolution("convolution_w8a8", "int[] output_padding, bool transposed, int groups, ");
   define_convolution("convolution_depthwise_w8a8", "");
+  for (const std::string name : {"convolution_w4a16", "convolution_w8a16"}) {
+    const std::string schema =
+        name +
+        "(Tensor x, Tensor w_packed, Tensor w_scale, Tensor? w_zero_point, int out_channels, "
+        "Tensor? bias, int[] kernel, int[] stride, int[] padding, int[] dilation, "
+        "int[] output_padding, bool transposed, int groups, Tensor[]? extras, str epilogue, "
+        "ScalarType compute, ScalarType out_dtype) -> Tensor";
+    m.def(schema.c_str(), tags);
+  }
   m.def("list_kernels() -> str[]", &qfuse::path_names);
   m.def("chosen_kernels() -> str", &qfuse::chosen_path);
   m.def("choose_kernels(str name) -> ()", &choose_kernels);
@@ -302,6 +326,8 @@ TORCH_LIBRARY_IMPL(qfuse, CPU, m) {
   m.impl("linear_w8a8_rows", &linear_w8a8_rows);
   m.impl("linear_w4a16", &weight_only<&qfuse::linear_w4a16>);
   m.impl("linear_w8a16", &weight_only<&qfuse::linear_w8a16>);
+  m.impl("convolution_w4a16", &weight_only_convolution<&qfuse::convolution_w4a16>);
+  m.impl("convolution_w8a16", &weight_only_convolution<&qfuse::convolution_w8a16>);
   m.impl("rms_norm_quantized", &rms_norm_quantized);
   m.impl("layer_norm_quantized", &layer_norm_quantized);
   m.impl("activation_quantized", &activation_quantized);

@@ -14,6 +14,7 @@ from qfuse.kernels.pack_convolution import (
     pack_transposed,
     transposed_sums,
 )
+from qfuse.lower.operands.convolution import settings_of
 from qfuse.lower.operands.int8_convolution import Int8Convolution
 from qfuse.lower.operands.packing import Packed, TapLayout
 from qfuse.lower.problems.convolution import ConvolutionProblem
@@ -72,13 +73,4 @@ class ConvolutionW8A8(Int8Convolution):
 
     def geometry(self, problem: ConvolutionProblem) -> list[Argument]:
         """Return the kernel size and the settings."""
-        fused = problem.fused
-        return [
-            list(problem.kernel),
-            list(fused.stride),
-            list(fused.padding),
-            list(fused.dilation),
-            list(fused.output_padding),
-            fused.transposed,
-            fused.groups,
-        ]
+        return settings_of(problem)

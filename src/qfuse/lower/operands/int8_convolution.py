@@ -11,24 +11,24 @@ from torch.fx.node import Argument
 
 from qfuse.cost.sizes import at_points
 from qfuse.cost.work import ComputeKind, Work, WorkRange
-from qfuse.ir.graph.stage_graph import constant_of
-from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
-from qfuse.ir.quant.spec import Block
 from qfuse.ir.refusal import Refusal
-from qfuse.ir.sizes import same_strides
 from qfuse.kernels import KernelLibrary
-from qfuse.lower.layout.memory_formats import formats_of_rank
 from qfuse.lower.operands.checks import (
     bits_of,
     check_activation,
     check_bias,
     check_platform,
     float_out,
-    is_whole,
     output_args,
     scale_node,
     stored_zero,
     typed,
+)
+from qfuse.lower.operands.convolution import (
+    channel_vector,
+    check_channels,
+    check_per_tensor,
+    with_strides_of,
 )
 from qfuse.lower.operands.epilogue import (
     claimed_dtype,
@@ -88,7 +88,8 @@ class Int8Convolution(ABC):
         """Accept the convolution with its whole epilogue."""
         refusal = (
             check_activation(problem)
-            or _check_granularity(problem)
+            or check_per_tensor(problem)
+            or check_channels(problem)
             or check_int8_weight(problem)
             or check_bias(problem)
             or self.check(problem)
@@ -109,7 +110,7 @@ class Int8Convolution(ABC):
             y = rw.call(self._op("_quantized"), *args, *output_args(fused.out_params, rw))
         else:
             y = rw.call(self._op(""), *args, claimed_dtype(problem, claim))
-        return {0: _with_strides_of(fused.node, y, rw)}
+        return {0: with_strides_of(fused.node, y, rw)}
 
     def _arguments(self, problem: ConvolutionProblem, claim: Claim, rw: Rewriter) -> list[Argument]:
         fused, x, weight = problem.fused, problem.fused.x_params, problem.fused.weight_params
@@ -152,58 +153,3 @@ class Int8Convolution(ABC):
             )
 
         return [at_points(build, problem.rows, problem.elements)]
-
-
-def _check_granularity(problem: ConvolutionProblem) -> Refusal | None:
-    """Refuse activations that are not scaled per tensor, weights not per output channel."""
-    fused = problem.fused
-    if fused.x_params is not None and not is_whole(fused.x_params.spec.block, shape_of(fused.x)):
-        text = fused.x_params.spec.block_text()
-        return Refusal(f"the activation is scaled in blocks of {text}, not per tensor")
-    if fused.weight_params is None:
-        return Refusal("the weight is not quantized")
-    block, shape = fused.weight_params.spec.block, shape_of(fused.weight)
-    if is_whole(block, shape) or _is_per_channel(problem, block):
-        return None
-    text = fused.weight_params.spec.block_text()
-    return Refusal(f"the weight is scaled in blocks of {text}, not per output channel")
-
-
-def _is_per_channel(problem: ConvolutionProblem, block: Block) -> bool:
-    """Whether every output channel of a group has its own scale."""
-    axis = 1 if problem.fused.transposed else 0
-    shape = shape_of(problem.fused.weight)
-    rest = [(b, s) for i, (b, s) in enumerate(zip(block, shape, strict=True)) if i != axis]
-    return block[axis] == 1 and is_whole(tuple(b for b, _ in rest), [s for _, s in rest])
-
-
-def channel_vector(params: QuantParams, problem: ConvolutionProblem, rw: Rewriter) -> Node:
-    """Return the scale of every output channel, after rounding it to the source's compute dtype."""
-    value = _per_channel(problem, params.scale)
-    rounded = value.detach().to(params.spec.arithmetic.compute).to(torch.float32)
-    return rw.constant(rounded.contiguous(), f"{params.scale.target}_vector")
-
-
-def _per_channel(problem: ConvolutionProblem, part: Node) -> torch.Tensor:
-    """Return a scale or zero point as one number per output channel of the whole convolution.
-
-    The groups of a transposed convolution share those of its weight's second axis.
-    """
-    value = constant_of(part)
-    assert value is not None, f"not a constant: {part.format_node()}"
-    flat = value.reshape(-1)
-    if flat.numel() == 1:
-        return flat.expand(problem.n)
-    return flat.repeat(problem.n // flat.numel())
-
-
-def _with_strides_of(old: Node, new: Node, rw: Rewriter) -> Node:
-    """Return ``new`` with the memory format of the value that it replaces."""
-    was = tensor_of(old)
-    if same_strides(was, tensor_of(new)):
-        return new
-    for memory_format in formats_of_rank(was.dim()):
-        copy = rw.call(torch.ops.aten.clone.default, new, memory_format=memory_format)
-        if same_strides(was, tensor_of(copy)):
-            return copy
-    return new

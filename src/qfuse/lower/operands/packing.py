@@ -36,11 +36,15 @@ class Packed:
     zero_point: torch.Tensor | None
 
 
-class TapLayout(Hashable, Protocol):
+class CodeLayout(Hashable, Protocol):
     """How a kernel packs the weight of a convolution; equal layouts pack the same."""
 
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """Pack an int8 weight."""
+    def pack(self, weight: torch.Tensor, /) -> torch.Tensor:
+        """Pack the quantized values of a weight."""
+
+
+class TapLayout(CodeLayout, Protocol):
+    """How a kernel of integer sums packs the weight of a convolution."""
 
     def sums(self, weight: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
         """Sum the weight minus its zero point for every output channel."""
@@ -118,6 +122,17 @@ class Packer:
 
         numbers = None if zero is None else tuple(zero.tolist())
         return self.once(packed, (stored,), "taps", numbers, layout)
+
+    def tap_codes(
+        self, stored: torch.Tensor, spec: QuantSpec, bits: int, layout: CodeLayout
+    ) -> torch.Tensor:
+        """Pack the codes of the weight of a convolution; see :meth:`codes`."""
+        least = least_code(stored, spec, bits)
+
+        def packed() -> torch.Tensor:
+            return layout.pack(_moved(stored, least, bits))
+
+        return self.once(packed, (stored,), "tap codes", bits, least, layout)
 
     def pack_grouped(
         self, node: Node, params: QuantParams, *, four: bool, halves: bool = False

@@ -49,11 +49,12 @@ from qfuse.lower.select.kernel import LINEAR, Claim, Span
 from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
 from qfuse.targets.target import Target
 
-_KINDS = {
+COMPUTE_KINDS = {
     torch.float32: ComputeKind.F32,
     torch.bfloat16: ComputeKind.BF16,
     torch.float16: ComputeKind.F32,
 }
+"""The arithmetic of weight-only kernels, by the dtype of the activation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ def check_real_weight(problem: LinearProblem) -> Refusal | None:
     params = fused.weight_params
     if fused.x_params is not None:
         return Refusal("the activation is quantized")
-    if problem.real not in _KINDS:
+    if problem.real not in COMPUTE_KINDS:
         return Refusal(f"the linear computes in {problem.real}")
     if params is None:
         return Refusal("the weight is not quantized")
@@ -251,7 +252,7 @@ def claim_of(problem: LinearProblem, bits: int) -> Claim:
     assert isinstance(groups, int), "checked before"
     steps = covered_steps(problem)
     widths = Bits(bits_of(problem.real), bits, bits_of(problem.fused.float_types()[steps]))
-    work = linear_work(problem.rows, problem.k, problem.n, widths, _KINDS[problem.real])
+    work = linear_work(problem.rows, problem.k, problem.n, widths, COMPUTE_KINDS[problem.real])
     zero = 0 if params.zero_point is None else 1
     offset = 4 * (params.spec.domain is ZeroPointDomain.FLOAT_OFFSET)
     parameters = groups * problem.n * (4 + max(zero, offset))

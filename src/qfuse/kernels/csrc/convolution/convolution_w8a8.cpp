@@ -60,21 +60,6 @@ struct Problem {
 
 int64_t groups_of(int64_t k) { return (k + kGroup - 1) / kGroup; }
 
-// Whether each output pixel reads the one input pixel of the same index, at a fixed distance.
-bool reads_pixels(const Geometry& g, const Pixels& x, int64_t* ld) {
-  for (const Phase& phase : g.phases) {
-    for (const Line& line : phase.line) {
-      const bool same = line.taps == 1 && line.first == 0 && line.step == 1 && line.out_step == 1;
-      if (!same) return false;
-    }
-  }
-  const auto row = x.strides.row(g.in);
-  if (!row || g.in != g.out) return false;
-  const bool one = g.pixels() == 1;
-  *ld = one ? x.strides.image : *row;
-  return one || g.images == 1 || x.strides.image == *row * g.pixels();
-}
-
 // Rows of a panel: as many as stay in the cache, but fewer if threads would have nothing to do.
 int64_t rows_of_panel(const Problem& p, int64_t rows, int64_t k) {
   const int64_t tile = p.path.tile_rows(rows);
@@ -104,7 +89,9 @@ Problem::Problem(const Int8Operands& o, const Geometry& geometry, const Path& us
       blocks((g.out_channels() + kBlock - 1) / kBlock),
       depth(depth_of(g)) {
   const int64_t c = g.in_channels();
-  direct = c % kGroup == 0 && reads_pixels(g, x, &pixel_ld) &&
+  const std::optional<int64_t> distance = read_in_order(g, x);
+  pixel_ld = distance.value_or(0);
+  direct = distance && c % kGroup == 0 &&
            (!path.dense || (flip_of(o.x) == 0 && pixel_ld >= c));
   int64_t weight = 0;
   for (const Phase& phase : g.phases) {
@@ -280,7 +267,8 @@ at::Tensor convolution_w8a8(const Int8Operands& o, const Window& window, const O
                             at::ScalarType out_dtype) {
   const Geometry g = geometry_of(o.x, features_of(o, window), window);
   check(o, g, window);
-  return convolved(o, g, output, out_dtype, [&](const Finish& finish) {
+  Finish finish(o, g);
+  return convolved(o.x, g, finish, output, out_dtype, [&] {
     run(Problem(o, g, path_for(g.images * g.pixels()), finish));
   });
 }
