@@ -12,7 +12,7 @@ from tests.support.cases.glu import activated, halves
 from tests.support.cases.linear_kernel import REAL, STORED, Linear
 from tests.support.cases.rowwise_kernel import dynamic
 
-from qfuse.ir.ops.epilogue import ACTIVATIONS, Epilogue
+from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.kernels import (
     KernelLibrary,
     instruction_set,
@@ -21,13 +21,15 @@ from qfuse.kernels import (
     pack_weight,
 )
 from qfuse.kernels.rowwise import activation_quantized
+from qfuse.lower.problems.activations import KERNEL_ACTIVATIONS, PRELU
 
 pytestmark = pytest.mark.numeric
 
 ROWS = (1, 4, 5, 6, 7, 17, 70)
 WIDTHS = (1, 2, 15, 17, 63, 64, 65, 130)
 DEPTHS = (1, 3, 4, 63, 66, 129)
-ACTS = [f"{name}" for name in ACTIVATIONS if name not in {"hardtanh", "leaky_relu"}]
+_WITH_ARGUMENTS = {"hardtanh", "leaky_relu", "elu", "quick_gelu", PRELU}
+ACTS = sorted(KERNEL_ACTIVATIONS - _WITH_ARGUMENTS)
 
 
 @pytest.mark.parametrize("rows", ROWS)

@@ -193,7 +193,7 @@ def test_refuses_an_activation_that_is_rounded_with_scales_of_two_levels(gate: b
 
 def test_refuses_what_is_no_activation() -> None:
     g = Graph("m", 8)
-    program = g.done(stored(g, g.call(aten.clamp.default, g.x, None, 1.0)))
+    program = g.done(stored(g, g.call(aten.clamp.default, g.x, 1.0, -1.0)))
 
     assert refused(program, m=2).code is MissCode.ARGUMENT
 

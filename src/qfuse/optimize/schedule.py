@@ -24,6 +24,8 @@ from qfuse.optimize.fuse.epilogue_activation import FuseActivation
 from qfuse.optimize.fuse.epilogue_add import FuseAdd
 from qfuse.optimize.fuse.epilogue_cast import FuseCast
 from qfuse.optimize.fuse.epilogue_mul import FuseMul
+from qfuse.optimize.fuse.epilogue_prelu import FusePrelu
+from qfuse.optimize.fuse.epilogue_quick_gelu import FuseQuickGelu
 from qfuse.optimize.fuse.gate import FuseGate
 from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.optimize.fuse.norm import FuseNormQuantize
@@ -72,6 +74,8 @@ SPLIT_RULES: tuple[type[Rule[Any]], ...] = (CancelSplit, MergeSplits, SinkSplit)
 
 EPILOGUE_RULES: tuple[type[Rule[Any]], ...] = (
     FuseActivation,
+    FusePrelu,
+    FuseQuickGelu,
     FuseAdd,
     FuseMul,
     FuseCast,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch.fx.node import Argument
 
 from qfuse.ir.graph.schema import is_call, overload_of
@@ -17,7 +19,11 @@ _PLAIN: dict[OpOverload, str] = {
     aten.tanh.default: "tanh",
     aten.hardswish.default: "hardswish",
     aten.hardsigmoid.default: "hardsigmoid",
+    aten.mish.default: "mish",
 }
+
+# The constants of selu in torch, as arguments of elu.
+_SELU = (1.6732632423543772848170429916717, 1.0507009873554804934193349852946, 1.0)
 
 ACTIVATION_OPS: tuple[OpOverload, ...] = (
     *_PLAIN,
@@ -26,7 +32,11 @@ ACTIVATION_OPS: tuple[OpOverload, ...] = (
     aten.relu6.default,
     aten.clamp.default,
     aten.clamp_min.default,
+    aten.clamp_max.default,
     aten.leaky_relu.default,
+    aten.elu.default,
+    aten.selu.default,
+    aten.celu.default,
 )
 """The ops that :func:`activation_of` may support."""
 
@@ -48,8 +58,7 @@ ACTIVATION = Step("activation", _source, ACTIVATION_OPS)
 def activation_of(node: Node) -> Act | None:
     """Return the activation that a call computes; ``None`` if the fused ops do not have it.
 
-    They do not have a clamp with a single bound other than a lower bound of zero, bounds that
-    cross, and bounds or slopes that are not numbers.
+    They do not have clamps whose bounds cross, and bounds or slopes that are not numbers.
     """
     a = arguments(node)
     op = overload_of(node)
@@ -59,16 +68,29 @@ def activation_of(node: Node) -> Act | None:
         return {"none": Act("gelu"), "tanh": Act("gelu_tanh")}.get(str(a["approximate"]))
     if op is aten.leaky_relu.default:
         return _numbered("leaky_relu", a["negative_slope"])
+    if op in {aten.elu.default, aten.selu.default, aten.celu.default}:
+        return _exponential(op, a)
     if op in {aten.relu6.default, aten.hardtanh.default}:
         return _bounded(a.get("min_val", 0.0), a.get("max_val", 6.0))
-    return _clamp(a["min"], a.get("max"))
+    return _clamp(a.get("min"), a.get("max"))
+
+
+def _exponential(op: OpOverload | None, a: dict[str, Argument]) -> Act | None:
+    """Map ELU and the ops that torch computes by it."""
+    if op is aten.elu.default:
+        return _numbered("elu", a["alpha"], a["scale"], a["input_scale"])
+    if op is aten.selu.default:
+        return Act("elu", _SELU)
+    alpha = a["alpha"]
+    known = isinstance(alpha, (int, float)) and alpha != 0
+    return _numbered("elu", alpha, 1.0, 1.0 / alpha) if known else None  # type: ignore[operator]
 
 
 def _clamp(low: Argument, high: Argument) -> Act | None:
-    """Map a lower bound of zero to relu, and two bounds to hardtanh."""
-    if high is not None:
-        return _bounded(low, high)
-    return Act("relu") if isinstance(low, (int, float)) and low == 0 else None
+    """Map a lower bound of zero to relu, others to hardtanh; a missing bound is infinite."""
+    if high is None and isinstance(low, (int, float)) and low == 0:
+        return Act("relu")
+    return _bounded(-math.inf if low is None else low, math.inf if high is None else high)
 
 
 def _bounded(low: Argument, high: Argument) -> Act | None:

@@ -15,7 +15,7 @@ from torch.fx.node import Argument
 
 from qfuse.ir.ops.constants import number_of
 from qfuse.ir.ops.views import dtype_of
-from qfuse.rewrite.pattern import Capture, Either, Num, Pattern, V, bind, op
+from qfuse.rewrite.pattern import Capture, Either, Num, Pattern, Scalar, V, bind, op
 from qfuse.rewrite.pattern.search import Mismatch
 from qfuse.rewrite.pattern.writer import Writer
 from qfuse.rewrite.prelude import MissCode, Node, OpOverload, aten
@@ -97,6 +97,13 @@ _CLAMPED = Either(
     op(aten.relu6.default, _SHIFTED),
 )
 _ERF = op(aten.erf.default, _scaled(X, math.sqrt(0.5)))
+# log(1 + exp(x)), which torch computes without overflow.
+_EXP = op(aten.exp.default, X)
+_SOFTPLUS = Either(
+    op(aten.softplus.default, X),
+    op(aten.log1p.default, _EXP),
+    op(aten.log.default, _EXP + Number(1.0)),
+)
 _SQUARE = Either(X * X, op(aten.pow.Tensor_Scalar, X, Number(2.0)))
 _CUBE = Either(op(aten.pow.Tensor_Scalar, X, Number(3.0)), _SQUARE * X)
 _CUBIC, _ROOT = Number(0.044715), Number(math.sqrt(2 / math.pi))
@@ -137,8 +144,21 @@ GELU_TANH = _share(X, _TANH + Number(1.0), 0.5).given(
 )
 """``0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))``."""
 
-WRITTEN_OUT = Either(SIGMOID, SILU, HARDSIGMOID, HARDSWISH, GELU, GELU_TANH)
+MISH = (X * op(aten.tanh.default, _SOFTPLUS)).given(bind(CALL, ActivationCall(aten.mish.default)))
+"""``x * tanh(log(1 + exp(x)))``."""
+
+WRITTEN_OUT = Either(SIGMOID, SILU, HARDSIGMOID, HARDSWISH, GELU, GELU_TANH, MISH)
 """Any of these: ``X`` and ``CALL``."""
+
+
+FACTOR = Scalar("factor")
+"""The factor in the sigmoid of a quick GELU."""
+
+GATE = Capture[Node]("gate")
+"""The sigmoid of a quick GELU."""
+
+QUICK_GELU = X * op(aten.sigmoid.default, X * FACTOR).named(GATE.label)
+"""``x * sigmoid(1.702 * x)``, for which torch has no op: ``X``, ``FACTOR`` and ``GATE``."""
 
 
 def _below(value: Pattern) -> Pattern:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from qfuse.ir.errors import NormalizeError
 from qfuse.ir.ops.check import problems_of
-from qfuse.ir.ops.epilogue import Add, Epilogue, Mul, Round, Step, Stored
+from qfuse.ir.ops.epilogue import Act, Add, Epilogue, Mul, Prelu, Round, Step, Stored
 from qfuse.ir.ops.linear import FusedLinear
 from qfuse.ir.quant.reference import dequantize
 from qfuse.ir.quant.spec import QuantSpec
@@ -24,6 +26,11 @@ STEPS: list[tuple[str, Step]] = [
     (f"round(1,-,{SPEC})", Round(1, None, SPEC)),
     ("add(2,1.0)", Add(2)),
     ("mul(1)", Mul(1)),
+    ("prelu(1)", Prelu(1)),
+    ("act(elu,0.5,1.5,1.0)", Act("elu", (0.5, 1.5, 1.0))),
+    ("act(mish)", Act("mish")),
+    ("act(quick_gelu,1.702)", Act("quick_gelu", (1.702,))),
+    ("act(hardtanh,-inf,6.0)", Act("hardtanh", (-math.inf, 6.0))),
 ]
 
 
@@ -45,6 +52,8 @@ def test_a_step_and_its_text(text: str, step: Step) -> None:
         "add(0,1.0,stored,1,2,int8)",
         "mul()",
         "mul(0,)",
+        "prelu()",
+        "prelu(0,1.0)",
         "mul(0,stored)",
         f"mul(0,stored,x,2,{SPEC})",
         "act(unknown)",
@@ -93,6 +102,37 @@ def test_a_stored_operand_counts_as_its_dequantized_value(
         (wide,) = epilogue.widened().steps
         assert isinstance(wide, (Add, Mul))
         assert wide.stored == Stored(1, stored.zero_point, spec.widened())
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("real", [F32, BF16, torch.float16])
+def test_activations_are_those_of_torch(real: torch.dtype) -> None:
+    y = torch.tensor([-30.0, -2.0, -0.5, -0.0, 0.0, 1e-3, 3.0, 40.0, torch.inf, torch.nan]).to(real)
+    known = {
+        "act(elu,0.5,1.0,1.0)": F.elu(y, 0.5),
+        "act(mish)": F.mish(y),
+        "act(quick_gelu,1.0)": F.silu(y),
+        "act(hardtanh,-inf,1.0)": y.clamp(max=1.0),
+    }
+    for text, want in known.items():
+        made = Epilogue.parse(text).apply(y, [])
+
+        assert made.dtype is real
+        torch.testing.assert_close(made, want, equal_nan=True)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("real", [F32, BF16])
+def test_slopes_broadcast_and_promote(real: torch.dtype) -> None:
+    y = torch.randn(2, 3, 4, 5).to(real)
+    y[0, 0, 0, :3] = torch.tensor([torch.nan, 0.0, -torch.inf])
+    slopes = torch.randn(3, dtype=real)
+    epilogue = Epilogue((Prelu(0),))
+    made = epilogue.apply(y, [slopes.reshape(3, 1, 1)])
+
+    assert torch.equal(made.nan_to_num(7), F.prelu(y, slopes).nan_to_num(7))
+    assert epilogue.real_types(BF16, [slopes]) == (BF16, real)
+    assert epilogue.apply(y, [slopes.double().reshape(3, 1, 1)]).dtype is torch.float64
 
 
 def problems(dtype: torch.dtype, shape: tuple[int, ...]) -> list[str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -30,6 +31,15 @@ ACTIVATIONS = [
     (aten.clamp_min.default, (0,), {}, "act(relu)"),
     (aten.leaky_relu.default, (), {}, "act(leaky_relu,0.01)"),
     (aten.leaky_relu.default, (0.2,), {}, "act(leaky_relu,0.2)"),
+    (aten.clamp.default, (), {"max": 1.0}, "act(hardtanh,-inf,1.0)"),
+    (aten.clamp.default, (0.5,), {}, "act(hardtanh,0.5,inf)"),
+    (aten.clamp_min.default, (0.1,), {}, "act(hardtanh,0.1,inf)"),
+    (aten.clamp_max.default, (6,), {}, "act(hardtanh,-inf,6.0)"),
+    (aten.elu.default, (), {}, "act(elu,1.0,1.0,1.0)"),
+    (aten.elu.default, (0.5, 2, 0.25), {}, "act(elu,0.5,2.0,0.25)"),
+    (aten.selu.default, (), {}, "act(elu,1.6732632423543772,1.0507009873554805,1.0)"),
+    (aten.celu.default, (0.5,), {}, "act(elu,0.5,1.0,2.0)"),
+    (aten.mish.default, (), {}, "act(mish)"),
 ]
 
 
@@ -99,10 +109,9 @@ def test_refuses_a_linear_that_leaves_the_graph() -> None:
 @pytest.mark.parametrize(
     ("op", "args", "kwargs"),
     [
-        (aten.clamp.default, (), {"max": 1.0}),
-        (aten.clamp.default, (0.5,), {}),
-        (aten.clamp_min.default, (0.1,), {}),
         (aten.clamp.default, (1.0, -1.0), {}),
+        (aten.clamp_min.default, (math.nan,), {}),
+        (aten.clamp.default, (), {"max": math.nan}),
         (aten.hardtanh.default, (1.0, -1.0), {}),
     ],
 )

@@ -94,8 +94,9 @@ def test_a_gate_and_a_linear_of_other_inputs() -> None:
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("number", [1.7, 2, -0.0, float("inf")])
-def test_a_number_for_a_convolution(number: float) -> None:
-    case = ConvCase()
+@pytest.mark.parametrize("kind", CASES)
+def test_a_number(kind: str, number: float) -> None:
+    case = CASES[kind]()
     program = case.done(case.b.call(mul, case.y, number))
 
     assert fuse(program, FuseMul).fired == {"fuse-mul": 1}
@@ -136,21 +137,25 @@ def test_refuses_a_square(kind: str) -> None:
     assert miss.reason == f"the {kind} is combined with itself"
 
 
-def test_refuses_a_number_for_a_linear() -> None:
-    case = Case()
-    program = case.done(case.b.call(mul, case.y, 1.5))
+@pytest.mark.parametrize("kind", CASES)
+def test_refuses_a_number_for_narrow_floats(kind: str) -> None:
+    case = CASES[kind]()
+    narrow = case.b.call(aten._to_copy.default, case.y, dtype=torch.bfloat16)
+    program = case.done(case.b.call(mul, narrow, 0.1))
+    apply_rules(program, [FuseLinear(), FuseConvolution(), FuseCast()])
 
     miss = only_miss(program, FuseMul)
     assert (miss.code, miss.reason) == (MissCode.ARGUMENT, "the factor is a number")
 
 
-def test_refuses_a_number_for_narrow_floats() -> None:
-    case = ConvCase()
-    narrow = case.b.call(aten._to_copy.default, case.y, dtype=torch.bfloat16)
-    program = case.done(case.b.call(mul, narrow, 0.1))
-    apply_rules(program, [FuseConvolution(), FuseCast()])
+@pytest.mark.numeric
+def test_one_factor_per_feature_of_a_linear() -> None:
+    case = Case(3)
+    factor = case.b.const("gamma", torch.randn(4))
+    program = case.done(case.b.call(mul, factor, case.y))
 
-    assert only_miss(program, FuseMul).code is MissCode.ARGUMENT
+    assert fuse(program, FuseMul).fired == {"fuse-mul": 1}
+    assert calls(program) == ["qfuse.quantize", "linear[mul(0)]"]
 
 
 def test_refuses_a_factor_that_enlarges_the_result() -> None:

@@ -6,7 +6,18 @@ import torch
 from hypothesis import strategies as st
 from tests.support.strategies.mx import KINDS, mx_specs
 
-from qfuse.ir.ops.epilogue import ACTIVATIONS, Act, Add, Cast, Epilogue, Glu, Halves, Mul, Round
+from qfuse.ir.ops.epilogue import (
+    ACTIVATIONS,
+    Act,
+    Add,
+    Cast,
+    Epilogue,
+    Glu,
+    Halves,
+    Mul,
+    Prelu,
+    Round,
+)
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.element import Element
 from qfuse.ir.quant.spec import (
@@ -113,6 +124,7 @@ def epilogues() -> st.SearchStrategy[Epilogue]:
         act,
         st.builds(Add, index, number),
         st.builds(Mul, index, st.none() | rounded),
+        st.builds(Prelu, index),
         st.builds(Cast, st.sampled_from(FLOATS)),
         st.builds(Glu, act, st.sampled_from(Halves)),
         rounded,

@@ -15,6 +15,15 @@ from qfuse.ir.errors import NormalizeError
 from qfuse.ir.quant.reference import dequantize, quantize
 from qfuse.ir.quant.spec import QuantSpec, dtype_name, parse_dtype
 
+_NARROW = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def quick_gelu(x: torch.Tensor, factor: float = 1.702) -> torch.Tensor:
+    """Return ``x * sigmoid(factor * x)``, rounded once as the activations of torch are."""
+    wide = x.float() if x.dtype in _NARROW else x
+    return (wide * torch.sigmoid(wide * factor)).to(x.dtype)
+
+
 ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "relu": torch.relu,
     "gelu": F.gelu,
@@ -26,12 +35,18 @@ ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "hardswish": F.hardswish,
     "hardsigmoid": F.hardsigmoid,
     "leaky_relu": F.leaky_relu,
+    "elu": torch.ops.aten.elu.default,
+    "mish": F.mish,
+    "quick_gelu": quick_gelu,
 }
-"""Unary activations by name, each with its torch function as reference."""
+"""Unary activations by name, each with its reference.
+
+Arguments: ``hardtanh`` low and high bound, ``leaky_relu`` slope, ``elu`` alpha, scale and input
+scale, ``quick_gelu`` the factor in the sigmoid.
+"""
 
 # Marks the parameters of a stored operand in the text.
 _STORED = "stored,"
-_NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +159,20 @@ def _stored_text(stored: Stored | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Prelu:
+    """Multiply values that are not positive by ``extras[index]``, the slopes, which broadcast."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return f"prelu({self.index})"
+
+    def apply(self, y: torch.Tensor, extras: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the result."""
+        return torch.where(y > 0, y, y * extras[self.index])
+
+
+@dataclass(frozen=True, slots=True)
 class Cast:
     """Round to another float dtype."""
 
@@ -183,7 +212,7 @@ class Glu:
         return ACTIVATIONS[self.act.name](gate, *self.act.args) * up
 
 
-Step = Act | Add | Mul | Cast | Glu | Round
+Step = Act | Add | Mul | Prelu | Cast | Glu | Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +251,7 @@ class Epilogue:
                     y = y + other if alpha == 1 else torch.add(y, other, alpha=alpha)
                 case Mul():
                     y = y * step.operand(extras)
-                case Round():
+                case Round() | Prelu():
                     y = step.apply(y, extras)
                 case Cast(dtype):
                     y = y.to(dtype)
@@ -272,13 +301,15 @@ def _type_behind(step: Step, real: torch.dtype, extras: Sequence[torch.Tensor]) 
         case Add(index, stored=params) | Mul(index, None, params) | Mul(index, params, None):
             other = extras[index].dtype if params is None else params.spec.real
             axes = extras[index].dim()
+        case Prelu(index):
+            other, axes = extras[index].dtype, extras[index].dim()
         case _:
             return real
     # A 0-d float does not promote a float tensor that has axes.
     return torch.promote_types(real, other) if axes or not other.is_floating_point else real
 
 
-_STEP = re.compile(r"(?P<kind>act|add|mul|cast|glu|round)\((?P<args>[^()]*)\)")
+_STEP = re.compile(r"(?P<kind>act|add|mul|prelu|cast|glu|round)\((?P<args>[^()]*)\)")
 
 
 @cache
@@ -337,6 +368,7 @@ _PARSERS: dict[str, Callable[[str], Step]] = {
     "act": _parse_act,
     "add": _parse_add,
     "mul": _parse_mul,
+    "prelu": lambda text: Prelu(int(text)),
     "cast": lambda text: Cast(parse_dtype(text)),
     "glu": _parse_glu,
     "round": lambda text: Round(*_parse_params(text)),

@@ -5,30 +5,15 @@ from __future__ import annotations
 import torch
 
 from qfuse.cost.work import WorkRange, pointwise_work, without_calls
-from qfuse.ir.ops.epilogue import Act, Add, Cast, Mul, Step
+from qfuse.ir.ops.epilogue import Act, Add, Cast, Mul, Prelu, Step
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import BYTES, FLOATS, bits_of, takes_output
+from qfuse.lower.problems.activations import KERNEL_ACTIVATIONS, PRELU
 from qfuse.lower.problems.epilogue_text import KernelSteps
 from qfuse.lower.problems.product import ProductProblem
 from qfuse.lower.select.kernel import Claim
 from qfuse.rewrite.prelude import Node, Rewriter
-
-KERNEL_ACTIVATIONS = frozenset(
-    {
-        "relu",
-        "gelu",
-        "gelu_tanh",
-        "silu",
-        "sigmoid",
-        "tanh",
-        "hardtanh",
-        "hardswish",
-        "hardsigmoid",
-        "leaky_relu",
-    }
-)
-"""The activations of ``StepKind`` in kernels/csrc/kernel_api.h."""
 
 
 def is_covered(step: Step) -> bool:
@@ -36,6 +21,8 @@ def is_covered(step: Step) -> bool:
     match step:
         case Act(name):
             return name in KERNEL_ACTIVATIONS
+        case Prelu():
+            return PRELU in KERNEL_ACTIVATIONS
         case Cast(dtype):
             return dtype in FLOATS
         case Mul(rounded=rounded):
@@ -63,10 +50,10 @@ def _is_readable(problem: ProductProblem, step: Step, real: torch.dtype) -> bool
     They broadcast floats of at most 32 bits and quantized values to the result. A 0-d tensor does
     not take part in type promotion, which the kernels do not know.
     """
-    if not isinstance(step, (Add, Mul)):
+    if not isinstance(step, (Add, Mul, Prelu)):
         return True
     extra = problem.fused.extras[step.index]
-    if step.stored is not None:
+    if not isinstance(step, Prelu) and step.stored is not None:
         return dtype_of(extra) in BYTES and len(shape_of(extra)) > 0
     return dtype_of(extra) in FLOATS and (len(shape_of(extra)) > 0 or dtype_of(extra) is real)
 

@@ -11,13 +11,14 @@ from torch.fx import Node
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.movement.glu_halves import TwoHalves, halves_of, uncast
 from qfuse.ir.ops.activation import Activation
-from qfuse.ir.ops.epilogue import Act, Add, Cast, Epilogue, Glu, Mul, Round, Step, Stored
+from qfuse.ir.ops.epilogue import Act, Add, Cast, Epilogue, Glu, Mul, Prelu, Round, Step, Stored
 from qfuse.ir.ops.linear import FusedLinear
 from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of, tensor_of
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import FLOATS, MOST_EXTRAS, MOST_STEPS
+from qfuse.lower.problems.activations import KERNEL_ACTIVATIONS, PRELU
 
 _BYTES = (torch.int8, torch.uint8)
 
@@ -118,7 +119,7 @@ class _Writer:
     def write_all(self, op: FusedProduct | Activation) -> Refusal | None:
         """Write the epilogue of an op, up to the first unsupported op."""
         for step, real in zip(op.epilogue.steps, _types(op), strict=False):
-            refusal = self._write(step, real)
+            refusal = _refuse_activation(step) or self._write(step, real)
             if refusal is not None:
                 return refusal
         return None
@@ -128,6 +129,8 @@ class _Writer:
         match step:
             case Cast(dtype):
                 return self._cast(dtype)
+            case Prelu(index):
+                self._add(f"prelu({self._number(index)})")
             case Act():
                 self._add(str(step))
             case Add(index, alpha, Stored() as stored):
@@ -211,6 +214,18 @@ class _Writer:
         whole = float(zero)
         self._add(f"round({factor!r},{whole!r},{spec.quant_min},{spec.quant_max},{size!r})")
         return None
+
+
+def _refuse_activation(step: Step) -> Refusal | None:
+    """Refuse an activation that no kernel has."""
+    match step:
+        case Act(name) | Glu(Act(name)):
+            known = name in KERNEL_ACTIVATIONS
+        case Prelu():
+            name, known = PRELU, PRELU in KERNEL_ACTIVATIONS
+        case _:
+            return None
+    return None if known else Refusal(f"no kernel has the activation {name}")
 
 
 def _types(op: FusedProduct | Activation) -> tuple[torch.dtype, ...]:

@@ -175,7 +175,7 @@ class FuseActivationQuantize(PatternRule):
     the whole tensor. A dequantize of the input is fused too; casts and quantize/dequantize round
     trips stay where the source rounds. The float result is an extra output if it has other users.
 
-    Refuses: a clamp that is not an activation; parameters that are computed from the result
+    Refuses: a clamp with bounds that cross; parameters that are computed from the result
     otherwise than by a choice for it; operands that broadcast or are not floats; an intermediate
     value with other users; strides that would change. Scales of two levels are not fused. An
     activation that only rounds in front of a product is left to the product's quantize. An

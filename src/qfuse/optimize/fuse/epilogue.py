@@ -12,8 +12,13 @@ from qfuse.ir.ops.views import tensor_of
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter
 
 
-def open_product(value: object, user: Node) -> FusedProduct | Miss:
+def open_product(value: object, user: Node, *also: Node) -> FusedProduct | Miss:
     """View ``value`` as a fused linear or convolution that can absorb ``user``.
+
+    Args:
+        value: The operand.
+        user: The node that computes the epilogue op.
+        also: Users of the value that are part of the epilogue op.
 
     Refuses: anything else; an op with other users, which need its value unchanged; an op whose
     output is already quantized, since no epilogue op follows the quantization.
@@ -22,7 +27,7 @@ def open_product(value: object, user: Node) -> FusedProduct | Miss:
     if fused is None:
         text = "the operand is not a quantized linear or convolution"
         return Miss(MissCode.PATTERN, user, text, progress=0)
-    others = sorted({op_name(u) for u in fused.node.users if u is not user})
+    others = sorted({op_name(u) for u in fused.node.users if u not in {user, *also}})
     if others:
         text = "the {}'s own result is also used by {}"
         return Miss(

@@ -26,8 +26,8 @@ class FuseActivation(Rule[ActivationSite]):
 
     The same for ``qfuse.convolution``.
 
-    Refuses: an op with other users; bounds or slopes that are not numbers; a clamp with only an
-    upper bound (no activation has that name), or with bounds that cross.
+    Refuses: an op with other users; bounds or slopes that are not numbers; a clamp with bounds that
+    cross or are NaN.
     """
 
     name = "fuse-activation"

@@ -39,9 +39,9 @@ class FuseAdd(Rule[AddSite]):
     The same for ``qfuse.convolution``, and for differences, where ``alpha`` is negative. A summand
     that is a dequantize with one constant scale is read as it is stored.
 
-    Refuses: an op that is added to itself; ``alpha`` on the op's side; integer summands; a summand
-    of another shape, except for one value per channel of a convolution, and numbers for a
-    convolution; a sum whose memory order is that of the other summand.
+    Refuses: an op that is added to itself; ``alpha`` on the op's side; integer summands; numbers in
+    narrow float dtypes; a summand of another shape, except for one value per channel or feature; a
+    sum whose memory order is that of the other summand.
     """
 
     name = "fuse-add"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.convolution import FusedConvolution
 from qfuse.ir.ops.epilogue import Stored
 from qfuse.ir.ops.product import FusedProduct, kind_of
@@ -21,15 +22,24 @@ _EXACT = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
+class Filled:
+    """A constant operand whose elements are all one number."""
+
+    number: float
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EpilogueOperand:
     """An operand of an epilogue op.
 
     Attributes:
-        value: A tensor, or a number with the dtype of its constant.
+        value: A tensor, or what to fill one with.
         params: Its quantization parameters, if it is stored quantized.
     """
 
-    value: Node | tuple[float, torch.dtype]
+    value: Node | Filled
     params: QuantParams | None = None
 
     def stored(self, at: int) -> Stored | None:
@@ -41,9 +51,9 @@ class EpilogueOperand:
 
     def extras(self, rw: Rewriter) -> tuple[Node, ...]:
         """Return the nodes to append to the epilogue operands; a number becomes a constant."""
-        if isinstance(self.value, tuple):
-            number, dtype = self.value
-            return (rw.constant(torch.tensor(number, dtype=dtype), "number"),)
+        if isinstance(self.value, Filled):
+            known = torch.full(self.value.shape, self.value.number, dtype=self.value.dtype)
+            return (rw.constant(known, "number"),)
         return (self.value, *(() if self.params is None else self.params.tensors))
 
 
@@ -56,9 +66,9 @@ def operand_of(node: Node, fused: FusedProduct, other: object, word: str) -> Epi
         other: The other operand.
         word: What a message calls it.
 
-    Refuses: the op itself; integers; numbers, except for a float32 convolution; another shape than
-    that of the op, except for one value per channel of a convolution; a result whose axes are in
-    another memory order than those of the op.
+    Refuses: the op itself; integers; numbers, except in float32; another shape than that of the op,
+    except for one value per channel or feature; a result whose axes are in another memory order
+    than those of the op.
     """
     if other is fused.node:
         text = "the {} is combined with itself"
@@ -67,23 +77,55 @@ def operand_of(node: Node, fused: FusedProduct, other: object, word: str) -> Epi
         return _number(node, fused, other, word)
     if not dtype_of(other).is_floating_point:
         return Miss(MissCode.DTYPE, other, "the {} is {}", word, dtype_of(other), progress=3)
-    refusal = _refuse_shape(fused, other, word) or _refuse_strides(fused, node)
+    filled = _filled(fused, other)
+    if filled is not None:
+        return filled
+    shape = tuple(shape_of(other))
+    refusal = refuse_shape(fused, other, shape, word) or _refuse_strides(fused, node)
     return refusal or _stored(other) or EpilogueOperand(other)
 
 
 def _number(node: Node, fused: FusedProduct, other: object, word: str) -> EpilogueOperand | Miss:
     real = dtype_of(fused.node)
     plain = isinstance(other, (int, float)) and not isinstance(other, bool)
-    if plain and isinstance(fused, FusedConvolution) and real in _EXACT:
-        return EpilogueOperand((float(other), real))  # type: ignore[arg-type]
+    if plain and real in _EXACT:
+        filled = Filled(float(other), real, _features(fused))  # type: ignore[arg-type]
+        return EpilogueOperand(filled)
     return Miss(MissCode.ARGUMENT, node, "the {} is a number", word, progress=3)
 
 
-def _refuse_shape(fused: FusedProduct, other: Node, word: str) -> Miss | None:
-    shape, mine = tuple(shape_of(other)), tuple(shape_of(fused.node))
+def _features(fused: FusedProduct) -> tuple[int, ...]:
+    """Return the shape of a number as an operand: the kernels of linears read it per feature."""
+    return () if isinstance(fused, FusedConvolution) else (int(shape_of(fused.weight)[0]),)
+
+
+def _filled(fused: FusedProduct, other: Node) -> EpilogueOperand | None:
+    """View a constant of one element, for a linear, as one value per feature."""
+    value, real = constant_value(other), dtype_of(fused.node)
+    if isinstance(fused, FusedConvolution) or value is None or value.numel() != 1:
+        return None
+    same_rank = 0 < value.dim() <= len(shape_of(fused.node))
+    # A 0-d tensor does not take part in type promotion, a vector does.
+    if not same_rank and (value.dim() or value.dtype != real):
+        return None
+    return EpilogueOperand(Filled(value.item(), value.dtype, _features(fused)))
+
+
+def refuse_shape(
+    fused: FusedProduct, other: Node, shape: tuple[Size, ...], word: str
+) -> Miss | None:
+    """Refuse an operand ``other`` that is read in a shape which no kernel broadcasts.
+
+    Args:
+        fused: The op, whose result has the shape to broadcast to.
+        other: The operand.
+        shape: The shape that it is read in.
+        word: What a message calls it.
+    """
+    mine = tuple(shape_of(fused.node))
     if same_shape(shape, mine):
         return None
-    if not isinstance(fused, FusedConvolution) or not _has_channels(shape, mine, fused.axis):
+    if not _broadcasts(fused, shape, mine):
         text = "a {} of shape {} for a {} of shape {}"
         return Miss(MissCode.SHAPE, other, text, word, shape, kind_of(fused), mine, progress=3)
     if not shape and dtype_of(other) != dtype_of(fused.node):
@@ -94,15 +136,20 @@ def _refuse_shape(fused: FusedProduct, other: Node, word: str) -> Miss | None:
     return None
 
 
-def _has_channels(shape: tuple[Size, ...], mine: tuple[Size, ...], axis: int) -> bool:
-    """Whether a shape broadcasts to ``mine`` and has size 1 on the axes after ``axis``."""
+def _broadcasts(fused: FusedProduct, shape: tuple[Size, ...], mine: tuple[Size, ...]) -> bool:
+    """Whether a shape broadcasts to that of the op in a way that its kernels read in place.
+
+    For a convolution, one value per image and channel, or fewer; for a linear, one per feature.
+    """
     if len(shape) > len(mine):
         return False
     padded = (*(1,) * (len(mine) - len(shape)), *shape)
-    return all(
-        same_size(size, 1) or (at <= axis and same_size(size, own))
-        for at, (size, own) in enumerate(zip(padded, mine, strict=True))
-    )
+    if isinstance(fused, FusedConvolution):
+        return all(
+            same_size(size, 1) or (at <= fused.axis and same_size(size, own))
+            for at, (size, own) in enumerate(zip(padded, mine, strict=True))
+        )
+    return same_size(padded[-1], mine[-1]) and all(same_size(size, 1) for size in padded[:-1])
 
 
 def _refuse_strides(fused: FusedProduct, node: Node) -> Miss | None:

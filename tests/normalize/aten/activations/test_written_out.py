@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from qfuse.normalize.aten.activations.written_out import SpellActivation
 from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss
 from qfuse.testing.build import GraphBuilder
+from qfuse.testing.run import run
 
 Form = Callable[[Term], Term]
 
@@ -55,6 +57,30 @@ def fast_tanh(x: Term) -> Term:
 
 def multiplied_tanh(x: Term) -> Term:
     return ((x + x * x * x * 0.044715) * 0.79788456).call(aten.tanh.default) + 1
+
+
+def softplus(x: Term) -> Term:
+    return x.call(aten.softplus.default)
+
+
+def one_plus_exp(x: Term) -> Term:
+    return x.call(aten.exp.default) + 1.0
+
+
+def growth(x: Term) -> Term:
+    return x.call(aten.exp.default).call(aten.sub.Tensor, 1)
+
+
+def signed(x: Term, below: Term, compare: Any = aten.gt.Scalar) -> Term:
+    return x.call(compare, 0).call(aten.where.self, x, below)
+
+
+def turned(x: Term, below: Term, compare: Any = aten.le.Scalar) -> Term:
+    return x.call(compare, 0.0).call(aten.where.self, below, x)
+
+
+def slope(x: Term) -> Term:
+    return Term(x.b, x.b.const("slope", torch.full((1,), 0.25, dtype=x.node.meta["val"].dtype)))
 
 
 FORMS: dict[str, list[Form]] = {
@@ -94,6 +120,26 @@ FORMS: dict[str, list[Form]] = {
         lambda x: x * tanh(x) * 0.5,
         lambda x: x * 0.5 * fast_tanh(x),
         lambda x: x * 0.5 * multiplied_tanh(x),
+    ],
+    "mish": [
+        lambda x: x * softplus(x).call(aten.tanh.default),
+        lambda x: softplus(x).call(aten.tanh.default) * x,
+        lambda x: x * x.call(aten.exp.default).call(aten.log1p.default).call(aten.tanh.default),
+        lambda x: x * one_plus_exp(x).call(aten.log.default).call(aten.tanh.default),
+    ],
+    "leaky_relu": [
+        lambda x: signed(x, x * 0.1),
+        lambda x: signed(x, x * slope(x), aten.ge.Scalar),
+        lambda x: turned(x, x * -0.5),
+        lambda x: turned(x, x * 2, aten.lt.Scalar),
+        lambda x: x.call(aten.prelu.default, slope(x)),
+    ],
+    "elu": [
+        lambda x: signed(x, growth(x) * 0.7),
+        lambda x: signed(x, growth(x), aten.ge.Scalar),
+        lambda x: turned(x, x.call(aten.expm1.default) * 1.5),
+        lambda x: signed(x, growth(x.call(aten.clamp_max.default, 0)) * 0.7),
+        lambda x: signed(x, x.call(aten.exp.default) + -1.0),
     ],
 }
 ALL = [(name, i) for name, forms in FORMS.items() for i in range(len(forms))]
@@ -180,6 +226,15 @@ def test_constants_may_be_tensors_of_the_dtype() -> None:
         lambda x: x / (below(x) + 1),
         lambda x: x * sigmoid(x * 1.702),
         lambda x: x * 0.5 * x.call(aten.add.Tensor, erf(x)),
+        lambda x: x * x.call(aten.softplus.default, 2.0).call(aten.tanh.default),
+        lambda x: x.call(aten.gt.Scalar, 1).call(aten.where.self, x, x * 0.1),
+        lambda x: x.call(aten.gt.Scalar, 0).call(aten.where.self, x * 0.1, x),
+        lambda x: x.call(aten.lt.Scalar, 0).call(aten.where.self, x, x * 0.1),
+        lambda x: signed(x, x * math.inf),
+        lambda x: signed(x, x * math.nan),
+        lambda x: signed(x, growth(x) * -math.inf),
+        lambda x: signed(x, growth(x + 1)),
+        lambda x: signed(x, (x * 2).call(aten.exp.default) + -1.0),
     ],
 )
 def test_refuses_other_arithmetic(form: Form) -> None:
@@ -188,6 +243,22 @@ def test_refuses_other_arithmetic(form: Form) -> None:
 
     assert refusal(program, SpellActivation())[0] in {MissCode.PATTERN, MissCode.ARGUMENT}
     assert all(isinstance(miss, Miss) and miss.progress == 0 for miss in found)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("name", ["leaky_relu", "elu", "mish"])
+def test_what_is_not_finite_stays(name: str) -> None:
+    special = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, -80.0, 80.0])
+    for form in FORMS[name]:
+        program = finish(*source(form))
+        apply_rules(program, [SpellActivation()])
+        (made,) = [n for n in program.graph.nodes if str(n.target).startswith(f"aten.{name}")]
+        b = GraphBuilder()
+        x = Term(b, b.arg("x", torch.float32, len(special)))
+        (old,) = run(finish(b, form(x).node), [special])
+
+        new = made.target(special, *made.args[1:], **made.kwargs)
+        torch.testing.assert_close(new, old, equal_nan=True)
 
 
 def test_refuses_float_models_and_does_not_report_them() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.sizes import same_shape
 from qfuse.normalize.match.origin import comes_from_quantized_product
+from qfuse.patterns.piecewise import PIECEWISE
 from qfuse.patterns.written_out import CALL, WRITTEN_OUT, X
-from qfuse.rewrite.pattern import Match, PatternRule, guard
+from qfuse.rewrite.pattern import Either, Match, PatternRule, guard
 from qfuse.rewrite.prelude import Exactness, MissCode, Node, Rewriter
 
 
@@ -33,8 +34,9 @@ class SpellActivation(PatternRule):
 
         linear -> x -> silu
 
-    The activations are ``sigmoid``, ``silu``, ``hardsigmoid``, ``hardswish`` and both forms of
-    ``gelu``, in every order of their factors. Other users of the values in between keep them.
+    The activations are ``sigmoid``, ``silu``, ``hardsigmoid``, ``hardswish``, both forms of
+    ``gelu``, and ``mish``, in every order of their factors; ``leaky_relu`` and ``elu`` written with
+    ``where``, and ``prelu`` with one slope. Other users of the values in between keep them.
 
     Rounding: the steps in between are not rounded to the dtype of ``x``.
 
@@ -45,7 +47,7 @@ class SpellActivation(PatternRule):
     name = "spell-activation"
     exactness = Exactness.ROUNDING
     # Arithmetic is no near miss of an activation, and that of float models is left alone.
-    pattern = WRITTEN_OUT.given(keeps_type, is_quantized).core()
+    pattern = Either(WRITTEN_OUT, PIECEWISE).given(keeps_type, is_quantized).core()
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Call the one op."""
