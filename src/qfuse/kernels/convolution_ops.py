@@ -26,7 +26,8 @@ or on the instruction set. The ops do not mutate their arguments.
 ``w_zero_point``    ``None``, one integer, or one per output channel
 ``bias``            ``None`` or one float per output channel
 ``kernel``          sizes of the kernel, one per spatial axis; so are ``stride``, ``padding``,
-                    ``dilation`` and ``output_padding``
+                    ``dilation`` and ``output_padding``. Not transposed, ``padding`` may have twice
+                    as many numbers: those before every axis, then those after
 ``transposed``      whether it is a transposed convolution
 ``groups``          of channels
 ``extras``          at most 4 tensors, as in :mod:`qfuse.kernels.ops`, that broadcast to the result
@@ -74,9 +75,15 @@ def output_size(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> list[int]:
-    """Return the spatial sizes of the result of an ordinary convolution."""
-    axes = zip(size, kernel, stride, padding, dilation, strict=True)
-    return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+    """Return the spatial sizes of the result of an ordinary convolution.
+
+    There is one padding per axis, or one before every axis, then one after.
+    """
+    count = len(kernel)
+    # The last `count` numbers are those after.
+    both = [padding[i] + padding[i - count] for i in range(count)]
+    axes = zip(size, kernel, stride, both, dilation, strict=True)
+    return [(n + p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
 
 
 def transposed_size(a: Any, size: Sequence[int]) -> list[int]:
@@ -97,11 +104,19 @@ def _depth(a: Any, channels: int) -> int:
 def _check_window(a: Any, *more: str) -> None:
     check_stored(a.x)
     axes = len(a.kernel)
-    for name in ("stride", "padding", "dilation", *more):
-        if len(getattr(a, name)) != axes:
-            raise InputError(f"{name} must have {axes} numbers, not {len(getattr(a, name))}")
+    check_settings(a, *more)
     if a.x.dim() not in {axes + 1, axes + 2}:
         raise InputError(f"x must have {axes + 1} or {axes + 2} axes, not {a.x.dim()}")
+
+
+def check_settings(a: Any, *more: str) -> None:
+    """Check how many numbers the settings have, and those named besides."""
+    axes = len(a.kernel)
+    for name in ("stride", "padding", "dilation", *more):
+        count = len(getattr(a, name))
+        uneven = name == "padding" and count == 2 * axes and not getattr(a, "transposed", False)
+        if count != axes and not uneven:
+            raise InputError(f"{name} must have {axes} numbers, not {count}")
 
 
 def _check_packed(a: Any, expected: tuple[int, ...]) -> None:

@@ -6,11 +6,11 @@
 ``torch.nn.functional.conv1d`` to ``conv3d`` compute, with one pair of parameters per output
 channel, or per output channel and group of adjacent input channels:
 
-1. ``w = (code - zero_point) * scale``. In groups, it is rounded to ``compute`` and then to the dtype
-   of ``x``. Otherwise the scale multiplies the sum, so that weights are integers and exact.
-2. ``y = sum of x * w + bias``, summed in float32, then rounded to the dtype of ``x``. The padding is
-   with zeros. float32 is multiplied in float32, bfloat16 in bfloat16 if the processor supports it
-   and the convolution is not depthwise, else in float32; float16 in float32.
+1. ``w = (code - zero_point) * scale``. In groups, it is rounded to ``compute`` and then to the
+   dtype of ``x``. Otherwise the scale multiplies the sum, so that weights are integers and exact.
+2. ``y = sum of x * w + bias``, summed in float32, then rounded to the dtype of ``x``. The padding
+   is with zeros. float32 is multiplied in float32, bfloat16 in bfloat16 if the processor supports
+   it and the convolution is not depthwise, else in float32; float16 in float32.
 3. The epilogue ops in order, as described in :mod:`qfuse.kernels.ops`, without GLU.
 
 Results do not depend on the number of threads or on the memory format of ``x``. The summation
@@ -24,15 +24,17 @@ it, else contiguous.
                    place.
 ``w_packed``       the packed weight
 ``w_scale``        any float dtype, used as float32: one per output channel; or, groupwise,
-                   ``[ceil(N / 64), groups, 64]`` from :func:`qfuse.kernels.pack_groups.pack_groups`,
-                   in the order of the packed weight: phase, tap, then channel. Groups are of a
-                   multiple of 8 input channels that divides those of a group of channels.
+                   ``[ceil(N / 64), groups, 64]`` from
+                   :func:`~qfuse.kernels.pack_groups.pack_groups`, in the order of the packed
+                   weight: phase, tap, then channel. Groups are of a multiple of 8 input channels
+                   that divides those of a group of channels.
 ``w_zero_point``   ``None``, or of the same shape: uint8 0 to 15 (``None`` means 8) for
                    ``convolution_w4a16``; int8 (``None`` means 0) for ``convolution_w8a16``
 ``out_channels``   of the result; optional if the scales are one per output channel
 ``bias``           ``None`` or float, one per output channel
 ``kernel``         sizes of the kernel, one per spatial axis; so are ``stride``, ``padding``,
-                   ``dilation`` and ``output_padding``
+                   ``dilation`` and ``output_padding``. Not transposed, ``padding`` may have twice
+                   as many numbers: those before every axis, then those after
 ``transposed``     whether it is a transposed convolution
 ``groups``         of channels
 ``extras``         at most 4 tensors, as in :mod:`qfuse.kernels.ops`, that broadcast to the result
@@ -52,7 +54,7 @@ import torch
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels._torch_api import memory_format_of
-from qfuse.kernels.convolution_ops import output_size, transposed_size
+from qfuse.kernels.convolution_ops import check_settings, output_size, transposed_size
 from qfuse.kernels.fakes import check_bias, check_parameters, check_real
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.pack import BLOCK, GROUP
@@ -65,9 +67,7 @@ _CODES_PER_WORD = {torch.int8: 4, torch.uint8: 8}
 def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
     check_real(a.x, compute=a.compute, out_dtype=a.out_dtype)
     axes, n = len(a.kernel), a.out_channels
-    for name in ("stride", "padding", "dilation", "output_padding"):
-        if len(getattr(a, name)) != axes:
-            raise InputError(f"{name} must have {axes} numbers, not {len(getattr(a, name))}")
+    check_settings(a, "output_padding")
     if a.x.dim() not in {axes + 1, axes + 2}:
         raise InputError(f"x must have {axes + 1} or {axes + 2} axes, not {a.x.dim()}")
     *batch, channels = a.x.shape[:-axes]
@@ -81,9 +81,7 @@ def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
     else:
         out = output_size(size, a.kernel, a.stride, a.padding, a.dilation)
     kept = memory_format_of(a.x) if a.x.dim() == axes + 2 else torch.contiguous_format
-    return torch.empty(
-        [*batch, n, *out], dtype=a.out_dtype, device=a.x.device, memory_format=kept
-    )
+    return torch.empty([*batch, n, *out], dtype=a.out_dtype, device=a.x.device, memory_format=kept)
 
 
 def _check_weight(a: Any, stored: torch.dtype, channels: int) -> None:

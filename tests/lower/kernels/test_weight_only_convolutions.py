@@ -27,6 +27,8 @@ EIGHT, FOUR = "qfuse.convolution_w8a16", "qfuse.convolution_w4a16"
 pytestmark = pytest.mark.own_kernels
 
 CHANNEL = (1, None)
+INT8 = QuantSpec(torch.int8, -128, 127, CHANNEL)
+GROUPED = INT8.with_block((1, 8))
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Case:
     groups: int = 1
     transposed: bool = False
     output_padding: int = 0
-    spec: QuantSpec = QuantSpec(torch.int8, -128, 127, CHANNEL)
+    spec: QuantSpec = INT8
     zero_point: bool = False
     bias: bool = True
 
@@ -85,8 +87,6 @@ class Case:
         return b.done(self.add(b, b.arg("x", self.spec.real, *self.shape)))
 
 
-INT8 = QuantSpec(torch.int8, -128, 127, CHANNEL)
-GROUPED = INT8.with_block((1, 8))
 CASES = {
     "2d": Case(),
     "1x1": Case(kernel=(1, 1), padding=0),
@@ -233,9 +233,7 @@ def test_convolutions_in_a_row_are_channels_last_together() -> None:
         (Case(spec=QuantSpec(torch.int16, -900, 900, CHANNEL)), "stored as torch.int16"),
         (
             Case(
-                spec=QuantSpec(
-                    torch.float8_e4m3fn, -448, 448, CHANNEL, domain=ZeroPointDomain.NONE
-                )
+                spec=QuantSpec(torch.float8_e4m3fn, -448, 448, CHANNEL, domain=ZeroPointDomain.NONE)
             ),
             "stored as torch.float8_e4m3fn",
         ),

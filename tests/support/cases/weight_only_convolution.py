@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.support.cases.convolution_kernel import Window, in_format_of
+from tests.support.cases.convolution_kernel import Window, convolved, in_format_of
 from tests.support.cases.weight_only import ROUNDING, SUM_EPSILONS, TINY
 
 from qfuse.kernels import (
@@ -19,7 +19,6 @@ from qfuse.kernels import (
     pack_transposed_codes,
 )
 
-_CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -74,7 +73,9 @@ class WeightOnlyConvolution:
 
     def run(self, **options: Any) -> torch.Tensor:
         args, given = self.arguments()
-        return (convolution_w4a16 if self.four else convolution_w8a16)(*args, **{**given, **options})
+        return (convolution_w4a16 if self.four else convolution_w8a16)(
+            *args, **{**given, **options}
+        )
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
         """One value per weight, ready to broadcast over the taps."""
@@ -105,7 +106,7 @@ class WeightOnlyConvolution:
             return convolve(
                 x, weight, None, w.stride, w.padding, w.output_padding, w.groups, w.dilation
             )
-        return _CONV[len(w.kernel)](x, weight, None, w.stride, w.padding, w.dilation, w.groups)
+        return convolved(x, weight, w)
 
     def exact(self) -> torch.Tensor:
         """The result in float64."""

@@ -47,8 +47,12 @@ enum class StepKind : int32_t {
   hardswish,
   hardsigmoid,
   leaky_relu,
+  elu,
+  mish,
+  quick_gelu,
   add,
   mul,
+  prelu,
   cast,
   round,
 };
@@ -57,13 +61,17 @@ enum class StepKind : int32_t {
 // are dequantized first: (q - b) * scale.
 struct Step {
   StepKind kind;
-  int32_t extra;  // of add and mul
-  float a;        // of add: alpha; of hardtanh: low; of leaky_relu: slope; of round: 1 / scale
-  float b;        // of hardtanh: high; of round and of quantized operands: zero point
+  int32_t extra;  // of add, mul and prelu
+  // Of add: alpha; of hardtanh: low; of leaky_relu: slope; of elu: factor of negative values; of
+  // quick_gelu: factor in the sigmoid; of round: 1 / scale.
+  float a;
+  // Of hardtanh: high; of elu: factor of positive values; of round and of quantized operands: zero
+  // point.
+  float b;
   Real type;
   float low = 0;  // of round: the quantized range
   float high = 0;
-  float scale = 0;  // of round and of quantized operands
+  float scale = 0;  // of round and of quantized operands; of elu: of its input
 };
 
 // How a float result is quantized:

@@ -18,8 +18,9 @@ from qfuse.lower.problems.convolution import ConvolutionProblem
 class Taps:
     """The taps of every channel."""
 
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+    def pack(self, weight: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
         """Pack an int8 weight."""
+        del zero_point
         return pack_depthwise(weight)
 
     def sums(self, weight: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:

@@ -52,8 +52,13 @@ def _has_whole_features(problem: ConvolutionProblem, block: Block) -> bool:
     return block[axis] == 1 and is_whole(tuple(b for b, _ in rest), [s for _, s in rest])
 
 
-def settings_of(problem: ConvolutionProblem) -> list[Argument]:
-    """Return the kernel size and the settings, in the order of the schemas."""
+def settings_of(problem: ConvolutionProblem, groups: int) -> list[Argument]:
+    """Return the kernel size and the settings, in the order of the schemas.
+
+    Args:
+        problem: The convolution.
+        groups: Groups of channels of its packed weight.
+    """
     fused = problem.fused
     return [
         list(problem.kernel),
@@ -62,7 +67,7 @@ def settings_of(problem: ConvolutionProblem) -> list[Argument]:
         list(fused.dilation),
         list(fused.output_padding),
         fused.transposed,
-        fused.groups,
+        groups,
     ]
 
 

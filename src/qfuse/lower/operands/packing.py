@@ -43,8 +43,14 @@ class CodeLayout(Hashable, Protocol):
         """Pack the quantized values of a weight."""
 
 
-class TapLayout(CodeLayout, Protocol):
-    """How a kernel of integer sums packs the weight of a convolution."""
+class TapLayout(Hashable, Protocol):
+    """How a kernel of integer sums packs the weight of a convolution; equal layouts pack the same.
+
+    Weights are int8. A zero point has one number for every output channel.
+    """
+
+    def pack(self, weight: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
+        """Pack a weight."""
 
     def sums(self, weight: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
         """Sum the weight minus its zero point for every output channel."""
@@ -118,7 +124,7 @@ class Packer:
         def packed() -> Packed:
             signed = _moved(stored, least_code(stored, params.spec, 8), 8)
             full = None if zero is None else zero.repeat(channels // zero.numel())
-            return Packed(layout.pack(signed), layout.sums(signed, full), full)
+            return Packed(layout.pack(signed, full), layout.sums(signed, full), full)
 
         numbers = None if zero is None else tuple(zero.tolist())
         return self.once(packed, (stored,), "taps", numbers, layout)

@@ -36,7 +36,11 @@ from qfuse.lower.operands.epilogue import (
     loops_behind,
 )
 from qfuse.lower.operands.packing import Packer, least_code
-from qfuse.lower.operands.weight_only import COMPUTE_KINDS, RealWeight
+from qfuse.lower.operands.weight_only import (
+    COMPUTE_KINDS,
+    RealWeight,
+    check_constant_integers,
+)
 from qfuse.lower.problems.convolution import ConvolutionProblem
 from qfuse.lower.select.kernel import CONVOLUTION, Claim, Span
 from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
@@ -131,7 +135,7 @@ class WeightOnlyConvolution(ABC):
             None if zero is None else rw.constant(zero, f"{name}_zeros"),
             problem.n,
             None if fused.bias is None else typed(fused.bias, torch.float32, rw),
-            *settings_of(problem),
+            *settings_of(problem, fused.groups),
             kernel_extras(steps, rw),
             steps.text,
             params.spec.arithmetic.compute,
@@ -215,10 +219,9 @@ def check_real_weight(problem: ConvolutionProblem) -> Refusal | None:
         return Refusal(f"the convolution computes in {problem.real}")
     if params is None:
         return Refusal("the weight is not quantized")
-    if params.spec.dtype.is_floating_point:
-        return Refusal(f"the weight is stored as {params.spec.dtype}")
-    if any(constant_of(part) is None for part in (fused.weight, *params.tensors)):
-        return Refusal("the weight or its parameters are computed at run time")
+    refusal = check_constant_integers(fused.weight, params)
+    if refusal is not None:
+        return refusal
     groups = groups_per_channel(problem)
     if isinstance(groups, Refusal):
         return groups

@@ -195,11 +195,20 @@ def check_real_weight(problem: LinearProblem) -> Refusal | None:
         return Refusal(f"the linear computes in {problem.real}")
     if params is None:
         return Refusal("the weight is not quantized")
+    return (
+        check_constant_integers(fused.weight, params)
+        or _check_parameters(problem, params)
+        or check_bias(problem)
+    )
+
+
+def check_constant_integers(weight: Node, params: QuantParams) -> Refusal | None:
+    """Refuse weights of floats, and weights or parameters that are not constants."""
     if params.spec.dtype.is_floating_point:
         return Refusal(f"the weight is stored as {params.spec.dtype}")
-    if any(constant_of(part) is None for part in (fused.weight, *params.tensors)):
+    if any(constant_of(part) is None for part in (weight, *params.tensors)):
         return Refusal("the weight or its parameters are computed at run time")
-    return _check_parameters(problem, params) or check_bias(problem)
+    return None
 
 
 def _check_parameters(problem: LinearProblem, params: QuantParams) -> Refusal | None:
