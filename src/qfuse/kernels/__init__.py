@@ -24,6 +24,8 @@ from qfuse.kernels.convolution_ops import (
     convolution_depthwise_w8a8,
     convolution_depthwise_w8a8_quantized,
     convolution_w8a8,
+    convolution_w8a8_grouped,
+    convolution_w8a8_grouped_quantized,
     convolution_w8a8_quantized,
 )
 from qfuse.kernels.grouped_ops import (
@@ -62,6 +64,8 @@ __all__ = [
     "convolution_sums",
     "convolution_w4a16",
     "convolution_w8a8",
+    "convolution_w8a8_grouped",
+    "convolution_w8a8_grouped_quantized",
     "convolution_w8a8_quantized",
     "convolution_w8a16",
     "copy_library",

@@ -38,6 +38,14 @@ convolutions with one group for each channel of ``x``, and any number of output 
 They take neither ``output_padding`` nor ``transposed`` nor ``groups``, and a weight from
 :func:`~qfuse.kernels.pack_convolution.pack_depthwise`.
 
+``convolution_w8a8_grouped`` and ``convolution_w8a8_grouped_quantized`` have scales per group of
+input channels. The total of each group is converted to float32, multiplied by the group's scale,
+and added in the order tap, then group. They take ``out_channels`` instead of ``w_zero_point``;
+``w_scale`` is float32 ``[groups, ceil(N / groups / 64), scales, 64]`` from
+:func:`~qfuse.kernels.pack_convolution_groups.pack_channel_groups`, and ``w_sums`` from
+:func:`~qfuse.kernels.pack_convolution_groups.group_sums` or ``transposed_group_sums``. Groups are
+of a multiple of 4 channels that divides those of a group of the convolution.
+
 ``epilogue``, ``real``, ``out_dtype`` and the arguments of a quantized result are those of
 :mod:`qfuse.kernels.ops`.
 """
@@ -52,18 +60,18 @@ import torch
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels._torch_api import memory_format_of
-from qfuse.kernels.fakes import REAL, STORED, check_stored
+from qfuse.kernels.fakes import REAL, STORED, check_parameters, check_stored
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.pack import BLOCK, GROUP
 from qfuse.kernels.pack_convolution import depthwise_groups, taps_of_phases
 
-_DEFAULTS: Mapping[str, object] = {
-    "w_zero_point": None,
+_GROUPED: Mapping[str, object] = {
     "bias": None,
     "extras": (),
     "epilogue": "",
     "real": torch.float32,
 }
+_DEFAULTS: Mapping[str, object] = {"w_zero_point": None, **_GROUPED}
 _WINDOW: Mapping[str, object] = {"transposed": False, "groups": 1}
 _OUTPUT: Mapping[str, object] = {"reciprocal": True, "zero_point_first": False}
 
@@ -125,11 +133,15 @@ def _check_packed(a: Any, expected: tuple[int, ...]) -> None:
 
 
 def _shape(a: Any) -> list[int]:
-    """Return the shape of the result; check the operands."""
+    return _spatial_shape(a, a.w_sums.shape[-1])
+
+
+def _spatial_shape(a: Any, n: int) -> list[int]:
+    """Return the shape of a result of ``n`` channels; check the operands."""
     _check_window(a, "output_padding")
     axes = len(a.kernel)
     *batch, channels = a.x.shape[:-axes]
-    n, size = a.w_sums.shape[-1], a.x.shape[-axes:]
+    size = a.x.shape[-axes:]
     if channels % a.groups or n % a.groups:
         raise InputError(f"{channels} channels and n={n} cannot be split into {a.groups} groups")
     blocks = (n // a.groups + BLOCK - 1) // BLOCK
@@ -137,6 +149,16 @@ def _shape(a: Any) -> list[int]:
     if a.transposed:
         return [*batch, n, *transposed_size(a, size)]
     return [*batch, n, *output_size(size, a.kernel, a.stride, a.padding, a.dilation)]
+
+
+def _grouped_shape(a: Any) -> list[int]:
+    blocks, n = (a.out_channels // a.groups + BLOCK - 1) // BLOCK, a.out_channels
+    shape = _spatial_shape(a, n)
+    scales = a.w_scale.shape[2] if a.w_scale.dim() == 4 else 0  # noqa: PLR2004
+    expected = (a.groups, blocks, scales, BLOCK)
+    check_parameters("w_scale", a.w_scale, (torch.float32,), expected)
+    check_parameters("w_sums", a.w_sums, (torch.int16, torch.int32), expected)
+    return shape
 
 
 def _depthwise_shape(a: Any) -> list[int]:
@@ -172,6 +194,17 @@ convolution_w8a8_quantized: KernelOp[torch.Tensor] = KernelOp(
     "convolution_w8a8_quantized",
     lambda a: _result(a, STORED),
     defaults={**_DEFAULTS, **_WINDOW, **_OUTPUT},
+)
+convolution_w8a8_grouped: KernelOp[torch.Tensor] = KernelOp(
+    "convolution_w8a8_grouped",
+    lambda a: _result(a, REAL, _grouped_shape),
+    defaults={**_GROUPED, **_WINDOW},
+    like={"out_dtype": "real"},
+)
+convolution_w8a8_grouped_quantized: KernelOp[torch.Tensor] = KernelOp(
+    "convolution_w8a8_grouped_quantized",
+    lambda a: _result(a, STORED, _grouped_shape),
+    defaults={**_GROUPED, **_WINDOW, **_OUTPUT},
 )
 convolution_depthwise_w8a8: KernelOp[torch.Tensor] = KernelOp(
     "convolution_depthwise_w8a8",

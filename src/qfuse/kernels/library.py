@@ -19,6 +19,8 @@ from qfuse.kernels.convolution_ops import (
     convolution_depthwise_w8a8,
     convolution_depthwise_w8a8_quantized,
     convolution_w8a8,
+    convolution_w8a8_grouped,
+    convolution_w8a8_grouped_quantized,
     convolution_w8a8_quantized,
 )
 from qfuse.kernels.grouped_ops import (
@@ -53,6 +55,8 @@ OPS: tuple[KernelOp[Any], ...] = (
     linear_w8a16,
     convolution_w8a8,
     convolution_w8a8_quantized,
+    convolution_w8a8_grouped,
+    convolution_w8a8_grouped_quantized,
     convolution_depthwise_w8a8,
     convolution_depthwise_w8a8_quantized,
     convolution_w4a16,

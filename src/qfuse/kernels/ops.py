@@ -51,9 +51,10 @@ Arguments of every op:
 ``epilogue``       at most 8 ops in the canonical text: ``act(name,args)``, ``add(i,alpha)``,
                    ``mul(i)``, ``prelu(i)``, of a quantized extra
                    ``add(i,alpha,scale,zero_point)`` and ``mul(i,scale,zero_point)``,
-                   ``cast(dtype)``, ``round``, one GLU, joined by ``|``. Activations: relu, gelu, gelu_tanh, silu, sigmoid, tanh,
-                   hardtanh (low, high), hardswish, hardsigmoid, leaky_relu (slope), elu (alpha,
-                   scale, input scale), mish, quick_gelu (factor in the sigmoid)
+                   ``cast(dtype)``, ``round``, one GLU, joined by ``|``. Activations: relu, gelu,
+                   gelu_tanh, silu, sigmoid, tanh, hardtanh (low, high), hardswish, hardsigmoid,
+                   leaky_relu (slope), elu (alpha, scale, input scale), mish, quick_gelu (factor in
+                   the sigmoid)
 =================  ==============================================================================
 
 Further arguments:

@@ -44,7 +44,7 @@ def pack_convolution(weight: torch.Tensor, groups: int = 1) -> torch.Tensor:
         InputError: The weight is not int8, has another number of axes, or cannot be split into
             groups.
     """
-    matrix = _matrix(weight)
+    matrix = as_matrix(weight)
     if groups < 1 or matrix.shape[0] % groups:
         raise InputError(f"{matrix.shape[0]} output channels cannot be split into {groups} groups")
     return torch.stack([pack_bytes(part) for part in matrix.tensor_split(groups)])
@@ -60,7 +60,7 @@ def convolution_sums(weight: torch.Tensor, zero_point: torch.Tensor | None = Non
     Returns:
         int32 ``[N]``: the sums of ``weight - zero_point``.
     """
-    return weight_sums(_matrix(weight), zero_point)
+    return weight_sums(as_matrix(weight), zero_point)
 
 
 def unpack_convolution(packed: torch.Tensor, shape: Sequence[int], groups: int = 1) -> torch.Tensor:
@@ -102,7 +102,9 @@ def pack_transposed(
     Raises:
         InputError: As for :func:`pack_convolution`.
     """
-    phases = [pack_convolution(part, groups) for part in _phases(weight, stride, dilation, groups)]
+    phases = [
+        pack_convolution(part, groups) for part in phase_weights(weight, stride, dilation, groups)
+    ]
     return torch.cat(phases, dim=2)
 
 
@@ -118,7 +120,7 @@ def transposed_sums(
     Returns:
         int32 ``[phases, N]``.
     """
-    parts = _phases(weight, stride, dilation, groups)
+    parts = phase_weights(weight, stride, dilation, groups)
     return torch.stack([convolution_sums(part, zero_point) for part in parts])
 
 
@@ -159,7 +161,7 @@ def pack_codes(codes: torch.Tensor) -> torch.Tensor:
     Raises:
         InputError: The codes have another dtype or number of axes.
     """
-    matrix = _matrix(codes)
+    matrix = as_matrix(codes)
     return pack_weight4(matrix) if codes.dtype == torch.uint8 else pack_bytes(matrix)
 
 
@@ -174,7 +176,7 @@ def pack_transposed_codes(
     Raises:
         InputError: As for :func:`pack_codes`, or the weight cannot be split into groups.
     """
-    parts = _phases(codes, stride, dilation, groups)
+    parts = phase_weights(codes, stride, dilation, groups)
     return torch.cat([pack_codes(part) for part in parts], dim=1)
 
 
@@ -197,10 +199,10 @@ def taps_of_phases(
     return list(product(*axes))
 
 
-def _phases(
+def phase_weights(
     weight: torch.Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> list[torch.Tensor]:
-    """Return the weight ``[N, C / groups, *taps]`` of every phase."""
+    """Return the weight ``[N, C / groups, *taps]`` of every phase of a transposed convolution."""
     _check_axes(weight)
     if groups < 1 or weight.shape[0] % groups:
         raise InputError(f"{weight.shape[0]} channels cannot be split into {groups} groups")
@@ -216,7 +218,7 @@ def _phases(
     return phases
 
 
-def _matrix(weight: torch.Tensor) -> torch.Tensor:
+def as_matrix(weight: torch.Tensor) -> torch.Tensor:
     """Return the weight as a matrix ``[N, taps * C / groups]``."""
     _check_axes(weight)
     return weight.movedim(1, -1).flatten(1)

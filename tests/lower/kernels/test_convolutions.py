@@ -293,3 +293,38 @@ def test_a_linear_reads_a_stored_residual() -> None:
 
     assert calls_of(low)[-1] is torch.ops.qfuse.linear_w8a8.default
     check(program, low)
+
+
+GROUPED = {
+    "2d": ConvolutionCase(shape=(2, 32, 9, 8)),
+    "1d": ConvolutionCase(shape=(2, 32, 9), kernel=(3,), x=torch.int8, zero=-7),
+    "groups": ConvolutionCase(shape=(2, 32, 9, 8), groups=2, stride=2),
+    "transposed": ConvolutionCase(shape=(2, 32, 9, 8), transposed=True, stride=2, groups=2),
+    "dynamic": ConvolutionCase(shape=("n", 32, "h", "w")),
+}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("name", GROUPED)
+def test_scales_in_groups_of_input_channels(name: str) -> None:
+    case = GROUPED[name].but(block=8)
+    program = case.program()
+    low = lowered_convolution(program)
+
+    assert the_kernel(low) == "qfuse.convolution_w8a8_grouped"
+    named = {size: 5 + 2 * i for i, size in enumerate(case.shape) if isinstance(size, str)}
+    check(program, low, **named)
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (ConvolutionCase(shape=(2, 24, 9, 8), block=4), "blocks of 1x4x*x*, not per output"),
+        (ConvolutionCase(shape=(2, 32, 9, 8), block=8, weight_zero=3), "has zero points"),
+        (ConvolutionCase(), "scales are not grouped"),
+    ],
+)
+def test_refuses_other_groups(case: ConvolutionCase, reason: str) -> None:
+    low = lowered_convolution(case.program())
+
+    assert reason in why_not(low, "qfuse.convolution_w8a8_grouped")

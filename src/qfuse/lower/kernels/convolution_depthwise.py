@@ -9,7 +9,7 @@ from torch.fx.node import Argument
 
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels.pack_convolution import convolution_sums, pack_depthwise
-from qfuse.lower.operands.int8_convolution import Int8Convolution
+from qfuse.lower.operands.int8_convolution import ChannelConvolution
 from qfuse.lower.operands.packing import Packed
 from qfuse.lower.problems.convolution import ConvolutionProblem
 
@@ -29,7 +29,7 @@ class Taps:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvolutionDepthwise(Int8Convolution):
+class ConvolutionDepthwise(ChannelConvolution):
     """One input channel per group; 8-bit activations and weights as in the general kernel."""
 
     name: str = "qfuse.convolution_depthwise_w8a8"

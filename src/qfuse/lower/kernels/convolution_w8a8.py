@@ -16,7 +16,7 @@ from qfuse.kernels.pack_convolution import (
     transposed_sums,
 )
 from qfuse.lower.operands.convolution import settings_of
-from qfuse.lower.operands.int8_convolution import Int8Convolution
+from qfuse.lower.operands.int8_convolution import ChannelConvolution
 from qfuse.lower.operands.packing import Packed, TapLayout
 from qfuse.lower.problems.convolution import ConvolutionProblem
 
@@ -58,7 +58,7 @@ class Phases:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvolutionW8A8(Int8Convolution):
+class ConvolutionW8A8(ChannelConvolution):
     """8-bit activations per tensor, 8-bit weights per tensor or output channel."""
 
     name: str = "qfuse.convolution_w8a8"

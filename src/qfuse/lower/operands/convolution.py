@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch.fx.node import Argument
 
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
+from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_strides
+from qfuse.kernels.weight_only import GROUP_MULTIPLE
 from qfuse.lower.layout.memory_formats import formats_of_rank
 from qfuse.lower.operands.checks import is_whole
 from qfuse.lower.problems.convolution import ConvolutionProblem
@@ -50,6 +54,47 @@ def _has_whole_features(problem: ConvolutionProblem, block: Block) -> bool:
     shape = shape_of(problem.fused.weight)
     rest = [(b, s) for i, (b, s) in enumerate(zip(block, shape, strict=True)) if i != axis]
     return block[axis] == 1 and is_whole(tuple(b for b, _ in rest), [s for _, s in rest])
+
+
+def groups_per_channel(problem: ConvolutionProblem) -> int | Refusal:
+    """Return how many scales an output channel has per tap, or refuse unsupported granularities."""
+    fused, shape = problem.fused, [int(size) for size in shape_of(problem.fused.weight)]
+    assert fused.weight_params is not None, "checked before"
+    block = fused.weight_params.spec.block
+    refusal = Refusal(
+        f"the weight is scaled in blocks of {fused.weight_params.spec.block_text()}, not per "
+        f"output channel or in groups of a multiple of {GROUP_MULTIPLE} input channels"
+    )
+    inputs, features = (0, 1) if fused.transposed else (1, 0)
+    channels = problem.channels // fused.groups
+    if not all(covers(b, s) for b, s in zip(block[2:], shape[2:], strict=True)):
+        return refusal
+    if block[features] != 1 and not covers(block[features], shape[features]):
+        return refusal
+    size = block[inputs]
+    if size is None or covers(size, shape[inputs]):
+        return 1
+    if size < 1 or channels % size:
+        return refusal
+    groups = channels // size
+    return groups if groups == 1 or size % GROUP_MULTIPLE == 0 else refusal
+
+
+def by_channel(problem: ConvolutionProblem, values: torch.Tensor) -> torch.Tensor:
+    """Return values in the grid of the scales as ``[N, groups]``, in the order of the weights.
+
+    That is one per output channel, or one per group of input channels of every tap.
+    """
+    fused = problem.fused
+    grid = values.reshape(values.shape[:2])
+    if fused.transposed:
+        parts = grid.shape[0] // fused.groups if grid.shape[0] > 1 else 1
+        grid = grid.expand(-1, problem.n // fused.groups)
+        split = grid.expand(parts * fused.groups, -1).unflatten(0, (fused.groups, parts))
+        grid = split.transpose(1, 2).flatten(0, 1)
+    else:
+        grid = grid.expand(problem.n, -1)
+    return grid if grid.shape[1] == 1 else grid.repeat(1, prod(problem.kernel))
 
 
 def settings_of(problem: ConvolutionProblem, groups: int) -> list[Argument]:

@@ -73,12 +73,20 @@ class Int8Convolution(ABC):
         """Refuse geometries that the kernel does not support."""
 
     @abstractmethod
-    def pack(self, problem: ConvolutionProblem) -> Packed:
-        """Pack the weight."""
-
-    @abstractmethod
     def geometry(self, problem: ConvolutionProblem) -> list[Argument]:
         """Return the arguments between the bias and the epilogue's operands."""
+
+    @abstractmethod
+    def check_weight(self, problem: ConvolutionProblem) -> Refusal | None:
+        """Refuse weights that the kernel does not support."""
+
+    @abstractmethod
+    def weight_arguments(self, problem: ConvolutionProblem, rw: Rewriter) -> list[Argument]:
+        """Emit the constants of the weight; return the arguments from it to the bias."""
+
+    def depth(self, problem: ConvolutionProblem) -> int:
+        """Return the products per output element that its time is predicted by."""
+        return problem.k
 
     def supported(self, target: Target) -> Refusal | None:
         """Refuse if the kernels could not be built."""
@@ -89,8 +97,7 @@ class Int8Convolution(ABC):
         refusal = (
             check_activation(problem)
             or check_per_tensor(problem)
-            or check_channels(problem)
-            or check_int8_weight(problem)
+            or self.check_weight(problem)
             or check_bias(problem)
             or self.check(problem)
         )
@@ -113,19 +120,14 @@ class Int8Convolution(ABC):
         return {0: with_strides_of(fused.node, y, rw)}
 
     def _arguments(self, problem: ConvolutionProblem, claim: Claim, rw: Rewriter) -> list[Argument]:
-        fused, x, weight = problem.fused, problem.fused.x_params, problem.fused.weight_params
+        fused, x = problem.fused, problem.fused.x_params
         assert x is not None, "accepted without activation params"
-        assert weight is not None, "accepted without weight params"
-        packed, name = self.pack(problem), fused.weight.target
-        steps, zero = kernel_steps(problem, claim), packed.zero_point
+        steps = kernel_steps(problem, claim)
         return [
             fused.x,
             scale_node(x, rw),
             None if x.zero_point is None else stored_zero(x.zero_point, x.spec.dtype, rw),
-            rw.constant(packed.weight, f"{name}_packed"),
-            rw.constant(packed.sums, f"{name}_sums"),
-            channel_vector(weight, problem, rw),
-            None if zero is None else rw.constant(zero, f"{name}_zero"),
+            *self.weight_arguments(problem, rw),
             None if fused.bias is None else typed(fused.bias, torch.float32, rw),
             *self.geometry(problem),
             kernel_extras(steps, rw),
@@ -142,7 +144,7 @@ class Int8Convolution(ABC):
         out_bits = 8 if output else bits_of(float_out(problem.fused))
 
         def build(rows: int, elements: int) -> Work:
-            flops = 2.0 * rows * problem.k * problem.n
+            flops = 2.0 * rows * self.depth(problem) * problem.n
             return Work(
                 flops=flops,
                 kind=ComputeKind.INT8,
@@ -153,3 +155,30 @@ class Int8Convolution(ABC):
             )
 
         return [at_points(build, problem.rows, problem.elements)]
+
+
+class ChannelConvolution(Int8Convolution):
+    """An int8 convolution whose weight has one scale, or one per output channel."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def pack(self, problem: ConvolutionProblem) -> Packed:
+        """Pack the weight."""
+
+    def check_weight(self, problem: ConvolutionProblem) -> Refusal | None:
+        """Refuse other scales, and weights that are not constant 8-bit integers."""
+        return check_channels(problem) or check_int8_weight(problem)
+
+    def weight_arguments(self, problem: ConvolutionProblem, rw: Rewriter) -> list[Argument]:
+        """Emit the packed weight, its sums, scales and zero points."""
+        fused, params = problem.fused, problem.fused.weight_params
+        assert params is not None, "accepted without weight params"
+        packed, name = self.pack(problem), fused.weight.target
+        zero = packed.zero_point
+        return [
+            rw.constant(packed.weight, f"{name}_packed"),
+            rw.constant(packed.sums, f"{name}_sums"),
+            channel_vector(params, problem, rw),
+            None if zero is None else rw.constant(zero, f"{name}_zero"),
+        ]

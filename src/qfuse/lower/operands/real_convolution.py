@@ -14,11 +14,9 @@ from torch.fx.node import Argument
 from qfuse.cost.sizes import at_points
 from qfuse.cost.work import Work, WorkRange
 from qfuse.ir.graph.stage_graph import constant_of
-from qfuse.ir.ops.views import QuantParams, shape_of
-from qfuse.ir.quant.block import covers
+from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels import KernelLibrary, pack_codes, pack_groups, pack_transposed_codes
-from qfuse.kernels.weight_only import GROUP_MULTIPLE
 from qfuse.lower.operands.checks import (
     bits_of,
     check_bias,
@@ -27,7 +25,12 @@ from qfuse.lower.operands.checks import (
     check_zero_point,
     typed,
 )
-from qfuse.lower.operands.convolution import settings_of, with_strides_of
+from qfuse.lower.operands.convolution import (
+    by_channel,
+    groups_per_channel,
+    settings_of,
+    with_strides_of,
+)
 from qfuse.lower.operands.epilogue import (
     claimed_dtype,
     covered_steps,
@@ -226,47 +229,6 @@ def check_real_weight(problem: ConvolutionProblem) -> Refusal | None:
     if isinstance(groups, Refusal):
         return groups
     return check_edge(params, "weight") or check_zero_point(params, "weight") or check_bias(problem)
-
-
-def groups_per_channel(problem: ConvolutionProblem) -> int | Refusal:
-    """Return how many scales an output channel has per tap, or refuse unsupported granularities."""
-    fused, shape = problem.fused, [int(size) for size in shape_of(problem.fused.weight)]
-    assert fused.weight_params is not None, "checked before"
-    block = fused.weight_params.spec.block
-    refusal = Refusal(
-        f"the weight is scaled in blocks of {fused.weight_params.spec.block_text()}, not per "
-        f"output channel or in groups of a multiple of {GROUP_MULTIPLE} input channels"
-    )
-    inputs, features = (0, 1) if fused.transposed else (1, 0)
-    channels = problem.channels // fused.groups
-    if not all(covers(b, s) for b, s in zip(block[2:], shape[2:], strict=True)):
-        return refusal
-    if block[features] != 1 and not covers(block[features], shape[features]):
-        return refusal
-    size = block[inputs]
-    if size is None or covers(size, shape[inputs]):
-        return 1
-    if size < 1 or channels % size:
-        return refusal
-    groups = channels // size
-    return groups if groups == 1 or size % GROUP_MULTIPLE == 0 else refusal
-
-
-def by_channel(problem: ConvolutionProblem, values: torch.Tensor) -> torch.Tensor:
-    """Return values in the grid of the scales as ``[N, groups]``, in the order of the weights.
-
-    That is one per output channel, or one per group of input channels of every tap.
-    """
-    fused = problem.fused
-    grid = values.reshape(values.shape[:2])
-    if fused.transposed:
-        parts = grid.shape[0] // fused.groups if grid.shape[0] > 1 else 1
-        grid = grid.expand(-1, problem.n // fused.groups)
-        split = grid.expand(parts * fused.groups, -1).unflatten(0, (fused.groups, parts))
-        grid = split.transpose(1, 2).flatten(0, 1)
-    else:
-        grid = grid.expand(problem.n, -1)
-    return grid if grid.shape[1] == 1 else grid.repeat(1, prod(problem.kernel))
 
 
 def _layout(problem: ConvolutionProblem) -> Matrix | PhaseMatrices:

@@ -19,15 +19,21 @@ const void* moved(const void* from, int64_t bytes) {
 
 }  // namespace
 
-Finish::Finish(const Int8Operands& o, const Geometry& g) {
+Finish::Finish(const Int8Operands& o, const Geometry& g, bool grouped) {
   kept.reserve(4 + o.extras.size());
   type = parse_steps(o.epilogue, o.extras, o.real, epilogue);
   for (const at::Tensor& extra : o.extras) extras.push_back(extra_of(extra, g, kept));
-  read_features(o, g.features, epilogue, kept);
+  if (grouped) {
+    epilogue.real_sums = true;
+    epilogue.real = real_of(o.real, "real");
+    if (o.bias) epilogue.bias = keep_floats(*o.bias, g.features, "bias", kept);
+  } else {
+    read_features(o, g.features, epilogue, kept);
+  }
   TORCH_CHECK(o.x_scale.numel() == 1, "x_scale has ", o.x_scale.numel(), " elements, expected 1");
   epilogue.x_scale = keep_floats(o.x_scale, 1, "x_scale", kept);
   x_zero = only_zero(o.x_zero_point, least_of(o.x.scalar_type()));
-  epilogue.x_zero = &x_zero;
+  if (!grouped) epilogue.x_zero = &x_zero;
 }
 
 Finish::Finish(const WeightOnlyConvolution& c, const RealWeight& weight, const Geometry& g) {

@@ -22,7 +22,8 @@ struct Finish {
   int32_t x_zero = 0;
   std::vector<at::Tensor> kept;
 
-  Finish(const Int8Operands& operands, const Geometry& g);
+  // `grouped`: sums are float and already scaled by the weight.
+  Finish(const Int8Operands& operands, const Geometry& g, bool grouped = false);
   Finish(const WeightOnlyConvolution& convolution, const RealWeight& weight, const Geometry& g);
   Finish(const Finish&) = delete;
   Finish& operator=(const Finish&) = delete;
