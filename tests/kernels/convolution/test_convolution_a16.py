@@ -289,7 +289,7 @@ def test_scales_may_be_one_per_channel(isa: str) -> None:
         ({"out_dtype": torch.bfloat16}, "the epilogue gives Float"),
         ({"kernel": [3]}, "stride has 2 numbers, expected 1"),
         ({"groups": 4}, "cannot be split into 4 groups"),
-        ({"transposed": True, "stride": [2, 2]}, "w_packed must be"),
+        ({"kernel": [3, 2]}, "w_packed must be"),
         ({"epilogue": "glu(silu,gate-first)"}, "does not support GLU"),
     ],
 )
