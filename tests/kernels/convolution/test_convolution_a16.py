@@ -40,7 +40,7 @@ WINDOWS = {
 }
 
 
-def exact(*args: Any, **kind: Any) -> None:
+def check_exact(*args: Any, **kind: Any) -> None:
     """Check a problem whose numbers need no rounding, bit for bit."""
     case = weight_only_convolution(*args, **kind).whole()
     case.check_same(case.run())
@@ -54,7 +54,7 @@ def test_every_window(isa: str, name: str, bits: int) -> None:
     for index, (channels, features) in enumerate(sizes):
         kind = {"bits": bits, "dtype": REAL[index % 3], "zero_point": index % 2 == 0}
 
-        exact((2, channels, 9, 8), features, WINDOWS[name], **kind)
+        check_exact((2, channels, 9, 8), features, WINDOWS[name], **kind)
 
 
 @pytest.mark.parametrize("groups", [2, 3, 5])
@@ -68,7 +68,7 @@ def test_groups(isa: str, groups: int, name: str) -> None:
     ):
         shape = (2, channels * groups, 7, 6)
 
-        exact(shape, features * groups, w, bits=bits, zero_point=True)
+        check_exact(shape, features * groups, w, bits=bits, zero_point=True)
 
 
 @pytest.mark.parametrize("name", WINDOWS)
@@ -79,7 +79,7 @@ def test_depthwise(isa: str, name: str, multiple: int) -> None:
         w = replace(WINDOWS[name], groups=channels)
         kind = {"bits": 4 if index % 2 else 8, "dtype": REAL[index % 3], "zero_point": True}
 
-        exact((2, channels, 9, 8), channels * multiple, w, **kind)
+        check_exact((2, channels, 9, 8), channels * multiple, w, **kind)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_every_rank(isa: str, shape: tuple[int, ...], w: Window, *, last: bool) 
     del isa
     features = shape[-1 - len(w.kernel)] * 3
     for dtype, bits in itertools.product(REAL, (4, 8)):
-        exact(shape, features, w, bits=bits, dtype=dtype, last=last)
+        check_exact(shape, features, w, bits=bits, dtype=dtype, last=last)
 
 
 @pytest.mark.parametrize("dtype", REAL)
@@ -141,7 +141,7 @@ def test_every_size(isa: str, size: tuple[int, int], images: int) -> None:
     """Rows around tiles and panels, images that share panels."""
     del isa
     for name, dtype in itertools.product(("1x1", "3x3 padded", "3x3 padded stride 2"), REAL):
-        exact((images, 12, *size), 66, WINDOWS[name], dtype=dtype)
+        check_exact((images, 12, *size), 66, WINDOWS[name], dtype=dtype)
 
 
 @pytest.mark.parametrize("last", [False, True])
