@@ -90,8 +90,8 @@ def by_channel(problem: ConvolutionProblem, values: torch.Tensor) -> torch.Tenso
     if fused.transposed:
         parts = grid.shape[0] // fused.groups if grid.shape[0] > 1 else 1
         grid = grid.expand(-1, problem.n // fused.groups)
-        split = grid.expand(parts * fused.groups, -1).unflatten(0, (fused.groups, parts))
-        grid = split.transpose(1, 2).flatten(0, 1)
+        whole = grid.expand(parts * fused.groups, -1)
+        grid = whole.reshape(fused.groups, parts, -1).transpose(1, 2).flatten(0, 1)
     else:
         grid = grid.expand(problem.n, -1)
     return grid if grid.shape[1] == 1 else grid.repeat(1, prod(problem.kernel))
