@@ -52,16 +52,6 @@ class Work:
         if self.one_row_flops > self.flops or self.library_calls > self.kernel_calls:
             raise OptionsError(f"a part of the work is larger than the whole: {self}")
 
-    @property
-    def bytes_read(self) -> float:
-        """Return the bytes of weights and activations read."""
-        return self.weight_bytes + sum(self.reads)
-
-    @property
-    def bytes_written(self) -> float:
-        """Return the bytes of activations written."""
-        return sum(self.writes)
-
     def with_calls(self, kernel_calls: int, library_calls: int = 0) -> Work:
         """Return the same work with a different number of calls."""
         return replace(self, kernel_calls=kernel_calls, library_calls=library_calls)

@@ -97,7 +97,7 @@ class Hooks:
         """Merge siblings whose weights will be frozen; otherwise leave the graph unchanged."""
         module = _module_of(graph)
         training = inductor.is_training(graph)
-        record = GraphRecord({"road": "inductor", "frozen": False})
+        record = GraphRecord({"entry point": "inductor", "frozen": False})
         try:
             record.events += _rewrite(module, record, training=training)
         except (*RULE_ERRORS, QfuseError) as error:

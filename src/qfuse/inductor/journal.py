@@ -95,7 +95,7 @@ class PassJournal:
         """Add a separate report with a note."""
         with self._lock:
             record = GraphRecord(
-                {"road": "inductor"}, [Noted(STAGE, text, warn=True)], stamped=True
+                {"entry point": "inductor"}, [Noted(STAGE, text, warn=True)], stamped=True
             )
             self._records.append(record)
 
@@ -166,7 +166,7 @@ def _read(name: str) -> GraphRecord:
             f"a graph was loaded from Inductor's cache, but its report is missing at {path}: "
             "clear torch's caches to create both again"
         )
-        return GraphRecord({"road": "inductor"}, [Noted(STAGE, text, warn=True)])
+        return GraphRecord({"entry point": "inductor"}, [Noted(STAGE, text, warn=True)])
 
 
 def _event(value: Mapping[str, Any]) -> Event:

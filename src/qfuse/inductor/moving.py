@@ -20,7 +20,7 @@ from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import place_of
 from qfuse.ir.ops.views import dtype_of, node_of, shape_of
-from qfuse.ir.quant.round_trip import culprit
+from qfuse.ir.quant.round_trip import round_trip_failure
 from qfuse.ir.sizes import same_shape
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter, arguments, aten
 from qfuse.rewrite.rewriter import GraphEditor
@@ -165,4 +165,4 @@ def _is_exact(node: Node) -> bool:
         return False
     double = torch.float64
     numbers = torch.tensor(scale, dtype=double), torch.tensor(zero, dtype=double)
-    return culprit(storage, *numbers) is None
+    return round_trip_failure(storage, *numbers) is None

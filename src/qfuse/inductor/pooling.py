@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 from qfuse.inductor._inductor_api import LOW_MEMORY_POOL
 from qfuse.inductor.pt2e import DEQUANTIZE, is_quantization
+from qfuse.ir.dtypes import BYTES
 from qfuse.ir.events import EventLog, Fired, Missed
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import place_of
@@ -25,7 +26,6 @@ from qfuse.rewrite.rewriter import GraphEditor
 
 _NAME = "sink-dequantize"
 _ROOM = "inductor"
-_STORED = (torch.int8, torch.uint8)
 
 
 def sink_below_pools(module: GraphModule, log: EventLog) -> None:
@@ -78,7 +78,7 @@ def _refuse(node: Node, real: Node) -> Miss | None:
     if shared is not None:
         return shared
     stored = real.args[0]
-    if not isinstance(stored, Node) or dtype_of(stored) not in _STORED:
+    if not isinstance(stored, Node) or dtype_of(stored) not in BYTES:
         text = "its quantized values are neither int8 nor uint8"
         return Miss(MissCode.DTYPE, real, text, progress=2)
     if not _keeps_order(arguments(real)["scale"]):

@@ -9,6 +9,12 @@ import torch
 REALS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """The float dtypes that models compute in."""
 
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+"""Those of at most 32 bits."""
+
+BYTES = (torch.int8, torch.uint8)
+"""The integer dtypes of 8 bits."""
+
 
 def widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
     """Whether a cast between two of ``REALS`` is lossless; other dtypes are not supported."""

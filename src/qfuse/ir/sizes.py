@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch.fx import Node
@@ -21,6 +21,19 @@ def same_size(a: Size, b: Size) -> bool:
 def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
     """Whether two shapes are equal for all values of the symbols."""
     return len(a) == len(b) and all(map(same_size, a, b))
+
+
+def is_one(size: Size) -> bool:
+    """Whether ``size`` is known to be one, decided without guarding a symbol."""
+    return isinstance(size, int) and size == 1
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    """Return the product of sizes, some of which may be symbolic."""
+    total: Size = 1
+    for size in sizes:
+        total = total * size
+    return total
 
 
 def is_positive(size: Size) -> bool:

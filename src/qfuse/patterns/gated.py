@@ -201,8 +201,8 @@ def _shared(y: Node, found: Gated) -> Miss | None:
             others = sorted({op_name(user) for user in value.users if user is not node})
             if others:
                 text = "{} is also used by {}"
-                told = op_name(value), ", ".join(others)
-                return Miss(MissCode.SHARED, value, text, *told)
+                details = op_name(value), ", ".join(others)
+                return Miss(MissCode.SHARED, value, text, *details)
             stack.append(value)
     return None
 

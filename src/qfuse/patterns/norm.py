@@ -143,8 +143,8 @@ def _refuse_operand(match: Match, node: Node, x: Node, operand: Node) -> Miss | 
         return Miss(MissCode.PATTERN, node, text)
     if not same_shape(shape_of(node), shape_of(x)):
         text = "an operand of shape {} does not broadcast over a norm of shape {}"
-        told = tuple(shape_of(operand)), tuple(shape_of(x))
-        return Miss(MissCode.SHAPE, operand, text, *told)
+        details = tuple(shape_of(operand)), tuple(shape_of(x))
+        return Miss(MissCode.SHAPE, operand, text, *details)
     if not shape_of(operand) and dtype_of(operand) != dtype_of(node):
         # Whether torch rounds a scalar to the product's dtype depends on its side of the product.
         text = "a scalar of {} for values of {}"

@@ -40,7 +40,12 @@ class SiteChecker:
             if exactness is Exactness.ROUNDING:
                 truth = wide_value(old, self._values, start)
             before = _tensors(region_value(old, self._values, start))
-            after = _tensors(region_value(new, self._values, start))
+            try:
+                after = _tensors(region_value(new, self._values, start))
+            except (RuntimeError, TypeError, ValueError, IndexError) as error:
+                # Shapes and dtypes fit, as infer has shown; some ops refuse values or layouts too.
+                verdict = Verdict(f"the new ops do not run: {error}")
+                return self._judge(verdict, exactness, what)
             wide = _tensors(truth) if truth is not None else (None,) * len(before)
             step = _last_step(old) if exactness is Exactness.ROUNDING else None
             for parts in zip(after, before, wide, strict=True):

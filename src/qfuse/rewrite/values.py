@@ -11,11 +11,11 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.ops.library import declaration_of
 
 _OLD, _NEW = 1, 2
-_NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Values:
@@ -159,9 +159,9 @@ def _widen(value: Any) -> Any:
     """Return the float64 form of a tensor or a dtype."""
     match value:
         case torch.Tensor():
-            return value.double() if value.dtype in _NARROW else value
+            return value.double() if value.dtype in FLOATS else value
         case torch.dtype():
-            return torch.float64 if value in _NARROW else value
+            return torch.float64 if value in FLOATS else value
         case list() | tuple():
             return type(value)(map(_widen, value))
         case _:

@@ -298,7 +298,7 @@ def _torch_compile(target: Target, seen: Environment) -> Iterator[Finding]:
     yield Finding(
         Level.WARN,
         "plain AOTInductor",
-        "does not freeze unless told to, so the same holds for its packages",
+        "does not freeze unless details to, so the same holds for its packages",
         "use qfuse.compile; or pass freezing in its options, under torch.no_grad()",
     )
     if _release(target.torch_version) >= PATTERNS_IN_TORCHAO:

@@ -148,3 +148,38 @@ def test_every_op_keeps_its_own_provenance() -> None:
     names = [n.name for n in program.graph.find_nodes(op="call_function", target=ops.convolution)]
     found = made.graph.find_nodes(op="call_function", target=ops.convolution)
     assert [origins(node) for node in found] == [(name,) for name in names]
+
+
+def test_a_stride_that_is_asked_for_is_that_of_before() -> None:
+    board = ConvolutionBoard()
+    y = residual(board, board.image("n", 6, 6))
+    step = board.call(aten.sym_stride.int, y, 1)
+    program = board.done(board.call(aten.add.Tensor, y, step))
+    made = assigned(program)
+
+    (asked,) = made.graph.find_nodes(op="call_function", target=aten.sym_stride.int)
+    assert is_call(asked.args[0], aten.clone.default)
+    check(program, made, n=2)
+
+
+def test_random_numbers_are_drawn_in_the_order_of_before() -> None:
+    board = ConvolutionBoard()
+    y = residual(board, board.image())
+    noise = board.call(aten.rand_like.default, y)
+    program = board.done(board.call(aten.add.Tensor, y, noise))
+    made = assigned(program)
+
+    (drawn,) = made.graph.find_nodes(op="call_function", target=aten.rand_like.default)
+    assert drawn.meta["val"].is_contiguous()
+
+
+def test_a_pool_of_8_bits_with_indices_stays_row_major() -> None:
+    """torch's channels-last pool counts positions in the dtype of the values."""
+    board = ConvolutionBoard()
+    y = board.conv(board.conv(board.quantize(board.image(2, 20, 20))))
+    both = board.call(aten.max_pool2d_with_indices.default, y, [2, 2])
+    program = board.done(board.b.item(both, 0), board.b.item(both, 1))
+    made = assigned(program)
+
+    assert all(strides[1] == 1 for strides in strides_of(made))
+    check(program, made)

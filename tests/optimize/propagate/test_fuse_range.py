@@ -32,7 +32,7 @@ def ranges(program: Any, op: Any = ops.quantize, at: int = 3) -> list[tuple[int,
 
 
 def read(g: Graph, q: Any) -> Any:
-    """A reader of stored numbers."""
+    """A reader of quantized values."""
     return g.call(aten._to_copy.default, q, dtype=torch.int32)
 
 

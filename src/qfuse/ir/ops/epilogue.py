@@ -11,6 +11,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
+from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.errors import NormalizeError
 from qfuse.ir.quant.reference import dequantize, quantize
 from qfuse.ir.quant.spec import QuantSpec, dtype_name, parse_dtype
@@ -31,7 +32,6 @@ ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
 
 # Marks the parameters of a stored operand in the text.
 _STORED = "stored,"
-_NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class Epilogue:
 
 def _widened(step: Step) -> Step:
     match step:
-        case Cast(dtype) if dtype in _NARROW:
+        case Cast(dtype) if dtype in FLOATS:
             return Cast(torch.float64)
         case Round():
             return replace(step, spec=step.spec.widened())

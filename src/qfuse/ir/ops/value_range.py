@@ -48,7 +48,7 @@ def is_zero(node: Node) -> bool:
         return True
     if is_call(node, *_FULLS):
         fill = arguments(node)["fill_value"]
-        return isinstance(fill, (int, float)) and fill == 0
+        return isinstance(fill, (int, float)) and fill == 0 and math.copysign(1, fill) == 1
     chosen = _choice_of_zero_point(node)
     return chosen is not None and fixed_zero_point(chosen) == 0
 

@@ -24,7 +24,7 @@ class RoundTripFailure(StrEnum):
     SCALE = "a scale leaves the normal range of float32 in a product"
 
 
-def culprit(
+def round_trip_failure(
     storage: torch.dtype, scale: torch.Tensor, zero_point: torch.Tensor | None
 ) -> RoundTripFailure | None:
     """Return why ``quantize(dequantize(q, s), s)`` may differ from ``q``; ``None`` if it cannot.

@@ -21,7 +21,6 @@ from qfuse.ir.quant.block import block_grid, block_text, check_grid, parse_block
 from qfuse.ir.quant.element import CONTAINER, Element, ScaleFormat, greatest
 from qfuse.ir.sizes import Size
 
-WHOLE_AXIS = None
 Block = tuple[int | None, ...]
 
 STORAGE_DTYPES = (
@@ -231,10 +230,6 @@ class QuantSpec:
         if last not in split and all(a in split or shape[a] == 1 for a in range(last)):
             return Granularity.PER_TOKEN if len(split) > 1 or last > 1 else Granularity.PER_CHANNEL
         return Granularity.PER_CHANNEL if len(split) == 1 else Granularity.BLOCKWISE
-
-    def is_per_tensor(self, shape: Sequence[Size]) -> bool:
-        """Whether one scale covers a tensor of ``shape``, decided without guarding a symbol."""
-        return self.granularity(shape) is Granularity.PER_TENSOR
 
     def block_text(self) -> str:
         """Write the block as ``1x*``; a scalar's block is ``scalar``."""

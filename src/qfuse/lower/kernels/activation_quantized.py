@@ -8,13 +8,14 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Argument
 
+from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.epilogue import Epilogue, Glu, Halves, Mul, Step
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_shape
-from qfuse.lower.operands.checks import FLOATS, MOST_EXTRAS, MOST_STEPS
+from qfuse.lower.operands.checks import MOST_EXTRAS, MOST_STEPS
 from qfuse.lower.operands.epilogue import is_covered
 from qfuse.lower.operands.rowwise import RowwiseKernel
 from qfuse.lower.problems.rowwise import RowwiseProblem, check_output, rowwise_output_args

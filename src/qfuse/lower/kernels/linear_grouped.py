@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 from torch.fx.node import Argument
 
+from qfuse.ir.dtypes import BYTES
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.spec import dtype_range
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import (
-    BYTES,
     check_activation,
     check_bias,
     check_edge,

@@ -16,17 +16,31 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import StageGraph
 from qfuse.ir.ops.convolution import as_fused_convolution
 from qfuse.ir.ops.views import tensor_of
 from qfuse.ir.sizes import is_row_major, same_shape, same_size, same_strides
 from qfuse.lower.layout.memory_formats import channels_last_of, format_of, has_fastest_channels
 
+aten = torch.ops.aten
+
 Infer = Callable[[Any, Any, Any], Any]
 """Returns the fake result of an op for fake arguments."""
 
 _NAMESPACES = frozenset({"aten", "prims", "qfuse"})
+# Ops that address memory, and numbers that describe it.
+_OF_MEMORY = frozenset(
+    {
+        aten.as_strided,
+        aten.as_strided_copy,
+        aten.as_strided_scatter,
+        aten.sym_stride,
+        aten.sym_storage_offset,
+    }
+)
+# They keep a position in the dtype of the values, which may be too narrow for it.
+_POOLS_WITH_INDICES = (aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
 
 
 @dataclass(slots=True)
@@ -91,6 +105,8 @@ class _Search:
         """Add ``node`` if its result is channels-last when its operands are."""
         before = _tensors(node.meta.get("val"))
         if not before or not _is_pure(node):
+            return
+        if is_call(node, *_POOLS_WITH_INDICES) and before[0].dtype.itemsize == 1:
             return
         rank = before[0].dim()
         entries = [o for o in node.all_input_nodes if self._has_to_enter(o, rank)]
@@ -175,7 +191,10 @@ def _is_pure(node: Node) -> bool:
     op = overload_of(node)
     if op is None or op.namespace not in _NAMESPACES:
         return False
-    return op is not torch.ops.aten.as_strided.default
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        # Random numbers are drawn in the order of memory.
+        return False
+    return op.overloadpacket not in _OF_MEMORY
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

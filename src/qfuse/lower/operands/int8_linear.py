@@ -98,7 +98,7 @@ class Int8Linear(ABC):
         return check_platform(self.library, target)
 
     def accepts(self, problem: LinearProblem | LinearRowwiseProblem) -> Claim | Refusal:
-        """Accept the linear with its whole epilogue, or with the following rowwise op."""
+        """Accept the linear with its leading epilogue ops, or with the following rowwise op."""
         if isinstance(problem, LinearRowwiseProblem):
             both = problem.problem
             refusal = self.check(both) or check_extras(both) or check_rowwise_output(problem)

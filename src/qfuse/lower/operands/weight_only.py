@@ -12,6 +12,7 @@ from torch.fx.node import Argument
 
 from qfuse.cost.sizes import AtPoints
 from qfuse.cost.work import Bits, ComputeKind, Work, linear_work
+from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.spec import ZeroPointDomain
@@ -20,7 +21,6 @@ from qfuse.kernels import KernelLibrary, pack_groups
 from qfuse.kernels.weight_only import GROUP_MULTIPLE
 from qfuse.lower.operands.checks import (
     COMPUTES,
-    FLOATS,
     bits_of,
     check_bias,
     check_edge,
@@ -244,7 +244,7 @@ def _check_range(problem: LinearProblem, params: QuantParams) -> Refusal | None:
 
 
 def claim_of(problem: LinearProblem, bits: int) -> Claim:
-    """Return the claim of a kernel with ``bits``-bit codes: the whole epilogue."""
+    """Return the claim of a kernel with ``bits``-bit weights: the epilogue ops that it knows."""
     params = problem.fused.weight_params
     assert params is not None, "checked before"
     groups = group_count(params.spec, problem.k)

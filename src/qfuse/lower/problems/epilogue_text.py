@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.fx import Node
 
+from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.movement.glu_halves import TwoHalves, halves_of, uncast
 from qfuse.ir.ops.activation import Activation
@@ -17,9 +18,7 @@ from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of, tensor_of
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.checks import FLOATS, MOST_EXTRAS, MOST_STEPS
-
-_BYTES = (torch.int8, torch.uint8)
+from qfuse.lower.operands.checks import MOST_EXTRAS, MOST_STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,7 @@ class _Writer:
     def done(self) -> KernelSteps | Refusal:
         """Return the text, if it is within the limits of the kernels."""
         if self.count > MOST_STEPS or len(self.extras) > MOST_EXTRAS:
-            return Refusal("the two epilogues have too many ops")
+            return Refusal("its epilogue has too many ops")
         if self.multiplied > 1:
             return Refusal("there are two GLUs")
         if self.product is not None and self.product.up in self.extras:
@@ -192,6 +191,8 @@ class _Writer:
         zero = 0 if stored.zero_point is None else _number_of(self.known[stored.zero_point])
         if scale is None or zero is None or not _dequantizes_simply(stored.spec):
             return Refusal("an operand has an unsupported quantization")
+        if isinstance(zero, torch.Tensor) and zero.dtype.is_floating_point:
+            return Refusal(f"an operand's zero point is stored as {dtype_name(zero.dtype)}")
         if stored.spec.real is not torch.float32 or real is not torch.float32:
             return Refusal("an operand is dequantized to another dtype than float32")
         self._add(f"{word},{scale.to(torch.float32).item()!r},{int(zero)})")
@@ -242,7 +243,7 @@ def _is_simple(spec: QuantSpec) -> bool:
 def _dequantizes_simply(spec: QuantSpec) -> bool:
     """Whether dequantizing is ``(q - zero_point) * scale`` of bytes in float32."""
     return (
-        spec.dtype in _BYTES
+        spec.dtype in BYTES
         and spec.is_plain
         and spec.domain is not ZeroPointDomain.FLOAT_OFFSET
         and spec.arithmetic.compute is torch.float32

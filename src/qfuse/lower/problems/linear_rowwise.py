@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.graph.stage_graph import SymbolRange
 from qfuse.ir.ops.activation import Activation, as_activation
 from qfuse.ir.ops.linear import FusedLinear, as_fused_linear
@@ -15,7 +16,6 @@ from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import is_row_major, same_shape
 from qfuse.lower.expand.expand import results_of
-from qfuse.lower.operands.checks import FLOATS
 from qfuse.lower.problems.epilogue_text import GluProduct, KernelSteps, product_of
 from qfuse.lower.problems.linear import LinearProblem, linear_problem
 from qfuse.lower.problems.problem import Problem, Replaced

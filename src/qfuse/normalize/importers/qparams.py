@@ -21,7 +21,7 @@ from qfuse.ir.ops.value_range import is_zero
 from qfuse.ir.ops.view_ops import RESHAPES
 from qfuse.ir.ops.views import dtype_of, node_of, shape_of, tensor_of
 from qfuse.ir.quant.spec import dtype_name
-from qfuse.ir.sizes import Size, element_count, same_shape
+from qfuse.ir.sizes import Size, element_count, is_one, same_shape
 from qfuse.normalize.importers.errors import cannot_run
 from qfuse.normalize.importers.rule import RefusedError
 from qfuse.normalize.match.constants import derived
@@ -148,18 +148,14 @@ def reshaped(rw: Rewriter, node: Node, shape: Sequence[Size]) -> Node:
         return rw.call(aten.view.default, node, static)
     # A symbolic size would need a node of its own; dropping and adding axes of size 1 needs no
     # sizes.
-    ones = [axis for axis, size in enumerate(shape_of(node)) if _is_one(size)]
+    ones = [axis for axis, size in enumerate(shape_of(node)) if is_one(size)]
     if ones:
         node = rw.call(aten.squeeze.dims, node, ones)
     for axis, size in enumerate(shape):
-        if _is_one(size):
+        if is_one(size):
             node = rw.call(aten.unsqueeze.default, node, axis)
     return node
 
 
-def _is_one(size: Size) -> bool:
-    return isinstance(size, int) and size == 1
-
-
 def _without_ones(shape: Sequence[Size]) -> tuple[Size, ...]:
-    return tuple(s for s in shape if not _is_one(s))
+    return tuple(s for s in shape if not is_one(s))

@@ -85,7 +85,7 @@ and in every integer dtype of more bits. The rule checks that the zero point is 
 
 
 @dataclass(frozen=True, slots=True)
-class StoredNumbers:
+class QuantizedValues:
     """The match of :data:`QUANTIZED`.
 
     Attributes:
@@ -100,9 +100,9 @@ class StoredNumbers:
     zero: Argument = None
 
     @staticmethod
-    def of(found: Match) -> StoredNumbers:
+    def of(found: Match) -> QuantizedValues:
         """Return the captures of a pattern that contains :data:`QUANTIZED`."""
-        return StoredNumbers(found[Q], found[VIEWS_OF_Q].of(_WIDE_VIEW), found.get(ZERO))
+        return QuantizedValues(found[Q], found[VIEWS_OF_Q].of(_WIDE_VIEW), found.get(ZERO))
 
     def build(self, rw: Rewriter) -> Node:
         """Return the quantized values in the shape of the value."""
@@ -113,10 +113,10 @@ class StoredNumbers:
         return q
 
 
-def stored_numbers(value: object) -> StoredNumbers | None:
+def quantized_values(value: object) -> QuantizedValues | None:
     """View ``value`` as quantized values that were cast, reshaped and shifted."""
     found = match(QUANTIZED, value) if isinstance(value, Node) else None
-    return StoredNumbers.of(found) if isinstance(found, Match) else None
+    return QuantizedValues.of(found) if isinstance(found, Match) else None
 
 
 def integers_of(value: Node) -> Node | None:

@@ -89,8 +89,8 @@ class MergeQueries(Rule[MergeQueriesSite]):
     def _mask_or_reader(self, node: Node) -> Miss | None:
         mask = optional_node(arguments(node)["attn_mask"])
         # Axes from the right: keys, queries, heads. A size that is absent or 1 applies to all.
-        told = shape_of(mask)[-3:-1] if mask is not None else ()
-        if mask is not None and not all(same_size(size, 1) for size in told):
+        details = shape_of(mask)[-3:-1] if mask is not None else ()
+        if mask is not None and not all(same_size(size, 1) for size in details):
             text = "the mask differs between heads"
             return Miss(MissCode.SHAPE, mask, text, progress=3)
         rigid = stride_sensitive_user(node)

@@ -126,8 +126,8 @@ class Clamp(Commutes):
         codes = quantize_reference(cut, scale, zero, spec.with_block((None, 1)))
         if not bool((codes == codes[:, :1]).all()):
             text = "the blocks quantize the bounds of {} to different values"
-            told = op_name(self.node)
-            return Miss(MissCode.GRANULARITY, params.scale, text, told, progress=3)
+            details = op_name(self.node)
+            return Miss(MissCode.GRANULARITY, params.scale, text, details, progress=3)
         low, high = codes[:, 0].tolist()
         return low, high
 

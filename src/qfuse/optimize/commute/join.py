@@ -102,8 +102,8 @@ class CommutingJoin(Commutes):
             if isinstance(step, Refusal):
                 text = "{} parameters in blocks of {} cannot be split above {}: {}"
                 blocks_of = spec.granularity(shape_of(quantize.x)), spec.block_text()
-                told = *blocks_of, op_name(self.node), step.reason
-                return Miss(MissCode.GRANULARITY, self.node, text, *told, progress=2)
+                details = *blocks_of, op_name(self.node), step.reason
+                return Miss(MissCode.GRANULARITY, self.node, text, *details, progress=2)
             ends.append(moved(piece.node, quantize.params, [step]))
         return Crossing(tuple(ends), self._apply, lambda: self._lifted_work(quantize))
 

@@ -103,8 +103,8 @@ class MovementOp(Commutes):
 
         found = propagate_up(self.node, spec.block, crosses, spec.outer)
         if not found.steps:
-            assert found.stuck is not None, "the first movement was not crossed"
-            return _refuse_block(*found.stuck, spec, self.node, "above")
+            assert found.blocked is not None, "the first movement was not crossed"
+            return _refuse_block(*found.blocked, spec, self.node, "above")
         return Crossing(
             (moved(found.source, quantize.params, found.moved),),
             lambda mover, values: [found.apply(mover, values[0])],
@@ -168,8 +168,8 @@ def moved_down(movement: Movement, dequantize: Dequantize) -> Moved | Miss:
 
 
 def _refuse_dtype(movement: Movement, spec: QuantSpec) -> Miss:
-    text, told = "{} does not move {}", (movement_name(movement), dtype_name(spec.dtype))
-    return Miss(MissCode.DTYPE, movement.node, text, *told, progress=2)
+    text, details = "{} does not move {}", (movement_name(movement), dtype_name(spec.dtype))
+    return Miss(MissCode.DTYPE, movement.node, text, *details, progress=2)
 
 
 def _refuse_block(
@@ -177,8 +177,8 @@ def _refuse_block(
 ) -> Miss:
     text = "{} parameters in blocks of {} do not move {} {}: {}"
     blocks = spec.granularity(shape_of(x)), spec.block_text()
-    told = *blocks, where, movement_name(movement), failure.reason
-    return Miss(MissCode.GRANULARITY, movement.node, text, *told, progress=2)
+    details = *blocks, where, movement_name(movement), failure.reason
+    return Miss(MissCode.GRANULARITY, movement.node, text, *details, progress=2)
 
 
 def _parts(quantize: Quantize, movement: Movement) -> Iterator[Quantize]:

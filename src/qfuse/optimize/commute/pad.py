@@ -68,8 +68,8 @@ class Pad(Commutes):
         axis = self._split_axis(quantize)
         if axis is not None:
             text = "parameters in blocks of {} do not move above a padding of axis {}"
-            told = params.spec.block_text(), axis
-            return Miss(MissCode.GRANULARITY, self.node, text, *told, progress=2)
+            details = params.spec.block_text(), axis
+            return Miss(MissCode.GRANULARITY, self.node, text, *details, progress=2)
         code = _quantized(params, self.value, quantize.node)
         if isinstance(code, Miss):
             return code

@@ -104,6 +104,10 @@ def _located(product: Linear | Convolution, weight: Dequantize) -> Foldable | Mi
     """Find the output channels, which have scales of their own or share one."""
     shape = [int(size) for size in shape_of(product.weight)]
     if isinstance(product, Linear):
+        if len(shape) != 2:  # noqa: PLR2004
+            # A vector as weight gives one number per row: the last axis holds no channels.
+            text = "its weight has {} axes"
+            return Miss(MissCode.SHAPE, product.node, text, len(shape), progress=2)
         axis, weight_axis, n = len(shape_of(product.node)) - 1, 0, shape[0]
     else:
         axis, weight_axis = product.axis, int(product.transposed)
@@ -116,8 +120,8 @@ def _located(product: Linear | Convolution, weight: Dequantize) -> Foldable | Mi
     rest = [size for i, size in enumerate(block) if i != weight_axis]
     if block[weight_axis] not in {1, None} or any(size is not None for size in rest):
         text = "its weight has scales in blocks of {}"
-        told = weight.params.spec.block_text()
-        return Miss(MissCode.GRANULARITY, weight.node, text, told, progress=2)
+        details = weight.params.spec.block_text()
+        return Miss(MissCode.GRANULARITY, weight.node, text, details, progress=2)
     return Foldable(product, weight, axis, weight_axis, n)
 
 
@@ -149,7 +153,7 @@ def per_channel(into: Foldable, value: object, user: Node) -> torch.Tensor | Mis
 def affine_site(
     into: Foldable, node: Node, result: Node, *, factor: torch.Tensor, shift: torch.Tensor
 ) -> AffineSite | Miss:
-    """Return the site of ``node``, whose value is ``result``, if the new scales are exact floats.
+    """Return the site of ``node``, whose value is ``result``, if the new scales are usual floats.
 
     Refuses: scales that would be 0, tiny or huge; several scales along an axis that is shared by
     groups; a result of another type.

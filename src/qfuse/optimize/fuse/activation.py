@@ -67,7 +67,7 @@ def _site(gated: Gated, result: QuantizedResult) -> FuseActivationQuantizeSite |
     y, params = result.quantize.x, result.quantize.params
     own = Kept(Keep.FLOAT, y, frozenset(result.ends))
     # Without epilogue ops the float result is the op's own input, whose other users are unaffected.
-    kept = (own,) if own.readers and gated.steps else ()
+    kept = (own,) if own.users and gated.steps else ()
     keep = frozenset(k.what for k in kept)
     chosen = None if result.choose is None else (params.spec, result.choose.spec)
     fused = Activation(

@@ -93,7 +93,7 @@ def _kept(norm: Norm, result: QuantizedResult, added: tuple[Node, Node] | None) 
     possible = [Kept(Keep.FLOAT, norm.node, frozenset(result.ends))]
     if added is not None:
         possible.append(Kept(Keep.SUM, norm.x, norm.dying()))
-    return tuple(k for k in possible if k.readers)
+    return tuple(k for k in possible if k.users)
 
 
 def _fused(

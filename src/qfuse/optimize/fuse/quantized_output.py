@@ -63,7 +63,7 @@ class Kept:
     dying: frozenset[Node]
 
     @property
-    def readers(self) -> list[Node]:
+    def users(self) -> list[Node]:
         """The users that remain."""
         return [user for user in self.node.users if user not in self.dying]
 
@@ -112,16 +112,16 @@ def _refuse_choice(quantize: Quantize, choose: Choose) -> Miss | None:
     # Different block sizes are the same block if both cover the axis.
     if not all(a == b or (covers(a, size) and covers(b, size)) for a, b, size in pairs):
         text = "parameters are chosen in blocks of {} and used in blocks of {}"
-        told = block_text(chosen.block), spec.block_text()
-        return Miss(MissCode.GRANULARITY, node, text, *told)
+        details = block_text(chosen.block), spec.block_text()
+        return Miss(MissCode.GRANULARITY, node, text, *details)
     if (spec.dtype, spec.element) != (chosen.dtype, chosen.element):
         text = "parameters that are chosen for {} are used for {}"
         kinds = (chosen.dtype, chosen.element), (spec.dtype, spec.element)
         return Miss(MissCode.DTYPE, node, text, *(stored_name(*k) for k in kinds))
     if not _is_format_of(chosen.scale_dtype, spec.scale_format):
         text = "scales that are chosen in {} are used as {}"
-        told = dtype_name(chosen.scale_dtype), spec.scale_format
-        return Miss(MissCode.DTYPE, node, text, *told)
+        details = dtype_name(chosen.scale_dtype), spec.scale_format
+        return Miss(MissCode.DTYPE, node, text, *details)
     zero = params.zero_point
     # Result 1 of a choice is its zero point.
     own = zero is not None and result_of(zero) == (choose.node, 1)
@@ -147,7 +147,7 @@ def insertion_point(
     Constants may come later: they are loaded again.
     """
     # In the order of the graph: the new op has to precede all users of its results.
-    point = min((*result.ends, *(reader for k in kept for reader in k.readers)))
+    point = min((*result.ends, *(user for k in kept for user in k.users)))
     for operand in _nodes(args):
         if not operand < point and constant_of(operand) is None:
             text = "%{} is computed only after %{} has used a result of the fused op"
@@ -172,8 +172,8 @@ def results_like(
     for before, after in zip(old, new, strict=True):
         if not same_strides(before, after):
             text = "the strides of a result would change from {} to {}"
-            told = before.stride(), after.stride()
-            return Miss(MissCode.SHAPE, node, text, *told)
+            details = before.stride(), after.stride()
+            return Miss(MissCode.SHAPE, node, text, *details)
     return list(new)
 
 

@@ -202,14 +202,14 @@ class PropagatedUp:
         steps: The movements crossed, from the last one upward.
         source: The value above them.
         block: The block at that value.
-        stuck: The first movement that the parameters cannot cross, and why; ``None`` if none
+        blocked: The first movement that the parameters cannot cross, and why; ``None`` if none
             stopped.
     """
 
     steps: tuple[MovementStep, ...]
     source: Node
     block: Block
-    stuck: tuple[Movement, Refusal] | None = None
+    blocked: tuple[Movement, Refusal] | None = None
 
     @property
     def moved(self) -> tuple[Moved, ...]:

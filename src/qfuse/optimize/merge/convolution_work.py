@@ -17,6 +17,7 @@ from qfuse.cost import (
     at_points,
     pointwise_work,
 )
+from qfuse.ir.dtypes import BYTES
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.qdq import Quantize, as_dequantize, as_quantize
@@ -78,7 +79,7 @@ def _are_quantized(group: Sequence[Sibling]) -> bool:
     x = as_dequantize(group[0].op.x)
     stored = [None if s.stored is None else s.stored.params.spec.dtype for s in group]
     types = [None if x is None else x.params.spec.dtype, *stored]
-    return all(t in {torch.int8, torch.uint8} for t in types)
+    return all(t in BYTES for t in types)
 
 
 def _agree(quantizes: Sequence[Quantize]) -> bool:

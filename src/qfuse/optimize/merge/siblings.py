@@ -264,15 +264,10 @@ def _groups(
     """Sort the ops with one input into groups that may merge; log why others may not."""
     groups: dict[Hashable, list[Sibling]] = {}
     misses: list[tuple[Node, Miss]] = []
-    weights: set[Node] = set()
     for node, sibling in found:
-        if isinstance(sibling, Sibling) and sibling.weight in weights:
-            text = "a sibling has the same weight with another bias"
-            misses.append((node, Miss(MissCode.SHARED, sibling.weight, text, progress=3)))
-        elif isinstance(sibling, Miss):
+        if isinstance(sibling, Miss):
             misses.append((node, sibling))
         else:
-            weights.add(sibling.weight)
             groups.setdefault(sibling.kind, []).append(sibling)
     misses += _lonely(list(groups.values()))
     return list(groups.values()), misses
@@ -293,14 +288,14 @@ def _difference(one: Sibling, others: Sequence[Sibling]) -> Miss:
     names = differ[id(near)]
     text = "the closest of its siblings, %{}, differs in {}"
     own, its = dict(one.kind), dict(near.kind)
-    told = [
+    details = [
         f"{name} ({_word(its[name])}, not {_word(own[name])})"
         if name in own and name in its
         else name
         for name in names
     ]
     code = MissCode.SHAPE if one.alike != near.alike else MissCode.DTYPE
-    told_names = near.op.node.name, ", ".join(told)
+    told_names = near.op.node.name, ", ".join(details)
     return Miss(code, one.op.node, text, *told_names, progress=3)
 
 

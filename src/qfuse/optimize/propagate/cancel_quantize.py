@@ -16,7 +16,7 @@ from qfuse.ir.ops.qdq import Dequantize, Quantize
 from qfuse.ir.ops.views import QuantParams, node_of, shape_of, tensor_of
 from qfuse.ir.quant.block import same_grid
 from qfuse.ir.quant.element import ScaleFormat
-from qfuse.ir.quant.round_trip import RoundTripFailure, culprit
+from qfuse.ir.quant.round_trip import RoundTripFailure, round_trip_failure
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name, dtype_range
 from qfuse.optimize.match.strides import refuse_layout
 from qfuse.optimize.propagate.qdq_pair import quantize_pair
@@ -142,7 +142,7 @@ def _refuse_numbers(params: QuantParams) -> Miss | None:
         if zero is None or zero.is_meta:
             text = "the zero point is computed at run time"
             return Miss(MissCode.NOT_CONSTANT, params.zero_point, text, progress=3)
-    wrong = culprit(params.spec.dtype, scale, zero)
+    wrong = round_trip_failure(params.spec.dtype, scale, zero)
     if wrong is RoundTripFailure.ZERO_POINT:
         return Miss(MissCode.ZERO_POINT, node_of(params.zero_point), wrong.value, progress=3)
     return None if wrong is None else Miss(MissCode.RANGE, params.scale, wrong.value, progress=3)

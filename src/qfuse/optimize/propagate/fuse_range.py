@@ -68,8 +68,8 @@ class FuseRange(Rule[FuseRangeSite]):
         integers = all(b is None or (type(b) is int and least <= b <= most) for b in bounds)
         if params.spec.dtype.is_floating_point or not integers:
             text = "its bounds are not integers of {}"
-            told = dtype_name(params.spec.dtype)
-            return Miss(MissCode.ARGUMENT, node, text, told, progress=2)
+            details = dtype_name(params.spec.dtype)
+            return Miss(MissCode.ARGUMENT, node, text, details, progress=2)
         for user in source.users:
             if user is not node:
                 text = "its operand is also used by {}"

@@ -76,11 +76,11 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
         )
         count = len(out.steps)
         if not count or len(read.steps) < count:
-            stuck = read.stuck if count else out.stuck
-            assert stuck is not None, "the first movement was not crossed"
-            text, told = "its parameters do not move above {}: {}", movement_name(stuck[0])
-            why = stuck[1].reason
-            return Miss(MissCode.GRANULARITY, stuck[0].node, text, told, why, progress=2)
+            blocked = read.blocked if count else out.blocked
+            assert blocked is not None, "the first movement was not crossed"
+            text, details = "its parameters do not move above {}: {}", movement_name(blocked[0])
+            why = blocked[1].reason
+            return Miss(MissCode.GRANULARITY, blocked[0].node, text, details, why, progress=2)
         with torch.no_grad():
             q = torch.empty_like(tensor_of(out.source), dtype=dtypes[1])
         wrong = refuse_layout(node, out.apply(FakeMover(), q))

@@ -65,8 +65,11 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
             return op
         for source, dequantize in zip(reads, found, strict=True):
             if dequantize is None:
-                text, told = "{} joins quantized values with {}", (op_name(node), op_name(source))
-                return Miss(MissCode.NOT_QUANTIZED, source, text, *told, progress=2)
+                text, details = (
+                    "{} joins quantized values with {}",
+                    (op_name(node), op_name(source)),
+                )
+                return Miss(MissCode.NOT_QUANTIZED, source, text, *details, progress=2)
         crossing = self._refuse_ranks(op) or _refuse_users(op, operands) or op.sink(operands)
         if isinstance(crossing, Miss):
             return crossing

@@ -183,9 +183,9 @@ class OpPattern(Pattern):
         assert called is not None, "read says so"
         for name, default in self._rest[called].items():
             if not same_value(default, given[name]):
-                told = Literal(default, name, MissCode.ARGUMENT).read(given[name])
-                assert isinstance(told, Mismatch), "they differ"
-                search.fail(frame, told)
+                details = Literal(default, name, MissCode.ARGUMENT).read(given[name])
+                assert isinstance(details, Mismatch), "they differ"
+                search.fail(frame, details)
                 return False
         return True
 

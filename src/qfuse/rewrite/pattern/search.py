@@ -83,7 +83,7 @@ class Failure:
             return True
         return (self.core > 0, self.count) > (other.core > 0, other.count)
 
-    def told(self) -> Miss:
+    def details(self) -> Miss:
         """Return the miss with its progress and trace."""
         self.miss.progress = self.count if self.core else 0
         self.miss.trace = self.frame.trace()
@@ -234,7 +234,7 @@ class Search:
     def verdict(self) -> Miss:
         """Return the miss of a search without a match."""
         assert self.closest is not None, "a search without a match has failed somewhere"
-        miss = self.closest.told()
+        miss = self.closest.details()
         if self._left >= 0:
             return miss
         text = "the search for this pattern was given up after {} steps"

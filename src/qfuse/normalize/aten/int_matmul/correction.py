@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.dtypes import widens
+from qfuse.ir.dtypes import BYTES, widens
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.normalize.aten.int_matmul.activation import ActivationOperand
-from qfuse.normalize.aten.int_matmul.products import EIGHT_BITS, is_column_sum
+from qfuse.normalize.aten.int_matmul.products import is_column_sum
 from qfuse.normalize.aten.int_matmul.weight import Weight
 from qfuse.normalize.aten.qdq.scale_factor import Factor
 from qfuse.normalize.match.broadcast import Broadcast, broadcast_of, is_per_feature
@@ -21,7 +21,7 @@ from qfuse.rewrite.pattern.base import is_tensor
 from qfuse.rewrite.pattern.search import same_value
 from qfuse.rewrite.prelude import Miss, MissCode, Node, arguments, aten
 
-_INTEGERS = (*EIGHT_BITS, torch.int16, torch.int32, torch.int64)
+_INTEGERS = (*BYTES, torch.int16, torch.int32, torch.int64)
 # Float dtypes with the range of float32, or more.
 _LARGE = (torch.float64, torch.float32, torch.bfloat16)
 _FACTORS = 8

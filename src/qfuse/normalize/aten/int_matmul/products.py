@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx.node import Argument
 
+from qfuse.ir.dtypes import BYTES
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.casts import cast_source
@@ -28,7 +29,6 @@ from qfuse.rewrite.pattern import (
 )
 from qfuse.rewrite.prelude import Miss, MissCode, Node, arguments, aten
 
-EIGHT_BITS = (torch.int8, torch.uint8)
 _SUMS = (torch.int32, torch.int64)
 _WIDER = (torch.int16, *_SUMS)
 _WIDE_FLOATS = (torch.float32, torch.float64)
@@ -75,7 +75,7 @@ _WIDE_FLOAT = Step("cast to a wide float type", _wide_float, (aten._to_copy.defa
 _COPY = Step("copy", _copied, (aten.clone.default, aten.alias.default))
 _TRANSPOSE = Step("transpose", transpose_source)
 
-X, ZERO, WEIGHT = V("x", EIGHT_BITS), Arg("zero"), V("weight", EIGHT_BITS, rank=_MATRIX)
+X, ZERO, WEIGHT = V("x", BYTES), Arg("zero"), V("weight", BYTES, rank=_MATRIX)
 TO_WEIGHT = Capture[Path]("to_weight")
 _CONSTANT = WEIGHT.given(
     where(lambda weight: constant_of(weight) is not None, MissCode.NOT_CONSTANT, "{weight} varies")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.dtypes import REALS
+from qfuse.ir.dtypes import BYTES, REALS
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
@@ -17,12 +17,12 @@ from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.normalize.aten.int_matmul.activation import ActivationOperand, place
 from qfuse.normalize.aten.int_matmul.correction import read_zero
-from qfuse.normalize.aten.int_matmul.products import EIGHT_BITS, as_int_product
+from qfuse.normalize.aten.int_matmul.products import as_int_product
 from qfuse.normalize.aten.int_matmul.shift import SHIFTED, shifted
 from qfuse.normalize.aten.int_matmul.weight import Weight, read_scale
 from qfuse.normalize.aten.qdq.scale_factor import Factor, check_range
 from qfuse.normalize.match.broadcast import Broadcast, broadcast_of, is_per_feature
-from qfuse.normalize.match.quantized_values import stored_numbers
+from qfuse.normalize.match.quantized_values import quantized_values
 from qfuse.normalize.match.views import ROW_VIEW, with_shape
 from qfuse.rewrite.pattern import Path, Step, match
 from qfuse.rewrite.pattern.base import is_tensor
@@ -252,11 +252,11 @@ def _activation(x: Node, weight: Weight) -> ActivationOperand | None:
         params = found.params
         return ActivationOperand(found.q, params.scale, params.zero_point, params.spec)
     assert weight.node is not None, "the weight of a linear is a node"
-    stored = stored_numbers(x)
-    if stored is None or stored.views or dtype_of(stored.q) not in EIGHT_BITS:
+    stored = quantized_values(x)
+    if stored is None or stored.views or dtype_of(stored.q) not in BYTES:
         return None
     # A product of integers that is emulated in float.
-    if weight.q is None and stored_numbers(weight.node) is None:
+    if weight.q is None and quantized_values(weight.node) is None:
         return None
     return ActivationOperand(stored.q, None, stored.zero)
 

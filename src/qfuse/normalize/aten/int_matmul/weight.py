@@ -22,7 +22,7 @@ from qfuse.normalize.aten.qdq.scale_factor import (
 )
 from qfuse.normalize.match.broadcast import Broadcast, broadcast_of
 from qfuse.normalize.match.constants import derived, is_unit, shared_constant
-from qfuse.normalize.match.quantized_values import moved_constant, stored_numbers
+from qfuse.normalize.match.quantized_values import moved_constant, quantized_values
 from qfuse.rewrite.pattern.base import is_tensor
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter
 
@@ -55,7 +55,7 @@ class Weight:
             params = found.params
             zero = params.zero_point
             return Weight(node, found.q, scale=params.scale, zero=zero, spec=params.spec)
-        stored = stored_numbers(node)
+        stored = quantized_values(node)
         # The quantized values must be the matrix itself, so that its rows are those of the scale.
         if stored is None or stored.views or moved_constant(stored.q) is None:
             return Weight(node)

@@ -21,7 +21,7 @@ from qfuse.normalize.aten.qdq.scale_factor import (
 from qfuse.normalize.match.broadcast import block_of
 from qfuse.normalize.match.quantized_values import (
     QUANTIZED,
-    StoredNumbers,
+    QuantizedValues,
     integers_of,
     stored_spec,
 )
@@ -121,7 +121,7 @@ class DequantizeChain(PatternRule):
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Build the parameters, then the dequantize."""
-        stored, scale, zero = StoredNumbers.of(site), site[SCALE_FACTOR], site[ZERO_FACTOR]
+        stored, scale, zero = QuantizedValues.of(site), site[SCALE_FACTOR], site[ZERO_FACTOR]
         shape = shape_of(site[VALUE])
         block = block_of(shape, scale.shape)
         assert block is not None, "the scale tiles the quantized values"

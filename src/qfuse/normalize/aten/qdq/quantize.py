@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.dtypes import REALS
+from qfuse.ir.dtypes import BYTES, REALS
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
@@ -71,7 +71,7 @@ def _zero_factor(node: Node, scale_factor: Factor, zero_point: Argument) -> Fact
 
 
 def _float_source(node: Node) -> Node | None:
-    source = cast_source(node) if dtype_of(node) in {torch.int8, torch.uint8} else None
+    source = cast_source(node) if dtype_of(node) in BYTES else None
     return source if source is not None and dtype_of(source).is_floating_point else None
 
 

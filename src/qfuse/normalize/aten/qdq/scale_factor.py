@@ -14,7 +14,7 @@ from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec, dtype_name, dtype_range
-from qfuse.ir.sizes import Size, same_shape
+from qfuse.ir.sizes import Size, is_one, same_shape
 from qfuse.normalize.match.broadcast import block_of, padded
 from qfuse.normalize.match.constants import derived
 from qfuse.normalize.match.quantized_values import integers_of
@@ -199,11 +199,7 @@ def check_range(node: Node, scale: torch.Tensor, spec: QuantSpec, *, shifted: bo
 
 def _is_per_element(shape: Sequence[Size], grid: Sequence[Size]) -> bool:
     sizes = zip(shape, padded(grid, len(shape)), strict=True)
-    return not any(not _is_one(size) and _is_one(count) for size, count in sizes)
-
-
-def _is_one(size: Size) -> bool:
-    return isinstance(size, int) and size == 1
+    return not any(not is_one(size) and is_one(count) for size, count in sizes)
 
 
 def _run_time_zero(at: Node, zero: Node, grid: Sequence[Size]) -> Factor | Miss:
