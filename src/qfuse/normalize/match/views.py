@@ -86,6 +86,7 @@ def reapply_views(rw: Rewriter, view: Node, y: Node) -> Node:
 def sized_view(rw: Rewriter, y: Node, sizes: Sequence[Argument], last: Size | None = None) -> Node:
     """View ``y`` in the given sizes; the last one may be replaced."""
     size: list[Argument] = list(sizes)
+    # Callers give a number of features or groups; a symbolic size would need a node.
     if last is not None:
         assert isinstance(last, int), f"the last axis of {y} is not static"
         size[-1] = last

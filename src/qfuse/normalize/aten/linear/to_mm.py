@@ -83,6 +83,7 @@ class SpellMm(Rule[SpellMmSite]):
 
 def _turned(weight: Node, rw: Rewriter) -> Node:
     value = constant_of(weight)
+    # Only a constant that was stored as `[K, N]` gets its old layout back without a copy.
     if value is None or not value.t().is_contiguous():
         return rw.call(aten.permute.default, weight, [1, 0])
     return rw.constant(value.t(), str(weight.target))

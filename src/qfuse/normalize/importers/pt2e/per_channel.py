@@ -128,6 +128,7 @@ def _block(node: Node, value: Node, scale: Node, axis: Argument) -> Block:
         raise RefusedError(MissCode.SHAPE, scale, text, scales)
     if not scales or count != scales[0]:
         raise _misfit(node, scale, "it is not a list")
+    # Asked before the broadcast: one channel with one scale is per channel.
     if same_size(count, shape[axis]):
         return tuple(1 if i == axis else None for i in range(rank))
     if count == 1:

@@ -102,6 +102,8 @@ class NormalizeDequantizePerTensor(QdqRule):
         compute = promoted(node, real, torch.float32)
         block = (None,) * len(shape_of(q))
         spec = make_spec(node, (dtype, codes), block, real, Arithmetic(compute))
+        # A 16-bit source rounds the difference before it multiplies; the canonical op computes both
+        # in float32.
         if real != compute:
             _check_difference(node, q, a["zero_point"], real)
         scale, zero = _scale(node, q, a["scale"]), _zero_point(node, q, a["zero_point"])

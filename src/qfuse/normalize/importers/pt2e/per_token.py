@@ -147,6 +147,8 @@ def _chosen(scale: Node, zero_point: Node) -> _ChosenScale | None:
     choose = _choose_of(scale)
     if choose is None and _choose_of(zero_point) is None:
         return None
+    # An op in between computes with the dtype that the fake value claims, so its own type is wrong
+    # too.
     direct = scale.target is operator.getitem and zero_point.target is operator.getitem
     if choose is None or not direct or _choose_of(zero_point) is not choose:
         text = (
