@@ -57,6 +57,7 @@ def _same_tensor(node: Node) -> Node | None:
     if source is None or arguments(node).get("copy") is True:
         return None
     old, new = source.meta["val"], node.meta["val"]
+    # `to` and `contiguous` return the tensor itself where nothing has to change.
     same = (old.dtype, old.device, old.stride()) == (new.dtype, new.device, new.stride())
     return source if same else None
 

@@ -142,6 +142,7 @@ class _Reader:
             text = self.sizes.express(size)
             if text is not None:
                 return OutputSpec(None, size=text)
+        # A tensor that is returned twice is one output.
         if name not in nodes:
             nodes.append(name)
         strides = None

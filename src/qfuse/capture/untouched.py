@@ -39,6 +39,8 @@ class _Snapshot:
             attributes = vars(module)
             self._dicts.append((attributes, dict(attributes)))
             for name, value in attributes.items():
+                # Their tensors belong to torch.export, which restores them; only the entries are
+                # recorded.
                 if name in _REGISTRIES:
                     self._dicts.append((value, dict(value)))
                 else:
@@ -81,6 +83,7 @@ class _Snapshot:
                 items[:] = copy
         with torch.no_grad():
             for kept in self._loose:
+                # Only what was written: restoring counts as a write for autograd.
                 if kept.tensor._version != kept.version:  # noqa: SLF001
                     kept.tensor.copy_(kept.copy)
 

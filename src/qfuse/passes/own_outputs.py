@@ -28,6 +28,7 @@ def own_outputs(program: StageGraph) -> None:
         if part is None:
             continue
         rw = editor.rewriter(_NAME, part)
+        # The copy reads the part, so it stands behind it.
         with rw.before(part.next):
             dense = torch.contiguous_format
             own = rw.call(torch.ops.aten.clone.default, part, memory_format=dense)

@@ -155,6 +155,7 @@ class QuantSpec:
             return 1 + self.element.exponent_bits + self.element.mantissa_bits
         if self.dtype.is_floating_point:
             return self.dtype.itemsize * 8
+        # A range of a single value still takes a bit.
         return max(1, (self.quant_max - self.quant_min).bit_length())
 
     @property
@@ -170,6 +171,7 @@ class QuantSpec:
 
     def widened(self) -> QuantSpec:
         """Return the spec that computes in float64, except with narrow scale formats."""
+        # Such specs have to compute in float32 (`_check_formats`).
         if not self.is_plain:
             return self
         arithmetic = replace(self.arithmetic, compute=torch.float64)

@@ -89,6 +89,7 @@ class Caller:
         flat = []
         for position, spec in enumerate(self.signature.outputs):
             if spec.input_index is not None:
+                # The caller's own object, since the source returns that and not an equal tensor.
                 flat.append(leaves[spec.input_index])
             elif spec.index is not None:
                 flat.append(outputs[spec.index])
