@@ -49,6 +49,7 @@ def decompose(program: ExportedProgram, *, autocast: bool) -> ExportedProgram:
     devices = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
     with ExitStack() as stack:
         stack.enter_context(_quiet())
+        # A program that was exported earlier has its casts; an ambient autocast would add others.
         for device in [] if autocast else devices:
             stack.enter_context(torch.autocast(device, enabled=False))
         functional: ExportedProgram = program.run_decompositions({})

@@ -83,6 +83,7 @@ class _Reader:
 
     def _order(self, leaf: Leaf, value: torch.Tensor) -> tuple[int, ...] | None:
         """Return the order of the axes of the traced layout, ``None`` for a contiguous tensor."""
+        # The order of symbolic strides is that of the traced sizes.
         shape = [_hint(size, self.program) for size in value.shape]
         strides = [_hint(step, self.program) for step in value.stride()]
         order = axis_order(shape, strides)
@@ -146,6 +147,7 @@ class _Reader:
         if name not in nodes:
             nodes.append(name)
         strides = None
+        # Strides that depend on sizes differ from call to call.
         if isinstance(value, torch.Tensor) and all(isinstance(s, int) for s in value.stride()):
             strides = tuple(value.stride())
         return OutputSpec(nodes.index(name), strides=strides)

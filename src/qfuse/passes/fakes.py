@@ -46,6 +46,7 @@ class Fakes:
         modes = {id(mode): mode for mode in map(mode_of, values) if mode is not None}
         roots = graph.find_nodes(op="placeholder")
         inputs = [t for node in roots for t in _tensors(node.meta.get("val"))]
+        # A graph without inputs is judged by its other values.
         on_meta = any(t.is_meta for t in inputs or values)
         if len(modes) == 1:
             return cls(next(iter(modes.values())), on_meta)

@@ -115,6 +115,7 @@ def _check_call(node: Node) -> bool:
         # Other targets are values of the graph, whose later users would have to see the write.
         if not isinstance(target, Node) or target.op not in {"get_attr", "placeholder"}:
             raise refused(node, f"{node.target} writes to its argument", _FUNCTIONAL)
+        # In the copy the result stands for the target before the write.
         if any(user.op != "output" for user in node.users):
             raise refused(node, "the result of copy_ is used", _FUNCTIONAL)
         return True

@@ -133,6 +133,7 @@ def _select_of(node: Node, source: Node) -> Movement | None:
     if not _is_int(axis):
         return None
     size = shape_of(source)[axis]
+    # So that the index finds its block.
     if _is_int(index) and index < 0 and isinstance(size, int):
         index += size
     return Select(node, source, axis % len(shape_of(source)), index)

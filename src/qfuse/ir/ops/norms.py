@@ -90,6 +90,7 @@ def _layer_norm(
         shape = wide.shape[-spec.axes :]
         return F.layer_norm(wide, shape, weight, bias, spec.eps).to(spec.out)
     centred = wide - _mean(wide, spec)
+    # `torch.var` sums in another order than the mean of squares.
     if spec.statistic is Statistic.VARIANCE:
         variance = torch.var(wide, _axes(spec), correction=0, keepdim=True)
     else:

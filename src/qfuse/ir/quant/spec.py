@@ -217,7 +217,8 @@ class QuantSpec:
         """Name the block relative to a tensor of ``shape``.
 
         A singleton grid of any rank is per-tensor. Per-channel and per-token both have one scale
-        per index of the axes that are not whole: per-token if only the last axis is whole.
+        per index of the axes that are not whole: per-token if only the last of more than two axes
+        is whole.
         """
         split = [
             axis

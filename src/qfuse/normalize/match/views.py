@@ -50,6 +50,7 @@ def rows_source(value: object) -> Node | None:
     if source is None or not isinstance(value, Node):
         return None
     before, after = shape_of(source), shape_of(value)
+    # A scalar has no last axis.
     if not before or not after or not same_size(before[-1], after[-1]):
         return None
     if is_call(value, *SIZED_VIEWS, aten.alias.default):

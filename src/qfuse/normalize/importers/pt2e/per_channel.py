@@ -61,6 +61,7 @@ class NormalizeQuantizePerChannel(QdqRule):
         codes = code_range(node, a["quant_min"], a["quant_max"])
         check_codes(node, dtype, codes)
         block = _block(node, x, scale, a["axis"])
+        # The source widens 16-bit data to float32 first.
         compute = promoted(node, torch.float32, dtype_of(scale))
         spec = make_spec(node, (dtype, codes), block, dtype_of(x), Arithmetic(compute))
         check_clamp(node, spec)

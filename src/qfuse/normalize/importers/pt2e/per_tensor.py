@@ -73,6 +73,7 @@ class NormalizeQuantizePerTensor(QdqRule):
         block = (None,) * len(shape_of(x))
         spec = make_spec(node, (dtype, codes), block, dtype_of(x), Arithmetic())
         check_clamp(node, spec)
+        # `1.0 / 0.0` raises in Python.
         if number_of(a["scale"]) == 0:
             raise cannot_run(node, "its scale is 0, and it divides by its scale")
         scale = _scale(node, x, a["scale"])

@@ -87,6 +87,7 @@ class NormalizeQuantizePerToken(QdqRule):
         codes = code_range(node, a["quant_min"], a["quant_max"])
         check_codes(node, dtype, codes)
         of_scale = dtype_of(scale) if chosen is None else chosen.spec.scale_dtype
+        # The source adds the zero point and then rounds, unlike per tensor and per channel.
         math = Arithmetic(promoted(node, real, of_scale), zero_point_first=True)
         spec = make_spec(node, (dtype, codes), _block(node, x, scale, zero), real, math)
         check_clamp(node, spec)
