@@ -227,9 +227,11 @@ def _assemble(
     module = build_module(program, constants, interface.outputs, interface.written)
     annotate(module)
     written = {constants[placeholder][0] for placeholder in interface.written}
+    # No rule may fold the value that a written buffer has now.
     for node in module.graph.find_nodes(op="get_attr"):
         if node.target in written:
             node.meta[MUTABLE_META] = True
+    # Behind `annotate`, since its errors name the user's line.
     check_random(module, log, training=traced.training)
     note_fixed_sizes(interface.signature, leaves, log)
     return CapturedGraph(module, interface.signature, log)

@@ -100,6 +100,7 @@ def read_call(
             f"the example does not fit {type(model).__name__}.forward: {error}",
             fix=f"forward takes {inspect.signature(model.forward)}",
         ) from error
+    # torch flattens registered containers only, and the call is flattened below.
     register_caches()
     for name, value in parameters.name(*call):
         verify_cache(name, value)

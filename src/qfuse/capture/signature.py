@@ -62,6 +62,7 @@ class _Reader:
         """Return the specs of the flat inputs, in the order of the leaves."""
         specs = self.program.graph_signature.input_specs
         user = [spec.arg for spec in specs if spec.kind is InputKind.USER_INPUT]
+        # torch lists an input for every leaf, also for numbers and strings.
         assert len(user) == len(leaves), f"{len(user)} inputs, {len(leaves)} leaves"
         return tuple(self._input(arg, leaf) for arg, leaf in zip(user, leaves, strict=True))
 

@@ -79,6 +79,7 @@ class _Snapshot:
         for now, before in self._dicts:
             _restore(now, before)
         for items, copy in self._lists:
+            # By identity: comparing tensors gives tensors, and equal objects may still be others.
             if len(items) != len(copy) or any(map(operator.is_not, items, copy)):
                 items[:] = copy
         with torch.no_grad():

@@ -42,6 +42,7 @@ def _part(leaf: Node) -> Node | None:
     while node is not root:
         source = node.all_input_nodes[0]
         if node.target is operator.getitem and is_call(source, *SPLITS):
+            # Results of a split that the caller wrote were views before the pass too.
             return node if RULE_META in source.meta else None
         node = source
     return None

@@ -179,6 +179,7 @@ def _gated(match: Match, node: Node) -> Gated | Miss:
     else:
         found = Gated(activated)
     if UP in match:
+        # First, since a GLU of one tensor reads no second operand.
         found = _halves(found, match[UP]) or found.times(match[_OTHER])
     return _shared(node, found) or found.rounded(match.get(_LAST))
 

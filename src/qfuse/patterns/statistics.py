@@ -66,6 +66,7 @@ def reduced_axes(node: Node) -> int | None:
 def _refuse_reduction(node: Node) -> Miss | None:
     """Refuse a mean or variance that does not reduce the last axes, or that drops them."""
     a = arguments(node)
+    # A mean with a dtype casts its operand, which a spec has no field for.
     if a.get("dtype") not in {None, dtype_of(node_of(a["self"]))}:
         text = "the mean is computed in another dtype than its source"
         return Miss(MissCode.DTYPE, node, text)

@@ -255,6 +255,7 @@ class Rewriter:
         # Later nodes use earlier ones, and a node with users cannot be erased.
         for node in reversed(self.journal.made):
             self._editor.module.graph.erase_node(node)
+        # New constants stay registered; lowering drops those that no node uses.
         self.journal = Journal()
 
     def commit(self) -> tuple[list[Node], list[Node]]:

@@ -104,6 +104,7 @@ class ChooseSpec:
 
     def widened(self) -> ChooseSpec:
         """Return the spec that computes in float64."""
+        # The formula computes in the dtype of `x`, which is float64 already.
         return replace(self, scale_dtype=torch.float64)
 
     def grid(self, shape: Sequence[int | torch.SymInt]) -> tuple[int | torch.SymInt, ...]:

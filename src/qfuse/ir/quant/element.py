@@ -36,6 +36,7 @@ class Element(StrEnum):
     @property
     def exponent_bits(self) -> int:
         """Width of the exponent."""
+        # The names end in `e<width of exponent>m<width of mantissa>`.
         return int(self.value[-3])
 
     @property
@@ -46,11 +47,13 @@ class Element(StrEnum):
     @property
     def least_exponent(self) -> int:
         """Exponent of the smallest normal number, and of the subnormal ones."""
+        # The bias is 2^(e-1) - 1, and the smallest normal number has 1 in its exponent field.
         return 2 - (1 << (self.exponent_bits - 1))
 
     @property
     def greatest(self) -> float:
         """The largest finite value: 6.0, 7.5 and 28.0."""
+        # Without infinities and NaN, the highest exponent field holds numbers too.
         top = self.least_exponent + (1 << self.exponent_bits) - 2
         return math.ldexp(2 - math.ldexp(1, -self.mantissa_bits), top)
 

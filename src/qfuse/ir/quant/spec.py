@@ -275,6 +275,7 @@ _TEXT = re.compile(
 )
 
 
+# Rules parse the specs of every node that they look at, and the texts repeat.
 @cache
 def _parse(text: str) -> QuantSpec:
     found = _TEXT.fullmatch(text)

@@ -34,6 +34,7 @@ class Caller:
         self.signature = signature
         self._binder = Binder(signature)
         self._guards = Guards(signature)
+        # Parsed once, evaluated in every call.
         self._sized = {
             index: parse_size(spec.size)
             for index, spec in enumerate(signature.outputs)

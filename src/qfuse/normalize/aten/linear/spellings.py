@@ -138,6 +138,7 @@ _ROWS = (
         ),
     ),
     ("mv", Exactness.EXACT, op(aten.mv.default, ROWS, X)),
+    # Batched products are other library calls than the one product of all rows.
     ("bmm", Exactness.ROUNDING, op(aten.bmm.default, X, SHARED)),
     (
         "baddbmm",

@@ -58,6 +58,7 @@ class LiftTranspose(Rule[WeightTranspose]):
         made = source
         while (wider := cast_source(made)) is not None:
             made = wider
+        # Only for these can `transposed` move the transpose without moving data.
         if as_dequantize(made) is None and constant_of(made) is None:
             text = "it is not computed elementwise from a constant"
             return Miss(MissCode.PATTERN, made, text, progress=0)
