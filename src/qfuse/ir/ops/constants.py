@@ -32,7 +32,7 @@ _FOLDABLE = frozenset(
 )
 # Large enough for the parameters of big weights in small groups, too small for weights.
 _LIMIT = 1 << 22
-# Bounds the recursion: the expressions of importers are a few ops deep.
+# Bounds the recursion, which rules start at every scale and zero point that they look at.
 _DEPTH = 12
 
 

@@ -29,7 +29,7 @@ from qfuse.rewrite.pattern.guards import single_use
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, arguments, aten
 
 PATH, SCALED = Capture[Path]("path"), Capture[ScaledProduct]("scaled")
-# Bounds the walk from each product: casts and views between two factors are few.
+# Bounds the walk behind each product, which `match` repeats at every factor.
 _LONGEST = 12
 _ONE_USER = single_use("path", text="the unscaled result has other users")
 

@@ -21,7 +21,7 @@ from qfuse.normalize.match.quantized_values import integers_of
 from qfuse.normalize.match.views import transpose_source, view_source, with_shape
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
 
-# Bounds the walk above a parameter: exporters put one or two views there.
+# Bounds the walk above a parameter, which `match` starts at every product.
 _STEPS = 8
 
 
