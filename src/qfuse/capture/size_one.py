@@ -65,6 +65,7 @@ def check_size_one(
         traced: The traced program of the graph.
         source: The model.
     """
+    # A size that was 1 in the example was traced as such.
     names = [name for name, s in captured.signature.symbols.items() if s.low <= 1 < s.hint]
     if not names or _agrees(captured, traced, source, names):
         return captured
@@ -112,6 +113,7 @@ def _cut(leaf: Any, shape: Sequence[int | str], names: list[str]) -> Any:
         return leaf
     for axis, size in enumerate(shape):
         if size in names:
+            # A copy, since the narrowed view has the strides of the larger tensor.
             leaf = leaf.narrow(axis, 0, 1).clone()
     return leaf
 
@@ -124,6 +126,7 @@ def _same_results(
 ) -> bool:
     if any(value.is_meta for value in inputs) or any(map(is_random, captured.graph.nodes)):
         return False  # Missing or random values cannot be compared.
+    # The caller's random state must not depend on this check.
     with torch.random.fork_rng(devices=[]):
         mine = run_flat(captured.module, inputs)
         theirs = run_flat(reference.module, Caller(reference.signature).check(leaves))
@@ -159,6 +162,7 @@ def _same_arguments(first: Sequence[Any], second: Sequence[Any]) -> bool:
 
 def _same_argument(a: Any, b: Any) -> bool:
     if _is_symbolic(a):
+        # The small trace has numbers where the other one has symbols.
         return isinstance(b, int) or _is_symbolic(b)
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return _same_arguments(a, b)

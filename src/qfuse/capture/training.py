@@ -47,6 +47,7 @@ def check_modules(model: nn.Module) -> None:
 
 def _acts_differently(module: nn.Module) -> bool:
     match module:
+        # Its slopes are random in training.
         case nn.RReLU():
             return True
         case nn.MultiheadAttention() | nn.RNNBase():

@@ -28,5 +28,7 @@ def exact_integers(dtype: torch.dtype) -> tuple[int, int]:
     if not dtype.is_floating_point:
         info = torch.iinfo(dtype)
         return info.min, info.max
+    # `eps` is 2^(1 - digits), and 2^digits + 1 is the first integer that is rounded: 257 in
+    # bfloat16, which has 8 digits.
     digits = 1 - round(math.log2(torch.finfo(dtype).eps))
     return -(2**digits), 2**digits

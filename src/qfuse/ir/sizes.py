@@ -45,6 +45,7 @@ def is_row_major(value: torch.Tensor) -> bool:
     """Whether ``value`` is contiguous in row-major order."""
     step: Size = 1
     for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        # An axis of one element may have any stride.
         if not same_size(size, 1):
             if not same_size(stride, step):
                 return False
@@ -65,6 +66,7 @@ def exact_quotient(a: Size, b: Size) -> Size | None:
     if same_size(b, 0):
         return None
     quotient: Size = a // b
+    # `//` rounds down, also for symbols.
     return quotient if same_size(quotient * b, a) else None
 
 

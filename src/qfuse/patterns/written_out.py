@@ -64,6 +64,7 @@ def _dtype(value: object) -> torch.dtype:
 
 
 def _rounds_to(known: float, wanted: float, dtype: torch.dtype) -> bool:
+    # An integer enters the arithmetic as it is; only floats were rounded to something.
     if isinstance(known, int):
         return known == wanted
     rounded = torch.tensor((known, wanted), dtype=torch.float64).to(dtype)

@@ -37,6 +37,7 @@ class SiteChecker:
             # that has since been replaced and rounds differently.
             start = meeting_points(old, new)
             truth = None
+            # Exact rewrites are compared in bits with the source itself, rounding included.
             if exactness is Exactness.ROUNDING:
                 truth = wide_value(old, self._values, start)
             before = _tensors(region_value(old, self._values, start))
@@ -82,6 +83,7 @@ def _last_step(node: Node) -> Node | None:
     """Return the scale if the float result of ``node`` ends with a rounding, else ``None``."""
     result = result_of(node)
     fused = as_activation(node if result is None else result[0])
+    # A result that is stored quantized is compared by its steps anyway.
     if fused is None or fused.output.spec is not None or not fused.epilogue.steps:
         return None
     last = fused.epilogue.steps[-1]

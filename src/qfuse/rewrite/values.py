@@ -96,6 +96,7 @@ def meeting_points(old: Node, new: Node) -> frozenset[Node]:
     # Visit the latest node first, so that all its users have been visited before it.
     while heap:
         node = heapq.heappop(heap).node
+        # Both sides have the same value from here on up, so the walk stops.
         if sides[node] == _OLD | _NEW:
             found.add(node)
             continue
@@ -127,6 +128,8 @@ def _evaluate(
         if top in known:
             stack.pop()
         elif top in boundary or top.op in {"placeholder", "get_attr"}:
+            # Inputs and constants end the walk too: a value that only one side uses is above no
+            # meeting point, and is computed from them.
             known[top] = given(top)
         elif missing := [n for n in top.all_input_nodes if n not in known]:
             stack.extend(missing)
@@ -145,9 +148,11 @@ def _call(node: Node, known: dict[Node, Any]) -> Any:
 def _call_wide(node: Node, known: dict[Node, Any]) -> Any:
     assert callable(node.target), f"cannot evaluate {node.format_node()}"
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
+    # A `getitem` takes an index, which must not be widened.
     op = overload_of(node)
     if op is not None:
         args, kwargs = _widen(args), {k: _widen(v) for k, v in kwargs.items()}
+    # The text of a spec names its dtypes too.
     declared = declaration_of(op)
     if declared is not None:
         args, kwargs = declared.widened_args(args, kwargs), {}

@@ -57,5 +57,7 @@ def _are_small(zero_point: torch.Tensor) -> bool:
 def _stay_normal(scale: torch.Tensor) -> bool:
     """Whether the scale, its reciprocal and every product are normal float32 numbers."""
     size, facts = scale.float().abs(), torch.finfo(torch.float32)
+    # The difference is below 2^17, so every product stays finite.
     most = facts.max / (2 * _ZERO_POINTS)
+    # A subnormal scale or reciprocal has fewer than 24 bits, and the bound on the roundings fails.
     return bool(((size >= facts.tiny) & (size <= most) & (1 / size >= facts.tiny)).all())

@@ -85,6 +85,7 @@ def fit(at: Node, param: Node, grid: Sequence[Size], what: str = "scale") -> Par
     node = without_reshapes(param, grid)
     have, want = shape_of(node), tuple(grid)
     done = Param(node, want, dtype_of(node))
+    # Axes of size 1 may be anywhere, also beside symbolic sizes, whose product is unknown.
     if same_shape(have, want) or same_shape(_without_ones(have), _without_ones(want)):
         return done
     have_count, want_count = element_count(have), element_count(want)
@@ -99,6 +100,8 @@ def fit(at: Node, param: Node, grid: Sequence[Size], what: str = "scale") -> Par
             fix="give one entry per block of the data",
             kind=BlockError,
         )
+    # A constant is reshaped at compile time, by a copy if necessary; at run time there are only
+    # views.
     if constant_value(node) is None and not tensor_of(node).is_contiguous():
         text = "the {} of shape {} is not contiguous, so it has no view of shape {}"
         raise RefusedError(MissCode.SHAPE, at, text, what, have, want)
@@ -115,6 +118,8 @@ def fit_zero_point(at: Node, param: Node | None, grid: Sequence[Size]) -> Param 
     if param is None:
         return None
     fitted = fit(at, param, grid, "zero point")
+    # Sources with symmetric quantization pass tensors of zeros; without them specs and kernels are
+    # simpler, and adding zero changes nothing.
     return None if is_zero(param) else fitted
 
 

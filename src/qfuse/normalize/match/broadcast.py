@@ -31,6 +31,7 @@ def broadcast_of(factor: Sequence[Size], shape: Sequence[Size]) -> Broadcast | N
     if all(is_one(size) for size in sizes):
         return Broadcast.TENSOR
     lead, last = sizes[:-1], sizes[-1]
+    # Sizes are compared without guards: a symbol that may happen to be 1 is not taken as 1.
     if all(is_one(size) for size in lead):
         return Broadcast.CHANNEL if same_size(last, shape[-1]) else None
     if is_one(last) and same_shape(lead, shape[:-1]):

@@ -51,11 +51,13 @@ VIEWS_OF_Q: Capture[Path] = Capture("views_of_q")
 
 
 def _exact_cast(node: Node) -> Node | None:
+    # 8-bit values are exact in all of these.
     exact = dtype_of(node) in REALS or dtype_of(node) in _WIDE_INTEGERS
     return cast_source(node) if exact else None
 
 
 def _wide_view(node: Node) -> Node | None:
+    # A view of the stored values themselves belongs to `q`.
     return None if dtype_of(node) in STORED else view_source(node)
 
 

@@ -53,6 +53,7 @@ def _are_sums(product: IntProduct, sums: Node) -> bool:
 
 @guard(MissCode.SHARED, "the product has other users", at="product")
 def _is_single_use(product: IntProduct) -> bool:
+    # Another user needs the uncorrected product, which would be a second matrix product.
     return len(product.node.users) == 1
 
 
@@ -77,6 +78,8 @@ def _zero_refusal(product: IntProduct, zero: Argument, correction: Node) -> Miss
 
 @guard(MissCode.DTYPE, "the difference is taken in {node.dtype}, which may not wrap as 32 bits do")
 def _fits_32_bits(node: Node, product: IntProduct, zero: Argument) -> bool:
+    # 32-bit arithmetic is modulo 2^32, so both orders wrap to the same integer; 64-bit sums that
+    # are computed in 32 bits do not.
     if dtype_of(node) == dtype_of(product.node) == torch.int32:
         return True
     number = number_of(zero)
@@ -103,6 +106,8 @@ def shifted(found: Match) -> tuple[Node, Argument]:
     ``uint8(y + 128)`` with the zero point 128 is ``y`` without one.
     """
     x, zero = found[PRODUCT].x, found[ZERO]
+    # The shift of 128 and the zero point of 128 cancel only as a pair; any other shift wraps in
+    # uint8.
     unsigned = match(_UNSIGNED, x) if number_of(zero) == _UNSIGNED_SHIFT else None
     if isinstance(unsigned, Match) and number_of(unsigned.bound["shift"]) == _UNSIGNED_SHIFT:
         return unsigned[Y], None

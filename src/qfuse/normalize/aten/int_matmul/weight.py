@@ -88,6 +88,8 @@ class Weight:
         # One scale per output feature is one per row of `[N, K]`.
         block = (None if scale.shape[0] == 1 else 1, None)
         if self.spec is not None:
+            # Its scale is 1 so far (`is_open`), so the new one replaces it and may have another
+            # block.
             if self.zero is None:
                 return replace(self, node=None, scale=scale, spec=self.spec.with_block(block))
             text = "the weight has a zero point of one block, the scale another"
@@ -130,6 +132,8 @@ def read_scale(at: Node, by: Argument, y: Node, compute: torch.dtype) -> Factor 
         return constant_factor(at, torch.full((1, 1), float(by), dtype=compute), 2, "scale")
     if not isinstance(by, Node) or not is_tensor(by):
         return Miss(MissCode.DTYPE, at, "the factor is not a tensor")
+    # A factor per row of the result belongs to a row of the activation, and to no row of the
+    # weight.
     if broadcast_of(shape_of(by), shape_of(y)) in {None, Broadcast.ROWS}:
         text = "a factor of shape {} on a result of shape {} is not one number per output feature"
         return Miss(MissCode.AXIS, by, text, tuple(shape_of(by)), tuple(shape_of(y)))

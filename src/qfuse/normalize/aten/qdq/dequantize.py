@@ -50,6 +50,7 @@ def _unviewed(node: Node) -> Node:
 
 @guard(MissCode.NOT_CONSTANT, "the factor is not known to be a scale", at="scale")
 def _is_scale(q: Node, scale: Argument) -> bool:
+    # `q * x` with an activation `x` has the same form, and is no dequantize.
     known = not isinstance(scale, Node) or constant_value(scale) is not None
     return known or (isinstance(scale, Node) and _is_parameter(q, scale))
 

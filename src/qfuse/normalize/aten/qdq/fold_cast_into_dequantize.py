@@ -55,6 +55,8 @@ class FoldCastIntoDequantize(Rule[CastOfDequantize]):
         if dtype_of(node) not in REALS:
             text = "a dequantize does not return {}"
             return Miss(MissCode.DTYPE, node, text, dtype_name(dtype_of(node)), progress=2)
+        # From float32 to bfloat16 to float16 a value may be rounded to another neighbour than
+        # directly.
         if torch.promote_types(spec.arithmetic.compute, spec.real) != spec.real:
             text = "the dequantize rounds from {} to {} already, and two roundings are not one"
             names = dtype_name(spec.arithmetic.compute), dtype_name(spec.real)

@@ -64,6 +64,7 @@ class SinkView(Rule[SinkViewSite]):
             if view_source(user) is None:
                 return Miss(MissCode.SHARED, user, "a user is not a view", progress=0)
         lead = shape_of(source)[:-1]
+        # Without a view that restores the axes nothing cancels: one view would only change places.
         if not any(same_shape(shape_of(user)[: len(lead)], lead) for user in users):
             text = "no user restores the leading axes of the source"
             return Miss(MissCode.SHAPE, x, text, progress=0)
