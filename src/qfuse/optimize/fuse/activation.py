@@ -38,6 +38,7 @@ from qfuse.rewrite.pattern import (
 )
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, aten
 
+# Bounds the search from a quantize through round trips and casts to the product.
 _STEPS = 8
 
 
@@ -98,6 +99,7 @@ def _edge(x: Node) -> tuple[Node, QuantParams | None]:
 def _float_product(node: Node) -> Gated | None:
     """View a fused op with a float result, for which this op may choose parameters."""
     fused = as_fused_product(node)
+    # With parameters of its own it returns quantized values, and there is nothing to choose for.
     return None if fused is None or fused.out_params is not None else Gated(node)
 
 

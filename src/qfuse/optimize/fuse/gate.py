@@ -18,6 +18,7 @@ from qfuse.rewrite.prelude import Exactness, MissCode, Node, Rewriter
 def _has_halves(gated: Gated) -> bool:
     whole = _whole(gated)
     linear = None if whole is None else as_fused_linear(whole)
+    # A linear that returns quantized values has no float halves to multiply.
     return linear is not None and linear.out_params is None and bool(gated.steps)
 
 

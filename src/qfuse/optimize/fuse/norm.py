@@ -66,6 +66,7 @@ def _site(norm: Norm, result: QuantizedResult) -> FuseNormQuantizeSite | Miss:
     if isinstance(added, Miss):
         return plain
     x, residual = added[X], added[_RESIDUAL]
+    # A summand that broadcasts, such as a position embedding, is added outside of the op.
     if not same_shape(shape_of(x), shape_of(residual)):
         return plain
     # The sum may have users before the op's other operands are computed; then it stays outside.

@@ -144,6 +144,7 @@ def _refuse_users(choose: Choose, found: PropagatedUp, down: Sequence[Moved]) ->
     for step in down:
         chosen = step.apply(FakeMover(), chosen)
     for result in choose.node.users:
+        # They would become views of the parameters above.
         if leaves_graph(result):
             text = "the parameters leave the graph as tensors of their own"
             return Miss(MissCode.SHARED, result, text, progress=3)

@@ -63,6 +63,8 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
         crossing = op if isinstance(op, Miss) else op.lift(quantize)
         if isinstance(crossing, Miss):
             return crossing
+        # Only dtype and strides matter here: the quantized operands are made when the rule
+        # rewrites.
         stored = quantize.params.spec.dtype
         with torch.no_grad():
             values = [torch.empty_like(tensor_of(e.node), dtype=stored) for e in crossing.ends]
@@ -80,6 +82,8 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
         made: dict[Hashable, Node] = {}
         values = []
         for end in site.crossing.ends:
+            # Nodes compare by identity, so equal arguments are the same operand and parameters, as
+            # for the two parts of `cat([x, x])`.
             args = end.params(rw).call_args(end.node)
             if args not in made:
                 made[args] = rw.call(ops.quantize, *args)

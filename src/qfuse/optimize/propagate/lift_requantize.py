@@ -75,6 +75,7 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
             for params in (requantize.params, requantize.out_params)
         )
         count = len(out.steps)
+        # Both sides have to stop at one place: a requantize has one operand.
         if not count or len(read.steps) < count:
             stuck = read.stuck if count else out.stuck
             assert stuck is not None, "the first movement was not crossed"
