@@ -75,6 +75,7 @@ def _byte(node: Node) -> Node | None:
     if not is_call(node, aten._to_copy.default):
         return None
     source = node_of(arguments(node)["self"])
+    # `aten._int_mm` takes int8 only.
     return source if dtype_of(source) is torch.int8 else None
 
 
