@@ -133,6 +133,8 @@ class _Compilation:
         return Built(
             extras={name: value for name, value in used.items() if name not in ours},
             isa=_isa_of(package),
+            # A value that was compiled into the code is not in the key if it is large, and is
+            # checked when the entry is read.
             baked={name: constant_digest(c) for name, c in ours.items() if name not in used},
             conditions=(*map(self._renamed, conditions), *self._not_empty()),
         )

@@ -72,6 +72,7 @@ class Layout:
         have = tensor.stride()
         if have == self.strides:
             return tensor
+        # `is_contiguous` ignores the strides of axes of size one.
         if self.natural and 1 not in tensor.shape and tensor.is_contiguous():
             return tensor
         return self._laid_out(tensor, have)

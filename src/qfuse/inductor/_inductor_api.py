@@ -95,8 +95,10 @@ def frozen_inputs(graph: Graph) -> dict[Node, torch.Tensor]:
         return {}
     values = context.params_flat_unwrap_subclasses or ()
     metadata = context.fw_metadata
+    # A buffer that the graph writes, such as a KV cache, has another value in the next call.
     written = (MutationType.MUTATED_IN_GRAPH, MutationType.MUTATED_OUT_GRAPH)
     kept = {i for i, info in enumerate(metadata.input_info) if info.mutation_type in written}
+    # The caller could write to a constant through an output that is a view of it.
     kept |= {info.base_idx for info in metadata.output_info if info.base_idx is not None}
     placeholders = graph.find_nodes(op="placeholder")
     # Parameters precede inputs.
