@@ -135,6 +135,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--json", "report_json", metavar="FILE", help="write the report as JSON"),
         options_of(Options),
     )
+    # Decorators apply from the last to the first, and help lists options in the order of adding.
     for option in reversed(options):
         command = option(command)
     return command

@@ -56,5 +56,6 @@ def _missing(name: str) -> click.Command:
         )
 
     rest = click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)
+    # Whatever the user passes, the answer is how to install the package.
     settings = {"ignore_unknown_options": True}
     return click.Command(name, settings, run, [rest], help=_KNOWN[name], short_help=_KNOWN[name])

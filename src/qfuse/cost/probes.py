@@ -102,6 +102,7 @@ def call_probe(call: Callable[[], object] | None = None) -> Probe:
         for _ in range(_CALLS):
             call()
 
+    # The thread's own clock stops while another process has the core.
     return Probe(run, float(_CALLS), _CALLS, clock=time.thread_time)
 
 
@@ -116,6 +117,7 @@ def cache_probe(target: Target) -> Probe:
     size = (target.l3_bytes or UNKNOWN_CACHE_BYTES) // 4
     count = max(1, size // (_SERIAL_ELEMENTS * 8))
     data = torch.ones(count * _SERIAL_ELEMENTS, dtype=torch.float64, device="cpu")
+    # One sum over all of it would be split among threads.
     pieces = torch.split(data, _SERIAL_ELEMENTS)
     result = torch.zeros((), dtype=torch.float64, device="cpu")
 
@@ -181,6 +183,7 @@ def _many_rows(build: Build, clock: Clock) -> Probe:
     rows = _FIRST_ROWS
     while True:
         amount = 2.0 * rows * _DEPTH * _COLUMNS
+        # A long matmul warms its own caches, so it needs no run before the timed one.
         probe = Probe(build(rows, _DEPTH, _COLUMNS), amount, repeats=1, clock=clock)
         if rows >= _MOST_ROWS or _takes_long(probe):
             return probe

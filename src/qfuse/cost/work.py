@@ -111,9 +111,11 @@ def linear_work(m: Size, k: Size, n: Size, bits: Bits, kind: ComputeKind) -> Wor
         return Work(
             flops=2.0 * rows * depth * columns,
             kind=kind,
+            # 4-bit weights are half a byte each, so bytes are floats.
             weight_bytes=depth * columns * bits.weight / 8,
             reads=(rows * depth * bits.x / 8,),
             writes=(rows * columns * bits.out / 8,),
+            # No rows have no first row.
             one_row_flops=2.0 * min(rows, 1) * depth * columns,
         )
 

@@ -65,6 +65,7 @@ def pack_bytes(weight: torch.Tensor, *, halves: bool = False) -> torch.Tensor:
 
 def _blocks(weight: torch.Tensor) -> torch.Tensor:
     n, k = weight.shape
+    # Zeros add nothing to the sums, and the results of padded features are not stored.
     padded = F.pad(weight, (0, -k % GROUP, 0, -n % BLOCK))
     blocks = padded.reshape(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // GROUP, GROUP)
     return blocks.permute(0, 2, 1, 3).contiguous()

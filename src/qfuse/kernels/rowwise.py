@@ -124,6 +124,7 @@ def fake_rowwise(
     sum_dtype = rows.dtype
     if residual is not None:
         sum_dtype = torch.promote_types(rows.dtype, residual.dtype)
+    # Static parameters are the caller's already.
     row = (*rows.shape[:-1], 1) if a.formula else (0,)
     return (
         rows.new_empty(rows.shape, dtype=a.out_dtype),

@@ -156,6 +156,7 @@ def _threads(target: Target, _: Environment) -> Iterator[Finding]:
             f"call torch.set_num_threads({target.usable_cores}) or set "
             f"OMP_NUM_THREADS={target.usable_cores}",
         )
+    # `usable_cores` counts hyper-threads and `cores` does not: one thread per core is enough.
     elif target.threads < min(target.usable_cores, target.cores):
         yield Finding(
             Level.WARN,
