@@ -49,6 +49,7 @@ class Work:
         amounts = (self.flops, self.weight_bytes, *self.reads, *self.writes, self.one_row_flops)
         if min(*amounts, self.kernel_calls, self.library_calls) < 0:
             raise OptionsError(f"work cannot be negative: {self}")
+        # The model subtracts the parts from the whole, and could return negative times.
         if self.one_row_flops > self.flops or self.library_calls > self.kernel_calls:
             raise OptionsError(f"a part of the work is larger than the whole: {self}")
 

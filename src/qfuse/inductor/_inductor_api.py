@@ -54,6 +54,7 @@ def known_options() -> frozenset[str]:
 def expected_type(name: str) -> type | None:
     """Return the type that ``torch.compile`` requires of an option, or ``None``."""
     found: Any = config.get_type(name)  # type: ignore[attr-defined]
+    # `isinstance` does not accept a type such as `list[str]`.
     looks = isinstance(found, type) and get_origin(found) is None
     return found if looks else None
 
@@ -116,6 +117,7 @@ def is_packaged() -> bool:
 
 def is_training(graph: Graph) -> bool:
     """Whether AOTAutograd traced ``graph`` to compute gradients."""
+    # AOTAutograd names the inputs of a joint graph so.
     names = (str(node.target) for node in graph.find_nodes(op="placeholder"))
     return any(name.startswith(("primals_", "tangents_")) for name in names)
 

@@ -111,8 +111,8 @@ class _Lanes:
         if not is_call(user, _ADD) or arguments(user).get("alpha", 1) != 1:
             return False
         other = _other(user, data)
-        # Integers have no -0.0; and parts that freezing does not fold are concatenated in every
-        # call.
+        # Integers have no -0.0; and parts that freezing
+        # does not fold are concatenated in every call.
         if other is None or not self.known.folded(other) or not dtype_of(data).is_floating_point:
             return False
         # A float32 bias promotes a bfloat16 product, and a sibling without it would stay bfloat16.
@@ -183,8 +183,8 @@ class _Lanes:
         if equal and (not shapes[0] or shapes[0][-1] == 1):
             return JoinedProducts(tuple(values), None)
         widths = [shape_of(node)[-1] for node in self.nodes]
-        # Different values of one column each, such as two scales per token, would have to be
-        # repeated.
+        # Different values of one column each, such as two
+        # scales per token, would have to be repeated.
         if any(not s or s[-1] != w for s, w in zip(shapes, widths, strict=True)):
             return None
         alike = all(same_shape(s[:-1], shapes[0][:-1]) for s in shapes)

@@ -67,8 +67,8 @@ class PassJournal:
         with self._lock:
             self.collect()
             self._activity += 1
-            # Later events change the digest; what came before freezing identifies the graph in any
-            # process.
+            # Later events change the digest; what came before
+            # freezing identifies the graph in any process.
             record.before = _digest(record)
             self._records.append(record)
 

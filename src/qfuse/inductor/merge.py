@@ -111,8 +111,8 @@ class _Merging:
         self._editor = GraphEditor(module)
 
     def run(self) -> int:
-        # All plans before the first edit: value numbers and positions are those of the original
-        # graph.
+        # All plans before the first edit: value numbers
+        # and positions are those of the original graph.
         plans = [plan for group in self._families() for plan in self._plans(group)]
         return sum(self._attempt(plan) for plan in plans)
 
@@ -214,8 +214,8 @@ class _Merging:
                 nodes = [p.node for p in group]
                 steps = plan_steps(nodes, self._known, self._numbers, self._order)
                 return [_Plan(tuple(group), columns, tuple(steps))]
-            # Of several siblings, the one whose operands the miss names; without it the rest may
-            # merge.
+            # Of several siblings, the one whose operands
+            # the miss names; without it the rest may merge.
             guilty = next((p for p in group if _reads(p, columns.at)), group[0])
             self._missed(guilty, columns)
             group.remove(guilty)
@@ -250,8 +250,8 @@ class _Merging:
         key = f"{STAGE}/{NAME}@{first.node.name}"
         widths = " + ".join(str(product.n) for product in plan.products)
         rw = self._editor.rewriter(NAME, first.node)
-        # The wide product takes the place of the first sibling, before constants that later ones
-        # use.
+        # The wide product takes the place of the first
+        # sibling, before constants that later ones use.
         give = self._placer.at(first.node, rw)
         columns = {name: join.build(rw, give) for name, join in plan.columns.items()}
         wide = made = rebuild(first, first.x, columns, _bias(plan.products, rw, give), rw)

@@ -79,7 +79,6 @@ class _Moving:
         while is_call(source, *_MOVES) and len(source.users) == 1:
             moves.append(source)
             source = _source(source)
-        # An output that becomes a view of another tensor is no tensor of its own any more.
         if not moves or leaves_graph(moves[0]):
             return
         rw = self._editor.rewriter("lift-quantize", node)

@@ -106,8 +106,8 @@ def _keeps_order(scale: object) -> bool:
     """Whether a scale is positive, and neither underflows nor overflows any value."""
     if not isinstance(scale, (int, float)):
         return False
-    # The op multiplies in float32: a smaller scale may map neighbours to one subnormal number or 0,
-    # a larger one to infinity.
+    # The op multiplies in float32: a smaller scale may map neighbours
+    # to one subnormal number or 0, a larger one to infinity.
     single = float(torch.tensor(scale, dtype=torch.float32))
     return math.isfinite(single * 2**16) and single >= torch.finfo(torch.float32).tiny
 

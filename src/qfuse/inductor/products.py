@@ -157,6 +157,7 @@ def call(op: OpOverload, given: Mapping[str, Any], rw: Rewriter) -> Node:
             continue
         value = given[formal.name]
         plain = formal.has_default_value() and _is_default(value, formal.default_value)
+        # Behind an argument that was left out, only names tell which one is meant.
         if not plain and (formal.kwarg_only or len(positional) < _place(op, formal.name)):
             named[formal.name] = value
         elif not plain:
@@ -169,6 +170,7 @@ def _place(op: OpOverload, name: str) -> int:
 
 
 def _is_default(value: object, default: object) -> bool:
+    # By type too, since True == 1.
     return value is None if default is None else type(value) is type(default) and value == default
 
 

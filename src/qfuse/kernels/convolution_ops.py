@@ -130,6 +130,7 @@ def _depthwise_shape(a: Any) -> list[int]:
     axes = len(a.kernel)
     *batch, channels = a.x.shape[:-axes]
     n, size = a.w_sums.shape[0], a.x.shape[-axes:]
+    # Each input channel has the same number of output channels.
     if n % channels:
         raise InputError(f"n={n} is no multiple of {channels} channels")
     _check_packed(a, ((n + BLOCK - 1) // BLOCK, depthwise_groups(a.kernel), BLOCK, GROUP))

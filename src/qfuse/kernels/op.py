@@ -85,10 +85,12 @@ class KernelOp(Generic[R]):
         if len(args) > len(order):
             raise TypeError(f"{self.name}: {len(args)} arguments are given by position")
         values = {**self._defaults, **dict(zip(order, args, strict=False)), **given}
+        # Not an argument of the schema, but a name for several of them.
         output = values.pop("output", None)
         if output is not None:
             values.update(output.named())
         for name, other in self._like.items():
+            # An explicit `None` means the default too.
             if values.get(name) is None:
                 value = values.get(other)
                 values[name] = value.dtype if isinstance(value, torch.Tensor) else value

@@ -81,6 +81,8 @@ def weight_sums(weight: torch.Tensor, zero_point: torch.Tensor | None = None) ->
     Returns:
         int32 ``[N]``: for each output feature the sum over ``k`` of ``weight - zero_point``.
     """
+    # The zero point of `x` contributes x_zero_point * sum(w - w_zero_point) to each result. The sum
+    # is at most 2^23 for the K that kernels accept.
     sums = weight.sum(1, dtype=torch.int32)
     if zero_point is None:
         return sums

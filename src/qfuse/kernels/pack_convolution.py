@@ -156,8 +156,8 @@ def taps_of_phases(
 ) -> list[tuple[list[int], ...]]:
     """Return the taps of every phase of a transposed convolution, one list per axis."""
     axes = [
-        # A tap t adds input i to output i * s + t * d - padding: only taps with the same remainder
-        # meet.
+        # A tap t adds input i to output i * s + t * d -
+        # padding: only taps with the same remainder meet.
         [[t for t in reversed(range(k)) if (t * d - rest) % s == 0] for rest in range(s)]
         for k, s, d in zip(kernel, stride, dilation, strict=True)
     ]
@@ -186,6 +186,7 @@ def _phases(
 def _matrix(weight: torch.Tensor) -> torch.Tensor:
     """Return the weight as a matrix ``[N, taps * C / groups]``."""
     _check_axes(weight)
+    # Tap, then channel: in a channels-last image the channels of a tap are adjacent.
     return weight.movedim(1, -1).flatten(1)
 
 

@@ -45,8 +45,8 @@ def drop_unused_constants(program: StageGraph) -> None:
     used = {str(n.target) for n in program.graph.nodes if n.op == "get_attr"}
     written = {m.buffer for m in program.signature.mutations}
     for name in list(dict(program.module.named_buffers(remove_duplicate=False))):
-        # A buffer that the program writes is state of the caller's module, even if nothing reads
-        # it.
+        # A buffer that the program writes is state of
+        # the caller's module, even if nothing reads it.
         if name not in used and name not in written:
             owner, _, leaf = name.rpartition(".")
             delattr(program.module.get_submodule(owner), leaf)

@@ -130,8 +130,8 @@ class _Lowering:
         problem = linear_rowwise_problem(node, self._context.symbols)
         if isinstance(problem, Refusal):
             self._apart[node] = (("with the linear", problem.reason),)
-        # A denied or slower fusion is no loss: the linear and the op are lowered one by one below.
         elif problem is not None:
+            # Without this fusion, the linear and the op are lowered one by one.
             left = self._lower(problem)
             if left is not None:
                 self._apart[node] = left.losers

@@ -118,8 +118,8 @@ def _call_factory(spec: str, sizes: Mapping[str, object]) -> Loaded:
     with _working_folder_importable():
         factory = _find_factory(module_name, factory_name)
         try:
-            # Before the call, so that a TypeError inside the factory is not taken for wrong
-            # arguments.
+            # Before the call, so that a TypeError inside
+            # the factory is not taken for wrong arguments.
             inspect.signature(factory).bind(**sizes)
         except TypeError as error:
             raise OptionsError(

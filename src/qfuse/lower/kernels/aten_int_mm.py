@@ -73,8 +73,8 @@ class IntMM:
         if isinstance(granularity, Refusal):
             return granularity
         assert fused.weight_params is not None, "a granularity needs params"
-        # The least number of rows that the graph declares: one token of a dynamic length is one
-        # row.
+        # The least number of rows that the graph declares:
+        # one token of a dynamic length is one row.
         if min(problem.rows.low, problem.n, problem.k) < _LEAST:
             return Refusal("it returns garbage when a size is 1")
         if problem.k > _MOST_K:

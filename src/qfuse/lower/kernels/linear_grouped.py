@@ -121,8 +121,8 @@ def _check_codes(problem: LinearProblem) -> Refusal | None:
         return Refusal("the weight's values span more than 15, which does not fit four bits")
     least = first_code(stored, params.spec)
     low, high = dtype_range(torch.int8)
-    # Packing moves the least value to code 0, and the zero points with it; the kernel has them in
-    # int8.
+    # Packing moves the least value to code 0, and the
+    # zero points with it; the kernel has them in int8.
     if any(not low <= zero - least <= high for zero in _extremes(params)):
         return Refusal("the weight has a zero point too far from its values for 8 bits")
     return None

@@ -105,8 +105,8 @@ class Int8Linear(ABC):
             if refusal is not None:
                 return refusal
             work = linear_rowwise_work(problem, self.depth(both), self.weight_bits)
-            # No steps are counted: the text of the problem has those of both ops, and none may be
-            # left over.
+            # No steps are counted: the text of the problem has
+            # those of both ops, and none may be left over.
             return Claim(0, problem.rows is not None, work, _ONE_PASS)
         refusal = self.check(problem)
         if refusal is not None:
@@ -205,6 +205,7 @@ def linear_rowwise_work(
 
     def linear(count: int) -> Work:
         stored_as = Bits(8, weight_bits, 0)
+        # The sizes are numbers here, so the work is the same at all three points.
         work = linear_work(count, depth, problem.n, stored_as, ComputeKind.INT8).hint
         written = _strips(count * columns) if in_strips else (count * columns * bits / 8,)
         return work.moving(writes=written)

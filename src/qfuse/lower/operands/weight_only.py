@@ -181,8 +181,8 @@ def zero_points_of(
     four = bits == 4  # noqa: PLR2004
     zero = group_zero_points(params, stored.shape) - least_code(stored, params.spec, bits)
     narrow = zero.to(torch.uint8 if four else torch.int8)
-    # The narrow ones may have wrapped. Callers refuse int32 zero points by their dtype or their
-    # range.
+    # The narrow ones may have wrapped. Callers refuse
+    # int32 zero points by their dtype or their range.
     return (narrow if torch.equal(narrow.to(torch.int32), zero) else zero), 8 if four else 0
 
 
@@ -212,8 +212,8 @@ def _check_parameters(problem: LinearProblem, params: QuantParams) -> Refusal | 
     if params.spec.domain is not ZeroPointDomain.FLOAT_OFFSET:
         refusal = check_edge(params, "weight", computes) or check_zero_point(params, "weight")
         return refusal or _check_range(problem, params)
-    # Offsets count from the middle of the range; kernels subtract it from the codes as an integer.
-    # For [-128, 126] it is -0.5.
+    # Offsets count from the middle of the range; kernels subtract
+    # it from the codes as an integer. For [-128, 126] it is -0.5.
     if not middle_of(params.spec).is_integer():
         low, high = params.spec.quant_min, params.spec.quant_max
         return Refusal(

@@ -73,8 +73,8 @@ class KernelSteps:
         """Write the epilogues of both in order, or refuse the first unsupported op."""
         writer = _Writer(linear.extras)
         refusal = writer.write_all(linear)
-        # Operands of both epilogues are numbered together: indices are relative to their own op's
-        # list.
+        # Operands of both epilogues are numbered together:
+        # indices are relative to their own op's list.
         writer.continue_with(op, product)
         refusal = refusal or writer.write_all(op) or _check_result(op)
         if refusal is not None:
@@ -154,8 +154,8 @@ class _Writer:
             return Refusal("the two epilogues have too many ops")
         if self.multiplied > 1:
             return Refusal("there are two GLUs")
-        # The half exists in registers only. As an operand it would be loaded from memory that is
-        # not written.
+        # The half exists in registers only. As an operand it
+        # would be loaded from memory that is not written.
         if self.product is not None and self.product.up in self.extras:
             return Refusal("a GLU half has another use after the product")
         return KernelSteps("|".join(self.words), tuple(self.extras), self.multiplied == 1)

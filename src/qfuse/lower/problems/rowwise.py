@@ -216,14 +216,14 @@ def _check_given(problem: RowwiseProblem) -> Refusal | None:
 def _check_chosen(problem: RowwiseProblem) -> Refusal | None:
     choose, spec = problem.output.choose, problem.spec
     assert choose is not None, "its parameters are chosen"
-    # The kernels find the extremes of a row while it is in the cache, and no larger or smaller
-    # block.
+    # The kernels find the extremes of a row while it
+    # is in the cache, and no larger or smaller block.
     if not rows_share_scale(choose.block, problem.shape) or choose.block != spec.block:
         return Refusal(f"its scale is computed for blocks of {spec.block_text()}, not per row")
     if choose.formula not in ROWWISE_FORMULAS:
         return Refusal(f"its scale is computed as {choose.formula}")
-    # The kernels have one range: a scale chosen for [-127, 127] and used with [-128, 127] needs
-    # two.
+    # The kernels have one range: a scale chosen for
+    # [-127, 127] and used with [-128, 127] needs two.
     span = choose.dtype, choose.quant_min, choose.quant_max
     if span != (spec.dtype, spec.quant_min, spec.quant_max):
         return Refusal("its parameters are computed for another range than that of its result")

@@ -72,8 +72,8 @@ class MergeQueries(Rule[MergeQueriesSite]):
         if not (len(query) == len(key) == len(value) == _RANK and same_size(query[2], 1)):
             text = "it has queries of several tokens, or tensors whose rank is not four"
             return Miss(MissCode.SHAPE, node, text, progress=1)
-        # A causal mask would show row 1 of a group one more key than row 0, though both are the
-        # same token.
+        # A causal mask would show row 1 of a group one more
+        # key than row 0, though both are the same token.
         if a["is_causal"] or a["dropout_p"] != 0.0:
             text = "it has a causal mask or dropout, which depend on the row"
             return Miss(MissCode.ARGUMENT, node, text, progress=2)

@@ -117,8 +117,8 @@ class Commutes(ABC):
         """Return how the results are dequantized instead of the sources."""
         return Miss(MissCode.PATTERN, operands[0].node, "a dequantize cannot cross it", progress=0)
 
-    # The default refuses, so a family that forgets to override this fires too seldom, and never
-    # makes a model slower.
+    # The default refuses, so a family that forgets to override
+    # this fires too seldom, and never makes a model slower.
     def shares_with(self, user: Node) -> bool:
         """Whether a source may stay dequantized for ``user``, and so be dequantized twice."""
         del user

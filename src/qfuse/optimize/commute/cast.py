@@ -51,8 +51,7 @@ class CommutingCast(Commutes):
         """Quantize the operand of the cast, if the cast is exact."""
         params = quantize.params
         narrow, wide = dtype_of(self.source), params.spec.real
-        # 2.503 in bfloat16 is 2.5, which is quantized to 2 with a scale of 1; without the cast, to
-        # 3.
+        # 2.503 is 2.5 in bfloat16. With a scale of 1, 2.503 is quantized to 3, and 2.5 to 2.
         if not widens(narrow, wide):
             text = "the cast from {} to {} does not keep every value"
             names = dtype_name(narrow), dtype_name(wide)

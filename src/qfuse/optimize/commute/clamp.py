@@ -121,8 +121,8 @@ class Clamp(Commutes):
             return known
         scale, zero = (None if value is None else value.reshape(1, -1) for value in known)
         assert scale is not None, "a quantize has a scale"
-        # A scale of -0.1 swaps the bounds; one of 1e-39 has an infinite reciprocal, and 0 times it
-        # is NaN.
+        # A scale of -0.1 swaps the bounds; one of 1e-39 has
+        # an infinite reciprocal, and 0 times it is NaN.
         if scale.numel() == 0 or not _keeps_order(scale, zero, spec):
             text = "its scale or zero point does not keep the order of values"
             return Miss(MissCode.RANGE, params.scale, text, progress=3)
@@ -140,8 +140,8 @@ class Clamp(Commutes):
 
     def _bounds(self, params: QuantParams) -> tuple[int | None, int | None] | Miss:
         """Return the smallest and the largest quantized value that remain; ``None`` if all do."""
-        # At scale 0.11 no quantized value stands for the 6 of relu6: 54 is 5.94, and 55 is 6.05. So
-        # every value is looked up.
+        # At scale 0.11 no quantized value stands for the 6 of relu6: 54 is 5.94, and 55 is 6.05.
+        # Whether one does is looked up and not computed.
         table = table_of(params)
         if isinstance(table, Miss):
             return table
@@ -153,8 +153,8 @@ class Clamp(Commutes):
         if kept.numel():
             low, high = int(kept[0]), int(kept[-1])
             if bits_equal(table.reals[codes.clamp(low, high) - table.low], cut):
-                # A bound that is the end of the dtype clips nothing; without both, the op is
-                # dropped.
+                # A bound that is the end of the dtype clips
+                # nothing; without both, the op is dropped.
                 return None if low == table.low else low, None if high == table.high else high
         text = "no quantized value represents a bound of {} in all blocks"
         return Miss(MissCode.ZERO_POINT, self.node, text, op_name(self.node), progress=3)
@@ -164,7 +164,7 @@ def _is_bound(value: Argument, most: float) -> bool:
     """Whether ``value`` is a bound of a dtype with largest finite value ``most``, or absent."""
     if value is None:
         return True
-    # NaN fails both comparisons: torch returns NaN everywhere for it.
+    # NaN is neither, and makes every result of torch's clamp NaN.
     return isinstance(value, (int, float)) and (abs(value) <= most or math.isinf(value))
 
 

@@ -201,8 +201,8 @@ class _JoinedParams:
         if same and not stack:
             return None
         axis = self.join.axis
-        # One scale per part is a regular grid only if the parts have one length; one per index
-        # always is.
+        # One scale per part is a regular grid only if the
+        # parts have one length; one per index always is.
         if not stack and self.spec.block[axis] != 1:
             text = "the parts have different scales, and not one per index of axis {}"
             return Miss(MissCode.GRANULARITY, self.join.node, text, axis, progress=3)

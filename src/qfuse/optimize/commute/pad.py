@@ -160,8 +160,8 @@ def _quantized(params: QuantParams, value: float, node: Node) -> int | Miss:
     scale, zero = known
     one_each = spec.with_block((1,) * spec.rank)
     real = torch.full(scale.shape, value, dtype=spec.real)
-    # With zero points 3 and 4, 0 has two quantized values, and `constant_pad_nd` pads with one
-    # number.
+    # With zero points 3 and 4, 0 has two quantized
+    # values, and `constant_pad_nd` pads with one number.
     codes = set(quantize_reference(real, scale, zero, one_each).flatten().tolist())
     if len(codes) != 1:
         text = "the blocks quantize the padding to {} different values"

@@ -47,9 +47,9 @@ class _Window:
             return True
         if not isinstance(before, int) or not isinstance(after, int):
             return False
-        # Dilation can step over a short axis: a window of 2 with dilation 2 and padding 1 reads the
-        # indices -1 and 1 of an axis of size 1. In float the maximum is -inf, and in int8 it would
-        # be -128.
+        # A dilated window can step over a short axis: with a size of 2,
+        # dilation 2 and padding 1, it reads the indices -1 and 1 of an axis of
+        # size 1. The maximum is then -inf, for which no quantized value stands.
         starts = range(-self.pad, -self.pad + after * self.stride, self.stride)
         inside = range(0, self.size * self.dilation, self.dilation)
         return all(any(0 <= start + i < before for i in inside) for start in starts)

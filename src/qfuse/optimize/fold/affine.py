@@ -68,9 +68,9 @@ def foldable(value: object, user: Node) -> Foldable | Miss:
         text = "the operand is not a linear or convolution with a quantized weight"
         return Miss(MissCode.PATTERN, user, text, progress=0)
     others = sorted({op_name(each) for each in product.node.users if each is not user})
+    # Other users need the product before it is scaled.
     if others:
         text = "the {}'s own result is also used by {}"
-        # A second user sees the product before it is scaled.
         kind = "linear" if isinstance(product, Linear) else "convolution"
         return Miss(MissCode.SHARED, product.node, text, kind, ", ".join(others), progress=2)
     # Another product of the same weight is not followed by this constant.
@@ -167,8 +167,8 @@ def affine_site(
     if not same_shape(old.shape, new.shape) or old.dtype != new.dtype:
         text = "it changes the shape or dtype of its operand"
         return Miss(MissCode.DTYPE, node, text, progress=2)
-    # With a constant of the full rank, an elementwise op may order the axes of its result
-    # otherwise.
+    # With a constant of the full rank, an elementwise
+    # op may order the axes of its result otherwise.
     if not same_strides(old, new):
         return Miss(MissCode.SHAPE, node, "it changes the strides of its operand", progress=2)
     # Output channel 0 of both groups uses scale 0, so they cannot have factors of their own.
@@ -176,8 +176,8 @@ def affine_site(
         text = "groups of a transposed convolution share the scales of its weight"
         return Miss(MissCode.AXIS, node, text, progress=2)
     size = _scale(into, factor).abs()
-    # A scale of 0 or a subnormal one loses bits of the weight, and a huge one overflows where it is
-    # multiplied by quantized values.
+    # A scale of 0 or a subnormal one loses bits of the weight, and a
+    # huge one overflows where it is multiplied by quantized values.
     if not bool(((size >= _TINY) & (size <= _HUGE)).all()):
         text = "the scale of the weight would be 0, or too small or large for float32"
         return Miss(MissCode.RANGE, node, text, progress=2)

@@ -33,6 +33,7 @@ def _whole(found: Gated) -> Node | None:
     for step in found.steps:
         if isinstance(step, Mul):
             halves = halves_of(found.x, uncast(found.extras[step.index])[1])
+            # The other half may be cast before the product.
             return None if halves is None else halves.source
     # The epilogue op names the GLU split; without it the factors are not halves of one tensor.
     return found.x

@@ -125,9 +125,8 @@ def _refuse_choice(quantize: Quantize, choose: Choose) -> Miss | None:
         told = dtype_name(chosen.scale_dtype), spec.scale_format
         return Miss(MissCode.DTYPE, node, text, *told)
     zero = params.zero_point
-    # Result 1 of a choice is its zero point.
-    # The op chooses scale and zero point together; a quantize that uses another zero point, or
-    # omits an asymmetric one, is shifted against it.
+    # Result 1 of a choice is its zero point. The op chooses both together: a quantize that uses
+    # another zero point, or omits one that is not 0, is shifted against them.
     own = zero is not None and result_of(zero) == (choose.node, 1)
     always_zero = fixed_zero_point(chosen) == 0
     if spec.domain is ZeroPointDomain.FLOAT_OFFSET or not (own or (zero is None and always_zero)):

@@ -12,8 +12,8 @@ from qfuse.ir.quant.reference import dequantize as dequantize_reference
 from qfuse.ir.quant.spec import dtype_name, dtype_range
 from qfuse.rewrite.prelude import Miss, MissCode, Node
 
-# A table of int32 would have 4 billion rows, and the bits of float8 are not in the order of their
-# values.
+# A table of int32 would have 4 billion rows, and the
+# bits of float8 are not in the order of their values.
 _TABULATED = (torch.int8, torch.uint8, torch.int16)
 # 16 MB of float32: 64 blocks of int16, or 16384 of int8.
 _LIMIT = 1 << 22

@@ -108,9 +108,8 @@ class Sibling:
             ("numbers in the storage", spec.element),
             ("format of the scale", spec.scale_format),
             ("second level of scales", spec.outer is not None),
-            # The rest of the arithmetic, such as reciprocal or division, is that of quantizing: no
-            # weight is quantized again. Scales, ranges and blocks may differ too, see
-            # `concat_params`.
+            # The rest of the arithmetic, such as reciprocal or division, is that of quantizing, and
+            # no weight is quantized again. Scales and blocks may differ, see `concat_params`.
             ("arithmetic", spec.arithmetic.compute),
             ("domain of the zero point", spec.domain),
         )

@@ -88,8 +88,8 @@ class FuseRange(Rule[FuseRangeSite]):
         params = site.stores.result_params
         assert params is not None, "the site has a quantized output"
         made = site.stores.with_result_params(replace(params, spec=site.spec))
-        # The strides are those of the op, not those of the clamp, which `refuse_layout` has
-        # compared.
+        # The strides are those of the op, not those of
+        # the clamp, which `refuse_layout` has compared.
         kept = tensor_of(site.stores.node)
         rw.replace(site.node, rw.replay(made.overload, made.call_args(), {}, kept))
 

@@ -63,8 +63,8 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
         crossing = op if isinstance(op, Miss) else op.lift(quantize)
         if isinstance(crossing, Miss):
             return crossing
-        # Only dtype and strides matter here: the quantized operands are made when the rule
-        # rewrites.
+        # Only dtype and strides matter here: the quantized
+        # operands are made when the rule rewrites.
         stored = quantize.params.spec.dtype
         with torch.no_grad():
             values = [torch.empty_like(tensor_of(e.node), dtype=stored) for e in crossing.ends]

@@ -65,6 +65,8 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
         dtypes = requantize.params.spec.dtype, requantize.out_params.spec.dtype
 
         def crosses(movement: Movement) -> bool:
+            # Requantizing is no cheaper above: it moves up
+            # to meet equal ones, and must not cost more.
             return is_free(movement) and all(moves_stored(movement, d) for d in dtypes)
 
         if not crosses(first):

@@ -123,8 +123,8 @@ class SinkSplit(Rule[SinkSplitSite]):
         after: list[WorkRange] = []
         inside = _members(site.lanes)
         for lanes in site.exits:
-            # A value that its users compute on the fly is not stored now, so it costs nothing to
-            # save.
+            # A value that its users compute on the fly is
+            # not stored now, so it costs nothing to save.
             stored = [n for n in lanes.nodes if _from_memory(n, inside)]
             before += [_passed(site.source, tensor_of(n)) for n in stored]
             if stored:
