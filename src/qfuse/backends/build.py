@@ -98,6 +98,7 @@ class _Compilation:
                 fix="check that libraries can be loaded from the temporary folder (noexec)",
             ) from error
         conditions = [self._condition(text) for text in entry.conditions]
+        # The eager runner serves the sizes for which the compiled code is wrong.
         return AotiRunner(self._program, run, constants, conditions, run_eagerly(self._lowered))
 
     def _condition(self, text: str) -> SizeFunction:

@@ -72,6 +72,7 @@ class _Group(click.Group):
         return sorted({*super().list_commands(ctx), *plugin_names()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        # A plugin cannot replace a command of qfuse.
         return super().get_command(ctx, cmd_name) or plugin_command(cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -45,6 +45,7 @@ def plugin_command(name: str) -> click.Command | None:
 
 
 def _installed() -> dict[str, EntryPoint]:
+    # Entry points are only listed here; loading one imports its package.
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 

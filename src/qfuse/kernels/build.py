@@ -190,7 +190,8 @@ def build(
     key = _key(sources)
     folder = kernel_cache() / key[:24]
     if not rebuild:
-        # First without the lock, because a prefilled cache may be read-only.
+        # First without the lock, because a prefilled cache may be read-only. A library that was
+        # shipped may be from any compiler.
         found = _cached(prebuilt / key[:24], key, None, level=logging.WARNING) or _cached(
             folder, key, compiler, level=logging.DEBUG
         )

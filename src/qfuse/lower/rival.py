@@ -19,6 +19,7 @@ def choose(problem: Problem, context: LoweringContext) -> Choice:
     if isinstance(problem, LinearRowwiseProblem):
         return against(choice, problem, _two_kernels(problem, context))
     loops = choice.offer.claim.loops
+    # Claims of products have no such alternative.
     if loops is None:
         return choice
     rival = Rival("compiled loops", context.cost.seconds(loops), shown=False)

@@ -174,6 +174,7 @@ def _measure(
         if len(seen) > 1
     }
     scales = {
+        # Only layers with one rank are left.
         name: scheme.scale_of(greatest[name]).reshape([1] * min(ranks[name]))
         for name in names
         if name not in left

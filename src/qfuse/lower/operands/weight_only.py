@@ -91,6 +91,7 @@ class RealWeights:
         assert params is not None, "checked before"
         tensors = (stored, *map(constant_of, params.tensors))
         make = partial(self._packed, stored, params, bits)
+        # The spec too: the same numbers with another domain or block are other parameters.
         return self.packer.once(make, tensors, "real", str(params.spec), bits)
 
     def arguments(

@@ -177,6 +177,7 @@ class _Writer:
                 return Refusal("a factor has an intermediate rounding")
             self._add(f"mul({self._number(step.index)})")
             return None
+        # These words are marks and not steps, so they do not count.
         self.words.append("up()")
         refusals = [self._cast(dtype) for dtype in self.product.casts]
         if step.rounded is not None:

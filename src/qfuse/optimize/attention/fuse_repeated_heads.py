@@ -149,6 +149,7 @@ def _before_repeat(node: Node) -> Node | None:
         return None
     groups = shape_of(spread)[_GROUP_AXIS]
     heads = shape[1]
+    # Products of symbolic sizes cannot be compared without guards.
     if not isinstance(heads, int) or not isinstance(groups, int) or groups < 1:
         return None
     batch, _, positions, width = shape

@@ -135,6 +135,7 @@ class MovementOp(Commutes):
             self.node,
             quantize.params.spec,
             [q.x for q in _parts(quantize, self.movement)],
+            # Another part has paid for quantizing the source; CSE will make the two one.
             [] if _quantized_already(quantize, found) else [found.source],
             copies=copies(self.movement),
             goes=all(is_call(user, ops.quantize) for user in self.node.users),

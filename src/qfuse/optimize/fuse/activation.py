@@ -70,6 +70,7 @@ def _site(gated: Gated, result: QuantizedResult) -> FuseActivationQuantizeSite |
     # Without epilogue ops the float result is the op's own input, whose other users are unaffected.
     kept = (own,) if own.readers and gated.steps else ()
     keep = frozenset(k.what for k in kept)
+    # Two specs: how the values are quantized, and how their parameters are chosen.
     chosen = None if result.choose is None else (params.spec, result.choose.spec)
     fused = Activation(
         result.quantize.node,
@@ -149,6 +150,7 @@ def _takes(quantize: Node, node: Node) -> bool:
         value = stack.pop()
         if value is node:
             return True
+        # What feeds the op is computed by others.
         if value not in ends:
             new = [source for source in value.all_input_nodes if source not in seen]
             seen.update(new)

@@ -68,6 +68,7 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
         stored = quantize.params.spec.dtype
         with torch.no_grad():
             values = [torch.empty_like(tensor_of(e.node), dtype=stored) for e in crossing.ends]
+        # On fake tensors, since a match must not add nodes.
         (made,) = crossing.apply(FakeMover(), values)
         wrong = refuse_layout(node, made, moves=crossing.apply is not unchanged)
         return wrong or LiftQuantizeSite(quantize, crossing)

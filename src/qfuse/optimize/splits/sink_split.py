@@ -110,6 +110,7 @@ class SinkSplit(Rule[SinkSplitSite]):
         closest = Miss(
             MissCode.PATTERN, node, "there are no isomorphic ops on its parts", progress=0
         )
+        # Longest first: rotary positions are those of queries and keys, but not of values.
         for run in _runs(parts):
             site = _match_run(node, run)
             if isinstance(site, SinkSplitSite):
@@ -199,6 +200,7 @@ def _match_run(node: Node, parts: tuple[Slice, ...]) -> SinkSplitSite | Miss:
     lanes, closest = _grow(root)
     inside = _members(lanes)
     exits = tuple(
+        # Lanes of views only are no results: users can view the parts as well.
         each for each in lanes if each.computes and any(_left(n, inside) for n in each.nodes)
     )
     if not exits:
