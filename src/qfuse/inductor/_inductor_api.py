@@ -134,6 +134,7 @@ def folds(node: Node, leaves: Collection[Node]) -> bool:
     """
     if node.target in constant_folding._dont_constant_fold or _dequantizes(node):
         return False
+    # The transposition between an int8 weight and its cast is a part of the pattern.
     if node.target is torch.ops.aten.permute.default and len(node.users) == 1:
         (user,) = node.users
         return not (node.args[0] in leaves and _casts_int8(user))

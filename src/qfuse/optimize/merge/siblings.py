@@ -236,6 +236,7 @@ def concat_weight(group: Sequence[Sibling], rw: Rewriter) -> Node:
     values = [constant_of(sibling.weight) for sibling in group]
     known = [value for value in values if value is not None]
     whole = rw.constant(_joined(known), name)
+    # All or none: `Sibling.kind` has separated quantized weights from float ones.
     stored = [sibling.stored for sibling in group if sibling.stored is not None]
     if not stored:
         return whole

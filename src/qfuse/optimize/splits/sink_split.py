@@ -199,8 +199,8 @@ def _match_run(node: Node, parts: tuple[Slice, ...]) -> SinkSplitSite | Miss:
     root = IsomorphicOps(tuple(part.node for part in parts), first.axis, whole)
     lanes, closest = _grow(root)
     inside = _members(lanes)
+    # Lanes of views only are no results: users can view the parts as well.
     exits = tuple(
-        # Lanes of views only are no results: users can view the parts as well.
         each for each in lanes if each.computes and any(_left(n, inside) for n in each.nodes)
     )
     if not exits:
@@ -345,6 +345,7 @@ def _is_epilogue(source: Node, lanes: Sequence[IsomorphicOps]) -> bool:
     if not quantized and as_fused_product(source) is None:
         return False
     steps = (*ACTIVATION_OPS, aten._to_copy.default)
+    # A lane between them with other users would be needed in memory, besides the last result.
     chain = all(len(each.nodes[0].users) == 1 for each in lanes[:-1])
     return (
         len(source.users) == 1 and chain and all(is_call(each.first, *steps) for each in lanes[1:])
