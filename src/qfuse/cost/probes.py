@@ -131,6 +131,7 @@ def cache_probe(target: Target) -> Probe:
 def memory_probe(target: Target, clock: Clock) -> Probe:
     """Return a probe that reads more than the caches hold."""
     least, most = _COLD_BYTES
+    # Of four times the cache, at most a quarter is left from the last round.
     size = min(max(least, 4 * target.l3_bytes), most, max(least, _free_memory() // 4))
     data = torch.ones(size // 8, dtype=torch.float64, device="cpu")
     return Probe(lambda: torch.sum(data), float(data.nbytes), repeats=1, clock=clock)
@@ -194,6 +195,7 @@ def _takes_long(probe: Probe) -> bool:
     """Whether the best of a few runs is long enough; the first run includes setup."""
     for _ in range(_TRIALS):
         probe.sample()
+        # A trial of the size and no measurement: the sample is dropped.
         if probe.samples.pop() < _LONG_SECONDS:
             return False
     return True

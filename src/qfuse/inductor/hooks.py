@@ -100,8 +100,8 @@ class Hooks:
         record = GraphRecord({"road": "inductor", "frozen": False})
         try:
             record.events += _rewrite(module, record, training=training)
-        # An error costs the merge and not the compilation: the rewrite was made on a copy.
         except (*RULE_ERRORS, QfuseError) as error:
+            # An error costs the merge and not the compilation: the rewrite was made on a copy.
             record.events.append(_failed(error))
         self._records[module] = record
         self._thread.last = record if training else None

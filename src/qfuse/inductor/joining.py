@@ -151,6 +151,7 @@ def _beside(parts: Sequence[Node], axis: int, rw: Rewriter) -> Node:
 def _packed_again(values: Sequence[torch.Tensor], like: Node, rw: Rewriter) -> Node:
     """Concatenate int8 weights that oneDNN packed: unpacking returns the exact values, [K, N]."""
     dense = torch.cat([value.to_dense() for value in values], 1)
+    # Packed again in the graph: freezing folds that, and the constant is an ordinary tensor.
     weight = rw.constant(dense.t().contiguous(), "joined")
     mark_frozen(constant_value(weight))
     old, pack = like.meta["val"], torch.ops.onednn.qlinear_prepack.default

@@ -166,8 +166,8 @@ def _read(name: str) -> GraphRecord:
         content = json.loads(path.read_text(encoding="utf-8"))
         events = [_event(value) for value in content["events"]]
         return GraphRecord(content["facts"], events, content["before"])
-    # The file may come from another version, or be gone: that must not fail a compilation.
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # The file may come from another version, or be gone: that must not fail a compilation.
         text = (
             f"a graph was loaded from Inductor's cache, but its report is missing at {path}: "
             "clear torch's caches to create both again"

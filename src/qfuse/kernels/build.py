@@ -262,6 +262,7 @@ def _library_path(folder: Path, compiler: KernelCompiler) -> Path:
 
 def _cached(folder: Path, key: str, compiler: KernelCompiler | None, *, level: int) -> Path | None:
     candidates = (
+        # Sorted, so that all processes take the same one.
         sorted(folder.glob("qfuse_kernels-*.so"))
         if compiler is None
         else [_library_path(folder, compiler)]

@@ -35,7 +35,7 @@ def write_atomically(path: Path, text: str) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         Path(temporary).replace(path)
-    # Also on KeyboardInterrupt: no half-written file stays behind.
     except BaseException:
+        # Also on KeyboardInterrupt: no half-written file stays behind.
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -52,6 +52,7 @@ _SUM = X + _RESIDUAL
 
 def _refuse_shared(norm: Norm) -> Miss | None:
     dying = norm.dying()
+    # The inner values are not results of the op, so nobody else may need them.
     for node in norm.inner:
         others = sorted({op_name(user) for user in node.users if user not in dying})
         if others:

@@ -48,6 +48,7 @@ def merged_work(group: Sequence[Sibling], x: Size, outs: Sequence[Size]) -> list
     stored = _are_quantized(group)
     quantizes = [result_quantize(s.op.node) for s in group]
     found = [quantize for quantize in quantizes if quantize is not None]
+    # With one set of parameters, the wide convolution quantizes its result in its epilogue.
     narrow = stored and len(found) == len(group) and _agree(found)
     work = [_work(group[0], x, outs, sum(s.n for s in group), stored, narrow=narrow)]
     if stored and not narrow:

@@ -145,8 +145,8 @@ def _wants_dense(node: Node) -> bool:
             op = overload_of(user)
             if movement_of(user) is not None:
                 stack.append(user)
-            # A library call needs dense memory; a loop reads a part at its strides.
             elif op is not None and not (_reads_parts(user) or torch.Tag.pointwise in op.tags):
+                # A library call needs dense memory; a loop reads a part at its strides.
                 return True
     return False
 

@@ -266,6 +266,7 @@ def _view_call(nodes: Sequence[Node], movement: View, axis: int) -> Call:
     # A -1 in the sizes was computed for the first part alone; known sizes replace it.
     known: list[Any] = [size if isinstance(size, int) else given for size, given in pairs]
     known[axis] = sum(_sizes(nodes, axis))
+    # A reshape, since the wide value may have strides that do not allow a view.
     return Call(aten.reshape.default, (movement.source, known), {})
 
 
