@@ -38,7 +38,6 @@ class WideOp:
         given: Arguments of the first sibling; its node of ``before`` is ``data``.
         data: Name of the argument that is the merged result.
         joins: Arguments that are concatenated, by name.
-        sizes: For a reshape, its sizes.
     """
 
     before: tuple[Node, ...]

@@ -40,7 +40,6 @@ class _Plan:
     Attributes:
         products: The siblings, in the order of their parts.
         columns: How to concatenate their matrices, and other operands with one entry per feature.
-        bias: How to concatenate their biases; ``None`` if there are none.
         steps: The isomorphic ops on their results.
     """
 

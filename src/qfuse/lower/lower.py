@@ -96,7 +96,7 @@ class _Lowering:
 
     def run(self) -> None:
         self._log_leftovers()
-        # Before layouts are assigned: int8 pools raise in channels-last memory.
+        # Before layouts are assigned: channels-last pools of 8-bit values raise for larger images.
         widen_max_pools(self._session)
         # Before kernels are selected: the kernels of convolutions read channels-last pixels, and a
         # copy in front of each would cost two passes over memory.

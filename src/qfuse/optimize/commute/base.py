@@ -110,7 +110,7 @@ class Commutes(ABC):
 
     def lift(self, quantize: Quantize) -> Crossing | Miss:
         """Return how the sources are quantized instead of the result."""
-        # Progress 0, as for an op of another kind: most families commute in one direction only.
+        # Progress 0, as for an op of another kind: some families commute in one direction only.
         return Miss(MissCode.PATTERN, quantize.node, "a quantize cannot cross it", progress=0)
 
     def sink(self, operands: tuple[Dequantize, ...]) -> Crossing | Miss:

@@ -92,7 +92,7 @@ def stride_sensitive_user(node: Node) -> Node | None:
 
 
 def _shows(user: Node, source: Node) -> bool:
-    """Whether ``reader`` is a view of ``source``."""
+    """Whether ``user`` is a view of ``source``."""
     op = overload_of(user)
     views = (aten._unsafe_view.default, aten.reshape.default)
     if op is None or not (op.is_view or is_call(user, *views)):

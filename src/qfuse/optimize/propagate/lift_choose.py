@@ -106,8 +106,8 @@ def _keeps_blocks(movement: Movement) -> bool:
 
 
 def _down(choose: Choose, found: PropagatedUp) -> tuple[Moved, ...] | Miss:
-    # A block may move up to one that comes down differently, such as a merged axis.
     """Move the block down again; the result must be the original block."""
+    # A block may move up to one that comes down differently, such as a merged axis.
     block = found.block
     down: list[Moved] = []
     for step in reversed(found.steps):
