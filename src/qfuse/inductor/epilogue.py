@@ -24,6 +24,7 @@ from qfuse.rewrite.prelude import Miss, Node, OpOverload, Rewriter, arguments, a
 _RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 _CAST = torch.ops.prims.convert_element_type.default
 _ADD = aten.add.Tensor
+# Bounds the walk along the ops that follow the products.
 _MOST_STEPS = 64
 
 

@@ -30,6 +30,7 @@ from qfuse.rewrite.rewriter import GraphEditor
 
 STAGE = "inductor"
 NAME = "merge-linears"
+# Bounds the walk along the ops that follow a product.
 _CHAIN = 64
 
 

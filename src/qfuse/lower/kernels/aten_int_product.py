@@ -19,6 +19,7 @@ from qfuse.rewrite.prelude import Exactness, Node, Rewriter, arguments, aten
 from qfuse.rewrite.session import Applied, RewriteSession
 from qfuse.targets.target import Target
 
+# oneDNN trusts the stride of an axis of size 1, which is arbitrary.
 _LEAST = 2
 
 

@@ -41,6 +41,7 @@ from qfuse.optimize.match.move_qparams import (
 )
 from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, arguments, aten
 
+# Movements that show a part of their source: other parts of it are priced together with them.
 _PICKS = (Slice, Select, Index, Gather)
 
 

@@ -24,6 +24,7 @@ from qfuse.rewrite.prelude import (
     aten,
 )
 
+# torch's batch norms normalize this axis.
 _CHANNELS = 1
 
 

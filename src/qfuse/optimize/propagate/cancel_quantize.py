@@ -33,7 +33,9 @@ from qfuse.rewrite.prelude import (
 )
 
 _WIDE = (torch.float32, torch.float64)
+# `qfuse.ir.quant.round_trip` is a proof for at most 16 bits.
 _NARROW_STORAGE = (torch.int8, torch.uint8, torch.int16)
+# Bounds the search for the op that computed the quantized values.
 _STEPS = 32
 
 
