@@ -38,6 +38,7 @@ _MOVES = (
     aten.squeeze.dims,
     aten.unsqueeze.default,
 )
+# Bounds the search for the quantize whose values reach this one.
 _STEPS = 32
 
 
@@ -55,6 +56,7 @@ def move_quantization(
     for node in list(module.graph.nodes):
         if is_quantization(node, QUANTIZE):
             moving.lift(node)
+    # After lifting: quantizes of several views are now equal quantizes of one value.
     moving.combine(values)
     for node in list(module.graph.nodes):
         if is_quantization(node, QUANTIZE):
@@ -73,6 +75,7 @@ class _Moving:
         """Lift a quantize above views without other users."""
         moves: list[Node] = []
         source = _source(node)
+        # For another user the float view would stay, and the quantized one be computed besides.
         while is_call(source, *_MOVES) and len(source.users) == 1:
             moves.append(source)
             source = _source(source)
@@ -114,10 +117,13 @@ class _Moving:
             if before is None:
                 break
             source = before
+        # Moves and pools return elements of their source, so its range holds for them too.
         within = is_quantization(source, QUANTIZE) and _params(source) == _params(node)
         whole, named = torch.iinfo(dtype_of(stored)), arguments(node)
+        # Otherwise the quantize may clip, as the range of a fused ReLU does.
         if not within and (whole.min, whole.max) != (named["quant_min"], named["quant_max"]):
             return
+        # The caller would get the tensor in front of the pair instead of a new one.
         if leaves_graph(node) or not same_shape(shape_of(node), shape_of(stored)):
             return
         rw = self._editor.rewriter("cancel-quantize", node)
@@ -152,6 +158,7 @@ def _before(node: Node) -> Node | None:
 def _params(node: Node) -> Hashable:
     named = arguments(node)
     names = ("scale", "zero_point", "quant_min", "quant_max", "dtype")
+    # By text, since 0.0 == -0.0 and 1 == True.
     return tuple((type(named[name]), repr(named[name])) for name in names)
 
 
@@ -163,6 +170,7 @@ def _is_exact(node: Node) -> bool:
         return False
     if not isinstance(scale, (int, float)) or not isinstance(zero, int):
         return False
+    # Python's floats, which PT2E has as literals here, are float64.
     double = torch.float64
     numbers = torch.tensor(scale, dtype=double), torch.tensor(zero, dtype=double)
     return round_trip_failure(storage, *numbers) is None

@@ -95,6 +95,7 @@ def transposed_size(a: Any, size: Sequence[int]) -> list[int]:
 
 def _depth(a: Any, channels: int) -> int:
     """Return the groups of four ``k`` of a packed weight."""
+    # Each phase of a transposed convolution has its own taps, padded to whole groups.
     taps = [prod(a.kernel)]
     if a.transposed:
         phases = taps_of_phases(a.kernel, a.stride, a.dilation)
@@ -144,6 +145,7 @@ def _depthwise_shape(a: Any) -> list[int]:
     axes = len(a.kernel)
     *batch, channels = a.x.shape[:-axes]
     n, size = a.w_sums.shape[0], a.x.shape[-axes:]
+    # Each input channel has the same number of output channels.
     if channels == 0 or n % channels:
         raise InputError(f"n={n} is no multiple of {channels} channels")
     _check_packed(a, ((n + BLOCK - 1) // BLOCK, depthwise_groups(a.kernel), BLOCK, GROUP))
@@ -157,6 +159,7 @@ def _result(
         raise InputError(f"real must be one of {REAL}, not {a.real}")
     if a.out_dtype not in possible:
         raise InputError(f"the result must be one of {possible}, not {a.out_dtype}")
+    # Memory formats are defined with a batch axis only.
     unbatched = a.x.dim() == len(a.kernel) + 1
     memory_format = torch.contiguous_format if unbatched else memory_format_of(a.x)
     return torch.empty(shape(a), dtype=a.out_dtype, device=a.x.device, memory_format=memory_format)

@@ -33,6 +33,7 @@ def _check_bytes(problem: LinearProblem) -> Refusal | None:
     if stored.dtype not in BYTES:
         return Refusal(f"the weight is stored as {stored.dtype}")
     zero, _ = zero_points_of(stored, params, _BITS)
+    # Integer zero points have been checked by `check_zero_point`; the middle of a range has not.
     if zero.dtype is not torch.int8:
         return Refusal("the weight's float offsets are relative to a value outside the 8-bit range")
     return None

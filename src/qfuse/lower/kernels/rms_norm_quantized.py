@@ -63,6 +63,9 @@ class RmsNormQuantized(RowwiseKernel):
 def _check_rounding(op: RmsNorm) -> Refusal | None:
     """Refuse a norm that rounds to another dtype than its result's after the weight."""
     norm = op.norm
+    # The kernel multiplies by the weight in float32 and rounds once,
+    # to the dtype of the result. In the source, a bfloat16 value times
+    # a float32 weight is float32, so it must not be rounded between.
     scaled = norm.rounded
     if op.weight is not None:
         scaled = torch.promote_types(scaled, dtype_of(op.weight))

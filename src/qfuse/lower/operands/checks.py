@@ -79,6 +79,7 @@ def check_edge(
     if params.spec.domain is ZeroPointDomain.FLOAT_OFFSET:
         return Refusal(f"the {name}'s zero point is a float offset")
     zero = params.zero_point
+    # A zero point of 0.5 has no integer form, and the sums are integers.
     if zero is not None and dtype_of(zero).is_floating_point:
         return Refusal(f"the {name}'s zero point is stored as {dtype_of(zero)}")
     return None
@@ -108,6 +109,7 @@ def check_zero_point(params: QuantParams, name: str) -> Refusal | None:
         return None
     dtype, bounds = params.spec.dtype, bounds_of(params.zero_point)
     low, high = dtype_range(dtype)
+    # Kernels hold it in the dtype of the values: 300 would wrap to 44 in uint8.
     if bounds is not None and low <= bounds[0] and bounds[1] <= high:
         return None
     where = f"outside [{low}, {high}], the range of {dtype_name(dtype)}"
@@ -201,6 +203,8 @@ def stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     wide = typed(zero, torch.int32, rw)
     low, high = dtype_range(dtype)
     bounds = bounds_of(zero, look=False)
+    # By the dtype only: bounds from producing ops ignore NaN, which is the case to guard against. A
+    # constant has been checked by `check_zero_point`.
     inside = bounds is not None and low <= bounds[0] and bounds[1] <= high
     if inside or constant_value(zero) is not None:
         return wide
@@ -228,6 +232,7 @@ def takes_output(fused: FusedProduct) -> bool:
         spec.dtype in BYTES
         and check_edge(params, "output") is None
         and is_whole(spec.block, shape_of(fused.node))
+        # `check_edge` allows bfloat16, but quantizing in bfloat16 rounds to other quantized values.
         and spec.arithmetic.compute is torch.float32
         and constant_of(params.scale) is not None
         and (params.zero_point is None or fits_int32(params.zero_point))

@@ -10,6 +10,7 @@ from qfuse.lower.operands.packing import signed_zero_point
 from qfuse.lower.problems.product import ProductProblem
 
 # The accumulator is int32: this many products of 8-bit values cannot overflow it.
+# 255 * 128 * 2^16 and, with a zero point, 255 * 255 * 2^15 are both just below 2^31.
 _MOST_K = 1 << 16
 _MOST_K_WITH_ZERO = 1 << 15
 

@@ -68,6 +68,7 @@ def check_vectors(problem: RowwiseProblem, *vectors: Node | None) -> Refusal | N
             continue
         if dtype_of(vector) not in FLOATS:
             return Refusal(f"its weight or bias is {dtype_name(dtype_of(vector))}")
+        # A scalar fits no row.
         *lead, last = shape_of(vector) or (0,)
         if not same_size(last, problem.shape[-1]) or any(not same_size(s, 1) for s in lead):
             return Refusal("its weight or bias does not have one element per column")

@@ -64,6 +64,7 @@ def convolution_problem(
     first, second, *kernel = (int(size) for size in shape_of(fused.weight))
     n, depth = first, second
     if fused.transposed:
+        # The weight of a transposed convolution is [in, out / groups, *kernel].
         n, depth = second * fused.groups, first // fused.groups
     shape = shape_of(fused.node)
     pixels = product((*shape[: fused.axis], *shape[fused.axis + 1 :]))

@@ -143,6 +143,7 @@ class RowwiseProblem(Problem):
         kept = {Keep.FLOAT: self.spec.real, Keep.SUM: dtype_of(self.op.x)}
         if not isinstance(self.op, Activation) and self.op.residual is not None:
             both = dtype_of(self.op.x), dtype_of(self.op.residual)
+            # torch promotes a bfloat16 hidden state plus a float32 residual to float32.
             kept[Keep.SUM] = torch.promote_types(*both)
         bits = [bits_of(self.spec.dtype), *(bits_of(kept[k]) for k in self.output.keep)]
         return pointwise_work(self.made, [], bits)
@@ -157,6 +158,7 @@ def rowwise_problem(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> Rowwis
         return Refusal(f"its input is {dtype_name(dtype_of(op.x))}")
     if not shape:
         return Refusal("its input has no axis")
+    # Kernels write rows one after the other, and the captured strides of results must stay.
     if not all(map(is_row_major, op.node.meta["val"])):
         return Refusal("its results are not row-major")
     made = tuple(op.node.meta["val"][0].shape)
@@ -205,10 +207,14 @@ def _check_given(problem: RowwiseProblem) -> Refusal | None:
 def _check_chosen(problem: RowwiseProblem) -> Refusal | None:
     choose, spec = problem.output.choose, problem.spec
     assert choose is not None, "its parameters are chosen"
+    # The kernels find the extremes of a row while it
+    # is in the cache, and no larger or smaller block.
     if not rows_share_scale(choose.block, problem.shape) or choose.block != spec.block:
         return Refusal(f"its scale is computed for blocks of {spec.block_text()}, not per row")
     if choose.formula not in ROWWISE_FORMULAS:
         return Refusal(f"its scale is computed as {choose.formula}")
+    # The kernels have one range: a scale chosen for
+    # [-127, 127] and used with [-128, 127] needs two.
     span = choose.dtype, choose.quant_min, choose.quant_max
     if span != (spec.dtype, spec.quant_min, spec.quant_max):
         return Refusal("its parameters are computed for another range than that of its result")
@@ -222,6 +228,7 @@ def rowwise_output_args(problem: RowwiseProblem) -> list[Argument]:
     spec, choose, params = problem.spec, problem.output.choose, problem.output.params
     math = spec.arithmetic
     given: list[Argument] = [None, None] if params is None else [params.scale, params.zero_point]
+    # Static parameters: the empty formula tells the kernel to choose nothing.
     chosen: list[Argument] = ["", 0.0, torch.float32, torch.int32]
     if choose is not None:
         chosen = [str(choose.formula), choose.eps, choose.scale_dtype, choose.zero_point_dtype]

@@ -41,6 +41,7 @@ from qfuse.optimize.match.move_qparams import (
 )
 from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, arguments, aten
 
+# Movements that show a part of their source: other parts of it are priced together with them.
 _PICKS = (Slice, Select, Index, Gather)
 
 
@@ -64,6 +65,7 @@ class MovementOp(Commutes):
         movement: Its effect on parameters.
     """
 
+    # `as_strided` depends on memory and is never crossed; listed, it is an anchor that says so.
     ops: ClassVar[tuple[OpOverload, ...]] = (*MOVEMENT_OPS, aten.as_strided.default)
     folds: ClassVar[bool] = True
 
@@ -134,6 +136,7 @@ class MovementOp(Commutes):
             self.node,
             quantize.params.spec,
             [q.x for q in _parts(quantize, self.movement)],
+            # Another part has paid for quantizing the source; CSE will make the two one.
             [] if _quantized_already(quantize, found) else [found.source],
             copies=copies(self.movement),
             goes=all(is_call(user, ops.quantize) for user in self.node.users),

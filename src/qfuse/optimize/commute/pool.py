@@ -49,6 +49,9 @@ class _Window:
             return True
         if not isinstance(before, int) or not isinstance(after, int):
             return False
+        # A dilated window can step over a short axis: with a size of 2,
+        # dilation 2 and padding 1, it reads the indices -1 and 1 of an axis of
+        # size 1. The maximum is then -inf, for which no quantized value stands.
         starts = range(-self.pad, -self.pad + after * self.stride, self.stride)
         inside = range(0, self.size * self.dilation, self.dilation)
         return all(any(0 <= start + i < before for i in inside) for start in starts)
@@ -94,6 +97,7 @@ class Pool(Commutes):
             MissCode.ARGUMENT, node, "an argument of {} is not known", op_name(node), progress=2
         )
         if is_call(node, *_WHOLE):
+            # An empty list of axes means all of them.
             axes = tuple(sorted({axis % rank for axis in a["dim"]})) or tuple(range(rank))
             return cls(node, node, x, axes, (), bool(a["keepdim"])) if rank else unknown
         count, _, indexed = _WINDOWS[overload_of(node)]  # type: ignore[index]
@@ -101,6 +105,7 @@ class Pool(Commutes):
         if windows is None:
             return unknown
         result = _elements(node) if indexed else node
+        # The pool of quantized values, see `_WINDOWS`, returns no indices.
         if result is None:
             text = "its indices are also used"
             return Miss(MissCode.SHARED, node, text, progress=2)
@@ -151,6 +156,8 @@ class Pool(Commutes):
         (dequantize,) = operands
         params = dequantize.params
         for axis in self.axes:
+            # With scales 0.1 and 1.0 in one window, 50 stands for 5.0 and 20 for 20.0: the larger
+            # quantized value is the smaller number.
             if not covers(params.spec.block[axis], shape_of(self.source)[axis]):
                 text = "{} pools elements of several blocks along axis {}"
                 details = op_name(self.node), axis
@@ -158,6 +165,7 @@ class Pool(Commutes):
         if not self.never_empty():
             text = "a window of {} may hold only padding"
             return Miss(MissCode.SHAPE, self.node, text, op_name(self.node), progress=3)
+        # With a negative scale the maximum of the quantized values is the minimum of the numbers.
         table = table_of(params)
         if isinstance(table, Miss):
             return table
@@ -184,6 +192,7 @@ def _windows(a: dict[str, Any], count: int) -> tuple[_Window, ...] | None:
     sizes = _spread(a["kernel_size"], count)
     fields = [
         sizes,
+        # torch's default for the stride is the size of the window, passed as an empty list.
         _spread(a["stride"], count) or sizes,
         _spread(a["padding"], count),
         _spread(a["dilation"], count),

@@ -96,6 +96,7 @@ def quantized_result(quantize: Quantize) -> QuantizedResult | Miss:
         return Miss(MissCode.GRANULARITY, quantize.node, text)
     scale = result_of(params.scale)
     choose = None if scale is None or scale[1] != 0 else as_choose(scale[0])
+    # Parameters chosen for another tensor are operands of the op, as static ones are.
     if choose is None or choose.x is not quantize.x:
         return QuantizedResult(quantize, None)
     return _refuse_choice(quantize, choose) or QuantizedResult(quantize, choose)
@@ -114,6 +115,7 @@ def _refuse_choice(quantize: Quantize, choose: Choose) -> Miss | None:
         text = "parameters are chosen in blocks of {} and used in blocks of {}"
         details = block_text(chosen.block), spec.block_text()
         return Miss(MissCode.GRANULARITY, node, text, *details)
+    # A scale chosen for int8 is about max / 127; in int4 it would clip everything above max / 18.
     if (spec.dtype, spec.element) != (chosen.dtype, chosen.element):
         text = "parameters that are chosen for {} are used for {}"
         kinds = (chosen.dtype, chosen.element), (spec.dtype, spec.element)
@@ -123,7 +125,8 @@ def _refuse_choice(quantize: Quantize, choose: Choose) -> Miss | None:
         details = dtype_name(chosen.scale_dtype), spec.scale_format
         return Miss(MissCode.DTYPE, node, text, *details)
     zero = params.zero_point
-    # Result 1 of a choice is its zero point.
+    # Result 1 of a choice is its zero point. The op chooses both together: a quantize that uses
+    # another zero point, or omits one that is not 0, is shifted against them.
     own = zero is not None and result_of(zero) == (choose.node, 1)
     always_zero = fixed_zero_point(chosen) == 0
     if spec.domain is ZeroPointDomain.FLOAT_OFFSET or not (own or (zero is None and always_zero)):
@@ -168,6 +171,7 @@ def results_like(
     if all(is_row_major(tensor_of(n)) for n in (*_nodes(args), node, *(k.node for k in kept))):
         # Elementwise arithmetic leaves row-major tensors row-major.
         return old
+    # The strides of results of other layouts are known to the op's fake kernel only.
     new = op(*map_arg(tuple(args), lambda n: n.meta["val"]))
     for before, after in zip(old, new, strict=True):
         if not same_strides(before, after):

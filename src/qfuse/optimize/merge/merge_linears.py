@@ -74,6 +74,7 @@ class MergeLinears(MergeSiblings):
         assert linear is not None, "only linears are grouped"
         stored = as_dequantize(linear.weight)
         weight = linear.weight if stored is None else stored.q
+        # A vector as weight has no axis of output features to concatenate along.
         if len(shape_of(weight)) != _MATRIX or not shape_of(linear.x):
             return Miss(MissCode.SHAPE, weight, "its weight is not a matrix", progress=2)
         refused = refuse_parts(linear, stored, weight)

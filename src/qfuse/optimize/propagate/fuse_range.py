@@ -64,17 +64,21 @@ class FuseRange(Rule[FuseRangeSite]):
         if stores is None or params is None:
             return Miss(MissCode.PATTERN, node, "it does not clamp quantized values", progress=0)
         bounds = [a["min"], a["max"]]
+        # In a clamp of uint8, torch takes a bound of -1 for 255.
         least, most = dtype_range(params.spec.dtype)
         integers = all(b is None or (type(b) is int and least <= b <= most) for b in bounds)
         if params.spec.dtype.is_floating_point or not integers:
             text = "its bounds are not integers of {}"
             details = dtype_name(params.spec.dtype)
             return Miss(MissCode.ARGUMENT, node, text, details, progress=2)
+        # The other users still need the values outside of the smaller range.
         for user in source.users:
             if user is not node:
                 text = "its operand is also used by {}"
                 return Miss(MissCode.SHARED, source, text, op_name(user), progress=2)
         spec = params.spec
+        # Both ends are clamped, so bounds outside of the range leave a range of one value: clamp(3,
+        # 5) of [10, 20] is [5, 5], as in torch.
         low, high = (_cut(code, bounds) for code in (spec.quant_min, spec.quant_max))
         wrong = refuse_layout(node, tensor_of(source), moves=False)
         return wrong or FuseRangeSite(node, stores, replace(spec, quant_min=low, quant_max=high))
@@ -84,6 +88,8 @@ class FuseRange(Rule[FuseRangeSite]):
         params = site.stores.result_params
         assert params is not None, "the site has a quantized output"
         made = site.stores.with_result_params(replace(params, spec=site.spec))
+        # The strides are those of the op, not those of
+        # the clamp, which `refuse_layout` has compared.
         kept = tensor_of(site.stores.node)
         rw.replace(site.node, rw.replay(made.overload, made.call_args(), {}, kept))
 

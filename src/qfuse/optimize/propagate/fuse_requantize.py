@@ -50,6 +50,7 @@ class FuseRequantize(Rule[FuseRequantizeSite]):
         if isinstance(pair, Miss):
             return pair
         quantize, dequantize = pair
+        # For another user the dequantize stays, and its float result is there to quantize.
         users = dequantize.node.users
         others = sorted({op_name(user) for user in users if not is_call(user, ops.quantize)})
         if others:

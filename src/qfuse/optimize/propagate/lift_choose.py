@@ -106,8 +106,8 @@ def _keeps_blocks(movement: Movement) -> bool:
 
 
 def _down(choose: Choose, found: PropagatedUp) -> tuple[Moved, ...] | Miss:
-    # A block may move up to one that comes down differently, such as a merged axis.
     """Move the block down again; the result must be the original block."""
+    # A block may move up to one that comes down differently, such as a merged axis.
     block = found.block
     down: list[Moved] = []
     for step in reversed(found.steps):
@@ -144,6 +144,7 @@ def _refuse_users(choose: Choose, found: PropagatedUp, down: Sequence[Moved]) ->
     for step in down:
         chosen = step.apply(FakeMover(), chosen)
     for result in choose.node.users:
+        # They would become views of the parameters above.
         if leaves_graph(result):
             text = "the parameters leave the graph as tensors of their own"
             return Miss(MissCode.SHARED, result, text, progress=3)

@@ -65,6 +65,8 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
         dtypes = requantize.params.spec.dtype, requantize.out_params.spec.dtype
 
         def crosses(movement: Movement) -> bool:
+            # Requantizing is no cheaper above: it moves up
+            # to meet equal ones, and must not cost more.
             return is_free(movement) and all(moves_stored(movement, d) for d in dtypes)
 
         if not crosses(first):
@@ -75,6 +77,7 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
             for params in (requantize.params, requantize.out_params)
         )
         count = len(out.steps)
+        # Both sides have to stop at one place: a requantize has one operand.
         if not count or len(read.steps) < count:
             blocked = read.blocked if count else out.blocked
             assert blocked is not None, "the first movement was not crossed"

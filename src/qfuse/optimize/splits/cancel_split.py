@@ -94,6 +94,7 @@ def _match_join(join: CommutingJoin) -> CancelSplitSite | Miss:
     known = [p for p in parts if p.start is not None and p.end is not None and p.step == 1]
     if len(known) < len(parts):
         return Miss(MissCode.SHAPE, join.node, "a part of unknown bounds", progress=2)
+    # Halves that are joined in the other order, as in rotary positions, are not the tensor.
     if any(a.end != b.start for a, b in itertools.pairwise(known)):
         text = "the parts are not joined in the order in which they were split"
         return Miss(MissCode.ORDER, join.node, text, progress=3)
@@ -129,6 +130,7 @@ def _match_split(node: Node) -> CancelSplitSite | Miss:
         # Items without users do not keep the split.
         if not user.users or not isinstance(part, Slice):
             continue
+        # A part of 6 columns of two joined tensors of 4 each belongs to neither.
         joined = bounds.get(part.bounds)
         if joined is None:
             text = "{} is not one of the tensors that were joined"
