@@ -19,9 +19,9 @@ from qfuse.ir.events import EventLog, Fired
 from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import place_of
-from qfuse.ir.ops.views import dtype_of, node_of, shape_of
+from qfuse.ir.ops.views import dtype_of, node_of, shape_of, tensor_of
 from qfuse.ir.quant.round_trip import round_trip_failure
-from qfuse.ir.sizes import same_shape
+from qfuse.ir.sizes import same_shape, same_strides
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter, arguments, aten
 from qfuse.rewrite.rewriter import GraphEditor
 
@@ -79,13 +79,17 @@ class _Moving:
         while is_call(source, *_MOVES) and len(source.users) == 1:
             moves.append(source)
             source = _source(source)
-        if not moves or leaves_graph(moves[0]):
+        # The caller would get a view instead of a tensor of its own.
+        if not moves or leaves_graph(node):
             return
         rw = self._editor.rewriter("lift-quantize", node)
         place = place_of(node)
         new = first = _of(source, node, rw)
         for move in reversed(moves):
             new = _of(new, move, rw)
+        if not same_strides(tensor_of(node), tensor_of(new)):
+            rw.undo()
+            return
         rw.replace(node, new)
         rw.commit()
         self._fired("lift-quantize", place, first)
@@ -125,6 +129,9 @@ class _Moving:
             return
         # The caller would get the tensor in front of the pair instead of a new one.
         if leaves_graph(node) or not same_shape(shape_of(node), shape_of(stored)):
+            return
+        # Inductor's graphs have chosen their layouts: users may depend on these strides.
+        if not same_strides(tensor_of(node), tensor_of(stored)):
             return
         rw = self._editor.rewriter("cancel-quantize", node)
         place = place_of(node)

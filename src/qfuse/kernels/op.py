@@ -84,7 +84,11 @@ class KernelOp(Generic[R]):
         order = self._positional or self._names
         if len(args) > len(order):
             raise TypeError(f"{self.name}: {len(args)} arguments are given by position")
-        values = {**self._defaults, **dict(zip(order, args, strict=False)), **given}
+        positional = dict(zip(order, args, strict=False))
+        twice = sorted(positional.keys() & given.keys())
+        if twice:
+            raise TypeError(f"{self.name}: {twice} are given by position and by name")
+        values = {**self._defaults, **positional, **given}
         # Not an argument of the schema, but a name for several of them.
         output = values.pop("output", None)
         if output is not None:

@@ -22,8 +22,8 @@ from qfuse.ir.sizes import same_shape, same_strides
 from qfuse.rewrite.prelude import Miss, MissCode, Rewriter
 
 _F32 = torch.float32
-# A dequantized weight is at most this many scales.
-_MOST = 1 << 8
+# A quantized value is at most this far from a zero point of int32.
+_MOST = 1 << 32
 _TINY, _HUGE = torch.finfo(_F32).tiny, torch.finfo(_F32).max / _MOST
 
 

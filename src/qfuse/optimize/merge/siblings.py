@@ -17,7 +17,7 @@ from qfuse.ir.graph.stage_graph import ASSUMED_META, StageGraph, constant_of, op
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of
-from qfuse.ir.quant.spec import dtype_name
+from qfuse.ir.quant.spec import ZeroPointDomain, dtype_name
 from qfuse.optimize.match.strides import restride, stride_sensitive_user
 from qfuse.optimize.merge.concat_qparams import concat_params
 from qfuse.rewrite.context import PassResult, RewriteContext
@@ -112,7 +112,20 @@ class Sibling:
             # no weight is quantized again. Scales and blocks may differ, see `concat_params`.
             ("arithmetic", spec.arithmetic.compute),
             ("domain of the zero point", spec.domain),
+            *self._range_of_offsets(),
         )
+
+    def _range_of_offsets(self) -> Facets:
+        """What siblings with float offsets have in common: an offset counts from the middle.
+
+        A missing offset is not an offset of 0, with which the middle stands for 0.
+        """
+        assert self.stored is not None, "a float weight has no zero points"
+        spec, zero = self.stored.params.spec, self.stored.params.zero_point
+        if spec.domain is not ZeroPointDomain.FLOAT_OFFSET:
+            return ()
+        codes = spec.quant_min, spec.quant_max
+        return ("range of float offsets", codes), ("float offsets", zero is not None)
 
     @property
     def is_assumed(self) -> bool:

@@ -10,7 +10,7 @@ from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.declare import Op
 from qfuse.ir.ops.views import node_of, tensor_of
-from qfuse.ir.quant.spec import QuantSpec, dtype_name, dtype_range
+from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name, dtype_range
 from qfuse.optimize.match.strides import refuse_layout
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -48,7 +48,8 @@ class FuseRange(Rule[FuseRangeSite]):
     The same holds for ``requantize`` and for a fused linear with a quantized output. Two
     quantizes that share scale and zero point also become one this way.
 
-    Refuses: bounds that are not integers; an op with other users; float8 storage.
+    Refuses: bounds that are not integers; float offsets, which count from the middle of the range;
+    an op with other users; float8 storage.
     """
 
     name = "fuse-range"
@@ -71,6 +72,10 @@ class FuseRange(Rule[FuseRangeSite]):
             text = "its bounds are not integers of {}"
             details = dtype_name(params.spec.dtype)
             return Miss(MissCode.ARGUMENT, node, text, details, progress=2)
+        if params.spec.domain is ZeroPointDomain.FLOAT_OFFSET:
+            # Another range has another middle, and the offset counts from the middle.
+            text = "the zero point of its operand is a float offset"
+            return Miss(MissCode.ZERO_POINT, source, text, progress=2)
         # The other users still need the values outside of the smaller range.
         for user in source.users:
             if user is not node:

@@ -66,10 +66,8 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
         for source, dequantize in zip(reads, found, strict=True):
             # A float part has no quantized values, and quantizing it would lose precision.
             if dequantize is None:
-                text, details = (
-                    "{} joins quantized values with {}",
-                    (op_name(node), op_name(source)),
-                )
+                text = "{} joins quantized values with {}"
+                details = op_name(node), op_name(source)
                 return Miss(MissCode.NOT_QUANTIZED, source, text, *details, progress=2)
         # From cheap to expensive: `sink` may tabulate all quantized values.
         crossing = self._refuse_ranks(op) or _refuse_users(op, operands) or op.sink(operands)

@@ -95,7 +95,9 @@ def _match_join(join: CommutingJoin) -> CancelSplitSite | Miss:
     if len(known) < len(parts):
         return Miss(MissCode.SHAPE, join.node, "a part of unknown bounds", progress=2)
     # Halves that are joined in the other order, as in rotary positions, are not the tensor.
-    if any(a.end != b.start for a, b in itertools.pairwise(known)):
+    # A part that ends before it starts is empty, and would let the next part start again earlier.
+    backwards = any(p.end < p.start for p in known)  # type: ignore[operator]
+    if backwards or any(a.end != b.start for a, b in itertools.pairwise(known)):
         text = "the parts are not joined in the order in which they were split"
         return Miss(MissCode.ORDER, join.node, text, progress=3)
     source, start, end = known[0].source, known[0].start, known[-1].end

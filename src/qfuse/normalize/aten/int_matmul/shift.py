@@ -31,7 +31,7 @@ from qfuse.rewrite.pattern import (
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, arguments, aten
 
 _UNSIGNED_SHIFT = 128
-_EXACT_TERMS = 1 << 15
+_INT32 = torch.iinfo(torch.int32).max
 
 PRODUCT = Read("product", as_int_product, "product of integers")
 ZERO, SUMS = Arg("zero"), V("sums")
@@ -87,8 +87,10 @@ def _fits_32_bits(node: Node, product: IntProduct, zero: Argument) -> bool:
     if bounds is None and isinstance(zero, Node):
         bounds = bounds_of(zero)
     small = bounds is not None and -255 <= bounds[0] <= bounds[1] <= 255  # noqa: PLR2004
-    # |x - zero| <= 510 and |w| <= 128.
-    return small and all(size <= _EXACT_TERMS for size in shape_of(product.weight))
+    # |x - zero| <= 510.
+    weight = 128 if dtype_of(product.weight) is torch.int8 else 255
+    most = _INT32 // (510 * weight)
+    return small and all(size <= most for size in shape_of(product.weight))
 
 
 SHIFTED = op(
