@@ -99,6 +99,21 @@ def test_pools_stay_in_the_region(op: torch._ops.OpOverload) -> None:
     check(program, made, n=2)
 
 
+def test_a_batch_norm_stays_in_the_region() -> None:
+    """Its statistics are results without pixels."""
+    board = ConvolutionBoard()
+    y = board.dequantize(board.conv(board.quantize(board.image())))
+    scale, shift = (board.b.const(name, torch.rand(8) + 0.5) for name in ("scale", "shift"))
+    op = aten._native_batch_norm_legit_no_training.default
+    norm = board.call(op, y, scale, shift, shift, scale, 0.1, 1e-5)
+    z = board.conv(board.quantize(board.b.item(norm, 0)), quantized=False)
+    program = board.done(z)
+    made = assigned(program)
+
+    assert copies(made) == [torch.channels_last, torch.contiguous_format]
+    check(program, made, n=2)
+
+
 def test_parts_of_a_split_and_their_join_stay_in_the_region() -> None:
     board = ConvolutionBoard()
     y = board.conv(board.quantize(board.image()))

@@ -111,13 +111,7 @@ class _Search:
         rank = before[0].dim()
         entries = [o for o in node.all_input_nodes if self._has_to_enter(o, rank)]
         value = self._result(node, entries)
-        after = _tensors(value)
-        joins = (
-            len(after) == len(before)
-            and all(map(_is_channels_last, after))
-            and all(same_shape(a.shape, b.shape) for a, b in zip(before, after, strict=True))
-        )
-        if joins:
+        if _become_channels_last(before, _tensors(value)):
             self._values[node], self._entries[node] = value, entries
 
     def _has_to_enter(self, operand: Node, rank: int) -> bool:
@@ -211,6 +205,19 @@ def _same(before: Any, after: Any) -> bool:
     if not old or len(old) != len(new):
         return isinstance(before, (int, float, torch.SymInt)) and type(before) is type(after)
     return all(same_strides(a, b) for a, b in zip(old, new, strict=True))
+
+
+def _become_channels_last(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bool:
+    """Whether the images among the results of an op become channels-last, and nothing else changes.
+
+    The other results are such as the statistics of a batch norm.
+    """
+    if len(before) != len(after) or not any(map(_is_channels_last, after)):
+        return False
+    return all(
+        same_shape(old.shape, new.shape) and (_is_channels_last(new) or same_strides(old, new))
+        for old, new in zip(before, after, strict=True)
+    )
 
 
 def _is_channels_last(value: torch.Tensor) -> bool:
