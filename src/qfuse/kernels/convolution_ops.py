@@ -86,12 +86,19 @@ def output_size(
     """Return the spatial sizes of the result of an ordinary convolution.
 
     There is one padding per axis, or one before every axis, then one after.
+
+    Raises:
+        InputError: The kernel is larger than the padded input.
     """
     count = len(kernel)
     # The last `count` numbers are those after.
     both = [padding[i] + padding[i - count] for i in range(count)]
     axes = zip(size, kernel, stride, both, dilation, strict=True)
-    return [(n + p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+    rooms = [(n + p - d * (k - 1) - 1, s) for n, k, s, p, d in axes]
+    # A dynamic size is checked when the op runs: comparing it here would add a guard.
+    if any(type(room) is int and room < 0 for room, _ in rooms):
+        raise InputError(f"the kernel {list(kernel)} is larger than the padded input {list(size)}")
+    return [room // s + 1 for room, s in rooms]
 
 
 def transposed_size(a: Any, size: Sequence[int]) -> list[int]:
@@ -102,6 +109,7 @@ def transposed_size(a: Any, size: Sequence[int]) -> list[int]:
 
 def _depth(a: Any, channels: int) -> int:
     """Return the groups of four ``k`` of a packed weight."""
+    # Each phase of a transposed convolution has its own taps, padded to whole groups.
     taps = [prod(a.kernel)]
     if a.transposed:
         phases = taps_of_phases(a.kernel, a.stride, a.dilation)
@@ -125,6 +133,11 @@ def check_settings(a: Any, *more: str) -> None:
         uneven = name == "padding" and count == 2 * axes and not getattr(a, "transposed", False)
         if count != axes and not uneven:
             raise InputError(f"{name} must have {axes} numbers, not {count}")
+    for name in ("kernel", "stride", "dilation"):
+        if min(getattr(a, name)) < 1:
+            raise InputError(f"{name} must be positive, not {getattr(a, name)}")
+    if min(a.padding) < 0:
+        raise InputError(f"padding must not be negative, not {a.padding}")
 
 
 def _check_packed(a: Any, expected: tuple[int, ...]) -> None:
@@ -139,6 +152,8 @@ def _shape(a: Any) -> list[int]:
 def _spatial_shape(a: Any, n: int) -> list[int]:
     """Return the shape of a result of ``n`` channels; check the operands."""
     _check_window(a, "output_padding")
+    if a.groups < 1:
+        raise InputError(f"groups must be positive, not {a.groups}")
     axes = len(a.kernel)
     *batch, channels = a.x.shape[:-axes]
     size = a.x.shape[-axes:]
@@ -166,7 +181,8 @@ def _depthwise_shape(a: Any) -> list[int]:
     axes = len(a.kernel)
     *batch, channels = a.x.shape[:-axes]
     n, size = a.w_sums.shape[0], a.x.shape[-axes:]
-    if n % channels:
+    # Each input channel has the same number of output channels.
+    if channels == 0 or n % channels:
         raise InputError(f"n={n} is no multiple of {channels} channels")
     _check_packed(a, ((n + BLOCK - 1) // BLOCK, depthwise_groups(a.kernel), BLOCK, GROUP))
     return [*batch, n, *output_size(size, a.kernel, a.stride, a.padding, a.dilation)]
@@ -179,6 +195,7 @@ def _result(
         raise InputError(f"real must be one of {REAL}, not {a.real}")
     if a.out_dtype not in possible:
         raise InputError(f"the result must be one of {possible}, not {a.out_dtype}")
+    # Memory formats are defined with a batch axis only.
     unbatched = a.x.dim() == len(a.kernel) + 1
     memory_format = torch.contiguous_format if unbatched else memory_format_of(a.x)
     return torch.empty(shape(a), dtype=a.out_dtype, device=a.x.device, memory_format=memory_format)

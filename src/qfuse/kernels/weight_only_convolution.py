@@ -70,6 +70,8 @@ def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
     check_settings(a, "output_padding")
     if a.x.dim() not in {axes + 1, axes + 2}:
         raise InputError(f"x must have {axes + 1} or {axes + 2} axes, not {a.x.dim()}")
+    if a.groups < 1:
+        raise InputError(f"groups must be positive, not {a.groups}")
     *batch, channels = a.x.shape[:-axes]
     if n < 0 or channels % a.groups or n % a.groups:
         raise InputError(f"{channels} channels and n={n} cannot be split into {a.groups} groups")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from qfuse.ir.dtypes import BYTES
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.checks import BYTES
 from qfuse.lower.operands.real_convolution import WeightOnlyConvolution
 
 

@@ -7,6 +7,7 @@ from math import prod
 import torch
 from torch.fx.node import Argument
 
+from qfuse.ir.errors import RewriteError
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
 from qfuse.ir.quant.block import covers
@@ -17,7 +18,7 @@ from qfuse.kernels.weight_only import GROUP_MULTIPLE
 from qfuse.lower.layout.memory_formats import formats_of_rank
 from qfuse.lower.operands.checks import is_whole
 from qfuse.lower.problems.convolution import ConvolutionProblem
-from qfuse.rewrite.prelude import Node, Rewriter
+from qfuse.rewrite.prelude import Node, Rewriter, aten
 
 
 def check_per_tensor(problem: ConvolutionProblem) -> Refusal | None:
@@ -137,12 +138,25 @@ def per_channel(problem: ConvolutionProblem, part: Node) -> torch.Tensor:
 
 
 def with_strides_of(old: Node, new: Node, rw: Rewriter) -> Node:
-    """Return ``new`` with the memory format of the value that it replaces."""
+    """Return ``new`` with the strides of the value that it replaces.
+
+    Raises:
+        RewriteError: No order of the axes has these strides.
+    """
     was = tensor_of(old)
     if same_strides(was, tensor_of(new)):
         return new
     for memory_format in formats_of_rank(was.dim()):
-        copy = rw.call(torch.ops.aten.clone.default, new, memory_format=memory_format)
+        copy = rw.call(aten.clone.default, new, memory_format=memory_format)
         if same_strides(was, tensor_of(copy)):
             return copy
-    return new
+    # No memory format says that the channels of an unbatched image, or of a row, are adjacent.
+    for channels in range(was.dim() - 1):
+        order = [axis for axis in range(was.dim()) if axis != channels] + [channels]
+        back = [order.index(axis) for axis in range(was.dim())]
+        turned = rw.call(aten.permute.default, new, order)
+        rows = rw.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
+        copy = rw.call(aten.permute.default, rows, back)
+        if same_strides(was, tensor_of(copy)):
+            return copy
+    raise RewriteError("the kernel's result cannot have the strides of the source's")

@@ -93,7 +93,7 @@ class Int8Convolution(ABC):
         return check_platform(self.library, target)
 
     def accepts(self, problem: ConvolutionProblem) -> Claim | Refusal:
-        """Accept the convolution with its whole epilogue."""
+        """Accept the convolution with the leading epilogue ops that the kernel knows."""
         refusal = (
             check_activation(problem)
             or check_per_tensor(problem)

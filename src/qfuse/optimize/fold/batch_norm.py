@@ -24,6 +24,7 @@ from qfuse.rewrite.prelude import (
     aten,
 )
 
+# torch's batch norms normalize this axis.
 _CHANNELS = 1
 
 
@@ -70,6 +71,7 @@ class FoldBatchNorm(Rule[BatchNormSite]):
             return into
         if a.get("training", False) is not False:
             return Miss(MissCode.ARGUMENT, node, "it computes statistics of its input", progress=2)
+        # Of a linear over [batch, tokens, features], a batch norm normalizes the tokens.
         if into.axis != _CHANNELS:
             text = "it normalizes along axis 1, and the output channels are axis {}"
             return Miss(MissCode.AXIS, node, text, into.axis, progress=2)
@@ -110,8 +112,10 @@ def _factor_and_shift(
         text = "its statistics or parameters are computed at run time"
         return Miss(MissCode.NOT_CONSTANT, node, text, progress=2)
     assert isinstance(eps, (int, float)), "eps is a number in the schema"
+    # In float64, as the factor is rounded only once it is part of the scale.
     factor = gamma.double() / (var.double() + eps).sqrt()
     shift = beta.double() - mean.double() * factor
+    # A variance of 0 with eps 0.
     if not bool((factor + shift).isfinite().all()):
         return Miss(MissCode.RANGE, node, "its factors are not finite", progress=2)
     return factor, shift
