@@ -27,6 +27,9 @@ _IN_PLACE: dict[OpOverload, OpOverload] = {
     aten.silu.default: aten.silu_.default,
     aten.sigmoid.default: aten.sigmoid_.default,
     aten.leaky_relu.default: aten.leaky_relu_.default,
+    aten.elu.default: aten.elu_.default,
+    aten.mish.default: aten.mish_.default,
+    aten.clamp_max.default: aten.clamp_max_.default,
     aten.neg.default: aten.neg_.default,
 }
 
