@@ -1,4 +1,4 @@
-"""Random convolution networks through the whole road: captured, rewritten, compiled, and called."""
+"""Random convolution networks through the whole pipeline: captured, rewritten, compiled, and called."""
 
 from __future__ import annotations
 

@@ -221,9 +221,20 @@ def test_refuses_what_is_not_one_value_per_channel(shape: tuple[int, ...]) -> No
     assert (miss.code, miss.at.name) == (MissCode.SHAPE, other.name)
 
 
+@pytest.mark.numeric
+@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("value", [torch.tensor(0.1, dtype=torch.float64), torch.tensor(3)])
+def test_a_constant_without_axes_is_a_number(kind: str, value: torch.Tensor) -> None:
+    case = CASES[kind]()
+    program = case.done(case.b.call(add, case.y, case.b.const("other", value)))
+
+    assert fuse(program, FuseAdd).fired == {"fuse-add": 1}
+    assert calls(program)[-1] == f"{kind}[add(0,1.0)]"
+
+
 def test_refuses_a_scalar_tensor_of_another_dtype() -> None:
     case = ConvCase()
-    other = case.b.const("other", torch.tensor(0.1, dtype=torch.float64))
+    other = case.b.arg("other", torch.float64)
     program = case.done(case.b.call(add, case.y, other))
 
     miss = only_miss(program, FuseAdd)
