@@ -248,9 +248,8 @@ def test_a_result_that_is_quantized_twice_is_computed_once(kind: str, leaves: bo
 
     assert len([call for call in calls_of(low) if str(call).startswith("qfuse.")]) == 1
     assert aten.relu.default not in calls_of(low)
-    assert {event.reason.partition(";")[0] for event in low.log.of(Left)} == {
-        f"qfuse.{kind} has other users besides this quantize"
-    }
+    reasons = [event.reason.partition(";")[0] for event in low.log.of(Left)]
+    assert reasons.count(f"qfuse.{kind} has other users besides this quantize") == len(made)
     check(program, low)
 
 
