@@ -13,6 +13,7 @@ from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.optimize.fuse.convolution import FuseConvolution
 from qfuse.optimize.fuse.epilogue_add import FuseAdd
 from qfuse.optimize.fuse.epilogue_cast import FuseCast
+from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.quant import per_tensor
 
@@ -72,14 +73,29 @@ def test_a_difference(kind: str, alpha: float) -> None:
     assert calls(program)[-1] == f"{kind}[add(0,{-float(alpha)})]"
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("kind", CASES)
-def test_refuses_the_product_as_a_subtrahend(kind: str) -> None:
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_product_that_is_subtracted(kind: str, narrow: bool) -> None:
     case = CASES[kind]()
-    program = case.done(case.b.call(sub, case.residual, case.y))
+    y = case.y
+    if narrow:
+        y = case.b.call(aten._to_copy.default, y, dtype=BF16)
+    program = case.done(case.b.call(sub, case.residual, y))
+    apply_rules(program, [FuseLinear(), FuseConvolution(), FuseCast()])
+
+    assert fuse(program, FuseAdd).fired == {"fuse-add": 1}
+    assert calls(program)[-1].endswith("mul(0)|add(1,1.0)]")
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_refuses_a_multiple_of_the_product_as_a_subtrahend(kind: str) -> None:
+    case = CASES[kind]()
+    program = case.done(case.b.call(sub, case.residual, case.y, alpha=2))
 
     miss = only_miss(program, FuseAdd)
     assert miss.code is MissCode.ARGUMENT
-    assert miss.reason == f"the {kind} is multiplied by -1.0 before the addition"
+    assert miss.reason == f"the {kind} is multiplied by -2.0 before the addition"
 
 
 def stored(case: Case, dtype: torch.dtype = torch.uint8, real: torch.dtype = F32) -> Node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from qfuse.ir.ops.epilogue import Add, Mul
 from qfuse.ir.ops.product import FusedProduct, kind_of
 from qfuse.ir.ops.views import dtype_of, shape_of
-from qfuse.optimize.fuse.epilogue import open_product, replace_by
+from qfuse.optimize.fuse.epilogue import append_step, extended, open_product
 from qfuse.optimize.fuse.epilogue_operand import refuse_shape
 from qfuse.optimize.match.batch_norm import (
     BATCH_NORMS,
@@ -80,16 +80,11 @@ class FuseBatchNorm(Rule[BatchNormSite]):
 
     def rewrite(self, site: BatchNormSite, rw: Rewriter) -> None:
         """Replace the norm by the extended op."""
-        fused, at = site.fused, len(site.fused.extras)
-        epilogue = fused.epilogue.then(Mul(at)).then(Add(at + 1))
-        hint = str(fused.weight.target)
-        parts = (
-            rw.constant(site.factor, f"{hint}_norm_factor"),
-            rw.constant(site.shift, f"{hint}_norm_shift"),
-        )
-        replace_by(
-            replace(fused, epilogue=epilogue, extras=(*fused.extras, *parts)), site.result, rw
-        )
+        fused, hint = site.fused, str(site.fused.weight.target)
+        factor = rw.constant(site.factor, f"{hint}_norm_factor")
+        shift = rw.constant(site.shift, f"{hint}_norm_shift")
+        scaled = extended(fused, Mul(len(fused.extras)), (factor,))
+        append_step(scaled, site.result, Add(len(scaled.extras)), rw, (shift,))
 
 
 def _site(fused: FusedProduct, node: Node, result: Node) -> BatchNormSite | Miss:

@@ -94,6 +94,11 @@ def _number(node: Node, fused: FusedProduct, other: object, word: str) -> Epilog
     return Miss(MissCode.ARGUMENT, node, "the {} is a number", word, progress=3)
 
 
+def minus_one(fused: FusedProduct) -> EpilogueOperand:
+    """Return the factor that negates the values of ``fused``, which is exact."""
+    return EpilogueOperand(Filled(-1.0, dtype_of(fused.node), _features(fused)))
+
+
 def _features(fused: FusedProduct) -> tuple[int, ...]:
     """Return the shape of a number as an operand: the kernels of linears read it per feature."""
     return () if isinstance(fused, FusedConvolution) else (int(shape_of(fused.weight)[0]),)
