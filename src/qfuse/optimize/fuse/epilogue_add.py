@@ -49,9 +49,9 @@ class FuseAdd(Rule[AddSite]):
     is subtracted is multiplied by -1 first. A summand that is a dequantize with one constant scale
     is read as it is stored.
 
-    Refuses: an op that is added to itself; another ``alpha`` on the op's side; integer summands; numbers in
-    narrow float dtypes; a summand of another shape, except for one value per channel or feature; a
-    sum whose memory order is that of the other summand.
+    Refuses: an op that is added to itself; another ``alpha`` on the op's side; integer summands;
+    numbers in narrow float dtypes; a summand of another shape, except for one value per channel or
+    feature; a sum whose memory order is that of the other summand.
     """
 
     name = "fuse-add"
