@@ -151,9 +151,9 @@ def test_a_shuffle_of_a_part_of_a_split() -> None:
 
 def test_a_shuffled_image_that_leaves_keeps_its_strides() -> None:
     board = ConvolutionBoard()
-    y = board.conv(board.quantize(board.image()))
+    y = board.conv(board.conv(board.quantize(board.image())))
     mixed = shuffled(board, y, 2)
-    program = board.done(board.conv(mixed, quantized=False), mixed, y)
+    program = board.done(board.conv(board.conv(mixed)), mixed, y)
     made = assigned(program)
 
     assert strides_of(made) != strides_of(program)

@@ -343,7 +343,7 @@ def test_refuses_a_product_added_to_itself(kind: str) -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("number", [1.5, 3, 0.1, -0.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("number", [1.5, 3, 0.1, -0.0, float("inf")])
 def test_a_number_for_a_linear(number: float) -> None:
     case = Case()
     program = case.done(case.b.call(add, case.y, number))
@@ -362,10 +362,7 @@ def test_one_value_per_feature_of_a_linear(
     row = case.b.const("row", torch.randn(shape, dtype=dtype))
     program = case.done(case.b.call(add, row, case.y))
 
-    if dtype is BF16 and not shape:
-        assert only_miss(program, FuseAdd).code is MissCode.SHAPE
-    else:
-        assert fuse(program, FuseAdd).fired == {"fuse-add": 1}
+    assert fuse(program, FuseAdd).fired == {"fuse-add": 1}
 
 
 @pytest.mark.numeric

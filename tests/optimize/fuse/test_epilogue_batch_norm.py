@@ -77,7 +77,22 @@ def test_golden_the_norm_is_two_operands() -> None:
     program = case.done(normed(case, case.b.call(aten.relu.default, case.y)))
 
     assert fuse(program).fired == {"fuse-batch-norm": 1}
-    assert_expected_inline(to_text(program.graph), """""")
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[s0, 3, 6, 5]
+%r: float32[s0, 4, 5, 4]
+const %w_s: float32[4, 1, 1, 1]
+const %w: int8[4, 3, 2, 2]
+const %bias: float32[4]
+const %x_scale: float32[1, 1, 1, 1]
+const %x_zero: int32[1, 1, 1, 1]
+%0 = qfuse.quantize(%x, %x_scale, %x_zero, 'int8[-128,127] *x*x*x* float32 float32:reciprocal:round-zp int'): int8[s0, 3, 6, 5]
+const %w_norm_factor: float32[4, 1, 1]
+const %w_norm_shift: float32[4, 1, 1]
+%1 = qfuse.convolution(%0, %x_scale, %x_zero, 'int8[-128,127] *x*x*x* float32 float32:reciprocal:round-zp int', %w, %w_s, None, 'int8[-128,127] 1x*x*x* float32 float32:reciprocal:round-zp int', %bias, (1, 1), (0, 0), (1, 1), False, (0, 0), 1, None, None, '', 'act(relu)|mul(0)|add(1,1.0)', (%w_norm_factor, %w_norm_shift)): float32[s0, 4, 5, 4]
+return (%1)""",
+    )
 
 
 def test_refuses_another_axis() -> None:
