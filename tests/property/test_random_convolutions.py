@@ -99,7 +99,8 @@ def assert_kept(case: ConvCase, own: bool) -> None:
 
 DEFAULT = settings()
 # Together at least 300 networks, whatever the profile.
-MORE = settings(max_examples=max(150, DEFAULT.max_examples))
+MORE = settings(max_examples=max(120, DEFAULT.max_examples))
+REST = settings(max_examples=max(60, DEFAULT.max_examples))
 
 
 @pytest.mark.own_kernels
@@ -109,6 +110,7 @@ def test_sums_that_are_exact_keep_every_bit(case: ConvCase) -> None:
     assert_kept(case, own=True)
 
 
+@REST
 @given(case=conv_cases(exact=True))
 def test_without_own_kernels_every_bit_is_kept(case: ConvCase) -> None:
     assert_kept(case, own=False)
