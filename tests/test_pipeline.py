@@ -85,14 +85,29 @@ class Off:
         return {0: rw.call(aten.mul.Tensor, y, 1.01) if problem.n == self.n else y}
 
 
+@dataclass
+class Raises(Off):
+    """A kernel whose call for one of the linears has the right type, but raises."""
+
+    def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> dict[int, torch.fx.Node]:
+        """Select rows that do not exist."""
+        (y,) = super().emit(problem, claim, rw).values()
+        rows = rw.constant(torch.full((5,), 99), "rows")
+        return {0: rw.call(aten.index_select.default, y, 0, rows) if problem.n == self.n else y}
+
+
 def planned(
-    monkeypatch: pytest.MonkeyPatch, check: Check, n: int, model: nn.Module | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    check: Check,
+    n: int,
+    model: nn.Module | None = None,
+    kernel: type[Off] = Off,
 ) -> tuple[CapturedGraph, list[torch.Tensor], pipeline.Plan]:
     """Plan the model with a kernel that is wrong for linears of ``n`` outputs."""
 
     def rows(library: kernels.KernelLibrary) -> tuple[Off, ...]:
         del library
-        return (Off(n),)
+        return (kernel(n),)
 
     monkeypatch.setattr(pipeline, "all_kernels", rows)
     x = torch.randn(5, 16)
@@ -102,6 +117,22 @@ def planned(
     cost = CostModel(CostProfile.pinned())
     planner = Pipeline(Target.for_testing(), cost, NONE, check)
     return captured, inputs, planner.plan(captured, inputs)
+
+
+@pytest.mark.parametrize(
+    ("check", "reason"),
+    [(Check.SITE, "the new ops do not run"), (Check.PIPELINE, "the rewritten graph does not run")],
+)
+def test_a_rewrite_that_cannot_run_is_found_and_rolled_back(
+    monkeypatch: pytest.MonkeyPatch, check: Check, reason: str
+) -> None:
+    captured, inputs, plan = planned(monkeypatch, check, n=24, kernel=Raises)
+
+    (undone,) = plan.lowered.log.of(RolledBack)
+    assert undone.reason.startswith(reason)
+    torch.testing.assert_close(
+        run_flat(plan.lowered.module, inputs), run_flat(captured.module, inputs)
+    )
 
 
 @pytest.mark.parametrize("check", [Check.SITE, Check.PIPELINE])
@@ -221,15 +252,15 @@ def test_the_captured_graph_is_not_consumed(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("culprit", [1, 2, 7, 8])
-def test_bisect_finds_the_first_wrong_count(culprit: int) -> None:
+@pytest.mark.parametrize("first_wrong", [1, 2, 7, 8])
+def test_bisect_finds_the_first_wrong_count(first_wrong: int) -> None:
     asked: list[int] = []
 
     def holds(count: int) -> bool:
         asked.append(count)
-        return count < culprit
+        return count < first_wrong
 
-    assert bisect(8, holds) == culprit
+    assert bisect(8, holds) == first_wrong
     assert len(asked) <= 3
 
 

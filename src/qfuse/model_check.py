@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-from qfuse.ir.dtypes import REALS
+from qfuse.ir.dtypes import BYTES, REALS
 from qfuse.ir.events import Exactness
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import StageGraph
@@ -20,7 +20,6 @@ _RUNS = 3
 # About one quantized value in this many lies within float32 noise of a tie. At least one per tensor
 # is flipped, so that small tensors are perturbed too.
 _CODES_PER_FLIP = 100_000
-_STORED = (torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,7 @@ class _Shaken(Interpreter):
             # A mask made of the lowest finite value must not become an infinity.
             finite = shaken.clamp(info.min, info.max).to(value.dtype)
             return torch.where(value.isfinite(), finite, value)
-        if isinstance(value, torch.Tensor) and value.dtype in _STORED and _quantizes(node):
+        if isinstance(value, torch.Tensor) and value.dtype in BYTES and _quantizes(node):
             return self._flip(value)
         return value
 

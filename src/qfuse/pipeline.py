@@ -136,18 +136,18 @@ class Pipeline:
         self._say("checking values")
         reference = self._measure(captured, inputs)
         undone: list[RolledBack] = []
-        verdict = reference.judge(run_flat(lowered.module, inputs))
+        verdict = _verdict(lowered, reference, inputs)
         while verdict.wrong is not None and budget.allowed and len(undone) < _ATTEMPTS:
             self._say("looking for the rewrite that changed values")
-            culprit = self._find(captured, inputs, reference, budget)
-            budget = RewriteBudget(banned=budget.banned | {culprit, *_whole_rule(culprit, undone)})
-            undone.append(_rolled_back(culprit, verdict))
+            key = self._find(captured, inputs, reference, budget)
+            budget = RewriteBudget(banned=budget.banned | {key, *_whole_rule(key, undone)})
+            undone.append(_rolled_back(key, verdict))
             lowered = self.rewrite(captured, inputs, budget)
-            verdict = reference.judge(run_flat(lowered.module, inputs))
+            verdict = _verdict(lowered, reference, inputs)
         if verdict.wrong is not None:
             undone.append(_rolled_back("pipeline/every-rewrite", verdict))
             lowered = self.rewrite(captured, inputs, RewriteBudget(fuel=0))
-            verdict = reference.judge(run_flat(lowered.module, inputs))
+            verdict = _verdict(lowered, reference, inputs)
         for event in undone:
             lowered.log.add(event)
         lowered.log.add(_checked("model", verdict))
@@ -183,14 +183,26 @@ class Pipeline:
 
         def holds(fuel: int) -> bool:
             some = self.rewrite(captured, inputs, RewriteBudget(fuel, budget.banned))
-            return reference.judge(run_flat(some.module, inputs)).wrong is None
+            return _verdict(some, reference, inputs).wrong is None
 
         return budget.allowed[bisect(len(budget.allowed), holds) - 1]
 
 
-def _whole_rule(culprit: str, undone: Sequence[RolledBack]) -> set[str]:
-    """Return the rule of ``culprit`` if it broke values before: then disable all its rewrites."""
-    rule = rule_of(culprit)
+def _verdict(
+    lowered: LoweredGraph, reference: ModelCheck, inputs: Sequence[torch.Tensor]
+) -> Verdict:
+    """Run a lowered graph and compare its outputs; one that cannot run is wrong too."""
+    try:
+        outputs = run_flat(lowered.module, inputs)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        what, _, _ = str(error).partition("\n\nWhile executing")
+        return Verdict(f"the rewritten graph does not run: {what.strip()}")
+    return reference.judge(outputs)
+
+
+def _whole_rule(key: str, undone: Sequence[RolledBack]) -> set[str]:
+    """Return the rule of ``key`` if it broke values before: then disable all its rewrites."""
+    rule = rule_of(key)
     return {rule} if any(rule_of(event.key) == rule for event in undone) else set()
 
 

@@ -46,6 +46,23 @@ def test_another_path_with_other_results() -> None:
         run_functional(program, torch.randn(3, 1))
 
 
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda self, x: x @ (self.b_a if x.shape[1] == 1 else self.b_b)[: x.shape[1]],
+        lambda self, x: x - self.b_a[0, 0] if x.shape[1] == 1 else self.b_a[0, 0] - x,
+    ],
+    ids=["another constant", "another order"],
+)
+def test_another_path_with_the_same_ops(forward: Any) -> None:
+    model = module(forward, b_a=torch.randn(64, 64), b_b=torch.randn(64, 64))
+    model.b_a[0] = 1.5
+    shapes = {"x": {0: ROWS, 1: COLUMNS}}
+    program = captured(model, torch.randn(3, 64), dynamic_shapes=shapes)
+
+    assert refused(program) == ["columns"]
+
+
 def test_another_path_with_the_same_results() -> None:
     model = module(lambda _self, x: x + x if x.shape[0] > 1 else x * 2)
     program = captured(model, torch.randn(3), dynamic_shapes={"x": {0: ROWS}})

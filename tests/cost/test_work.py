@@ -20,8 +20,6 @@ def test_linear() -> None:
         one_row_flops=2 * 8 * 5,
         kernel_calls=1,
     )
-    assert work.bytes_read == 20 + 24
-    assert work.bytes_written == 30
 
 
 def test_linear_at_all_sizes() -> None:

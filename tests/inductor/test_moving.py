@@ -67,7 +67,7 @@ def test_other_parameters_stay(again: tuple[Any, ...]) -> None:
 
 
 class Again(nn.Module):
-    """All stored numbers are dequantized and quantized again."""
+    """All quantized values are dequantized and quantized again."""
 
     def __init__(self, *params: Any) -> None:
         super().__init__()

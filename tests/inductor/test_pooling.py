@@ -26,7 +26,7 @@ UINT8 = (0.05, 3, 0, 255, torch.uint8)
 
 
 class Pooled(nn.Module):
-    """Stored numbers, the greatest of which are stored again."""
+    """Quantized values, the greatest of which are stored again."""
 
     def __init__(self, params: tuple[Any, ...] = INT8, **pool: Any) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def test_down_to_code(*, channels_last: bool) -> None:
 
 
 class Offsets(Pooled):
-    """Two stored numbers may be one real number: which of them was found depends on it."""
+    """Two quantized values may be one real number: which of them was found depends on it."""
 
     def after(self, pooled: torch.Tensor, real: torch.Tensor) -> Any:
         del pooled

@@ -74,20 +74,7 @@ def test_a_convnet_has_the_values_of_its_source(name: str) -> None:
     assert_alike(source, fast, model.inputs(2)[0][0])
 
 
-POOLED = pytest.mark.xfail(
-    raises=RuntimeError, reason="torch has no 8-bit max pool of many channels-last positions"
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("resnet18", marks=POOLED),
-        pytest.param("unet", marks=POOLED),
-        "mobilenet-v3",
-        "yolo",
-    ],
-)
+@pytest.mark.parametrize("name", ["resnet18", "unet", "mobilenet-v3", "yolo"])
 def test_images_may_be_channels_last(name: str) -> None:
     model, source, fast = compiled(name, memory_format=torch.channels_last)
     x = model.inputs(2)[0][0].to(memory_format=torch.channels_last)

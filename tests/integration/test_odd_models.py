@@ -62,7 +62,7 @@ def test_sizes_are_summands_but_no_tensors() -> None:
 
 
 def int8(*shape: int) -> torch.Tensor:
-    """Random stored numbers."""
+    """Random quantized values."""
     return torch.randint(-128, 128, shape, dtype=torch.int8)
 
 

@@ -116,7 +116,7 @@ def test_a_linear_gives_its_gelu_in_every_layer(recipe: str) -> None:
         report = fast.report
         linears = [e for e in report.fused if e.place.op == "qfuse.linear"]
         assert sum("act(gelu)" in e.what for e in linears) == layers
-        # It gives stored numbers, with given parameters or with those that it chooses.
+        # It gives quantized values, with given parameters or with those that it chooses.
         stored = "uint8" if recipe == "w8a8-static" else "int8 per-token dynamic"
         assert sum(e.what.endswith(f"act(gelu) -> {stored}") for e in linears) == layers
         assert not kernels_of(report, "qfuse.activation")

@@ -259,9 +259,9 @@ def test_both_levels_move_or_none() -> None:
     assert both.outer is not None
     assert both.outer.block == (None, None)
     assert isinstance(move_levels(move, (1, 16), (None, None)), Refusal)
-    stuck = move_levels(move, (None, 16), (1, None))
-    assert isinstance(stuck, Refusal)
-    assert stuck.reason == "their second level of scales, in blocks of 1x*: it is fine"
+    blocked = move_levels(move, (None, 16), (1, None))
+    assert isinstance(blocked, Refusal)
+    assert blocked.reason == "their second level of scales, in blocks of 1x*: it is fine"
 
 
 @pytest.mark.parametrize(

@@ -238,3 +238,8 @@ def test_fakes_refuse_weights_that_are_not_packed_in_halves(library: KernelLibra
         args = [*meta[:index], value, *meta[index + 1 :]]
         with pytest.raises(InputError, match=r"does not fit.*in two halves"):
             torch.ops.qfuse.linear_w8a8.default(*args)
+
+
+def test_an_argument_given_twice_is_refused() -> None:
+    with pytest.raises(TypeError, match="given by position and by name"):
+        linear_w8a8(torch.zeros(1, 4, dtype=torch.int8), torch.ones(1), x_scale=torch.ones(1))

@@ -228,7 +228,7 @@ def test_other_kernels_refuse_a_glu(library: KernelLibrary) -> None:
 
 @pytest.mark.parametrize("order", ["gate-first", "up-first"])
 def test_each_half_is_rounded_by_itself(isa: str, order: str) -> None:
-    """The trips to stored numbers that a source makes between the activation and the product."""
+    """The trips to quantized values that a source makes between the activation and the product."""
     del isa
     trips = [(1 / 0.013, 17.0, 0, 255, 0.013), (1 / 0.02, -3.0, -128, 120, 0.02)]
     text = ["round(" + ",".join(map(repr, trip)) + ")" for trip in trips]

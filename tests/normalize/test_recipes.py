@@ -62,7 +62,7 @@ def both(recipe: str, dtype: torch.dtype, rank: int) -> tuple[CapturedGraph, Nor
 
 
 def is_stored(linear: Linear) -> bool:
-    """Whether the weight of a linear is a dequantized constant of stored numbers."""
+    """Whether the weight of a linear is a dequantized constant of quantized values."""
     weight = as_dequantize(linear.weight)
     return weight is not None and weight.q.op == "get_attr" and dtype_of(weight.q) is torch.int8
 

@@ -206,7 +206,7 @@ def test_a_chain_that_ends_in_an_input_and_in_an_output() -> None:
     move(program, priced())
     inputs = random_inputs(program)
 
-    # Its stored numbers are a tensor of their own, and stay one.
+    # Its quantized values are a tensor of their own, and stay one.
     ((new,), (old,)) = run(program, inputs), run(before, inputs)
     assert torch.equal(new, old)
     assert new.stride() == old.stride()

@@ -93,7 +93,7 @@ class RewriteBudget:
         return x, self.b.arg("y", other, *shape)
 
     def rounded(self, x: Node) -> Node:
-        """Cast, or go to stored numbers and back, or neither."""
+        """Cast, or go to quantized values and back, or neither."""
         kind = self.draw(st.integers(0, 5))
         if kind == 0:
             return self.keep(

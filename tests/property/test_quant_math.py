@@ -37,7 +37,7 @@ def rounded(value: float, dtype: torch.dtype) -> float:
 
 
 def float_code(value: float, dtype: torch.dtype) -> float:
-    """The stored number nearest to a value; of two equally near ones that with an even code."""
+    """The quantized value nearest to a value; of two equally near ones that with an even code."""
     codes = torch.arange(256, dtype=torch.uint8)
     stored = [(float(v), int(c)) for v, c in zip(codes.view(dtype).float(), codes, strict=True)]
     finite = [(v, c) for v, c in stored if math.isfinite(v)]

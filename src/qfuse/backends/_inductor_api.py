@@ -165,11 +165,13 @@ def compile_package(
     from torch._inductor.package.package import package_aoti  # noqa: PLC0415
 
     env = next((t.fake_mode.shape_env for t in examples if isinstance(t, FakeTensor)), None)
+    # Only what Inductor assumes besides the captured graph has to be checked in each call.
     known = {str(guard.expr) for guard in env.guards} if env else set()
     with ExitStack() as stack:
         stack.enter_context(_COMPILING)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="qfuse-aoti-"))
         stack.enter_context(warnings.catch_warnings(action="ignore"))
+        # The code must not depend on the modes of the caller, whose random state is restored.
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.autocast("cpu", enabled=False))
@@ -232,6 +234,7 @@ def _conditions(
             for symbol in expression.free_symbols
             for low, high in (ranges.get(str(symbol), (0, None)),)
         }
+        # An assumption such as `s0 < 2048` follows from a declared maximum of 512.
         value = bound_sympy(expression, bounds)
         if not (value.is_singleton() and value.lower):
             found[printer.doprint(expression)] = None

@@ -51,10 +51,12 @@ class AotiRunner:
         self._state = list(program.state)
         self._memory = {address_of(t): i for i, t in enumerate(program.state)}
         self._writes = bool(program.written or program.late)
+        # `results[:-0]` would be empty.
         self._results = -len(program.late) or None
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the code; see :meth:`qfuse.backends.Runner.run`."""
+        # Inductor's code is wrong for these sizes, and says nothing.
         if self._conditions and not self._fits(inputs):
             return self._otherwise.run(inputs)
         tensors = [layout.place(x) for layout, x in zip(self._layouts, inputs, strict=True)]
@@ -118,6 +120,7 @@ class AotiRunner:
             for position in self._program.written:
                 if position < len(inputs):
                     given, used = inputs[position], tensors[position]
+                    # The input was copied to another layout, so the code wrote to the copy.
                     if given.data_ptr() != used.data_ptr():
                         given.copy_(used)
             for output, position in self._program.late:

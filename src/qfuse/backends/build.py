@@ -98,6 +98,7 @@ class _Compilation:
                 fix="check that libraries can be loaded from the temporary folder (noexec)",
             ) from error
         conditions = [self._condition(text) for text in entry.conditions]
+        # The eager runner serves the sizes for which the compiled code is wrong.
         return AotiRunner(self._program, run, constants, conditions, run_eagerly(self._lowered))
 
     def _condition(self, text: str) -> SizeFunction:
@@ -133,6 +134,8 @@ class _Compilation:
         return Built(
             extras={name: value for name, value in used.items() if name not in ours},
             isa=_isa_of(package),
+            # A value that was compiled into the code is not in the key if it is large, and is
+            # checked when the entry is read.
             baked={name: constant_digest(c) for name, c in ours.items() if name not in used},
             conditions=(*map(self._renamed, conditions), *self._not_empty()),
         )

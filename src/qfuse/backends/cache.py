@@ -101,6 +101,7 @@ class PackageCache:
         """
         place = self._place(key)
         place.parent.mkdir(parents=True, exist_ok=True)
+        # Within the cache, since a rename is atomic within one file system only.
         fresh = Path(tempfile.mkdtemp(prefix=f".{key[:8]}-", dir=self.folder))
         try:
             built = make(fresh / _MODEL)

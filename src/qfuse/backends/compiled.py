@@ -56,6 +56,7 @@ class CompiledModule:
         if self._written:
             self._write_back(leaves, tensors)
         for index, strides in self._strides:
+            # The caller gets the strides of the source model, whatever the code prefers.
             if outputs[index].stride() != strides:
                 outputs[index] = _restrided(outputs[index], strides)
         return self._caller.rebuild(outputs, leaves)

@@ -44,6 +44,8 @@ class EagerRunner:
             return self._call(inputs)
         with self.turn:
             values = self._call(inputs)
+            # After the whole graph: it is functional, and
+            # its nodes read the values before the call.
             values = write_values(self.written(inputs), [m.output for m in self.mutations], values)
         return values[len(self.mutations) :]
 

@@ -97,6 +97,7 @@ class _Writer:
         names: dict[Node, str] = {}
         lines: list[str] = []
         for node in module.graph.nodes:
+            # By position: names of nodes differ between captures of one model.
             names[node] = f"%{len(names)}"
             line = f"{names[node]} = {node.op} {self._target(node)}"
             arguments = f"{self._value(node.args, names)} {self._value(node.kwargs, names)}"

@@ -28,6 +28,7 @@ def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]
     step = 1
     for axis in reversed(order):
         strides[axis] = step
+        # torch computes strides as if an empty axis had one element.
         step = step * max(shape[axis], 1) if isinstance(shape[axis], int) else step * shape[axis]
     return tuple(strides)
 
@@ -72,6 +73,7 @@ class Layout:
         have = tensor.stride()
         if have == self.strides:
             return tensor
+        # `is_contiguous` ignores the strides of axes of size one.
         if self.natural and 1 not in tensor.shape and tensor.is_contiguous():
             return tensor
         return self._laid_out(tensor, have)
@@ -89,6 +91,7 @@ class Layout:
 
 def _same(shape: Sequence[int], have: Sequence[int], want: Sequence[int]) -> bool:
     """Whether two strides address the same elements: they may differ for axes of size one."""
+    # A tensor without elements has no addresses.
     return 0 in shape or all(
         size == 1 or a == b for size, a, b in zip(shape, have, want, strict=True)
     )

@@ -175,6 +175,7 @@ class _Preparation:
             if _is_plain(value) and address_of(value) in memory:
                 written.add(str(node.target))
         made: dict[str, Node] = {}
+        # Sorted, so that names and the cache key do not depend on the order of a set.
         for name in sorted(written):
             self._state[name] = buffer = module.get_buffer(name)
             made[name] = self._input(f"s{len(made)}", buffer, buffer.stride())
@@ -225,6 +226,7 @@ class _Preparation:
     def _returned(self) -> tuple[tuple[int, int], ...]:
         """Return the outputs that are an input, whose value the caller already has."""
         outputs = self._lowered.signature.outputs
+        # One node may be returned as the input itself and as a tensor of its own.
         needed = {spec.index for spec in outputs if spec.input_index is None}
         return tuple(
             {
@@ -258,6 +260,7 @@ class _Preparation:
         shared = self._shared_positions()
         for position, mutation in zip(targets, mutations, strict=True):
             target, value = self._inputs[position], values[mutation.output]
+            # The program writes back what it has read.
             if value is target:
                 continue
             # A write must not change the source of a later write. Inductor removes copies that
@@ -355,6 +358,7 @@ def _is_plain(value: object) -> TypeGuard[torch.Tensor]:
 
 def _identity(value: torch.Tensor) -> object:
     """Return a key that is equal for tensors with the same memory and layout."""
+    # All empty tensors have the null pointer.
     if value.numel() == 0:
         return object()
     return value.data_ptr(), value.dtype, tuple(value.shape), value.stride(), value.device

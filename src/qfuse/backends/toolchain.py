@@ -47,6 +47,7 @@ def check_toolchain(folder: Path) -> dict[str, object]:
                 f"the C++ compiler {compiler.path} does not work: {wrong}",
                 fix=f'{_INSTALL}, or use backend="eager"',
             )
+        # Otherwise Inductor looks for an ISA that works itself.
         known = "flags work" if flags and _accepts(compiler, flags) else "ask Inductor"
         _write(stamp, known)
     return {"cpp.vec_isa_ok": True} if known == "flags work" else {}

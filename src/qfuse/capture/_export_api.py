@@ -49,6 +49,7 @@ def decompose(program: ExportedProgram, *, autocast: bool) -> ExportedProgram:
     devices = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
     with ExitStack() as stack:
         stack.enter_context(_quiet())
+        # A program that was exported earlier has its casts; an ambient autocast would add others.
         for device in [] if autocast else devices:
             stack.enter_context(torch.autocast(device, enabled=False))
         functional: ExportedProgram = program.run_decompositions({})
@@ -167,6 +168,7 @@ def register_container(
         flatten_named: Maps a container to its children by attribute, and its context.
         build: Maps the children and the context to a container.
     """
+    # The library may have registered it; torch refuses a second registration.
     if kind in pytree.SUPPORTED_NODES:
         return
 
@@ -228,6 +230,7 @@ def read_size(size: int | torch.SymInt, program: ExportedProgram) -> int | Deriv
     if len(roots) == 1:
         factor = expr.coeff(roots[0])
         rest = (expr - factor * roots[0]).expand()
+        # Only such a size can be solved for its root: `s = (size - b) / a`.
         if factor.is_Integer and rest.is_Integer and factor > 0:
             linear = (int(factor), int(rest))
     low, high = bounds.lower, bounds.upper
@@ -297,12 +300,14 @@ def build_module(
     placeholders = program.graph.find_nodes(op="placeholder")
     user = [n for n in placeholders if n.name not in constants]
     for node in user:
+        # Numbers and strings are constants of the signature; the graph does not read them.
         if isinstance(node.meta.get("val"), torch.Tensor):
             copied[node] = graph.create_node("placeholder", node.name, name=node.name)
     made: dict[str, Node] = {}
     for node in placeholders:
         if node in live and node not in copied:
             target = constants[node.name][0]
+            # Tied weights are one constant of the graph too.
             if target not in made:
                 name = target.replace(".", "_")
                 made[target] = graph.create_node("get_attr", target, name=name)

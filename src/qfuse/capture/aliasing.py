@@ -57,6 +57,7 @@ def _same_tensor(node: Node) -> Node | None:
     if source is None or arguments(node).get("copy") is True:
         return None
     old, new = source.meta["val"], node.meta["val"]
+    # `to` and `contiguous` return the tensor itself where nothing has to change.
     same = (old.dtype, old.device, old.stride()) == (new.dtype, new.device, new.stride())
     return source if same else None
 
@@ -70,6 +71,7 @@ def written_inputs(program: ExportedProgram) -> set[str]:
         if spec.kind is OutputKind.USER_INPUT_MUTATION
     }
     for node in program.graph.nodes:
+        # An op that returns the argument that it wrote is followed first; a view leads to its base.
         source = _alias_source(node, written=True) or _alias_source(node, written=False)
         base[node] = base[source] if source is not None else node
         op = overload_of(node)
@@ -99,6 +101,7 @@ def returned_inputs(program: ExportedProgram) -> dict[int, str]:
     found = {}
     for position, value in enumerate(users):
         node = value
+        # Through any number of writes, and of casts that do nothing.
         while isinstance(node, Node) and (source := _same_tensor(node)) is not None:
             node = source
         if isinstance(node, Node) and node.op == "placeholder" and node.name in inputs:

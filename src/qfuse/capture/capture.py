@@ -87,6 +87,7 @@ def capture(
         traced = _given(model, dynamic_shapes)
         captured = _make_functional(traced, None, log)
         if args or kwargs:
+            # A program has its own example, so one that is given is only checked.
             caller = Caller(captured.signature)
             caller.check(caller.bind(args, kwargs or {}))
         return captured
@@ -104,6 +105,7 @@ def _given(program: ExportedProgram, dynamic_shapes: Any) -> _Traced:
             fix="pass dynamic_shapes to torch.export.export, or pass the module instead",
         )
     parameters = Parameters(orig_arg_names(program))
+    # Whether the program was exported in training mode is not recorded, so it is assumed.
     return _Traced(program, parameters, program.example_inputs, autocast=False, training=True)
 
 
@@ -225,9 +227,11 @@ def _assemble(
     module = build_module(program, constants, interface.outputs, interface.written)
     annotate(module)
     written = {constants[placeholder][0] for placeholder in interface.written}
+    # No rule may fold the value that a written buffer has now.
     for node in module.graph.find_nodes(op="get_attr"):
         if node.target in written:
             node.meta[MUTABLE_META] = True
+    # Behind `annotate`, since its errors name the user's line.
     check_random(module, log, training=traced.training)
     note_fixed_sizes(interface.signature, leaves, log)
     return CapturedGraph(module, interface.signature, log)
@@ -239,6 +243,7 @@ def _leaves(traced: _Traced, dynamic_shapes: Any) -> list[Leaf]:
     assert in_spec is not None, "the program has no in_spec"
     # A program without an example still has the structure of the call.
     args, kwargs = traced.call or unflatten(list(range(in_spec.num_leaves)), in_spec)
+    # In the order of the structure: a caller may give keywords in any order.
     kwargs = {name: kwargs[name] for name in keyword_names(in_spec)}
     return leaves_of((args, kwargs), traced.parameters, dynamic_shapes)
 
@@ -247,6 +252,7 @@ def _leaves(traced: _Traced, dynamic_shapes: Any) -> list[Leaf]:
 def _warnings_to(log: EventLog) -> Iterator[None]:
     """Log torch.export's warnings about the model; re-emit warnings of the model's own code."""
     with warnings.catch_warnings(record=True) as caught:
+        # The filters of the process may hide or raise warnings; here all are recorded.
         warnings.simplefilter("always")
         yield
     files = UserFiles()

@@ -49,6 +49,7 @@ def check_names(traced: ExportedProgram) -> None:
     Raises:
         CaptureError: The model has an attribute such as ``code`` or ``graph``.
     """
+    # What a GraphModule has beyond a plain module: `code`, `graph`, `recompile`, ...
     own = dir(torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph()))
     reserved = set(own) - set(dir(torch.nn.Module()))
     for name in _tensors(traced):
@@ -79,6 +80,7 @@ def check_written(traced: ExportedProgram, written: set[str]) -> None:
             )
         for other in constants:
             a, b = values[str(spec.target)], values[str(other.target)]
+            # The functional graph reads the other one before the write, the source after it.
             if other is not spec and _storage(a) == _storage(b) != 0:
                 raise CaptureError(
                     f"forward writes {spec.target}, which shares memory with {other.target}",

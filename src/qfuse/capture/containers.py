@@ -101,6 +101,7 @@ def _split(layer: Any) -> tuple[dict[str, torch.Tensor], tuple[tuple[str, Any], 
     """Return a layer's tensors and its other attributes, each sorted by name."""
     items = sorted(vars(layer).items())
     tensors = {name: value for name, value in items if isinstance(value, torch.Tensor)}
+    # A layer without tensors has nothing to derive them from.
     derived = _DERIVED if tensors else ()
     others = tuple((n, v) for n, v in items if n not in tensors and n not in derived)
     return tensors, others
@@ -109,6 +110,7 @@ def _split(layer: Any) -> tuple[dict[str, torch.Tensor], tuple[tuple[str, Any], 
 def _build(children: Sequence[Any], fixed: _Cache) -> Any:
     layers = []
     for spec, tensors in zip(fixed.layers, children[0], strict=True):
+        # Without `__init__`, which may run operators that the trace would record.
         layer: Any = object.__new__(spec.kind)
         vars(layer).update(spec.others)
         vars(layer).update(tensors)

@@ -58,6 +58,7 @@ def capture_error(error: Exception, stage: str) -> CaptureError:
         error: The error raised while tracing.
         stage: The current step, for errors that are not classified.
     """
+    # A type is more reliable than the text of a message.
     kind = error_kind(error) or _kind_of_message(error)
     text = str(error)
     what = _SENTENCE.sub("", _TAIL.split(text, maxsplit=1)[0]).strip() or type(error).__name__

@@ -93,12 +93,14 @@ def read_call(
     call = (tuple(args), dict(kwargs or {}))
     parameters = Parameters.of(model.forward)
     try:
+        # torch.export reports the same mistake in terms of its own structures.
         inspect.signature(model.forward).bind(*call[0], **call[1])
     except TypeError as error:
         raise CaptureError(
             f"the example does not fit {type(model).__name__}.forward: {error}",
             fix=f"forward takes {inspect.signature(model.forward)}",
         ) from error
+    # torch flattens registered containers only, and the call is flattened below.
     register_caches()
     for name, value in parameters.name(*call):
         verify_cache(name, value)
@@ -174,6 +176,7 @@ def _check_leaves(leaves: list[Leaf]) -> None:
 
 def _traceable(value: torch.Tensor) -> torch.Tensor:
     value = value.detach()
+    # A view with gaps would fix its strides in the graph, and later calls have others.
     if axis_order(value.shape, value.stride()) is None or value.storage_offset():
         return value.clone(memory_format=torch.preserve_format)
     return value
@@ -184,6 +187,7 @@ def axis_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] 
 
     Axes of size 1, whose strides are arbitrary, keep their position in a contiguous tensor.
     """
+    # Strides of an empty tensor say nothing.
     if 0 in shape:
         return tuple(range(len(shape)))
     real = sorted((a for a, n in enumerate(shape) if n != 1), key=lambda a: (-strides[a], a))

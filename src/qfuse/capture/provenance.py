@@ -62,6 +62,7 @@ def annotate(module: GraphModule) -> None:
         if path is not None:
             node.meta[MODULE_META] = path
     made = [n for n in nodes if n.op in {"call_function", "get_attr"}]
+    # Backward, so that a chain of inserted nodes passes the origin on from its end.
     for node in reversed(made):
         _inherit(node, list(node.users))
     for node in made:

@@ -62,6 +62,7 @@ class _Reader:
         """Return the specs of the flat inputs, in the order of the leaves."""
         specs = self.program.graph_signature.input_specs
         user = [spec.arg for spec in specs if spec.kind is InputKind.USER_INPUT]
+        # torch lists an input for every leaf, also for numbers and strings.
         assert len(user) == len(leaves), f"{len(user)} inputs, {len(leaves)} leaves"
         return tuple(self._input(arg, leaf) for arg, leaf in zip(user, leaves, strict=True))
 
@@ -83,6 +84,7 @@ class _Reader:
 
     def _order(self, leaf: Leaf, value: torch.Tensor) -> tuple[int, ...] | None:
         """Return the order of the axes of the traced layout, ``None`` for a contiguous tensor."""
+        # The order of symbolic strides is that of the traced sizes.
         shape = [_hint(size, self.program) for size in value.shape]
         strides = [_hint(step, self.program) for step in value.stride()]
         order = axis_order(shape, strides)
@@ -142,9 +144,11 @@ class _Reader:
             text = self.sizes.express(size)
             if text is not None:
                 return OutputSpec(None, size=text)
+        # A tensor that is returned twice is one output.
         if name not in nodes:
             nodes.append(name)
         strides = None
+        # Strides that depend on sizes differ from call to call.
         if isinstance(value, torch.Tensor) and all(isinstance(s, int) for s in value.stride()):
             strides = tuple(value.stride())
         return OutputSpec(nodes.index(name), strides=strides)

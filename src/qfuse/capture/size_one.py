@@ -65,6 +65,7 @@ def check_size_one(
         traced: The traced program of the graph.
         source: The model.
     """
+    # A size that was 1 in the example was traced as such.
     names = [name for name, s in captured.signature.symbols.items() if s.low <= 1 < s.hint]
     if not names or _agrees(captured, traced, source, names):
         return captured
@@ -112,6 +113,7 @@ def _cut(leaf: Any, shape: Sequence[int | str], names: list[str]) -> Any:
         return leaf
     for axis, size in enumerate(shape):
         if size in names:
+            # A copy, since the narrowed view has the strides of the larger tensor.
             leaf = leaf.narrow(axis, 0, 1).clone()
     return leaf
 
@@ -124,6 +126,7 @@ def _same_results(
 ) -> bool:
     if any(value.is_meta for value in inputs) or any(map(is_random, captured.graph.nodes)):
         return False  # Missing or random values cannot be compared.
+    # The caller's random state must not depend on this check.
     with torch.random.fork_rng(devices=[]):
         mine = run_flat(captured.module, inputs)
         theirs = run_flat(reference.module, Caller(reference.signature).check(leaves))
@@ -137,34 +140,61 @@ def _same_results(
 
 def _same_calls(first: ExportedProgram, second: ExportedProgram) -> bool:
     """Whether two traces call the same operators with the same arguments, except sizes."""
+    same = _Pairs()
     return all(
-        a is not None
-        and b is not None
-        and a.target is b.target
-        and _same_arguments(a.args, b.args)
-        and a.kwargs.keys() == b.kwargs.keys()
-        and _same_arguments(tuple(a.kwargs.values()), tuple(b.kwargs.values()))
+        a is not None and b is not None and same.calls(a, b)
         for a, b in zip_longest(_calls(first), _calls(second))
     )
+
+
+class _Pairs:
+    """The calls of one trace, each with the call of the other one that it corresponds to."""
+
+    def __init__(self) -> None:
+        self._partners: dict[Node, Node] = {}
+
+    def calls(self, a: Node, b: Node) -> bool:
+        """Whether two calls are equal. The calls of their arguments have been compared before."""
+        self._partners[a] = b
+        return (
+            a.target is b.target
+            and self._sequences(a.args, b.args)
+            and a.kwargs.keys() == b.kwargs.keys()
+            and self._sequences(tuple(a.kwargs.values()), tuple(b.kwargs.values()))
+        )
+
+    def _sequences(self, first: Sequence[Any], second: Sequence[Any]) -> bool:
+        return len(first) == len(second) and all(map(self._arguments, first, second))
+
+    def _arguments(self, a: Any, b: Any) -> bool:
+        if _is_symbolic(a):
+            # The small trace has numbers where the other one has symbols.
+            return isinstance(b, int) or _is_symbolic(b)
+        if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+            return self._sequences(a, b)
+        if isinstance(a, Node) and isinstance(b, Node):
+            return self._nodes(_of_idle(a), _of_idle(b))
+        if isinstance(a, Node) or isinstance(b, Node):
+            return False
+        return type(a) is type(b) and bool(a == b)
+
+    def _nodes(self, a: Node, b: Node) -> bool:
+        if a in self._partners:
+            return self._partners[a] is b
+        # Inputs and constants have the same names in both traces; items have no operator.
+        return a.op == b.op and a.target == b.target and self._sequences(a.args, b.args)
+
+
+def _of_idle(node: Node) -> Node:
+    """Return the operand of calls that only one of the traces may have."""
+    while str(overload_of(node)).startswith(_IDLE) and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
 
 
 def _calls(program: ExportedProgram) -> list[Node]:
     ops = [(node, overload_of(node)) for node in program.graph.nodes]
     return [node for node, op in ops if op is not None and not str(op).startswith(_IDLE)]
-
-
-def _same_arguments(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    return len(first) == len(second) and all(map(_same_argument, first, second))
-
-
-def _same_argument(a: Any, b: Any) -> bool:
-    if _is_symbolic(a):
-        return isinstance(b, int) or _is_symbolic(b)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return _same_arguments(a, b)
-    if isinstance(a, Node) or isinstance(b, Node):
-        return isinstance(a, Node) and isinstance(b, Node)
-    return type(a) is type(b) and bool(a == b)
 
 
 def _is_symbolic(value: Any) -> bool:

@@ -44,11 +44,14 @@ class SizeTable:
                 shape.append(known)
                 continue
             name = known.text
+            # A derived size gets a symbol of its own, which the axis binds; its expression becomes
+            # a relation.
             if known.roots != (known.text,):
                 name = f"{placeholder}_{axis}"
                 self._derived[name] = known
             if name not in self.symbols:
                 label = str(getattr(leaf.dims.get(axis), "__name__", ""))
+                # A data-dependent size has no value in the trace.
                 hint = known.hint if known.hint is not None else known.low
                 self.symbols[name] = SymbolRange(known.low, hint, known.high, label=label)
             shape.append(name)
@@ -74,6 +77,8 @@ class SizeTable:
     def _relations_of_derived(self) -> list[str]:
         found = []
         for name, size in self._derived.items():
+            # The axis that determines a root agrees with it by definition; only divisibility
+            # remains to be checked.
             defining = [root for root in size.roots if self._defining(root) == name]
             if not defining:
                 try:
@@ -136,6 +141,7 @@ class SizeTable:
             same = ast.unparse(tree.left) == ast.unparse(tree.comparators[0])
             if same and isinstance(tree.ops[0], ast.Eq):
                 return None
+        # A guard on numbers alone that holds needs no check in every call.
         return text if names & self.symbols.keys() or not holds({}) else None
 
 

@@ -47,6 +47,7 @@ def check_modules(model: nn.Module) -> None:
 
 def _acts_differently(module: nn.Module) -> bool:
     match module:
+        # Its slopes are random in training.
         case nn.RReLU():
             return True
         case nn.MultiheadAttention() | nn.RNNBase():
@@ -80,7 +81,7 @@ def check_random(module: GraphModule, log: EventLog, *, training: bool) -> None:
                 where=place.source or str(place),
                 fix="call model.eval() before capture; export programs from models in eval mode",
             )
-        if trains or _draws(node):
+        if (trains and "momentum" not in arguments(node)) or _draws(node):
             log.add(
                 Noted(
                     "capture",
@@ -115,7 +116,15 @@ def is_random(node: Node) -> bool:
 
 
 def _trains(node: Node) -> bool:
-    """Return whether ``node`` was called with ``train`` or ``training`` true, and not with p=0."""
+    """Return whether ``node`` acts otherwise in eval mode: ``train`` or ``training`` is true.
+
+    Dropout with p=0 does not, and a batch norm without running statistics neither.
+    """
     given = arguments(node)
-    trains = any(given.get(name) is True for name in ("train", "training"))
-    return trains and given.get("p") not in (0, None)
+    if not any(given.get(name) is True for name in ("train", "training")):
+        return False
+    rates = [given[name] for name in ("p", "dropout", "dropout_p") if name in given]
+    if rates:
+        return any(rate not in (0, None) for rate in rates)
+    # The overloads of a batch norm without statistics lack the argument.
+    return "momentum" not in given or given.get("running_mean") is not None

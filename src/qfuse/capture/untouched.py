@@ -39,6 +39,8 @@ class _Snapshot:
             attributes = vars(module)
             self._dicts.append((attributes, dict(attributes)))
             for name, value in attributes.items():
+                # Their tensors belong to torch.export, which restores them; only the entries are
+                # recorded.
                 if name in _REGISTRIES:
                     self._dicts.append((value, dict(value)))
                 else:
@@ -77,10 +79,12 @@ class _Snapshot:
         for now, before in self._dicts:
             _restore(now, before)
         for items, copy in self._lists:
+            # By identity: comparing tensors gives tensors, and equal objects may still be others.
             if len(items) != len(copy) or any(map(operator.is_not, items, copy)):
                 items[:] = copy
         with torch.no_grad():
             for kept in self._loose:
+                # Only what was written: restoring counts as a write for autograd.
                 if kept.tensor._version != kept.version:  # noqa: SLF001
                     kept.tensor.copy_(kept.copy)
 

@@ -72,6 +72,7 @@ class _Group(click.Group):
         return sorted({*super().list_commands(ctx), *plugin_names()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        # A plugin cannot replace a command of qfuse.
         return super().get_command(ctx, cmd_name) or plugin_command(cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -135,6 +136,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--json", "report_json", metavar="FILE", help="write the report as JSON"),
         options_of(Options),
     )
+    # Decorators apply from the last to the first, and help lists options in the order of adding.
     for option in reversed(options):
         command = option(command)
     return command

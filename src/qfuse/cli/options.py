@@ -34,6 +34,7 @@ def _option(
     name: str, default: Any, hint: Any, text: str
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     flag = f"--{name.replace('_', '-')}"
+    # Before other types: a bool is an int in Python.
     if isinstance(default, bool):
         return click.option(f"{flag}/--no-{flag[2:]}", default=default, help=text)
     if isinstance(default, tuple):
@@ -41,6 +42,7 @@ def _option(
     if isinstance(default, StrEnum):
         choice = click.Choice([member.value for member in type(default)])
         return click.option(flag, type=choice, default=default.value, show_default=True, help=text)
+    # The default `None` does not tell the type.
     if hint == Path | None:
         place = click.Path(path_type=Path, dir_okay=False)
         return click.option(flag, type=place, default=default, metavar="FILE", help=text)

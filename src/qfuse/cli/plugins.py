@@ -45,6 +45,7 @@ def plugin_command(name: str) -> click.Command | None:
 
 
 def _installed() -> dict[str, EntryPoint]:
+    # Entry points are only listed here; loading one imports its package.
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
@@ -56,5 +57,6 @@ def _missing(name: str) -> click.Command:
         )
 
     rest = click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)
+    # Whatever the user passes, the answer is how to install the package.
     settings = {"ignore_unknown_options": True}
     return click.Command(name, settings, run, [rest], help=_KNOWN[name], short_help=_KNOWN[name])

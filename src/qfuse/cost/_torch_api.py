@@ -55,6 +55,7 @@ def _in_new_thread(run: Callable[[], T]) -> T:
 
 def int8_linear(rows: int, depth: int, columns: int) -> Callable[[], object]:
     """Return a callable int8 linear in oneDNN, with packed weights and quantized output."""
+    # Explicit devices and dtypes: the caller may have set other defaults.
     codes = torch.ones(rows, depth, dtype=torch.uint8, device="cpu")
     plain = torch.ones(columns, depth, dtype=torch.int8, device="cpu")
     packed = torch.ops.onednn.qlinear_prepack(plain, None)
@@ -96,6 +97,7 @@ def size_range(
         for symbol in size.node.expr.free_symbols
     }
     bounds = bound_sympy(size.node.expr, ranges)
+    # An expression such as `s0 - 2` may have a negative or infinite bound, and no size has.
     low = max(int(bounds.lower), 0) if bounds.lower.is_Integer else 0
     high = int(bounds.upper) if bounds.upper.is_Integer else None
     if not size.node.has_hint():

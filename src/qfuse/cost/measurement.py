@@ -100,12 +100,15 @@ def measure(target: Target, budget: float = _BUDGET_SECONDS) -> CostProfile:
     with _torch_api.plain_execution():
         basics = _basics(target)
         _sample(basics, _FIRST_ROUNDS)
+        # With more threads than cores they wait for each other, whatever else runs.
         quiet = target.threads == cores and basics.quiet([basics.memory], cores)
         speeds = None
         if quiet and cores > 1:
             speeds = _speeds(target, basics, start + budget, alone=False)
+            # Other load may have started during the long part of the measurement.
             quiet = basics.quiet(speeds.long, cores)
     if not quiet or speeds is None:
+        # At least one round runs, even if the first attempt has used up the budget.
         deadline = max(start + budget, time.perf_counter())
         speeds = _torch_api.on_one_thread(lambda: _speeds(target, basics, deadline, alone=True))
         speeds = speeds.times(cores, basics.memory.rate())
@@ -141,6 +144,7 @@ def _speeds(target: Target, basics: _Basics, deadline: float, *, alone: bool) ->
     listed = [memory, *(probe for product in products.values() for probe in product)]
     # Also sample the probes that show whether the machine stays quiet.
     _sample([*listed, *([] if alone else basics.regions)], _MAX_ROUNDS, deadline)
+    # The cost of a call is a term of its own in the model, so the rates exclude it.
     call, library_call = 1 / basics.call.rate(), 1 / basics.library_call.rate()
     rates = {
         kind: _product_rates(
@@ -165,6 +169,7 @@ def _profile(
         machine=target.machine_fingerprint(),
         threads=target.threads,
         memory_bandwidth=_rounded(memory),
+        # A cache is never slower than memory, whatever noise has measured.
         cache_bandwidth=_rounded(max(basics.cache.rate(call) * target.threads, memory)),
         cache_bytes=(target.l3_bytes or probes.UNKNOWN_CACHE_BYTES) // 2,
         f32_flops=_rounded(f32[0]),

@@ -68,6 +68,7 @@ class Comparison:
     def loses_nowhere(self) -> bool:
         """Whether it is at least as fast at all three sizes."""
         pairs = zip(self.before.values, self.after.values, strict=True)
+        # Equal plans may list their works in another order, and must not lose by the last bit.
         return all(after <= before * (1 + _ROUNDING) for before, after in pairs)
 
     def __str__(self) -> str:
@@ -75,6 +76,7 @@ class Comparison:
         pairs = zip(self.before.values, self.after.values, strict=True)
         low, hint, high = (before / after if after else 1.0 for before, after in pairs)
         text = f"{seconds_text(self.before.hint)} -> {seconds_text(self.after.hint)} ({hint:.2f}x"
+        # Without dynamic sizes the three points are one.
         if self.before.low == self.before.high:
             return f"{text})"
         return f"{text}; {low:.2f}x at the smallest size, {high:.2f}x at the largest)"

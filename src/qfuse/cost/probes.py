@@ -102,6 +102,7 @@ def call_probe(call: Callable[[], object] | None = None) -> Probe:
         for _ in range(_CALLS):
             call()
 
+    # The thread's own clock stops while another process has the core.
     return Probe(run, float(_CALLS), _CALLS, clock=time.thread_time)
 
 
@@ -116,6 +117,7 @@ def cache_probe(target: Target) -> Probe:
     size = (target.l3_bytes or UNKNOWN_CACHE_BYTES) // 4
     count = max(1, size // (_SERIAL_ELEMENTS * 8))
     data = torch.ones(count * _SERIAL_ELEMENTS, dtype=torch.float64, device="cpu")
+    # One sum over all of it would be split among threads.
     pieces = torch.split(data, _SERIAL_ELEMENTS)
     result = torch.zeros((), dtype=torch.float64, device="cpu")
 
@@ -129,6 +131,7 @@ def cache_probe(target: Target) -> Probe:
 def memory_probe(target: Target, clock: Clock) -> Probe:
     """Return a probe that reads more than the caches hold."""
     least, most = _COLD_BYTES
+    # Of four times the cache, at most a quarter is left from the last round.
     size = min(max(least, 4 * target.l3_bytes), most, max(least, _free_memory() // 4))
     data = torch.ones(size // 8, dtype=torch.float64, device="cpu")
     return Probe(lambda: torch.sum(data), float(data.nbytes), repeats=1, clock=clock)
@@ -181,6 +184,7 @@ def _many_rows(build: Build, clock: Clock) -> Probe:
     rows = _FIRST_ROWS
     while True:
         amount = 2.0 * rows * _DEPTH * _COLUMNS
+        # A long matmul warms its own caches, so it needs no run before the timed one.
         probe = Probe(build(rows, _DEPTH, _COLUMNS), amount, repeats=1, clock=clock)
         if rows >= _MOST_ROWS or _takes_long(probe):
             return probe
@@ -191,6 +195,7 @@ def _takes_long(probe: Probe) -> bool:
     """Whether the best of a few runs is long enough; the first run includes setup."""
     for _ in range(_TRIALS):
         probe.sample()
+        # A trial of the size and no measurement: the sample is dropped.
         if probe.samples.pop() < _LONG_SECONDS:
             return False
     return True

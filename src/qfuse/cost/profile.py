@@ -147,6 +147,7 @@ class CostProfile:
         if not isinstance(data, dict) or set(data) != set(names):
             raise OptionsError("this is not a cost profile: its fields differ")
         for name, kind in names.items():
+            # By exact type, since a bool is an int in Python.
             if type(data[name]).__name__ not in ({"int", "float"} if kind == "float" else {kind}):
                 raise OptionsError(f"{name} of a cost profile must be {kind}, not {data[name]!r}")
         return cls(**data)

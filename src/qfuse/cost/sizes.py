@@ -46,6 +46,7 @@ class SizeRange:
     def __mul__(self, other: Size) -> SizeRange:
         """Return the product, as of batch and sequence length, which are taken to grow together."""
         right = _range(other)
+        # An unbounded factor makes an unbounded product.
         high = None if None in (self.high, right.high) else _product(self.high, right.high)
         return SizeRange(self.low * right.low, self.hint * right.hint, high)
 

@@ -77,12 +77,14 @@ def _measure_again(
 ) -> CostProfile:
     """Measure under the lock, unless another process did while this one waited."""
     entry = _load(path, target, level=logging.WARNING)
+    # An entry that changed while this process waited is a new measurement: one is enough.
     if entry is not None and (entry.settled or entry != seen):
         return entry.profile
     profile = measure(target)
     attempts = 1
     if entry is not None:
         attempts += entry.attempts
+        # Noise only makes measurements slower; a quiet one needs no help from older ones.
         profile = profile if profile.quiet else entry.profile.best_of(profile)
     record = {
         "format": _FORMAT,

@@ -49,18 +49,9 @@ class Work:
         amounts = (self.flops, self.weight_bytes, *self.reads, *self.writes, self.one_row_flops)
         if min(*amounts, self.kernel_calls, self.library_calls) < 0:
             raise OptionsError(f"work cannot be negative: {self}")
+        # The model subtracts the parts from the whole, and could return negative times.
         if self.one_row_flops > self.flops or self.library_calls > self.kernel_calls:
             raise OptionsError(f"a part of the work is larger than the whole: {self}")
-
-    @property
-    def bytes_read(self) -> float:
-        """Return the bytes of weights and activations read."""
-        return self.weight_bytes + sum(self.reads)
-
-    @property
-    def bytes_written(self) -> float:
-        """Return the bytes of activations written."""
-        return sum(self.writes)
 
     def with_calls(self, kernel_calls: int, library_calls: int = 0) -> Work:
         """Return the same work with a different number of calls."""
@@ -111,9 +102,11 @@ def linear_work(m: Size, k: Size, n: Size, bits: Bits, kind: ComputeKind) -> Wor
         return Work(
             flops=2.0 * rows * depth * columns,
             kind=kind,
+            # 4-bit weights are half a byte each, so bytes are floats.
             weight_bytes=depth * columns * bits.weight / 8,
             reads=(rows * depth * bits.x / 8,),
             writes=(rows * columns * bits.out / 8,),
+            # No rows have no first row.
             one_row_flops=2.0 * min(rows, 1) * depth * columns,
         )
 

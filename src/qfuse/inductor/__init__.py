@@ -4,7 +4,7 @@ The passes merge linears with the same input, in every form that reaches Inducto
 :func:`inductor_options`, :func:`inductor_passes`, :func:`install` and :func:`reports`.
 """
 
-from qfuse.inductor.road import (
+from qfuse.inductor.options import (
     clear_reports,
     inductor_options,
     inductor_passes,

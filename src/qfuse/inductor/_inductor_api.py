@@ -54,6 +54,7 @@ def known_options() -> frozenset[str]:
 def expected_type(name: str) -> type | None:
     """Return the type that ``torch.compile`` requires of an option, or ``None``."""
     found: Any = config.get_type(name)  # type: ignore[attr-defined]
+    # `isinstance` does not accept a type such as `list[str]`.
     looks = isinstance(found, type) and get_origin(found) is None
     return found if looks else None
 
@@ -95,8 +96,10 @@ def frozen_inputs(graph: Graph) -> dict[Node, torch.Tensor]:
         return {}
     values = context.params_flat_unwrap_subclasses or ()
     metadata = context.fw_metadata
+    # A buffer that the graph writes, such as a KV cache, has another value in the next call.
     written = (MutationType.MUTATED_IN_GRAPH, MutationType.MUTATED_OUT_GRAPH)
     kept = {i for i, info in enumerate(metadata.input_info) if info.mutation_type in written}
+    # The caller could write to a constant through an output that is a view of it.
     kept |= {info.base_idx for info in metadata.output_info if info.base_idx is not None}
     placeholders = graph.find_nodes(op="placeholder")
     # Parameters precede inputs.
@@ -114,6 +117,7 @@ def is_packaged() -> bool:
 
 def is_training(graph: Graph) -> bool:
     """Whether AOTAutograd traced ``graph`` to compute gradients."""
+    # AOTAutograd names the inputs of a joint graph so.
     names = (str(node.target) for node in graph.find_nodes(op="placeholder"))
     return any(name.startswith(("primals_", "tangents_")) for name in names)
 
@@ -130,6 +134,7 @@ def folds(node: Node, leaves: Collection[Node]) -> bool:
     """
     if node.target in constant_folding._dont_constant_fold or _dequantizes(node):
         return False
+    # The transposition between an int8 weight and its cast is a part of the pattern.
     if node.target is torch.ops.aten.permute.default and len(node.users) == 1:
         (user,) = node.users
         return not (node.args[0] in leaves and _casts_int8(user))

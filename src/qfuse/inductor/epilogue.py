@@ -24,6 +24,7 @@ from qfuse.rewrite.prelude import Miss, Node, OpOverload, Rewriter, arguments, a
 _RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 _CAST = torch.ops.prims.convert_element_type.default
 _ADD = aten.add.Tensor
+# Bounds the walk along the ops that follow the products.
 _MOST_STEPS = 64
 
 
@@ -38,7 +39,6 @@ class WideOp:
         given: Arguments of the first sibling; its node of ``before`` is ``data``.
         data: Name of the argument that is the merged result.
         joins: Arguments that are concatenated, by name.
-        sizes: For a reshape, its sizes.
     """
 
     before: tuple[Node, ...]
@@ -50,6 +50,7 @@ class WideOp:
 
     def build(self, wide: Node, rw: Rewriter, placer: Placer, order: Mapping[Node, int]) -> Node:
         """Emit the op on the merged result, after all its operands."""
+        # The first result may have users before the other siblings are computed.
         place = min(self.after, key=order.__getitem__)
         with rw.before(place):
             give = placer.at(place, rw)
@@ -89,9 +90,11 @@ class _Lanes:
         """Return the next isomorphic op, ``None`` if the siblings differ."""
         users = [_only_user(node) for node in self.nodes]
         biased = [user is not None and self._adds(user, node) for user, node in self._with(users)]
+        # A sibling without a bias keeps its node, and gets -0.0 as its part.
         if any(biased):
             return self._bias(users, biased)
         calls = [user for user in users if user is not None]
+        # One sibling has several users, or another op: here the chain ends and the split begins.
         if len(calls) != len(self.nodes) or len({overload_of(c) for c in calls}) != 1:
             return None
         op = overload_of(calls[0])
@@ -104,11 +107,15 @@ class _Lanes:
 
     def _adds(self, user: Node, data: Node) -> bool:
         """Whether a constant vector is added, which some siblings may lack."""
+        # The merged `add` is built without alpha.
         if not is_call(user, _ADD) or arguments(user).get("alpha", 1) != 1:
             return False
         other = _other(user, data)
+        # Integers have no -0.0; and parts that freezing
+        # does not fold are concatenated in every call.
         if other is None or not self.known.folded(other) or not dtype_of(data).is_floating_point:
             return False
+        # A float32 bias promotes a bfloat16 product, and a sibling without it would stay bfloat16.
         kept = dtype_of(user) == dtype_of(data) == dtype_of(other)
         return kept and tuple(shape_of(other)) == (shape_of(data)[-1],)
 
@@ -152,6 +159,7 @@ class _Lanes:
         joins: dict[str, JoinedProducts | _Bias] = {}
         for name in named[0]:
             if name == data:
+                # `x - a` and `a - x` are the same op, with the data in different places.
                 if any(n[name] is not node for n, node in zip(named, self.nodes, strict=True)):
                     return None
                 continue
@@ -171,9 +179,12 @@ class _Lanes:
             plain = not any(isinstance(v, Node) or _holds_node(v) for v in values)
             return JoinedProducts((), None) if equal and plain else None
         shapes = [tuple(shape_of(v)) for v in values]
+        # The same numbers for every column, such as the scale of a token: one of them is enough.
         if equal and (not shapes[0] or shapes[0][-1] == 1):
             return JoinedProducts(tuple(values), None)
         widths = [shape_of(node)[-1] for node in self.nodes]
+        # Different values of one column each, such as two
+        # scales per token, would have to be repeated.
         if any(not s or s[-1] != w for s, w in zip(shapes, widths, strict=True)):
             return None
         alike = all(same_shape(s[:-1], shapes[0][:-1]) for s in shapes)
@@ -201,6 +212,7 @@ def _only_user(node: Node) -> Node | None:
     if len(node.users) != 1:
         return None
     (user,) = node.users
+    # In `x * x` both operands are the data, and `WideOp` has one place for it.
     reads = sum(source is node for source in _operands(user))
     return user if user.op == "call_function" and reads == 1 else None
 

@@ -97,10 +97,11 @@ class Hooks:
         """Merge siblings whose weights will be frozen; otherwise leave the graph unchanged."""
         module = _module_of(graph)
         training = inductor.is_training(graph)
-        record = GraphRecord({"road": "inductor", "frozen": False})
+        record = GraphRecord({"entry point": "inductor", "frozen": False})
         try:
             record.events += _rewrite(module, record, training=training)
         except (*RULE_ERRORS, QfuseError) as error:
+            # An error costs the merge and not the compilation: the rewrite was made on a copy.
             record.events.append(_failed(error))
         self._records[module] = record
         self._thread.last = record if training else None
@@ -129,11 +130,13 @@ def _rewrite(module: GraphModule, record: GraphRecord, *, training: bool) -> Eve
     _mark(module.graph)
     twin, twins = working_copy(module)
     known = {twins[node]: value for node, value in values.items()}
+    # Inductor calls its passes under a fake mode, in which weights could not be compared or joined.
     with inductor.on_real_tensors():
         if not training:
             move_quantization(twin, known, log)
             combine_products(twin, known, log)
         merge_products(twin, Constants(twin.graph, known), _reason(values, training=training), log)
+    # Without a rewrite, the caller's graph stays as it is, node by node.
     if log.of(Fired):
         apply_to(module, twin, twins)
     return log

@@ -109,6 +109,8 @@ def plan_join(
     axis %= max(rank, 1)
     below = _below(parts, axis, numbers)
     if below is not None:
+        # Freezing keeps a cast of int8 only if its operand is a constant. Of a `cat` node in its
+        # place it would fold both, to a bfloat16 weight of twice the size.
         now = now or (is_call(parts[0], _CAST) and not all(map(known.folded, parts)))
         planned: dict[str, JoinedProducts] = {}
         for name, (inner, at) in below.items():
@@ -121,7 +123,10 @@ def plan_join(
     leaves = [known.values.get(part) for part in parts]
     values = tuple(value for value in leaves if value is not None)
     packed = [value is not None and value.is_mkldnn for value in leaves]
+    # Packed weights are opaque: they can be unpacked and joined along their output features, but
+    # neither with plain tensors nor along another axis.
     if any(packed) and not (all(packed) and axis == 1):
+        # The report names one of the minority, which the others could merge without.
         fewer = 2 * sum(packed) <= len(packed)
         odd = next((p for p, own in zip(parts, packed, strict=True) if own is fewer), parts[0])
         text = "some of its siblings' weights are packed by oneDNN, and some are not"
@@ -135,6 +140,7 @@ def plan_join(
 def _beside(parts: Sequence[Node], axis: int, rw: Rewriter) -> Node:
     """Concatenate parts, keeping their memory format."""
     values = [part.meta["val"] for part in parts]
+    # `cat` of transposed weights would return row-major memory.
     turned = [v.dim() == _MATRIX and v.stride(0) == 1 and v.stride(1) != 1 for v in values]
     if axis != 1 or not all(turned):
         return rw.call(aten.cat.default, list(parts), axis)
@@ -145,6 +151,7 @@ def _beside(parts: Sequence[Node], axis: int, rw: Rewriter) -> Node:
 def _packed_again(values: Sequence[torch.Tensor], like: Node, rw: Rewriter) -> Node:
     """Concatenate int8 weights that oneDNN packed: unpacking returns the exact values, [K, N]."""
     dense = torch.cat([value.to_dense() for value in values], 1)
+    # Packed again in the graph: freezing folds that, and the constant is an ordinary tensor.
     weight = rw.constant(dense.t().contiguous(), "joined")
     mark_frozen(constant_value(weight))
     old, pack = like.meta["val"], torch.ops.onednn.qlinear_prepack.default
@@ -218,9 +225,11 @@ def _below(parts: Sequence[Node], axis: int, numbers: Numbers) -> Below | None:
         return None
     named = [arguments(part) for part in parts]
     if is_call(first, aten.permute.default, aten.t.default):
+        # `t` has no such argument.
         dims: Any = named[0].get("dims", (1, 0))
         return _inner(named, "self", int(dims[axis]) % len(dims))
     if is_call(first, _CAST):
+        # `cat` would promote operands of different dtypes.
         same = len({dtype_of(n["a"]) for n in named if isinstance(n["a"], Node)}) == 1
         return _inner(named, "a", axis) if same else None
     return _stored(op, named, axis) if op.namespace == "quantized_decomposed" else None
@@ -238,12 +247,14 @@ def _stored(op: OpOverload, named: Sequence[Mapping[str, Any]], axis: int) -> Be
 
 def _channels(named: Sequence[Mapping[str, Any]], axis: int) -> Below | None:
     """Concatenate weights with one scale per channel along the channel axis."""
+    # Along another axis, all weights have one scale per input, and these would have to be equal.
     if named[0]["axis"] != axis:
         return None
     found = _inner(named, "input", axis)
     scales, zeros = _inner(named, "scales", 0), _inner(named, "zero_points", 0)
     if scales is None:
         return None
+    # Only some of the weights have zero points as tensors.
     if zeros is None and any(n["zero_points"] is not None for n in named):
         return None
     return {**(found or {}), **scales, **(zeros or {})}

@@ -67,6 +67,8 @@ class PassJournal:
         with self._lock:
             self.collect()
             self._activity += 1
+            # Later events change the digest; what came before
+            # freezing identifies the graph in any process.
             record.before = _digest(record)
             self._records.append(record)
 
@@ -76,6 +78,7 @@ class PassJournal:
             self.collect()
             name = _write(record)
             count(PREFIX + name)
+            # Counted here, so that `collect` does not take it for a graph that was loaded.
             self._seen[name] += 1
             record.stamped = True
 
@@ -95,7 +98,7 @@ class PassJournal:
         """Add a separate report with a note."""
         with self._lock:
             record = GraphRecord(
-                {"road": "inductor"}, [Noted(STAGE, text, warn=True)], stamped=True
+                {"entry point": "inductor"}, [Noted(STAGE, text, warn=True)], stamped=True
             )
             self._records.append(record)
 
@@ -120,6 +123,7 @@ class PassJournal:
         found = _read(name)
         for record in self._records:
             waits = not record.stamped and record.before == found.before
+            # Its passes before freezing ran in this process, and the rest came from the cache.
             if waits:
                 record.events, record.loaded, record.stamped = found.events, True, True
                 return
@@ -145,6 +149,7 @@ def _write(record: GraphRecord) -> str:
     """Write a report, if it does not exist, and return its name."""
     name = _digest(record)
     path = _place(name)
+    # The name is a digest of the content, so an existing file has the same content.
     if not path.exists():
         try:
             write_atomically(path, json.dumps(_content(record), sort_keys=True))
@@ -162,11 +167,12 @@ def _read(name: str) -> GraphRecord:
         events = [_event(value) for value in content["events"]]
         return GraphRecord(content["facts"], events, content["before"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # The file may come from another version, or be gone: that must not fail a compilation.
         text = (
             f"a graph was loaded from Inductor's cache, but its report is missing at {path}: "
             "clear torch's caches to create both again"
         )
-        return GraphRecord({"road": "inductor"}, [Noted(STAGE, text, warn=True)])
+        return GraphRecord({"entry point": "inductor"}, [Noted(STAGE, text, warn=True)])
 
 
 def _event(value: Mapping[str, Any]) -> Event:

@@ -30,6 +30,7 @@ from qfuse.rewrite.rewriter import GraphEditor
 
 STAGE = "inductor"
 NAME = "merge-linears"
+# Bounds the walk along the ops that follow a product.
 _CHAIN = 64
 
 
@@ -40,7 +41,6 @@ class _Plan:
     Attributes:
         products: The siblings, in the order of their parts.
         columns: How to concatenate their matrices, and other operands with one entry per feature.
-        bias: How to concatenate their biases; ``None`` if there are none.
         steps: The isomorphic ops on their results.
     """
 
@@ -111,6 +111,8 @@ class _Merging:
         self._editor = GraphEditor(module)
 
     def run(self) -> int:
+        # All plans before the first edit: value numbers
+        # and positions are those of the original graph.
         plans = [plan for group in self._families() for plan in self._plans(group)]
         return sum(self._attempt(plan) for plan in plans)
 
@@ -121,6 +123,7 @@ class _Merging:
             product = as_product(node)
             if product is not None:
                 found.setdefault(self._numbers.of(product.x), []).append(product)
+        # Freezing folds a product of two constants.
         families = [[p for p in f if p.x not in self._known] for f in found.values()]
         return [family for family in families if len(family) > 1]
 
@@ -161,6 +164,7 @@ class _Merging:
             return Miss(MissCode.SHAPE, product.node, product.wrong, progress=2)
         for operand in product.operands:
             if operand not in self._known:
+                # A view of a placeholder is no constant for the same reason as the placeholder.
                 given = memory_of(operand).op == "placeholder" or not self._known.values
                 text = self._reason if given else "its weight is computed at run time"
                 return Miss(MissCode.NOT_CONSTANT, operand, text, progress=3)
@@ -169,6 +173,7 @@ class _Merging:
             if isinstance(spelled, Miss):
                 return spelled
         key = tuple(self._numbers.of(node) for node in product.columns.values())
+        # The weight would be concatenated with itself. Equal products have been combined before.
         if weights.setdefault(key, product) is not product:
             text = "a sibling with the same weight is equal or has another bias"
             return Miss(MissCode.SHARED, product.node, text, progress=3)
@@ -180,6 +185,7 @@ class _Merging:
 
     def _other_user(self, product: MatrixProduct) -> Node | None:
         """Return a user of the weight outside the matmul."""
+        # Ops directly after the product may use the same constants, for instance as its scales.
         own = {product.node}
         node = product.node
         for _ in range(_CHAIN):
@@ -208,6 +214,8 @@ class _Merging:
                 nodes = [p.node for p in group]
                 steps = plan_steps(nodes, self._known, self._numbers, self._order)
                 return [_Plan(tuple(group), columns, tuple(steps))]
+            # Of several siblings, the one whose operands
+            # the miss names; without it the rest may merge.
             guilty = next((p for p in group if _reads(p, columns.at)), group[0])
             self._missed(guilty, columns)
             group.remove(guilty)
@@ -242,6 +250,8 @@ class _Merging:
         key = f"{STAGE}/{NAME}@{first.node.name}"
         widths = " + ".join(str(product.n) for product in plan.products)
         rw = self._editor.rewriter(NAME, first.node)
+        # The wide product takes the place of the first
+        # sibling, before constants that later ones use.
         give = self._placer.at(first.node, rw)
         columns = {name: join.build(rw, give) for name, join in plan.columns.items()}
         wide = made = rebuild(first, first.x, columns, _bias(plan.products, rw, give), rw)

@@ -19,9 +19,9 @@ from qfuse.ir.events import EventLog, Fired
 from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import place_of
-from qfuse.ir.ops.views import dtype_of, node_of, shape_of
-from qfuse.ir.quant.round_trip import culprit
-from qfuse.ir.sizes import same_shape
+from qfuse.ir.ops.views import dtype_of, node_of, shape_of, tensor_of
+from qfuse.ir.quant.round_trip import round_trip_failure
+from qfuse.ir.sizes import same_shape, same_strides
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter, arguments, aten
 from qfuse.rewrite.rewriter import GraphEditor
 
@@ -38,6 +38,7 @@ _MOVES = (
     aten.squeeze.dims,
     aten.unsqueeze.default,
 )
+# Bounds the search for the quantize whose values reach this one.
 _STEPS = 32
 
 
@@ -55,6 +56,7 @@ def move_quantization(
     for node in list(module.graph.nodes):
         if is_quantization(node, QUANTIZE):
             moving.lift(node)
+    # After lifting: quantizes of several views are now equal quantizes of one value.
     moving.combine(values)
     for node in list(module.graph.nodes):
         if is_quantization(node, QUANTIZE):
@@ -73,16 +75,21 @@ class _Moving:
         """Lift a quantize above views without other users."""
         moves: list[Node] = []
         source = _source(node)
+        # For another user the float view would stay, and the quantized one be computed besides.
         while is_call(source, *_MOVES) and len(source.users) == 1:
             moves.append(source)
             source = _source(source)
-        if not moves or leaves_graph(moves[0]):
+        # The caller would get a view instead of a tensor of its own.
+        if not moves or leaves_graph(node):
             return
         rw = self._editor.rewriter("lift-quantize", node)
         place = place_of(node)
         new = first = _of(source, node, rw)
         for move in reversed(moves):
             new = _of(new, move, rw)
+        if not same_strides(tensor_of(node), tensor_of(new)):
+            rw.undo()
+            return
         rw.replace(node, new)
         rw.commit()
         self._fired("lift-quantize", place, first)
@@ -114,11 +121,17 @@ class _Moving:
             if before is None:
                 break
             source = before
+        # Moves and pools return elements of their source, so its range holds for them too.
         within = is_quantization(source, QUANTIZE) and _params(source) == _params(node)
         whole, named = torch.iinfo(dtype_of(stored)), arguments(node)
+        # Otherwise the quantize may clip, as the range of a fused ReLU does.
         if not within and (whole.min, whole.max) != (named["quant_min"], named["quant_max"]):
             return
+        # The caller would get the tensor in front of the pair instead of a new one.
         if leaves_graph(node) or not same_shape(shape_of(node), shape_of(stored)):
+            return
+        # Inductor's graphs have chosen their layouts: users may depend on these strides.
+        if not same_strides(tensor_of(node), tensor_of(stored)):
             return
         rw = self._editor.rewriter("cancel-quantize", node)
         place = place_of(node)
@@ -152,6 +165,7 @@ def _before(node: Node) -> Node | None:
 def _params(node: Node) -> Hashable:
     named = arguments(node)
     names = ("scale", "zero_point", "quant_min", "quant_max", "dtype")
+    # By text, since 0.0 == -0.0 and 1 == True.
     return tuple((type(named[name]), repr(named[name])) for name in names)
 
 
@@ -163,6 +177,7 @@ def _is_exact(node: Node) -> bool:
         return False
     if not isinstance(scale, (int, float)) or not isinstance(zero, int):
         return False
+    # Python's floats, which PT2E has as literals here, are float64.
     double = torch.float64
     numbers = torch.tensor(scale, dtype=double), torch.tensor(zero, dtype=double)
-    return culprit(storage, *numbers) is None
+    return round_trip_failure(storage, *numbers) is None

@@ -51,6 +51,7 @@ class Numbers:
     def _key(self, node: Node, value: torch.Tensor | None) -> Hashable:
         if value is not None:
             return _constant_key(value)
+        # Two reads of a tensor that is written between them are two values.
         if node.op != "call_function" or self._reads_written(node):
             return node
         if node.target is operator.getitem:
@@ -78,6 +79,8 @@ def _written(nodes: Iterable[Node]) -> set[Node]:
         op = overload_of(node)
         if op is not None and op._schema.is_mutable:  # noqa: SLF001 - the way to ask
             waiting += [memory_of(source) for source in node.all_input_nodes]
+            # The functionalized graph ends in `copy_` to inputs and buffers. That changes no value
+            # that is read, unless something is computed afterwards.
             if not is_call(node, aten.copy_.default):
                 found.update(waiting)
         elif node.op != "output":
@@ -88,6 +91,8 @@ def _written(nodes: Iterable[Node]) -> set[Node]:
 
 def _constant_key(value: torch.Tensor) -> Hashable:
     kind = (value.dtype, str(value.device), tuple(value.shape), value.layout)
+    # Opaque tensors, as packed by oneDNN, have no bits to read; the id is unique while the caller
+    # of this class holds the values.
     if value.layout is not torch.strided or value.numel() * value.element_size() > _BITS_LIMIT:
         return (*kind, id(value))
     return (*kind, value.stride(), bits_of(value))

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 from qfuse.inductor._inductor_api import LOW_MEMORY_POOL
 from qfuse.inductor.pt2e import DEQUANTIZE, is_quantization
+from qfuse.ir.dtypes import BYTES
 from qfuse.ir.events import EventLog, Fired, Missed
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import place_of
@@ -25,7 +26,6 @@ from qfuse.rewrite.rewriter import GraphEditor
 
 _NAME = "sink-dequantize"
 _ROOM = "inductor"
-_STORED = (torch.int8, torch.uint8)
 
 
 def sink_below_pools(module: GraphModule, log: EventLog) -> None:
@@ -78,7 +78,7 @@ def _refuse(node: Node, real: Node) -> Miss | None:
     if shared is not None:
         return shared
     stored = real.args[0]
-    if not isinstance(stored, Node) or dtype_of(stored) not in _STORED:
+    if not isinstance(stored, Node) or dtype_of(stored) not in BYTES:
         text = "its quantized values are neither int8 nor uint8"
         return Miss(MissCode.DTYPE, real, text, progress=2)
     if not _keeps_order(arguments(real)["scale"]):
@@ -106,6 +106,8 @@ def _keeps_order(scale: object) -> bool:
     """Whether a scale is positive, and neither underflows nor overflows any value."""
     if not isinstance(scale, (int, float)):
         return False
+    # The op multiplies in float32: a smaller scale may map neighbours
+    # to one subnormal number or 0, a larger one to infinity.
     single = float(torch.tensor(scale, dtype=torch.float32))
     return math.isfinite(single * 2**16) and single >= torch.finfo(torch.float32).tiny
 
@@ -113,6 +115,7 @@ def _keeps_order(scale: object) -> bool:
 def _never_empty(node: Node) -> bool:
     """Whether every window holds an element of the source."""
     a: dict[str, Any] = dict(arguments(node))
+    # With `ceil_mode` the last window may begin behind the end.
     if not any(a["padding"]) and not a["ceil_mode"]:
         return True
     before = shape_of(node.args[0])  # type: ignore[arg-type]
@@ -141,6 +144,7 @@ def _sink(node: Node, real: Node, editor: GraphEditor) -> Miss | None:
     op = overload_of(real)
     assert op is not None, "it is a call of a dequantize"
     new = rw.call(op, chosen, *real.args[1:], **real.kwargs)
+    # Users may rely on the captured strides.
     if new.meta["val"].stride() != item.meta["val"].stride():
         rw.undo()
         text = "its result would have another memory format"

@@ -32,6 +32,7 @@ class Process:
             OptionsError: Inductor has no such option, or it has no effect here.
         """
         known = inductor.known_options()
+        # As `torch.compile` reads them.
         given = {name.replace("-", "_"): value for name, value in options.items()}
         for name, value in given.items():
             if name not in known:
@@ -74,6 +75,7 @@ class Process:
             if freezing is not None:
                 stack.enter_context(inductor.patched({"freezing": freezing}))
             self._slots.add(hooks)
+            # On the stack, since the region or the warning below may raise.
             stack.callback(self._slots.remove, hooks)
             yield
             if self._journal.activity() == before:

@@ -117,13 +117,16 @@ def as_product(node: Node) -> MatrixProduct | None:
     columns = {
         name: value
         for name in spec.columns
+        # One scale for the whole tensor is an argument that siblings must share.
         if isinstance(value := named.get(name), Node) and tensor_of(value).numel() != 1
     }
     assert isinstance(x, Node), "what is multiplied is a tensor"
+    # Parts of unknown width cannot be split apart.
     if not shape or not isinstance(shape[-1], int):
         return None
     fixed = {k: v for k, v in named.items() if k not in columns}
     if spec.family == "mm":
+        # `mm` has no factors, and is an `addmm` with factors of 1.
         fixed = {"beta": fixed.get("beta", 1), "alpha": fixed.get("alpha", 1)}
     given = bias if isinstance(bias, Node) else None
     wrong = _wrong(columns, given, spec, shape[-1])
@@ -136,6 +139,7 @@ def rebuild(
     """Emit the matmul with other operands."""
     op: OpOverload = product.node.target  # type: ignore[assignment]
     if product.spec.family == "mm":
+        # The first sibling may be an `mm` and another an `addmm`.
         op = aten.mm.default if bias is None else aten.addmm.default
     spec = _SPECS[op._schema.name]  # noqa: SLF001 - the way to ask
     given = {**product.fixed, **columns, spec.x: x}
@@ -153,6 +157,7 @@ def call(op: OpOverload, given: Mapping[str, Any], rw: Rewriter) -> Node:
             continue
         value = given[formal.name]
         plain = formal.has_default_value() and _is_default(value, formal.default_value)
+        # Behind an argument that was left out, only names tell which one is meant.
         if not plain and (formal.kwarg_only or len(positional) < _place(op, formal.name)):
             named[formal.name] = value
         elif not plain:
@@ -165,6 +170,7 @@ def _place(op: OpOverload, name: str) -> int:
 
 
 def _is_default(value: object, default: object) -> bool:
+    # By type too, since True == 1.
     return value is None if default is None else type(value) is type(default) and value == default
 
 

@@ -21,5 +21,6 @@ def is_quantization(node: object, name: str) -> bool:
     if op is None or op._schema.name != name or op._overloadname != "default":  # noqa: SLF001
         return False
     assert isinstance(node, Node), "it calls an op"
+    # In bfloat16 the float value between the two is rounded, so a round trip is not exact.
     real = node if name == DEQUANTIZE else arguments(node)["input"]
     return isinstance(real, Node) and dtype_of(real) is torch.float32

@@ -49,6 +49,8 @@ class Slots:
         seen, lost = self._look()
         new = []
         for slot in seen:
+            # With passes of ours in the slot, its value
+            # contains them, and the base is what was before.
             base = slot.base if slot.ours else inductor.option(slot.name)
             new.append(replace(slot, base=base, ours=(*slot.ours, hooks.slots[slot.name])))
         self._put(new)
@@ -75,6 +77,8 @@ class Slots:
         seen, lost = [], []
         for slot in self._slots.get():
             now = inductor.option(slot.name)
+            # By identity: others may compose a new value that
+            # contains our passes, which is no overwrite.
             if slot.ours and now is not slot.value:
                 passes = inductor.passes_in(now)
                 if not all(any(h is other for other in passes) for h in _once(slot.ours)):
@@ -127,6 +131,7 @@ def without(value: Any, ours: Sequence[Any]) -> Any:
     theirs = [p for p in passes if not any(p is hook for hook in ours)]
     if len(theirs) == len(passes):
         return value
+    # An empty slot is `None` in Inductor.
     if not isinstance(value, (list, tuple)) or not theirs:
         return None
     return type(value)(theirs)

@@ -9,6 +9,12 @@ import torch
 REALS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """The float dtypes that models compute in."""
 
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+"""Those of at most 32 bits."""
+
+BYTES = (torch.int8, torch.uint8)
+"""The integer dtypes of 8 bits."""
+
 
 def widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
     """Whether a cast between two of ``REALS`` is lossless; other dtypes are not supported."""
@@ -22,5 +28,7 @@ def exact_integers(dtype: torch.dtype) -> tuple[int, int]:
     if not dtype.is_floating_point:
         info = torch.iinfo(dtype)
         return info.min, info.max
+    # `eps` is 2^(1 - digits), and 2^digits + 1 is the first integer that is rounded: 257 in
+    # bfloat16, which has 8 digits.
     digits = 1 - round(math.log2(torch.finfo(dtype).eps))
     return -(2**digits), 2**digits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch.fx import Node
@@ -23,6 +23,19 @@ def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
     return len(a) == len(b) and all(map(same_size, a, b))
 
 
+def is_one(size: Size) -> bool:
+    """Whether ``size`` is known to be one, decided without guarding a symbol."""
+    return isinstance(size, int) and size == 1
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    """Return the product of sizes, some of which may be symbolic."""
+    total: Size = 1
+    for size in sizes:
+        total = total * size
+    return total
+
+
 def is_positive(size: Size) -> bool:
     """Whether a size is at least 1 for all values of the symbols."""
     return statically_known_true(size >= 1)
@@ -32,6 +45,7 @@ def is_row_major(value: torch.Tensor) -> bool:
     """Whether ``value`` is contiguous in row-major order."""
     step: Size = 1
     for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        # An axis of one element may have any stride.
         if not same_size(size, 1):
             if not same_size(stride, step):
                 return False
@@ -52,6 +66,7 @@ def exact_quotient(a: Size, b: Size) -> Size | None:
     if same_size(b, 0):
         return None
     quotient: Size = a // b
+    # `//` rounds down, also for symbols.
     return quotient if same_size(quotient * b, a) else None
 
 

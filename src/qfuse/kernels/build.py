@@ -190,7 +190,8 @@ def build(
     key = _key(sources)
     folder = kernel_cache() / key[:24]
     if not rebuild:
-        # First without the lock, because a prefilled cache may be read-only.
+        # First without the lock, because a prefilled cache may be read-only. A library that was
+        # shipped may be from any compiler.
         found = _cached(prebuilt / key[:24], key, None, level=logging.WARNING) or _cached(
             folder, key, compiler, level=logging.DEBUG
         )
@@ -254,12 +255,14 @@ def _key(sources: Path) -> str:
 
 
 def _library_path(folder: Path, compiler: KernelCompiler) -> Path:
+    # Not in the key: without a compiler, a library from any compiler will do.
     who = _digest(json.dumps(asdict(compiler)).encode())[:12]
     return folder / f"qfuse_kernels-{who}.so"
 
 
 def _cached(folder: Path, key: str, compiler: KernelCompiler | None, *, level: int) -> Path | None:
     candidates = (
+        # Sorted, so that all processes take the same one.
         sorted(folder.glob("qfuse_kernels-*.so"))
         if compiler is None
         else [_library_path(folder, compiler)]
@@ -280,6 +283,7 @@ def _validate(library: Path, key: str) -> None:
     entry = describe(library)
     if entry.key != key:
         raise CacheError("it was built from other sources or for another torch")
+    # Loading a truncated library kills the process.
     if entry.sha256 != _digest(library.read_bytes()):
         raise CacheError("its bytes are not those that were written")
 
@@ -288,6 +292,7 @@ def _compile(folder: Path, key: str, compiler: KernelCompiler, sources: Path) ->
     library = _library_path(folder, compiler)
     files = [path for path in _files(sources) if path.suffix == ".cpp"]
     _log.info("compiling %d kernel sources with %s", len(files), compiler.version)
+    # In the cache, since a rename is atomic within one file system only.
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         new = Path(temporary, library.name)
         objects = [Path(temporary, f"{number}.o") for number, _ in enumerate(files)]
@@ -313,6 +318,7 @@ def _source_flags(source: Path, sources: Path) -> list[str]:
 
     name = _name(source, sources)
     isa = _X86_FLAGS.get(name, ()) if platform.machine() in {"x86_64", "AMD64"} else ()
+    # With the other ABI, symbols of libtorch that have strings in their signature do not link.
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     headers = [f"-I{sources}", *(f"-isystem{path}" for path in include_paths())]
     loops = _PLAIN_LOOPS.get(name, ())
@@ -344,6 +350,7 @@ def _build_seconds() -> int:
 
 
 def _compiler_environment() -> dict[str, str]:
+    # Errors are found by the word "error", which a localized compiler translates.
     environment = {**os.environ, "LC_ALL": "C"}
     if _sanitizer_flags():
         # LD_PRELOAD is meant for this process; the compiler's own memory use is not to be checked.

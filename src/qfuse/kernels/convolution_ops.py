@@ -74,9 +74,17 @@ def output_size(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> list[int]:
-    """Return the spatial sizes of the result of an ordinary convolution."""
+    """Return the spatial sizes of the result of an ordinary convolution.
+
+    Raises:
+        InputError: The kernel is larger than the padded input.
+    """
     axes = zip(size, kernel, stride, padding, dilation, strict=True)
-    return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+    rooms = [(n + 2 * p - d * (k - 1) - 1, s) for n, k, s, p, d in axes]
+    # A dynamic size is checked when the op runs: comparing it here would add a guard.
+    if any(type(room) is int and room < 0 for room, _ in rooms):
+        raise InputError(f"the kernel {list(kernel)} is larger than the padded input {list(size)}")
+    return [room // s + 1 for room, s in rooms]
 
 
 def transposed_size(a: Any, size: Sequence[int]) -> list[int]:
@@ -87,6 +95,7 @@ def transposed_size(a: Any, size: Sequence[int]) -> list[int]:
 
 def _depth(a: Any, channels: int) -> int:
     """Return the groups of four ``k`` of a packed weight."""
+    # Each phase of a transposed convolution has its own taps, padded to whole groups.
     taps = [prod(a.kernel)]
     if a.transposed:
         phases = taps_of_phases(a.kernel, a.stride, a.dilation)
@@ -100,6 +109,11 @@ def _check_window(a: Any, *more: str) -> None:
     for name in ("stride", "padding", "dilation", *more):
         if len(getattr(a, name)) != axes:
             raise InputError(f"{name} must have {axes} numbers, not {len(getattr(a, name))}")
+    for name in ("kernel", "stride", "dilation"):
+        if min(getattr(a, name)) < 1:
+            raise InputError(f"{name} must be positive, not {getattr(a, name)}")
+    if min(a.padding) < 0:
+        raise InputError(f"padding must not be negative, not {a.padding}")
     if a.x.dim() not in {axes + 1, axes + 2}:
         raise InputError(f"x must have {axes + 1} or {axes + 2} axes, not {a.x.dim()}")
 
@@ -112,6 +126,8 @@ def _check_packed(a: Any, expected: tuple[int, ...]) -> None:
 def _shape(a: Any) -> list[int]:
     """Return the shape of the result; check the operands."""
     _check_window(a, "output_padding")
+    if a.groups < 1:
+        raise InputError(f"groups must be positive, not {a.groups}")
     axes = len(a.kernel)
     *batch, channels = a.x.shape[:-axes]
     n, size = a.w_sums.shape[-1], a.x.shape[-axes:]
@@ -129,7 +145,8 @@ def _depthwise_shape(a: Any) -> list[int]:
     axes = len(a.kernel)
     *batch, channels = a.x.shape[:-axes]
     n, size = a.w_sums.shape[0], a.x.shape[-axes:]
-    if n % channels:
+    # Each input channel has the same number of output channels.
+    if channels == 0 or n % channels:
         raise InputError(f"n={n} is no multiple of {channels} channels")
     _check_packed(a, ((n + BLOCK - 1) // BLOCK, depthwise_groups(a.kernel), BLOCK, GROUP))
     return [*batch, n, *output_size(size, a.kernel, a.stride, a.padding, a.dilation)]
@@ -142,6 +159,7 @@ def _result(
         raise InputError(f"real must be one of {REAL}, not {a.real}")
     if a.out_dtype not in possible:
         raise InputError(f"the result must be one of {possible}, not {a.out_dtype}")
+    # Memory formats are defined with a batch axis only.
     unbatched = a.x.dim() == len(a.kernel) + 1
     memory_format = torch.contiguous_format if unbatched else memory_format_of(a.x)
     return torch.empty(shape(a), dtype=a.out_dtype, device=a.x.device, memory_format=memory_format)

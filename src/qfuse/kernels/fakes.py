@@ -67,6 +67,7 @@ def check_packed(
     if n < 0:
         raise InputError(f"out_features cannot be {n}")
     k, columns = x.shape[-1], n // halves
+    # Each half is padded to whole blocks, so that its first feature begins a block.
     blocks = halves * ((columns + BLOCK - 1) // BLOCK)
     step = GROUP * _CODES_PER_BYTE[stored]
     expected = (blocks, (k + step - 1) // step, BLOCK, GROUP)

@@ -74,7 +74,9 @@ def _check_groups(
     if w_scale.dim() != 3 or not w_scale.shape[1]:  # noqa: PLR2004
         raise InputError(f"w_scale {tuple(w_scale.shape)} must be [blocks, groups, {BLOCK}]")
     groups = w_scale.shape[1]
+    # The unit of a packed weight, four values or eight nibbles, must not span two groups.
     multiple = GROUP * (2 if stored == torch.uint8 else 1)
+    # A single group of any length is padded with zeros like a whole row.
     if groups > 1 and k % (groups * multiple):
         raise InputError(
             f"{groups} groups of K = {k}: a group must be a multiple of {multiple} unless it is K"

@@ -165,6 +165,7 @@ def _load() -> KernelLibrary:
 
 def _loaded(path: Path | None, *, compiled: bool) -> KernelLibrary:
     for op in OPS:
+        # After loading: a fake is registered for the schema that the library defines.
         op.register_fake()
     library = KernelLibrary(
         available=True,

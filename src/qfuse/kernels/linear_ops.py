@@ -38,6 +38,7 @@ def linear_ops(
             raise InputError(f"real must be one of {REAL}, not {a.real}")
         if dtype not in possible:
             raise InputError(f"the result must be one of {possible}, not {dtype}")
+        # Contiguous whatever the strides of `x` are, as the kernel makes it.
         made: torch.Tensor = a.x.new_empty((*a.x.shape[:-1], columns(a)), dtype=dtype)
         return made
 

@@ -63,6 +63,7 @@ class KernelOp(Generic[R]):
                 are visible in shapes and dtypes raise InputError.
         """
         op = self.overload
+        # Not in `__init__`: the schema exists once the library is loaded.
         self._names = self._names or argument_names(op)
         result: R = op(*self._bind(args, given))
         return result
@@ -72,6 +73,7 @@ class KernelOp(Generic[R]):
         self._names = argument_names(self.overload)
 
         def fake(*args: Any, **given: Any) -> R:
+            # The dispatcher omits trailing arguments and passes keyword-only ones by name.
             named = dict(zip(self._names, args, strict=False))
             return self._fake(SimpleNamespace(**named, **given))
 
@@ -82,11 +84,17 @@ class KernelOp(Generic[R]):
         order = self._positional or self._names
         if len(args) > len(order):
             raise TypeError(f"{self.name}: {len(args)} arguments are given by position")
-        values = {**self._defaults, **dict(zip(order, args, strict=False)), **given}
+        positional = dict(zip(order, args, strict=False))
+        twice = sorted(positional.keys() & given.keys())
+        if twice:
+            raise TypeError(f"{self.name}: {twice} are given by position and by name")
+        values = {**self._defaults, **positional, **given}
+        # Not an argument of the schema, but a name for several of them.
         output = values.pop("output", None)
         if output is not None:
             values.update(output.named())
         for name, other in self._like.items():
+            # An explicit `None` means the default too.
             if values.get(name) is None:
                 value = values.get(other)
                 values[name] = value.dtype if isinstance(value, torch.Tensor) else value

@@ -65,6 +65,7 @@ def pack_bytes(weight: torch.Tensor, *, halves: bool = False) -> torch.Tensor:
 
 def _blocks(weight: torch.Tensor) -> torch.Tensor:
     n, k = weight.shape
+    # Zeros add nothing to the sums, and the results of padded features are not stored.
     padded = F.pad(weight, (0, -k % GROUP, 0, -n % BLOCK))
     blocks = padded.reshape(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // GROUP, GROUP)
     return blocks.permute(0, 2, 1, 3).contiguous()
@@ -80,6 +81,8 @@ def weight_sums(weight: torch.Tensor, zero_point: torch.Tensor | None = None) ->
     Returns:
         int32 ``[N]``: for each output feature the sum over ``k`` of ``weight - zero_point``.
     """
+    # The zero point of `x` contributes x_zero_point * sum(w - w_zero_point) to each result. The sum
+    # is at most 2^23 for the K that kernels accept.
     sums = weight.sum(1, dtype=torch.int32)
     if zero_point is None:
         return sums

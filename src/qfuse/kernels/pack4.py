@@ -39,6 +39,7 @@ def pack_weight4(codes: torch.Tensor) -> torch.Tensor:
     n, k = codes.shape
     padded = F.pad(codes, (0, -k % _PAIR, 0, -n % BLOCK))
     blocks = padded.reshape(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // _PAIR, 2, GROUP)
+    # So that one mask and one shift unpack a vector of bytes into two groups of four.
     low, high = blocks.permute(0, 2, 3, 1, 4).unbind(2)
     return (low | high << 4).contiguous()
 

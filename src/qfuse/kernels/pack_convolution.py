@@ -137,6 +137,7 @@ def pack_depthwise(weight: torch.Tensor) -> torch.Tensor:
     if weight.shape[1] != 1:
         raise InputError(f"a depthwise weight has one input channel, not {weight.shape[1]}")
     lines = weight.reshape(weight.shape[0], prod(weight.shape[2:-1]), weight.shape[-1])
+    # Of a group of four, a line of one or two taps would waste half or more.
     if lines.shape[-1] >= _LEAST_LINE:
         lines = F.pad(lines, (0, -lines.shape[-1] % GROUP))
     return pack_bytes(lines.flatten(1))
@@ -155,6 +156,8 @@ def taps_of_phases(
 ) -> list[tuple[list[int], ...]]:
     """Return the taps of every phase of a transposed convolution, one list per axis."""
     axes = [
+        # A tap t adds input i to output i * s + t * d -
+        # padding: only taps with the same remainder meet.
         [[t for t in reversed(range(k)) if (t * d - rest) % s == 0] for rest in range(s)]
         for k, s, d in zip(kernel, stride, dilation, strict=True)
     ]
@@ -183,6 +186,7 @@ def _phases(
 def _matrix(weight: torch.Tensor) -> torch.Tensor:
     """Return the weight as a matrix ``[N, taps * C / groups]``."""
     _check_axes(weight)
+    # Tap, then channel: in a channels-last image the channels of a tap are adjacent.
     return weight.movedim(1, -1).flatten(1)
 
 

@@ -97,6 +97,7 @@ def pack_grouped(
 
 def _small(zero: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
     """Return zero points as int8: ``[1]``, or of ``shape``."""
+    # The cast wraps, so the result is compared with what it was made of.
     small = zero.to(torch.int8)
     if not torch.equal(small.to(zero.dtype), zero):
         raise InputError("a zero point of a weight is outside of [-128, 127]")

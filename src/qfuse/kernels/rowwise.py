@@ -123,7 +123,9 @@ def fake_rowwise(
         raise InputError(f"codes must be int8 or uint8, not {a.out_dtype}")
     sum_dtype = rows.dtype
     if residual is not None:
+        # As torch adds them.
         sum_dtype = torch.promote_types(rows.dtype, residual.dtype)
+    # Static parameters are the caller's already.
     row = (*rows.shape[:-1], 1) if a.formula else (0,)
     return (
         rows.new_empty(rows.shape, dtype=a.out_dtype),

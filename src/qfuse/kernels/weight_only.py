@@ -72,6 +72,7 @@ def _complete(a: dict[str, Any]) -> None:
     if a.get("out_features") is not None:
         return
     scale = a["w_scale"]
+    # Packed scales are padded to whole blocks.
     if scale.dim() != 1:
         raise InputError(
             f"w_scale {tuple(scale.shape)} does not say how many output features there are",
@@ -86,6 +87,7 @@ def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
         raise InputError(f"this kernel does not support GLU: {a.epilogue!r}")
     n, blocks = check_packed(a.x, a.w_packed, stored, a.out_features)
     groups = a.w_scale.shape[1] if a.w_scale.dim() == 3 else 1  # noqa: PLR2004
+    # A single group with offsets is processed like several: offsets multiply the sum of its inputs.
     _check_groups(a.x.shape[-1], groups, whole=groups == 1 and a.w_offset is None)
     shapes = [(blocks, groups, BLOCK), *([(n,)] if groups == 1 else [])]
     check_parameters("w_scale", a.w_scale, None, *shapes)

@@ -45,6 +45,8 @@ def drop_unused_constants(program: StageGraph) -> None:
     used = {str(n.target) for n in program.graph.nodes if n.op == "get_attr"}
     written = {m.buffer for m in program.signature.mutations}
     for name in list(dict(program.module.named_buffers(remove_duplicate=False))):
+        # A buffer that the program writes is state of
+        # the caller's module, even if nothing reads it.
         if name not in used and name not in written:
             owner, _, leaf = name.rpartition(".")
             delattr(program.module.get_submodule(owner), leaf)
@@ -59,6 +61,7 @@ def _value(node: Node) -> torch.Tensor | None:
         return None
     if fake.numel() * fake.element_size() > _LIMIT_BYTES:
         return None
+    # `bernoulli` of a constant differs from call to call.
     if torch.Tag.nondeterministic_seeded in op.tags:
         return None
     inputs = {n: constant_of(n) for n in node.all_input_nodes}

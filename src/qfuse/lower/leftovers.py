@@ -44,6 +44,7 @@ def _quantize_reason(node: Node, x: Node, dynamic: bool) -> str:
         return f"it quantizes an input of the model; {feeds}"
     result = result_of(x)
     source = op_name(x if result is None else result[0])
+    # A fused op has one block of output arguments, so a second quantize of its result stays.
     if result is not None and output_of(result[0]) is not None:
         return f"{source} already returns a quantized result with other parameters; {feeds}"
     if dynamic:

@@ -96,7 +96,10 @@ class _Lowering:
 
     def run(self) -> None:
         self._log_leftovers()
+        # Before layouts are assigned: channels-last pools of 8-bit values raise for larger images.
         widen_max_pools(self._session)
+        # Before kernels are selected: the kernels of convolutions read channels-last pixels, and a
+        # copy in front of each would cost two passes over memory.
         assign_channels_last(self._context)
         # Before linears, since a linear that was lowered alone can no longer be fused.
         for node in list(self._graph.nodes):
@@ -109,6 +112,7 @@ class _Lowering:
             op = as_fused_norm(node) or as_activation(node)
             if op is not None:
                 self._lower_rowwise(op)
+        # After linears: the products that are left are part of none of them.
         lower_int_products(self._session, self._context.target)
         # Last, since kernels inspect the canonical ops of scales and zero points.
         for node in list(self._graph.nodes):
@@ -127,6 +131,7 @@ class _Lowering:
         if isinstance(problem, Refusal):
             self._apart[node] = (("with the linear", problem.reason),)
         elif problem is not None:
+            # Without this fusion, the linear and the op are lowered one by one.
             left = self._lower(problem)
             if left is not None:
                 self._apart[node] = left.losers
@@ -180,6 +185,7 @@ class _Lowering:
             problem.rule,
             problem.anchor,
             lambda rw: self._emit(problem, offer, rw),
+            # Kernels scale sums instead of their terms, and norms sum in another order.
             proof=Exactness.ROUNDING,
             event=lambda *_: event,
         )
@@ -191,6 +197,7 @@ class _Lowering:
     def _emit(self, problem: Problem, offer: Offer, rw: Rewriter) -> None:
         """Emit the kernel call and the remaining ATen ops, and redirect users to the results."""
         made = offer.kernel.emit(problem, offer.claim, rw)
+        # Kernels that cover a rowwise op cover it whole; a product may leave steps of its epilogue.
         if isinstance(problem, ProductProblem):
             made = {0: self._finish(problem, made[0], offer.claim, rw)}
         for old in problem.replaced:
@@ -224,6 +231,7 @@ class _Lowering:
             for index, user in results_of(node).items():
                 rw.replace(user, made[index])
 
+        # Outside of the rewrite budget: no backend runs the op itself.
         done = self._session.rewrite_always("expand", node, edit, proof=Exactness.EXACT)
         if isinstance(done, Refusal):
             raise CheckError(

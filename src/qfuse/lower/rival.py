@@ -19,6 +19,7 @@ def choose(problem: Problem, context: LoweringContext) -> Choice:
     if isinstance(problem, LinearRowwiseProblem):
         return against(choice, problem, _two_kernels(problem, context))
     loops = choice.offer.claim.loops
+    # Claims of products have no such alternative.
     if loops is None:
         return choice
     rival = Rival("compiled loops", context.cost.seconds(loops), shown=False)
@@ -28,6 +29,7 @@ def choose(problem: Problem, context: LoweringContext) -> Choice:
 def _two_kernels(problem: LinearRowwiseProblem, context: LoweringContext) -> Rival | None:
     """Predict the time of linear and op run separately; ``None`` if no kernel accepts them."""
     linear = context.select(linear_problem(problem.linear, context.symbols))
+    # The linear alone would be expanded to float, and the fused kernel needs no comparison.
     if linear.seconds is None:
         return None
     return Rival("two kernels", linear.seconds + _rowwise_seconds(problem.op, context))
@@ -36,10 +38,12 @@ def _two_kernels(problem: LinearRowwiseProblem, context: LoweringContext) -> Riv
 def _rowwise_seconds(op: RowwiseOp, context: LoweringContext) -> float:
     """Predict the time of an op alone: in a kernel, or in compiled loops if they are faster."""
     problem = rowwise_problem(op, context.symbols)
+    # No kernel supports the op, for instance because its result is float: loops compute it.
     if isinstance(problem, Refusal):
         return context.cost.seconds(loops_of(op, context.symbols))
     choice = choose(problem, context)
     if choice.seconds is not None:
         return choice.seconds
     assert isinstance(problem, RowwiseProblem), "a problem, or the reason that there is none"
+    # Dynamic parameters need the extremes of a row before its values can be quantized: two passes.
     return context.cost.seconds(problem.passes(1 if op.output.choose is None else 2))

@@ -38,6 +38,7 @@ def normalize(
     """
     known = (*BUILTIN, *discover()) if dialects is None else tuple(dialects)
     context = context or RewriteContext("normalize")
+    # A malformed op is the user's to repair; an error of a rule costs only one rewrite.
     apply_rules(captured, rules_of(known), replace(context, raise_model_errors=True))
     # Such as the float weights that a quantizer left unused.
     GraphEditor(captured.module).sweep()

@@ -46,6 +46,7 @@ def note_leftovers(program: NormalGraph, dialects: Sequence[Dialect], stage: str
                 fix="install a build of its package that has the kernel, "
                 "or quantize with another recipe",
             )
+        # The refusal names this very call, a limit only its op.
         why = reasons.get(node.name) or limits.get(_qualified(op).partition(".")[0])
         text = f"{op_name(node)} stays as it is: {why or 'no dialect supports it'}"
         program.log.add(Noted(stage, text, place_of(node), warn=True))

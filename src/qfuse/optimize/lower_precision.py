@@ -107,6 +107,7 @@ class _Narrowing:
             if value is not None and self._narrow(value) is None:
                 text = "{} has values that are infinite in bfloat16"
                 return Miss(MissCode.RANGE, operand, text, operand.target)
+            # A mask of -3.4e38 would become -inf, and a fully masked row NaN after softmax.
             if value is None and operand is summand:
                 text = "the summand is computed at run time, and may be a mask"
                 return Miss(MissCode.RANGE, operand, text)
@@ -133,6 +134,7 @@ class _Narrowing:
 
     def _narrow(self, value: torch.Tensor) -> torch.Tensor | None:
         if id(value) not in self.constants:
+            # The largest bfloat16 is 3.39e38, so the largest float32 becomes infinite.
             narrowed = value.to(torch.bfloat16)
             overflows = not value.is_meta and bool((narrowed.isinf() & value.isfinite()).any())
             self.constants[id(value)] = None if overflows else narrowed
@@ -142,6 +144,7 @@ class _Narrowing:
 def _is_float32_product(node: Node) -> bool:
     if not is_call(node, *_PRODUCTS):
         return False
+    # Products that the source computes in float64 or float16 keep its choice.
     types = {n.meta["val"].dtype for n in node.all_input_nodes if _is_real(n)}
     return types == {torch.float32} and node.meta["val"].dtype is torch.float32
 

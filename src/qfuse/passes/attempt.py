@@ -71,6 +71,7 @@ class Attempt:
 def attempt(source: CapturedGraph, work: RewriteTask, scope: frozenset[str] | None) -> Attempt:
     """Run ``work`` on a copy of ``source``, restricted to the nodes of ``scope``."""
     program = clone(source)
+    # Rules replace nodes, so what the caller called is recorded first, by name.
     known: dict[str, OpOverload] = {}
     for node in program.graph.nodes:
         op = overload_of(node)
@@ -91,6 +92,7 @@ def attempt(source: CapturedGraph, work: RewriteTask, scope: frozenset[str] | No
     # Rules of the pass only, not those that prepared for them.
     substance = [e for e in within.edits if e.rule in work.about and not on_the_way(e)]
     done.counts = Counter(edit.rule for edit in substance)
+    # Normalizing alone is no change that the caller asked for.
     if not done.counts:
         return done
     done.needed = _needed(before, program, within.edits, substance)
@@ -116,6 +118,7 @@ def _needed(
 ) -> frozenset[str]:
     """Return the caller's nodes that were rewritten, and the nodes that lead to them."""
     combined = dict(pair for edit in edits if edit.rule == Combine.name for pair in edit.replaced)
+    # A rewrite at a node that was combined happened at its replacement.
     kept = {combined.get(edit.anchor.node) for edit in substance}
     names: set[str] = set()
     made = [node for node in program.graph.nodes if node not in before or node.name in kept]
@@ -136,6 +139,8 @@ def _leading(nodes: Sequence[Node]) -> set[Node]:
     """Return the nodes, and the movement and quantization ops that lead to them."""
     seen, stack = set(nodes), list(nodes)
     while stack:
+        # The run within the scope matches only if the ops that lead to its matches are canonical
+        # too.
         for source in stack.pop().all_input_nodes:
             if source not in seen and _leads(source):
                 seen.add(source)
@@ -166,6 +171,7 @@ def _stranded(
     left: set[str] = set()
     for node in program.graph.nodes:
         op = overload_of(node)
+        # A canonical op that the caller wrote is in its own dialect, and need not be written back.
         if op is None or op.namespace != "qfuse" or RULE_META not in node.meta:
             continue
         names = origins(node)

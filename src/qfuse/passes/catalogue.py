@@ -135,6 +135,7 @@ class _MovingPass(GraphPass, ABC):
 
     def run(self, program: StageGraph, context: RewriteContext) -> object:
         """Apply the rules until nothing changes."""
+        # Rules compare computed operands by node, so equal ones become one node first.
         Combine().run(program, context)
         return settle_rules(program, self.rules, context)
 

@@ -18,6 +18,8 @@ from qfuse.passes.refuse import check_graph
 from qfuse.report import Report
 from qfuse.rewrite.clone import clone
 
+# Every growth and every withdrawal runs the whole pass again, so both are bounded. After that many
+# the whole graph is imported, or nothing is done.
 _GROWTHS = 3
 _WITHDRAWALS = 16
 
@@ -67,6 +69,7 @@ class _Narrowing:
             barred |= done.stranded
             scope = (done.needed | scope) - barred
             done = attempt(self.raw.program, self.work, scope)
+        # Nothing is done rather than something that the source's dialect cannot express.
         return Attempt(clone(self.raw.program)), tuple(withdrawn)
 
     def _fit(self, scope: frozenset[str]) -> Attempt:
@@ -100,11 +103,13 @@ def _events(
     whole: Attempt, done: Attempt, withdrawn: Sequence[Missed], work: RewriteTask
 ) -> list[Event]:
     """Combine the events of the scoped run with the misses of the whole graph."""
+    # The misses are those of the whole graph, which was looked at without a scope.
     dropped = Missed if done.counts else (Missed, Fired)
     events: list[Event] = [e for e in done.program.log if not isinstance(e, dropped)]
     fired = {place.node for e in done.program.log.of(Fired) for place in e.places}
     quantized = tuple(f"{name}." for dialect in work.dialects for name in dialect.namespaces)
     for miss in whole.program.log.of(Missed):
+        # A miss of a rule that only prepared for the pass says nothing about the pass.
         own = miss.stage == PASS_STAGE or miss.anchor.op.startswith(quantized)
         if own and miss.anchor.node not in fired:
             events.append(miss)

@@ -33,6 +33,7 @@ def in_order(examples: Examples, inputs: Sequence[Node]) -> list[Any]:
                 fix=_ORDER,
             )
         return [examples[name] for name in names]
+    # A string is a sequence too.
     if isinstance(examples, (str, bytes)) or not isinstance(examples, Sequence):
         raise GraphError(f"the example inputs are a {type(examples).__name__}", fix=_ORDER)
     if len(examples) != len(inputs):

@@ -46,6 +46,7 @@ class Fakes:
         modes = {id(mode): mode for mode in map(mode_of, values) if mode is not None}
         roots = graph.find_nodes(op="placeholder")
         inputs = [t for node in roots for t in _tensors(node.meta.get("val"))]
+        # A graph without inputs is judged by its other values.
         on_meta = any(t.is_meta for t in inputs or values)
         if len(modes) == 1:
             return cls(next(iter(modes.values())), on_meta)
@@ -69,6 +70,7 @@ class Fakes:
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the value of a constant."""
         if is_valueless(tensor):
+            # It has no bytes to convert, only a type.
             return self.empty(tensor, _off_meta(tensor.device))
         fake: torch.Tensor = self.mode.from_tensor(tensor, static_shapes=True)
         return fake
@@ -129,6 +131,7 @@ def _example(value: Any, fakes: Fakes) -> Any:
 def _computed(node: Node, fakes: Fakes, fix: str) -> Any:
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: fakes.outside(n.meta["val"]))
     op = overload_of(node)
+    # Such as an assertion.
     if op is not None and not op._schema.returns:  # noqa: SLF001 - the way to ask
         return None
     assert callable(node.target), "it was found to be a call of an op"

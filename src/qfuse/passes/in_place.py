@@ -39,6 +39,7 @@ def functional_of(node: Node) -> OpOverload | None:
     functional = _counterpart(op)
     if functional is None or not isinstance(target, Node) or not _is_fresh(target):
         return None
+    # Another user may see the value before or after the write, depending on its place.
     if set(target.users) != {node} or sum(n is target for n in _operands(node)) != 1:
         return None
     return functional if _gives_the_same(functional, node, target) else None
@@ -102,6 +103,8 @@ def _gives_the_same(functional: OpOverload, node: Node, target: Node) -> bool:
             new = functional(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, AssertionError):
         return False
+    # An in-place op keeps the dtype and the strides of its target; the functional op promotes, and
+    # chooses strides of its own.
     same = same_shape(new.shape, old.shape) and same_shape(new.stride(), old.stride())
     return same and new.dtype == old.dtype
 

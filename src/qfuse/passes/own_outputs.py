@@ -28,6 +28,7 @@ def own_outputs(program: StageGraph) -> None:
         if part is None:
             continue
         rw = editor.rewriter(_NAME, part)
+        # The copy reads the part, so it stands behind it.
         with rw.before(part.next):
             dense = torch.contiguous_format
             own = rw.call(torch.ops.aten.clone.default, part, memory_format=dense)
@@ -41,6 +42,7 @@ def _part(leaf: Node) -> Node | None:
     while node is not root:
         source = node.all_input_nodes[0]
         if node.target is operator.getitem and is_call(source, *SPLITS):
+            # Results of a split that the caller wrote were views before the pass too.
             return node if RULE_META in source.meta else None
         node = source
     return None

@@ -69,6 +69,7 @@ class RawGraph:
             after = _Writer(self, program, made).graph()
             self.module.graph = after
             after.lint()
+        # Also an interrupt must leave the module as it was.
         except BaseException:
             self.module.graph = before
             for name in made:
@@ -116,6 +117,8 @@ class _Reader:
         self._raw = RawGraph(module, program, fakes)
 
     def read(self, examples: Examples | None) -> RawGraph:
+        # All writes first: a constant that is written anywhere is none, also where it is read
+        # before.
         for node in self._module.graph.nodes:
             if node.target is _COPY and isinstance(node.args[0], Node):
                 self._raw.writes.append(node)
@@ -129,6 +132,7 @@ class _Reader:
         annotate(copy)
         for node in copy.graph.find_nodes(op="get_attr"):
             constant = attribute_of(self._module, self._raw.nodes[node.name])
+            # By memory, since a view of a written buffer changes with it.
             if _memory(constant) in self._written:
                 node.meta[MUTABLE_META] = True
             elif self._assume and is_valueless(constant) and not constant.is_floating_point():
@@ -199,6 +203,7 @@ class _Writer:
     def graph(self) -> Graph:
         nodes = list(self._program.graph.nodes)
         waiting = sum(node.op == "placeholder" for node in nodes)
+        # The checks read the inputs, so they follow the last placeholder.
         if not waiting:
             self._check_inputs()
         for node in nodes:
@@ -304,6 +309,8 @@ class _Kind:
         like = missing[0]
 
         def make(tensor: torch.Tensor) -> torch.Tensor:
+            # Beside constants with values a new one keeps its own; if none has values, it gets none
+            # either.
             if not tensor.is_meta and not all_missing:
                 return tensor
             if is_fake(like):
@@ -320,6 +327,7 @@ def _functional(node: Node) -> Any:
 
 def _memory(tensor: torch.Tensor) -> int:
     """Return a key that identifies the memory of a constant."""
+    # Without memory there is no address; such tensors are told apart as objects.
     if is_valueless(tensor) or tensor.untyped_storage().nbytes() == 0:
         return id(tensor)
     return tensor.untyped_storage().data_ptr()

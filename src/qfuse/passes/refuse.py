@@ -40,6 +40,7 @@ def check_graph(module: object) -> GraphModule:
         )
     writes: list[Node] = []
     for node in module.graph.nodes:
+        # The functional copy reads all first and writes last, so nothing may read after a write.
         if writes and node.op != "output" and not is_call(node, _COPY):
             raise _reads_late(writes[0], node)
         if _check_node(module, node):
@@ -111,8 +112,10 @@ def _check_call(node: Node) -> bool:
         if not _writes(node) or functional_of(node) is not None:
             return False
         target = node.args[0] if is_call(node, _COPY) else None
+        # Other targets are values of the graph, whose later users would have to see the write.
         if not isinstance(target, Node) or target.op not in {"get_attr", "placeholder"}:
             raise refused(node, f"{node.target} writes to its argument", _FUNCTIONAL)
+        # In the copy the result stands for the target before the write.
         if any(user.op != "output" for user in node.users):
             raise refused(node, "the result of copy_ is used", _FUNCTIONAL)
         return True

@@ -96,6 +96,7 @@ def _clamp(low: Argument, high: Argument) -> Act | None:
 def _bounded(low: Argument, high: Argument) -> Act | None:
     """Refuse crossed bounds, with which a clamp is constant; no activation computes that."""
     act = _numbered("hardtanh", low, high)
+    # The comparison is false for NaN bounds too.
     return act if act is not None and act.args[0] <= act.args[1] else None
 
 

@@ -71,8 +71,10 @@ class Gated:
 
     def times(self, up: Path) -> Gated:
         """Return this times ``up``, or times the value that ``up`` rounds."""
+        # A factor takes one rounding; after casts as well, the rounded tensor itself is the factor.
         params = _trip(up.top) if len(up.steps) == 1 else None
         at = len(self.extras)
+        # Its other users need the rounded tensor anyway, so it is read instead of computed again.
         if params is None or _has_other_users(up.top):
             return self.then(Mul(at), up.top)
         step, extras = _round(params, at + 1)
@@ -91,6 +93,7 @@ def _trip(y: Node) -> QuantParams | None:
     params = quantize.params
     if params.outer_scale is not None:
         return None
+    # Parameters that are computed at run time may depend on the whole tensor that is to be rounded.
     known = [p is None or constant_of(p) is not None for p in (params.scale, params.zero_point)]
     return params if all(known) else None
 
@@ -176,12 +179,14 @@ def _gated(match: Match, node: Node) -> Gated | Miss:
     else:
         found = Gated(activated)
     if UP in match:
+        # First, since a GLU of one tensor reads no second operand.
         found = _halves(found, match[UP]) or found.times(match[_OTHER])
     return _shared(node, found) or found.rounded(match.get(_LAST))
 
 
 def _halves(found: Gated, up: Node) -> Gated | None:
     """View an activation of one half of a tensor, times the other half, as one epilogue op."""
+    # A GLU step has no place for roundings between the activation and the product.
     act = found.steps[0] if len(found.steps) == 1 else None
     halves = halves_of(found.x, up)
     if halves is None or not isinstance(act, Act):
@@ -195,14 +200,16 @@ def _shared(y: Node, found: Gated) -> Miss | None:
     while stack:
         node = stack.pop()
         for value in node.all_input_nodes:
+            # Constants have other users without being computed for them.
             end = value is found.x or value in found.extras or constant_of(value) is not None
+            # Both halves are results of one split, so it has two users.
             if end or (parts and isinstance(movement_of(value), Slice)):
                 continue
             others = sorted({op_name(user) for user in value.users if user is not node})
             if others:
                 text = "{} is also used by {}"
-                told = op_name(value), ", ".join(others)
-                return Miss(MissCode.SHARED, value, text, *told)
+                details = op_name(value), ", ".join(others)
+                return Miss(MissCode.SHARED, value, text, *details)
             stack.append(value)
     return None
 
@@ -210,6 +217,7 @@ def _shared(y: Node, found: Gated) -> Miss | None:
 _INPUT = through(X.given(_is_float), FLOAT_CAST, path=_BEFORE)
 _ACTIVATION = Either(
     Via(_INPUT, ACTIVATION).core().given(let(ACT, _act)),
+    # Matched only to be refused with its reason.
     Via(through(Via(V(""), ACTIVATION).core(), *_ROUNDINGS), _TWO_LEVELS).given(_has_one_level),
 )
 # The other factor first: a product with a number does not have one, so it is no near miss.

@@ -78,6 +78,7 @@ class Norm:
     def dying(self) -> frozenset[Node]:
         """Return the nodes that are dead once another op computes the result."""
         gone = {self.node, *self.inner}
+        # A cast of the input may have other users, which keep it alive.
         pending = [c for c in self.casts if c not in gone]
         while found := [c for c in pending if all(user in gone for user in c.users)]:
             gone.update(found)
@@ -117,6 +118,8 @@ def _keeps_shape(node: Node, x: Node) -> bool:
 
 @guard(MissCode.DTYPE, "the factor is rounded to {factor.dtype} for a product in {node.dtype}")
 def _is_precise(node: Node, factor: Node, source: Node) -> bool:
+    # The reference rounds the factor once, to the dtype of the product; a factor narrower than its
+    # statistics was rounded before.
     return dtype_of(factor) == dtype_of(node) or widens(dtype_of(source), dtype_of(factor))
 
 
@@ -143,8 +146,8 @@ def _refuse_operand(match: Match, node: Node, x: Node, operand: Node) -> Miss | 
         return Miss(MissCode.PATTERN, node, text)
     if not same_shape(shape_of(node), shape_of(x)):
         text = "an operand of shape {} does not broadcast over a norm of shape {}"
-        told = tuple(shape_of(operand)), tuple(shape_of(x))
-        return Miss(MissCode.SHAPE, operand, text, *told)
+        details = tuple(shape_of(operand)), tuple(shape_of(x))
+        return Miss(MissCode.SHAPE, operand, text, *details)
     if not shape_of(operand) and dtype_of(operand) != dtype_of(node):
         # Whether torch rounds a scalar to the product's dtype depends on its side of the product.
         text = "a scalar of {} for values of {}"
@@ -187,6 +190,7 @@ def _one_op(match: Match, node: Node, call: Node, x: Node) -> Norm | Miss:
     layer, own, out = not is_call(call, aten.rms_norm.default), dtype_of(tensor), dtype_of(node)
     # Torch computes an RMS norm as it is written out, in float32 at least, and casts back.
     wide = own if layer else torch.promote_types(own, torch.float32)
+    # torch takes the epsilon of the dtype that it computes in, not that of the input.
     eps = torch.finfo(wide).eps if eps is None else eps
     if not shape or not same_shape(shape, shape_of(tensor)[-len(shape) :]):
         text = "it is over {}, which are not the last axes"
@@ -206,6 +210,7 @@ def _one_op(match: Match, node: Node, call: Node, x: Node) -> Norm | Miss:
 
 
 def _promoted(dtype: torch.dtype, weight: Node | None) -> torch.dtype:
+    # A 0-d float weight does not promote.
     if weight is None or not shape_of(weight):
         return dtype
     return torch.promote_types(dtype, dtype_of(weight))
@@ -246,6 +251,7 @@ def _divided(value: Pattern, spread: Pattern) -> Pattern:
 _INPUT = through(X, EXACT_CAST)
 _ANY_CENTRED = centred(CENTRED)
 _DEVIATION = Either(variance(_INPUT), mean_square(centred(CENTRED_SOURCE)))
+# The layer norm first: its second half has the form of an RMS norm of centred values.
 _PRODUCT = Either(
     _divided(centred(CENTRED), _DEVIATION).given(_has_axes, _has_types, _keeps_shape),
     _divided(_INPUT, mean_square(_INPUT)).given(_is_not_centred, _keeps_shape),

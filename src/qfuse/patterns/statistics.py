@@ -66,6 +66,7 @@ def reduced_axes(node: Node) -> int | None:
 def _refuse_reduction(node: Node) -> Miss | None:
     """Refuse a mean or variance that does not reduce the last axes, or that drops them."""
     a = arguments(node)
+    # A mean with a dtype casts its operand, which a spec has no field for.
     if a.get("dtype") not in {None, dtype_of(node_of(a["self"]))}:
         text = "the mean is computed in another dtype than its source"
         return Miss(MissCode.DTYPE, node, text)
@@ -82,6 +83,7 @@ def _refuse_reduction(node: Node) -> Miss | None:
 def _is_biased(node: Node) -> bool:
     a = arguments(node)
     if is_call(node, aten.var.dim):
+        # torch divides by n - 1 by default, a norm by n.
         return a["unbiased"] is False
     correction = a["correction"]
     return isinstance(correction, (int, float)) and correction == 0
@@ -90,11 +92,13 @@ def _is_biased(node: Node) -> bool:
 @guard(MissCode.PATTERN, "the mean is of a product, not of squares")
 def _is_square(node: Node) -> bool:
     left, right = (node_of(arguments(node)[name]) for name in ("self", "other"))
+    # Two casts of one tensor are equal if neither rounds.
     return exact_source(left) is exact_source(right) and dtype_of(left) == dtype_of(right)
 
 
 @guard(MissCode.DTYPE, "the mean is subtracted in another dtype")
 def _keeps_type(node: Node) -> bool:
+    # Otherwise torch promotes, and a mean that was rounded to bfloat16 is subtracted in float32.
     return dtype_of(node) == dtype_of(node_of(arguments(node)["other"]))
 
 

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx.node import Argument
 
+from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.ops.constants import number_of
 from qfuse.ir.ops.views import dtype_of
 from qfuse.rewrite.pattern import Capture, Either, Num, Pattern, Scalar, V, bind, op
 from qfuse.rewrite.pattern.search import Mismatch
 from qfuse.rewrite.pattern.writer import Writer
 from qfuse.rewrite.prelude import MissCode, Node, OpOverload, aten
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 X = V("x", FLOATS)
 """The operand of the activation."""
@@ -65,6 +64,7 @@ def _dtype(value: object) -> torch.dtype:
 
 
 def _rounds_to(known: float, wanted: float, dtype: torch.dtype) -> bool:
+    # An integer enters the arithmetic as it is; only floats were rounded to something.
     if isinstance(known, int):
         return known == wanted
     rounded = torch.tensor((known, wanted), dtype=torch.float64).to(dtype)

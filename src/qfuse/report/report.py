@@ -73,6 +73,7 @@ class Report:
         best: dict[str, Missed] = {}
         for miss in self._of(Missed):
             key = f"{miss.stage}/{miss.anchor.node}"
+            # Every rule with a matching anchor misses; the one that came furthest is of interest.
             if key not in best or miss.progress > best[key].progress:
                 best[key] = miss
         return tuple(best.values())
@@ -88,6 +89,7 @@ class Report:
 
     def to_json(self, *, indent: int | None = 2) -> str:
         """Return :meth:`to_dict` as JSON."""
+        # Facts and events may hold dtypes and paths.
         return json.dumps(self.to_dict(), indent=indent, default=str)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -95,6 +97,7 @@ class Report:
         yield from render(self)
 
     def __str__(self) -> str:
+        # The same text everywhere, whatever the terminal is.
         console = Console(width=120, no_color=True, highlight=False)
         with console.capture() as capture:
             console.print(self)

@@ -91,6 +91,7 @@ def _left(report: Report) -> Iterator[Table]:
     groups = Counter((e.place.op, e.reason) for e in report.left)
     if not groups:
         return
+    # Reversed, so that the first of equal keys is kept.
     first = {(e.place.op, e.reason): e.place for e in reversed(report.left)}
     table = _table("Left as ops of their own", "count", "op", "because", "for example")
     for key, count in _top(groups):
@@ -130,6 +131,7 @@ class _Pattern:
         width = options.max_width - len(_INDENT)
         text, carets = self.miss.pattern.split("\n")
         start = len(carets) - len(carets.lstrip())
+        # Centered on the part that failed, but not beyond either end.
         left = max(0, min(start - width // 2, len(text) - width))
         yield Text(f"{self.miss.rule}: {self.miss.reason}")
         yield Text(_INDENT + text[left : left + width])

@@ -29,6 +29,8 @@ class RewriteBudget:
 
     def allows(self, key: str) -> bool:
         """Whether the rewrite ``key`` may happen; if so, it uses fuel."""
+        # What is denied uses no fuel: fuel counts rewrites that happened, so bisecting on it finds
+        # one.
         if self.bans(key) or (self.fuel is not None and len(self.allowed) >= self.fuel):
             return False
         self.allowed.append(key)

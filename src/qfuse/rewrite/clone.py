@@ -16,5 +16,6 @@ P = TypeVar("P", bound="StageGraph")
 
 def clone(program: P) -> P:
     """Return a copy with a graph and a log of its own; constants and fake values are shared."""
+    # Rewrites add constants and never write one, so two graphs may share them.
     module = GraphModule(program.module, copy.deepcopy(program.graph))
     return replace(program, module=module, log=EventLog(program.log))

@@ -50,10 +50,12 @@ def compare(
             f"{dtype_name(old.dtype)}{list(old.shape)} -> {dtype_name(new.dtype)}{list(new.shape)}"
         )
         return Verdict(f"the type changed: {shapes}")
+    # An empty tensor has no greatest error: `max` of it would raise.
     if exactness is Exactness.LOSSY or old.numel() == 0:
         return Verdict(None)
     if exactness is Exactness.EXACT:
         return _compare_bits(new, old)
+    # Equal values pass whatever the noise is, which may be zero.
     if torch.equal(new, old):
         return Verdict(None)
     if not old.dtype.is_floating_point:
@@ -87,6 +89,7 @@ def compare_rounded(
     verdict = _judge_steps(apart, own, tolerance)
     if verdict.wrong is not None:
         return verdict
+    # A value that is a whole step off has been judged; the rest is compared without it.
     near = [torch.where(n > 0, reference, x.double()) for n, x in ((apart, new), (own, old))]
     narrow = [x.to(old.dtype) for x in near]
     return compare(narrow[0], narrow[1], truth, Exactness.ROUNDING, tolerance)
@@ -132,6 +135,7 @@ def _judge_steps(apart: torch.Tensor, own: torch.Tensor, tolerance: Tolerance) -
     share, most = _share(apart), int(apart.max())
     # In a small tensor, one flipped value always exceeds the share, so one is always allowed.
     allowed = max(tolerance.codes, 1.0 / apart.numel(), tolerance.rms * _share(own))
+    # The source may be off by `own` to one side and the result by as much to the other.
     reach = max(1, 2 * int(own.max()))
     if most > reach:
         return Verdict(f"quantized values are up to {most} steps apart", most, reach)
@@ -159,6 +163,7 @@ def _compare_floats(
     # PyTorch does not implement arithmetic on 8-bit floats.
     now, then = new.double(), old.double()
     finite_now, finite_then = now.isfinite(), then.isfinite()
+    # Infinities count as equal only with the same sign.
     alike = (now == then) | (now.isnan() & then.isnan()) | (finite_now & finite_then)
     if not bool(alike.all()):
         return Verdict("the infinite or NaN values differ")
@@ -168,6 +173,8 @@ def _compare_floats(
     error = torch.where(finite, new.double() - reference, zero)
     own = torch.where(finite, old.double() - reference, zero) if noise is None else noise.double()
     unit = torch.finfo(old.dtype).eps * tolerance.floor
+    # A source that is exact by luck has no noise, and the ratio would be infinite; an all-zero
+    # output has no size either.
     rms = _rms(error) / max(_rms(own), unit * _rms(size), torch.finfo(torch.float64).tiny)
     peak = _peak(error) / max(_peak(own), unit * _peak(size), torch.finfo(torch.float64).tiny)
     if rms > tolerance.rms:

@@ -61,6 +61,7 @@ class _Run:
         self._misses: dict[tuple[str, Node], Miss] = {}
         self._failed: dict[tuple[str, Node], Miss] = {}
         self._result = PassResult()
+        # A cycle of rules is short, so the last names show all of it.
         self._recent: deque[str] = deque(maxlen=32)
         self._budget = _REWRITES_PER_NODE * (len(self._queue) + 8)
 
@@ -84,6 +85,7 @@ class _Run:
                 continue
             self._misses.pop((rule.name, node), None)
             site, gain = found
+            # The node may be erased now; if not, it is queued again when a neighbour changed.
             if self._fire(rule, node, site, gain):
                 return
 
@@ -105,6 +107,7 @@ class _Run:
             return site
         cost = self._context.cost
         gain = None if cost is None else rule.gain(site, cost)
+        # Written so that a gain of NaN is refused as well.
         if gain is not None and not gain > 0:
             text = "it would cost {:.3g} us per call" if math.isfinite(gain) else "it never pays"
             return Miss(MissCode.PROFIT, node, text, -gain * 1e6, progress=_MATCHED)
@@ -133,6 +136,7 @@ class _Run:
             # Banned, so that it is not tried again: rewriting is deterministic.
             miss = Miss(MissCode.BANNED, node, "it was rolled back here: {}", done.wrong)
             self._failed[rule.name, node] = self._misses[rule.name, node] = miss
+        # Out of fuel is no reason for the report: it happens only while bisecting.
         elif done.banned:
             reason = "it is switched off, or changed values here and was rolled back"
             self._misses[rule.name, node] = Miss(MissCode.BANNED, node, reason)
@@ -157,6 +161,7 @@ class _Run:
 
     def _report_misses(self) -> None:
         for (name, node), miss in self._misses.items():
+            # A miss at a node that is gone explains nothing in the graph that remains.
             if node in self._erased or miss.at in self._erased or miss.progress == 0:
                 continue
             self._result.miss(self._program, self._context, name, node, miss)

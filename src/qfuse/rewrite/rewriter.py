@@ -75,10 +75,13 @@ class GraphEditor:
         """Return the fake tensor of a constant."""
         if self._fake_mode is None:
             return tensor
+        # A single pass on a graph of meta tensors works on a CPU copy, whose constants stay on
+        # meta.
         if tensor.is_meta and self._valueless_on is not None:
             shape, strides, on = tensor.shape, tensor.stride(), self._valueless_on
             with self._fake_mode:
                 return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=on)
+        # A constant never varies in size; otherwise torch may make its sizes symbols.
         fake: torch.Tensor = self._fake_mode.from_tensor(tensor, static_shapes=True)
         return fake
 
@@ -104,6 +107,7 @@ class GraphEditor:
         stack = list(roots)
         while stack:
             node = stack.pop()
+            # Placeholders are the calling convention, used or not.
             if node.users or node.op in {"placeholder", "output"} or node in erased:
                 continue
             inputs = list(node.all_input_nodes)
@@ -234,6 +238,7 @@ class Rewriter:
             )
 
         def moves(user: Node) -> bool:
+            # The new node may use the old one, as a cast of it does.
             return user is not new and user not in but
 
         for user in filter(moves, list(old.users)):
@@ -243,11 +248,14 @@ class Rewriter:
 
     def undo(self) -> None:
         """Restore the graph to its state before the rewrite."""
+        # A user may be recorded twice; the oldest arguments have to be restored last.
         for user, args, kwargs in reversed(self.journal.users):
             user.args = args
             user.kwargs = kwargs
+        # Later nodes use earlier ones, and a node with users cannot be erased.
         for node in reversed(self.journal.made):
             self._editor.module.graph.erase_node(node)
+        # New constants stay registered; lowering drops those that no node uses.
         self.journal = Journal()
 
     def commit(self) -> tuple[list[Node], list[Node]]:
@@ -259,12 +267,15 @@ class Rewriter:
         roots = [old for old, _ in self.journal.replaced] + [
             n for n in self.journal.made if not n.users
         ]
+        # A new node stands for the anchor and for all that died with it.
         origin: dict[str, None] = dict.fromkeys(origins(self._anchor))
         erased, touched = self._editor.erase_dead(roots)
         for node in erased:
             origin.update(dict.fromkeys(origins(node)))
         gone = set(erased)
         made = [n for n in self.journal.made if n not in gone]
+        # Dictionaries instead of sets: the driver visits them in this order, which has to be the
+        # same in every run.
         around: dict[Node, None] = dict.fromkeys(touched)
         for node in made:
             source = self._instead.get(node)

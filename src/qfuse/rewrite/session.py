@@ -126,6 +126,7 @@ class RewriteSession:
             if wrong is None:
                 happened = None if event is None else event(key, rw, made)
                 return self._commit(rw, Edit(rule, place, _replaced(rw)), made, happened)
+        # The rewriter may have undone it before it raised; a second undo does nothing.
         rw.undo()
         rolled_back = RolledBack(self.context.stage, rule, key, (place,), wrong)
         self.program.log.add(rolled_back)

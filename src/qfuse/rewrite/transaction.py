@@ -43,6 +43,7 @@ def apply_to(module: GraphModule, twin: GraphModule, twins: Mapping[Node, Node])
         old = own.get(node)
         if old is None:
             target = _constant(module, twin, node) if node.op == "get_attr" else node.target
+            # Kept nodes keep their order, so a new node fits in front of the next kept one.
             with graph.inserting_before(behind[node]):
                 old = graph.create_node(node.op, target, args, kwargs, node.name, node.type)
             old.meta = dict(node.meta)
@@ -67,6 +68,7 @@ def _constant(module: GraphModule, twin: GraphModule, node: Node) -> str:
     """Register a constant of the copy in the module; return its name there."""
     value = twin.get_buffer(str(node.target))
     name = str(node.target)
+    # The user's module may have another attribute of that name.
     while getattr(module, name, value) is not value:
         name += "_"
     if not hasattr(module, name):
@@ -75,6 +77,7 @@ def _constant(module: GraphModule, twin: GraphModule, node: Node) -> str:
 
 
 def _erase(graph: Graph, before: Iterable[Node], kept: set[Node]) -> None:
+    # Users come after their operands, and are erased first.
     for node in reversed(list(before)):
         if node not in kept:
             graph.erase_node(node)

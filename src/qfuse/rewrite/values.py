@@ -11,11 +11,11 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.ops.library import declaration_of
 
 _OLD, _NEW = 1, 2
-_NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Values:
@@ -96,6 +96,7 @@ def meeting_points(old: Node, new: Node) -> frozenset[Node]:
     # Visit the latest node first, so that all its users have been visited before it.
     while heap:
         node = heapq.heappop(heap).node
+        # Both sides have the same value from here on up, so the walk stops.
         if sides[node] == _OLD | _NEW:
             found.add(node)
             continue
@@ -127,6 +128,8 @@ def _evaluate(
         if top in known:
             stack.pop()
         elif top in boundary or top.op in {"placeholder", "get_attr"}:
+            # Inputs and constants end the walk too: a value that only one side uses is above no
+            # meeting point, and is computed from them.
             known[top] = given(top)
         elif missing := [n for n in top.all_input_nodes if n not in known]:
             stack.extend(missing)
@@ -145,9 +148,11 @@ def _call(node: Node, known: dict[Node, Any]) -> Any:
 def _call_wide(node: Node, known: dict[Node, Any]) -> Any:
     assert callable(node.target), f"cannot evaluate {node.format_node()}"
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
+    # A `getitem` takes an index, which must not be widened.
     op = overload_of(node)
     if op is not None:
         args, kwargs = _widen(args), {k: _widen(v) for k, v in kwargs.items()}
+    # The text of a spec names its dtypes too.
     declared = declaration_of(op)
     if declared is not None:
         args, kwargs = declared.widened_args(args, kwargs), {}
@@ -159,9 +164,9 @@ def _widen(value: Any) -> Any:
     """Return the float64 form of a tensor or a dtype."""
     match value:
         case torch.Tensor():
-            return value.double() if value.dtype in _NARROW else value
+            return value.double() if value.dtype in FLOATS else value
         case torch.dtype():
-            return torch.float64 if value in _NARROW else value
+            return torch.float64 if value in FLOATS else value
         case list() | tuple():
             return type(value)(map(_widen, value))
         case _:

@@ -66,6 +66,7 @@ def inductor_compilers() -> tuple[str | None, ...] | None:
     config = _inductor_config()
     if config is None:
         return None
+    # Inductor accepts one name as well as several.
     listed = config.cpp.cxx
     return tuple(listed) if isinstance(listed, (list, tuple)) else (listed,)
 
@@ -101,6 +102,7 @@ def int_mm_fills_one_row() -> bool:
         length = 64
         row = torch.ones(length, dtype=torch.int8, device="cpu").as_strided((1, length), (0, 1))
         weight = torch.ones(length, 32, dtype=torch.int8, device="cpu")
+        # Fresh memory could hold the right result by chance.
         out = torch.full((1, 32), -77, dtype=torch.int32, device="cpu")
         torch._int_mm(row, weight, out=out)
         return bool((out == length).all())
@@ -109,6 +111,7 @@ def int_mm_fills_one_row() -> bool:
 def int_mm_exact() -> bool:
     """Whether ``_int_mm`` is correct on extremes, where 16-bit partial sums would overflow."""
     with real_tensors(), torch.no_grad():
+        # Two products of -128 * -128 are 32768, one more than 16 bits hold.
         left = torch.full((8, 64), -128, dtype=torch.int8, device="cpu")
         left[:, ::3] = 127
         right = left[0].repeat(32, 1).t()

@@ -99,6 +99,7 @@ def try_compiler(compiler: Compiler) -> str | None:
             )
         except subprocess.CalledProcessError as error:
             lines = [line for line in error.stderr.splitlines() if line.strip()]
+            # The first lines may only say in which file and function the error is.
             return next((line for line in lines if "error" in line), "".join(lines[:1]) or "failed")
         except (OSError, subprocess.SubprocessError) as error:
             return str(error)

@@ -113,8 +113,10 @@ def _cpuinfo(root: Path) -> dict[str, str]:
 
 
 def _features(capabilities: Mapping[str, Any], info: Mapping[str, str]) -> frozenset[str]:
+    # Some capabilities are sizes and names, and not flags.
     found = {name for name in FEATURES if capabilities.get(_TORCH_NAMES.get(name, name)) is True}
     flags = info.get("flags", "").split()
+    # Without the file of Linux, torch's word has to do.
     if flags:
         found -= {name for name in _NEEDS_KERNEL if name not in flags}
     return frozenset(found)
@@ -126,6 +128,7 @@ def _caches(root: Path) -> dict[int, int]:
     for index in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level = _read(index / "level").strip()
         size = re.fullmatch(r"(\d+)([KMG]?)", _read(index / "size").strip())
+        # Level 1 has two caches, and kernels read data.
         if size and level.isdigit() and _read(index / "type").strip() != "Instruction":
             sizes[int(level)] = int(size[1]) * _UNITS[size[2]]
     return sizes

@@ -157,6 +157,7 @@ def _threads(target: Target, _: Environment) -> Iterator[Finding]:
             f"OMP_NUM_THREADS={target.usable_cores}",
         )
     elif target.threads < min(target.usable_cores, target.cores):
+        # `usable_cores` counts hyper-threads and `cores` does not: one thread per core is enough.
         yield Finding(
             Level.WARN,
             what,
@@ -269,6 +270,7 @@ def _int_mm(target: Target, seen: Environment) -> Iterator[Finding]:
             f"compile with qfuse ({own}), or quantize to 7 bits (reduce_range)",
         )
     elif not target.has_vnni and target.has_kernel("aten::_int_mm"):
+        # A sample can show that sums saturate, but not that none do.
         yield Finding(
             Level.WARN,
             f"{what} without VNNI",
@@ -298,7 +300,7 @@ def _torch_compile(target: Target, seen: Environment) -> Iterator[Finding]:
     yield Finding(
         Level.WARN,
         "plain AOTInductor",
-        "does not freeze unless told to, so the same holds for its packages",
+        "does not freeze unless details to, so the same holds for its packages",
         "use qfuse.compile; or pass freezing in its options, under torch.no_grad()",
     )
     if _release(target.torch_version) >= PATTERNS_IN_TORCHAO:

@@ -115,6 +115,7 @@ def probe_kernels(
     """
     states: dict[str, KernelState] = {}
     for probe in probes:
+        # Asking the dispatcher would depend on whether someone else has imported the package.
         package = _PACKAGES.get(probe.namespace)
         if package is None or (import_packages and _importable(package)):
             states[probe.name] = probe_kernel(probe)

@@ -29,11 +29,13 @@ def write_atomically(path: Path, text: str) -> None:
         OSError: The folder cannot be created or written to.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, since a rename is atomic within one file system only.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         Path(temporary).replace(path)
     except BaseException:
+        # Also on KeyboardInterrupt: no half-written file stays behind.
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -186,6 +186,7 @@ class Target:
         Of the compiler, the version is included but not the path.
         """
         facts = self.to_dict()
+        # The same compiler in another folder makes the same code.
         facts["compiler"] = self.compiler and self.compiler.version
         return self._named(facts)
 
@@ -195,6 +196,7 @@ class Target:
         It does not depend on ``extensions``.
         """
         facts = self.to_dict()
+        # Upgrading these need not measure the machine again.
         for other in ("compiler", "torchao_version", "kernels"):
             del facts[other]
         return self._named(facts)

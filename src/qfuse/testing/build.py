@@ -76,6 +76,7 @@ class GraphBuilder:
 
     def const(self, name: str, value: torch.Tensor) -> Node:
         """Add a constant."""
+        # One constant may be loaded several times, as by separate calls of a source.
         if not hasattr(self.module, name):
             self.module.register_buffer(name, value)
         node = self.graph.get_attr(name)

@@ -38,6 +38,7 @@ def stored_like(
     spec: QuantSpec, *shape: int, generator: torch.Generator | None = None
 ) -> torch.Tensor:
     """Return random quantized values in the range of ``spec``."""
+    # `randint` excludes its upper bound.
     low, high = spec.quant_min, spec.quant_max + 1
     return torch.randint(low, high, shape, generator=generator).to(spec.dtype)
 
@@ -77,6 +78,7 @@ class QuantizedLinear:
         grid = [1] * spec.rank
         scale = self.b.const(f"{name}_scale", torch.rand(grid) * 0.02 + 1e-2)
         middle = (spec.quant_min + spec.quant_max + 1) // 2
+        # Off the middle, so that a rule that forgets the zero point changes values.
         zero = self.b.const(f"{name}_zero", torch.full(grid, middle + 3, dtype=torch.int32))
         return self.b.call(ops.quantize, x, scale, zero, str(spec)), scale, zero
 

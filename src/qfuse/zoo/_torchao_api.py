@@ -76,6 +76,7 @@ def int8_dynamic(*, per_tensor: bool = False, asymmetric: bool = False) -> Any:
     return Int8DynamicActivationInt8WeightConfig(
         granularity=[PerTensor() if per_tensor else PerRow(), PerRow()],
         act_mapping_type=MappingType.ASYMMETRIC if asymmetric else MappingType.SYMMETRIC,
+        # torchao would set options of Inductor for the whole process.
         set_inductor_config=False,
     )
 
@@ -206,6 +207,7 @@ def convert(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
     with _without_training_patterns():
         converted: torch.fx.GraphModule = convert_pt2e(prepared)
+    # `convert_pt2e` leaves the float parameters in the module, beside the quantized weights.
     read = {str(node.target) for node in converted.graph.find_nodes(op="get_attr")}
     for name, _ in list(converted.named_parameters(remove_duplicate=False)):
         if name not in read:

@@ -52,6 +52,7 @@ def padded_tokens(
     lengths = torch.randint(1, seq + 1, (batch, 1), generator=generator)
     lengths[0] = seq
     mask = (torch.arange(seq) < lengths).long()
+    # Token 0 is the padding.
     tokens = torch.randint(1, max(2, vocab), (batch, seq), generator=generator)
     return {"input_ids": tokens * mask, "attention_mask": mask}
 
@@ -65,6 +66,7 @@ def _module(sizes: BertSizes) -> nn.Module:
         num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads,
         max_position_embeddings=sizes.longest,
+        # With the library's 0.02, the branches of a small model vanish next to the residual stream.
         initializer_range=sizes.hidden**-0.5,
         attn_implementation="sdpa",
     )

@@ -182,6 +182,7 @@ def parse_sizes(name: str, kind: type[S], given: Mapping[str, object]) -> S:
 
 def _parse(where: str, value: object, default: object) -> object:
     """Return `value` as a value of the default's type."""
+    # By exact type: `True` is no number of layers.
     if type(value) is type(default):
         return value
     try:

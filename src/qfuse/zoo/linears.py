@@ -69,6 +69,7 @@ def quantize_with(scheme: LinearScheme, model: nn.Module, examples: Iterable[Exa
         else:
             assert scheme.config is not None, "a scheme has a config, or makes layers itself"
             _configure(scheme.config, quantized, chosen, scales if scheme.static else None)
+            # A static scale of the activation is part of the weight, so such weights differ.
             if not scheme.static:
                 _tie(chosen, twins)
         notes = group_notes(left.items()) + _tied_notes(chosen, twins) + _other_weights(quantized)
@@ -86,6 +87,7 @@ def _configure(
         ao.quantize_linears(model, frozenset(chosen), config())
         return
     for name in chosen:
+        # A config of torchao has one activation scale, so each layer gets a config of its own.
         ao.quantize_linears(model, frozenset({name}), config(scales[name]))
 
 
@@ -172,6 +174,7 @@ def _measure(
         if len(seen) > 1
     }
     scales = {
+        # Only layers with one rank are left.
         name: scheme.scale_of(greatest[name]).reshape([1] * min(ranks[name]))
         for name in names
         if name not in left

@@ -102,6 +102,7 @@ class LlamaDecode(nn.Module):
             [self.get_buffer(f"values_{layer}") for layer in range(self.layers)],
             position,
         )
+        # The whole cache is attended to, so that no size depends on the position.
         seen = torch.arange(self.length, device=position.device) <= position
         logits: torch.Tensor = self.model(
             input_ids=input_ids,
@@ -123,6 +124,7 @@ def _causal_lm(sizes: LlamaSizes) -> nn.Module:
         num_attention_heads=sizes.heads,
         num_key_value_heads=sizes.kv_heads,
         max_position_embeddings=sizes.longest,
+        # With the library's 0.02, the branches of a small model vanish next to the residual stream.
         initializer_range=sizes.hidden**-0.5,
         attn_implementation="sdpa",
     )

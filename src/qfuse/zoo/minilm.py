@@ -171,6 +171,7 @@ def _inputs(sizes: MiniLmSizes, seed: int) -> Example:
     texts = sentences(_POOL)
     draw = torch.Generator().manual_seed(seed)
     picked = [texts[i] for i in torch.randint(_POOL, (sizes.batch,), generator=draw).tolist()]
+    # Padded to a fixed length, since the example fixes the sizes of the compiled model.
     tokens = tokenize(picked, max(sizes.seq, _SHORTEST), padding="max_length")
     return (), {name: value[:, : sizes.seq] for name, value in tokens.items()}
 

@@ -145,6 +145,7 @@ class MxLinear(nn.Module):
         weights_only: bool = False,
     ) -> None:
         super().__init__()
+        # Dequantized values have the dtype of the model, as those of torchao have.
         self.form = replace(form, spec=replace(form.spec, real=linear.weight.dtype))
         self.weights_only = weights_only
         form = self.form.weight
@@ -166,6 +167,7 @@ class MxLinear(nn.Module):
         )
         if self.weights_only:
             return F.linear(x, weight, self.bias)
+        # The spec has two axes, whatever the rank of the activation is.
         rows = x.reshape(-1, x.shape[-1])
         scale, outer = _scales(rows, self.form, self.act_outer_scale)
         stored = ops.quantize(rows, scale, None, spec, outer)

@@ -56,6 +56,7 @@ def quantize_exported(
     args, kwargs = example
     # torchao draws example inputs for its patterns from the global generator.
     with ao.loaded(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        # Exporting and calibrating would write to the buffers of the model itself.
         source = copy.deepcopy(model).eval()
         program = torch.export.export(
             source, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False

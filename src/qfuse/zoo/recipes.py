@@ -310,6 +310,7 @@ def quantize(  # noqa: PLR0913  (what torch.export takes, and what to do)
 
 def _recipe(name: str) -> _Recipe:
     if name not in _RECIPES:
+        # `w8a8` begins several names, but by its letters it is closest to `w8a16`.
         longer = [known for known in _RECIPES if name and known.startswith(name)]
         near = longer or difflib.get_close_matches(name, _RECIPES, n=1)
         guess = f"did you mean {' or '.join(near)}? " if near else ""

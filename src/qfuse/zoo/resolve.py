@@ -118,6 +118,8 @@ def _call_factory(spec: str, sizes: Mapping[str, object]) -> Loaded:
     with _working_folder_importable():
         factory = _find_factory(module_name, factory_name)
         try:
+            # Before the call, so that a TypeError inside
+            # the factory is not taken for wrong arguments.
             inspect.signature(factory).bind(**sizes)
         except TypeError as error:
             raise OptionsError(
@@ -128,6 +130,7 @@ def _call_factory(spec: str, sizes: Mapping[str, object]) -> Loaded:
         try:
             made = factory(**{name: _number(value) for name, value in sizes.items()})
         except USER_CODE_ERRORS as error:
+            # The innermost frame is in the user's code, or nearest to it.
             frame = traceback.extract_tb(error.__traceback__)[-1]
             raise OptionsError(
                 f"the factory failed with {type(error).__name__}: {error}",
@@ -168,6 +171,7 @@ def _find_factory(module_name: str, factory_name: str) -> Callable[..., object]:
                 fix=f"define a function that will {_RETURNS}",
             )
         found = getattr(found, part)
+    # A module is callable too, but calling it is a forward pass.
     if not callable(found) or isinstance(found, nn.Module):
         raise OptionsError(
             f"{factory_name} is a {type(found).__name__}, not a function that makes a model",

@@ -46,6 +46,7 @@ def _module(sizes: ViTSizes) -> nn.Module:
         image_size=sizes.image,
         patch_size=sizes.patch,
         num_labels=sizes.classes,
+        # With the library's 0.02, the branches of a small model vanish next to the residual stream.
         initializer_range=sizes.hidden**-0.5,
         attn_implementation="sdpa",
     )

@@ -39,6 +39,7 @@ def measure_batch_norms(module: nn.Module, batch: torch.Tensor) -> None:
     norms = [part for part in module.modules() if isinstance(part, kinds)]
     for norm in norms:
         norm.reset_running_stats()
+        # The norms alone: dropout stays off.
         norm.train()
     momenta = [norm.momentum for norm in norms]
     for norm in norms:

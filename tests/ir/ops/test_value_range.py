@@ -8,7 +8,7 @@ from torch.fx import Node
 
 from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.value_range import bounds_of
+from qfuse.ir.ops.value_range import bounds_of, is_zero
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.run import run
@@ -119,3 +119,15 @@ def test_every_element_lies_in_the_bounds(
         raise
     assert bounds[0] <= y.min().item() <= y.max().item() <= bounds[1]
     assert torch.equal(y.double(), y.double().round())
+
+
+@pytest.mark.parametrize(
+    ("fill", "expected"), [(0.0, True), (0, True), (-0.0, False), (1.0, False)]
+)
+def test_a_negative_zero_is_not_zero(fill: float, expected: bool) -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 4)
+
+    assert is_zero(b.call(aten.full_like.default, x, fill)) is expected
+    constant = b.const("c", torch.full((2,), fill, dtype=torch.float32))
+    assert is_zero(constant) is expected

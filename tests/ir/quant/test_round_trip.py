@@ -1,4 +1,4 @@
-"""Where the law says that stored numbers come back, every one does; where it refuses, some do not."""
+"""Where the law says that quantized values come back, every one does; where it refuses, some do not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfuse.ir.quant.round_trip import RoundTripFailure, culprit
+from qfuse.ir.quant.round_trip import RoundTripFailure, round_trip_failure
 
 EDGE = 1 << 16
 TINY = torch.finfo(torch.float32).tiny
@@ -18,7 +18,7 @@ STORAGE = (torch.int8, torch.uint8, torch.int16, torch.uint16)
 
 
 def lost(storage: torch.dtype, scale: float, zero: int) -> int:
-    """Count the stored numbers that do not come back, as PT2E's reference computes them."""
+    """Count the quantized values that do not come back, as PT2E's reference computes them."""
     facts = torch.iinfo(storage)
     q = torch.arange(facts.min, facts.max + 1)
     real = (q.to(torch.float32) - zero) * scale
@@ -28,7 +28,7 @@ def lost(storage: torch.dtype, scale: float, zero: int) -> int:
 
 def said(storage: torch.dtype, scale: float, zero: float) -> RoundTripFailure | None:
     numbers = torch.tensor(scale, dtype=torch.float64), torch.tensor(zero, dtype=torch.float64)
-    return culprit(storage, *numbers)
+    return round_trip_failure(storage, *numbers)
 
 
 @given(
@@ -72,6 +72,6 @@ def test_storage_that_is_no_small_integer(storage: torch.dtype) -> None:
 
 def test_one_of_many_is_enough() -> None:
     scale, zero = torch.tensor([0.1, 1e38]), torch.tensor([0, 1])
-    assert culprit(torch.int8, scale, None) is RoundTripFailure.SCALE
-    assert culprit(torch.int8, scale[:1], None) is None
-    assert culprit(torch.int8, scale[:1], zero * EDGE * 2) is RoundTripFailure.ZERO_POINT
+    assert round_trip_failure(torch.int8, scale, None) is RoundTripFailure.SCALE
+    assert round_trip_failure(torch.int8, scale[:1], None) is None
+    assert round_trip_failure(torch.int8, scale[:1], zero * EDGE * 2) is RoundTripFailure.ZERO_POINT

@@ -154,7 +154,7 @@ def test_refuses_sums_that_could_overflow() -> None:
     case = ConvolutionCase(shape=(1, 1 << 13, 3, 3), out=1, padding=0)
     low = lowered_convolution(case.program())
 
-    assert "could overflow its sums" in why_not(low, GENERAL)
+    assert "of 73728 products could overflow" in why_not(low, GENERAL)
 
 
 def test_refuses_an_activation_per_channel() -> None:
@@ -253,19 +253,46 @@ def test_a_result_that_is_quantized_twice_is_computed_once(kind: str, leaves: bo
     check(program, low)
 
 
-@pytest.mark.numeric
-def test_a_linear_reads_a_stored_residual() -> None:
+def residual(zero: torch.Tensor) -> NormalGraph:
+    """A linear plus a dequantized residual with this zero point."""
     b = GraphBuilder()
     x = b.arg("x", torch.float32, 5, 24)
     block = QuantizedLinear(b, 40, 24)
     y = block.linear(block.quantized(x, per_tensor(2)))
     r = b.arg("r", torch.int8, 5, 40)
     scale = b.const("r_scale", torch.full((1, 1), 0.03))
-    zero = b.const("r_zero", torch.full((1, 1), -9, dtype=torch.int32))
-    program = b.done(
-        b.call(aten.add.Tensor, y, b.call(ops.dequantize, r, scale, zero, str(per_tensor(2))))
-    )
+    other = b.call(ops.dequantize, r, scale, b.const("r_zero", zero), str(per_tensor(2)))
+    return b.done(b.call(aten.add.Tensor, y, other))
+
+
+@pytest.mark.numeric
+def test_a_linear_reads_a_stored_residual() -> None:
+    program = residual(torch.full((1, 1), -9, dtype=torch.int32))
     low = lowered_convolution(program)
 
     assert calls_of(low)[-1] is torch.ops.qfuse.linear_w8a8.default
+    check(program, low)
+
+
+@pytest.mark.numeric
+def test_a_residual_with_a_fractional_zero_point_is_not_read_as_it_is_stored() -> None:
+    program = residual(torch.full((1, 1), 2.5))
+    low = lowered_convolution(program)
+
+    assert calls_of(low)[-1] is not torch.ops.qfuse.linear_w8a8.default
+    check(program, low)
+
+
+@pytest.mark.numeric
+def test_an_unbatched_image_keeps_the_strides_of_adjacent_channels() -> None:
+    case = ConvolutionCase(shape=(6, 9, 8))
+    b = GraphBuilder()
+    x = b.call(aten.permute.default, b.arg("x", torch.float32, 9, 8, 6), [2, 0, 1])
+    y = case.add(b, x)
+    program = b.done(
+        b.call(aten.view.default, b.call(aten.permute.default, y, [1, 2, 0]), [72, 10])
+    )
+    low = lowered_convolution(program)
+
+    assert the_kernel(low) == GENERAL
     check(program, low)

@@ -99,6 +99,21 @@ def test_pools_stay_in_the_region(op: torch._ops.OpOverload) -> None:
     check(program, made, n=2)
 
 
+def test_a_batch_norm_stays_in_the_region() -> None:
+    """Its statistics are results without pixels."""
+    board = ConvolutionBoard()
+    y = board.dequantize(board.conv(board.quantize(board.image())))
+    scale, shift = (board.b.const(name, torch.rand(8) + 0.5) for name in ("scale", "shift"))
+    op = aten._native_batch_norm_legit_no_training.default
+    norm = board.call(op, y, scale, shift, shift, scale, 0.1, 1e-5)
+    z = board.conv(board.quantize(board.b.item(norm, 0)), quantized=False)
+    program = board.done(z)
+    made = assigned(program)
+
+    assert copies(made) == [torch.channels_last, torch.contiguous_format]
+    check(program, made, n=2)
+
+
 def test_parts_of_a_split_and_their_join_stay_in_the_region() -> None:
     board = ConvolutionBoard()
     y = board.conv(board.quantize(board.image()))
@@ -212,3 +227,38 @@ def test_every_op_keeps_its_own_provenance() -> None:
     names = [n.name for n in program.graph.find_nodes(op="call_function", target=ops.convolution)]
     found = made.graph.find_nodes(op="call_function", target=ops.convolution)
     assert [origins(node) for node in found] == [(name,) for name in names]
+
+
+def test_a_stride_that_is_asked_for_is_that_of_before() -> None:
+    board = ConvolutionBoard()
+    y = residual(board, board.image("n", 6, 6))
+    step = board.call(aten.sym_stride.int, y, 1)
+    program = board.done(board.call(aten.add.Tensor, y, step))
+    made = assigned(program)
+
+    (asked,) = made.graph.find_nodes(op="call_function", target=aten.sym_stride.int)
+    assert is_call(asked.args[0], aten.clone.default)
+    check(program, made, n=2)
+
+
+def test_random_numbers_are_drawn_in_the_order_of_before() -> None:
+    board = ConvolutionBoard()
+    y = residual(board, board.image())
+    noise = board.call(aten.rand_like.default, y)
+    program = board.done(board.call(aten.add.Tensor, y, noise))
+    made = assigned(program)
+
+    (drawn,) = made.graph.find_nodes(op="call_function", target=aten.rand_like.default)
+    assert drawn.meta["val"].is_contiguous()
+
+
+def test_a_pool_of_8_bits_with_indices_stays_row_major() -> None:
+    """torch's channels-last pool counts positions in the dtype of the values."""
+    board = ConvolutionBoard()
+    y = board.conv(board.conv(board.quantize(board.image(2, 20, 20))))
+    both = board.call(aten.max_pool2d_with_indices.default, y, [2, 2])
+    program = board.done(board.b.item(both, 0), board.b.item(both, 1))
+    made = assigned(program)
+
+    assert all(strides[1] == 1 for strides in strides_of(made))
+    check(program, made)

@@ -34,3 +34,19 @@ def test_an_image_may_have_more_positions_than_its_values_count(
     expected = torch.max_pool2d(image.float(), [3, 3], [2, 2], [1, 1])
     assert y.dtype is dtype
     assert torch.equal(y.float(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_a_window_of_padding_alone_has_the_least_value(dtype: torch.dtype) -> None:
+    b = GraphBuilder()
+    x = b.arg("x", dtype, 1, 1, 2, 2)
+    pooled = b.call(aten.max_pool2d.default, x, [2, 2], [1, 1], [1, 1], [3, 3])
+    program = b.done(pooled, stage=OptimizedGraph)
+    image = torch.randint(0, 127, (1, 1, 2, 2)).to(dtype)
+    expected = torch.max_pool2d(image, [2, 2], [1, 1], [1, 1], [3, 3])
+    low = lower(program, Target.for_testing(), CostModel(CostProfile.pinned()), ())
+
+    (y,) = run(low, [image])
+
+    assert bool((y == torch.iinfo(dtype).min).any())
+    assert torch.equal(y, expected)

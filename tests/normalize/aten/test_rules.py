@@ -48,7 +48,7 @@ def captured(kind: str, dtype: torch.dtype, dynamic: bool) -> dict[str, Captured
         spellings = {"linear": LINEARS, "weight-only": WEIGHT_ONLY}[kind]
         models = {name: Spelled(write).eval() for name, write in spellings.items()}
         for model in models.values():
-            # Stored numbers and scales have dtypes of their own.
+            # Quantized values and scales have dtypes of their own.
             model.b.data, model.w.data = model.b.to(dtype), model.w.to(dtype)
         x = torch.randn(3, 5, K, dtype=dtype)
         return captured_each(models, x, (DYNAMIC,) if dynamic else None)

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def dequantized(g: Graph, q: Any, *block: int | None, dtype: torch.dtype = torch.int8) -> Any:
-    """A dequantize of stored numbers."""
+    """A dequantize of quantized values."""
     spec = spec_of(*block, dtype=dtype)
     return g.dequantize(q, spec, g.params(q, spec))
 
@@ -234,3 +234,17 @@ def test_refuses_float_storage() -> None:
     y = g.call(aten.amax.default, g.dequantize(q, spec, (scale, None)), [1])
 
     assert only_miss(g.done(y), SinkDequantize).code is MissCode.DTYPE
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=str)
+def test_channels_last_images_may_have_more_positions_than_values_count(dtype: torch.dtype) -> None:
+    """torch's own 8-bit pool raises for them."""
+    g = Graph(1)
+    q = g.b.arg("q", dtype, 1, 3, 20, 20, order=(0, 2, 3, 1))
+    x = dequantized(g, q, None, None, None, None, dtype=dtype)
+    program = g.done(g.call(aten.max_pool2d.default, x, [3, 3], [2, 2], [1, 1]))
+
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}
+    (pooled,) = program.graph.find_nodes(op="call_function", target=aten.max_pool2d.default)
+    assert pooled.meta["val"].dtype is torch.int32

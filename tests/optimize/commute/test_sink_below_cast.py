@@ -20,7 +20,7 @@ REALS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def dequantized(g: Graph, real: torch.dtype, compute: torch.dtype, *block: int | None) -> Any:
-    """A dequantize of stored numbers."""
+    """A dequantize of quantized values."""
     spec = spec_of(*block, real=real, arithmetic=Arithmetic(compute))
     q = g.stored(4, 6)
     return g.dequantize(q, spec, g.params(q, spec))

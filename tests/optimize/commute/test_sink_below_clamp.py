@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def dequantized(g: Graph, scale: Any, zero: Any, spec: QuantSpec) -> Any:
-    """A dequantize of stored numbers of every value."""
+    """A dequantize of quantized values of every value."""
     q = g.b.arg("q", spec.dtype, 16, 33)
     shape = (1, 1)
     made = scale if isinstance(scale, torch.Tensor) else torch.full(shape, scale)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.cases.fold import PRODUCTS, N, Product, check_folded
+from tests.support.cases.fold import PRODUCTS, C, N, Product, check_folded
 from tests.support.sources.aten_spellings import golden, refusal
 
 from qfuse.ir.events import MissCode
@@ -149,3 +149,15 @@ def test_refuses_float_products_without_a_report() -> None:
 
     assert isinstance(miss, Miss)
     assert (miss.code, miss.progress) == (MissCode.PATTERN, 0)
+
+
+def test_refuses_a_vector_as_weight() -> None:
+    """Its result has one number per row: the last axis does not hold output channels."""
+    b = GraphBuilder()
+    spec = QuantSpec(torch.int8, -128, 127, (None,))
+    scale = b.const("s", torch.full((1,), 0.1))
+    weight = b.call(ops.dequantize, b.const("w", stored_like(spec, C)), scale, None, str(spec))
+    y = b.call(aten.linear.default, b.arg("x", torch.float32, C, C), weight)
+
+    program = b.done(b.call(aten.mul.Tensor, y, b.const("c", torch.rand(C) + 1)))
+    assert refusal(program, FoldScale())[0] is MissCode.SHAPE

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from expecttest import assert_expected_inline
@@ -13,6 +15,8 @@ from qfuse.ir.graph.stage_graph import OptimizedGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.convolution import as_fused_convolution
+from qfuse.ir.ops.views import QuantParams
+from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
 from qfuse.optimize.fuse.convolution_pad import FusePad
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import apply_rules
@@ -34,7 +38,7 @@ def padded(pads: list[int], value: float = 0, zero: torch.Tensor | None = None) 
 
 def miss_of(program: OptimizedGraph) -> Miss:
     """Return why the rule does not fire."""
-    (node,) = program.graph.find_nodes(op="call_function", target=ops.convolution)
+    *_, node = program.graph.find_nodes(op="call_function", target=ops.convolution)
     found = FusePad().match(node)
     assert isinstance(found, Miss)
     return found
@@ -111,3 +115,43 @@ def test_refuses_an_activation_without_a_padding() -> None:
     assert miss.code is MissCode.PATTERN
     # Most convolutions have none, so the report does not show it.
     assert miss.progress == 0
+
+
+@pytest.mark.parametrize("zero", [float("nan"), 2.5])
+def test_refuses_a_zero_point_that_is_not_an_integer(zero: float) -> None:
+    miss = miss_of(padded([1, 1], 2, torch.full((1, 1, 1, 1), zero)))
+    assert miss.code is MissCode.ZERO_POINT
+    assert "not one constant integer" in str(miss)
+
+
+def altered(spec: QuantSpec, scale: torch.Tensor) -> OptimizedGraph:
+    """A convolution of a padded activation with other parameters."""
+    board = ConvolutionBoard()
+    q = board.b.arg("q", torch.int8, 2, 4, 6, 6)
+    y = board.conv(board.call(aten.constant_pad_nd.default, q, [1, 1], 0))
+    fused = as_fused_convolution(y)
+    assert fused is not None
+    params = QuantParams(spec, board.b.const("other", scale), None)
+    return board.done(board.call(ops.convolution, *replace(fused, x_params=params).call_args()))
+
+
+def test_refuses_scales_along_a_padded_axis() -> None:
+    miss = miss_of(altered(SPEC.with_block((None, None, None, 1)), torch.ones(1, 1, 1, 8)))
+    assert miss.code is MissCode.GRANULARITY
+
+
+def test_refuses_a_float_offset() -> None:
+    spec = replace(SPEC, domain=ZeroPointDomain.FLOAT_OFFSET)
+    miss = miss_of(altered(spec, torch.ones(1, 1, 1, 1)))
+    assert miss.code is MissCode.ZERO_POINT
+    assert "float offset" in str(miss)
+
+
+def test_refuses_a_negative_zero_before_floats() -> None:
+    """The sum of negative zeros is one; a convolution pads with positive ones."""
+    board = ConvolutionBoard()
+    y = board.conv(board.call(aten.constant_pad_nd.default, board.image(2, 6, 6), [1, 1], -0.0))
+    fused = as_fused_convolution(y)
+    assert fused is not None
+    program = board.done(board.call(ops.convolution, *replace(fused, x_params=None).call_args()))
+    assert miss_of(program).code is MissCode.ARGUMENT

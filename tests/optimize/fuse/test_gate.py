@@ -201,7 +201,7 @@ def test_refuses_what_are_no_halves_of_one_linear(build: Any) -> None:
 
 
 def test_refuses_a_linear_that_gives_stored_numbers() -> None:
-    """Whatever somebody makes of stored numbers without their scale."""
+    """Whatever somebody makes of quantized values without their scale."""
     b = GraphBuilder()
     spec = QuantSpec(torch.int8, -128, 127, (None, None))
     x, w, scale = b.arg("x", F32, 3, 8), b.const("w", torch.randn(4, 8)), b.const("s", SCALE)

@@ -106,7 +106,7 @@ def test_a_climb_ends_at_what_is_not_free() -> None:
     flat = g.call(aten.view.default, g.call(aten.clone.default, part), [12])
     found = propagate_up(flat, (None,), is_free)
 
-    assert (len(found.steps), found.source, found.stuck) == (2, part, None)
+    assert (len(found.steps), found.source, found.blocked) == (2, part, None)
 
 
 def test_a_copy_that_others_read_is_not_free() -> None:

@@ -250,6 +250,24 @@ def test_refuses_siblings_of_other_kinds(other: Weight) -> None:
     assert to_text(program.graph) == before
 
 
+OFFSETS = replace(INT8, quant_min=0, quant_max=15, domain=ZeroPointDomain.FLOAT_OFFSET)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Weight(3, replace(OFFSETS, quant_max=7), zero=torch.float32),
+        Weight(3, OFFSETS),
+    ],
+    ids=["range", "no offsets"],
+)
+def test_refuses_float_offsets_that_count_from_another_middle(other: Weight) -> None:
+    program = siblings(Weight(3, OFFSETS, zero=torch.float32), other)
+    result = merge(program, m=4)
+
+    assert {code for code, _ in refused(program, result)} == {MissCode.DTYPE}
+
+
 def test_refuses_a_weight_that_is_held_anyway() -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.float32, 4, 8)

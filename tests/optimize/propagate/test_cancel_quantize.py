@@ -23,7 +23,7 @@ SPEC = spec_of(None, None)
 def pair(
     old: QuantSpec, new: QuantSpec, scale: torch.Tensor | None = None, zero: Any = None
 ) -> tuple[Graph, Any]:
-    """A quantize of a dequantize of stored numbers, with one scale and zero point."""
+    """A quantize of a dequantize of quantized values, with one scale and zero point."""
     g = Graph(1)
     q = g.b.arg("q", old.dtype, 4, 6)
     made, zero_point = g.params(q, old)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from qfuse.ir.graph.stage_graph import OptimizedGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.linear import as_fused_linear
-from qfuse.ir.quant.spec import QuantSpec
+from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
 from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.optimize.fuse.output_quantize import FuseOutputQuantize
 from qfuse.optimize.propagate.fuse_range import FuseRange
@@ -32,7 +33,7 @@ def ranges(program: Any, op: Any = ops.quantize, at: int = 3) -> list[tuple[int,
 
 
 def read(g: Graph, q: Any) -> Any:
-    """A reader of stored numbers."""
+    """A reader of quantized values."""
     return g.call(aten._to_copy.default, q, dtype=torch.int32)
 
 
@@ -183,3 +184,13 @@ def test_refuses_a_clamp_of_anything_else() -> None:
     program = g.b.done(g.call(clamp, y, 0.0), stage=OptimizedGraph)
 
     assert applied(program, FuseLinear, FuseRange).fired == {"fuse-linear": 1}
+
+
+def test_refuses_a_float_offset() -> None:
+    """It counts from the middle of the range, which would move."""
+    g = Graph(4, 6)
+    spec = replace(spec_of(None, None, low=0, high=15), domain=ZeroPointDomain.FLOAT_OFFSET)
+    q = g.quantize(g.x, spec, (g.constant(torch.tensor([[0.1]]), "s"), None))
+
+    miss = only_miss(g.done(read(g, g.call(clamp, q, 3, 15))), FuseRange)
+    assert (miss.code, miss.at) == (MissCode.ZERO_POINT, q)

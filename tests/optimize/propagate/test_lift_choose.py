@@ -79,7 +79,7 @@ def test_rows_of_a_dynamic_number(m: int) -> None:
 
     assert applied(program, LiftChoose, LiftQuantize, m=m).fired["lift-choose"] == 1
     kept = [step for step in steps(program) if step.startswith("reshape")]
-    assert len(kept) == 3, "the stored numbers, and scale and zero point for the dequantize"
+    assert len(kept) == 3, "the quantized values, and scale and zero point for the dequantize"
 
 
 @pytest.mark.numeric

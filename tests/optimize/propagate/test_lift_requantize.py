@@ -21,7 +21,7 @@ aten = torch.ops.aten
 def requantized(
     g: Graph, q: Any, block: tuple[int | None, ...], out: tuple[int | None, ...]
 ) -> Any:
-    """A requantize of stored numbers."""
+    """A requantize of quantized values."""
     params = []
     for each, dtype in ((block, torch.int8), (out, torch.uint8)):
         spec = spec_of(*each, dtype=dtype)
@@ -31,7 +31,7 @@ def requantized(
 
 
 def done(g: Graph, *made: Any) -> Any:
-    """Finish a graph of stored numbers."""
+    """Finish a graph of quantized values."""
     return g.done(*(g.call(aten._to_copy.default, q, dtype=torch.int32) for q in made))
 
 

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def dequantized(g: Graph, q: Any, *block: int | None, **changes: Any) -> Any:
-    """A dequantize of stored numbers."""
+    """A dequantize of quantized values."""
     spec = spec_of(*block, **changes)
     return g.dequantize(q, spec, g.params(q, spec))
 

@@ -145,6 +145,16 @@ def test_refuses_another_order(order: tuple[int, ...]) -> None:
     assert (miss.code, miss.at) == (MissCode.ORDER, joined)
 
 
+def test_refuses_an_empty_part_that_ends_before_it_starts() -> None:
+    """The part after it starts again earlier, so elements occur twice."""
+    g = Graph(3, 8)
+    cuts = [g.call(aten.slice.Tensor, g.x, 1, *bounds) for bounds in ((0, 5), (5, 3), (3, 8))]
+    joined = g.call(aten.cat.default, cuts, 1)
+
+    miss = only_miss(g.done(joined), CancelSplit)
+    assert (miss.code, miss.at) == (MissCode.ORDER, joined)
+
+
 def test_refuses_parts_with_a_step() -> None:
     g = Graph(3, 12)
     cuts = [g.call(aten.slice.Tensor, g.x, 1, *bounds, 2) for bounds in ((0, 6), (6, 12))]

@@ -26,7 +26,7 @@ ACTIVATION_ERROR = {
 
 
 def codes(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Random stored numbers, extremes included."""
+    """Random quantized values, extremes included."""
     info = torch.iinfo(dtype)
     q = torch.randint(info.min, info.max + 1, shape, dtype=dtype)
     flat = q.reshape(-1)

@@ -28,7 +28,7 @@ NO_KERNELS = kernels.KernelLibrary(available=False, reason="switched off by the 
 def dequantized(
     b: GraphBuilder, shape: tuple[int, int], spec: QuantSpec, *, zero_point: bool = False
 ) -> Node:
-    """Add a random weight, with random zero points of stored numbers or real offsets."""
+    """Add a random weight, with random zero points of quantized values or real offsets."""
     grid = spec.grid(shape)
     q = b.const("w", stored_like(spec, *shape))
     scale = b.const("w_scale", torch.rand(grid) * 0.01 + 1e-3)

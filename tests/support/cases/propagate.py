@@ -77,7 +77,7 @@ class Graph:
         return self.b.item(pair, 0), self.b.item(pair, 1)
 
     def stored(self, *shape: int) -> Node:
-        """Add an input of stored numbers."""
+        """Add an input of quantized values."""
         self._count += 1
         return self.b.arg(f"q{self._count}", torch.int8, *shape)
 

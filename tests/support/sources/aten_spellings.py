@@ -98,7 +98,7 @@ def whole(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def codes(*shape: int, dtype: torch.dtype = torch.int8) -> torch.Tensor:
-    """Return random stored numbers of the whole range."""
+    """Return random quantized values of the whole range."""
     info = torch.iinfo(dtype)
     return torch.randint(info.min, info.max + 1, shape).to(dtype)
 

@@ -157,7 +157,7 @@ def hard_numbers(
 
 
 def codes(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Random stored numbers over the whole type."""
+    """Random quantized values over the whole type."""
     low, high = dtype_range(dtype)
     return torch.randint(low, high + 1, tuple(shape), dtype=torch.int64).to(dtype)
 

@@ -38,7 +38,7 @@ class Scales(nn.Module):
 
 
 class Quantizes(Scales):
-    """The stored numbers of a tensor."""
+    """The quantized values of a tensor."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         _, q = to_mx(x, self.dtype, self.block, self.mode)

@@ -172,7 +172,7 @@ def _copy(g: Grower, node: Node | None) -> Node | None:
 
 
 def _move_stored(g: Grower, q: Node, params: Params) -> None:
-    """Move stored numbers that have one scale, then dequantize them."""
+    """Move quantized values that have one scale, then dequantize them."""
     there = moved(g, q)
     fine = any(b is not None for b in params.spec.block) or params.outer is not None
     if fine or there is None:

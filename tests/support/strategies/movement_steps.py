@@ -261,7 +261,7 @@ def _fits(params: Params, sizes: Sequence[Size]) -> bool:
 
 
 def _moved_stored(g: Grower, q: Node, params: Params) -> tuple[Node, Params] | None:
-    """Move stored numbers that have one scale."""
+    """Move quantized values that have one scale."""
     if params.outer is not None:
         return None
     if any(b is not None for b in params.spec.block) or q.meta["val"].dtype.is_floating_point:
@@ -338,7 +338,7 @@ def _choose_greatest(g: Grower) -> None:
 
 
 def _requantize(g: Grower) -> None:
-    """Stored numbers of other parameters, without real ones between."""
+    """Quantized values of other parameters, without real ones between."""
     fitting = [
         (q, p) for q, p in g.stored[-3:] if not p.spec.dtype.is_floating_point and p.spec.is_plain
     ]

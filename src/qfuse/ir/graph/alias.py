@@ -25,6 +25,7 @@ _MAYBE_VIEWS = (
 def memory_of(node: Node) -> Node:
     """Return the node that owns the memory of ``node``."""
     while _may_alias(node):
+        # In all of these ops the first operand is the one that is viewed.
         node = node.all_input_nodes[0]
     return node
 
@@ -45,6 +46,8 @@ def leaves_graph(node: Node) -> bool:
 
 def _may_alias(node: Node) -> bool:
     """Whether ``node`` may alias its first input."""
+    # Results of a split are views of its operand. Those of other ops are new, and counting them as
+    # aliases is only more careful.
     if node.target is operator.getitem:
         return True
     op = overload_of(node)

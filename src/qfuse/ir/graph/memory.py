@@ -27,10 +27,12 @@ def write_values(
     Returns:
         ``values``, with copied entries replaced by their copies.
     """
+    # Empty and meta tensors have the address 0, and share nothing.
     owned = {address_of(target) for target in targets} - {0}
     free = [
         v.clone() if isinstance(v, torch.Tensor) and address_of(v) in owned else v for v in values
     ]
+    # A target may be a parameter or an input that requires gradients.
     with torch.no_grad():
         for target, source in zip(targets, sources, strict=True):
             target.copy_(free[source])

@@ -47,6 +47,7 @@ def to_text(graph: Graph) -> str:
 def op_text(node: Node) -> str:
     """Return the short name of the target of ``node``; a plain function has its own name."""
     name = op_name(node)
+    # A Python function prints as `<built-in function add>`.
     return getattr(node.target, "__name__", name) if name.startswith("<") else name
 
 

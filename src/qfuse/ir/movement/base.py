@@ -122,6 +122,8 @@ def move_levels(
     moved = move(block)
     if outer is None or isinstance(moved, Refusal):
         return moved
+    # An element's scale is the product of both levels, so one that stays behind would be multiplied
+    # with the scales of other elements.
     second = move(outer)
     if isinstance(second, Refusal):
         return Refusal(

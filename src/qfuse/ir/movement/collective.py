@@ -61,6 +61,7 @@ class Collective(Movement):
 
     def _sent(self, mover: Mover, value: Any, *rest: Any) -> Any:
         """Send a value that differs between ranks, even if it is a constant here."""
+        # Not folded: other ranks have another value under the same name.
         value = mover.at_run_time(value)
         shown = tensor_of(value) if isinstance(value, Node) else value
         if not is_row_major(shown):
@@ -72,10 +73,12 @@ class Collective(Movement):
         """Return how many of the rows that are sent together share a scale."""
         b = block[0]
         count = self._together()
+        # A scale per row travels with its row, however many rows go to each rank.
         if b == 1:
             return 1
         if count is None or count < 1:
             return Refusal("how many rows travel together is not known")
+        # One scale for all rows here becomes one per rank on the other side.
         if covers(b, self.before[0]):
             return count
         assert b is not None, "no block is the whole axis"
@@ -127,9 +130,11 @@ class AllToAll(Collective):
         whole = block[0] != 1 and covers(block[0], self.before[0])
 
         def apply(mover: Mover, value: Any) -> Any:
+            # The exchange sends entries to ranks, so the one entry is repeated for each of them.
             if whole:
                 sizes = [len(self.went), *[-1] * (len(block) - 1)]
                 value = mover.call(aten.expand.default, mover.at_run_time(value), sizes)
+            # No division is rounded: `rows` is 1, or a divisor of the share that all ranks have.
             came, went = ([size // rows for size in sizes] for sizes in (self.came, self.went))
             return self._exchanged(mover, value, came, went)
 
@@ -144,6 +149,7 @@ class AllToAll(Collective):
         return self._sent(mover, value, list(came), list(went), group)
 
     def _together(self) -> int | None:
+        # With unequal shares, one scale per rank would need blocks of different sizes.
         sizes = {*self.came, *self.went}
         return sizes.pop() if len(sizes) == 1 else None
 
@@ -152,6 +158,7 @@ def collective_of(node: Node, start: object) -> Movement | None:
     """Return the movement that ``node`` waits for, if it is the only one to wait."""
     if not isinstance(start, Node) or overload_of(start) not in (*_GATHERS, *_EXCHANGES):
         return None
+    # The start and its wait are one movement only if nothing else uses the start.
     if len(start.users) != 1 or not start.meta["val"].ndim:
         return None
     a = arguments(start)

@@ -39,6 +39,7 @@ class Index(Movement):
         before, after = block[: self.axis], block[self.axis + 1 :]
         if covers(b, self.before[self.axis]):
             return Moved((*before, *(None,) * self._rank, *after), self._spread)
+        # Indices take single elements in any order, so blocks do not stay together.
         if b != 1:
             return Refusal(f"indices are taken out of blocks of {b}")
         return Moved((*before, *(1,) * self._rank, *after), self.apply)
@@ -59,6 +60,7 @@ class Index(Movement):
         def apply(mover: Mover, value: Any) -> Any:
             if not axes:
                 return unsqueeze(mover, value, (self.axis,))
+            # One of the axes of the indices, each with one entry, remains as the indexed axis.
             return mover.call(aten.squeeze.dims, value, axes[1:]) if axes[1:] else value
 
         return Moved(left, apply)
@@ -100,6 +102,8 @@ class Gather(Movement):
             if not same_size(old, new):
                 if not isinstance(new, int):
                     return Refusal(f"the size of axis {axis} is not known")
+                # The leading elements lie in the leading blocks, the last of which may become
+                # partial.
                 cuts.append((axis, -(-new // b)))
             kept.append(b)
 
@@ -111,6 +115,7 @@ class Gather(Movement):
         return Moved(tuple(kept), apply)
 
     def _one_each(self, block: Block) -> Moved | Refusal:
+        # With a scale per element, the scales are gathered by the same indices.
         if all(b == 1 or same_size(n, 1) for b, n in zip(block, self.before, strict=True)):
             return Moved((1,) * len(block), self.apply)
         return Refusal("elements are gathered along an axis of several blocks")
@@ -120,6 +125,7 @@ class Gather(Movement):
         for axis, (b, old, new) in enumerate(zip(block, self.before, self.after, strict=True)):
             if (axis == self.axis or not same_size(old, new)) and not covers(b, new):
                 return Refusal("elements that are not gathered have no scale")
+        # The one entry of a shortened axis then applies to the whole longer one.
         cut = [not same_size(a, b) for a, b in zip(self.before, self.after, strict=True)]
         left = tuple(None if c else b for b, c in zip(block, cut, strict=True))
         return Moved(with_axis(left, self.axis, None), keep)

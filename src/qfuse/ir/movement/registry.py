@@ -54,6 +54,7 @@ def movement_of(node: object) -> Movement | None:
     make = _BY_OP.get(node.target)
     if make is None:
         return None
+    # All ops of the table take the moved tensor first, under several names.
     moved = next(iter(_args(node).values()))
     return make(node, node_of(moved))
 
@@ -80,6 +81,8 @@ def _squeeze_of(node: Node, source: Node) -> Movement | None:
     a = _args(node)
     dims = a.get("dim", list(range(len(before))))
     named = [d % max(len(before), 1) for d in (dims if isinstance(dims, (list, tuple)) else [dims])]
+    # A size that torch took for 1, but that is not known to be 1, is missing here; then the ranks
+    # differ and the op is not supported.
     axes = tuple(sorted({axis for axis in named if before and same_size(before[axis], 1)}))
     return Squeeze(node, source, axes) if len(before) - len(axes) == len(shape_of(node)) else None
 
@@ -130,6 +133,7 @@ def _select_of(node: Node, source: Node) -> Movement | None:
     if not _is_int(axis):
         return None
     size = shape_of(source)[axis]
+    # So that the index finds its block.
     if _is_int(index) and index < 0 and isinstance(size, int):
         index += size
     return Select(node, source, axis % len(shape_of(source)), index)
@@ -146,6 +150,7 @@ def _index_of(node: Node, source: Node) -> Movement | None:
     """Return an index by one integer tensor; masks and several tensors are not supported."""
     indices = _args(node)["indices"]
     named = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    # A mask of bools selects as many elements as are true, a number that depends on values.
     if len(named) != 1 or dtype_of(named[0][1]) not in {torch.int32, torch.int64}:
         return None
     return Index(node, source, *named[0])
@@ -199,6 +204,7 @@ def _edge_pad_of(node: Node, source: Node) -> Movement | None:
         return None
     pads = a["pad"] if "pad" in a else a["padding"]
     last = len(shape_of(source)) - 1
+    # Paddings are listed from the last axis backward, two numbers for each.
     axes = sorted({last - i // 2 for i, count in enumerate(pads) if count != 0})
     return EdgePad(node, source, tuple(axes))
 
@@ -212,9 +218,11 @@ def _roll_of(node: Node, source: Node) -> Movement | None:
     rank = len(shape_of(source))
     a = _args(node)
     axes, shifts = a["dims"], a["shifts"]
+    # Without axes, `roll` flattens the tensor and rolls that.
     if not axes or not rank or not all(map(_is_int, shifts)):
         return None
     wrapped = tuple(d % rank for d in axes)
+    # Shifts along an axis that is named twice would have to be added.
     return Roll(node, source, tuple(shifts), wrapped) if len(set(wrapped)) == len(axes) else None
 
 

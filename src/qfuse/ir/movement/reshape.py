@@ -80,12 +80,14 @@ def _viewed(
     unknown = [
         axis
         for axis, (b, size) in enumerate(zip(block, shape, strict=True))
+        # The grid of such an axis has `size / b` entries, which has to be a number in the call.
         if b not in {None, 1} and not isinstance(size, int)
     ]
     if unknown:
         return Refusal("the number of blocks along an axis is not known")
 
     def apply(mover: Mover, value: Any) -> Any:
+        # Sizes may cost nodes, and only axes with an entry per index need theirs.
         full = sizes(mover) if any(b == 1 for b in block) else [1] * len(block)
         grid = [
             1 if b is None else s if b == 1 else -(-int(size) // b)
@@ -192,6 +194,7 @@ class Expand(Movement):
     def forward(self, block: Block) -> Moved:
         """Use one block for repeated axes, which have one entry in the grid."""
         fresh = len(self.after) - len(self.before)
+        # A repeated axis has size 1 in the source, so its grid has one entry, valid for all copies.
         grown: Block = (None,) * fresh + tuple(
             b if same_size(old, new) else None
             for b, old, new in zip(block, self.before, self.after[fresh:], strict=True)

@@ -47,14 +47,17 @@ class Slice(Movement):
         if covers(b, size):
             return Moved(with_axis(block, self.axis, None), keep)
         assert b is not None, "no block is the whole axis"
+        # The grid has the size of the axis, so even symbolic bounds apply to it as they are.
         if b == 1:
             return Moved(block, self._slice(*self.bounds, self.step))
         if self.start is None or self.end is None or self.step != 1:
             return Refusal(f"a slice with a step, or of unknown bounds, of blocks of {b}")
         first, last = self.start // b, -(-self.end // b)
         cut = self._slice(first, last, 1)
+        # Inside one block it does not matter where the slice begins.
         if last - first == 1:
             return Moved(with_axis(block, self.axis, None), cut)
+        # Blocks of 4 after a slice from 2 would be 2, 4, 4, ...: no regular grid.
         if self.start % b:
             return Refusal(f"the slice begins at {self.start}, inside a block of {b}")
         return Moved(block, cut)
@@ -180,6 +183,7 @@ class Roll(Movement):
             if covers(b, size) or (isinstance(size, int) and size and shift % size == 0):
                 continue
             assert b is not None, "no block is the whole axis"
+            # A partial last block would be rolled to the front, or be joined with the first.
             if shift % b or exact_quotient(size, b) is None:
                 return Refusal(f"rolling by {shift} breaks blocks of {b}")
             steps.append((shift // b, axis))
@@ -210,6 +214,8 @@ class Repeat(Movement):
         repeats = [1] * len(self.after)
         for axis, (b, size) in enumerate(zip(block, self.before, strict=True)):
             count = self.counts[fresh + axis]
+            # Copies of one block have one scale, so a repeated axis of one block is one block
+            # again.
             if count == 1 or covers(b, size):
                 grown.append(b if count == 1 else None)
                 continue

@@ -40,6 +40,8 @@ class Unfold(Movement):
         if self.size % b == 0 and self.step % b == 0:
             return self._across(block, b)
         count = self.after[axis]
+        # Windows begin at multiples of the step, so none that is as short as the step leaves its
+        # block.
         if b % self.step == 0 and self.size <= self.step and isinstance(count, int):
             return self._inside(block, b // self.step, count)
         return Refusal(f"windows of {self.size}, {self.step} apart, cut blocks of {b}")
@@ -62,6 +64,7 @@ class Unfold(Movement):
 
     def _inside(self, block: Block, windows: int, count: int) -> Moved:
         """Every window lies within a block, which ``windows`` windows share."""
+        # Elements behind the last window may have blocks of their own, which no window has.
         used = -(-count // windows)
 
         def apply(mover: Mover, value: Any) -> Any:
@@ -103,6 +106,7 @@ class Diagonal(Movement):
         whole = [covers(block[axis], self.before[axis]) for axis in pair]
         left = tuple(b for axis, b in enumerate(block) if axis not in pair)
         count = self.after[-1]
+        # The grid is 1 x 1 along the two axes, whose diagonal is the main one for any offset.
         if all(whole):
             return Moved((*left, None), lambda mover, value: self._diagonal(mover, value, 0))
         if any(block[axis] != 1 for axis, one in zip(pair, whole, strict=True) if not one):
@@ -112,6 +116,8 @@ class Diagonal(Movement):
         if not isinstance(count, int):
             return Refusal("the length of the diagonal is not known")
         vary = pair[1] if whole[0] else pair[0]
+        # Above the main diagonal the first element is in column `offset`, below it in row
+        # `-offset`.
         start = max(self.offset, 0) if vary == self.second else max(-self.offset, 0)
 
         def along(mover: Mover, value: Any) -> Any:

@@ -17,6 +17,7 @@ def cast_source(value: object) -> Node | None:
     a = arguments(value)
     source = node_of(a["self"])
     here = tensor_of(source).device
+    # A copy that also changes device, layout or strides is more than a cast.
     plain = (
         isinstance(a["dtype"], torch.dtype)
         and a.get("layout") in {None, torch.strided}

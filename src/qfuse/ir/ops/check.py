@@ -38,6 +38,7 @@ def _result(op: Op) -> Iterator[tuple[torch.dtype, QuantSpec]]:
     """Yield the float dtype of the result with the spec that must agree, if there is one."""
     if op.result_spec is not None:
         yield op.float_types()[-1], op.result_spec
+    # It quantizes no result; its float result is described by the spec of its operand.
     elif isinstance(op, Dequantize):
         yield dtype_of(op.node), op.params.spec
 
@@ -45,6 +46,7 @@ def _result(op: Op) -> Iterator[tuple[torch.dtype, QuantSpec]]:
 def _rounded(op: Op) -> Iterator[tuple[torch.dtype, QuantSpec]]:
     """Yield the float dtype of each value that an epilogue rounds, with the rounding's spec."""
     epilogue: Epilogue = getattr(op, "epilogue", Epilogue())
+    # There is one type more than steps: the last one is that of the result.
     for step, real in zip(epilogue.steps, op.float_types(), strict=False):
         if isinstance(step, Round):
             yield real, step.spec

@@ -32,6 +32,7 @@ _FOLDABLE = frozenset(
 )
 # Large enough for the parameters of big weights in small groups, too small for weights.
 _LIMIT = 1 << 22
+# Bounds the recursion, which rules start at every scale and zero point that they look at.
 _DEPTH = 12
 
 
@@ -46,6 +47,7 @@ def constant_value(value: object, depth: int = _DEPTH) -> torch.Tensor | None:
     if value.op == "get_attr":
         known = constant_of(value)
         return None if known is None or known.is_meta else known
+    # The size is checked on the fake value, before anything large is computed.
     if overload_of(value) not in _FOLDABLE or not _is_small(value):
         return None
     inputs: dict[Node, torch.Tensor] = {}
@@ -64,6 +66,7 @@ def constant_value(value: object, depth: int = _DEPTH) -> torch.Tensor | None:
 
 def number_of(value: object) -> int | float | None:
     """Return a literal number, or the value of a constant of one element."""
+    # Python counts `True` as the integer 1.
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):

@@ -100,6 +100,8 @@ class Op:
             elif params is not None:
                 values[block.of] = dequantize(values[block.of], *params.reference_args)
         output: Output | None = values.pop("output", None)
+        # The parameters were taken out above, so the fields that remain are the reference's, in
+        # order.
         y = reference(*values.values())
         if output is not None:
             return output.results(*y)
@@ -170,8 +172,11 @@ def define_op(name: str, namespace: str = "qfuse") -> Callable[[type[D]], type[D
     def define(cls: type[D]) -> type[D]:
         cls.layout = layout = _layout(cls)
         schema = f"{name}({', '.join(layout.formals)}) -> {layout.result}"
+        # The class keeps it: torch removes the op when its library object dies.
         cls.library = library = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
         library.define(schema)  # type: ignore[no-untyped-call]
+        # Explicit, so that the op runs on every device and tracing still records it as one call; an
+        # implicit composite would be traced through.
         library.impl(name, cls.meaning, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"{namespace}::{name}", cls.infer, lib=library)
         cls.overload = getattr(getattr(torch.ops, namespace), name).default
@@ -182,6 +187,7 @@ def define_op(name: str, namespace: str = "qfuse") -> Callable[[type[D]], type[D
 
 def _layout(cls: type[Op]) -> ArgLayout:
     hints = get_type_hints(cls, include_extras=True)
+    # Without `node`, which is no argument.
     found = tuple(
         field_of(f.name, hints[f.name], f.default is not MISSING) for f in fields(cls)[1:]
     )

@@ -11,6 +11,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
+from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.errors import NormalizeError
 from qfuse.ir.quant.reference import dequantize, quantize
 from qfuse.ir.quant.spec import QuantSpec, dtype_name, parse_dtype
@@ -280,7 +281,7 @@ class Epilogue:
 
 def _widened(step: Step) -> Step:
     match step:
-        case Cast(dtype) if dtype in _NARROW:
+        case Cast(dtype) if dtype in FLOATS:
             return Cast(torch.float64)
         case Round():
             return replace(step, spec=step.spec.widened())

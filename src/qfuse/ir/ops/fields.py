@@ -75,6 +75,7 @@ class ArgLayout:
     @cached_property
     def formals(self) -> tuple[str, ...]:
         """The arguments in schema syntax."""
+        # In a schema, arguments with a default come last. The sort is stable.
         return tuple(sorted((text for f in self.fields for text in f.formals), key=_is_late))
 
     @cached_property
@@ -100,6 +101,7 @@ class ArgLayout:
         ]
         early = [value for text, value in pairs if not _is_late(text)]
         late = [value for text, value in pairs if _is_late(text)]
+        # So a call without a second level of scales has one text.
         while late and late[-1] is None:
             late.pop()
         return (*early, *late)
@@ -156,6 +158,7 @@ def _params(name: str, arg: ArgInfo, optional: bool) -> Field:
         assert given[spec] or optional, f"{name} is not optional, and has no spec"
         if not given[spec]:
             return None
+        # An argument that the schema of this op lacks is absent, which means one level.
         zero, second = _maybe(given[zero_point], leaf), _maybe(given.get(outer), leaf)
         return QuantParams(QuantSpec.parse(given[spec]), leaf(given[scale]), zero, second)
 

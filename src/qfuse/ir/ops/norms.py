@@ -31,6 +31,8 @@ class RmsNorm(Op):
         """Divide by the root of the mean square: ``x / sqrt(mean(x * x) + eps) * weight``."""
         total = x if residual is None else x + residual
         wide = total.to(norm.compute)
+        # The product takes the tensor as it came, not its cast to `compute`: sources differ in
+        # where they round (see `NormSpec`).
         y = _scaled(total, _mean(wide * wide, norm), norm)
         y = (y if weight is None else y * weight).to(norm.out)
         return y, None if residual is None else total
@@ -88,6 +90,7 @@ def _layer_norm(
         shape = wide.shape[-spec.axes :]
         return F.layer_norm(wide, shape, weight, bias, spec.eps).to(spec.out)
     centred = wide - _mean(wide, spec)
+    # `torch.var` sums in another order than the mean of squares.
     if spec.statistic is Statistic.VARIANCE:
         variance = torch.var(wide, _axes(spec), correction=0, keepdim=True)
     else:
@@ -107,6 +110,7 @@ def _mean(x: torch.Tensor, spec: NormSpec) -> torch.Tensor:
 
 def _scaled(x: torch.Tensor, variance: torch.Tensor, spec: NormSpec) -> torch.Tensor:
     """Divide by the root of the variance, in ``spec.product``, rounded to ``spec.rounded``."""
+    # In `compute`, where the patterns require the source to add it.
     variance = variance + spec.eps
     narrow = x.to(spec.product)
     if spec.root is Root.DIVIDE:

@@ -45,6 +45,7 @@ def parse_keep(text: str) -> frozenset[Keep]:
         keep = frozenset(map(Keep, text.split("|"))) if text else frozenset()
     except ValueError as error:
         raise NormalizeError(f"not the text of what is kept: {text!r}") from error
+    # Specs are compared as text, so there must be one text per meaning.
     if keep_text(keep) != text:
         raise NormalizeError(f"not the canonical text of what is kept: {text!r}")
     return keep
@@ -94,6 +95,7 @@ class Output:
 
     def place(self, what: Keep | None) -> int:
         """Return the index of an extra output; for ``None``, the index after the last one."""
+        # With dynamic parameters, scale and zero point stand before the extra outputs.
         first = 1 if self.chosen is None else 3
         order = [k for k in Keep if k in self.keep]
         return first + (len(order) if what is None else order.index(what))

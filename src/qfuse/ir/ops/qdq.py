@@ -31,6 +31,7 @@ class _Conversion(Op):
     @classmethod
     def infer(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return a tensor with the strides of the operand."""
+        # The last parameters are those of the result, if the op quantizes one.
         value, *params = cls.values(args, kwargs).values()
         spec: QuantSpec = params[-1].spec
         is_stored = cls.layout.params[-1].of == RESULT

@@ -22,6 +22,7 @@ from qfuse.ir.quant.choose import ChooseSpec, fixed_zero_point
 
 Bounds = tuple[int, int]
 
+# Bounds the walk up from a zero point.
 _DEPTH = 12
 
 _SAME_VALUES = (
@@ -48,7 +49,7 @@ def is_zero(node: Node) -> bool:
         return True
     if is_call(node, *_FULLS):
         fill = arguments(node)["fill_value"]
-        return isinstance(fill, (int, float)) and fill == 0
+        return isinstance(fill, (int, float)) and fill == 0 and math.copysign(1, fill) == 1
     chosen = _choice_of_zero_point(node)
     return chosen is not None and fixed_zero_point(chosen) == 0
 
@@ -109,6 +110,7 @@ def _range_of(node: Node, depth: int) -> _Range:
 
 def _found_range(node: Node, depth: int) -> _Range | None:
     """Return the range of the elements before they are converted to the dtype of ``node``."""
+    # Only graphs without values have such constants, and only if the caller asked for it.
     assumed = node.op == "get_attr" and ASSUMED_META in node.meta
     if assumed or is_zero(node):
         return _ASSUMED if assumed else _Range(0, 0, whole=True)
@@ -116,6 +118,7 @@ def _found_range(node: Node, depth: int) -> _Range | None:
     if value is not None:
         return _range_of_constant(value)
     if is_call(node, *_SAME_VALUES, *_ROUNDINGS):
+        # The bounds are integers, so rounding to an integer stays within them.
         inner = _range_of(node_of(arguments(node)["self"]), depth - 1)
         return replace(inner, whole=inner.whole or is_call(node, *_ROUNDINGS))
     if is_call(node, *_CLAMPS):
@@ -126,6 +129,7 @@ def _found_range(node: Node, depth: int) -> _Range | None:
 
 
 def _range_of_constant(value: torch.Tensor) -> _Range | None:
+    # A float constant may hold fractions.
     if value.dtype.is_floating_point or value.dtype is torch.bool:
         return None
     if value.numel() == 0:
@@ -140,6 +144,7 @@ def _clamped(node: Node, depth: int) -> _Range | None:
     inner = _range_of(node_of(a["self"]), depth - 1)
     bounds = []
     for bound, default in ((a.get("min"), -math.inf), (a.get("max"), math.inf)):
+        # A bound that is a node has no known value, and a NaN bound makes every element NaN.
         if bound is not None and (not isinstance(bound, (int, float)) or bound != bound):  # noqa: PLR0124
             return None
         bounds.append(default if bound is None else bound)
@@ -170,6 +175,7 @@ def _shifted(node: Node, depth: int) -> _Range | None:
 def _range_of_codes(node: Node) -> _Range | None:
     """Return the range of quantized values, or of a dynamic zero point for them."""
     codes = stored_spec(node)
+    # Quantize clamps to its range.
     if codes is not None:
         return _Range(codes.quant_min, codes.quant_max, whole=not codes.dtype.is_floating_point)
     spec = _choice_of_zero_point(node)

@@ -18,6 +18,7 @@ _BLOCK = re.compile(r"(\d+|\*)(x(\d+|\*))*")
 
 def covers(b: int | None, size: Size) -> bool:
     """Whether one block of ``b`` elements is the whole axis."""
+    # An empty axis has no block of `b` elements, but one whole-axis block: the grids differ.
     return b is None or (isinstance(size, int) and 0 < size <= b)
 
 
@@ -58,6 +59,7 @@ def view_block(block: Block, before: Sequence[Size], after: Sequence[Size]) -> B
         return block
     if all(covers(b, size) for b, size in zip(block, before, strict=True)):
         return (None,) * len(after)
+    # All products of sizes are 0 then, so runs of axes cannot be matched by them.
     if any(same_size(size, 0) for size in (*before, *after)):
         return Refusal("an empty tensor is viewed")
     done: list[int | None] = [None] * len(after)
@@ -85,6 +87,7 @@ def _groups(before: Sequence[Size], after: Sequence[Size]) -> Iterator[tuple[lis
         ins, outs = [left[i]], [right[j]]
         p, q = before[left[i]], after[right[j]]
         i, j = i + 1, j + 1
+        # The side with fewer elements takes its next axis until both have equally many.
         while not same_size(p, q):
             if exact_quotient(q, p) is not None and i < len(left):
                 p = p * before[left[i]]
@@ -94,6 +97,8 @@ def _groups(before: Sequence[Size], after: Sequence[Size]) -> Iterator[tuple[lis
                 q = q * after[right[j]]
                 outs.append(right[j])
                 j += 1
+            # Neither divides the other, as in `[6, 4] -> [4, 6]`; the run goes on to their common
+            # product.
             elif isinstance(p, int) and isinstance(q, int) and p < q and i < len(left):
                 p = p * before[left[i]]
                 ins.append(left[i])
@@ -116,6 +121,7 @@ def _regroup(
     block: Sequence[int | None], before: Sequence[Size], after: Sequence[Size]
 ) -> Sequence[int | None] | Refusal:
     """Transfer the block of one run of axes: whole, per element, or contiguous chunks."""
+    # The run has equally many elements on both sides, so this axis has the same size.
     if len(before) == 1 and len(after) == 1:
         return block
     if all(covers(b, size) for b, size in zip(block, before, strict=True)):
@@ -135,6 +141,7 @@ def _chunk(block: Sequence[int | None], sizes: Sequence[Size]) -> Size | Refusal
     chunk, size = block[first], sizes[first]
     if chunk is None or covers(chunk, size):
         count: Size = size
+    # The next row would begin in the middle of a block: 5 columns in blocks of 4 give 4, 1, 4, 1.
     elif first > 0 and exact_quotient(size, chunk) is None:
         return Refusal("the last block of an axis is partial")
     else:
@@ -156,6 +163,7 @@ def _tile(chunk: Size, sizes: Sequence[Size]) -> list[int | None] | Refusal:
         elif inner is not None:
             done.append(None)
             rest = inner
+        # Only along the outermost axis may the last block be partial, since nothing follows it.
         elif isinstance(rest, int) and (axis == 0 or exact_quotient(size, rest) is not None):
             done.append(rest)
             rest = 1

@@ -104,6 +104,7 @@ class ChooseSpec:
 
     def widened(self) -> ChooseSpec:
         """Return the spec that computes in float64."""
+        # The formula computes in the dtype of `x`, which is float64 already.
         return replace(self, scale_dtype=torch.float64)
 
     def grid(self, shape: Sequence[int | torch.SymInt]) -> tuple[int | torch.SymInt, ...]:
@@ -142,6 +143,7 @@ def fixed_zero_point(spec: ChooseSpec) -> int | None:
     """Return the zero point that a formula always chooses, ``None`` if it depends on the data."""
     match spec.formula:
         case Formula.AO_SYMMETRIC | Formula.AO_SYMMETRIC_NO_CLIPPING:
+            # The middle of the range: 0 for [-128, 127], 128 for [0, 255].
             return int((spec.quant_max + spec.quant_min + 1) / 2)
         case Formula.DECOMPOSED_SYMMETRIC:
             return 128 if spec.dtype is torch.uint8 else 0
@@ -165,6 +167,7 @@ def choose_qparams(
         Scale and zero point, both of shape ``spec.grid(x.shape)``.
     """
     count: int | torch.SymInt = x.numel()
+    # A symbolic count is not compared, since that would add a guard.
     if isinstance(count, int) and count == 0:
         return _empty(x, spec)
     if spec.formula in _MICRO:
@@ -231,6 +234,7 @@ def _symmetric(
     least: torch.Tensor, greatest: torch.Tensor, spec: ChooseSpec
 ) -> tuple[torch.Tensor, torch.Tensor]:
     low, high = _split(least, greatest)
+    # Half the width of the range, as in torchao: 127.5 for int8, so that -128 is used too.
     scale = torch.max(-low, high) / (float(spec.quant_max - spec.quant_min) / 2)
     if spec.formula is Formula.DECOMPOSED_SYMMETRIC:
         zero = 128 if spec.dtype is torch.uint8 else 0
@@ -243,6 +247,7 @@ def _symmetric_no_clipping(
     least: torch.Tensor, greatest: torch.Tensor, spec: ChooseSpec
 ) -> tuple[torch.Tensor, torch.Tensor]:
     low, high = _split(least, greatest)
+    # Each end is divided by its own bound, so that neither is clipped.
     below, above = low / float(spec.quant_min), high / float(spec.quant_max)
     scale = torch.where(below > above, below, above)
     zero = torch.full_like(scale, int((spec.quant_max + spec.quant_min + 1) / 2))
@@ -256,6 +261,7 @@ def _affine(
     scale = _clamp_scale((high - low) / float(spec.quant_max - spec.quant_min), spec)
     ratio = torch.round(low / scale)
     if spec.formula is Formula.DECOMPOSED_AFFINE:
+        # The source subtracts in int32.
         ratio = ratio.to(torch.int32)
     return scale, torch.clamp(spec.quant_min - ratio, spec.quant_min, spec.quant_max)
 
@@ -264,6 +270,7 @@ def _token_symmetric(
     least: torch.Tensor, greatest: torch.Tensor, spec: ChooseSpec
 ) -> tuple[torch.Tensor, torch.Tensor]:
     scale = torch.maximum(least.abs(), greatest.abs())
+    # As the source does, which computes bfloat16 in its own dtype.
     if scale.dtype is torch.float16:
         scale = scale.float()
     scale = scale.clamp(min=spec.eps).div(spec.quant_max)

@@ -36,6 +36,7 @@ class Element(StrEnum):
     @property
     def exponent_bits(self) -> int:
         """Width of the exponent."""
+        # The names end in `e<width of exponent>m<width of mantissa>`.
         return int(self.value[-3])
 
     @property
@@ -46,11 +47,13 @@ class Element(StrEnum):
     @property
     def least_exponent(self) -> int:
         """Exponent of the smallest normal number, and of the subnormal ones."""
+        # The bias is 2^(e-1) - 1, and the smallest normal number has 1 in its exponent field.
         return 2 - (1 << (self.exponent_bits - 1))
 
     @property
     def greatest(self) -> float:
         """The largest finite value: 6.0, 7.5 and 28.0."""
+        # Without infinities and NaN, the highest exponent field holds numbers too.
         top = self.least_exponent + (1 << self.exponent_bits) - 2
         return math.ldexp(2 - math.ldexp(1, -self.mantissa_bits), top)
 
@@ -102,6 +105,7 @@ def round_to_element(x: torch.Tensor, element: Element) -> torch.Tensor:
     """
     size = x.abs()
     field = size.view(torch.int32) >> _FIELD
+    # Below the smallest normal number, subnormals keep the step of its exponent.
     field = field.clamp(min=_BIAS + element.least_exponent) - element.mantissa_bits
     step = (field << _FIELD).view(torch.float32)
     rounded = (torch.round(size / step) * step).clamp(max=element.greatest)
@@ -120,12 +124,14 @@ def encode(values: torch.Tensor, element: Element) -> torch.Tensor:
     table = _magnitudes(element).to(values.device)
     x = values.to(torch.float32)
     sign = torch.signbit(x).to(torch.uint8) << (element.exponent_bits + element.mantissa_bits)
+    # Elements are in the table, so their position is their code.
     return torch.searchsorted(table, x.abs().contiguous()).to(torch.uint8) | sign
 
 
 def decode(codes: torch.Tensor, element: Element) -> torch.Tensor:
     """Return the elements that uint8 codes represent, in :data:`CONTAINER`."""
     table = _magnitudes(element)
+    # The sign is the highest bit of a code, so the negative elements follow all others.
     table = torch.cat([table, -table]).to(codes.device)
     return table[codes.long()].to(CONTAINER)
 
@@ -136,6 +142,7 @@ def _magnitudes(element: Element) -> torch.Tensor:
     found = []
     for code in range(1 << (element.exponent_bits + m)):
         exponent, mantissa = code >> m, code & ((1 << m) - 1)
+        # The leading 1 of a normal number is not stored; subnormals have none.
         whole = mantissa + ((1 << m) if exponent else 0)
         found.append(math.ldexp(whole, max(exponent, 1) - 1 + element.least_exponent - m))
     return torch.tensor(found, dtype=torch.float32)

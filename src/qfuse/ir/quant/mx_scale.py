@@ -38,6 +38,7 @@ def power_scale(
 
 
 def _ratio_codes(ratio: torch.Tensor) -> torch.Tensor:
+    # The codes 0 to 254 are powers of two; 255 is NaN.
     rounded = torch.clamp(torch.ceil(torch.log2(ratio)), min=-_BIAS, max=_BIAS) + _BIAS
     known = rounded.masked_fill(torch.isinf(ratio), _INFINITE)
     return known.masked_fill(torch.isnan(ratio), _NAN).to(torch.uint8)
@@ -51,6 +52,7 @@ def _exponent_codes(peak: torch.Tensor, rounding: str, top: float, mantissa: int
     exponent = ((bits >> _FIELD) & _NAN) - _BIAS
     if rounding == "ceil":
         exponent = exponent + ((bits & ((1 << _FIELD) - 1)) > 0)
+    # `frexp` gives a mantissa below 1, so its exponent is one too large.
     of_top = math.frexp(top)[1] - 1
     codes = torch.clamp(exponent - of_top, min=-_BIAS, max=_BIAS + 1) + _BIAS
     return codes.masked_fill(torch.isnan(peak), _NAN).to(torch.uint8)

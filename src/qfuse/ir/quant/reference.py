@@ -27,6 +27,7 @@ def expand_blocks(values: torch.Tensor, block: Block, shape: Sequence[int]) -> t
     """
     for axis, (size, b) in enumerate(zip(shape, block, strict=True)):
         if b is not None and b > 1 and values.shape[axis] != 1:
+            # The last block of an axis may be partial.
             values = values.repeat_interleave(b, axis).narrow(axis, 0, size)
     return values
 
@@ -58,12 +59,14 @@ def quantize(
     y = x.to(math.compute)
     y = y * factor if math.reciprocal else y / factor
     if spec.dtype.is_floating_point:
+        # torch's casts to float8 do not saturate.
         y = y.clamp(spec.quant_min, spec.quant_max)
         if spec.element is not Element.WHOLE:
             y = round_to_element(y, spec.element)
         return y.to(spec.dtype)
     if zero_point is not None:
         zero = expand_blocks(zero_point.to(math.compute), spec.block, x.shape)
+        # The order matters at ties: `round(0.5) + 1` is 1, `round(0.5 + 1)` is 2.
         y = (y + zero).round() if math.zero_point_first else y.round() + zero
     else:
         y = y.round()
@@ -83,11 +86,14 @@ def _divisor(
     if outer_scale is not None and spec.outer is not None:
         outer = expand_blocks(outer_scale.to(compute), spec.outer, shape)
         inner = expand_blocks(scale.to(compute), spec.block, shape)
+        # Not `1 / (outer * inner)`, whose last bit differs from that of torchao.
         return outer.reciprocal() / inner if reciprocal else outer * inner
     if spec.scale_format is ScaleFormat.E8M0:
         factor = scale_divisor(scale, reciprocal=reciprocal)
     else:
         factor = scale if spec.scale_format is ScaleFormat.FLOAT else scale.to(compute)
+        # In the scale's own dtype, as the sources take it: a float64 literal has another reciprocal
+        # than the float32 tensor of it.
         factor = factor.reciprocal() if reciprocal else factor
     return expand_blocks(factor.to(compute), spec.block, shape)
 

@@ -24,7 +24,7 @@ class RoundTripFailure(StrEnum):
     SCALE = "a scale leaves the normal range of float32 in a product"
 
 
-def culprit(
+def round_trip_failure(
     storage: torch.dtype, scale: torch.Tensor, zero_point: torch.Tensor | None
 ) -> RoundTripFailure | None:
     """Return why ``quantize(dequantize(q, s), s)`` may differ from ``q``; ``None`` if it cannot.
@@ -57,5 +57,7 @@ def _are_small(zero_point: torch.Tensor) -> bool:
 def _stay_normal(scale: torch.Tensor) -> bool:
     """Whether the scale, its reciprocal and every product are normal float32 numbers."""
     size, facts = scale.float().abs(), torch.finfo(torch.float32)
+    # The difference is below 2^17, so every product stays finite.
     most = facts.max / (2 * _ZERO_POINTS)
+    # A subnormal scale or reciprocal has fewer than 24 bits, and the bound on the roundings fails.
     return bool(((size >= facts.tiny) & (size <= most) & (1 / size >= facts.tiny)).all())

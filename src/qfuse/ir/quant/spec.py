@@ -21,7 +21,6 @@ from qfuse.ir.quant.block import block_grid, block_text, check_grid, parse_block
 from qfuse.ir.quant.element import CONTAINER, Element, ScaleFormat, greatest
 from qfuse.ir.sizes import Size
 
-WHOLE_AXIS = None
 Block = tuple[int | None, ...]
 
 STORAGE_DTYPES = (
@@ -155,6 +154,7 @@ class QuantSpec:
             return 1 + self.element.exponent_bits + self.element.mantissa_bits
         if self.dtype.is_floating_point:
             return self.dtype.itemsize * 8
+        # A range of a single value still takes a bit.
         return max(1, (self.quant_max - self.quant_min).bit_length())
 
     @property
@@ -170,6 +170,7 @@ class QuantSpec:
 
     def widened(self) -> QuantSpec:
         """Return the spec that computes in float64, except with narrow scale formats."""
+        # Such specs have to compute in float32 (`_check_formats`).
         if not self.is_plain:
             return self
         arithmetic = replace(self.arithmetic, compute=torch.float64)
@@ -215,7 +216,8 @@ class QuantSpec:
         """Name the block relative to a tensor of ``shape``.
 
         A singleton grid of any rank is per-tensor. Per-channel and per-token both have one scale
-        per index of the axes that are not whole: per-token if only the last axis is whole.
+        per index of the axes that are not whole: per-token if only the last of more than two axes
+        is whole.
         """
         split = [
             axis
@@ -231,10 +233,6 @@ class QuantSpec:
         if last not in split and all(a in split or shape[a] == 1 for a in range(last)):
             return Granularity.PER_TOKEN if len(split) > 1 or last > 1 else Granularity.PER_CHANNEL
         return Granularity.PER_CHANNEL if len(split) == 1 else Granularity.BLOCKWISE
-
-    def is_per_tensor(self, shape: Sequence[Size]) -> bool:
-        """Whether one scale covers a tensor of ``shape``, decided without guarding a symbol."""
-        return self.granularity(shape) is Granularity.PER_TENSOR
 
     def block_text(self) -> str:
         """Write the block as ``1x*``; a scalar's block is ``scalar``."""
@@ -272,6 +270,7 @@ _TEXT = re.compile(
 )
 
 
+# Rules parse the specs of every node that they look at, and the texts repeat.
 @cache
 def _parse(text: str) -> QuantSpec:
     found = _TEXT.fullmatch(text)

@@ -56,6 +56,7 @@ class Binder:
         Raises:
             InputError: An argument is missing, unexpected, given twice, or nested differently.
         """
+        # Most calls are made as the captured one was, and need no sorting.
         if len(args) == self._n_positional and kwargs.keys() == self._keyword_set:
             values = [*args, *[kwargs[name] for name in self._keywords]]
         else:
@@ -90,6 +91,7 @@ class Binder:
     def _take(self, slot: _Slot, given: dict[Key, object]) -> object:
         if slot.key in given:
             return given.pop(slot.key)
+        # Defaults are kept for plain constants only, not for containers.
         if slot.tree is None and slot.key in self._defaults:
             return self._defaults[str(slot.key)]
         raise InputError(
@@ -114,6 +116,7 @@ class Binder:
 
 def same_constant(value: object, constant: object) -> bool:
     """Return whether a leaf that is not a tensor is the captured one: same type, same value."""
+    # `True == 1`, but a model may branch on the type.
     if type(value) is not type(constant):
         return False
     return bool(value == constant) or (value != value and constant != constant)  # noqa: PLR0124
@@ -131,6 +134,7 @@ def _flatten(slot: _Slot, want: TreeSpec, value: object) -> list[Any]:
     try:
         return flatten_like(want, value)
     except ValueError as error:
+        # Only for the message.
         where, expected, came = difference(_name(slot.key), want, structure(value))
         raise InputError(
             f"{where}: expected {expected}, got {came}",

@@ -34,6 +34,7 @@ class Caller:
         self.signature = signature
         self._binder = Binder(signature)
         self._guards = Guards(signature)
+        # Parsed once, evaluated in every call.
         self._sized = {
             index: parse_size(spec.size)
             for index, spec in enumerate(signature.outputs)
@@ -89,6 +90,7 @@ class Caller:
         flat = []
         for position, spec in enumerate(self.signature.outputs):
             if spec.input_index is not None:
+                # The caller's own object, since the source returns that and not an equal tensor.
                 flat.append(leaves[spec.input_index])
             elif spec.index is not None:
                 flat.append(outputs[spec.index])

@@ -76,6 +76,7 @@ class Guards:
                 raise _constant_error(spec, leaves[index])
         sizes: dict[str, int] = {}
         tensors = [self._check_tensor(guard, leaves[guard.index], sizes) for guard in self._tensors]
+        # Ranges and relations depend on the sizes only.
         if sizes != self._passed:
             self._check_sizes(sizes)
             self._passed = sizes
@@ -96,6 +97,7 @@ class Guards:
     def _check_tensor(
         self, guard: _TensorGuard, value: object, sizes: dict[str, int]
     ) -> torch.Tensor:
+        # Subclasses are asked only if the class is not a usual one: the check runs on every call.
         if not isinstance(value, torch.Tensor) or (
             type(value) not in _PLAIN and is_subclass(value)
         ):
@@ -112,8 +114,10 @@ class Guards:
             raise self._shape_error(guard.spec, value, sizes)
         if value.requires_grad:
             value = value.detach()
+        # Compiled code reads the captured layout without a check: other strides give wrong values.
         if guard.spec.order is not None or not value.is_contiguous():
             return _ordered(value, guard.spec.order)
+        # The memory of such a view holds the values before negation or conjugation.
         if value.is_neg() or value.is_conj():
             return value.resolve_neg().resolve_conj()
         return value
@@ -132,6 +136,8 @@ class Guards:
         The source would see the write through the other input; a functional graph reads all inputs
         first and writes last.
         """
+        # In the order of their start, an input overlaps an earlier one exactly if it starts before
+        # the furthest end so far. Inputs that are only read may overlap each other.
         spans = sorted((*_span(leaves[guard.index]), guard.index) for guard in self._tensors)
         last = last_written = (0, -1)
         for low, high, index in spans:
@@ -297,6 +303,7 @@ def _ordered(value: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor
     value = value.resolve_conj().resolve_neg()
     if order is None:
         return value.contiguous()
+    # The inverse permutation: the axes return to their places, and the strides follow `order`.
     back = sorted(range(len(order)), key=order.__getitem__)
     return value.permute(order).contiguous().permute(back)
 

@@ -104,6 +104,7 @@ def _build_condition(node: ast.Compare | ast.BoolOp, text: str) -> SizeFunction:
     if isinstance(node, ast.BoolOp):
         parts = [_build(value, text) for value in node.values]
         join = all if isinstance(node.op, ast.And) else any
+        # Short-circuits as the source does: `a and b % a == 0` must not divide by zero.
         return lambda sizes: join(part(sizes) for part in parts)
     values = [_build(value, text) for value in (node.left, *node.comparators)]
     steps = []

@@ -71,6 +71,7 @@ def verify_node(node: Node, spec: StageSpec) -> None:
 
 def _verify_call(node: Node, spec: StageSpec) -> None:
     op = node.target
+    # Such as `getitem`, and arithmetic on sizes.
     if not isinstance(op, OpOverload):
         return
     if op._schema.is_mutable:  # noqa: SLF001
@@ -84,6 +85,7 @@ def _verify_call(node: Node, spec: StageSpec) -> None:
 def _verify_constant(node: Node) -> None:
     value = constant_of(node)
     fake = node.meta["val"]
+    # A buffer that the program writes has no fixed value to compare.
     if value is None:
         return
     if tuple(value.shape) != tuple(fake.shape) or value.dtype != fake.dtype:
@@ -95,6 +97,7 @@ def _verify_output(program: StageGraph) -> None:
     values = output.args[0]
     if not isinstance(values, (tuple, list)):
         raise _broken(output, "the output is not one flat tuple")
+    # Leaves that are the same tensor share one output.
     used = {o.index for o in program.signature.outputs if o.index is not None}
     want = len(program.signature.mutations) + len(used)
     if len(values) < want:

@@ -31,6 +31,7 @@ class Expander:
         op = overload_of(node)
         assert op is not None, f"not a call of an op: {node.format_node()}"
         reference = reference_of(op)
+        # A tensor that is passed twice is one input of the trace, so that it is also one operand.
         tensors = list(dict.fromkeys(node.all_input_nodes))
 
         def run(*values: torch.Tensor) -> object:
@@ -72,6 +73,7 @@ def _replay(template: GraphModule, tensors: list[Node], rw: Rewriter) -> Any:
         if step.op == "placeholder":
             known[step] = next(inputs)
         elif step.op == "get_attr":
+            # The trace lifts tensors that the reference makes from numbers to attributes.
             value = getattr(template, str(step.target))
             known[step] = rw.constant(value, "literal")
         elif step.op == "call_function":
@@ -83,12 +85,15 @@ def _replay(template: GraphModule, tensors: list[Node], rw: Rewriter) -> Any:
 
 def _call_text(node: Node, tensors: list[Node]) -> str:
     """Return the text of the call with numbered tensors: a key without their dtypes and shapes."""
+    # Node names would make every call distinct.
     order: dict[Node, Any] = {t: _Slot(index) for index, t in enumerate(tensors)}
     return f"{node.target}{map_arg((node.args, node.kwargs), lambda n: order[n])!r}"
 
 
 def _type_key(value: torch.Tensor) -> Hashable:
     """Return a key that differs for tensors that could trace differently."""
+    # As text, since symbolic sizes cannot be compared without guards; strides matter because they
+    # decide which views the trace may take.
     sizes = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
     return (value.dtype, value.device, *sizes)
 

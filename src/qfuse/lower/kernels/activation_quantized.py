@@ -8,13 +8,14 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Argument
 
+from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.epilogue import Epilogue, Glu, Halves, Mul, Step
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_shape
-from qfuse.lower.operands.checks import FLOATS, MOST_EXTRAS, MOST_STEPS
+from qfuse.lower.operands.checks import MOST_EXTRAS, MOST_STEPS
 from qfuse.lower.operands.epilogue import is_covered
 from qfuse.lower.operands.rowwise import RowwiseKernel
 from qfuse.lower.problems.rowwise import RowwiseProblem, check_output, rowwise_output_args
@@ -62,6 +63,7 @@ def _glu(op: Activation) -> Glu | None:
 def _steps(op: Activation) -> tuple[Step, ...]:
     """Return the epilogue on the gate half, with the other GLU half as the first operand."""
     glu, steps = _glu(op), op.epilogue.steps
+    # The op language has the halves in one operand, the kernel has two operands of one shape.
     return steps if glu is None else (glu.act, Mul(0), *steps[1:])
 
 
@@ -79,9 +81,11 @@ def _check_steps(op: Activation) -> Refusal | None:
     if op.x_params is not None:
         return Refusal("its input is quantized")
     steps, glu = _steps(op), _glu(op)
+    # The up half becomes operand 0, which would renumber other operands.
     halved = glu is None or (not op.extras and isinstance(shape_of(op.x)[-1], int))
     if not all(map(is_covered, steps)) or not halved:
         return Refusal(f"it does not support all of {op.epilogue}")
+    # The kernel has arrays of fixed size for both.
     if len(steps) > MOST_STEPS or len(op.extras) > MOST_EXTRAS:
         return Refusal("it has too many epilogue ops")
     for extra in op.extras:

@@ -73,6 +73,8 @@ class IntMM:
         if isinstance(granularity, Refusal):
             return granularity
         assert fused.weight_params is not None, "a granularity needs params"
+        # The least number of rows that the graph declares:
+        # one token of a dynamic length is one row.
         if min(problem.rows.low, problem.n, problem.k) < _LEAST:
             return Refusal("it returns garbage when a size is 1")
         if problem.k > _MOST_K:
@@ -110,12 +112,14 @@ class IntMM:
 
 
 def _check_symmetric(params: QuantParams, name: str) -> Refusal | None:
+    # `aten._int_mm` takes int8 only.
     if params.spec.dtype is not torch.int8:
         return Refusal(f"the {name} is stored as {params.spec.dtype}")
     if params.zero_point is not None:
         zero = constant_of(params.zero_point)
         if zero is None or bool(zero.any()):
             return Refusal(f"the {name} has a zero point")
+    # The scale of the weight is expanded to a vector at compile time.
     if name == "weight" and constant_of(params.scale) is None:
         return Refusal("the weight's scale is computed at run time")
     return check_edge(params, name)

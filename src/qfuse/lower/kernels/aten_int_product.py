@@ -19,6 +19,7 @@ from qfuse.rewrite.prelude import Exactness, Node, Rewriter, arguments, aten
 from qfuse.rewrite.session import Applied, RewriteSession
 from qfuse.targets.target import Target
 
+# oneDNN trusts the stride of an axis of size 1, which is arbitrary.
 _LEAST = 2
 
 
@@ -75,6 +76,7 @@ def _byte(node: Node) -> Node | None:
     if not is_call(node, aten._to_copy.default):
         return None
     source = node_of(arguments(node)["self"])
+    # `aten._int_mm` takes int8 only.
     return source if dtype_of(source) is torch.int8 else None
 
 

@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Argument
 
+from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.ops.norm_spec import NormSpec, Statistic
 from qfuse.ir.ops.norms import LayerNorm
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.checks import FLOATS
 from qfuse.lower.operands.rowwise import (
     RowwiseKernel,
     check_residual,

@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 from torch.fx.node import Argument
 
+from qfuse.ir.dtypes import BYTES
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.spec import dtype_range
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import (
-    BYTES,
     check_activation,
     check_bias,
     check_edge,
@@ -121,6 +121,8 @@ def _check_codes(problem: LinearProblem) -> Refusal | None:
         return Refusal("the weight's values span more than 15, which does not fit four bits")
     least = first_code(stored, params.spec)
     low, high = dtype_range(torch.int8)
+    # Packing moves the least value to code 0, and the
+    # zero points with it; the kernel has them in int8.
     if any(not low <= zero - least <= high for zero in _extremes(params)):
         return Refusal("the weight has a zero point too far from its values for 8 bits")
     return None
@@ -129,6 +131,7 @@ def _check_codes(problem: LinearProblem) -> Refusal | None:
 def _extremes(params: QuantParams) -> tuple[int, ...]:
     zero = None if params.zero_point is None else constant_of(params.zero_point)
     if zero is None or not zero.numel():
+        # Without zero points, 0 is the zero point, and it moves too.
         return (0,)
     return int(zero.min()), int(zero.max())
 
@@ -138,6 +141,7 @@ def _check_bytes(problem: LinearProblem) -> Refusal | None:
     assert params is not None, "checked before"
     if params.spec.dtype not in BYTES:
         return Refusal(f"the weight is stored as {params.spec.dtype}")
+    # One group is the ordinary kernel's case, which scales a sum once.
     if rows_share_scale((1, params.spec.block[1]), (problem.n, problem.k)):
         return Refusal("the weight's scales are not grouped along its input features")
     return check_zero_point(params, "weight")

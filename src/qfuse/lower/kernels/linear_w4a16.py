@@ -32,6 +32,7 @@ def _check_codes(problem: LinearProblem) -> Refusal | None:
     if not fits_four_bits(stored):
         return Refusal("the weight's values span more than 15, which does not fit four bits")
     zero, _ = zero_points_of(stored, params, _BITS)
+    # The kernel ignores all but four bits of a zero point.
     if zero.numel() and not 0 <= int(zero.min()) <= int(zero.max()) <= _MOST_ZERO:
         return Refusal("the weight has a zero point outside its 16 codes")
     return None

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
+from qfuse.ir.dtypes import BYTES
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.weight_only import WeightOnlyLinear, zero_points_of
 from qfuse.lower.problems.linear import LinearProblem
 
 _BITS = 8
-_BYTES = (torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,10 @@ def _check_bytes(problem: LinearProblem) -> Refusal | None:
     stored, params = problem.weight, problem.fused.weight_params
     assert stored is not None, "it is a constant"
     assert params is not None, "checked before"
-    if stored.dtype not in _BYTES:
+    if stored.dtype not in BYTES:
         return Refusal(f"the weight is stored as {stored.dtype}")
     zero, _ = zero_points_of(stored, params, _BITS)
+    # Integer zero points have been checked by `check_zero_point`; the middle of a range has not.
     if zero.dtype is not torch.int8:
         return Refusal("the weight's float offsets are relative to a value outside the 8-bit range")
     return None

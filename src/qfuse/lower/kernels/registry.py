@@ -23,6 +23,7 @@ from qfuse.lower.select.kernel import LINEAR, Kernel
 
 def all_kernels(library: KernelLibrary) -> tuple[Kernel[Any], ...]:
     """Return new kernels for one lowering: they cache packed weights."""
+    # One packer for all, so that two kernels with the same layout share a packed weight.
     packer = Packer()
     weights = RealWeights(packer)
     return (
@@ -31,6 +32,7 @@ def all_kernels(library: KernelLibrary) -> tuple[Kernel[Any], ...]:
         LinearGrouped(library, packer, 8),
         LinearW4A16(library, weights),
         LinearW8A16(library, weights),
+        # The only ones for linears where there is no compiler.
         IntMM(packer),
         WeightInt8Pack(packer),
         ConvolutionW8A8(library, packer),

@@ -8,11 +8,11 @@ from typing import ClassVar
 import torch
 from torch.fx.node import Argument
 
+from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.ops.norms import RmsNorm
 from qfuse.ir.ops.views import dtype_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.checks import FLOATS
 from qfuse.lower.operands.rowwise import (
     RowwiseKernel,
     check_residual,
@@ -63,6 +63,9 @@ class RmsNormQuantized(RowwiseKernel):
 def _check_rounding(op: RmsNorm) -> Refusal | None:
     """Refuse a norm that rounds to another dtype than its result's after the weight."""
     norm = op.norm
+    # The kernel multiplies by the weight in float32 and rounds once,
+    # to the dtype of the result. In the source, a bfloat16 value times
+    # a float32 weight is float32, so it must not be rounded between.
     scaled = norm.rounded
     if op.weight is not None:
         scaled = torch.promote_types(scaled, dtype_of(op.weight))

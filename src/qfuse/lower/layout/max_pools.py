@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from qfuse.ir.graph.schema import is_call
+from qfuse.ir.dtypes import BYTES
+from qfuse.ir.graph.schema import arguments, is_call, overload_of
 from qfuse.ir.ops.views import dtype_of
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
 from qfuse.rewrite.session import RewriteSession
@@ -21,7 +22,7 @@ _POOLS = (aten.max_pool2d.default, aten.max_pool3d.default)
 def widen_max_pools(session: RewriteSession) -> None:
     """Pool 8-bit values as int32; a compiler fuses both casts into the loop of the pool."""
     for node in list(session.program.graph.nodes):
-        if is_call(node, *_POOLS) and dtype_of(node) in {torch.int8, torch.uint8}:
+        if is_call(node, *_POOLS) and dtype_of(node) in BYTES:
             session.rewrite_always("widen-max-pool", node, _Widen(node), proof=Exactness.EXACT)
 
 
@@ -33,7 +34,11 @@ class _Widen:
 
     def __call__(self, rw: Rewriter) -> None:
         node, cast = self._node, aten._to_copy.default
-        x, *settings = node.args
+        op, dtype = overload_of(node), dtype_of(node)
+        assert op is not None, "a max pool is an op"
+        x, *settings = arguments(node).values()
         wide = rw.call(cast, x, dtype=torch.int32)
-        pooled = rw.call(node.target, wide, *settings, **node.kwargs)  # type: ignore[arg-type]
-        rw.replace(node, rw.call(cast, pooled, dtype=dtype_of(node)))
+        pooled = rw.call(op, wide, *settings)
+        # A window of padding alone holds the least value of the dtype.
+        known = rw.call(aten.clamp_min.default, pooled, torch.iinfo(dtype).min)
+        rw.replace(node, rw.call(cast, known, dtype=dtype))

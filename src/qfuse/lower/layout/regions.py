@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import StageGraph
 from qfuse.ir.ops.convolution import as_fused_convolution
 from qfuse.ir.ops.views import tensor_of
@@ -24,10 +24,24 @@ from qfuse.ir.sizes import is_row_major, same_shape, same_size, same_strides
 from qfuse.lower.layout.memory_formats import channels_last_of, format_of, has_fastest_channels
 from qfuse.lower.layout.shuffles import Shuffle, find_shuffles
 
+aten = torch.ops.aten
+
 Infer = Callable[[Any, Any, Any], Any]
 """Returns the fake result of an op for fake arguments."""
 
 _NAMESPACES = frozenset({"aten", "prims", "qfuse"})
+# Ops that address memory, and numbers that describe it.
+_OF_MEMORY = frozenset(
+    {
+        aten.as_strided,
+        aten.as_strided_copy,
+        aten.as_strided_scatter,
+        aten.sym_stride,
+        aten.sym_storage_offset,
+    }
+)
+# They keep a position in the dtype of the values, which may be too narrow for it.
+_POOLS_WITH_INDICES = (aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
 
 
 @dataclass(slots=True)
@@ -106,16 +120,12 @@ class _Search:
         if node in self._shuffles:
             self._visit_shuffle(node)
             return
+        if is_call(node, *_POOLS_WITH_INDICES) and before[0].dtype.itemsize == 1:
+            return
         rank = before[0].dim()
         entries = [o for o in node.all_input_nodes if self._has_to_enter(o, rank)]
         value = self._result(node, entries)
-        after = _tensors(value)
-        joins = (
-            len(after) == len(before)
-            and all(map(_is_channels_last, after))
-            and all(same_shape(a.shape, b.shape) for a, b in zip(before, after, strict=True))
-        )
-        if joins:
+        if _become_channels_last(before, _tensors(value)):
             self._values[node], self._entries[node] = value, entries
 
     def _visit_shuffle(self, node: Node) -> None:
@@ -200,7 +210,10 @@ def _is_pure(node: Node) -> bool:
     op = overload_of(node)
     if op is None or op.namespace not in _NAMESPACES:
         return False
-    return op is not torch.ops.aten.as_strided.default
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        # Random numbers are drawn in the order of memory.
+        return False
+    return op.overloadpacket not in _OF_MEMORY
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -217,6 +230,19 @@ def _same(before: Any, after: Any) -> bool:
     if not old or len(old) != len(new):
         return isinstance(before, (int, float, torch.SymInt)) and type(before) is type(after)
     return all(same_strides(a, b) for a, b in zip(old, new, strict=True))
+
+
+def _become_channels_last(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bool:
+    """Whether the images among the results of an op become channels-last, and nothing else changes.
+
+    The other results are such as the statistics of a batch norm.
+    """
+    if len(before) != len(after) or not any(map(_is_channels_last, after)):
+        return False
+    return all(
+        same_shape(old.shape, new.shape) and (_is_channels_last(new) or same_strides(old, new))
+        for old, new in zip(before, after, strict=True)
+    )
 
 
 def _is_channels_last(value: torch.Tensor) -> bool:

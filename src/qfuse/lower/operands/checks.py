@@ -7,11 +7,13 @@ from collections.abc import Collection, Sequence
 import torch
 from torch.fx.node import Argument
 
+from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.value_range import bounds_of
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
+from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.spec import Block, Granularity, ZeroPointDomain, dtype_name, dtype_range
 from qfuse.ir.refusal import Refusal
@@ -25,8 +27,6 @@ from qfuse.targets.target import Target
 _INT32 = torch.iinfo(torch.int32)
 
 # The limits of qfuse's own kernels, see kernels/csrc/kernel_api.h.
-BYTES = (torch.int8, torch.uint8)
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MOST_STEPS = 8
 MOST_EXTRAS = 4
 # Dequantization dtypes that integer kernels may replace: see ``check_edge``.
@@ -42,7 +42,7 @@ def check_platform(library: KernelLibrary, target: Target) -> Refusal | None:
 
 def is_whole(block: Block, shape: Sequence[Size]) -> bool:
     """Whether one scale covers a tensor of ``shape``."""
-    return all(map(_covers, block, shape))
+    return all(map(covers, block, shape))
 
 
 def rows_share_scale(block: Block, shape: Sequence[Size]) -> bool:
@@ -51,12 +51,7 @@ def rows_share_scale(block: Block, shape: Sequence[Size]) -> bool:
     The block size of an axis of static size 1 does not matter.
     """
     lead = zip(block[:-1], shape[:-1], strict=True)
-    return _covers(block[-1], shape[-1]) and all(b == 1 or same_size(s, 1) for b, s in lead)
-
-
-def _covers(block: int | None, size: Size) -> bool:
-    """Whether one block covers the axis. An empty axis needs a block size of the whole axis."""
-    return block is None or (isinstance(size, int) and 0 < size <= block)
+    return covers(block[-1], shape[-1]) and all(b == 1 or same_size(s, 1) for b, s in lead)
 
 
 def check_rows(problem: LinearProblem) -> Refusal | None:
@@ -84,6 +79,7 @@ def check_edge(
     if params.spec.domain is ZeroPointDomain.FLOAT_OFFSET:
         return Refusal(f"the {name}'s zero point is a float offset")
     zero = params.zero_point
+    # A zero point of 0.5 has no integer form, and the sums are integers.
     if zero is not None and dtype_of(zero).is_floating_point:
         return Refusal(f"the {name}'s zero point is stored as {dtype_of(zero)}")
     return None
@@ -113,6 +109,7 @@ def check_zero_point(params: QuantParams, name: str) -> Refusal | None:
         return None
     dtype, bounds = params.spec.dtype, bounds_of(params.zero_point)
     low, high = dtype_range(dtype)
+    # Kernels hold it in the dtype of the values: 300 would wrap to 44 in uint8.
     if bounds is not None and low <= bounds[0] and bounds[1] <= high:
         return None
     where = f"outside [{low}, {high}], the range of {dtype_name(dtype)}"
@@ -206,6 +203,8 @@ def stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     wide = typed(zero, torch.int32, rw)
     low, high = dtype_range(dtype)
     bounds = bounds_of(zero, look=False)
+    # By the dtype only: bounds from producing ops ignore NaN, which is the case to guard against. A
+    # constant has been checked by `check_zero_point`.
     inside = bounds is not None and low <= bounds[0] and bounds[1] <= high
     if inside or constant_value(zero) is not None:
         return wide
@@ -233,8 +232,8 @@ def takes_output(fused: FusedProduct) -> bool:
         spec.dtype in BYTES
         and check_edge(params, "output") is None
         and is_whole(spec.block, shape_of(fused.node))
+        # `check_edge` allows bfloat16, but quantizing in bfloat16 rounds to other quantized values.
         and spec.arithmetic.compute is torch.float32
-        and spec.domain is not ZeroPointDomain.FLOAT_OFFSET
         and constant_of(params.scale) is not None
         and (params.zero_point is None or fits_int32(params.zero_point))
     )

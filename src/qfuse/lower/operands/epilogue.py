@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from qfuse.cost.work import WorkRange, pointwise_work, without_calls
+from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.ops.epilogue import Act, Add, Cast, Mul, Prelu, Step
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.checks import BYTES, FLOATS, bits_of, takes_output
+from qfuse.lower.operands.checks import bits_of, takes_output
 from qfuse.lower.problems.activations import KERNEL_ACTIVATIONS, PRELU
 from qfuse.lower.problems.epilogue_text import KernelSteps
 from qfuse.lower.problems.product import ProductProblem
@@ -85,9 +86,13 @@ def claims_output(problem: ProductProblem, steps: int) -> bool:
 
 
 def loops_behind(problem: ProductProblem, steps: int) -> list[WorkRange]:
-    """Return the work of the epilogue ops after ``steps``, which are compiled to one loop."""
+    """Return the work of what follows the first ``steps`` epilogue ops, compiled to one loop.
+
+    That is the other epilogue ops, and the output quantize if the kernel does not cover it.
+    """
     fused = problem.fused
-    if steps == len(fused.epilogue.steps):
+    quantizes = fused.out_params is not None and not claims_output(problem, steps)
+    if steps == len(fused.epilogue.steps) and not quantizes:
         return []
     read, written = bits_of(fused.float_types()[steps]), bits_of(dtype_of(fused.node))
     loop = pointwise_work(problem.rows * problem.n, [read], [written])

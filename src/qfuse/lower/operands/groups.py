@@ -44,6 +44,7 @@ def fits_four_bits(stored: torch.Tensor) -> bool:
 def group_count(spec: QuantSpec, k: int) -> int | Refusal:
     """Return the number of groups of ``k`` input features, or refuse unsupported group sizes."""
     size = spec.block[1]
+    # A group as long as the axis, or longer, is one scale per row.
     if size is None or (size >= k > 0):
         return 1
     if k == 0:

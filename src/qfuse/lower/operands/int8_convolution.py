@@ -11,6 +11,7 @@ from torch.fx.node import Argument
 
 from qfuse.cost.sizes import at_points
 from qfuse.cost.work import ComputeKind, Work, WorkRange
+from qfuse.ir.errors import RewriteError
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
 from qfuse.ir.quant.spec import Block
@@ -42,7 +43,7 @@ from qfuse.lower.operands.int8_weight import check_int8_weight
 from qfuse.lower.operands.packing import Packed, Packer
 from qfuse.lower.problems.convolution import ConvolutionProblem
 from qfuse.lower.select.kernel import CONVOLUTION, Claim, Span
-from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
+from qfuse.rewrite.prelude import Node, OpOverload, Rewriter, aten
 from qfuse.targets.target import Target
 
 
@@ -85,7 +86,7 @@ class Int8Convolution(ABC):
         return check_platform(self.library, target)
 
     def accepts(self, problem: ConvolutionProblem) -> Claim | Refusal:
-        """Accept the convolution with its whole epilogue."""
+        """Accept the convolution with the leading epilogue ops that the kernel knows."""
         refusal = (
             check_activation(problem)
             or _check_granularity(problem)
@@ -198,12 +199,25 @@ def _per_channel(problem: ConvolutionProblem, part: Node) -> torch.Tensor:
 
 
 def _with_strides_of(old: Node, new: Node, rw: Rewriter) -> Node:
-    """Return ``new`` with the memory format of the value that it replaces."""
+    """Return ``new`` with the strides of the value that it replaces.
+
+    Raises:
+        RewriteError: No order of the axes has these strides.
+    """
     was = tensor_of(old)
     if same_strides(was, tensor_of(new)):
         return new
     for memory_format in formats_of_rank(was.dim()):
-        copy = rw.call(torch.ops.aten.clone.default, new, memory_format=memory_format)
+        copy = rw.call(aten.clone.default, new, memory_format=memory_format)
         if same_strides(was, tensor_of(copy)):
             return copy
-    return new
+    # No memory format says that the channels of an unbatched image, or of a row, are adjacent.
+    for channels in range(was.dim() - 1):
+        order = [axis for axis in range(was.dim()) if axis != channels] + [channels]
+        back = [order.index(axis) for axis in range(was.dim())]
+        turned = rw.call(aten.permute.default, new, order)
+        rows = rw.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
+        copy = rw.call(aten.permute.default, rows, back)
+        if same_strides(was, tensor_of(copy)):
+            return copy
+    raise RewriteError("the kernel's result cannot have the strides of the source's")

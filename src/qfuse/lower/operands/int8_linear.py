@@ -98,13 +98,15 @@ class Int8Linear(ABC):
         return check_platform(self.library, target)
 
     def accepts(self, problem: LinearProblem | LinearRowwiseProblem) -> Claim | Refusal:
-        """Accept the linear with its whole epilogue, or with the following rowwise op."""
+        """Accept the linear with its leading epilogue ops, or with the following rowwise op."""
         if isinstance(problem, LinearRowwiseProblem):
             both = problem.problem
             refusal = self.check(both) or check_extras(both) or check_rowwise_output(problem)
             if refusal is not None:
                 return refusal
             work = linear_rowwise_work(problem, self.depth(both), self.weight_bits)
+            # No steps are counted: the text of the problem has
+            # those of both ops, and none may be left over.
             return Claim(0, problem.rows is not None, work, _ONE_PASS)
         refusal = self.check(problem)
         if refusal is not None:
@@ -179,6 +181,7 @@ def check_rowwise_output(problem: LinearRowwiseProblem) -> Refusal | None:
 def is_stored_at_once(problem: LinearRowwiseProblem) -> bool:
     """Whether a block of columns can be quantized without the rest of its row."""
     fused = problem.problem.fused
+    # An extra float output has to be written as rows too, which only the `_rows` op does.
     given = fused.out_params is not None and not problem.op.output.keep
     return given and takes_output(fused)
 
@@ -202,6 +205,7 @@ def linear_rowwise_work(
 
     def linear(count: int) -> Work:
         stored_as = Bits(8, weight_bits, 0)
+        # The sizes are numbers here, so the work is the same at all three points.
         work = linear_work(count, depth, problem.n, stored_as, ComputeKind.INT8).hint
         written = _strips(count * columns) if in_strips else (count * columns * bits / 8,)
         return work.moving(writes=written)

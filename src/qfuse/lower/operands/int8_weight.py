@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from qfuse.ir.dtypes import BYTES
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.checks import BYTES, check_edge, check_zero_point
+from qfuse.lower.operands.checks import check_edge, check_zero_point
 from qfuse.lower.operands.packing import signed_zero_point
 from qfuse.lower.problems.product import ProductProblem
 
 # The accumulator is int32: this many products of 8-bit values cannot overflow it.
+# 255 * 128 * 2^16 and, with a zero point, 255 * 255 * 2^15 are both just below 2^31.
 _MOST_K = 1 << 16
 _MOST_K_WITH_ZERO = 1 << 15
 
@@ -38,5 +40,5 @@ def _check_depth(problem: ProductProblem) -> Refusal | None:
     # uint8 weights are packed as int8, which gives them a zero point.
     most = _MOST_K if signed_zero_point(stored, params) is None else _MOST_K_WITH_ZERO
     if problem.k > most:
-        return Refusal(f"{problem.k} input features could overflow its sums; the limit is {most}")
+        return Refusal(f"sums of {problem.k} products could overflow; the limit is {most}")
     return None

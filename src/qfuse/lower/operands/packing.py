@@ -89,6 +89,7 @@ class Packer:
             least = least_code(stored, params.spec, 8)
             signed = _moved(stored, least, 8)
             full = None if zero is None else zero.expand(stored.shape[0]).contiguous()
+            # Cached by themselves, so that users with other parameters share them.
             codes = self._codes(lambda: pack_bytes(signed, halves=apart), stored, 8, least, apart)
             return Packed(codes, weight_sums(signed, full), full)
 
@@ -192,6 +193,7 @@ def _as_one(zeros: torch.Tensor) -> torch.Tensor | None:
     """Return a single zero point if all are equal, ``None`` if all are zero."""
     if not bool(zeros.any()):
         return None
+    # Symmetric 4-bit weights have one zero point for all groups: that of code 8.
     first = zeros[:1, :1]
     return first if bool((zeros == first).all()) else zeros
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.ops.norm_spec import NormSpec
 from qfuse.ir.ops.norms import LayerNorm, RmsNorm
 from qfuse.ir.ops.views import dtype_of, shape_of
@@ -13,7 +14,7 @@ from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_shape, same_size
 from qfuse.kernels import KernelLibrary
-from qfuse.lower.operands.checks import FLOATS, check_platform, typed
+from qfuse.lower.operands.checks import check_platform, typed
 from qfuse.lower.problems.rowwise import RowwiseProblem
 from qfuse.rewrite.prelude import Node, Rewriter
 from qfuse.targets.target import Target
@@ -67,6 +68,7 @@ def check_vectors(problem: RowwiseProblem, *vectors: Node | None) -> Refusal | N
             continue
         if dtype_of(vector) not in FLOATS:
             return Refusal(f"its weight or bias is {dtype_name(dtype_of(vector))}")
+        # A scalar fits no row.
         *lead, last = shape_of(vector) or (0,)
         if not same_size(last, problem.shape[-1]) or any(not same_size(s, 1) for s in lead):
             return Refusal("its weight or bias does not have one element per column")

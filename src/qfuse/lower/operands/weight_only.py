@@ -12,6 +12,7 @@ from torch.fx.node import Argument
 
 from qfuse.cost.sizes import AtPoints
 from qfuse.cost.work import Bits, ComputeKind, Work, linear_work
+from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.spec import ZeroPointDomain
@@ -20,7 +21,6 @@ from qfuse.kernels import KernelLibrary, pack_groups
 from qfuse.kernels.weight_only import GROUP_MULTIPLE
 from qfuse.lower.operands.checks import (
     COMPUTES,
-    FLOATS,
     bits_of,
     check_bias,
     check_edge,
@@ -91,6 +91,7 @@ class RealWeights:
         assert params is not None, "checked before"
         tensors = (stored, *map(constant_of, params.tensors))
         make = partial(self._packed, stored, params, bits)
+        # The spec too: the same numbers with another domain or block are other parameters.
         return self.packer.once(make, tensors, "real", str(params.spec), bits)
 
     def arguments(
@@ -181,6 +182,8 @@ def zero_points_of(
     four = bits == 4  # noqa: PLR2004
     zero = group_zero_points(params, stored.shape) - least_code(stored, params.spec, bits)
     narrow = zero.to(torch.uint8 if four else torch.int8)
+    # The narrow ones may have wrapped. Callers refuse
+    # int32 zero points by their dtype or their range.
     return (narrow if torch.equal(narrow.to(torch.int32), zero) else zero), 8 if four else 0
 
 
@@ -210,6 +213,8 @@ def _check_parameters(problem: LinearProblem, params: QuantParams) -> Refusal | 
     if params.spec.domain is not ZeroPointDomain.FLOAT_OFFSET:
         refusal = check_edge(params, "weight", computes) or check_zero_point(params, "weight")
         return refusal or _check_range(problem, params)
+    # Offsets count from the middle of the range; kernels subtract
+    # it from the codes as an integer. For [-128, 126] it is -0.5.
     if not middle_of(params.spec).is_integer():
         low, high = params.spec.quant_min, params.spec.quant_max
         return Refusal(
@@ -231,6 +236,7 @@ def _check_range(problem: LinearProblem, params: QuantParams) -> Refusal | None:
     assert stored is not None, "it is a constant"
     if stored.numel() == 0:
         return None
+    # In float64, in which the bound itself cannot overflow.
     zero = group_zero_points(params, stored.shape).double()
     low, high = map(float, stored.aminmax())
     most = torch.maximum((low - zero).abs(), (high - zero).abs())
@@ -244,7 +250,7 @@ def _check_range(problem: LinearProblem, params: QuantParams) -> Refusal | None:
 
 
 def claim_of(problem: LinearProblem, bits: int) -> Claim:
-    """Return the claim of a kernel with ``bits``-bit codes: the whole epilogue."""
+    """Return the claim of a kernel with ``bits``-bit weights: the epilogue ops that it knows."""
     params = problem.fused.weight_params
     assert params is not None, "checked before"
     groups = group_count(params.spec, problem.k)
@@ -253,6 +259,7 @@ def claim_of(problem: LinearProblem, bits: int) -> Claim:
     widths = Bits(bits_of(problem.real), bits, bits_of(problem.fused.float_types()[steps]))
     work = linear_work(problem.rows, problem.k, problem.n, widths, _KINDS[problem.real])
     zero = 0 if params.zero_point is None else 1
+    # A zero point is one byte per group, an offset four, next to a scale of four bytes.
     offset = 4 * (params.spec.domain is ZeroPointDomain.FLOAT_OFFSET)
     parameters = groups * problem.n * (4 + max(zero, offset))
     plan = [_with_parameters(work, parameters), *loops_behind(problem, steps)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from qfuse.cost.sizes import SizeRange
 from qfuse.ir.graph.stage_graph import SymbolRange
 from qfuse.ir.ops.convolution import FusedConvolution
 from qfuse.ir.ops.views import shape_of
-from qfuse.ir.sizes import Size
+from qfuse.ir.sizes import product
 from qfuse.lower.problems.product import ProductProblem
 from qfuse.lower.select.kernel import CONVOLUTION, Span
 
@@ -64,22 +64,15 @@ def convolution_problem(
     first, second, *kernel = (int(size) for size in shape_of(fused.weight))
     n, depth = first, second
     if fused.transposed:
+        # The weight of a transposed convolution is [in, out / groups, *kernel].
         n, depth = second * fused.groups, first // fused.groups
     shape = shape_of(fused.node)
-    pixels = _product((*shape[: fused.axis], *shape[fused.axis + 1 :]))
+    pixels = product((*shape[: fused.axis], *shape[fused.axis + 1 :]))
     return ConvolutionProblem(
         fused,
         size_range(pixels, symbols),
         n,
         depth * math.prod(kernel),
         fused.real,
-        size_range(_product(shape_of(fused.x)), symbols),
+        size_range(product(shape_of(fused.x)), symbols),
     )
-
-
-def _product(sizes: Sequence[Size]) -> Size:
-    """Multiply sizes, some of which may be symbolic."""
-    total: Size = 1
-    for size in sizes:
-        total = total * size
-    return total

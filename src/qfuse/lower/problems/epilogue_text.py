@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.fx import Node
 
+from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.movement.glu_halves import TwoHalves, halves_of, uncast
 from qfuse.ir.ops.activation import Activation
@@ -17,10 +18,8 @@ from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of, tensor_of
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.checks import FLOATS, MOST_EXTRAS, MOST_STEPS
+from qfuse.lower.operands.checks import MOST_EXTRAS, MOST_STEPS
 from qfuse.lower.problems.activations import KERNEL_ACTIVATIONS, PRELU
-
-_BYTES = (torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +73,8 @@ class KernelSteps:
         """Write the epilogues of both in order, or refuse the first unsupported op."""
         writer = _Writer(linear.extras)
         refusal = writer.write_all(linear)
+        # Operands of both epilogues are numbered together:
+        # indices are relative to their own op's list.
         writer.continue_with(op, product)
         refusal = refusal or writer.write_all(op) or _check_result(op)
         if refusal is not None:
@@ -118,6 +119,7 @@ class _Writer:
 
     def write_all(self, op: FusedProduct | Activation) -> Refusal | None:
         """Write the epilogue of an op, up to the first unsupported op."""
+        # `_types` has one entry more, the dtype of the result.
         for step, real in zip(op.epilogue.steps, _types(op), strict=False):
             refusal = _refuse_activation(step) or self._write(step, real)
             if refusal is not None:
@@ -151,9 +153,11 @@ class _Writer:
     def done(self) -> KernelSteps | Refusal:
         """Return the text, if it is within the limits of the kernels."""
         if self.count > MOST_STEPS or len(self.extras) > MOST_EXTRAS:
-            return Refusal("the two epilogues have too many ops")
+            return Refusal("its epilogue has too many ops")
         if self.multiplied > 1:
             return Refusal("there are two GLUs")
+        # The half exists in registers only. As an operand it
+        # would be loaded from memory that is not written.
         if self.product is not None and self.product.up in self.extras:
             return Refusal("a GLU half has another use after the product")
         return KernelSteps("|".join(self.words), tuple(self.extras), self.multiplied == 1)
@@ -175,6 +179,7 @@ class _Writer:
                 return Refusal("a factor has an intermediate rounding")
             self._add(f"mul({self._number(step.index)})")
             return None
+        # These words are marks and not steps, so they do not count.
         self.words.append("up()")
         refusals = [self._cast(dtype) for dtype in self.product.casts]
         if step.rounded is not None:
@@ -195,6 +200,9 @@ class _Writer:
         zero = 0 if stored.zero_point is None else _number_of(self.known[stored.zero_point])
         if scale is None or zero is None or not _dequantizes_simply(stored.spec):
             return Refusal("an operand has an unsupported quantization")
+        # The source rounds the operand, or promotes the sum, in another way than the kernels.
+        if isinstance(zero, torch.Tensor) and zero.dtype.is_floating_point:
+            return Refusal(f"an operand's zero point is stored as {dtype_name(zero.dtype)}")
         if stored.spec.real is not torch.float32 or real is not torch.float32:
             return Refusal("an operand is dequantized to another dtype than float32")
         self._add(f"{word},{scale.to(torch.float32).item()!r},{int(zero)})")
@@ -209,6 +217,8 @@ class _Writer:
         zero = 0.0 if step.zero_point is None else _number_of(self.known[step.zero_point])
         if scale is None or zero is None or not _is_simple(step.spec):
             return Refusal("it has an intermediate rounding to an unsupported quantization")
+        # In the scale's own dtype first, as the source does: the float32 reciprocal of a rounded
+        # float64 scale may differ in the last bit, which moves values at ties.
         factor = scale.reciprocal().to(torch.float32).item()
         spec, size = step.spec, scale.to(torch.float32).item()
         whole = float(zero)
@@ -250,6 +260,7 @@ def _number_of(node: Node) -> torch.Tensor | None:
 def _is_simple(spec: QuantSpec) -> bool:
     """Whether the kernels' ``round``, in float32, computes this quantize-dequantize round trip."""
     math = spec.arithmetic
+    # x / s and x * (1 / s) differ at ties; so do round(y) + z and round(y + z).
     rounds = math.reciprocal and not math.zero_point_first
     return _dequantizes_simply(spec) and spec.real in FLOATS and rounds
 
@@ -257,7 +268,7 @@ def _is_simple(spec: QuantSpec) -> bool:
 def _dequantizes_simply(spec: QuantSpec) -> bool:
     """Whether dequantizing is ``(q - zero_point) * scale`` of bytes in float32."""
     return (
-        spec.dtype in _BYTES
+        spec.dtype in BYTES
         and spec.is_plain
         and spec.domain is not ZeroPointDomain.FLOAT_OFFSET
         and spec.arithmetic.compute is torch.float32

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.graph.stage_graph import SymbolRange
 from qfuse.ir.ops.activation import Activation, as_activation
 from qfuse.ir.ops.linear import FusedLinear, as_fused_linear
@@ -15,7 +16,6 @@ from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import is_row_major, same_shape
 from qfuse.lower.expand.expand import results_of
-from qfuse.lower.operands.checks import FLOATS
 from qfuse.lower.problems.epilogue_text import GluProduct, KernelSteps, product_of
 from qfuse.lower.problems.linear import LinearProblem, linear_problem
 from qfuse.lower.problems.problem import Problem, Replaced
@@ -119,6 +119,7 @@ def linear_rowwise_problem(
     rows = _rows_of(op, symbols, shared=shared)
     if isinstance(rows, Refusal):
         return rows
+    # `_check_between` has refused an op whose first result has no user.
     first = results_of(node)[0]
     both = replace(linear, node=first, extras=written.extras, out_params=op.output.params)
     problem = linear_problem(both, symbols)
@@ -131,6 +132,7 @@ def _rows_of(
     """Return how rows are quantized, with extra outputs; ``None`` if the result is float."""
     if op.output.spec is None:
         return None
+    # Where the op only quantizes, its float result is that of the linear.
     keep = op.output.keep | ({Keep.FLOAT} if shared else set())
     return rowwise_problem(replace(op, output=replace(op.output, keep=keep)), symbols)
 
@@ -151,6 +153,7 @@ def _check_between(
         and not op.epilogue.steps
         and is_row_major(tensor_of(linear.node))
     )
+    # The value between the two is never stored, so nobody else can read it.
     if (outside and not keeps) or len(reads) != (1 if product is None else 2):
         return Refusal("the linear has other users, or the op uses it more than once")
     return None if 0 in results_of(op.node) else Refusal("the result has no user")
@@ -165,6 +168,7 @@ def _check_shapes(linear: FusedLinear, op: Activation, written: KernelSteps) -> 
     if not same_shape((*shape_of(linear.x)[:-1], columns), values[0].shape):
         return Refusal(_SPREAD)
     for extra in written.extras:
+        # Operands of the linear's own epilogue are checked with the kernel of the linear.
         if extra not in op.extras:
             continue
         if dtype_of(extra) not in FLOATS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +13,7 @@ from qfuse.cost import pointwise_work, size_range, without_calls
 from qfuse.cost.model import Plan
 from qfuse.cost.sizes import SizeRange
 from qfuse.cost.work import WorkRange
+from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.graph.stage_graph import SymbolRange
 from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.norms import LayerNorm, RmsNorm
@@ -21,9 +22,9 @@ from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.choose import Formula
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name
 from qfuse.ir.refusal import Refusal
-from qfuse.ir.sizes import Size, is_row_major, same_shape
+from qfuse.ir.sizes import Size, is_row_major, product, same_shape
 from qfuse.lower.expand.expand import results_of
-from qfuse.lower.operands.checks import FLOATS, bits_of, fits_int32, is_whole, rows_share_scale
+from qfuse.lower.operands.checks import bits_of, fits_int32, is_whole, rows_share_scale
 from qfuse.lower.problems.problem import Problem, Replaced
 from qfuse.lower.select.kernel import Claim, Span
 from qfuse.rewrite.prelude import Node, Rewriter
@@ -41,7 +42,6 @@ ROWWISE_FORMULAS = (
 )
 """The formulas of dynamic scales in the kernels, see kernels/csrc/rowwise/choose.h."""
 
-_BYTES = (torch.int8, torch.uint8)
 _SCALES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _ZEROS = (*_SCALES, torch.int64, torch.int32, torch.int8, torch.uint8)
 # Result index of the extra outputs; quantized values, scale and zero point come first.
@@ -143,6 +143,7 @@ class RowwiseProblem(Problem):
         kept = {Keep.FLOAT: self.spec.real, Keep.SUM: dtype_of(self.op.x)}
         if not isinstance(self.op, Activation) and self.op.residual is not None:
             both = dtype_of(self.op.x), dtype_of(self.op.residual)
+            # torch promotes a bfloat16 hidden state plus a float32 residual to float32.
             kept[Keep.SUM] = torch.promote_types(*both)
         bits = [bits_of(self.spec.dtype), *(bits_of(kept[k]) for k in self.output.keep)]
         return pointwise_work(self.made, [], bits)
@@ -157,19 +158,18 @@ def rowwise_problem(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> Rowwis
         return Refusal(f"its input is {dtype_name(dtype_of(op.x))}")
     if not shape:
         return Refusal("its input has no axis")
+    # Kernels write rows one after the other, and the captured strides of results must stay.
     if not all(map(is_row_major, op.node.meta["val"])):
         return Refusal("its results are not row-major")
     made = tuple(op.node.meta["val"][0].shape)
-    read, written = (size_range(_product(sizes), symbols) for sizes in (shape, made))
+    read, written = (size_range(product(sizes), symbols) for sizes in (shape, made))
     return RowwiseProblem(op, op.output.spec, read, written, made)
 
 
 def loops_of(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> Plan:
     """Return the work of compiled loops with a float result, without a call."""
     value = op.node.meta["val"][0]
-    read, written = (
-        size_range(_product(sizes), symbols) for sizes in (shape_of(op.x), value.shape)
-    )
+    read, written = (size_range(product(sizes), symbols) for sizes in (shape_of(op.x), value.shape))
     works = [
         pointwise_work(read, [bits_of(dtype_of(op.x))], []),
         pointwise_work(written, [], [bits_of(value.dtype)]),
@@ -177,17 +177,10 @@ def loops_of(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> Plan:
     return [without_calls(work) for work in works]
 
 
-def _product(sizes: Sequence[Size]) -> Size:
-    count: Size = 1
-    for size in sizes:
-        count = count * size
-    return count
-
-
 def check_output(problem: RowwiseProblem) -> Refusal | None:
     """Refuse results that are not 8-bit, or quantized neither per row nor per tensor."""
     spec = problem.spec
-    if spec.dtype not in _BYTES:
+    if spec.dtype not in BYTES:
         return Refusal(f"its result is stored as {dtype_name(spec.dtype)}")
     if spec.domain is ZeroPointDomain.FLOAT_OFFSET:
         return Refusal("its zero point is a float offset")
@@ -214,10 +207,14 @@ def _check_given(problem: RowwiseProblem) -> Refusal | None:
 def _check_chosen(problem: RowwiseProblem) -> Refusal | None:
     choose, spec = problem.output.choose, problem.spec
     assert choose is not None, "its parameters are chosen"
+    # The kernels find the extremes of a row while it
+    # is in the cache, and no larger or smaller block.
     if not rows_share_scale(choose.block, problem.shape) or choose.block != spec.block:
         return Refusal(f"its scale is computed for blocks of {spec.block_text()}, not per row")
     if choose.formula not in ROWWISE_FORMULAS:
         return Refusal(f"its scale is computed as {choose.formula}")
+    # The kernels have one range: a scale chosen for
+    # [-127, 127] and used with [-128, 127] needs two.
     span = choose.dtype, choose.quant_min, choose.quant_max
     if span != (spec.dtype, spec.quant_min, spec.quant_max):
         return Refusal("its parameters are computed for another range than that of its result")
@@ -231,6 +228,7 @@ def rowwise_output_args(problem: RowwiseProblem) -> list[Argument]:
     spec, choose, params = problem.spec, problem.output.choose, problem.output.params
     math = spec.arithmetic
     given: list[Argument] = [None, None] if params is None else [params.scale, params.zero_point]
+    # Static parameters: the empty formula tells the kernel to choose nothing.
     chosen: list[Argument] = ["", 0.0, torch.float32, torch.int32]
     if choose is not None:
         chosen = [str(choose.formula), choose.eps, choose.scale_dtype, choose.zero_point_dtype]

@@ -88,6 +88,7 @@ def select(
             offers.append(Offer(kernel, answer, cost.seconds(answer.work)))
     if not offers:
         return Choice(None, tuple(losers))
+    # The sort is stable, so ties keep the order of the registry.
     offers.sort(key=lambda offer: offer.seconds)
     best = offers[0]
     if problem.has_rival:

@@ -53,5 +53,6 @@ def results_of(node: Node, count: int = 2) -> tuple[tuple[int, Node], ...]:
         if user.target is not operator.getitem or not isinstance(user.args[1], int):
             text = "its {} results are used as one tuple"
             raise RefusedError(MissCode.PATTERN, user, text, count)
+        # A graph may name the last result -1.
         found.append((user.args[1] % count, user))
     return tuple(found)

@@ -2,7 +2,6 @@
 
 A dialect is a set of rules that turn ops of some namespaces into canonical ones. A package adds
 a dialect with an entry point::
-adds one with an entry point::
 
     [project.entry-points."qfuse.dialects"]
     mine = "my_package:dialect"
@@ -51,6 +50,7 @@ def discover(group: str = ENTRY_POINT_GROUP) -> tuple[Dialect, ...]:
     Raises:
         NormalizeError: An entry point cannot be loaded or is not a dialect.
     """
+    # Sorted, since the order of installation must not decide which rule is tried first.
     points = sorted(entry_points(group=group), key=lambda p: (p.name, p.value))
     return tuple(map(_load, dict.fromkeys(points)))
 
@@ -81,6 +81,7 @@ def rules_of(dialects: Sequence[Dialect]) -> list[Rule[Any]]:
     owners: dict[str, str] = {}
     rules: list[Rule[Any]] = []
     for dialect in dialects:
+        # Options, bans and the report refer to dialects and rules by name.
         _claim(owners, f"dialect {dialect.name}", dialect.name)
         for rule in dialect.rules():
             if not isinstance(rule, Rule):

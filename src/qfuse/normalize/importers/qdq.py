@@ -168,6 +168,7 @@ def check_clamp(node: Node, spec: QuantSpec) -> None:
     compute = spec.arithmetic.compute
     if spec.dtype.is_floating_point:
         return
+    # bfloat16 rounds 127 to 127 but 255 to 256, which is no uint8.
     for code in (spec.quant_min, spec.quant_max):
         if torch.tensor(code, dtype=torch.float64).to(compute).item() != code:
             text = "its bound {} is not exact in {}, in which it clamps"
@@ -181,6 +182,7 @@ def check_zero_point_dtype(zero_point: Node, compute: torch.dtype) -> None:
         RefusedError: It does.
     """
     dtype = dtype_of(zero_point)
+    # A float64 zero point would lift the whole source expression to float64.
     if promoted(zero_point, compute, dtype) != compute:
         text = "the zero point is {}, so the source computes in a dtype other than {}"
         raise RefusedError(MissCode.DTYPE, zero_point, text, dtype_name(dtype), dtype_name(compute))
@@ -199,6 +201,7 @@ def check_subtraction(q: Node, zero_point: Node | None, compute: torch.dtype) ->
         return
     check_zero_point_dtype(zero_point, compute)
     taken = promoted(q, dtype_of(q), dtype_of(zero_point))
+    # Computed in one dtype, both orders are the same. Subtracting a zero in integers cannot wrap.
     if taken == compute or (is_zero(zero_point) and not taken.is_floating_point):
         return
     if not all(exact_difference(q, zero_point, within) for within in (taken, compute)):

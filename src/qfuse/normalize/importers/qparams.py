@@ -21,7 +21,7 @@ from qfuse.ir.ops.value_range import is_zero
 from qfuse.ir.ops.view_ops import RESHAPES
 from qfuse.ir.ops.views import dtype_of, node_of, shape_of, tensor_of
 from qfuse.ir.quant.spec import dtype_name
-from qfuse.ir.sizes import Size, element_count, same_shape
+from qfuse.ir.sizes import Size, element_count, is_one, same_shape
 from qfuse.normalize.importers.errors import cannot_run
 from qfuse.normalize.importers.rule import RefusedError
 from qfuse.normalize.match.constants import derived
@@ -85,6 +85,7 @@ def fit(at: Node, param: Node, grid: Sequence[Size], what: str = "scale") -> Par
     node = without_reshapes(param, grid)
     have, want = shape_of(node), tuple(grid)
     done = Param(node, want, dtype_of(node))
+    # Axes of size 1 may be anywhere, also beside symbolic sizes, whose product is unknown.
     if same_shape(have, want) or same_shape(_without_ones(have), _without_ones(want)):
         return done
     have_count, want_count = element_count(have), element_count(want)
@@ -99,6 +100,8 @@ def fit(at: Node, param: Node, grid: Sequence[Size], what: str = "scale") -> Par
             fix="give one entry per block of the data",
             kind=BlockError,
         )
+    # A constant is reshaped at compile time, by a copy if necessary; at run time there are only
+    # views.
     if constant_value(node) is None and not tensor_of(node).is_contiguous():
         text = "the {} of shape {} is not contiguous, so it has no view of shape {}"
         raise RefusedError(MissCode.SHAPE, at, text, what, have, want)
@@ -115,6 +118,8 @@ def fit_zero_point(at: Node, param: Node | None, grid: Sequence[Size]) -> Param 
     if param is None:
         return None
     fitted = fit(at, param, grid, "zero point")
+    # Sources with symmetric quantization pass tensors of zeros; without them specs and kernels are
+    # simpler, and adding zero changes nothing.
     return None if is_zero(param) else fitted
 
 
@@ -148,18 +153,14 @@ def reshaped(rw: Rewriter, node: Node, shape: Sequence[Size]) -> Node:
         return rw.call(aten.view.default, node, static)
     # A symbolic size would need a node of its own; dropping and adding axes of size 1 needs no
     # sizes.
-    ones = [axis for axis, size in enumerate(shape_of(node)) if _is_one(size)]
+    ones = [axis for axis, size in enumerate(shape_of(node)) if is_one(size)]
     if ones:
         node = rw.call(aten.squeeze.dims, node, ones)
     for axis, size in enumerate(shape):
-        if _is_one(size):
+        if is_one(size):
             node = rw.call(aten.unsqueeze.default, node, axis)
     return node
 
 
-def _is_one(size: Size) -> bool:
-    return isinstance(size, int) and size == 1
-
-
 def _without_ones(shape: Sequence[Size]) -> tuple[Size, ...]:
-    return tuple(s for s in shape if not _is_one(s))
+    return tuple(s for s in shape if not is_one(s))

@@ -61,6 +61,8 @@ def known_arguments(node: Node, known: Collection[str]) -> dict[str, Argument]:
         RefusedError: One of them is unknown: the op has another version.
     """
     given = arguments(node)
+    # An argument that is not read here may change the values; torchao's ops differ in their
+    # trailing arguments between versions.
     foreign = sorted(set(given) - set(known))
     if foreign:
         text = "this version of the op has an argument that qfuse does not support: {}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from qfuse.ir.quant.spec import Block
-from qfuse.ir.sizes import Size, same_shape, same_size
+from qfuse.ir.sizes import Size, is_one, same_shape, same_size
 
 
 class Broadcast(StrEnum):
@@ -28,12 +28,13 @@ def broadcast_of(factor: Sequence[Size], shape: Sequence[Size]) -> Broadcast | N
     if len(factor) > len(shape):
         return None
     sizes = padded(factor, len(shape))
-    if all(_is_one(size) for size in sizes):
+    if all(is_one(size) for size in sizes):
         return Broadcast.TENSOR
     lead, last = sizes[:-1], sizes[-1]
-    if all(_is_one(size) for size in lead):
+    # Sizes are compared without guards: a symbol that may happen to be 1 is not taken as 1.
+    if all(is_one(size) for size in lead):
         return Broadcast.CHANNEL if same_size(last, shape[-1]) else None
-    if _is_one(last) and same_shape(lead, shape[:-1]):
+    if is_one(last) and same_shape(lead, shape[:-1]):
         return Broadcast.ROWS
     return None
 
@@ -42,7 +43,7 @@ def is_per_feature(factor: Sequence[Size], shape: Sequence[Size]) -> bool:
     """Whether ``factor`` has one entry per index of the last axis of ``shape``, of any size."""
     if not factor or len(factor) > len(shape):
         return False
-    return all(map(_is_one, factor[:-1])) and same_size(factor[-1], shape[-1])
+    return all(map(is_one, factor[:-1])) and same_size(factor[-1], shape[-1])
 
 
 def block_of(shape: Sequence[Size], grid: Sequence[Size]) -> Block | None:
@@ -60,7 +61,7 @@ def block_of(shape: Sequence[Size], grid: Sequence[Size]) -> Block | None:
         return None
     block: list[int | None] = []
     for size, count in zip(shape, padded(grid, len(shape)), strict=True):
-        if _is_one(count):
+        if is_one(count):
             block.append(None)
         elif same_size(size, count):
             block.append(1)
@@ -72,7 +73,3 @@ def block_of(shape: Sequence[Size], grid: Sequence[Size]) -> Block | None:
 def padded(grid: Sequence[Size], rank: int) -> tuple[Size, ...]:
     """Return ``grid`` padded with ones in front, as broadcasting aligns it."""
     return (*(1,) * (rank - len(grid)), *grid)
-
-
-def _is_one(size: Size) -> bool:
-    return isinstance(size, int) and size == 1

@@ -10,6 +10,7 @@ from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import bits_equal, has_values
 from qfuse.rewrite.prelude import Node, Rewriter, aten
 
+# Bounds the search, which runs in `match`.
 _EXPRESSION = 64
 # Larger tensors are compared by identity.
 _LIMIT = 1 << 22
@@ -45,6 +46,7 @@ def _called(node: Node, known: dict[Node, torch.Tensor]) -> object:
     if node.op == "get_attr":
         return constant_of(node)
     op = overload_of(node)
+    # Another library's op may have effects, and a random one has other values in each call.
     if op is None or op.namespace != "aten" or torch.Tag.nondeterministic_seeded in op.tags:
         return None
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
@@ -124,6 +126,7 @@ def shared_constant(rw: Rewriter, near: Node, value: torch.Tensor, name: str) ->
     """
     name = "".join(c if c.isalnum() else "_" for c in name)
     known = getattr(near.graph.owning_module, name, None)
+    # Equal values under one name are one parameter; other values get a fresh name.
     if isinstance(known, torch.Tensor) and _same(known, value):
         return rw.constant(known, name)
     return rw.constant(value, name)
@@ -133,6 +136,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
         return False
     if a.is_meta or b.is_meta:
+        # A meta tensor has no bits, so only the object itself is known to be equal.
         return a is b
     if a.data_ptr() == b.data_ptr() and a.stride() == b.stride():
         return True

@@ -34,6 +34,7 @@ def comes_from_quantized_product(x: Node) -> bool:
     stack, seen = [x], {x}
     while stack and len(seen) <= _MOST:
         node = stack.pop()
+        # A product ends the walk, whether it is quantized or not.
         product = as_linear(node) or as_convolution(node)
         if product is not None:
             if any(map(_is_dequantized, (product.x, product.weight))):

@@ -51,11 +51,13 @@ VIEWS_OF_Q: Capture[Path] = Capture("views_of_q")
 
 
 def _exact_cast(node: Node) -> Node | None:
+    # 8-bit values are exact in all of these.
     exact = dtype_of(node) in REALS or dtype_of(node) in _WIDE_INTEGERS
     return cast_source(node) if exact else None
 
 
 def _wide_view(node: Node) -> Node | None:
+    # A view of the stored values themselves belongs to `q`.
     return None if dtype_of(node) in STORED else view_source(node)
 
 
@@ -85,7 +87,7 @@ and in every integer dtype of more bits. The rule checks that the zero point is 
 
 
 @dataclass(frozen=True, slots=True)
-class StoredNumbers:
+class QuantizedValues:
     """The match of :data:`QUANTIZED`.
 
     Attributes:
@@ -100,9 +102,9 @@ class StoredNumbers:
     zero: Argument = None
 
     @staticmethod
-    def of(found: Match) -> StoredNumbers:
+    def of(found: Match) -> QuantizedValues:
         """Return the captures of a pattern that contains :data:`QUANTIZED`."""
-        return StoredNumbers(found[Q], found[VIEWS_OF_Q].of(_WIDE_VIEW), found.get(ZERO))
+        return QuantizedValues(found[Q], found[VIEWS_OF_Q].of(_WIDE_VIEW), found.get(ZERO))
 
     def build(self, rw: Rewriter) -> Node:
         """Return the quantized values in the shape of the value."""
@@ -113,10 +115,10 @@ class StoredNumbers:
         return q
 
 
-def stored_numbers(value: object) -> StoredNumbers | None:
+def quantized_values(value: object) -> QuantizedValues | None:
     """View ``value`` as quantized values that were cast, reshaped and shifted."""
     found = match(QUANTIZED, value) if isinstance(value, Node) else None
-    return StoredNumbers.of(found) if isinstance(found, Match) else None
+    return QuantizedValues.of(found) if isinstance(found, Match) else None
 
 
 def integers_of(value: Node) -> Node | None:

@@ -50,6 +50,7 @@ def rows_source(value: object) -> Node | None:
     if source is None or not isinstance(value, Node):
         return None
     before, after = shape_of(source), shape_of(value)
+    # A scalar has no last axis.
     if not before or not after or not same_size(before[-1], after[-1]):
         return None
     if is_call(value, *SIZED_VIEWS, aten.alias.default):
@@ -86,6 +87,7 @@ def reapply_views(rw: Rewriter, view: Node, y: Node) -> Node:
 def sized_view(rw: Rewriter, y: Node, sizes: Sequence[Argument], last: Size | None = None) -> Node:
     """View ``y`` in the given sizes; the last one may be replaced."""
     size: list[Argument] = list(sizes)
+    # Callers give a number of features or groups; a symbolic size would need a node.
     if last is not None:
         assert isinstance(last, int), f"the last axis of {y} is not static"
         size[-1] = last

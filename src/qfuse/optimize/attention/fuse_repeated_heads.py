@@ -79,6 +79,7 @@ class FuseRepeatedHeads(Rule[RepeatedHeadsSite]):
         if key is None and value is None:
             text = "neither keys nor values are repeated"
             return Miss(MissCode.PATTERN, node, text, progress=0)
+        # With grouped heads, `scaled_dot_product_attention` repeats both keys and values.
         if key is None or value is None:
             text = "only one of keys and values is repeated in a supported way"
             return Miss(MissCode.PATTERN, node, text, progress=2)
@@ -101,6 +102,8 @@ class FuseRepeatedHeads(Rule[RepeatedHeadsSite]):
         if len(query) != _RANK or not same_size(query[0], shape_of(key)[0]):
             text = "queries of shape {} broadcast against keys of {}"
             return Miss(MissCode.SHAPE, node, text, tuple(query), tuple(shape_of(key)), progress=3)
+        # Query head i uses shared head i // (query heads / shared heads), which is the head that
+        # the repetition gave it only if queries have exactly the repeated number of heads.
         if same_size(query[1], repeated) and _alike(key, value):
             return None
         text = "there are {} heads of queries, {} of keys repeated from {}, values from {}"
@@ -132,6 +135,7 @@ def _before_repeat(node: Node) -> Node | None:
     if not is_call(node, *_VIEWS):
         return None
     spread = node_of(arguments(node)["self"])
+    # There is no copy where the expanded heads can be viewed, as those of one head can.
     if is_call(spread, aten.clone.default):
         spread = node_of(arguments(spread)["self"])
     if not is_call(spread, aten.expand.default):
@@ -145,6 +149,7 @@ def _before_repeat(node: Node) -> Node | None:
         return None
     groups = shape_of(spread)[_GROUP_AXIS]
     heads = shape[1]
+    # Products of symbolic sizes cannot be compared without guards.
     if not isinstance(heads, int) or not isinstance(groups, int) or groups < 1:
         return None
     batch, _, positions, width = shape

@@ -72,9 +72,12 @@ class MergeQueries(Rule[MergeQueriesSite]):
         if not (len(query) == len(key) == len(value) == _RANK and same_size(query[2], 1)):
             text = "it has queries of several tokens, or tensors whose rank is not four"
             return Miss(MissCode.SHAPE, node, text, progress=1)
+        # A causal mask would show row 1 of a group one more
+        # key than row 0, though both are the same token.
         if a["is_causal"] or a["dropout_p"] != 0.0:
             text = "it has a causal mask or dropout, which depend on the row"
             return Miss(MissCode.ARGUMENT, node, text, progress=2)
+        # The reshape of the queries has the batch of the queries in it.
         if not (same_size(query[0], key[0]) and same_size(query[0], value[0])):
             text = (
                 "the batches of queries, keys and values are {}, {} and {}, so some are broadcast"
@@ -89,8 +92,8 @@ class MergeQueries(Rule[MergeQueriesSite]):
     def _mask_or_reader(self, node: Node) -> Miss | None:
         mask = optional_node(arguments(node)["attn_mask"])
         # Axes from the right: keys, queries, heads. A size that is absent or 1 applies to all.
-        told = shape_of(mask)[-3:-1] if mask is not None else ()
-        if mask is not None and not all(same_size(size, 1) for size in told):
+        details = shape_of(mask)[-3:-1] if mask is not None else ()
+        if mask is not None and not all(same_size(size, 1) for size in details):
             text = "the mask differs between heads"
             return Miss(MissCode.SHAPE, mask, text, progress=3)
         rigid = stride_sensitive_user(node)
@@ -115,5 +118,6 @@ def _group(queries: Size, keys: Size, values: Size) -> tuple[int, int] | None:
     """Return the number of key/value heads, and the number of query heads per key/value head."""
     if not (isinstance(queries, int) and isinstance(keys, int) and same_size(keys, values)):
         return None
+    # A size of 0 is legal, and must not be divided by.
     group = queries // max(keys, 1)
     return (keys, group) if group > 1 and group * keys == queries else None

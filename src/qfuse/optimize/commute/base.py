@@ -110,12 +110,15 @@ class Commutes(ABC):
 
     def lift(self, quantize: Quantize) -> Crossing | Miss:
         """Return how the sources are quantized instead of the result."""
+        # Progress 0, as for an op of another kind: some families commute in one direction only.
         return Miss(MissCode.PATTERN, quantize.node, "a quantize cannot cross it", progress=0)
 
     def sink(self, operands: tuple[Dequantize, ...]) -> Crossing | Miss:
         """Return how the results are dequantized instead of the sources."""
         return Miss(MissCode.PATTERN, operands[0].node, "a dequantize cannot cross it", progress=0)
 
+    # The default refuses, so a family that forgets to override
+    # this fires too seldom, and never makes a model slower.
     def shares_with(self, user: Node) -> bool:
         """Whether a source may stay dequantized for ``user``, and so be dequantized twice."""
         del user
@@ -124,6 +127,7 @@ class Commutes(ABC):
 
 def vanishes(node: Node) -> bool:
     """Whether every user of a dequantize would use its quantized values instead."""
+    # This decides profit and not legality, so a look at the first users may stand for all of them.
     return all(
         is_call(user, ops.quantize)
         or ((linear := as_linear(user)) is not None and as_dequantize(linear.weight) is not None)
@@ -152,6 +156,7 @@ def lifted_work(
     """
     old, new = ([passed(x, spec.real, spec.dtype) for x in nodes] for nodes in (before, after))
     if copies:
+        # The quantized copy comes in addition to the float copy, unless the float op goes.
         new.append(passed(op, spec.dtype, spec.dtype))
         if goes:
             old.append(passed(op, spec.real, spec.real))

@@ -51,10 +51,13 @@ class CommutingCast(Commutes):
         """Quantize the operand of the cast, if the cast is exact."""
         params = quantize.params
         narrow, wide = dtype_of(self.source), params.spec.real
+        # 2.503 is 2.5 in bfloat16. With a scale of 1, 2.503 is quantized to 3, and 2.5 to 2.
         if not widens(narrow, wide):
             text = "the cast from {} to {} does not keep every value"
             names = dtype_name(narrow), dtype_name(wide)
             return Miss(MissCode.DTYPE, self.node, text, *names, progress=2)
+        # The cast would stay for the choice, and fusions of dynamic quantization look for a choice
+        # of the quantize's own operand.
         if any(is_call(user, ops.choose_qparams) for user in self.node.users):
             text = "the scale is chosen from the widened values"
             return Miss(MissCode.SHARED, self.node, text, progress=2)
@@ -66,10 +69,13 @@ class CommutingCast(Commutes):
         (dequantize,) = operands
         params = dequantize.params
         made = dtype_of(self.node)
+        # A cast to an integer truncates; a dequantize has no such rounding.
         if made not in REALS:
             text = "a dequantize does not return {}"
             return Miss(MissCode.DTYPE, self.node, text, dtype_name(made), progress=2)
         compute, real = params.spec.arithmetic.compute, params.spec.real
+        # With float32 arithmetic and a bfloat16 result, a cast to float16 rounds the bfloat16
+        # number, and a dequantize to float16 would round the float32 number.
         if not widens(compute, real):
             text = "the dequantize rounds from {} to {} already, and two roundings are not one"
             names = dtype_name(compute), dtype_name(real)

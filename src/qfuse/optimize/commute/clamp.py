@@ -63,6 +63,7 @@ class Clamp(Commutes):
         a = arguments(node)
         rest = tuple(v for name, v in a.items() if name != "self")
         x, dtype = node_of(a["self"]), dtype_of(node)
+        # A float bound promotes an integer operand, so the op is a cast as well.
         if not dtype.is_floating_point or dtype_of(x) != dtype:
             return None
         most = torch.finfo(dtype).max
@@ -78,6 +79,7 @@ class Clamp(Commutes):
 
     def lift(self, quantize: Quantize) -> Crossing | Miss:
         """Quantize the operand of the clamp, to the smaller range."""
+        # Any other user keeps the clamp, and then crossing it saves nothing.
         for user in self.node.users:
             if not is_call(user, ops.quantize):
                 text = "the clamp is also used by {}"
@@ -108,6 +110,8 @@ class Clamp(Commutes):
     def _range(self, params: QuantParams) -> tuple[int, int] | Miss:
         """Return the quantized bounds, which have to be the same in all blocks."""
         spec = params.spec
+        # A float offset counts from the middle of the range, so the same quantized values in
+        # another range stand for other numbers.
         offset = spec.domain is ZeroPointDomain.FLOAT_OFFSET
         if spec.dtype.is_floating_point or offset or not spec.is_plain:
             text = "a clamp cannot become a range of {}"
@@ -117,6 +121,8 @@ class Clamp(Commutes):
             return known
         scale, zero = (None if value is None else value.reshape(1, -1) for value in known)
         assert scale is not None, "a quantize has a scale"
+        # A scale of -0.1 swaps the bounds; one of 1e-39 has
+        # an infinite reciprocal, and 0 times it is NaN.
         if scale.numel() == 0 or not _keeps_order(scale, zero, spec):
             text = "its scale or zero point does not keep the order of values"
             return Miss(MissCode.RANGE, params.scale, text, progress=3)
@@ -124,15 +130,18 @@ class Clamp(Commutes):
         ends = torch.tensor([-torch.inf, torch.inf], dtype=spec.real, device=scale.device)
         cut = self(ends)[:, None].expand(2, scale.numel())
         codes = quantize_reference(cut, scale, zero, spec.with_block((None, 1)))
+        # A spec has one range for all blocks: ReLU over zero points 3 and 4 would need two.
         if not bool((codes == codes[:, :1]).all()):
             text = "the blocks quantize the bounds of {} to different values"
-            told = op_name(self.node)
-            return Miss(MissCode.GRANULARITY, params.scale, text, told, progress=3)
+            details = op_name(self.node)
+            return Miss(MissCode.GRANULARITY, params.scale, text, details, progress=3)
         low, high = codes[:, 0].tolist()
         return low, high
 
     def _bounds(self, params: QuantParams) -> tuple[int | None, int | None] | Miss:
         """Return the smallest and the largest quantized value that remain; ``None`` if all do."""
+        # At scale 0.11 no quantized value stands for the 6 of relu6: 54 is 5.94, and 55 is 6.05.
+        # Whether one does is looked up and not computed.
         table = table_of(params)
         if isinstance(table, Miss):
             return table
@@ -144,6 +153,8 @@ class Clamp(Commutes):
         if kept.numel():
             low, high = int(kept[0]), int(kept[-1])
             if bits_equal(table.reals[codes.clamp(low, high) - table.low], cut):
+                # A bound that is the end of the dtype clips
+                # nothing; without both, the op is dropped.
                 return None if low == table.low else low, None if high == table.high else high
         text = "no quantized value represents a bound of {} in all blocks"
         return Miss(MissCode.ZERO_POINT, self.node, text, op_name(self.node), progress=3)
@@ -153,6 +164,7 @@ def _is_bound(value: Argument, most: float) -> bool:
     """Whether ``value`` is a bound of a dtype with largest finite value ``most``, or absent."""
     if value is None:
         return True
+    # NaN is neither, and makes every result of torch's clamp NaN.
     return isinstance(value, (int, float)) and (abs(value) <= most or math.isinf(value))
 
 

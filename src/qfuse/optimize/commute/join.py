@@ -81,6 +81,7 @@ class CommutingJoin(Commutes):
         for part in self.parts:
             size = shape_of(part)[self.axis]
             known = start is not None and isinstance(size, int)
+            # After a part of unknown size, the offsets of all later parts are unknown too.
             end = start + size if start is not None and isinstance(size, int) else None
             first = start if known else None
             pieces.append(Slice(part, self.node, self.axis, first, end, 1, (first, end)))
@@ -102,8 +103,8 @@ class CommutingJoin(Commutes):
             if isinstance(step, Refusal):
                 text = "{} parameters in blocks of {} cannot be split above {}: {}"
                 blocks_of = spec.granularity(shape_of(quantize.x)), spec.block_text()
-                told = *blocks_of, op_name(self.node), step.reason
-                return Miss(MissCode.GRANULARITY, self.node, text, *told, progress=2)
+                details = *blocks_of, op_name(self.node), step.reason
+                return Miss(MissCode.GRANULARITY, self.node, text, *details, progress=2)
             ends.append(moved(piece.node, quantize.params, [step]))
         return Crossing(tuple(ends), self._apply, lambda: self._lifted_work(quantize))
 
@@ -156,6 +157,7 @@ def _united(parts: Sequence[Dequantize]) -> QuantSpec | Miss:
     united = replace(first, quant_min=low, quant_max=high)
     for part in parts:
         spec = part.params.spec
+        # Dequantize reads the range only to find its middle, from which a float offset counts.
         ranged = spec.domain is ZeroPointDomain.FLOAT_OFFSET
         if replace(spec, quant_min=low, quant_max=high) != united or (ranged and spec != united):
             text = "the parts are quantized in different ways: {} and {}"
@@ -181,6 +183,7 @@ class _JoinedParams:
     def same(self) -> bool:
         """Whether all parts have one scale along the axis, and the scales are equal."""
         first = self.params[0]
+        # The ranges may differ, which `_united` has allowed; scales and zero points may not.
         same = all(replace(own, spec=first.spec).same_as(first) for own in self.params)
         return same and (self.join.is_stack or self._one_block(self.spec.block))
 
@@ -198,6 +201,8 @@ class _JoinedParams:
         if same and not stack:
             return None
         axis = self.join.axis
+        # One scale per part is a regular grid only if the
+        # parts have one length; one per index always is.
         if not stack and self.spec.block[axis] != 1:
             text = "the parts have different scales, and not one per index of axis {}"
             return Miss(MissCode.GRANULARITY, self.join.node, text, axis, progress=3)
@@ -222,6 +227,7 @@ class _JoinedParams:
             known = [node for node in nodes if node is not None]
             if not known:
                 return None
+            # Of equal parameters one tensor is left: stacked alone, it gets the new axis of size 1.
             return known[0] if keep else _join_nodes(self.join, known, rw)
 
         scale = joined([p.scale for p in used], keep=keeps)
@@ -267,6 +273,7 @@ class _JoinedParams:
 def _join_nodes(join: CommutingJoin, nodes: list[Node], rw: Rewriter) -> Node:
     mover = GraphMover(rw)
     values = [value for value in map(constant_of, nodes) if value is not None]
+    # Known scales are joined now; in the graph they would be joined in every call.
     if len(values) == len(nodes):
         return mover.node(join.apply(TensorMover(), values), str(nodes[0].target))
     return mover.node(join.apply(mover, nodes), "joined")

@@ -41,6 +41,7 @@ from qfuse.optimize.match.move_qparams import (
 )
 from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, arguments, aten
 
+# Movements that show a part of their source: other parts of it are priced together with them.
 _PICKS = (Slice, Select, Index, Gather)
 
 
@@ -64,6 +65,7 @@ class MovementOp(Commutes):
         movement: Its effect on parameters.
     """
 
+    # `as_strided` depends on memory and is never crossed; listed, it is an anchor that says so.
     ops: ClassVar[tuple[OpOverload, ...]] = (*MOVEMENT_OPS, aten.as_strided.default)
     folds: ClassVar[bool] = True
 
@@ -103,8 +105,8 @@ class MovementOp(Commutes):
 
         found = propagate_up(self.node, spec.block, crosses, spec.outer)
         if not found.steps:
-            assert found.stuck is not None, "the first movement was not crossed"
-            return _refuse_block(*found.stuck, spec, self.node, "above")
+            assert found.blocked is not None, "the first movement was not crossed"
+            return _refuse_block(*found.blocked, spec, self.node, "above")
         return Crossing(
             (moved(found.source, quantize.params, found.moved),),
             lambda mover, values: [found.apply(mover, values[0])],
@@ -134,6 +136,7 @@ class MovementOp(Commutes):
             self.node,
             quantize.params.spec,
             [q.x for q in _parts(quantize, self.movement)],
+            # Another part has paid for quantizing the source; CSE will make the two one.
             [] if _quantized_already(quantize, found) else [found.source],
             copies=copies(self.movement),
             goes=all(is_call(user, ops.quantize) for user in self.node.users),
@@ -168,8 +171,8 @@ def moved_down(movement: Movement, dequantize: Dequantize) -> Moved | Miss:
 
 
 def _refuse_dtype(movement: Movement, spec: QuantSpec) -> Miss:
-    text, told = "{} does not move {}", (movement_name(movement), dtype_name(spec.dtype))
-    return Miss(MissCode.DTYPE, movement.node, text, *told, progress=2)
+    text, details = "{} does not move {}", (movement_name(movement), dtype_name(spec.dtype))
+    return Miss(MissCode.DTYPE, movement.node, text, *details, progress=2)
 
 
 def _refuse_block(
@@ -177,8 +180,8 @@ def _refuse_block(
 ) -> Miss:
     text = "{} parameters in blocks of {} do not move {} {}: {}"
     blocks = spec.granularity(shape_of(x)), spec.block_text()
-    told = *blocks, where, movement_name(movement), failure.reason
-    return Miss(MissCode.GRANULARITY, movement.node, text, *told, progress=2)
+    details = *blocks, where, movement_name(movement), failure.reason
+    return Miss(MissCode.GRANULARITY, movement.node, text, *details, progress=2)
 
 
 def _parts(quantize: Quantize, movement: Movement) -> Iterator[Quantize]:

@@ -58,6 +58,7 @@ class Pad(Commutes):
         a = arguments(node)
         pads, number = a["pad"], a["value"]
         assert isinstance(pads, (list, tuple)), f"not a list of sizes: {node.format_node()}"
+        # Its quantized value is looked up at compile time, so a symbolic number will not do.
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             return None
         return cls(node, node_of(a["self"]), pads, float(number)) if math.isfinite(number) else None
@@ -68,8 +69,8 @@ class Pad(Commutes):
         axis = self._split_axis(quantize)
         if axis is not None:
             text = "parameters in blocks of {} do not move above a padding of axis {}"
-            told = params.spec.block_text(), axis
-            return Miss(MissCode.GRANULARITY, self.node, text, *told, progress=2)
+            details = params.spec.block_text(), axis
+            return Miss(MissCode.GRANULARITY, self.node, text, *details, progress=2)
         code = _quantized(params, self.value, quantize.node)
         if isinstance(code, Miss):
             return code
@@ -88,9 +89,11 @@ class Pad(Commutes):
         """Pad the quantized values, and dequantize the result."""
         (dequantize,) = operands
         params = dequantize.params
+        # Bit for bit: -0.0 is refused, since the zero point dequantizes to +0.0.
         code = _standing_for(params, self.value, self.node)
         if isinstance(code, Miss):
             return code
+        # There is one scale, and a block as long as the old axis would not cover the padded one.
         spec = params.spec.with_block((None,) * params.spec.rank)
         end = given(self.node, replace(params, spec=spec))
         return self._crossing(end, code, tensor_of(dequantize.q))
@@ -101,6 +104,8 @@ class Pad(Commutes):
         for index, count in enumerate(self.pads):
             axis = len(block) - 1 - index // 2
             sizes = shape_of(self.source)[axis], shape_of(self.node)[axis]
+            # Padding by 1 in front of blocks of 4 shifts the data by one element against its
+            # scales, and a crop may begin in the middle of a block.
             if count != 0 and not all(covers(block[axis], size) for size in sizes):
                 return axis
         return None
@@ -155,6 +160,8 @@ def _quantized(params: QuantParams, value: float, node: Node) -> int | Miss:
     scale, zero = known
     one_each = spec.with_block((1,) * spec.rank)
     real = torch.full(scale.shape, value, dtype=spec.real)
+    # With zero points 3 and 4, 0 has two quantized
+    # values, and `constant_pad_nd` pads with one number.
     codes = set(quantize_reference(real, scale, zero, one_each).flatten().tolist())
     if len(codes) != 1:
         text = "the blocks quantize the padding to {} different values"
@@ -173,6 +180,7 @@ def _standing_for(params: QuantParams, value: float, node: Node) -> int | Miss:
         text = "the padding has different quantized values in different blocks"
         return Miss(MissCode.GRANULARITY, params.scale, text, progress=3)
     if not spec.dtype.is_floating_point and spec.domain is not ZeroPointDomain.FLOAT_OFFSET:
+        # Only a candidate: the reference below decides, in the arithmetic of the source.
         found = (value / scale.double() + (0 if zero is None else zero.double())).item()
         code = round(found) if math.isfinite(found) else None
         if code is not None and spec.quant_min <= code <= spec.quant_max:

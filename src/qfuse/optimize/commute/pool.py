@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.movement.base import Moved, Mover, keep, squeezed, with_axis
 from qfuse.ir.ops.qdq import Dequantize
-from qfuse.ir.ops.views import node_of, shape_of
+from qfuse.ir.ops.views import dtype_of, node_of, shape_of, tensor_of
 from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.spec import Block
-from qfuse.ir.sizes import Size, is_positive
+from qfuse.ir.sizes import Size, is_positive, is_row_major
 from qfuse.optimize.commute.base import Commutes, Crossing, moved, vanishes
 from qfuse.optimize.match.dequant_table import table_of
 from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, arguments, aten
@@ -47,6 +49,9 @@ class _Window:
             return True
         if not isinstance(before, int) or not isinstance(after, int):
             return False
+        # A dilated window can step over a short axis: with a size of 2,
+        # dilation 2 and padding 1, it reads the indices -1 and 1 of an axis of
+        # size 1. The maximum is then -inf, for which no quantized value stands.
         starts = range(-self.pad, -self.pad + after * self.stride, self.stride)
         inside = range(0, self.size * self.dilation, self.dilation)
         return all(any(0 <= start + i < before for i in inside) for start in starts)
@@ -92,6 +97,7 @@ class Pool(Commutes):
             MissCode.ARGUMENT, node, "an argument of {} is not known", op_name(node), progress=2
         )
         if is_call(node, *_WHOLE):
+            # An empty list of axes means all of them.
             axes = tuple(sorted({axis % rank for axis in a["dim"]})) or tuple(range(rank))
             return cls(node, node, x, axes, (), bool(a["keepdim"])) if rank else unknown
         count, _, indexed = _WINDOWS[overload_of(node)]  # type: ignore[index]
@@ -99,6 +105,7 @@ class Pool(Commutes):
         if windows is None:
             return unknown
         result = _elements(node) if indexed else node
+        # The pool of quantized values, see `_WINDOWS`, returns no indices.
         if result is None:
             text = "its indices are also used"
             return Miss(MissCode.SHARED, node, text, progress=2)
@@ -132,24 +139,40 @@ class Pool(Commutes):
         pooled = mover.call(op, rows, *_lists((flat, *windows)))
         return mover.call(aten.squeeze.dims, pooled, [-2])
 
+    def _apply_to_quantized(self, mover: Mover, value: Any, dtype: torch.dtype) -> Any:
+        """Pool quantized values of ``dtype``, in an integer dtype that torch can pool.
+
+        torch's channels-last max pools keep the position of a maximum in the dtype of the values,
+        and raise if an image has more positions than the dtype can count.
+        """
+        counts = dtype.is_floating_point or dtype.itemsize > 1
+        if not self.windows or counts or is_row_major(tensor_of(self.source)):
+            return self.apply(mover, value)
+        wide = mover.call(aten._to_copy.default, value, dtype=torch.int32)
+        return mover.call(aten._to_copy.default, self.apply(mover, wide), dtype=dtype)
+
     def sink(self, operands: tuple[Dequantize, ...]) -> Crossing | Miss:
         """Pool the quantized values, and dequantize the result."""
         (dequantize,) = operands
         params = dequantize.params
         for axis in self.axes:
+            # With scales 0.1 and 1.0 in one window, 50 stands for 5.0 and 20 for 20.0: the larger
+            # quantized value is the smaller number.
             if not covers(params.spec.block[axis], shape_of(self.source)[axis]):
                 text = "{} pools elements of several blocks along axis {}"
-                told = op_name(self.node), axis
-                return Miss(MissCode.GRANULARITY, self.node, text, *told, progress=2)
+                details = op_name(self.node), axis
+                return Miss(MissCode.GRANULARITY, self.node, text, *details, progress=2)
         if not self.never_empty():
             text = "a window of {} may hold only padding"
             return Miss(MissCode.SHAPE, self.node, text, op_name(self.node), progress=3)
+        # With a negative scale the maximum of the quantized values is the minimum of the numbers.
         table = table_of(params)
         if isinstance(table, Miss):
             return table
+        q_dtype = dtype_of(dequantize.q)
         return Crossing(
             (moved(self.result, params, [self.forward(params.spec.block)]),),
-            lambda mover, values: [self.apply(mover, values[0])],
+            lambda mover, values: [self._apply_to_quantized(mover, values[0], q_dtype)],
         )
 
     def shares_with(self, user: Node) -> bool:
@@ -169,6 +192,7 @@ def _windows(a: dict[str, Any], count: int) -> tuple[_Window, ...] | None:
     sizes = _spread(a["kernel_size"], count)
     fields = [
         sizes,
+        # torch's default for the stride is the size of the window, passed as an empty list.
         _spread(a["stride"], count) or sizes,
         _spread(a["padding"], count),
         _spread(a["dilation"], count),

@@ -47,6 +47,7 @@ class Split(Commutes):
         """Move the parameters to every part."""
         (dequantize,) = operands
         ends: list[End] = []
+        # All parts or none: for a part that stays, the whole tensor would still be dequantized.
         for part in self.node.users:
             movement = movement_of(part)
             if movement is None:
@@ -55,6 +56,7 @@ class Split(Commutes):
             if isinstance(step, Miss):
                 return step
             ends.append(moved(part, dequantize.params, [step]))
+        # Without a price: the parts are views, and no element is dequantized twice.
         return Crossing(tuple(ends), self._apply, parts=True)
 
     def _apply(self, mover: QuantizedMover, values: Sequence[Any]) -> Iterable[Any]:

@@ -22,8 +22,8 @@ from qfuse.ir.sizes import same_shape, same_strides
 from qfuse.rewrite.prelude import Miss, MissCode, Rewriter
 
 _F32 = torch.float32
-# A dequantized weight is at most this many scales.
-_MOST = 1 << 8
+# A quantized value is at most this far from a zero point of int32.
+_MOST = 1 << 32
 _TINY, _HUGE = torch.finfo(_F32).tiny, torch.finfo(_F32).max / _MOST
 
 
@@ -68,10 +68,12 @@ def foldable(value: object, user: Node) -> Foldable | Miss:
         text = "the operand is not a linear or convolution with a quantized weight"
         return Miss(MissCode.PATTERN, user, text, progress=0)
     others = sorted({op_name(each) for each in product.node.users if each is not user})
+    # Other users need the product before it is scaled.
     if others:
         text = "the {}'s own result is also used by {}"
         kind = "linear" if isinstance(product, Linear) else "convolution"
         return Miss(MissCode.SHARED, product.node, text, kind, ", ".join(others), progress=2)
+    # Another product of the same weight is not followed by this constant.
     if len(weight.node.users) > 1:
         text = "the weight has other users"
         return Miss(MissCode.SHARED, weight.node, text, progress=2)
@@ -81,11 +83,14 @@ def foldable(value: object, user: Node) -> Foldable | Miss:
 def _refuse_types(product: Linear | Convolution, weight: Dequantize) -> Miss | None:
     params, node = weight.params, weight.node
     spec = params.spec
+    # In bfloat16 the new scale would be rounded to 8 bits, for all values of a channel alike.
     types = {dtype_of(product.node), dtype_of(params.scale), spec.real, spec.arithmetic.compute}
     if types != {_F32} or params.outer_scale is not None:
         text = "the weight is not computed in float32 with one level of scales"
         return Miss(MissCode.DTYPE, node, text, progress=2)
     whole = spec.domain in {ZeroPointDomain.INT, ZeroPointDomain.NONE}
+    # A power of two times 1.3 is no power of two; a float zero point is added after the scale, so
+    # it would have to be multiplied too.
     if spec.scale_format is not ScaleFormat.FLOAT or not whole:
         text = "its scales are powers of two, or its zero points are in floats"
         return Miss(MissCode.ARITHMETIC, node, text, progress=2)
@@ -104,9 +109,14 @@ def _located(product: Linear | Convolution, weight: Dequantize) -> Foldable | Mi
     """Find the output channels, which have scales of their own or share one."""
     shape = [int(size) for size in shape_of(product.weight)]
     if isinstance(product, Linear):
+        if len(shape) != 2:  # noqa: PLR2004
+            # A vector as weight gives one number per row: the last axis holds no channels.
+            text = "its weight has {} axes"
+            return Miss(MissCode.SHAPE, product.node, text, len(shape), progress=2)
         axis, weight_axis, n = len(shape_of(product.node)) - 1, 0, shape[0]
     else:
         axis, weight_axis = product.axis, int(product.transposed)
+        # A transposed weight is [in, out / groups, ...]: its output axis repeats for every group.
         groups = product.groups if product.transposed else 1
         if not isinstance(groups, int):
             text = "its groups are computed at run time"
@@ -116,8 +126,8 @@ def _located(product: Linear | Convolution, weight: Dequantize) -> Foldable | Mi
     rest = [size for i, size in enumerate(block) if i != weight_axis]
     if block[weight_axis] not in {1, None} or any(size is not None for size in rest):
         text = "its weight has scales in blocks of {}"
-        told = weight.params.spec.block_text()
-        return Miss(MissCode.GRANULARITY, weight.node, text, told, progress=2)
+        details = weight.params.spec.block_text()
+        return Miss(MissCode.GRANULARITY, weight.node, text, details, progress=2)
     return Foldable(product, weight, axis, weight_axis, n)
 
 
@@ -128,6 +138,7 @@ def per_channel(into: Foldable, value: object, user: Node) -> torch.Tensor | Mis
     axes.
     """
     number = isinstance(value, (int, float))
+    # float64, so that the product of scale and factor is rounded once, when it is stored.
     known = torch.tensor(value, dtype=torch.float64) if number else constant_value(value)
     if known is None:
         # Fused into the epilogue instead, if at all.
@@ -141,6 +152,7 @@ def per_channel(into: Foldable, value: object, user: Node) -> torch.Tensor | Mis
         text = "a constant of shape {} is not one number per output channel"
         return Miss(MissCode.AXIS, user, text, tuple(known.shape), progress=2)
     flat = known.double().reshape(-1)
+    # As a factor of a scale, infinity makes NaN of every weight of 0.
     if not bool(flat.isfinite().all()):
         return Miss(MissCode.RANGE, user, "the constant is not finite", progress=2)
     return flat[0] if flat.numel() == 1 else flat
@@ -149,7 +161,7 @@ def per_channel(into: Foldable, value: object, user: Node) -> torch.Tensor | Mis
 def affine_site(
     into: Foldable, node: Node, result: Node, *, factor: torch.Tensor, shift: torch.Tensor
 ) -> AffineSite | Miss:
-    """Return the site of ``node``, whose value is ``result``, if the new scales are exact floats.
+    """Return the site of ``node``, whose value is ``result``, if the new scales are usual floats.
 
     Refuses: scales that would be 0, tiny or huge; several scales along an axis that is shared by
     groups; a result of another type.
@@ -159,12 +171,17 @@ def affine_site(
     if not same_shape(old.shape, new.shape) or old.dtype != new.dtype:
         text = "it changes the shape or dtype of its operand"
         return Miss(MissCode.DTYPE, node, text, progress=2)
+    # With a constant of the full rank, an elementwise
+    # op may order the axes of its result otherwise.
     if not same_strides(old, new):
         return Miss(MissCode.SHAPE, node, "it changes the strides of its operand", progress=2)
+    # Output channel 0 of both groups uses scale 0, so they cannot have factors of their own.
     if factor.dim() and int(shape_of(product.weight)[into.weight_axis]) != into.n:
         text = "groups of a transposed convolution share the scales of its weight"
         return Miss(MissCode.AXIS, node, text, progress=2)
     size = _scale(into, factor).abs()
+    # A scale of 0 or a subnormal one loses bits of the weight, and a
+    # huge one overflows where it is multiplied by quantized values.
     if not bool(((size >= _TINY) & (size <= _HUGE)).all()):
         text = "the scale of the weight would be 0, or too small or large for float32"
         return Miss(MissCode.RANGE, node, text, progress=2)
@@ -202,6 +219,7 @@ def _scaled_weight(site: AffineSite, rw: Rewriter) -> Node:
     if site.factor.dim():
         block = tuple(1 if i == into.weight_axis else size for i, size in enumerate(spec.block))
         spec = replace(spec, block=block)
+        # Scale and zero point have one grid, which now has one entry per channel.
         zero = None if zero is None else _expanded(zero, scale.shape, rw)
     params = QuantParams(spec, rw.constant(scale, f"{old.q.target}_scale"), zero)
     return rw.call(ops.dequantize, *params.call_args(old.q))
@@ -216,6 +234,7 @@ def _expanded(zero: Node, shape: Sequence[int], rw: Rewriter) -> Node:
 def _bias(site: AffineSite, rw: Rewriter) -> Node | None:
     own = site.into.product.bias
     value = None if own is None else constant_value(own)
+    # Unchanged: no second copy of the constant is stored.
     if own is not None and _is_one(site.factor) and bool((site.shift == 0).all()):
         return own
     if value is None and bool((site.shift == 0).all()):

@@ -66,6 +66,7 @@ class FoldBatchNorm(Rule[BatchNormSite]):
         training = refuse_training(node)
         if training is not None:
             return training
+        # Of a linear over [batch, tokens, features], a batch norm normalizes the tokens.
         if into.axis != CHANNELS:
             text = "it normalizes along axis 1, and the output channels are axis {}"
             return Miss(MissCode.AXIS, node, text, into.axis, progress=2)

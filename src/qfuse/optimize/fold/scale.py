@@ -50,6 +50,7 @@ class FoldScale(Rule[AffineSite]):
         """Match a product of a foldable op and a constant."""
         a = arguments(node)
         first = self._match_side(node, a["self"], a["other"])
+        # `c / conv(x)` is not linear in the product.
         if not isinstance(first, Miss) or is_call(node, aten.div.Tensor):
             return first
         second = self._match_side(node, a["other"], a["self"])

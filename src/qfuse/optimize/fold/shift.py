@@ -71,6 +71,8 @@ class FoldShift(Rule[AffineSite]):
         summand = per_channel(into, other, node)
         if isinstance(summand, Miss):
             return summand
+        # `c - conv(x)` and `add(c, conv(x), alpha=2)`
+        # scale the product, which is not a change of bias.
         if factors[0] != 1:
             text = "its operand is multiplied by {} before the addition"
             return Miss(MissCode.ARGUMENT, node, text, factors[0], progress=2)

@@ -38,6 +38,7 @@ from qfuse.rewrite.pattern import (
 )
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, aten
 
+# Bounds the search from a quantize through round trips and casts to the product.
 _STEPS = 8
 
 
@@ -67,8 +68,9 @@ def _site(gated: Gated, result: QuantizedResult) -> FuseActivationQuantizeSite |
     y, params = result.quantize.x, result.quantize.params
     own = Kept(Keep.FLOAT, y, frozenset(result.ends))
     # Without epilogue ops the float result is the op's own input, whose other users are unaffected.
-    kept = (own,) if own.readers and gated.steps else ()
+    kept = (own,) if own.users and gated.steps else ()
     keep = frozenset(k.what for k in kept)
+    # Two specs: how the values are quantized, and how their parameters are chosen.
     chosen = None if result.choose is None else (params.spec, result.choose.spec)
     fused = Activation(
         result.quantize.node,
@@ -98,6 +100,7 @@ def _edge(x: Node) -> tuple[Node, QuantParams | None]:
 def _float_product(node: Node) -> Gated | None:
     """View a fused op with a float result, for which this op may choose parameters."""
     fused = as_fused_product(node)
+    # With parameters of its own it returns quantized values, and there is nothing to choose for.
     return None if fused is None or fused.out_params is not None else Gated(node)
 
 
@@ -147,6 +150,7 @@ def _takes(quantize: Node, node: Node) -> bool:
         value = stack.pop()
         if value is node:
             return True
+        # What feeds the op is computed by others.
         if value not in ends:
             new = [source for source in value.all_input_nodes if source not in seen]
             seen.update(new)

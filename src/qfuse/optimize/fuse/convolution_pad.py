@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -10,7 +11,9 @@ from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.convolution import FusedConvolution, as_fused_convolution
-from qfuse.ir.ops.views import node_of
+from qfuse.ir.ops.views import QuantParams, node_of, shape_of
+from qfuse.ir.quant.block import covers
+from qfuse.ir.quant.spec import ZeroPointDomain
 from qfuse.optimize.fuse.epilogue import replace_by
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -47,8 +50,9 @@ class FusePad(Rule[PadSite]):
 
     A float activation is padded with 0. Other users of the padded value keep it.
 
-    Refuses: another value than the one that stands for 0; a zero point that is not one constant;
-    more padding on one side than on the other; a crop; padded channels; a transposed convolution.
+    Refuses: another value than the one that stands for 0; a zero point that is not one constant
+    integer, or that is a float offset; several scales along a padded axis; more padding on one side
+    than on the other; a crop; padded channels; a transposed convolution.
     """
 
     name = "fuse-pad"
@@ -97,16 +101,42 @@ def _symmetric(pads: object, fused: FusedConvolution) -> tuple[int, ...] | Miss:
 
 
 def _refuse_value(value: object, fused: FusedConvolution) -> Miss | None:
-    """Refuse a padding value that does not stand for 0."""
-    params = fused.x_params
-    zero: float | None = 0
-    if params is not None and params.zero_point is not None:
-        known = constant_value(params.zero_point)
-        if known is None or known.numel() != 1:
-            text = "the zero point of the activation is not one constant"
-            return Miss(MissCode.ZERO_POINT, params.zero_point, text)
-        zero = known.item()
-    if isinstance(value, (int, float)) and value == zero:
+    """Refuse a padding value that does not stand for 0, and scales that differ between pixels."""
+    if not isinstance(value, (int, float)):
+        return Miss(MissCode.ARGUMENT, fused.x, "the padding value is computed at run time")
+    params, zero = fused.x_params, 0
+    if params is not None:
+        refusal = _refuse_blocks(params, fused)
+        if refusal is not None:
+            return refusal
+        found = 0 if params.zero_point is None else _zero_point(params.zero_point)
+        if isinstance(found, Miss):
+            return found
+        zero = found
+    # A negative zero is not the zero that a convolution pads with.
+    if value == zero and (params is not None or math.copysign(1, value) == 1):
         return None
     text = "it pads with {}, but {} stands for 0"
     return Miss(MissCode.ARGUMENT, fused.x, text, value, zero)
+
+
+def _refuse_blocks(params: QuantParams, fused: FusedConvolution) -> Miss | None:
+    """Refuse scales along the padded axes, of which the unpadded value has fewer."""
+    if params.spec.domain is ZeroPointDomain.FLOAT_OFFSET:
+        # Then a quantized value is no number of steps away from 0.
+        text = "the zero point of the activation is a float offset"
+        return Miss(MissCode.ZERO_POINT, fused.x, text)
+    spatial = len(fused.padding)
+    blocks = params.spec.block[-spatial:]
+    if not all(map(covers, blocks, shape_of(fused.x)[-spatial:])):
+        text = "the activation has scales in blocks of {}"
+        return Miss(MissCode.GRANULARITY, fused.x, text, params.spec.block_text())
+    return None
+
+
+def _zero_point(node: Node) -> int | Miss:
+    known = constant_value(node)
+    if known is None or known.numel() != 1 or not float(known.item()).is_integer():
+        text = "the zero point of the activation is not one constant integer"
+        return Miss(MissCode.ZERO_POINT, node, text)
+    return int(known.item())

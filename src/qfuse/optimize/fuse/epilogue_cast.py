@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.ops.epilogue import Cast
 from qfuse.ir.ops.product import FusedProduct
 from qfuse.optimize.fuse.epilogue import append_step, open_product
@@ -21,8 +22,6 @@ from qfuse.rewrite.prelude import (
     Rule,
     arguments,
 )
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class FuseCast(Rule[CastSite]):
         if isinstance(fused, Miss):
             return fused
         dtype = a["dtype"]
-        if dtype not in _FLOATS or not isinstance(dtype, torch.dtype):
+        if dtype not in FLOATS or not isinstance(dtype, torch.dtype):
             return Miss(MissCode.DTYPE, node, "a cast to {} is not an epilogue", dtype, progress=3)
         moved = besides_dtype(node)
         if moved:

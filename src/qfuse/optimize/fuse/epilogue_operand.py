@@ -169,8 +169,8 @@ def _refuse_strides(fused: FusedProduct, node: Node) -> Miss | None:
     if same_strides(before, after) or (is_row_major(before) and is_row_major(after)):
         return None
     text = "the strides of the result would change from {} to {}"
-    told = before.stride(), after.stride()
-    return Miss(MissCode.SHAPE, node, text, *told, progress=3)
+    details = before.stride(), after.stride()
+    return Miss(MissCode.SHAPE, node, text, *details, progress=3)
 
 
 def _stored(other: Node) -> EpilogueOperand | None:

@@ -18,6 +18,7 @@ from qfuse.rewrite.prelude import Exactness, MissCode, Node, Rewriter
 def _has_halves(gated: Gated) -> bool:
     whole = _whole(gated)
     linear = None if whole is None else as_fused_linear(whole)
+    # A linear that returns quantized values has no float halves to multiply.
     return linear is not None and linear.out_params is None and bool(gated.steps)
 
 
@@ -32,6 +33,7 @@ def _whole(found: Gated) -> Node | None:
     for step in found.steps:
         if isinstance(step, Mul):
             halves = halves_of(found.x, uncast(found.extras[step.index])[1])
+            # The other half may be cast before the product.
             return None if halves is None else halves.source
     # The epilogue op names the GLU split; without it the factors are not halves of one tensor.
     return found.x

@@ -52,6 +52,7 @@ class FuseLinear(Rule[LinearSite]):
         operands = quantized_operands(linear.x, linear.weight)
         if isinstance(operands, Miss):
             return operands
+        # `aten.linear` also accepts a vector as its weight, and then drops the last axis.
         rank = len(shape_of(linear.weight))
         if rank != 2:  # noqa: PLR2004
             text = "the weight has rank {}, a linear's has 2"

@@ -52,6 +52,7 @@ _SUM = X + _RESIDUAL
 
 def _refuse_shared(norm: Norm) -> Miss | None:
     dying = norm.dying()
+    # The inner values are not results of the op, so nobody else may need them.
     for node in norm.inner:
         others = sorted({op_name(user) for user in node.users if user not in dying})
         if others:
@@ -66,6 +67,7 @@ def _site(norm: Norm, result: QuantizedResult) -> FuseNormQuantizeSite | Miss:
     if isinstance(added, Miss):
         return plain
     x, residual = added[X], added[_RESIDUAL]
+    # A summand that broadcasts, such as a position embedding, is added outside of the op.
     if not same_shape(shape_of(x), shape_of(residual)):
         return plain
     # The sum may have users before the op's other operands are computed; then it stays outside.
@@ -93,7 +95,7 @@ def _kept(norm: Norm, result: QuantizedResult, added: tuple[Node, Node] | None) 
     possible = [Kept(Keep.FLOAT, norm.node, frozenset(result.ends))]
     if added is not None:
         possible.append(Kept(Keep.SUM, norm.x, norm.dying()))
-    return tuple(k for k in possible if k.readers)
+    return tuple(k for k in possible if k.users)
 
 
 def _fused(

@@ -63,7 +63,7 @@ class Kept:
     dying: frozenset[Node]
 
     @property
-    def readers(self) -> list[Node]:
+    def users(self) -> list[Node]:
         """The users that remain."""
         return [user for user in self.node.users if user not in self.dying]
 
@@ -96,6 +96,7 @@ def quantized_result(quantize: Quantize) -> QuantizedResult | Miss:
         return Miss(MissCode.GRANULARITY, quantize.node, text)
     scale = result_of(params.scale)
     choose = None if scale is None or scale[1] != 0 else as_choose(scale[0])
+    # Parameters chosen for another tensor are operands of the op, as static ones are.
     if choose is None or choose.x is not quantize.x:
         return QuantizedResult(quantize, None)
     return _refuse_choice(quantize, choose) or QuantizedResult(quantize, choose)
@@ -112,18 +113,20 @@ def _refuse_choice(quantize: Quantize, choose: Choose) -> Miss | None:
     # Different block sizes are the same block if both cover the axis.
     if not all(a == b or (covers(a, size) and covers(b, size)) for a, b, size in pairs):
         text = "parameters are chosen in blocks of {} and used in blocks of {}"
-        told = block_text(chosen.block), spec.block_text()
-        return Miss(MissCode.GRANULARITY, node, text, *told)
+        details = block_text(chosen.block), spec.block_text()
+        return Miss(MissCode.GRANULARITY, node, text, *details)
+    # A scale chosen for int8 is about max / 127; in int4 it would clip everything above max / 18.
     if (spec.dtype, spec.element) != (chosen.dtype, chosen.element):
         text = "parameters that are chosen for {} are used for {}"
         kinds = (chosen.dtype, chosen.element), (spec.dtype, spec.element)
         return Miss(MissCode.DTYPE, node, text, *(stored_name(*k) for k in kinds))
     if not _is_format_of(chosen.scale_dtype, spec.scale_format):
         text = "scales that are chosen in {} are used as {}"
-        told = dtype_name(chosen.scale_dtype), spec.scale_format
-        return Miss(MissCode.DTYPE, node, text, *told)
+        details = dtype_name(chosen.scale_dtype), spec.scale_format
+        return Miss(MissCode.DTYPE, node, text, *details)
     zero = params.zero_point
-    # Result 1 of a choice is its zero point.
+    # Result 1 of a choice is its zero point. The op chooses both together: a quantize that uses
+    # another zero point, or omits one that is not 0, is shifted against them.
     own = zero is not None and result_of(zero) == (choose.node, 1)
     always_zero = fixed_zero_point(chosen) == 0
     if spec.domain is ZeroPointDomain.FLOAT_OFFSET or not (own or (zero is None and always_zero)):
@@ -147,7 +150,7 @@ def insertion_point(
     Constants may come later: they are loaded again.
     """
     # In the order of the graph: the new op has to precede all users of its results.
-    point = min((*result.ends, *(reader for k in kept for reader in k.readers)))
+    point = min((*result.ends, *(user for k in kept for user in k.users)))
     for operand in _nodes(args):
         if not operand < point and constant_of(operand) is None:
             text = "%{} is computed only after %{} has used a result of the fused op"
@@ -168,12 +171,13 @@ def results_like(
     if all(is_row_major(tensor_of(n)) for n in (*_nodes(args), node, *(k.node for k in kept))):
         # Elementwise arithmetic leaves row-major tensors row-major.
         return old
+    # The strides of results of other layouts are known to the op's fake kernel only.
     new = op(*map_arg(tuple(args), lambda n: n.meta["val"]))
     for before, after in zip(old, new, strict=True):
         if not same_strides(before, after):
             text = "the strides of a result would change from {} to {}"
-            told = before.stride(), after.stride()
-            return Miss(MissCode.SHAPE, node, text, *told)
+            details = before.stride(), after.stride()
+            return Miss(MissCode.SHAPE, node, text, *details)
     return list(new)
 
 

@@ -51,8 +51,10 @@ def factor_and_shift(n: int, node: Node) -> tuple[torch.Tensor, torch.Tensor] | 
         text = "its statistics or parameters are computed at run time"
         return Miss(MissCode.NOT_CONSTANT, node, text, progress=2)
     assert isinstance(eps, (int, float)), "eps is a number in the schema"
+    # In float64, as the factor is rounded only once it is part of a scale or of an operand.
     factor = gamma.double() / (var.double() + eps).sqrt()
     shift = beta.double() - mean.double() * factor
+    # A variance of 0 with eps 0.
     if not bool((factor + shift).isfinite().all()):
         return Miss(MissCode.RANGE, node, "its factors are not finite", progress=2)
     return factor, shift

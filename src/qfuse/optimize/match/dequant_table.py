@@ -12,7 +12,10 @@ from qfuse.ir.quant.reference import dequantize as dequantize_reference
 from qfuse.ir.quant.spec import dtype_name, dtype_range
 from qfuse.rewrite.prelude import Miss, MissCode, Node
 
+# A table of int32 would have 4 billion rows, and the
+# bits of float8 are not in the order of their values.
 _TABULATED = (torch.int8, torch.uint8, torch.int16)
+# 16 MB of float32: 64 blocks of int16, or 16384 of int8.
 _LIMIT = 1 << 22
 
 
@@ -60,11 +63,13 @@ def table_of(params: QuantParams) -> Table | Miss:
     if isinstance(known, Miss):
         return known
     scale, zero = known
+    # All of the dtype, since dequantize does not clamp to the range of the spec.
     low, high = dtype_range(spec.dtype)
     count = high - low + 1
     if count * scale.numel() > _LIMIT:
         text = "{} blocks are too many to enumerate every value of"
         return Miss(MissCode.GRANULARITY, params.scale, text, scale.numel(), progress=3)
+    # In int32 first: 128, the end of the range of int8, is not an int8.
     codes = torch.arange(low, high + 1, dtype=torch.int32, device=scale.device).to(spec.dtype)
     reals = dequantize_reference(
         codes[:, None].expand(count, scale.numel()),

@@ -32,6 +32,7 @@ def saved(cost: CostModel, before: Sequence[WorkRange], after: Sequence[WorkRang
     hinted or the largest size does not.
     """
     compared = cost.compare(before, after)
+    # The greatest loss, which is negative: the driver reports it as the reason.
     if not compared.loses_nowhere:
         pairs = zip(compared.before.values, compared.after.values, strict=True)
         return min(old - new for old, new in pairs)

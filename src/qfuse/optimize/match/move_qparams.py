@@ -41,6 +41,7 @@ _REPEATING = (
 )
 """Movements that write a new tensor; the others are views."""
 
+# Bounds the search along a chain of movements, so that a match costs the same in any graph.
 _STEPS = 32
 
 
@@ -62,6 +63,8 @@ class GraphMover:
             if all(map(_is_known, (*args, *kwargs.values()))):
                 with torch.no_grad():
                     return op(value, *args, **kwargs)
+            # A symbolic size has no value at compile time,
+            # so from here on the ops run in the graph.
             value = self.node(value, "moved")
         return self._rw.call(op, value, *args, **kwargs)
 
@@ -140,6 +143,7 @@ class ParamMover(GraphMover):
     def _permute(self, value: Node, dims: Sequence[int]) -> Node:
         turned = movement_of(value)
         if isinstance(turned, Permute):
+            # A permutation of a permutation is one permutation of its source.
             dims = [turned.dims[axis] for axis in dims]
             value = turned.source
         # Axes of size 1 may be anywhere: moving them is a view and not a permutation.
@@ -202,14 +206,14 @@ class PropagatedUp:
         steps: The movements crossed, from the last one upward.
         source: The value above them.
         block: The block at that value.
-        stuck: The first movement that the parameters cannot cross, and why; ``None`` if none
+        blocked: The first movement that the parameters cannot cross, and why; ``None`` if none
             stopped.
     """
 
     steps: tuple[MovementStep, ...]
     source: Node
     block: Block
-    stuck: tuple[Movement, Refusal] | None = None
+    blocked: tuple[Movement, Refusal] | None = None
 
     @property
     def moved(self) -> tuple[Moved, ...]:

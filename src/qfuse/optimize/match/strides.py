@@ -24,6 +24,7 @@ def refuse_layout(node: Node, moved: torch.Tensor, *, moves: bool = True) -> Mis
     """
     old = tensor_of(node)
     same = same_strides(moved, old)
+    # As a view of another tensor, it would change when the caller writes to that tensor.
     if leaves_graph(node) and (moves or not same):
         text = "its quantized values leave the graph, as a tensor of their own"
         return Miss(MissCode.SHARED, node, text, progress=3)
@@ -44,6 +45,7 @@ def refuse_sunk(node: Node, moved: torch.Tensor, *, parts: bool = False) -> Miss
             too, without gaps, so it allows the same views.
     """
     with torch.no_grad():
+        # Dequantize is elementwise: its result is dense, in the order of axes of its operand.
         same = same_strides(torch.empty_like(moved), tensor_of(node))
     return None if same or (parts and not leaves_graph(node)) else _other_strides(node)
 
@@ -90,7 +92,7 @@ def stride_sensitive_user(node: Node) -> Node | None:
 
 
 def _shows(user: Node, source: Node) -> bool:
-    """Whether ``reader`` is a view of ``source``."""
+    """Whether ``user`` is a view of ``source``."""
     op = overload_of(user)
     views = (aten._unsafe_view.default, aten.reshape.default)
     if op is None or not (op.is_view or is_call(user, *views)):

@@ -75,6 +75,7 @@ def _joined(
     Blocks after the first axis agree if there are more than two axes: these count as one whole
     axis.
     """
+    # Axes after the first agree, so one column stands for all of them.
     many = len(given[0]) > _MATRIX
     blocks: list[MatrixBlock] = [(block[0], None if many else block[1]) for block in given]
     sizes = [(shape[0], math.prod(shape[1:])) for shape in shapes]
@@ -82,6 +83,7 @@ def _joined(
     # The largest block that divides the blocks of all parts, so that each scale can be repeated.
     group = reduce(math.gcd, groups)
     whole = all(columns is None for _, columns in blocks)
+    # Scales and zero points have one grid, so they need rows of the same size.
     rows = _common_rows(blocks, sizes, kinds)
 
     def join(values: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -93,6 +95,7 @@ def _joined(
             for value, (high, _), wide, (n, k) in zip(flat, blocks, groups, sizes, strict=True):
                 tall = _spread_rows(value, high, rows, n)
                 spread.append(_spread_columns(tall, wide, group, k))
+            # Zero points of int8 and int32 are exact in int32.
             dtype = reduce(torch.promote_types, (v.dtype for v in spread))
             made = torch.cat([v.to(dtype) for v in spread])
         return made.reshape(made.shape[0], *values[0].shape[1:]) if many else made
@@ -112,6 +115,7 @@ def concat_bias(parts: Sequence[tuple[Node | None, int]], rw: Rewriter) -> Node 
     if not given:
         return None
     like = _tensor(given[0])
+    # +0.0 would turn a result of -0.0 into +0.0.
     values = [like.new_full((n,), -0.0) if bias is None else _tensor(bias) for bias, n in parts]
     return rw.constant(torch.cat(values), "_".join(str(bias.target) for bias in given))
 
@@ -132,6 +136,7 @@ def _common_rows(
     # All parts but the last must end at a block boundary.
     if block is not None and set(high) == {block} and all(n % block == 0 for n, _ in sizes[:-1]):
         return block
+    # One scale per row fits every part, since the rows of a block can repeat its scale.
     return 1
 
 
@@ -149,6 +154,7 @@ def _spread_rows(value: torch.Tensor, block: int | None, rows: int, n: int) -> t
 def _spread_columns(value: torch.Tensor, block: int, group: int, k: int) -> torch.Tensor:
     if block == group:
         return value
+    # The last block may be partial, so the repeated scales may be too many.
     return value.repeat_interleave(block // group, 1)[:, : -(-k // group)]
 
 

@@ -17,6 +17,7 @@ from qfuse.cost import (
     at_points,
     pointwise_work,
 )
+from qfuse.ir.dtypes import BYTES
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.qdq import Quantize, as_dequantize, as_quantize
@@ -48,6 +49,7 @@ def merged_work(group: Sequence[Sibling], x: Size, outs: Sequence[Size]) -> list
     stored = _are_quantized(group)
     quantizes = [result_quantize(s.op.node) for s in group]
     found = [quantize for quantize in quantizes if quantize is not None]
+    # With one set of parameters, the wide convolution quantizes its result in its epilogue.
     narrow = stored and len(found) == len(group) and _agree(found)
     work = [_work(group[0], x, outs, sum(s.n for s in group), stored, narrow=narrow)]
     if stored and not narrow:
@@ -61,6 +63,7 @@ def merged_work(group: Sequence[Sibling], x: Size, outs: Sequence[Size]) -> list
 def result_quantize(node: Node) -> Quantize | None:
     """Return the quantize with constant parameters that an epilogue leads to, if there is one."""
     for _ in range(_MOST_STEPS):
+        # With other users the float result is stored anyway.
         if len(node.users) != 1:
             return None
         (node,) = node.users
@@ -78,7 +81,8 @@ def _are_quantized(group: Sequence[Sibling]) -> bool:
     x = as_dequantize(group[0].op.x)
     stored = [None if s.stored is None else s.stored.params.spec.dtype for s in group]
     types = [None if x is None else x.params.spec.dtype, *stored]
-    return all(t in {torch.int8, torch.uint8} for t in types)
+    # Convolutions of other storage have no integer kernel, and multiply floats.
+    return all(t in BYTES for t in types)
 
 
 def _agree(quantizes: Sequence[Quantize]) -> bool:
@@ -102,6 +106,7 @@ def _work(
     real = dtype_of(sibling.op.node)
     kind = ComputeKind.BF16 if real is torch.bfloat16 else ComputeKind.F32
     depth = math.prod(sibling.shape[1:])
+    # A weight that is quantized below a float input is dequantized before the product.
     size = _BYTE if stored else real.itemsize
     out_size = _BYTE if narrow else real.itemsize
 

@@ -65,6 +65,7 @@ _COMPUTING = frozenset(
         aten.zeros_like.default,
     )
 )
+# Ops with parameters as operands; only these have roles by which parameters can be alike.
 _EDGES = frozenset((ops.quantize, ops.dequantize, ops.requantize))
 _PARAMETERS = frozenset(("scale", "zero_point", "out_scale", "out_zero_point"))
 # Comparing bits costs reading them; parameters are small, weights are compared by identity.
@@ -98,6 +99,7 @@ class Combine(Pass):
             assumed = first is None
             if first is None:
                 first = known.alike(node)
+            # A pass on the graph of another tool must not edit outside of what it has normalized.
             if first is None or first is node or not context.covers(node):
                 continue
             if assumed and not context.assume_equal:
@@ -105,6 +107,7 @@ class Combine(Pass):
                 miss = Miss(MissCode.NO_VALUES, node, f"{text} one", progress=4)
                 result.miss(program, context, self.name, node, miss)
                 continue
+            # Two outputs would be one tensor, and the caller may write to either.
             if leaves_graph(node) and leaves_graph(first):
                 continue
             if node.op == "get_attr":
@@ -130,6 +133,7 @@ class Combine(Pass):
         if isinstance(done, Refusal):
             return False
         if assumed:
+            # What is built on an assumption is an assumption too, such as a merge of its users.
             first.meta[ASSUMED_META] = True
         return True
 
@@ -159,8 +163,10 @@ class _Known:
         if node.op == "get_attr":
             return _find_constant(node, self._constants)
         if node.target is operator.getitem:
+            # Its operand has been replaced by its first equal already, so the node is its number.
             return _first(self._numbers, (operator.getitem, node.args[0], node.args[1]), node)
         op = overload_of(node)
+        # Any other op may be random or write to memory, or return its operand itself.
         if op not in _COMBINABLE and node not in self._computing:
             return node
         key = (op, tuple((k, _freeze(v)) for k, v in sorted(arguments(node).items())))
@@ -173,6 +179,7 @@ class _Known:
             return None
         given = sorted(arguments(node).items())
         data = node.all_input_nodes[0]
+        # Constant data are weights: scales of the same shape say nothing about weights being equal.
         if data.op == "get_attr" or not any(_valueless(v) for k, v in given if k in _PARAMETERS):
             return None
         frozen = (_freeze_role(k, v) for k, v in given)
@@ -203,8 +210,10 @@ def _find_constant(node: Node, constants: dict[Hashable, Node]) -> Node:
     value = constant_of(node)
     if value is None:
         return node
+    # Equal bits of another shape or stride are another operand: a reader may depend on either.
     kind = (value.dtype, value.device, tuple(value.shape), value.stride())
     small = has_values(value) and value.numel() * value.element_size() <= _BITS_LIMIT
+    # An id stays unique as long as the module holds the tensor.
     return _first(constants, (*kind, bits_of(value) if small else id(value)), node)
 
 

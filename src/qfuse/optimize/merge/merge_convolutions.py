@@ -146,6 +146,7 @@ def _wants_dense(node: Node) -> bool:
             if movement_of(user) is not None:
                 stack.append(user)
             elif op is not None and not (_reads_parts(user) or torch.Tag.pointwise in op.tags):
+                # A library call needs dense memory; a loop reads a part at its strides.
                 return True
     return False
 

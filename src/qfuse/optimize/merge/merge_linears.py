@@ -55,7 +55,7 @@ class MergeLinears(MergeSiblings):
     siblings is -0.0, which changes no sum, not even that of two zeros.
 
     Refuses: weights or biases that are computed at run time; weights with other users, which would
-    be stored twice; a weight that a sibling uses with another bias; a result that is split, or that
+    be stored twice; a result that is split, or that
     has a stride-sensitive user such as ``as_strided``; siblings that differ in storage, arithmetic
     or float dtype (the remaining siblings still merge); merges that the cost model finds slower at
     the smallest, the expected or the largest size.
@@ -74,6 +74,7 @@ class MergeLinears(MergeSiblings):
         assert linear is not None, "only linears are grouped"
         stored = as_dequantize(linear.weight)
         weight = linear.weight if stored is None else stored.q
+        # A vector as weight has no axis of output features to concatenate along.
         if len(shape_of(weight)) != _MATRIX or not shape_of(linear.x):
             return Miss(MissCode.SHAPE, weight, "its weight is not a matrix", progress=2)
         refused = refuse_parts(linear, stored, weight)

@@ -17,7 +17,7 @@ from qfuse.ir.graph.stage_graph import ASSUMED_META, StageGraph, constant_of, op
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of
-from qfuse.ir.quant.spec import dtype_name
+from qfuse.ir.quant.spec import ZeroPointDomain, dtype_name
 from qfuse.optimize.match.strides import restride, stride_sensitive_user
 from qfuse.optimize.merge.concat_qparams import concat_params
 from qfuse.rewrite.context import PassResult, RewriteContext
@@ -91,6 +91,8 @@ class Sibling:
         # Constants without values cannot be concatenated with constants that have values.
         held = tuple(has_values(part) for part in self.parts)
         held = (held[0],) if len(set(held)) == 1 else held
+        # Dtypes are compared, not promoted: a bfloat16 weight next to a float32 one would compute
+        # its rows in another precision.
         common = (
             *self.alike,
             ("float type", dtype_of(self.op.weight)),
@@ -106,13 +108,29 @@ class Sibling:
             ("numbers in the storage", spec.element),
             ("format of the scale", spec.scale_format),
             ("second level of scales", spec.outer is not None),
+            # The rest of the arithmetic, such as reciprocal or division, is that of quantizing, and
+            # no weight is quantized again. Scales and blocks may differ, see `concat_params`.
             ("arithmetic", spec.arithmetic.compute),
             ("domain of the zero point", spec.domain),
+            *self._range_of_offsets(),
         )
+
+    def _range_of_offsets(self) -> Facets:
+        """What siblings with float offsets have in common: an offset counts from the middle.
+
+        A missing offset is not an offset of 0, with which the middle stands for 0.
+        """
+        assert self.stored is not None, "a float weight has no zero points"
+        spec, zero = self.stored.params.spec, self.stored.params.zero_point
+        if spec.domain is not ZeroPointDomain.FLOAT_OFFSET:
+            return ()
+        codes = spec.quant_min, spec.quant_max
+        return ("range of float offsets", codes), ("float offsets", zero is not None)
 
     @property
     def is_assumed(self) -> bool:
         """Whether parameters without values had to be assumed equal, or small."""
+        # The input is one node for all siblings only because equal parameters were assumed.
         if ASSUMED_META in self.op.x.meta:
             return True
         stored = as_dequantize(self.op.x)
@@ -182,6 +200,7 @@ class MergeSiblings(Pass):
         if context.cost is not None:
             priced = self.price(group, session.program, context.cost)
             gain = priced.gain
+            # Under dynamic sizes, a merge that gains at the hint may lose at the smallest size.
             if not priced.loses_nowhere:
                 return [(first, Miss(MissCode.PROFIT, first, "{}", str(priced), progress=9))]
         places = tuple(place_of(sibling.op.node) for sibling in group)
@@ -210,6 +229,7 @@ def refuse_parts(op: Weighted, stored: Dequantize | None, weight: Node) -> Miss 
             return Miss(MissCode.NOT_CONSTANT, part, text, progress=3)
     # The only user of a quantized weight may be its dequantize.
     users = {op.node} if stored is None else {stored.node}
+    # A weight tied to an embedding stays for it, so the concatenation would be a second copy.
     if set(weight.users) != users or set(op.weight.users) != {op.node}:
         text = "its weight has other users, so it would be stored twice"
         return Miss(MissCode.SHARED, weight, text, progress=3)
@@ -229,6 +249,7 @@ def concat_weight(group: Sequence[Sibling], rw: Rewriter) -> Node:
     values = [constant_of(sibling.weight) for sibling in group]
     known = [value for value in values if value is not None]
     whole = rw.constant(_joined(known), name)
+    # All or none: `Sibling.kind` has separated quantized weights from float ones.
     stored = [sibling.stored for sibling in group if sibling.stored is not None]
     if not stored:
         return whole
@@ -253,6 +274,7 @@ def split_into(wide: Node, group: Sequence[Sibling], axis: int, rw: Rewriter) ->
 
 def _joined(weights: Sequence[torch.Tensor]) -> torch.Tensor:
     """Concatenate weights in the memory order that they have."""
+    # `cat` returns row-major memory, so weights that are stored as [k, n] would become [n, k].
     if all(w.dim() == _MATRIX and not w.is_contiguous() and w.t().is_contiguous() for w in weights):
         return torch.cat([w.t() for w in weights], 1).t()
     return torch.cat(list(weights))
@@ -264,15 +286,10 @@ def _groups(
     """Sort the ops with one input into groups that may merge; log why others may not."""
     groups: dict[Hashable, list[Sibling]] = {}
     misses: list[tuple[Node, Miss]] = []
-    weights: set[Node] = set()
     for node, sibling in found:
-        if isinstance(sibling, Sibling) and sibling.weight in weights:
-            text = "a sibling has the same weight with another bias"
-            misses.append((node, Miss(MissCode.SHARED, sibling.weight, text, progress=3)))
-        elif isinstance(sibling, Miss):
+        if isinstance(sibling, Miss):
             misses.append((node, sibling))
         else:
-            weights.add(sibling.weight)
             groups.setdefault(sibling.kind, []).append(sibling)
     misses += _lonely(list(groups.values()))
     return list(groups.values()), misses
@@ -293,14 +310,14 @@ def _difference(one: Sibling, others: Sequence[Sibling]) -> Miss:
     names = differ[id(near)]
     text = "the closest of its siblings, %{}, differs in {}"
     own, its = dict(one.kind), dict(near.kind)
-    told = [
+    details = [
         f"{name} ({_word(its[name])}, not {_word(own[name])})"
         if name in own and name in its
         else name
         for name in names
     ]
     code = MissCode.SHAPE if one.alike != near.alike else MissCode.DTYPE
-    told_names = near.op.node.name, ", ".join(told)
+    told_names = near.op.node.name, ", ".join(details)
     return Miss(code, one.op.node, text, *told_names, progress=3)
 
 

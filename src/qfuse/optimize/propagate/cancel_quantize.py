@@ -16,7 +16,7 @@ from qfuse.ir.ops.qdq import Dequantize, Quantize
 from qfuse.ir.ops.views import QuantParams, node_of, shape_of, tensor_of
 from qfuse.ir.quant.block import same_grid
 from qfuse.ir.quant.element import ScaleFormat
-from qfuse.ir.quant.round_trip import RoundTripFailure, culprit
+from qfuse.ir.quant.round_trip import RoundTripFailure, round_trip_failure
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name, dtype_range
 from qfuse.optimize.match.strides import refuse_layout
 from qfuse.optimize.propagate.qdq_pair import quantize_pair
@@ -33,7 +33,9 @@ from qfuse.rewrite.prelude import (
 )
 
 _WIDE = (torch.float32, torch.float64)
+# `qfuse.ir.quant.round_trip` is a proof for at most 16 bits.
 _NARROW_STORAGE = (torch.int8, torch.uint8, torch.int16)
+# Bounds the search for the op that computed the quantized values.
 _STEPS = 32
 
 
@@ -87,6 +89,7 @@ class CancelQuantize(Rule[CancelQuantizeSite]):
             or _refuse_difference(quantize, new, old)
             or _refuse_numbers(new)
         )
+        # Dequantize does not clamp: a quantized value of 200 is 200 again only if the range has it.
         cut = None if wrong else _cut(dequantize.q, new.spec)
         wrong = wrong or refuse_layout(node, tensor_of(dequantize.q), moves=cut is None)
         return wrong or CancelQuantizeSite(quantize, dequantize, cut)
@@ -100,6 +103,7 @@ class CancelQuantize(Rule[CancelQuantizeSite]):
 
 
 def _refuse_spec(node: Node, new: QuantSpec, old: QuantSpec) -> Miss | None:
+    # float32 represents integers up to 2^24 only, so int32 values do not come back.
     if new.dtype != old.dtype or new.dtype not in _NARROW_STORAGE:
         text = "{} is dequantized, {} is quantized"
         return Miss(
@@ -110,6 +114,7 @@ def _refuse_spec(node: Node, new: QuantSpec, old: QuantSpec) -> Miss | None:
         return Miss(MissCode.DTYPE, node, text, progress=2)
     if ZeroPointDomain.FLOAT_OFFSET in {new.domain, old.domain}:
         return Miss(MissCode.ZERO_POINT, node, "the zero point is a float", progress=2)
+    # bfloat16 has 8 bits: with scale 1, an int16 of 257 comes back as 256.
     if new.real is not torch.float32 or old.real is not torch.float32:
         text = "the float values between the two are {}"
         return Miss(MissCode.DTYPE, node, text, dtype_name(old.real), progress=2)
@@ -130,9 +135,12 @@ def _refuse_difference(quantize: Quantize, new: QuantParams, old: QuantParams) -
 def _refuse_numbers(params: QuantParams) -> Miss | None:
     """Refuse scales and zero points with which the round trip may not be exact."""
     scale = constant_of(params.scale)
+    # A dynamic scale of NaN or infinity gives NaN for 0, which is quantized to anything.
     if scale is None or scale.is_meta:
         text = "the scale is computed at run time and may be infinite"
         return Miss(MissCode.NOT_CONSTANT, params.scale, text, progress=3)
+    # A reciprocal is taken in the dtype of the scale: in bfloat16 it is off by up to 2^-9, which
+    # moves 300 by more than half a step.
     if scale.dtype not in _WIDE:
         text = "the scale is {}"
         return Miss(MissCode.DTYPE, params.scale, text, dtype_name(scale.dtype), progress=3)
@@ -142,7 +150,7 @@ def _refuse_numbers(params: QuantParams) -> Miss | None:
         if zero is None or zero.is_meta:
             text = "the zero point is computed at run time"
             return Miss(MissCode.NOT_CONSTANT, params.zero_point, text, progress=3)
-    wrong = culprit(params.spec.dtype, scale, zero)
+    wrong = round_trip_failure(params.spec.dtype, scale, zero)
     if wrong is RoundTripFailure.ZERO_POINT:
         return Miss(MissCode.ZERO_POINT, node_of(params.zero_point), wrong.value, progress=3)
     return None if wrong is None else Miss(MissCode.RANGE, params.scale, wrong.value, progress=3)
@@ -151,6 +159,7 @@ def _refuse_numbers(params: QuantParams) -> Miss | None:
 def _cut(q: Node, spec: QuantSpec) -> tuple[int, int] | None:
     """Return the range of a spec, unless it holds all quantized values."""
     low, high = _bounds(q)
+    # Otherwise the range may be a fused ReLU, which must still clip.
     inside = spec.quant_min <= low and high <= spec.quant_max
     return None if inside else (spec.quant_min, spec.quant_max)
 

@@ -50,8 +50,9 @@ class FuseRequantize(Rule[FuseRequantizeSite]):
         if isinstance(pair, Miss):
             return pair
         quantize, dequantize = pair
-        readers = dequantize.node.users
-        others = sorted({op_name(user) for user in readers if not is_call(user, ops.quantize)})
+        # For another user the dequantize stays, and its float result is there to quantize.
+        users = dequantize.node.users
+        others = sorted({op_name(user) for user in users if not is_call(user, ops.quantize)})
         if others:
             text = "the float values are also used by {}"
             return Miss(MissCode.SHARED, dequantize.node, text, ", ".join(others), progress=2)

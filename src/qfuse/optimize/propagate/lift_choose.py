@@ -106,8 +106,8 @@ def _keeps_blocks(movement: Movement) -> bool:
 
 
 def _down(choose: Choose, found: PropagatedUp) -> tuple[Moved, ...] | Miss:
-    # A block may move up to one that comes down differently, such as a merged axis.
     """Move the block down again; the result must be the original block."""
+    # A block may move up to one that comes down differently, such as a merged axis.
     block = found.block
     down: list[Moved] = []
     for step in reversed(found.steps):
@@ -115,8 +115,8 @@ def _down(choose: Choose, found: PropagatedUp) -> tuple[Moved, ...] | Miss:
         if isinstance(moved, Refusal):
             text = "parameters chosen above {} do not move down: {}"
             at = step.movement.node
-            told = movement_name(step.movement), moved.reason
-            return Miss(MissCode.GRANULARITY, at, text, *told, progress=2)
+            details = movement_name(step.movement), moved.reason
+            return Miss(MissCode.GRANULARITY, at, text, *details, progress=2)
         down.append(moved)
         block = moved.block
     if not same_grid(block, choose.spec.block, shape_of(choose.x)):
@@ -128,12 +128,12 @@ def _down(choose: Choose, found: PropagatedUp) -> tuple[Moved, ...] | Miss:
 
 def _refuse_movement(choose: Choose, first: Movement, found: PropagatedUp) -> Miss:
     name = movement_name(first)
-    if found.stuck is None:
+    if found.blocked is None:
         text = "{} has other elements in a block than its source"
         return Miss(MissCode.GRANULARITY, first.node, text, name, progress=2)
     text = "parameters in blocks of {} are not chosen above {}: {}"
-    told = block_text(choose.spec.block), name, found.stuck[1].reason
-    return Miss(MissCode.GRANULARITY, first.node, text, *told, progress=2)
+    details = block_text(choose.spec.block), name, found.blocked[1].reason
+    return Miss(MissCode.GRANULARITY, first.node, text, *details, progress=2)
 
 
 def _refuse_users(choose: Choose, found: PropagatedUp, down: Sequence[Moved]) -> Miss | None:
@@ -144,6 +144,7 @@ def _refuse_users(choose: Choose, found: PropagatedUp, down: Sequence[Moved]) ->
     for step in down:
         chosen = step.apply(FakeMover(), chosen)
     for result in choose.node.users:
+        # They would become views of the parameters above.
         if leaves_graph(result):
             text = "the parameters leave the graph as tensors of their own"
             return Miss(MissCode.SHARED, result, text, progress=3)

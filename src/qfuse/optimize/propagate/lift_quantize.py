@@ -63,9 +63,12 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
         crossing = op if isinstance(op, Miss) else op.lift(quantize)
         if isinstance(crossing, Miss):
             return crossing
+        # Only dtype and strides matter here: the quantized
+        # operands are made when the rule rewrites.
         stored = quantize.params.spec.dtype
         with torch.no_grad():
             values = [torch.empty_like(tensor_of(e.node), dtype=stored) for e in crossing.ends]
+        # On fake tensors, since a match must not add nodes.
         (made,) = crossing.apply(FakeMover(), values)
         wrong = refuse_layout(node, made, moves=crossing.apply is not unchanged)
         return wrong or LiftQuantizeSite(quantize, crossing)
@@ -80,6 +83,8 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
         made: dict[Hashable, Node] = {}
         values = []
         for end in site.crossing.ends:
+            # Nodes compare by identity, so equal arguments are the same operand and parameters, as
+            # for the two parts of `cat([x, x])`.
             args = end.params(rw).call_args(end.node)
             if args not in made:
                 made[args] = rw.call(ops.quantize, *args)

@@ -65,6 +65,8 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
         dtypes = requantize.params.spec.dtype, requantize.out_params.spec.dtype
 
         def crosses(movement: Movement) -> bool:
+            # Requantizing is no cheaper above: it moves up
+            # to meet equal ones, and must not cost more.
             return is_free(movement) and all(moves_stored(movement, d) for d in dtypes)
 
         if not crosses(first):
@@ -75,12 +77,13 @@ class LiftRequantize(Rule[LiftRequantizeSite]):
             for params in (requantize.params, requantize.out_params)
         )
         count = len(out.steps)
+        # Both sides have to stop at one place: a requantize has one operand.
         if not count or len(read.steps) < count:
-            stuck = read.stuck if count else out.stuck
-            assert stuck is not None, "the first movement was not crossed"
-            text, told = "its parameters do not move above {}: {}", movement_name(stuck[0])
-            why = stuck[1].reason
-            return Miss(MissCode.GRANULARITY, stuck[0].node, text, told, why, progress=2)
+            blocked = read.blocked if count else out.blocked
+            assert blocked is not None, "the first movement was not crossed"
+            text, details = "its parameters do not move above {}: {}", movement_name(blocked[0])
+            why = blocked[1].reason
+            return Miss(MissCode.GRANULARITY, blocked[0].node, text, details, why, progress=2)
         with torch.no_grad():
             q = torch.empty_like(tensor_of(out.source), dtype=dtypes[1])
         wrong = refuse_layout(node, out.apply(FakeMover(), q))

@@ -64,9 +64,12 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
         if isinstance(op, Miss):
             return op
         for source, dequantize in zip(reads, found, strict=True):
+            # A float part has no quantized values, and quantizing it would lose precision.
             if dequantize is None:
-                text, told = "{} joins quantized values with {}", (op_name(node), op_name(source))
-                return Miss(MissCode.NOT_QUANTIZED, source, text, *told, progress=2)
+                text = "{} joins quantized values with {}"
+                details = op_name(node), op_name(source)
+                return Miss(MissCode.NOT_QUANTIZED, source, text, *details, progress=2)
+        # From cheap to expensive: `sink` may tabulate all quantized values.
         crossing = self._refuse_ranks(op) or _refuse_users(op, operands) or op.sink(operands)
         if isinstance(crossing, Miss):
             return crossing
@@ -101,6 +104,7 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
 def _refuse_users(op: Commutes, operands: tuple[Dequantize, ...]) -> Miss | None:
     """Refuse a dequantize that would stay for another user and so be computed twice."""
     for dequantize in operands:
+        # A second dequantize costs time but changes no value, so the search may stop early.
         for user in islice(dequantize.node.users, USERS):
             if user is not op.node and not op.shares_with(user):
                 text = "its dequantize is also used by {}"

@@ -94,7 +94,10 @@ def _match_join(join: CommutingJoin) -> CancelSplitSite | Miss:
     known = [p for p in parts if p.start is not None and p.end is not None and p.step == 1]
     if len(known) < len(parts):
         return Miss(MissCode.SHAPE, join.node, "a part of unknown bounds", progress=2)
-    if any(a.end != b.start for a, b in itertools.pairwise(known)):
+    # Halves that are joined in the other order, as in rotary positions, are not the tensor.
+    # A part that ends before it starts is empty, and would let the next part start again earlier.
+    backwards = any(p.end < p.start for p in known)  # type: ignore[operator]
+    if backwards or any(a.end != b.start for a, b in itertools.pairwise(known)):
         text = "the parts are not joined in the order in which they were split"
         return Miss(MissCode.ORDER, join.node, text, progress=3)
     source, start, end = known[0].source, known[0].start, known[-1].end
@@ -129,6 +132,7 @@ def _match_split(node: Node) -> CancelSplitSite | Miss:
         # Items without users do not keep the split.
         if not user.users or not isinstance(part, Slice):
             continue
+        # A part of 6 columns of two joined tensors of 4 each belongs to neither.
         joined = bounds.get(part.bounds)
         if joined is None:
             text = "{} is not one of the tensors that were joined"

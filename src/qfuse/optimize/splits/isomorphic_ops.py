@@ -105,9 +105,11 @@ def widen(nodes: Sequence[Node], of: Mapping[Node, IsomorphicOps]) -> Isomorphic
     sizes = _sizes(nodes, axis)
     wide = list(shape_of(nodes[0]))
     wide[axis] = sum(sizes)
+    # The rules below argue about the first part only; the shapes confirm it for all.
     alike = all(same_shape(_without(shape_of(n), axis), _without(wide, axis)) for n in nodes)
     if not alike or not same_shape(value.shape, wide):
         return None
+    # A view costs nothing, on the parts or on the whole, so it is no result worth storing.
     copied = not isinstance(movement_of(nodes[0]), _VIEWS)
     return IsomorphicOps(
         tuple(nodes), axis, value, call, copied or any(o.computes for o in operands)
@@ -261,8 +263,10 @@ def _viewed(nodes: Sequence[Node], movement: View, axis: int) -> _Found | None:
 def _view_call(nodes: Sequence[Node], movement: View, axis: int) -> Call:
     sizes = _given_sizes(movement.node)
     pairs = zip(movement.after, sizes, strict=True)
+    # A -1 in the sizes was computed for the first part alone; known sizes replace it.
     known: list[Any] = [size if isinstance(size, int) else given for size, given in pairs]
     known[axis] = sum(_sizes(nodes, axis))
+    # A reshape, since the wide value may have strides that do not allow a view.
     return Call(aten.reshape.default, (movement.source, known), {})
 
 

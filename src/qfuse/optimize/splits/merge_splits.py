@@ -74,10 +74,12 @@ class MergeSplits(Rule[MergeSplitsSite]):
             return Miss(MissCode.PATTERN, node, "it does not cut a part", progress=0)
         if axis % len(shape_of(outer.node)) != outer.axis:
             return Miss(MissCode.AXIS, node, "it cuts along another axis", progress=0)
+        # x[0:8:2][1:3] is x[2:6:2]: with a step, the bounds of the two cannot simply be added.
         if outer.start is None or outer.end is None or outer.step != 1:
             text = "its operand was cut with a step, or with unknown bounds"
             return Miss(MissCode.SHAPE, outer.node, text, progress=2)
         found = [movement_of(cut) for cut in _cuts(node)]
+        # An end of None may be the end of the part, which is not the end of the whole.
         cuts = [c for c in found if isinstance(c, Slice) and None not in {c.start, c.end}]
         if len(cuts) < len(found):
             return Miss(MissCode.SHAPE, node, "its own bounds are not known", progress=2)

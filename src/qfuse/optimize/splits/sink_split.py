@@ -110,6 +110,7 @@ class SinkSplit(Rule[SinkSplitSite]):
         closest = Miss(
             MissCode.PATTERN, node, "there are no isomorphic ops on its parts", progress=0
         )
+        # Longest first: rotary positions are those of queries and keys, but not of values.
         for run in _runs(parts):
             site = _match_run(node, run)
             if isinstance(site, SinkSplitSite):
@@ -123,10 +124,13 @@ class SinkSplit(Rule[SinkSplitSite]):
         after: list[WorkRange] = []
         inside = _members(site.lanes)
         for lanes in site.exits:
+            # A value that its users compute on the fly is
+            # not stored now, so it costs nothing to save.
             stored = [n for n in lanes.nodes if _from_memory(n, inside)]
             before += [_passed(site.source, tensor_of(n)) for n in stored]
             if stored:
                 after.append(_passed(site.source, lanes.value, absorbed=site.absorbed))
+        # Everything is computed where it is used: storing a wide value would only add a pass.
         if not before:
             return -math.inf
         compared = cost.compare(before, after)
@@ -141,6 +145,7 @@ class SinkSplit(Rule[SinkSplitSite]):
         for lanes in site.lanes[1:]:
             assert lanes.call is not None, "only the split tensor is not computed"
             args, kwargs = map_arg((lanes.call.args, lanes.call.kwargs), lambda n: wide.get(n, n))
+            # Before the first part, whose users may come before the other parts.
             with rw.before(min(lanes.nodes)):
                 wide[lanes.first] = rw.call(lanes.call.op, *args, **kwargs)
         # From the last to the first, so that a node that is replaced later is not viewed again.
@@ -194,12 +199,14 @@ def _match_run(node: Node, parts: tuple[Slice, ...]) -> SinkSplitSite | Miss:
     root = IsomorphicOps(tuple(part.node for part in parts), first.axis, whole)
     lanes, closest = _grow(root)
     inside = _members(lanes)
+    # Lanes of views only are no results: users can view the parts as well.
     exits = tuple(
         each for each in lanes if each.computes and any(_left(n, inside) for n in each.nodes)
     )
     if not exits:
         text = "no isomorphic ops compute anything on its parts"
         return closest or Miss(MissCode.PATTERN, first.node, text, progress=0)
+    # An epilogue applies to all columns of a product, so a run of some parts is not absorbed.
     absorbed = end - start == source.shape[first.axis] and _is_epilogue(first.source, lanes)
     return SinkSplitSite(node, first.source, parts, tuple(lanes), exits, absorbed)
 
@@ -286,6 +293,7 @@ def _equal(a: Any, b: Any, index: int, of: Mapping[Node, IsomorphicOps]) -> bool
         return len(a) == len(b) and all(_equal(x, y, index, of) for x, y in zip(a, b, strict=True))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(_equal(a[k], b[k], index, of) for k in a)
+    # 1 and True are equal in Python, and are not the same argument.
     return type(a) is type(b) and repr(a) == repr(b)
 
 
@@ -337,6 +345,7 @@ def _is_epilogue(source: Node, lanes: Sequence[IsomorphicOps]) -> bool:
     if not quantized and as_fused_product(source) is None:
         return False
     steps = (*ACTIVATION_OPS, aten._to_copy.default)
+    # A lane between them with other users would be needed in memory, besides the last result.
     chain = all(len(each.nodes[0].users) == 1 for each in lanes[:-1])
     return (
         len(source.users) == 1 and chain and all(is_call(each.first, *steps) for each in lanes[1:])

@@ -67,6 +67,7 @@ class Part(ABC):
     def _with(self, **changes: object) -> Self:
         new = copy.copy(self)
         vars(new).update(changes)
+        # `copy` also copies cached properties; `size` and `heads` do not depend on a refinement.
         vars(new).pop("has_core", None)
         return new
 
@@ -108,6 +109,7 @@ class Part(ABC):
         node = value if isinstance(value, Node) else above.node if above is not None else None
         assert node is not None, f"a match starts at a node, not at {value!r}"
         frame = Frame(above, self, node)
+        # A memoized failure belongs to a node; a literal argument has none.
         if not search.spend() or (node is value and search.is_dead(self, node)):
             return
         found = self._kind(value)
@@ -125,6 +127,7 @@ class Part(ABC):
         fresh = self.label not in search.bound
         search.bound.setdefault(self.label, found)
         yield from self._inside(value, search, frame)
+        # Resumed: the caller looks for another way to match, which may bind another value.
         if fresh:
             del search.bound[self.label]
 
@@ -144,6 +147,8 @@ class Part(ABC):
 
     def _inside(self, value: object, search: Search, frame: Frame) -> Iterator[None]:
         """Match the nested parts, then test the guards."""
+        # The failures inside are kept apart, since `bury` memoizes the closest of them for this
+        # node.
         conflicts, outer, matched = search.conflicts, search.closest, False
         search.closest = None
         search.enter(self.weight, core=self.core_at == 0)
@@ -158,6 +163,7 @@ class Part(ABC):
             search.forget(added, core=bool(self.core_at))
         search.leave(self.weight, core=self.core_at == 0)
         if not matched:
+            # A failure on which a capture or a guard had an influence may be a match elsewhere.
             if frame.node is value and search.conflicts == conflicts:
                 search.bury(self, frame.node)
             search.reopen(outer)

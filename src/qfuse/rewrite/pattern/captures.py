@@ -24,7 +24,7 @@ T = TypeVar("T")
 class Capture(Pattern, Generic[T]):
     """A value captured under a name; ``match[capture]`` is a ``T``.
 
-    A name that occurs twice must match one value: the same node, or equal numbers of one type.
+    A name that occurs twice must match one value: one node, one constant, or equal numbers.
     """
 
     def __init__(self, name: str) -> None:
@@ -119,6 +119,7 @@ class Known:
     node: Node
     value: torch.Tensor
 
+    # Compared by node, because comparing tensors gives a tensor.
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Known) and self.node is other.node
 

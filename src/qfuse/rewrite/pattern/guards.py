@@ -43,9 +43,9 @@ class Where:
     @property
     def reads(self) -> frozenset[str]:
         """The captures that the guard uses."""
-        told = {name for _, name, _, _ in string.Formatter().parse(self.text) if name}
-        told = {name.partition(".")[0].partition("[")[0] for name in told}
-        return frozenset((*self.names, *told, *([self.at] if self.at else ())))
+        details = {name for _, name, _, _ in string.Formatter().parse(self.text) if name}
+        details = {name.partition(".")[0].partition("[")[0] for name in details}
+        return frozenset((*self.names, *details, *([self.at] if self.at else ())))
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,9 @@ class PatternRule(Rule[Match]):
         super().__init_subclass__(**kwargs)
         pattern = cls.__dict__.get("pattern")
         if isinstance(pattern, Pattern):
+            # Without known ops at the root the rule would have to be tried at every node.
             assert pattern.heads is not None, f"the pattern of {cls.__name__} starts with no op"
+            # A set has no fixed order, and bisection needs the same order in every run.
             cls.anchors = tuple(sorted(pattern.heads, key=str))
             unknown = unbound(pattern)
             assert not unknown, f"the guards of {cls.__name__} read {unknown}, never captured"

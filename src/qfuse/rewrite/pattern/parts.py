@@ -137,6 +137,8 @@ class OpPattern(Pattern):
         for each in self.ops:
             names, defaults = argument_names(each), argument_defaults(each)
             unknown = [name for name in args if name not in names]
+            # An argument that the pattern does not name and that has no default would be matched
+            # whatever it is.
             open_ = [n for n in names if n not in args and n not in defaults]
             assert not unknown, f"{each} has no arguments {unknown}"
             assert not open_, f"the pattern of {each} must say what {open_} are"
@@ -160,6 +162,7 @@ class OpPattern(Pattern):
         """Match the arguments, in both orders for a commutative op; defaults come last."""
         assert isinstance(value, Node), "read says so"
         given = arguments(value)
+        # Defaults come last, so that a wrong `alpha` is told only where the operands fit.
         for order in self._orders:
             pairs = [(part, given.get(name)) for name, part in order]
             for _ in fit_all(pairs, search, frame):
@@ -170,6 +173,7 @@ class OpPattern(Pattern):
     def _orders(self) -> tuple[tuple[tuple[str, Pattern], ...], ...]:
         plain = tuple(self.args.items())
         one, other = self.args.get("self"), self.args.get("other")
+        # `x + 2 * y` is not `y + 2 * x`.
         commutes = _COMMUTATIVE.issuperset(self.ops) and "alpha" not in self.args
         if not commutes or one is None or other is None:
             return (plain,)
@@ -183,9 +187,9 @@ class OpPattern(Pattern):
         assert called is not None, "read says so"
         for name, default in self._rest[called].items():
             if not same_value(default, given[name]):
-                told = Literal(default, name, MissCode.ARGUMENT).read(given[name])
-                assert isinstance(told, Mismatch), "they differ"
-                search.fail(frame, told)
+                details = Literal(default, name, MissCode.ARGUMENT).read(given[name])
+                assert isinstance(details, Mismatch), "they differ"
+                search.fail(frame, details)
                 return False
         return True
 
@@ -241,6 +245,7 @@ class Either(Pattern):
     def parts(self, value: object, search: Search, frame: Frame) -> Iterator[None]:
         """Try the alternatives that could match, in order."""
         for each in self.alternatives:
+            # An alternative for other ops cannot match here, so it is not counted as an attempt.
             if each.heads is None or self.heads is None or is_call(value, *each.heads):
                 yield from each.walk(value, search, frame)
 
@@ -267,6 +272,7 @@ class Maybe(Either):
     @cached_property
     def size(self) -> int:
         """Number of parts; the operand is counted with the call."""
+        # The operand is one object, matched alone or inside the call.
         return 1 + self.call.size
 
     def show(self, out: Writer) -> None:
@@ -299,6 +305,7 @@ def op(ops: OpOverload | Sequence[OpOverload], *args: object, **named: object) -
     if plain == given:
         return call
     kept = [k for k, v in given.items() if isinstance(v, Pattern)]
+    # The other operand is what remains without the optional one.
     assert len(kept) == 1, "an op with an optional operand has one other"
     return Maybe(call, call.args[kept[0]])
 

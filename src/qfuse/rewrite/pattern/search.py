@@ -81,9 +81,11 @@ class Failure:
         """Whether the search came further here than in ``other``; ties keep the first."""
         if other is None:
             return True
+        # A failure behind the core is reported and others are not, so it wins whatever the counts
+        # are.
         return (self.core > 0, self.count) > (other.core > 0, other.count)
 
-    def told(self) -> Miss:
+    def details(self) -> Miss:
         """Return the miss with its progress and trace."""
         self.miss.progress = self.count if self.core else 0
         self.miss.trace = self.frame.trace()
@@ -189,6 +191,7 @@ class Search:
         added: list[str] = []
         count, core = self._count, self._core
         for index, guard in enumerate(guards):
+            # A mark on the part itself (0) was counted by `enter`.
             self._core += index > 0 and index == core_at
             found = guard.test(self.bound, frame.node)
             if isinstance(found, Miss):
@@ -216,6 +219,7 @@ class Search:
         if known is None:
             return False
         failure, core, count = known
+        # The same failure counts for more where more parts around it have matched.
         if failure is not None:
             more = failure.core + self._core - core, failure.count + self._count - count
             self._keep(replace(failure, core=more[0], count=more[1]))
@@ -234,7 +238,7 @@ class Search:
     def verdict(self) -> Miss:
         """Return the miss of a search without a match."""
         assert self.closest is not None, "a search without a match has failed somewhere"
-        miss = self.closest.told()
+        miss = self.closest.details()
         if self._left >= 0:
             return miss
         text = "the search for this pattern was given up after {} steps"
@@ -253,7 +257,7 @@ class Search:
 
 
 def same_value(one: object, other: object) -> bool:
-    """Whether two arguments are the same: one node, one constant, or equal numbers of one type."""
+    """Whether two arguments are the same: one node, one constant, or equal numbers or bools."""
     if isinstance(one, Node) or isinstance(other, Node):
         return one is other or (
             isinstance(one, Node)
@@ -261,8 +265,10 @@ def same_value(one: object, other: object) -> bool:
             and one.op == other.op == "get_attr"
             and one.target == other.target
         )
+    # NaN differs from itself, but two NaN literals are one argument.
     if isinstance(one, float) and isinstance(other, float) and one != one:  # noqa: PLR0124
         return other != other  # noqa: PLR0124
+    # Python has `True == 1`, but an op takes the two differently.
     if isinstance(one, bool) != isinstance(other, bool):
         return False
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):

@@ -19,6 +19,7 @@ from qfuse.rewrite.pattern.parts import Pattern
 from qfuse.rewrite.pattern.search import Frame, Mismatch, Search
 from qfuse.rewrite.pattern.writer import Writer
 
+# Bounds the walk from every operand; each shorter path is tried again in backtracking.
 _LONGEST = 12
 
 
@@ -103,9 +104,12 @@ class Through(Pattern):
     def parts(self, value: object, search: Search, frame: Frame) -> Iterator[None]:
         """Match behind all steps, then behind successively fewer."""
         walked = [] if not isinstance(value, Node) else self._steps(value)
+        # The longest path first, so that a part that accepts anything does not stop at a cast.
         for count in range(len(walked), -1, -1):
             base = walked[count - 1][2] if count else value
             steps = tuple((kind, node) for kind, node, _ in reversed(walked[:count]))
+            # Steps count as progress: a miss behind three casts came further than one in front of
+            # them.
             search.enter(count, core=False)
             yield from self._behind(base, steps, search, frame)
             search.leave(count, core=False)

@@ -31,6 +31,7 @@ class UNetSizes(ImageSizes):
     def __post_init__(self) -> None:
         """Refuse an image that cannot be halved as often."""
         super().__post_init__()
+        # Halving an odd size rounds down, and doubling it again does not fit the earlier result.
         if self.image % 2**self.levels:
             raise OptionsError(
                 f"image={self.image} cannot be halved {self.levels} times",

@@ -156,6 +156,22 @@ def test_refuses_a_difference_in_64_bits_of_numbers_that_may_be_large() -> None:
     assert refusal(program, IntMmShift()) == (MissCode.DTYPE, "sub_tensor")
 
 
+def unsigned(k: int) -> CapturedGraph:
+    """A product of uint8 values whose sums are as large as they can be."""
+    b = GraphBuilder()
+    weight = b.const("w", torch.full((1, k), 255, dtype=torch.uint8))
+    y, w = product(b, b.arg("x", torch.uint8, 1, k), weight)
+    sums = b.call(aten.sum.dim_IntList, w, (1,))
+    zero = b.const("z", torch.tensor([[-255]]))
+    return finish(b, b.call(aten.sub.Tensor, y, b.call(aten.mul.Tensor, zero, sums)))
+
+
+def test_refuses_unsigned_weights_whose_sums_may_wrap() -> None:
+    """255 * (255 + 255) per product: 16,513 of them leave 32 bits."""
+    assert "int-mm-shift 1" in golden(unsigned(16512), IntMmShift())
+    assert refusal(unsigned(16513), IntMmShift()) == (MissCode.DTYPE, "sub_tensor")
+
+
 def test_refuses_a_scaled_correction() -> None:
     program = corrected(three, over_k, alpha=2)
 

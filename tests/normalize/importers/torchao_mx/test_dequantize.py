@@ -23,7 +23,7 @@ E8M0 = torch.float8_e8m0fnu
 
 
 def stored(dtype: torch.dtype, *shape: int, block: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stored numbers, and scales of which one is the least, one the greatest and one NaN."""
+    """Quantized values, and scales of which one is the least, one the greatest and one NaN."""
     q = (torch.randn(shape) * 100).to(dtype)
     scale = torch.randint(90, 160, (*shape[:-1], shape[-1] // block)).to(torch.uint8)
     scale.view(-1)[:3] = torch.tensor([0, 254, 255], dtype=torch.uint8)
@@ -92,7 +92,7 @@ def test_refuses_scales_that_are_not_one_per_block() -> None:
             real: torch.Tensor = Dequantizes(torch.float32)(q.reshape(4, 64), scale)
             return real
 
-    # The rows of the stored numbers are not those of the scales, though there are as many blocks.
+    # The rows of the quantized values are not those of the scales, though there are as many blocks.
     q, scale = stored(torch.float8_e4m3fn, 2, 128)
     program = normalized(Transposed(), q, scale)
     assert "dequantize" not in ops_of(program)

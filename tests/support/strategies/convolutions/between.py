@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 
 import torch
 from tests.support.strategies.convolutions.grower import MOST_ELEMENTS, ImageGrower
@@ -14,10 +13,6 @@ from torch.fx.node import Argument
 from qfuse.ir.ops.views import shape_of
 
 aten = torch.ops.aten
-
-# Torch's max pool of 8 bits stops at more channels-last positions than a byte counts: half of these,
-# since sizes of the trace may be smaller than those of a run.
-_MOST_POSITIONS = 64
 
 _MAX: dict[int, OpOverload] = {
     1: aten.max_pool1d.default,
@@ -61,9 +56,7 @@ def between(g: ImageGrower) -> None:
 def _max_pool(g: ImageGrower, x: Value) -> None:
     size, padding = g.pick([(2, 0), (3, 1), (3, 0)])
     spatial = g.spatial(x.node)
-    if min(spatial) + 2 * padding < size or (
-        g.scattered(x.node) and prod(spatial) > _MOST_POSITIONS
-    ):
+    if min(spatial) + 2 * padding < size:
         return
     stride = g.pick([2, 1])
     if g.rank == 2 and g.chance(3):

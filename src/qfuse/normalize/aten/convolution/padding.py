@@ -62,15 +62,22 @@ class SpellPadding(Rule[PaddingSite]):
         if not conv.is_static:
             return Miss(MissCode.ARGUMENT, node, "its settings are computed at run time")
         if not isinstance(conv.padding, str):
+            # The view names a padding only if the two sides differ or the kernel is unknown.
             return PaddingSite(conv, conv.padding, (0,) * conv.spatial)
+        # The padding of "same" is `dilation * (kernel - 1)` in all: a number only for a known
+        # kernel.
         kernel = [size for size in shape_of(conv.weight)[2:] if isinstance(size, int)]
         if len(kernel) < conv.spatial:
             return Miss(MissCode.SHAPE, conv.weight, "the size of its kernel is not known")
         whole = [d * (k - 1) for d, k in zip(conv.per_axis("dilation"), kernel, strict=True)]
         x = tensor_of(conv.x)
+        # `_padded` types its result as row-major if a size is symbolic; and torch adds a batch axis
+        # before it pads, which changes the order that it sees.
         if not is_row_major(x) and (conv.axis == 0 or element_count(x.shape) is None):
             text = "its input is not row-major, so the strides of a padded copy are not known"
             return Miss(MissCode.SHAPE, conv.x, text)
+        # As torch does it, an odd element goes after the axis: a kernel of 2 pads 0 before and 1
+        # after.
         return PaddingSite(conv, tuple(w // 2 for w in whole), tuple(w % 2 for w in whole))
 
     def rewrite(self, site: PaddingSite, rw: Rewriter) -> None:

@@ -131,9 +131,13 @@ def place(
     assert not isinstance(integer, Miss), "a miss was returned above"
     zero = integer
     scale_rows, zero_rows = (spread is Broadcast.ROWS for spread in spreads)
+    # One number for the whole tensor is right in any shape, so this takes the tensor furthest up,
+    # the one that was quantized.
     if not scale_rows and not zero_rows:
         q, after = list(_roots(x))[-1]
         return ActivationOperand(q, scale, zero, after=after)
+    # A dequantize has one block for both parameters. `build` expands a zero point that is a number
+    # and a scale of 1 to the rows of the other one; any other pair would need ops at run time.
     if (isinstance(zero, Node) and not zero_rows) or (scale is not None and not scale_rows):
         return Miss(MissCode.SHAPE, y, "scale and zero point have different blocks")
     # From the top, so that the activation has the shape in which it was quantized.
@@ -142,6 +146,7 @@ def place(
         found = _in_shape(scale, grid), _in_shape(zero, grid)
         if found[0] is not _MISSING and found[1] is not _MISSING:
             return ActivationOperand(q, *found, after=after, rows=True)
+    # No value above has the rows of the scale, so the activation gets the views of the result.
     zero = _in_shape(zero, (*shape_of(y)[:-1], 1))
     if zero is _MISSING:
         text = "the zero point cannot be viewed in the rows of the scale"
@@ -155,6 +160,7 @@ def _integer(zero: Argument, y: Node) -> Argument | Miss:
     if known is not None:
         if not math.isfinite(known) or known != int(known):
             return Miss(MissCode.ZERO_POINT, y, "the zero point {} is not an integer", known)
+        # `build` stores it as int32, where a larger number would wrap.
         if not _INT32.min <= known <= _INT32.max:
             return Miss(MissCode.ZERO_POINT, y, "the zero point {} is not an int32", known)
         return int(known)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.dtypes import widens
+from qfuse.ir.dtypes import BYTES, widens
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.normalize.aten.int_matmul.activation import ActivationOperand
-from qfuse.normalize.aten.int_matmul.products import EIGHT_BITS, is_column_sum
+from qfuse.normalize.aten.int_matmul.products import is_column_sum
 from qfuse.normalize.aten.int_matmul.weight import Weight
 from qfuse.normalize.aten.qdq.scale_factor import Factor
 from qfuse.normalize.match.broadcast import Broadcast, broadcast_of, is_per_feature
@@ -21,9 +21,10 @@ from qfuse.rewrite.pattern.base import is_tensor
 from qfuse.rewrite.pattern.search import same_value
 from qfuse.rewrite.prelude import Miss, MissCode, Node, arguments, aten
 
-_INTEGERS = (*EIGHT_BITS, torch.int16, torch.int32, torch.int64)
+_INTEGERS = (*BYTES, torch.int16, torch.int32, torch.int64)
 # Float dtypes with the range of float32, or more.
 _LARGE = (torch.float64, torch.float32, torch.bfloat16)
+# A correction has four factors; more nested products than this cannot be one.
 _FACTORS = 8
 
 
@@ -40,6 +41,7 @@ def _kept(node: Node) -> Node | None:
         return _rounded(node)
     if new.is_floating_point:
         return source if keeps_integers(source, new) else None
+    # A narrowing cast wraps: an int32 zero point of 300 would be 44 as int8.
     return source if new in _INTEGERS and torch.promote_types(old, new) == new else None
 
 
@@ -81,6 +83,8 @@ def read_zero(y: Node, correction: Argument, x: ActivationOperand, weight: Weigh
         if isinstance(kind, Miss):
             return kind
         found[kind] = factor
+    # A correction without one of the scales, or with a scale that the product does not have, has
+    # another value than zero point times sums.
     wanted = {"zero", "sums"}
     wanted |= {"x_scale"} if x.is_scaled else set()
     wanted |= {"weight_scale"} if weight.is_scaled else set()
@@ -141,6 +145,7 @@ def _root(node: Node) -> Node:
 def _integers(factor: Node) -> Node:
     """Look through the casts of an integer zero point, but not through its views."""
     node = factor
+    # Views of the integers stay: the caller picks the one that has the shape of the scale.
     while dtype_of(node).is_floating_point:
         source = cast_source(node) or view_source(node)
         assert source is not None, "its root is an integer"

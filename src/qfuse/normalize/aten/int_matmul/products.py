@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx.node import Argument
 
+from qfuse.ir.dtypes import BYTES
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.casts import cast_source
@@ -28,11 +29,10 @@ from qfuse.rewrite.pattern import (
 )
 from qfuse.rewrite.prelude import Miss, MissCode, Node, arguments, aten
 
-EIGHT_BITS = (torch.int8, torch.uint8)
 _SUMS = (torch.int32, torch.int64)
 _WIDER = (torch.int16, *_SUMS)
 _WIDE_FLOATS = (torch.float32, torch.float64)
-# The sum of that many 8-bit products is exact in float32, in any order.
+# 255 * 2^16 < 2^24: the sum of that many 8-bit values is exact in float32, in any order.
 _EXACT_TERMS = 1 << 16
 _MATRIX = 2
 
@@ -75,7 +75,7 @@ _WIDE_FLOAT = Step("cast to a wide float type", _wide_float, (aten._to_copy.defa
 _COPY = Step("copy", _copied, (aten.clone.default, aten.alias.default))
 _TRANSPOSE = Step("transpose", transpose_source)
 
-X, ZERO, WEIGHT = V("x", EIGHT_BITS), Arg("zero"), V("weight", EIGHT_BITS, rank=_MATRIX)
+X, ZERO, WEIGHT = V("x", BYTES), Arg("zero"), V("weight", BYTES, rank=_MATRIX)
 TO_WEIGHT = Capture[Path]("to_weight")
 _CONSTANT = WEIGHT.given(
     where(lambda weight: constant_of(weight) is not None, MissCode.NOT_CONSTANT, "{weight} varies")
@@ -85,6 +85,7 @@ _WIDE_X = through(X, WIDENING)
 # A difference of 8-bit values in 8 bits wraps, so it counts as an activation, not as a shift.
 _LEFT = Either(_WIDE_X, (_WIDE_X - ZERO.given(_NUMBER)).giving(*_WIDER))
 _RIGHT = through(_CONSTANT, _TRANSPOSE, _COPY, WIDENING, path=TO_WEIGHT)
+# `mm` of int8 without casts returns int8, which wraps, so the result has to be wide.
 _PRODUCT = Either(
     op((aten.mm.default, aten._int_mm.default), _LEFT, _RIGHT),
     op(aten.matmul.default, _LEFT, _RIGHT),
@@ -104,6 +105,7 @@ def as_int_product(value: Node) -> IntProduct | None:
     found = match(_PRODUCT, value) if is_call(value, *_PRODUCT.heads) else None
     if found is None or isinstance(found, Miss):
         return None
+    # The right factor is `[K, N]`: an odd number of transposes in front means `[N, K]` in memory.
     rows = len(found[TO_WEIGHT].of(_TRANSPOSE)) % 2 == 1
     return IntProduct(value, found[X], found.get(ZERO), found[WEIGHT], rows)
 
@@ -128,6 +130,8 @@ def is_column_sum(value: Node, weight: Node, *, rows: bool) -> bool:
     turned = len(found[TO_WEIGHT].of(_TRANSPOSE)) % 2 == 1
     dims, dtype = found.bound["dims"], found.bound["dtype"]
     axis = 1 if turned != rows else 0
+    # Without a dtype torch sums integers in int64. A sum in 8 or 16 bits would wrap, and one of
+    # more than 2^16 terms may be rounded in float32.
     return (
         found[WEIGHT].target == weight.target
         and dtype in {None, *_SUMS, *_WIDE_FLOATS}
@@ -139,6 +143,7 @@ def is_column_sum(value: Node, weight: Node, *, rows: bool) -> bool:
 
 def _are_sums(value: torch.Tensor, weight: Node, axis: int) -> bool:
     known = moved_constant(weight)
+    # Without values nothing shows that these are the sums of this weight.
     if known is None or value.is_meta or known[1].is_meta:
         return False
     summed = known[1].sum(axis, dtype=torch.int64)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.dtypes import REALS
+from qfuse.ir.dtypes import BYTES, REALS
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
@@ -17,12 +17,12 @@ from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.normalize.aten.int_matmul.activation import ActivationOperand, place
 from qfuse.normalize.aten.int_matmul.correction import read_zero
-from qfuse.normalize.aten.int_matmul.products import EIGHT_BITS, as_int_product
+from qfuse.normalize.aten.int_matmul.products import as_int_product
 from qfuse.normalize.aten.int_matmul.shift import SHIFTED, shifted
 from qfuse.normalize.aten.int_matmul.weight import Weight, read_scale
 from qfuse.normalize.aten.qdq.scale_factor import Factor, check_range
 from qfuse.normalize.match.broadcast import Broadcast, broadcast_of, is_per_feature
-from qfuse.normalize.match.quantized_values import stored_numbers
+from qfuse.normalize.match.quantized_values import quantized_values
 from qfuse.normalize.match.views import ROW_VIEW, with_shape
 from qfuse.rewrite.pattern import Path, Step, match
 from qfuse.rewrite.pattern.base import is_tensor
@@ -78,6 +78,7 @@ class ScaledProduct:
     def takes_row_scale(self) -> bool:
         """Whether the activation is quantized and not scaled yet."""
         x = self.activation
+        # A format such as e8m0 has powers of two only, so a float factor does not fit in its scale.
         return x is not None and not x.is_scaled and (x.spec is None or x.spec.is_plain)
 
     @property
@@ -86,6 +87,7 @@ class ScaledProduct:
         x = self.activation
         if x is None or self.real is None or self.weight.spec is None:
             return False
+        # Until a row scale is added, a linear on bare casts still reads the cast itself.
         return self.x is None if x.spec is None else x.spec.is_plain
 
     def then(self, path: Path, node: Node) -> ScaledProduct | Miss:
@@ -140,6 +142,7 @@ class ScaledProduct:
     def _integers_scaled(self, path: Path, node: Node, by: Argument) -> ScaledProduct | Miss:
         """Assign the first factor after integers to the activation, to the weight, or to both."""
         dtypes = self._dtypes(path) or (dtype_of(node),)
+        # Five products of 127 * 127 exceed 65504, the largest float16.
         if _HALF in dtypes:
             text = "the integers pass through float16 before they are scaled, where they overflow"
             return Miss(MissCode.DTYPE, node, text)
@@ -164,6 +167,7 @@ class ScaledProduct:
     def _weight_scaled(self, path: Path, node: Node, by: Argument) -> ScaledProduct | Miss:
         real = self.real
         assert real is not None, "integers are scaled already"
+        # The source overflows to infinity at 65504, before it scales; the fused product would not.
         if _HALF in (*self._dtypes(path), dtype_of(node)) and real is not _HALF:
             return Miss(MissCode.DTYPE, node, "the unscaled result passes through float16")
         compute = torch.float64 if real is torch.float64 else torch.float32
@@ -175,6 +179,7 @@ class ScaledProduct:
         if refusal is not None:
             return refusal
         bias = self.bias_value
+        # `(x @ w + b) * s` is `x @ (w * s) + b * s`, and the second product is folded here.
         if self.bias is not None:
             known = constant_value(self.bias) if bias is None else bias
             if known is None:
@@ -187,6 +192,7 @@ class ScaledProduct:
         return replace(self, node=node, weight=weight, bias_value=bias, views=views)
 
     def _rows_scaled(self, path: Path, node: Node, by: Argument) -> ScaledProduct | Miss:
+        # A bias times a scale per row is a matrix, which a linear cannot add.
         if self.bias is not None:
             return Miss(MissCode.ARGUMENT, self.base, "the linear has a bias, scaled too")
         if _HALF in (self.real, *self._dtypes(path)):
@@ -252,11 +258,11 @@ def _activation(x: Node, weight: Weight) -> ActivationOperand | None:
         params = found.params
         return ActivationOperand(found.q, params.scale, params.zero_point, params.spec)
     assert weight.node is not None, "the weight of a linear is a node"
-    stored = stored_numbers(x)
-    if stored is None or stored.views or dtype_of(stored.q) not in EIGHT_BITS:
+    stored = quantized_values(x)
+    if stored is None or stored.views or dtype_of(stored.q) not in BYTES:
         return None
     # A product of integers that is emulated in float.
-    if weight.q is None and stored_numbers(weight.node) is None:
+    if weight.q is None and quantized_values(weight.node) is None:
         return None
     return ActivationOperand(stored.q, None, stored.zero)
 
@@ -271,6 +277,8 @@ def _split(scale: Argument, y: Node) -> tuple[Argument, Node | None] | Miss:
     spread = broadcast_of(shape_of(scale), shape)
     a = arguments(scale) if is_call(scale, aten.mul.Tensor) else {}
     # Both scales may have been multiplied with each other first.
+    # A product of a run-time scale per tensor and one per feature has the shape of the latter, and
+    # cannot be folded into the weight as a whole.
     if a and (spread is None or (spread is Broadcast.CHANNEL and constant_value(scale) is None)):
         for one, other in ((a["self"], a["other"]), (a["other"], a["self"])):
             if isinstance(other, Node) and is_per_feature(shape_of(other), shape):
@@ -283,6 +291,8 @@ def _split(scale: Argument, y: Node) -> tuple[Argument, Node | None] | Miss:
 
 def _range_refusal(node: Node, for_x: Argument, weight: Weight, real: torch.dtype) -> Miss | None:
     """Refuse a known scale with which values overflow: zero times an infinite scale is NaN."""
+    # uint8 has the largest magnitude of the 8-bit dtypes, so it stands for all of them; a
+    # correction that follows may double it.
     spec = QuantSpec(torch.uint8, 0, 255, (None, None), real)
     known = constant_value(for_x) if isinstance(for_x, Node) else None
     if isinstance(for_x, (int, float)):

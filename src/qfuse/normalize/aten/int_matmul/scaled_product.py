@@ -29,6 +29,7 @@ from qfuse.rewrite.pattern.guards import single_use
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, arguments, aten
 
 PATH, SCALED = Capture[Path]("path"), Capture[ScaledProduct]("scaled")
+# Bounds the walk behind each product, which `match` repeats at every factor.
 _LONGEST = 12
 _ONE_USER = single_use("path", text="the unscaled result has other users")
 
@@ -53,6 +54,8 @@ def _read(node: Node, product: ScaledProduct, path: Path) -> ScaledProduct | Mis
     found = product.then(path, node)
     if isinstance(found, Miss):
         return found
+    # What follows a refused factor stays in the graph after the linear, so a miss only ends the
+    # walk.
     while (behind := _behind(found.node)) is not None:
         more = found.then(*behind)
         if isinstance(more, Miss):
@@ -67,6 +70,7 @@ def _behind(node: Node) -> tuple[Path, Node] | None:
     """Return the factor or correction that is the only user, and the ops in between."""
     steps: tuple[tuple[Step, Node], ...] = ()
     top = node
+    # An intermediate value with another user has to stay as it is, so the linear ends before it.
     while len(top.users) == 1 and len(steps) < _LONGEST:
         (user,) = top.users
         kind = next((k for k in STEPS if k.source(user) is top), None)
@@ -83,6 +87,8 @@ def _continues(user: Node, y: Node) -> bool:
     if not is_call(user, aten.sub.Tensor):
         return False
     a = arguments(user)
+    # `sum - y` is not a correction of `y`, and with another `alpha` it is not one by its zero
+    # point.
     return a["self"] is y and a["other"] is not y and bool(a["alpha"] == 1)
 
 

@@ -31,7 +31,7 @@ from qfuse.rewrite.pattern import (
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, arguments, aten
 
 _UNSIGNED_SHIFT = 128
-_EXACT_TERMS = 1 << 15
+_INT32 = torch.iinfo(torch.int32).max
 
 PRODUCT = Read("product", as_int_product, "product of integers")
 ZERO, SUMS = Arg("zero"), V("sums")
@@ -53,6 +53,7 @@ def _are_sums(product: IntProduct, sums: Node) -> bool:
 
 @guard(MissCode.SHARED, "the product has other users", at="product")
 def _is_single_use(product: IntProduct) -> bool:
+    # Another user needs the uncorrected product, which would be a second matrix product.
     return len(product.node.users) == 1
 
 
@@ -77,6 +78,8 @@ def _zero_refusal(product: IntProduct, zero: Argument, correction: Node) -> Miss
 
 @guard(MissCode.DTYPE, "the difference is taken in {node.dtype}, which may not wrap as 32 bits do")
 def _fits_32_bits(node: Node, product: IntProduct, zero: Argument) -> bool:
+    # 32-bit arithmetic is modulo 2^32, so both orders wrap to the same integer; 64-bit sums that
+    # are computed in 32 bits do not.
     if dtype_of(node) == dtype_of(product.node) == torch.int32:
         return True
     number = number_of(zero)
@@ -84,8 +87,10 @@ def _fits_32_bits(node: Node, product: IntProduct, zero: Argument) -> bool:
     if bounds is None and isinstance(zero, Node):
         bounds = bounds_of(zero)
     small = bounds is not None and -255 <= bounds[0] <= bounds[1] <= 255  # noqa: PLR2004
-    # |x - zero| <= 510 and |w| <= 128.
-    return small and all(size <= _EXACT_TERMS for size in shape_of(product.weight))
+    # |x - zero| <= 510.
+    weight = 128 if dtype_of(product.weight) is torch.int8 else 255
+    most = _INT32 // (510 * weight)
+    return small and all(size <= most for size in shape_of(product.weight))
 
 
 SHIFTED = op(
@@ -103,6 +108,8 @@ def shifted(found: Match) -> tuple[Node, Argument]:
     ``uint8(y + 128)`` with the zero point 128 is ``y`` without one.
     """
     x, zero = found[PRODUCT].x, found[ZERO]
+    # The shift of 128 and the zero point of 128 cancel only as a pair; any other shift wraps in
+    # uint8.
     unsigned = match(_UNSIGNED, x) if number_of(zero) == _UNSIGNED_SHIFT else None
     if isinstance(unsigned, Match) and number_of(unsigned.bound["shift"]) == _UNSIGNED_SHIFT:
         return unsigned[Y], None

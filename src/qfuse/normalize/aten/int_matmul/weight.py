@@ -22,7 +22,7 @@ from qfuse.normalize.aten.qdq.scale_factor import (
 )
 from qfuse.normalize.match.broadcast import Broadcast, broadcast_of
 from qfuse.normalize.match.constants import derived, is_unit, shared_constant
-from qfuse.normalize.match.quantized_values import moved_constant, stored_numbers
+from qfuse.normalize.match.quantized_values import moved_constant, quantized_values
 from qfuse.rewrite.pattern.base import is_tensor
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter
 
@@ -55,7 +55,7 @@ class Weight:
             params = found.params
             zero = params.zero_point
             return Weight(node, found.q, scale=params.scale, zero=zero, spec=params.spec)
-        stored = stored_numbers(node)
+        stored = quantized_values(node)
         # The quantized values must be the matrix itself, so that its rows are those of the scale.
         if stored is None or stored.views or moved_constant(stored.q) is None:
             return Weight(node)
@@ -88,6 +88,8 @@ class Weight:
         # One scale per output feature is one per row of `[N, K]`.
         block = (None if scale.shape[0] == 1 else 1, None)
         if self.spec is not None:
+            # Its scale is 1 so far (`is_open`), so the new one replaces it and may have another
+            # block.
             if self.zero is None:
                 return replace(self, node=None, scale=scale, spec=self.spec.with_block(block))
             text = "the weight has a zero point of one block, the scale another"
@@ -130,6 +132,8 @@ def read_scale(at: Node, by: Argument, y: Node, compute: torch.dtype) -> Factor 
         return constant_factor(at, torch.full((1, 1), float(by), dtype=compute), 2, "scale")
     if not isinstance(by, Node) or not is_tensor(by):
         return Miss(MissCode.DTYPE, at, "the factor is not a tensor")
+    # A factor per row of the result belongs to a row of the activation, and to no row of the
+    # weight.
     if broadcast_of(shape_of(by), shape_of(y)) in {None, Broadcast.ROWS}:
         text = "a factor of shape {} on a result of shape {} is not one number per output feature"
         return Miss(MissCode.AXIS, by, text, tuple(shape_of(by)), tuple(shape_of(y)))

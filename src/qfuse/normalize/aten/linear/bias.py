@@ -66,6 +66,7 @@ class FuseBias(PatternRule):
         """Add the bias to the linear."""
         linear, value = site[LINEAR], constant_value(site[BIAS])
         assert value is not None, "the pattern matches only constants"
+        # The sum has the dtype of the linear, so this is the cast of torch's promotion.
         bias = derived(rw, site[BIAS], value.reshape(-1).to(dtype_of(linear.node)), "bias")
         new = call_linear(rw, linear.x, linear.weight, bias, like=linear.node)
         rw.replace(site.node, reapply_path(rw, site[PATH], new, dtype_of(site.node)))

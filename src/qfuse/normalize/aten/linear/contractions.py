@@ -15,6 +15,7 @@ _MATRIX = 2
 def contraction_rows(node: Node, x: Node, dims_x: Argument, dims_weight: Argument) -> bool | Miss:
     """Return whether the weight of a ``tensordot`` is ``[N, K]``; otherwise it is ``[K, N]``."""
     axis, of_weight = _only_axis(dims_x, len(shape_of(x))), _only_axis(dims_weight, _MATRIX)
+    # Any other axis of the activation would need a transpose of run-time data.
     if axis is not None and axis == len(shape_of(x)) - 1 and of_weight is not None:
         return of_weight == 1
     text = "it contracts axes {} and {}, a linear the last one of its input"
@@ -53,6 +54,8 @@ def _read_equation(x: str, weight: str, result: str, rank: int) -> bool | None:
     names = [*lead.replace("...", ""), k, features]
     plain = all(len(name) == 1 and name.isalpha() for name in names)
     whole = "..." in lead or len(x) == rank
+    # A letter that repeats takes a diagonal; `bk,nk->nb` is a transposed linear, so the result has
+    # to list the rows first.
     if plain and whole and len(set(names)) == len(names) and result == lead + features:
         return weight[1] == k
     return None

@@ -35,6 +35,8 @@ def _shared_matrix(batched: Node) -> Node | None:
         if not is_call(node, *steps):
             return None
         node = node_of(arguments(node)["self"])
+        # A view that moves elements between the batch and the last two axes gives every batch entry
+        # other rows.
         if not same_shape(shape_of(node)[-_MATRIX:], last):
             return None
     return node
@@ -60,6 +62,7 @@ SHARED = Read("weight", _shared_matrix, "matrix of all batch entries").given(_is
 @guard(MissCode.SHAPE, "a summand of shape {bias.shape} is not one number per feature", at="bias")
 def _is_bias(node: Node, bias: Node) -> bool:
     shape = shape_of(bias)
+    # A summand of one element broadcasts, and `linear` takes only `[N]`.
     return bool(shape) and same_shape(shape, (*(1,) * (len(shape) - 1), shape_of(node)[-1]))
 
 
@@ -70,6 +73,7 @@ def _has_type(node: Node, bias: Node) -> bool:
 
 @guard(MissCode.SHAPE, "an axis of one element is broadcast: {x.shape}, {weight.shape}")
 def _contracts_all(x: Node, weight: Node, by_rows: bool | None) -> bool:
+    # `inner` and `einsum` broadcast a contracted axis of 1, which sums the other factor.
     return same_size(shape_of(x)[-1], shape_of(weight)[1 if by_rows else 0])
 
 
@@ -134,6 +138,7 @@ _ROWS = (
         ),
     ),
     ("mv", Exactness.EXACT, op(aten.mv.default, ROWS, X)),
+    # Batched products are other library calls than the one product of all rows.
     ("bmm", Exactness.ROUNDING, op(aten.bmm.default, X, SHARED)),
     (
         "baddbmm",

@@ -57,6 +57,7 @@ class SpellMm(Rule[SpellMmSite]):
         assert linear is not None, "the anchor is a linear"
         called = {self._source[name] for name in origins(node) if name in self._source}
         own = RULE_META in node.meta and called & _PRODUCTS
+        # A linear that several nodes became is one of the source if any of them was.
         if not own or aten.linear.default in called:
             text = "it was not mm or addmm in the source"
             return Miss(MissCode.PATTERN, node, text, progress=0)
@@ -83,6 +84,7 @@ class SpellMm(Rule[SpellMmSite]):
 
 def _turned(weight: Node, rw: Rewriter) -> Node:
     value = constant_of(weight)
+    # Only a constant that was stored as `[K, N]` gets its old layout back without a copy.
     if value is None or not value.t().is_contiguous():
         return rw.call(aten.permute.default, weight, [1, 0])
     return rw.constant(value.t(), str(weight.target))

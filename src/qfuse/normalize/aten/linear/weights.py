@@ -56,6 +56,7 @@ def transposed(rw: Rewriter, matrix: Node) -> Node:
     value = constant_of(matrix)
     if value is not None:
         return derived(rw, matrix, value.t(), "t")
+    # A cast and a dequantize work element by element, so the transpose may move above them.
     source = cast_source(matrix)
     if source is not None:
         return rw.call(aten._to_copy.default, transposed(rw, source), dtype=dtype_of(matrix))

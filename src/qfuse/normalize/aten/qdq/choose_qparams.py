@@ -28,6 +28,7 @@ _NO_ZERO = MissCode.ZERO_POINT, "it is quantized with a zero point, which no op 
 @guard(MissCode.GRANULARITY, "the maximum is over {dims} with keepdim={keepdim}, not the last axis")
 def _is_of_rows(x: Node, dims: Argument, keepdim: Argument) -> bool:
     axes = list(dims) if isinstance(dims, (list, tuple)) else [dims]
+    # Without `keepdim` the scale lacks an axis: a scale `[N]` of `[N, N]` would be one per column.
     return axes in ([-1], [len(shape_of(x)) - 1]) and keepdim is True
 
 
@@ -61,6 +62,7 @@ def _is_symmetric(quantize: Quantize) -> bool:
     MissCode.RANGE, "the scale divides by {divisor}, not by the largest quantized value", "scale"
 )
 def _divides_by_top(quantize: Quantize, divisor: Argument) -> bool:
+    # 127.5, as torchao divides, gives other scales than 127.
     return not isinstance(divisor, (bool, Node)) and bool(divisor == quantize.params.spec.quant_max)
 
 
@@ -117,6 +119,7 @@ class ChooseChain(PatternRule):
         choose = ChooseSpec(
             Formula.TOKEN_SYMMETRIC, spec.dtype, *bounds, spec.block, float(eps), real, real
         )
+        # The scale may have users in front of the quantize, so the choice takes its place.
         with rw.before(site[SCALE]):
             scale = rw.item(rw.call(ops.choose_qparams, site[X], str(choose)), 0)
         rw.replace(site[SCALE], scale)

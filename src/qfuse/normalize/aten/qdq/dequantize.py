@@ -21,7 +21,7 @@ from qfuse.normalize.aten.qdq.scale_factor import (
 from qfuse.normalize.match.broadcast import block_of
 from qfuse.normalize.match.quantized_values import (
     QUANTIZED,
-    StoredNumbers,
+    QuantizedValues,
     integers_of,
     stored_spec,
 )
@@ -50,6 +50,7 @@ def _unviewed(node: Node) -> Node:
 
 @guard(MissCode.NOT_CONSTANT, "the factor is not known to be a scale", at="scale")
 def _is_scale(q: Node, scale: Argument) -> bool:
+    # `q * x` with an activation `x` has the same form, and is no dequantize.
     known = not isinstance(scale, Node) or constant_value(scale) is not None
     return known or (isinstance(scale, Node) and _is_parameter(q, scale))
 
@@ -121,7 +122,7 @@ class DequantizeChain(PatternRule):
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Build the parameters, then the dequantize."""
-        stored, scale, zero = StoredNumbers.of(site), site[SCALE_FACTOR], site[ZERO_FACTOR]
+        stored, scale, zero = QuantizedValues.of(site), site[SCALE_FACTOR], site[ZERO_FACTOR]
         shape = shape_of(site[VALUE])
         block = block_of(shape, scale.shape)
         assert block is not None, "the scale tiles the quantized values"

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from qfuse.ir.dtypes import REALS
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
@@ -51,9 +52,11 @@ class FoldCastIntoDequantize(Rule[CastOfDequantize]):
         if dequantize is None:
             return Miss(MissCode.PATTERN, node, "it is not a cast of a dequantize", progress=0)
         spec = dequantize.params.spec
-        if dtype_of(node) not in {torch.float32, torch.bfloat16, torch.float16, torch.float64}:
+        if dtype_of(node) not in REALS:
             text = "a dequantize does not return {}"
             return Miss(MissCode.DTYPE, node, text, dtype_name(dtype_of(node)), progress=2)
+        # From float32 to bfloat16 to float16 a value may be rounded to another neighbour than
+        # directly.
         if torch.promote_types(spec.arithmetic.compute, spec.real) != spec.real:
             text = "the dequantize rounds from {} to {} already, and two roundings are not one"
             names = dtype_name(spec.arithmetic.compute), dtype_name(spec.real)

@@ -51,6 +51,7 @@ class FoldCastIntoQuantize(Rule[QuantizeOfCast]):
         if source is None:
             return Miss(MissCode.PATTERN, node, "its operand is not a cast", progress=0)
         narrow, wide = dtype_of(source), quantize.params.spec.real
+        # Also false for integers and float8, which may be quantized values themselves.
         if not widens(narrow, wide):
             text = "the cast from {} to {} is not exact"
             names = dtype_name(narrow), dtype_name(wide)

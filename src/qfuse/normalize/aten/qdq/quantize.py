@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.dtypes import REALS
+from qfuse.ir.dtypes import BYTES, REALS
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
@@ -31,6 +31,8 @@ ZERO_FACTOR = Capture[Factor | None]("zero_factor")
 @guard(MissCode.RANGE, "the clamp [{low}, {high}] is not a range of {node.dtype}", at="clamped")
 def _is_range(node: Node, low: float, high: float) -> bool:
     least, most = dtype_range(dtype_of(node))
+    # The cast of 200 to int8 is undefined, and a clamp to 6.5 rounds to 6 or stays 6.5 depending on
+    # which of clamp and round comes first.
     return least <= low <= high <= most and (low, high) == (int(low), int(high))
 
 
@@ -41,6 +43,7 @@ def _keeps_shape(node: Node, x: Node, scaled: Node) -> bool:
 
 @guard(MissCode.DTYPE, "its intermediate values have several float dtypes")
 def _keeps_type(node: Node, scaled: Node) -> bool:
+    # A cast in the middle is a second rounding, which a spec does not have.
     return dtype_of(cast_source(node) or node) == dtype_of(scaled)
 
 
@@ -63,6 +66,7 @@ def _is_positive(scale_factor: Factor) -> bool:
     value = scale_factor.value
     # A scale that is computed at run time cannot be checked.
     known = constant_value(scale_factor.home) if value is None else value
+    # Dividing by zero gives infinities and NaN, whose cast to integers is undefined.
     return known is None or bool((known > 0).all())
 
 
@@ -71,7 +75,7 @@ def _zero_factor(node: Node, scale_factor: Factor, zero_point: Argument) -> Fact
 
 
 def _float_source(node: Node) -> Node | None:
-    source = cast_source(node) if dtype_of(node) in {torch.int8, torch.uint8} else None
+    source = cast_source(node) if dtype_of(node) in BYTES else None
     return source if source is not None and dtype_of(source).is_floating_point else None
 
 
@@ -110,6 +114,7 @@ _CODES = Either(
     _clamp(_ROUNDED),
     # The order is recorded in the spec, since ties may round differently.
     _clamp(_round(_SCALED + Opt(ZERO))).given(bind(ZERO_FIRST, True)),
+    # Rounding is monotone and keeps integers, so between integer bounds the two orders agree.
     _round(_clamp(_SCALED + Opt(ZERO))).given(bind(ZERO_FIRST, True)),
 ).otherwise(MissCode.RANGE, f"expected {_BOUNDED}, or aten.round of it, {_BEFORE_CAST}")
 _TO_EIGHT_BITS = Step("cast to 8 bits", _float_source, (aten._to_copy.default,))

@@ -22,6 +22,7 @@ BLOCK = Capture[Block]("block")
 @guard(MissCode.SHAPE, "the view does not join the last two axes of a dequantize")
 def _joins(node: Node, dequantize: Dequantize) -> bool:
     split, joined = shape_of(dequantize.node), shape_of(node)
+    # The last two sizes become the numbers of a block, which has no symbols.
     return (
         len(split) == len(joined) + 1
         and same_shape(split[:-_PAIR], joined[:-1])
@@ -40,6 +41,7 @@ def _block(node: Node, dequantize: Dequantize) -> Block | Miss:
     spec = dequantize.params.spec
     lead, (outer, inner) = spec.block[:-_PAIR], spec.block[-_PAIR:]
     whole = inner is None or inner == size
+    # One scale for all groups is one per row of the joined axis.
     if whole and (outer is None or outer == groups):
         return (*lead, None)
     if whole and outer == 1:

@@ -14,13 +14,14 @@ from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec, dtype_name, dtype_range
-from qfuse.ir.sizes import Size, same_shape
+from qfuse.ir.sizes import Size, is_one, same_shape
 from qfuse.normalize.match.broadcast import block_of, padded
 from qfuse.normalize.match.constants import derived
 from qfuse.normalize.match.quantized_values import integers_of
 from qfuse.normalize.match.views import transpose_source, view_source, with_shape
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
 
+# Bounds the walk above a parameter, which `match` starts at every product.
 _STEPS = 8
 
 
@@ -93,6 +94,8 @@ def scale_factor(
 
 
 def _refuse_scale(at: Node, value: torch.Tensor) -> Miss | None:
+    # A scale of zero dequantizes to zeros; `quantize-chain`, which divides by it, refuses it
+    # itself. No comparison with NaN holds.
     if bool((value.isfinite() & (value >= 0)).all()):
         return None
     return Miss(MissCode.RANGE, at, "the factor is infinite, NaN or negative, so not a scale")
@@ -112,6 +115,7 @@ def inverse_factor(
     factor = scale_factor(at, by, shape, compute)
     if isinstance(factor, Miss):
         return factor
+    # Whose reciprocal a run-time factor is cannot be seen, and taking one here would round again.
     if factor.value is None:
         text = "it is multiplied by the scale, not by its reciprocal"
         return Miss(MissCode.ARITHMETIC, at, text)
@@ -155,6 +159,7 @@ def _known_zero(
     if not bool(((integers == integers.round()) & (integers >= low) & (integers <= high)).all()):
         text = "the zero point is not an integer in [{}, {}], the range of {}"
         return Miss(MissCode.ZERO_POINT, at, text, low, high, dtype_name(storage))
+    # Without a zero point a spec equals one that never had any, and symmetric kernels take it.
     if not bool(integers.any()):
         return None
     found = constant_factor(home, integers.to(torch.int32), len(grid), "zero_point")
@@ -199,11 +204,7 @@ def check_range(node: Node, scale: torch.Tensor, spec: QuantSpec, *, shifted: bo
 
 def _is_per_element(shape: Sequence[Size], grid: Sequence[Size]) -> bool:
     sizes = zip(shape, padded(grid, len(shape)), strict=True)
-    return not any(not _is_one(size) and _is_one(count) for size, count in sizes)
-
-
-def _is_one(size: Size) -> bool:
-    return isinstance(size, int) and size == 1
+    return not any(not is_one(size) and is_one(count) for size, count in sizes)
 
 
 def _run_time_zero(at: Node, zero: Node, grid: Sequence[Size]) -> Factor | Miss:
@@ -213,6 +214,8 @@ def _run_time_zero(at: Node, zero: Node, grid: Sequence[Size]) -> Factor | Miss:
         text = "the zero point is neither a constant nor known to be an integer"
         return Miss(MissCode.NOT_CONSTANT, zero, text)
     found = with_shape(node, grid)
+    # A view above may happen to have the shape of the grid, while the zero point itself is
+    # broadcast in another way.
     if found is None or not same_shape(padded(shape_of(zero), len(grid)), grid):
         return _other_blocks(at, shape_of(zero), grid)
     return Factor(found, tuple(grid), None, "zero_point")

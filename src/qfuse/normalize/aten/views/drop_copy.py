@@ -65,10 +65,12 @@ class DropCopy(Rule[IdleCopy]):
         same = old.dtype == new.dtype and old.device == new.device and old.layout == new.layout
         if not same or a.get("pin_memory"):
             return Miss(MissCode.DTYPE, node, "it changes the dtype or the device", progress=0)
+        # A caller or a view further down may depend on the strides.
         if not same_shape(old.stride(), new.stride()):
             return Miss(MissCode.SHAPE, node, "it changes the strides", progress=0)
         if leaves_graph(node):
             memory = memory_of(source)
+            # Writing to one output must not change an input, a weight or another output.
             if memory.op != "call_function" or leaves_graph(memory):
                 text = "the caller gets a copy of {}, not the tensor itself"
                 return Miss(MissCode.SHARED, memory, text, memory.name, progress=0)

@@ -50,12 +50,14 @@ class ExpandMovement(Rule[SpelledMovement]):
         op = overload_of(node)
         assert op is not None, "the anchor is a call of an op"
         spell = SPELLINGS[op]
+        # Trying it on fake tensors costs nothing and adds no nodes, so `match` stays pure.
         made = spell(_FakeSpeller(), node)
         if made is None:
             text = "the arguments of {} have no simpler spelling"
             return Miss(MissCode.ARGUMENT, node, text, op_name(node), progress=0)
         old = tensor_of(node)
         steps = zip(old.shape, old.stride(), made.stride(), strict=True)
+        # Values and views of the result depend on its strides, except on those of axes of size 1.
         if not same_shape(old.shape, made.shape) or not all(
             same_size(size, 1) or same_size(a, b) for size, a, b in steps
         ):

@@ -51,12 +51,14 @@ class LiftTranspose(Rule[WeightTranspose]):
     def match(self, node: Node) -> WeightTranspose | Miss:
         """Match the transposed weight of linears."""
         source = transpose_source(node)
+        # A user that reads the transpose itself would keep both layouts of the weight.
         if source is None or not node.users or not all(_is_weight_of(node, u) for u in node.users):
             text = "it is not the transposed weight of linears"
             return Miss(MissCode.PATTERN, node, text, progress=0)
         made = source
         while (wider := cast_source(made)) is not None:
             made = wider
+        # Only for these can `transposed` move the transpose without moving data.
         if as_dequantize(made) is None and constant_of(made) is None:
             text = "it is not computed elementwise from a constant"
             return Miss(MissCode.PATTERN, made, text, progress=0)

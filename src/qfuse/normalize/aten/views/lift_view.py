@@ -62,9 +62,13 @@ class LiftView(Rule[LiftViewSite]):
         if linear is None or rows_source(node) is None:
             text = "it is not a view of the rows of a linear"
             return Miss(MissCode.PATTERN, node, text, progress=0)
+        # Without a view above, the lifted one merges with nothing. Only a matrix has rows that a
+        # view can split for any strides.
         if view_source(linear.x) is None or len(shape_of(linear.x)) != _MATRIX:
             text = "the input of the linear is not a matrix that is a view"
             return Miss(MissCode.PATTERN, linear.x, text, progress=0)
+        # Another user would need the linear in its old shape: a second matrix product, or a view
+        # back.
         if len(linear.node.users) > 1:
             return Miss(MissCode.SHARED, linear.node, "the linear has other users", progress=0)
         return LiftViewSite(node, linear)

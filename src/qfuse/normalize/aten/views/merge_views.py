@@ -49,6 +49,7 @@ class MergeViews(Rule[ViewPair]):
         source = view_source(inner)
         if source is None:
             return Miss(MissCode.PATTERN, inner, "it is not a view of a view", progress=0)
+        # `view` raises where the strides do not allow it; `reshape` copies there.
         copies = is_call(inner, aten.reshape.default) or is_call(node, aten.reshape.default)
         return ViewPair(node, source, copies)
 

@@ -59,12 +59,13 @@ class SinkView(Rule[SinkViewSite]):
         if x is None or source is None:
             text = "the input is not a view that leaves the last axis alone"
             return Miss(MissCode.PATTERN, x or node, text, progress=0)
-        readers = list(_users(node))
-        for reader in readers:
-            if view_source(reader) is None:
-                return Miss(MissCode.SHARED, reader, "a user is not a view", progress=0)
+        users = list(_users(node))
+        for user in users:
+            if view_source(user) is None:
+                return Miss(MissCode.SHARED, user, "a user is not a view", progress=0)
         lead = shape_of(source)[:-1]
-        if not any(same_shape(shape_of(reader)[: len(lead)], lead) for reader in readers):
+        # Without a view that restores the axes nothing cancels: one view would only change places.
+        if not any(same_shape(shape_of(user)[: len(lead)], lead) for user in users):
             text = "no user restores the leading axes of the source"
             return Miss(MissCode.SHAPE, x, text, progress=0)
         return SinkViewSite(node, x, source)

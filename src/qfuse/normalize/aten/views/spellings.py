@@ -84,6 +84,8 @@ def _stack_along(axis: int) -> Spelling:
     def spell(s: Speller, node: Node) -> Any:
         tensors = list(_args(node)["tensors"])
         rank = len(shape_of(tensors[0]))
+        # `vstack` and `dstack` first give vectors new axes, and `hstack` joins vectors along axis
+        # 0.
         if rank < max(axis + 1, 2) or any(len(shape_of(t)) != rank for t in tensors):
             return None
         return s.call(aten.cat.default, tensors, axis)
@@ -96,6 +98,7 @@ def _take_along_dim(s: Speller, node: Node) -> Any:
     a = _args(node)
     x, index, axis = node_of(a["self"]), node_of(a["indices"]), a["dim"]
     before, at = shape_of(x), shape_of(index)
+    # Without an axis it flattens; with other ranks or sizes it broadcasts, as `gather` does not.
     if axis is None or len(before) != len(at) or dtype_of(index) is not torch.int64:
         return None
     others = [i for i in range(len(before)) if i != axis % len(before)]
@@ -133,6 +136,7 @@ def _channel_shuffle(s: Speller, node: Node) -> Any:
     a = _args(node)
     x, groups = node_of(a["self"]), a["groups"]
     c, *rest = shape_of(x)[1:]
+    # The products of these sizes are arguments of views, where a symbol would need a node.
     if not isinstance(c, int) or not all(isinstance(size, int) for size in rest):
         return None
     inner = [groups, c // groups, math.prod(rest)]
@@ -151,6 +155,7 @@ def _through(
     turned = [*range(len(lead)), *(len(lead) + axis for axis in order)]
     seen = s.call(aten.reshape.default, x, [*lead, *inner])
     moved = s.call(aten.permute.default, seen, turned)
+    # The second view needs row-major memory; a source with other strides is refused in `match`.
     dense = s.call(aten.clone.default, moved, memory_format=torch.contiguous_format)
     return s.call(aten.view.default, dense, [*lead, *last])
 

@@ -47,6 +47,7 @@ class NormalizeChoosePerTensor(ChooseRule):
         assert isinstance(eps, float), f"the schema says so: {eps!r}"
         check_readable(node, x)
         low, high = code_range(node, a["quant_min"], a["quant_max"])
+        # The op checks at run time that the range has 0 and more than one value in it.
         if not low <= 0 <= high or low == high:
             raise cannot_run(node, f"the range [{low}, {high}] does not reach both sides of 0")
         symmetric = str(node.target).startswith("quantized_decomposed.choose_qparams_symmetric.")
@@ -76,6 +77,7 @@ class NormalizeChoosePerToken(ChooseRule):
         if rank == 0 or not dtype_of(x).is_floating_point:
             text = "it chooses for {} of rank {}"
             raise RefusedError(MissCode.DTYPE, x, text, dtype_name(dtype_of(x)), rank)
+        # The op has -128 and 127 in its code, whatever dtype it is given.
         if dtype is not torch.int8:
             text = "the op chooses for int8, and its dtype argument is {}"
             raise RefusedError(MissCode.DTYPE, node, text, dtype_name(dtype))

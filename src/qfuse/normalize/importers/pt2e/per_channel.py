@@ -61,6 +61,7 @@ class NormalizeQuantizePerChannel(QdqRule):
         codes = code_range(node, a["quant_min"], a["quant_max"])
         check_codes(node, dtype, codes)
         block = _block(node, x, scale, a["axis"])
+        # The source widens 16-bit data to float32 first.
         compute = promoted(node, torch.float32, dtype_of(scale))
         spec = make_spec(node, (dtype, codes), block, dtype_of(x), Arithmetic(compute))
         check_clamp(node, spec)
@@ -128,6 +129,7 @@ def _block(node: Node, value: Node, scale: Node, axis: Argument) -> Block:
         raise RefusedError(MissCode.SHAPE, scale, text, scales)
     if not scales or count != scales[0]:
         raise _misfit(node, scale, "it is not a list")
+    # Asked before the broadcast: one channel with one scale is per channel.
     if same_size(count, shape[axis]):
         return tuple(1 if i == axis else None for i in range(rank))
     if count == 1:

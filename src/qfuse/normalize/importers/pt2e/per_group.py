@@ -137,6 +137,7 @@ def _site(
     if zero_point is None or (is_zero(zero_point) and element_count(shape_of(zero_point)) == 1):
         return QdqSite(node, value, fitted, None, spec)
     counts = element_count(shape_of(scale)), element_count(shape_of(zero_point))
+    # One block serves both parameters, so a broadcast 1 cannot stand beside one entry per group.
     if counts[0] != counts[1] and 1 in counts:
         text = "scale and zero point are broadcast differently: {} and {}"
         shapes = shape_of(scale), shape_of(zero_point)

@@ -73,6 +73,7 @@ class NormalizeQuantizePerTensor(QdqRule):
         block = (None,) * len(shape_of(x))
         spec = make_spec(node, (dtype, codes), block, dtype_of(x), Arithmetic())
         check_clamp(node, spec)
+        # `1.0 / 0.0` raises in Python.
         if number_of(a["scale"]) == 0:
             raise cannot_run(node, "its scale is 0, and it divides by its scale")
         scale = _scale(node, x, a["scale"])
@@ -102,6 +103,8 @@ class NormalizeDequantizePerTensor(QdqRule):
         compute = promoted(node, real, torch.float32)
         block = (None,) * len(shape_of(q))
         spec = make_spec(node, (dtype, codes), block, real, Arithmetic(compute))
+        # A 16-bit source rounds the difference before it multiplies; the canonical op computes both
+        # in float32.
         if real != compute:
             _check_difference(node, q, a["zero_point"], real)
         scale, zero = _scale(node, q, a["scale"]), _zero_point(node, q, a["zero_point"])

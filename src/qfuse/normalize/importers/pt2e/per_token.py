@@ -87,6 +87,7 @@ class NormalizeQuantizePerToken(QdqRule):
         codes = code_range(node, a["quant_min"], a["quant_max"])
         check_codes(node, dtype, codes)
         of_scale = dtype_of(scale) if chosen is None else chosen.spec.scale_dtype
+        # The source adds the zero point and then rounds, unlike per tensor and per channel.
         math = Arithmetic(promoted(node, real, of_scale), zero_point_first=True)
         spec = make_spec(node, (dtype, codes), _block(node, x, scale, zero), real, math)
         check_clamp(node, spec)
@@ -147,6 +148,8 @@ def _chosen(scale: Node, zero_point: Node) -> _ChosenScale | None:
     choose = _choose_of(scale)
     if choose is None and _choose_of(zero_point) is None:
         return None
+    # An op in between computes with the dtype that the fake value claims, so its own type is wrong
+    # too.
     direct = scale.target is operator.getitem and zero_point.target is operator.getitem
     if choose is None or not direct or _choose_of(zero_point) is not choose:
         text = (

@@ -80,6 +80,7 @@ def check_reduces(node: Node, x: Node, block: Block) -> None:
     Raises:
         RefusedError: It does not.
     """
+    # torch reduces all axes for an empty list of them: `amax(x, [])` is one number.
     if all(b == 1 for b in block) and element_count(shape_of(x)) != 1:
         text = "a block of ones reduces the whole tensor of shape {}"
         raise RefusedError(MissCode.GRANULARITY, node, text, shape_of(x))

@@ -51,12 +51,14 @@ class NormalizeChooseFloat8(SourceRule[Float8Choice]):
         a = known_arguments(node, _ARGUMENTS)
         x, dtype = node_of(a["tensor"]), dtype_argument(a["float8_dtype"])
         scale_dtype = dtype_argument(a["scale_dtype"])
+        # torchao clamps the maximum magnitude to them, which no formula does.
         for limit in ("hp_value_lb", "hp_value_ub"):
             if a[limit] is not None:
                 text = "{}={} limits the values from which the scale is chosen"
                 raise RefusedError(MissCode.ARGUMENT, node, text, limit, a[limit])
         if dtype not in FLOAT8:
             raise RefusedError(MissCode.DTYPE, node, "{} is not supported here", dtype_name(dtype))
+        # With `float8_e8m0fnu` torchao rounds the scale to a power of two, by a formula of its own.
         if scale_dtype is not torch.float32 or not dtype_of(x).is_floating_point:
             text = "its scale is {}, of {}"
             names = dtype_name(scale_dtype), dtype_name(dtype_of(x))

@@ -74,6 +74,7 @@ class NormalizeChooseAffine(ChooseRule):
 
 def _eps(value: Argument, dtype: torch.dtype) -> float:
     if value is None:
+        # torchao's default is the smallest normal number, not `finfo.eps`.
         return float(torch.finfo(dtype).smallest_normal)
     assert isinstance(value, (int, float)), f"the schema says so: {value!r}"
     return float(value)

@@ -67,6 +67,8 @@ class NormalizeDequantizeAffine(QdqRule):
         block = block_of(node, q, a["block_size"])
         compute = promoted(node, real, dtype_of(scale))
         spec = make_spec(node, (dtype_of(q), codes), block, real, Arithmetic(compute))
+        # The canonical op subtracts in the wider dtype, and so differs where the output dtype
+        # rounds.
         if real != compute and not exact_difference(q, 0 if zero is None else zero, real):
             text = "it converts to {} before it multiplies in {}, which may not be exact"
             types = dtype_name(real), dtype_name(compute)

@@ -79,6 +79,7 @@ def _block(node: Node, value: Node, scale: Node) -> Block:
     shape, scales = shape_of(value), shape_of(scale)
     if element_count(scales) == 1 and len(scales) <= len(shape):
         return (None,) * len(shape)
+    # torchao compares a shorter shape from the front, and torch then broadcasts it from the back.
     if len(scales) != len(shape):
         text = "a scale of shape {} is aligned with data of shape {} by other rules"
         raise RefusedError(MissCode.SHAPE, node, text, scales, shape)

@@ -63,11 +63,13 @@ class NormalizeQuantizeAffine(QdqRule):
         if dtype_of(x) not in _READABLE:
             names = ", ".join(map(dtype_name, _READABLE))
             raise cannot_run(node, f"it quantizes {dtype_name(dtype_of(x))}, and takes {names}")
+        # torchao takes an empty tensor for none, and then adds `None`, which raises.
         if zero is None or element_count(shape_of(zero)) == 0:
             raise cannot_run(node, "it has no zero point, and adds one", fix=_ZERO_POINT_FIX)
         check_rounds_nothing(node, dtype)
         check_float(scale)
         storage = storage_of(node, dtype, a["quant_min"], a["quant_max"])
+        # Only unsigned sub-byte dtypes are stored in bytes; a signed one keeps its own dtype.
         if dtype_of(node) != storage[0]:
             text = "{} is not a storage type"
             raise RefusedError(MissCode.DTYPE, node, text, dtype_name(dtype_of(node)))

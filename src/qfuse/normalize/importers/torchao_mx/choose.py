@@ -35,6 +35,7 @@ class NormalizeMxChoose(PatternRule):
         """Add the canonical op."""
         blocks = site[BLOCKS]
         scale = rw.item(rw.call(ops.choose_qparams, blocks.x, str(choose_spec(blocks))), 0)
+        # The view in blocks became part of the spec, so the scales lack the axis of the block.
         if len(shape_of(scale)) < len(shape_of(site.node)):
             scale = rw.call(aten.unsqueeze.default, scale, -1)
         rw.replace(site.node, scale)

@@ -95,6 +95,7 @@ class NormalizeMxDequantize(PatternRule):
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Dequantize rows, and view the result as blocks."""
         scale = site[_ROWS]
+        # Constant scales may be swizzled by permutes; their value is in the order of the rows.
         known = constant_value(scale)
         if known is not None:
             scale = derived(rw, scale, known.contiguous(), "scale")

@@ -117,6 +117,8 @@ def _kinds() -> list[tuple[Formula, torch.dtype, Pattern]]:
     for stored in _FLOAT8:
         top = torch.finfo(stored).max
         found.append((Formula.MX_RCEIL, stored, _rceil_codes(top)))
+        # The scale maps the exponent of a block's maximum to that of the largest element: 8 for
+        # 448.
         exponent = math.frexp(top)[1] - 1
         powers = Formula.MX_FLOOR, Formula.MX_CEIL
         found += [(each, stored, _exponent_codes(each, exponent)) for each in powers]
@@ -175,6 +177,7 @@ def _reciprocal(codes: Pattern, top: float) -> Pattern:
 def _divisor(codes: Pattern) -> Pattern:
     bits = op(aten.bitwise_left_shift.Tensor_Scalar, cast(codes, torch.int32), _FIELD)
     power = op(aten.view.dtype, bits, torch.float32)
+    # The code 0 shifted into the exponent is the float 0, which must not be a divisor.
     return op(aten.clamp.default, power, torch.finfo(torch.float32).tiny)
 
 

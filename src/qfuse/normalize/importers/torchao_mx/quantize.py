@@ -46,6 +46,7 @@ class NormalizeMxQuantize(PatternRule):
         """Quantize the tensor before its view as blocks, and view the result as blocks."""
         blocks = site[BLOCKS]
         scale = rw.item(rw.call(ops.choose_qparams, blocks.x, str(choose_spec(blocks))), 0)
+        # torchao multiplies by the reciprocal for `rceil` and divides otherwise.
         reciprocal = blocks.rounding is Formula.MX_RCEIL
         real = dtype_of(blocks.x)
         spec = mx_spec(blocks.stored, blocks.block, real, reciprocal=reciprocal)
