@@ -35,14 +35,6 @@ aten = torch.ops.aten
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
 
-LIBRARIES = pytest.mark.parametrize(
-    "own",
-    [
-        pytest.param(True, id="own-kernels", marks=pytest.mark.own_kernels),
-        pytest.param(False, id="without"),
-    ],
-)
-
 
 def planned(
     program: CapturedGraph, inputs: Sequence[torch.Tensor], own: bool, check: Check
@@ -105,19 +97,32 @@ def assert_kept(case: ConvCase, own: bool) -> None:
         assert_alike(case, model, which, plan)
 
 
-@LIBRARIES
-@given(case=conv_cases(exact=True))
-def test_sums_that_are_exact_keep_every_bit(own: bool, case: ConvCase) -> None:
-    assert_kept(case, own)
+DEFAULT = settings()
+# Together at least 300 networks, whatever the profile.
+MORE = settings(max_examples=max(120, DEFAULT.max_examples))
+REST = settings(max_examples=max(60, DEFAULT.max_examples))
 
 
 @pytest.mark.own_kernels
+@MORE
+@given(case=conv_cases(exact=True))
+def test_sums_that_are_exact_keep_every_bit(case: ConvCase) -> None:
+    assert_kept(case, own=True)
+
+
+@REST
+@given(case=conv_cases(exact=True))
+def test_without_own_kernels_every_bit_is_kept(case: ConvCase) -> None:
+    assert_kept(case, own=False)
+
+
+@pytest.mark.own_kernels
+@MORE
 @given(case=conv_cases(exact=False))
 def test_values_stay_within_rounding(case: ConvCase) -> None:
     assert_kept(case, own=True)
 
 
-DEFAULT = settings()
 FEWER = settings(max_examples=max(10, DEFAULT.max_examples // 4))
 
 

@@ -22,6 +22,7 @@ from qfuse.optimize.fuse.convolution import FuseConvolution
 from qfuse.optimize.fuse.convolution_pad import FusePad
 from qfuse.optimize.fuse.epilogue_activation import FuseActivation
 from qfuse.optimize.fuse.epilogue_add import FuseAdd
+from qfuse.optimize.fuse.epilogue_batch_norm import FuseBatchNorm
 from qfuse.optimize.fuse.epilogue_cast import FuseCast
 from qfuse.optimize.fuse.epilogue_mul import FuseMul
 from qfuse.optimize.fuse.epilogue_prelu import FusePrelu
@@ -78,6 +79,7 @@ EPILOGUE_RULES: tuple[type[Rule[Any]], ...] = (
     FuseQuickGelu,
     FuseAdd,
     FuseMul,
+    FuseBatchNorm,
     FuseCast,
     FuseOutputQuantize,
 )

@@ -110,7 +110,7 @@ _CUBIC, _ROOT = Number(0.044715), Number(math.sqrt(2 / math.pi))
 _TANH = op(
     aten.tanh.default,
     Either(
-        (X + _CUBE * _CUBIC) * _ROOT,
+        (X + Either(_CUBE * _CUBIC, ((X * _CUBIC) * X) * X)) * _ROOT,
         # The same with x factored out.
         _product(X, Either(_product(X, X, _CUBIC), _SQUARE * _CUBIC) + Number(1.0), _ROOT),
     ),

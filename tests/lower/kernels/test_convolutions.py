@@ -13,7 +13,7 @@ from tests.support.cases.quantized_convolution import (
     spec_of,
 )
 
-from qfuse.ir.events import Exactness, Lowered
+from qfuse.ir.events import Exactness, Left, Lowered
 from qfuse.ir.graph.stage_graph import LoweredGraph, NormalGraph
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import QuantSpec
@@ -274,6 +274,35 @@ def test_a_value_per_channel_is_in_the_kernel(
     low = lowered_convolution(program)
 
     assert calls_of(low)[-1] is torch.ops.qfuse.convolution_w8a8.default
+    check(program, low)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("kind", ["convolution", "linear"])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_result_that_is_quantized_twice_is_computed_once(kind: str, leaves: bool) -> None:
+    """As in a U-Net, where one result goes down and across with parameters of its own."""
+    b = GraphBuilder()
+    if kind == "linear":
+        block = QuantizedLinear(b, 40, 24)
+        x = b.arg("x", torch.float32, 5, 24)
+        y = block.linear(block.quantized(x, per_tensor(2)))
+    else:
+        case = ConvolutionCase()
+        y = case.add(b, b.arg("x", torch.float32, *case.shape))
+    y = b.call(aten.relu.default, y)
+    rank = y.meta["val"].dim()
+    made = []
+    for name, scale, dtype in (("a", 0.05, torch.uint8), ("b", 0.11, torch.int8)):
+        grid = b.const(name, torch.full((1,) * rank, scale))
+        made.append(b.call(ops.quantize, y, grid, None, str(spec_of(rank, dtype))))
+    program = b.done(*made, *([y] if leaves else []))
+    low = lowered_convolution(program)
+
+    assert len([call for call in calls_of(low) if str(call).startswith("qfuse.")]) == 1
+    assert aten.relu.default not in calls_of(low)
+    reasons = [event.reason.partition(";")[0] for event in low.log.of(Left)]
+    assert reasons.count(f"qfuse.{kind} has other users besides this quantize") == len(made)
     check(program, low)
 
 

@@ -127,6 +127,70 @@ def test_parts_of_a_split_and_their_join_stay_in_the_region() -> None:
     check(program, made, n=2)
 
 
+def shuffled(board: ConvolutionBoard, x: Node, groups: int, *, dense: bool = True) -> Node:
+    """Swap the groups of the channels of ``x`` with the channels of a group, as networks do."""
+    sizes = [board.call(aten.sym_size.int, x, 0), *x.meta["val"].shape[1:]]
+    channels = sizes[1]
+    parted = board.call(aten.view.default, x, [sizes[0], groups, channels // groups, *sizes[2:]])
+    turned = board.call(aten.transpose.int, parted, 1, 2)
+    if not dense:
+        return board.call(aten.reshape.default, turned, sizes)
+    whole = board.b.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
+    return board.call(aten.view.default, whole, sizes)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("groups", [2, 4])
+def test_a_channel_shuffle_stays_in_the_region(groups: int, dense: bool) -> None:
+    board = ConvolutionBoard()
+    y = shuffled(board, board.conv(board.quantize(board.image())), groups, dense=dense)
+    program = board.done(board.conv(y, quantized=False))
+    made = assigned(program)
+
+    assert copies(made) == [torch.channels_last, torch.contiguous_format, torch.contiguous_format]
+    assert all(strides[1] == 1 for strides in strides_of(made))
+    check(program, made, n=3)
+
+
+def test_a_shuffle_of_a_part_of_a_split() -> None:
+    board = ConvolutionBoard()
+    parts = board.call(aten.split.Tensor, board.conv(board.quantize(board.image())), 4, 1)
+    left, right = board.b.item(parts, 0), board.b.item(parts, 1)
+    joined = board.call(aten.cat.default, [board.conv(shuffled(board, left, 2)), right], 1)
+    program = board.done(board.conv(joined, quantized=False))
+    made = assigned(program)
+
+    assert copies(made) == [torch.channels_last, torch.contiguous_format, torch.contiguous_format]
+    check(program, made, n=2)
+
+
+def test_a_shuffled_image_that_leaves_keeps_its_strides() -> None:
+    board = ConvolutionBoard()
+    y = board.conv(board.conv(board.quantize(board.image())))
+    mixed = shuffled(board, y, 2)
+    program = board.done(board.conv(board.conv(mixed)), mixed, y)
+    made = assigned(program)
+
+    assert strides_of(made) != strides_of(program)
+    check(program, made, n=2)
+
+
+@pytest.mark.parametrize("place", ["view", "transpose", "clone"])
+def test_a_shuffle_whose_steps_others_read_leaves_the_region(place: str) -> None:
+    board = ConvolutionBoard()
+    y = board.conv(board.quantize(board.image()))
+    mixed = shuffled(board, y, 2)
+    whole = mixed.all_input_nodes[0]
+    turned = whole.all_input_nodes[0]
+    other = {"view": turned.all_input_nodes[0], "transpose": turned, "clone": whole}[place]
+    program = board.done(board.conv(mixed, quantized=False), board.call(aten.neg.default, other))
+    made = assigned(program)
+
+    (last,) = [n for n in made.graph.nodes if is_call(n, aten.transpose.int)]
+    assert last.args[1:] == (1, 2)
+    check(program, made, n=2)
+
+
 def test_a_view_that_needs_the_strides_gets_them() -> None:
     board = ConvolutionBoard()
     y = residual(board, board.image(2, 6, 6))

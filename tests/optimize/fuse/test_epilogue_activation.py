@@ -11,6 +11,9 @@ from tests.support.cases.epilogue import CASES, Case, ConvCase, calls, fuse, onl
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
 from qfuse.optimize.fuse.epilogue_activation import FuseActivation
+from qfuse.optimize.fuse.linear import FuseLinear
+from qfuse.rewrite.driver import apply_rules
+from qfuse.rewrite.rule import Miss
 
 aten = torch.ops.aten
 
@@ -110,8 +113,6 @@ def test_refuses_a_linear_that_leaves_the_graph() -> None:
     ("op", "args", "kwargs"),
     [
         (aten.clamp.default, (1.0, -1.0), {}),
-        (aten.clamp_min.default, (math.nan,), {}),
-        (aten.clamp.default, (), {"max": math.nan}),
         (aten.hardtanh.default, (1.0, -1.0), {}),
     ],
 )
@@ -120,3 +121,15 @@ def test_refuses_what_has_no_name(op: Any, args: Any, kwargs: Any) -> None:
     program = case.done(case.b.call(op, case.y, *args, **kwargs))
 
     assert only_miss(program, FuseActivation).code is MissCode.ARGUMENT
+
+
+@pytest.mark.parametrize("op", [aten.clamp_min.default, aten.clamp_max.default])
+def test_refuses_a_bound_that_is_nan(op: Any) -> None:
+    case = Case()
+    act = case.b.call(op, case.y, math.nan)
+    program = case.done(act)
+    apply_rules(program, [FuseLinear()])
+    miss = FuseActivation().match(act)
+
+    assert isinstance(miss, Miss)
+    assert miss.code is MissCode.ARGUMENT

@@ -26,7 +26,21 @@ def test_golden_one_slope_per_channel(channels_last: bool) -> None:
 
     assert fuse(program, FusePrelu).fired == {"fuse-prelu": 1}
     if not channels_last:
-        assert_expected_inline(to_text(program.graph), """""")
+        assert_expected_inline(
+            to_text(program.graph),
+            """\
+%x: float32[s0, 3, 6, 5]
+%r: float32[s0, 4, 5, 4]
+const %w_s: float32[4, 1, 1, 1]
+const %w: int8[4, 3, 2, 2]
+const %bias: float32[4]
+const %x_scale: float32[1, 1, 1, 1]
+const %x_zero: int32[1, 1, 1, 1]
+%0 = qfuse.quantize(%x, %x_scale, %x_zero, 'int8[-128,127] *x*x*x* float32 float32:reciprocal:round-zp int'): int8[s0, 3, 6, 5]
+const %slopes_per_channel: float32[4, 1, 1]
+%1 = qfuse.convolution(%0, %x_scale, %x_zero, 'int8[-128,127] *x*x*x* float32 float32:reciprocal:round-zp int', %w, %w_s, None, 'int8[-128,127] 1x*x*x* float32 float32:reciprocal:round-zp int', %bias, (1, 1), (0, 0), (1, 1), False, (0, 0), 1, None, None, '', 'prelu(0)', (%slopes_per_channel)): float32[s0, 4, 5, 4]
+return (%1)""",
+        )
 
 
 @pytest.mark.numeric

@@ -59,7 +59,20 @@ def test_golden_the_steps_in_between_are_gone() -> None:
     program = case.done(quick_gelu(case, case.y, factor))
 
     assert fuse(program).fired == {"fuse-quick-gelu": 1}
-    assert_expected_inline(to_text(program.graph), """""")
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[s0, 8]
+%r: float32[s0, 4]
+const %x_scale: float32[1, 1]
+const %x_zero: int32[1, 1]
+%0 = qfuse.quantize(%x, %x_scale, %x_zero, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): int8[s0, 8]
+const %w: int8[4, 8]
+const %w_scale: float32[4, 1]
+const %w_bias: float32[4]
+%1 = qfuse.linear(%0, %x_scale, %x_zero, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int', %w, %w_scale, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int', %w_bias, None, None, '', 'act(quick_gelu,1.5)', ()): float32[s0, 4]
+return (%1)""",
+    )
 
 
 @pytest.mark.numeric

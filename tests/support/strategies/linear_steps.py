@@ -33,6 +33,8 @@ EXACT_ACTS: list[tuple[OpOverload, tuple[Argument, ...]]] = [
     (aten.clamp.default, (0.0, 6.0)),
     (aten.leaky_relu.default, (0.25,)),
     (aten.neg.default, ()),
+    (aten.clamp_max.default, (0.5,)),
+    (aten.clamp_min.default, (-1,)),
 ]
 ACTS: list[tuple[OpOverload, tuple[Argument, ...]]] = [
     *EXACT_ACTS,
@@ -44,6 +46,10 @@ ACTS: list[tuple[OpOverload, tuple[Argument, ...]]] = [
     (aten.hardsigmoid.default, ()),
     (aten.leaky_relu.default, ()),
     (aten.hardtanh.default, ()),
+    (aten.elu.default, (0.7,)),
+    (aten.selu.default, ()),
+    (aten.celu.default, (0.5,)),
+    (aten.mish.default, ()),
 ]
 
 

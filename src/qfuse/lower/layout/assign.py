@@ -65,20 +65,24 @@ class _Assignment:
                 self._repeat(node, leaving, rw)
 
     def _repeat(self, node: Node, leaving: list[Node], rw: Rewriter) -> None:
-        entering = {entry: self._copy(entry, rw) for entry in self._region.entries[node]}
-        args, kwargs = map_arg((node.args, node.kwargs), lambda o: entering.get(o, o))
-        op, item = overload_of(node), result_of(node)
-        if op is not None:
-            made = rw.call(op, *args, **kwargs)
-        else:
-            assert item is not None, "the only other call"
-            made = rw.item(*item)
+        shuffle = self._region.shuffles.get(node)
+        made = self._again(node, rw) if shuffle is None else shuffle.emit(rw)
         if leaving:
             stays = [user for user in node.users if user not in leaving]
             before = format_of(tensor_of(node))
             restored = rw.call(torch.ops.aten.clone.default, made, memory_format=before)
             rw.replace(node, restored, but=stays)
         rw.replace(node, made)
+
+    def _again(self, node: Node, rw: Rewriter) -> Node:
+        """Make the same call of the new operands."""
+        entering = {entry: self._copy(entry, rw) for entry in self._region.entries[node]}
+        args, kwargs = map_arg((node.args, node.kwargs), lambda o: entering.get(o, o))
+        op, item = overload_of(node), result_of(node)
+        if op is not None:
+            return rw.call(op, *args, **kwargs)
+        assert item is not None, "the only other call"
+        return rw.item(*item)
 
     def _copy(self, entry: Node, rw: Rewriter) -> Node:
         if entry not in self._copies:

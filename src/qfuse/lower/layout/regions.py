@@ -8,7 +8,7 @@ it for a user that depends on its strides.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from qfuse.ir.ops.convolution import FusedConvolution, as_fused_convolution
 from qfuse.ir.ops.views import tensor_of
 from qfuse.ir.sizes import is_row_major, same_shape, same_size, same_strides
 from qfuse.lower.layout.memory_formats import channels_last_of, format_of, has_fastest_channels
+from qfuse.lower.layout.shuffles import Shuffle, find_shuffles
 
 aten = torch.ops.aten
 
@@ -50,10 +51,12 @@ class Region:
     Attributes:
         nodes: The nodes with the users that need the strides of before, in the order of the graph.
         entries: The nodes with the operands from outside that are copied for them.
+        shuffles: Those of the nodes that end a channel shuffle.
     """
 
     nodes: dict[Node, list[Node]] = field(default_factory=dict)
     entries: dict[Node, list[Node]] = field(default_factory=dict)
+    shuffles: dict[Node, Shuffle] = field(default_factory=dict)
 
     @property
     def can_be_left(self) -> bool:
@@ -81,14 +84,17 @@ class Region:
 
 def find_regions(program: StageGraph, infer: Infer) -> list[Region]:
     """Return the regions of ``program``."""
-    return _Search(infer).run(program)
+    return _Search(infer, find_shuffles(program.graph.nodes)).run(program)
 
 
 class _Search:
     """The values that nodes would have, in the order of the graph."""
 
-    def __init__(self, infer: Infer) -> None:
+    def __init__(self, infer: Infer, shuffles: Mapping[Node, Shuffle]) -> None:
         self._infer = infer
+        self._shuffles = shuffles
+        # The ops inside of shuffles, with the last one.
+        self._inside = {node: s.node for s in shuffles.values() for node in s.between}
         self._values: dict[Node, Any] = {}
         self._entries: dict[Node, list[Node]] = {}
 
@@ -96,15 +102,23 @@ class _Search:
         for node in program.graph.nodes:
             fused = as_fused_convolution(node)
             starts = fused is not None and _is_quantized(fused)
-            if starts or any(operand in self._values for operand in node.all_input_nodes):
+            if starts or any(operand in self._values for operand in self._operands(node)):
                 self._visit(node)
         regions = [self._region(nodes) for nodes in self._components(program)]
         return [region for region in regions if region.can_be_left]
+
+    def _operands(self, node: Node) -> list[Node]:
+        """Return the operands of a node; a channel shuffle has its image."""
+        shuffle = self._shuffles.get(node)
+        return node.all_input_nodes if shuffle is None else [shuffle.source]
 
     def _visit(self, node: Node) -> None:
         """Add ``node`` if its result is channels-last when its operands are."""
         before = _tensors(node.meta.get("val"))
         if not before or not _is_pure(node):
+            return
+        if node in self._shuffles:
+            self._visit_shuffle(node)
             return
         if is_call(node, *_POOLS_WITH_INDICES) and before[0].dtype.itemsize == 1:
             return
@@ -113,6 +127,14 @@ class _Search:
         value = self._result(node, entries)
         if _become_channels_last(before, _tensors(value)):
             self._values[node], self._entries[node] = value, entries
+
+    def _visit_shuffle(self, node: Node) -> None:
+        """Add a channel shuffle of a channels-last image."""
+        shape = node.meta["val"]
+        if channels_last_of(shape.dim()) is not None:
+            value = _channels_last(shape)
+            if _is_channels_last(value):
+                self._values[node], self._entries[node] = value, []
 
     def _has_to_enter(self, operand: Node, rank: int) -> bool:
         """Whether an operand is a row-major activation."""
@@ -152,7 +174,7 @@ class _Search:
 
         copied: dict[Node, Node] = {}
         for node in self._values:
-            near = [o for o in node.all_input_nodes if o in self._values]
+            near = [o for o in self._operands(node) if o in self._values]
             near += [copied.setdefault(entry, node) for entry in self._entries[node]]
             for other in near:
                 first[root(node)] = root(other)
@@ -167,11 +189,14 @@ class _Search:
         for node in nodes:
             region.nodes[node] = [user for user in node.users if self._depends(user, node)]
             region.entries[node] = self._entries[node]
+            if node in self._shuffles:
+                region.shuffles[node] = self._shuffles[node]
         return region
 
     def _depends(self, user: Node, node: Node) -> bool:
         """Whether a user of ``node`` outside of all regions depends on its strides."""
-        if user in self._values or _same(node.meta["val"], self._values[node]):
+        in_region = user in self._values or self._inside.get(user) in self._values
+        if in_region or _same(node.meta["val"], self._values[node]):
             return False
         if user.op == "output" or not _is_pure(user):
             return True

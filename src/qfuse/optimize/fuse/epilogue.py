@@ -51,8 +51,12 @@ def append_step(
         rw: Edits the graph.
         extras: The operands that are appended to those of the epilogue.
     """
-    epilogue, operands = fused.epilogue.then(step), (*fused.extras, *extras)
-    replace_by(replace(fused, epilogue=epilogue, extras=operands), user, rw)
+    replace_by(extended(fused, step, extras), user, rw)
+
+
+def extended(fused: FusedProduct, step: Step, extras: Sequence[Node] = ()) -> FusedProduct:
+    """Return ``fused`` with one more epilogue op, whose operands are appended to the others."""
+    return replace(fused, epilogue=fused.epilogue.then(step), extras=(*fused.extras, *extras))
 
 
 def replace_by(fused: FusedProduct, old: Node, rw: Rewriter) -> None:

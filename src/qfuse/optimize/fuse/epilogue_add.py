@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qfuse.ir.graph.schema import is_call
-from qfuse.ir.ops.epilogue import Add
+from qfuse.ir.ops.epilogue import Add, Mul
 from qfuse.ir.ops.product import FusedProduct, kind_of
-from qfuse.optimize.fuse.epilogue import append_step, open_product
-from qfuse.optimize.fuse.epilogue_operand import EpilogueOperand, operand_of
+from qfuse.optimize.fuse.epilogue import append_step, extended, open_product
+from qfuse.optimize.fuse.epilogue_operand import EpilogueOperand, minus_one, operand_of
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -25,23 +25,33 @@ from qfuse.rewrite.prelude import (
 
 @dataclass(frozen=True, slots=True)
 class AddSite:
-    """A fused op, the sum that is its only user, and the other summand."""
+    """A fused op, the sum that is its only user, and the other summand.
+
+    Attributes:
+        fused: The fused op.
+        node: The sum.
+        other: The other summand.
+        alpha: The factor of the other summand.
+        negated: Whether the op is subtracted.
+    """
 
     fused: FusedProduct
     node: Node
     other: EpilogueOperand
     alpha: float
+    negated: bool
 
 
 class FuseAdd(Rule[AddSite]):
     """``qfuse.linear(...) + alpha * other`` becomes one op with ``other`` as epilogue operand.
 
-    The same for ``qfuse.convolution``, and for differences, where ``alpha`` is negative. A summand
-    that is a dequantize with one constant scale is read as it is stored.
+    The same for ``qfuse.convolution``, and for differences, where ``alpha`` is negative; an op that
+    is subtracted is multiplied by -1 first. A summand that is a dequantize with one constant scale
+    is read as it is stored.
 
-    Refuses: an op that is added to itself; ``alpha`` on the op's side; integer summands; numbers in
-    narrow float dtypes; a summand of another shape, except for one value per channel or feature; a
-    sum whose memory order is that of the other summand.
+    Refuses: an op that is added to itself; another ``alpha`` on the op's side; integer summands;
+    numbers in narrow float dtypes; a summand of another shape, except for one value per channel or
+    feature; a sum whose memory order is that of the other summand.
     """
 
     name = "fuse-add"
@@ -73,13 +83,16 @@ class FuseAdd(Rule[AddSite]):
         operand = operand_of(node, fused, other, "summand")
         if isinstance(operand, Miss):
             return operand
-        if factors[0] != 1:
+        if abs(factors[0]) != 1:
             text = "the {} is multiplied by {} before the addition"
             return Miss(MissCode.ARGUMENT, node, text, kind_of(fused), factors[0], progress=3)
-        return AddSite(fused, node, operand, factors[1])
+        return AddSite(fused, node, operand, factors[1], negated=factors[0] < 0)
 
     def rewrite(self, site: AddSite, rw: Rewriter) -> None:
         """Replace the sum by the extended op."""
-        at = len(site.fused.extras)
+        fused = site.fused
+        if site.negated:
+            fused = extended(fused, Mul(len(fused.extras)), minus_one(fused).extras(rw))
+        at = len(fused.extras)
         step = Add(at, site.alpha, site.other.stored(at))
-        append_step(site.fused, site.node, step, rw, site.other.extras(rw))
+        append_step(fused, site.node, step, rw, site.other.extras(rw))

@@ -75,11 +75,11 @@ def operand_of(node: Node, fused: FusedProduct, other: object, word: str) -> Epi
         return Miss(MissCode.SHARED, node, text, kind_of(fused), progress=3)
     if not isinstance(other, Node) or not isinstance(other.meta["val"], torch.Tensor):
         return _number(node, fused, other, word)
-    if not dtype_of(other).is_floating_point:
-        return Miss(MissCode.DTYPE, other, "the {} is {}", word, dtype_of(other), progress=3)
     filled = _filled(fused, other)
     if filled is not None:
-        return filled
+        return EpilogueOperand(filled)
+    if not dtype_of(other).is_floating_point:
+        return Miss(MissCode.DTYPE, other, "the {} is {}", word, dtype_of(other), progress=3)
     shape = tuple(shape_of(other))
     refusal = refuse_shape(fused, other, shape, word) or _refuse_strides(fused, node)
     return refusal or _stored(other) or EpilogueOperand(other)
@@ -94,21 +94,29 @@ def _number(node: Node, fused: FusedProduct, other: object, word: str) -> Epilog
     return Miss(MissCode.ARGUMENT, node, "the {} is a number", word, progress=3)
 
 
+def minus_one(fused: FusedProduct) -> EpilogueOperand:
+    """Return the factor that negates the values of ``fused``, which is exact."""
+    return EpilogueOperand(Filled(-1.0, dtype_of(fused.node), _features(fused)))
+
+
 def _features(fused: FusedProduct) -> tuple[int, ...]:
     """Return the shape of a number as an operand: the kernels of linears read it per feature."""
     return () if isinstance(fused, FusedConvolution) else (int(shape_of(fused.weight)[0]),)
 
 
-def _filled(fused: FusedProduct, other: Node) -> EpilogueOperand | None:
-    """View a constant of one element, for a linear, as one value per feature."""
+def _filled(fused: FusedProduct, other: Node) -> Filled | None:
+    """View a constant of one element as a number, where the kernels do not read it as it is."""
     value, real = constant_value(other), dtype_of(fused.node)
-    if isinstance(fused, FusedConvolution) or value is None or value.numel() != 1:
+    if value is None or value.numel() != 1 or value.dtype is torch.bool or value.is_complex():
         return None
-    same_rank = 0 < value.dim() <= len(shape_of(fused.node))
-    # A 0-d tensor does not take part in type promotion, a vector does.
-    if not same_rank and (value.dim() or value.dtype != real):
+    linear = not isinstance(fused, FusedConvolution)
+    if value.dim() == 0:
+        # It does not take part in type promotion, and is rounded to the dtype of the result.
+        if (linear and value.dtype == real) or (value.dtype != real and real in _EXACT):
+            return Filled(float(value), real, _features(fused))
         return None
-    return EpilogueOperand(Filled(value.item(), value.dtype, _features(fused)))
+    reads = linear and value.is_floating_point() and value.dim() <= len(shape_of(fused.node))
+    return Filled(float(value), value.dtype, _features(fused)) if reads else None
 
 
 def refuse_shape(

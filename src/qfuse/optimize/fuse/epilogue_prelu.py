@@ -74,7 +74,7 @@ class FusePrelu(Rule[PreluSite]):
             if value is None:
                 slopes = rw.call(aten.view.default, slopes, list(site.shape))
             else:
-                slopes = rw.constant(value.reshape(site.shape), f"{slopes.target}_slopes")
+                slopes = rw.constant(value.reshape(site.shape), f"{slopes.target}_per_channel")
         step = Prelu(len(site.fused.extras))
         append_step(site.fused, site.node, step, rw, (slopes,))
 

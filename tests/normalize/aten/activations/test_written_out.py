@@ -120,6 +120,7 @@ FORMS: dict[str, list[Form]] = {
         lambda x: x * tanh(x) * 0.5,
         lambda x: x * 0.5 * fast_tanh(x),
         lambda x: x * 0.5 * multiplied_tanh(x),
+        lambda x: x * 0.5 * (((x + x * 0.044715 * x * x) * 0.79788456).call(aten.tanh.default) + 1),
     ],
     "mish": [
         lambda x: x * softplus(x).call(aten.tanh.default),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ _IN_PLACE: dict[OpOverload, OpOverload] = {
     aten.silu.default: aten.silu_.default,
     aten.sigmoid.default: aten.sigmoid_.default,
     aten.leaky_relu.default: aten.leaky_relu_.default,
+    aten.elu.default: aten.elu_.default,
+    aten.mish.default: aten.mish_.default,
+    aten.clamp_max.default: aten.clamp_max_.default,
     aten.neg.default: aten.neg_.default,
 }
 
@@ -39,6 +43,9 @@ def writing_modules(draw: st.DrawFn, *, exact: bool) -> tuple[ConvCase, GraphMod
     itself gives is the truth.
     """
     case = draw(conv_cases(exact=exact))
+    # An example with one image would not have a dynamic batch.
+    first = {**case.sizes[0], "n": max(2, case.sizes[0]["n"])}
+    case = replace(case, sizes=(first, case.sizes[1]))
     graph = copy.deepcopy(case.program.graph)
     for node in graph.nodes:
         if _may_write(node) and draw(st.booleans()):

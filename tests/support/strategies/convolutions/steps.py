@@ -11,6 +11,7 @@ from tests.support.strategies.convolutions.geometry import convolve, draw_geomet
 from tests.support.strategies.convolutions.grower import ImageGrower
 from tests.support.strategies.convolutions.qparams import image_qparams
 from tests.support.strategies.convolutions.weights import Weights, draw_bias
+from tests.support.strategies.convolutions.written import EXACT_WRITTEN, WRITTEN
 from tests.support.strategies.grower import Value
 from tests.support.strategies.linear_steps import ACTS, EXACT_ACTS
 from torch.fx import Node
@@ -74,10 +75,8 @@ def _act(g: ImageGrower, _: Weights) -> None:
     x = g.image()
     if x is None:
         return
-    if not g.exact and g.chance(6):
-        # Silu as some networks write it; torch's own rounds in other places.
-        gate = g.b.call(aten.sigmoid.default, x.node)
-        g.made(aten.mul.Tensor, x.node, gate)
+    if g.chance(5):
+        g.pick(WRITTEN if not g.exact else EXACT_WRITTEN)(g, x)
         return
     op, args = g.pick(EXACT_ACTS if g.exact else ACTS)
     relu = op is aten.relu.default
