@@ -97,8 +97,7 @@ Result result_of(const at::Tensor& x, const Geometry& g, at::ScalarType type) {
       at::empty(g.shape(), options, last ? format : at::MemoryFormat::Contiguous);
   const bool same = last || g.features == 1 || g.pixels() == 1;
   const int64_t count = g.images * g.pixels();
-  return {result, same ? result.as_strided({count, g.features}, {g.features, 1})
-                       : at::empty({count, g.features}, options)};
+  return {result, same ? result : at::empty({count, g.features}, options)};
 }
 
 at::Tensor finished(const Result& r, const Geometry& g) {

@@ -50,7 +50,7 @@ Extra extra_of(const at::Tensor& extra, const Geometry& g, std::vector<at::Tenso
 // Memory for the rows of the result.
 struct Result {
   at::Tensor result;
-  at::Tensor rows;  // [images * pixels, features], contiguous; may share the result's memory
+  at::Tensor rows;  // [images * pixels, features], contiguous, or the result if it lies like that
 };
 
 // A result in the memory format that torch gives it: channels last if `x` is, else contiguous.
