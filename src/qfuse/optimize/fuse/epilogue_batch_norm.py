@@ -32,7 +32,7 @@ from qfuse.rewrite.prelude import (
 
 
 @dataclass(frozen=True, slots=True)
-class BatchNormSite:
+class EpilogueNormSite:
     """A fused op, and the batch norm that is its only user.
 
     Attributes:
@@ -48,7 +48,7 @@ class BatchNormSite:
     shift: torch.Tensor
 
 
-class FuseBatchNorm(Rule[BatchNormSite]):
+class FuseBatchNorm(Rule[EpilogueNormSite]):
     """``batch_norm(qfuse.convolution(...))`` becomes one op with ``mul(0)|add(1,1.0)``.
 
     The same for ``qfuse.linear``. A norm directly after a product is folded into its weight's scale
@@ -65,7 +65,7 @@ class FuseBatchNorm(Rule[BatchNormSite]):
     anchors: ClassVar[tuple[OpOverload, ...]] = BATCH_NORMS
     exactness = Exactness.ROUNDING
 
-    def match(self, node: Node) -> BatchNormSite | Miss:
+    def match(self, node: Node) -> EpilogueNormSite | Miss:
         """Match a norm of an open fused op."""
         fused = open_product(arguments(node)["input"], node)
         if isinstance(fused, Miss):
@@ -78,7 +78,7 @@ class FuseBatchNorm(Rule[BatchNormSite]):
             return Miss(MissCode.DTYPE, node, text, dtype_of(fused.node), progress=3)
         return _site(fused, node, result)
 
-    def rewrite(self, site: BatchNormSite, rw: Rewriter) -> None:
+    def rewrite(self, site: EpilogueNormSite, rw: Rewriter) -> None:
         """Replace the norm by the extended op."""
         fused, hint = site.fused, str(site.fused.weight.target)
         factor = rw.constant(site.factor, f"{hint}_norm_factor")
@@ -87,7 +87,7 @@ class FuseBatchNorm(Rule[BatchNormSite]):
         append_step(scaled, site.result, Add(len(scaled.extras)), rw, (shift,))
 
 
-def _site(fused: FusedProduct, node: Node, result: Node) -> BatchNormSite | Miss:
+def _site(fused: FusedProduct, node: Node, result: Node) -> EpilogueNormSite | Miss:
     shape = shape_of(fused.node)
     size = shape[CHANNELS] if len(shape) > CHANNELS else 1
     if not isinstance(size, int):
@@ -101,4 +101,4 @@ def _site(fused: FusedProduct, node: Node, result: Node) -> BatchNormSite | Miss
     if isinstance(parts, Miss):
         return parts
     factor, shift = (part.float().reshape(spread) for part in parts)
-    return BatchNormSite(fused, result, factor, shift)
+    return EpilogueNormSite(fused, result, factor, shift)
