@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from qfuse.cli.main import parse_sizes, quantize_loaded
+from qfuse.cli.main import parse_size_options, quantize_loaded
 from qfuse.cli.options import options_of
 from qfuse.ir.errors import OptionsError
 from qfuse.zoo import recipes
@@ -65,7 +65,7 @@ def _bench_sites(
     if spec is None:
         run_sites(asked)
         return
-    loaded = load(spec, parse_sizes(sizes))
+    loaded = load(spec, parse_size_options(sizes))
     model, args, kwargs = loaded.model, loaded.args, dict(loaded.kwargs or {})
     if quantize is not None:
         model, args, kwargs = quantize_loaded(loaded, quantize, None)

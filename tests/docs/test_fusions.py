@@ -97,7 +97,7 @@ class Scheme:
         bits: Bits of the weight.
         scales: Granularity of the weight: ``tensor``, ``channel`` or ``group``.
         dynamic: Whether the activation's parameters are chosen at run time.
-        real: The float dtype.
+        float_dtype: The float dtype.
     """
 
     x: torch.dtype | None
@@ -106,7 +106,7 @@ class Scheme:
     rows: bool = False
     bits: int = 8
     dynamic: bool = False
-    real: torch.dtype = torch.float32
+    float_dtype: torch.dtype = torch.float32
 
     def weight_spec(self, family: Family) -> QuantSpec:
         """Return the spec of a weight."""
@@ -119,7 +119,9 @@ class Scheme:
             sizes[axis] = 1
         if self.scales == "group":
             sizes[1 - axis] = 16
-        return replace(spec.with_block(tuple(map(sizes.get, range(rank)))), real=self.real)
+        return replace(
+            spec.with_block(tuple(map(sizes.get, range(rank)))), float_dtype=self.float_dtype
+        )
 
 
 SCHEMES = {
@@ -137,7 +139,7 @@ SCHEMES = {
         torch.int8, torch.int8, "group", rows=True, bits=4, dynamic=True
     ),
     "float32, int8 per channel": Scheme(None, torch.int8),
-    "bfloat16, int8 per channel": Scheme(None, torch.int8, real=torch.bfloat16),
+    "bfloat16, int8 per channel": Scheme(None, torch.int8, float_dtype=torch.bfloat16),
     "float32, 4 bits in groups": Scheme(None, torch.int8, "group", bits=4),
     "float32, float8 per channel": Scheme(None, torch.float8_e4m3fn),
 }
@@ -159,13 +161,13 @@ def program_of(family: Family, scheme: Scheme) -> NormalGraph | None:
         stored = stored_like(spec, *family.weight)
     scale = b.const("w_scale", torch.rand(grid) * 0.01 + 1e-3)
     weight = b.call(ops.dequantize, b.const("w", stored), scale, None, str(spec))
-    bias = b.const("bias", torch.randn(CHANNELS).to(scheme.real))
+    bias = b.const("bias", torch.randn(CHANNELS).to(scheme.float_dtype))
     return b.done(b.call(family.op, x, weight, bias, *family.settings))  # type: ignore[arg-type]
 
 
 def activation(b: GraphBuilder, family: Family, scheme: Scheme) -> Node:
     """Add the activation, quantized and dequantized if the scheme says so."""
-    x = b.arg("x", scheme.real, *family.x)
+    x = b.arg("x", scheme.float_dtype, *family.x)
     if scheme.x is None:
         return x
     rank = len(family.x)

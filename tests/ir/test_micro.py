@@ -47,7 +47,7 @@ FORMATS = [
 REALS = [torch.float32, torch.bfloat16]
 
 
-def hard_rows(real: torch.dtype) -> torch.Tensor:
+def hard_rows(float_dtype: torch.dtype) -> torch.Tensor:
     """Rows of 64 numbers: all exponents, zeros, infinities, NaN, subnormals, ties, saturation."""
     rows = [torch.randn(64) * 2.0**e for e in range(-149, 128, 3)]
     rows += [torch.zeros(64), -torch.zeros(64)]
@@ -62,7 +62,7 @@ def hard_rows(real: torch.dtype) -> torch.Tensor:
     edges = torch.tensor([*(2.0**k for k in range(-6, 10)), *tops])
     beside = torch.cat([torch.nextafter(edges, edges * s) for s in (0.0, 2.0)])
     rows += [torch.cat([edge.reshape(1), torch.randn(63) * edge / 9]) for edge in beside]
-    return torch.stack(rows).to(real)
+    return torch.stack(rows).to(float_dtype)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -72,23 +72,29 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def mx_specs(
-    dtype: torch.dtype, element: Element, mode: str, real: torch.dtype, block: Block = (1, 32)
+    dtype: torch.dtype,
+    element: Element,
+    mode: str,
+    float_dtype: torch.dtype,
+    block: Block = (1, 32),
 ) -> tuple[ChooseSpec, QuantSpec]:
     codes = stored_range(dtype, element)
     math_ = Arithmetic(reciprocal=mode == "rceil")
     choose = ChooseSpec(Formula(f"mx-{mode}"), dtype, *codes, block, 0.0, E8M0, element=element)
     none = ZeroPointDomain.NONE
-    return choose, QuantSpec(dtype, *codes, block, real, math_, none, element, ScaleFormat.E8M0)
+    return choose, QuantSpec(
+        dtype, *codes, block, float_dtype, math_, none, element, ScaleFormat.E8M0
+    )
 
 
-@pytest.mark.parametrize("real", REALS)
+@pytest.mark.parametrize("float_dtype", REALS)
 @pytest.mark.parametrize("mode", [mode.value for mode in ScaleCalculationMode])
 @pytest.mark.parametrize(("dtype", "element", "theirs"), FORMATS)
 def test_mx_is_that_of_torchao(
-    dtype: torch.dtype, element: Element, theirs: object, mode: str, real: torch.dtype
+    dtype: torch.dtype, element: Element, theirs: object, mode: str, float_dtype: torch.dtype
 ) -> None:
-    x = hard_rows(real)
-    choose, spec = mx_specs(dtype, element, mode, real)
+    x = hard_rows(float_dtype)
+    choose, spec = mx_specs(dtype, element, mode, float_dtype)
     scale, zero = ops.choose_qparams(x, str(choose))
     q = ops.quantize(x, scale, None, str(spec))
     y = ops.dequantize(q, scale, None, str(spec))
@@ -102,12 +108,12 @@ def test_mx_is_that_of_torchao(
     else:
         codes = unpack_uint4(want) if element is Element.E2M1 else want
         assert torch.equal(encode(q, element)[finite], codes[finite])
-    back = to_dtype(want, want_scale, theirs, 32, real)
-    assert y.dtype is real
+    back = to_dtype(want, want_scale, theirs, 32, float_dtype)
+    assert y.dtype is float_dtype
     assert bool(same_bits(y, back).all()), "a block with NaN is NaN in both"
 
 
-def nvfp4_specs(real: torch.dtype, *, two: bool) -> tuple[ChooseSpec, QuantSpec]:
+def nvfp4_specs(float_dtype: torch.dtype, *, two: bool) -> tuple[ChooseSpec, QuantSpec]:
     tiny = torch.finfo(E4M3).tiny
     element, none = Element.E2M1, ZeroPointDomain.NONE
     choose = ChooseSpec(
@@ -115,16 +121,18 @@ def nvfp4_specs(real: torch.dtype, *, two: bool) -> tuple[ChooseSpec, QuantSpec]
     )
     outer: Block | None = (None, None) if two else None
     form = ScaleFormat.E4M3
-    spec = QuantSpec(CONTAINER, -6, 6, (1, 16), real, Arithmetic(), none, element, form, outer)
+    spec = QuantSpec(
+        CONTAINER, -6, 6, (1, 16), float_dtype, Arithmetic(), none, element, form, outer
+    )
     return choose, spec
 
 
-@pytest.mark.parametrize("real", REALS)
+@pytest.mark.parametrize("float_dtype", REALS)
 @pytest.mark.parametrize("amax", [None, 40.0, 3.2e-4, 1e30, 0.0, math.inf, math.nan])
-def test_nvfp4_is_that_of_torchao(amax: float | None, real: torch.dtype) -> None:
-    x = hard_rows(real)
+def test_nvfp4_is_that_of_torchao(amax: float | None, float_dtype: torch.dtype) -> None:
+    x = hard_rows(float_dtype)
     given = None if amax is None else per_tensor_amax_to_scale(torch.tensor(amax))
-    choose, spec = nvfp4_specs(real, two=given is not None)
+    choose, spec = nvfp4_specs(float_dtype, two=given is not None)
     outer = None if given is None else given.reshape(1, 1)
     scale, _ = ops.choose_qparams(x, str(choose), outer)
     q = ops.quantize(x, scale, None, str(spec), outer)
@@ -133,15 +141,15 @@ def test_nvfp4_is_that_of_torchao(amax: float | None, real: torch.dtype) -> None
     want_scale, packed = nvfp4_quantize(x, 16, given)
     want_scale = want_scale.view(scale.shape)
     assert bool(same_bits(scale, want_scale).all())
-    back = NVFP4Tensor(packed, want_scale, 16, real, given).dequantize(real)
+    back = NVFP4Tensor(packed, want_scale, 16, float_dtype, given).dequantize(float_dtype)
     assert bool(same_bits(y, back).all())
     known = ~back.isnan()
     assert torch.equal(encode(q, Element.E2M1)[known], unpack_uint4(packed)[known])
 
 
-@pytest.mark.parametrize("real", REALS)
-def test_the_second_level_of_nvfp4_is_chosen_as_torchao_does(real: torch.dtype) -> None:
-    x = torch.randn(3, 5, 32).to(real) * 37
+@pytest.mark.parametrize("float_dtype", REALS)
+def test_the_second_level_of_nvfp4_is_chosen_as_torchao_does(float_dtype: torch.dtype) -> None:
+    x = torch.randn(3, 5, 32).to(float_dtype) * 37
     choose = ChooseSpec(
         Formula.NVFP4_OUTER, CONTAINER, -6, 6, (None,) * 3, 0.0, element=Element.E2M1
     )

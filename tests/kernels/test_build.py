@@ -24,7 +24,7 @@ from qfuse.kernels import (
     KernelLibrary,
     copy_library,
     describe,
-    find_compiler,
+    find_kernel_compiler,
     kernel_cache,
 )
 from qfuse.kernels.build import build
@@ -34,7 +34,7 @@ SOURCE = 'extern "C" int answer() { return %d; }\n'
 
 @pytest.fixture
 def compiler() -> KernelCompiler:
-    found = find_compiler()
+    found = find_kernel_compiler()
     if found is None:
         pytest.skip("needs a C++ compiler")
     return found
@@ -185,7 +185,7 @@ def test_a_cache_that_is_read_only_serves(
 
 
 def test_builds_at_the_same_time_compile_once(sources: Path, tmp_path: Path) -> None:
-    found = find_compiler()
+    found = find_kernel_compiler()
     if found is None:
         pytest.skip("needs a C++ compiler")
     calls = tmp_path / "calls"
@@ -299,14 +299,14 @@ class TestFindCompiler:
         path = executable(tmp_path / "mine", "echo mine 7.1")
         monkeypatch.setenv("CXX", f"{path} -pipe")
 
-        assert find_compiler() == KernelCompiler((str(path), "-pipe"), "mine 7.1")
+        assert find_kernel_compiler() == KernelCompiler((str(path), "-pipe"), "mine 7.1")
 
     def test_a_cxx_that_does_not_work_is_not_replaced(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("CXX", str(executable(tmp_path / "broken", "exit 1")))
 
-        assert find_compiler() is None
+        assert find_kernel_compiler() is None
 
     @pytest.mark.parametrize("name", ["g++", "clang++"])
     def test_either_compiler_is_found(
@@ -317,13 +317,13 @@ class TestFindCompiler:
         echo = shutil.which("echo", path=os.defpath) or "/bin/echo"
         path = executable(tmp_path / name, f"{echo} {name} 1.0")
 
-        assert find_compiler() == KernelCompiler((str(path),), f"{name} 1.0")
+        assert find_kernel_compiler() == KernelCompiler((str(path),), f"{name} 1.0")
 
     def test_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CXX", raising=False)
         monkeypatch.setenv("PATH", str(tmp_path))
 
-        assert find_compiler() is None
+        assert find_kernel_compiler() is None
 
 
 def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -52,7 +52,7 @@ def test_every_granularity(
     names = ("per_token", "zero_point", "weight_zero_point", "bias")
     kind = dict(zip(names, flags, strict=True))
     for h in (3, 64, 70):
-        case = replace(halves((7, 20), h, dtype=dtype, **kind), real=real)
+        case = replace(halves((7, 20), h, dtype=dtype, **kind), float_dtype=real)
 
         assert torch.equal(case.run(), case.in_parts())
 
@@ -87,7 +87,7 @@ def test_steps_in_front_and_behind_round_where_torch_does(
 ) -> None:
     del isa
     h = 70
-    case = replace(halves((2, 5, 20), h), real=real, epilogue=epilogue)
+    case = replace(halves((2, 5, 20), h), float_dtype=real, epilogue=epilogue)
     wide, behind = torch.randn(2, 5, 2 * h).bfloat16(), torch.randn(5, h)
     case = replace(case, extras=[wide, behind])
 
@@ -251,7 +251,7 @@ def trip(y: torch.Tensor, *numbers: float) -> torch.Tensor:
 
 def test_steps_of_one_half_read_columns_of_the_result(isa: str) -> None:
     del isa
-    plain = replace(halves((5, 20), 33), real=torch.bfloat16)
+    plain = replace(halves((5, 20), 33), float_dtype=torch.bfloat16)
     args, options = plain.arguments()
     gate_extra, up_extra = torch.randn(5, 33), torch.randn(33).bfloat16()
     text = "halves(up-first)|act(relu)|add(0,1.0)|up()|mul(1)|times()|cast(bfloat16)"

@@ -39,14 +39,14 @@ class Halved:
 
     case: Grouped
     epilogue: str = GLU
-    real: torch.dtype = torch.float32
+    float_dtype: torch.dtype = torch.float32
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         case = self.case
         packed = pack_grouped(case.weight, case.w_scale, case.w_zero_point, halves=True)
         options = {"out_features": len(case.weight), "bias": case.bias, "epilogue": self.epilogue}
         args = (case.x, case.x_scale, case.x_zero_point, *packed)
-        return args, {**options, "real": self.real}
+        return args, {**options, "real": self.float_dtype}
 
     def run(self) -> torch.Tensor:
         args, options = self.arguments()
@@ -64,7 +64,7 @@ class Halved:
 
     def expected(self) -> torch.Tensor:
         """The product of the halves of the float result; the activation is the kernel's own."""
-        y = self.case.expected().to(self.real)
+        y = self.case.expected().to(self.float_dtype)
         gate, up = y.chunk(2, -1)
         return activated(gate, "act(silu)") * up if gate.numel() else gate * up
 

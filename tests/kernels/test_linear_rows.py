@@ -55,7 +55,7 @@ def test_formulas_types_and_what_is_kept(
             formula=formula, dtype=dtype, quant_min=info.min, quant_max=info.max,
             keep=keep, reciprocal=reciprocal, scale_dtype=scale, compute=real,
         )  # fmt: skip
-        case = replace(halves((7, 20), 70, weight_zero_point=True), real=real)
+        case = replace(halves((7, 20), 70, weight_zero_point=True), float_dtype=real)
         assert_same(case, output)
         assert_dynamic(case.in_parts(), output, case.run_rows(output))
 

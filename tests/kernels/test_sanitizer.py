@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import qfuse.kernels.build
-from qfuse.kernels import find_compiler
+from qfuse.kernels import find_kernel_compiler
 
 ROOT = Path(__file__).parents[2]
 SOURCES = Path(qfuse.kernels.build.__file__).with_name("csrc")
@@ -21,7 +21,7 @@ import sys, torch
 from pathlib import Path
 from qfuse import kernels
 from qfuse.kernels.build import build
-path, _ = build(kernels.find_compiler(), sources=Path(sys.argv[1]))
+path, _ = build(kernels.find_kernel_compiler(), sources=Path(sys.argv[1]))
 torch.ops.load_library(str(path))
 packed, sums = kernels.pack_weight(torch.ones(5, 8, dtype=torch.int8))
 x, one = torch.ones(3, 8, dtype=torch.int8), torch.ones(1)
@@ -38,8 +38,8 @@ SUMMING = """
 import ctypes, sys, torch
 from pathlib import Path
 from qfuse.kernels.build import build
-from qfuse.kernels import find_compiler
-path, _ = build(find_compiler(), sources=Path(sys.argv[1]))
+from qfuse.kernels import find_kernel_compiler
+path, _ = build(find_kernel_compiler(), sources=Path(sys.argv[1]))
 for size in (4, 3):
     values = torch.ones(size, dtype=torch.int32)
     print(ctypes.CDLL(str(path)).sum(ctypes.c_void_p(values.data_ptr()), 3), flush=True)
@@ -58,7 +58,7 @@ def run(code: str, *args: str, cache: Path | None = None) -> subprocess.Complete
 
 @pytest.mark.slow
 def test_reading_past_an_operand_ends_the_process(tmp_path: Path) -> None:
-    if find_compiler() is None:
+    if find_kernel_compiler() is None:
         pytest.skip("needs a C++ compiler")
     sources = tmp_path / "csrc"
     sources.mkdir()

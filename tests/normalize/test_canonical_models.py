@@ -53,7 +53,7 @@ def test_a_cast_folds_into_either_side(text: str) -> None:
     for node in program.graph.nodes:
         for view in (as_quantize(node), as_dequantize(node)):
             if view is not None:
-                assert view.params.spec.real is torch.bfloat16
+                assert view.params.spec.float_dtype is torch.bfloat16
                 assert (view.params.outer_scale is None) == (text == ONE)
 
 

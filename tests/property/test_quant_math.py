@@ -80,9 +80,9 @@ def one_number(q: float, scale: float, zero: float | None, spec: QuantSpec) -> f
     if spec.domain is ZeroPointDomain.FLOAT_OFFSET and zero is not None:
         middle = (spec.quant_max + spec.quant_min + 1) / 2
         product = rounded(rounded(q - middle, compute) * scale, compute)
-        return rounded(rounded(product + rounded(zero, compute), compute), spec.real)
+        return rounded(rounded(product + rounded(zero, compute), compute), spec.float_dtype)
     z = rounded(zero or 0.0, compute)
-    return rounded(rounded(rounded(q - z, compute) * scale, compute), spec.real)
+    return rounded(rounded(rounded(q - z, compute) * scale, compute), spec.float_dtype)
 
 
 def elements(shape: tuple[int, ...], block: Block) -> Iterator[tuple[tuple[int, ...], ...]]:
@@ -116,7 +116,7 @@ def cases(
         domain = spec.domain
         domain = ZeroPointDomain.INT if domain is ZeroPointDomain.FLOAT_OFFSET else domain
         arithmetic = replace(spec.arithmetic, compute=torch.float32)
-        spec = replace(spec, real=torch.float32, arithmetic=arithmetic, domain=domain)
+        spec = replace(spec, float_dtype=torch.float32, arithmetic=arithmetic, domain=domain)
     grid = [int(n) for n in spec.grid(shape)]
     of = draw(st.sampled_from((torch.float32, torch.float64, torch.bfloat16)))
     scale = (torch.rand(grid) * 0.2 + 0.01).to(of)
@@ -137,7 +137,7 @@ def hard_numbers(shape: tuple[int, ...], spec: QuantSpec, scale: torch.Tensor) -
     whole = torch.randint(-300, 301, shape) / torch.randint(1, 3, shape)
     x = torch.where(torch.rand(shape) < 0.5, whole * step, torch.randn(shape).double())
     x = torch.where(torch.rand(shape) < 0.1, x * 1e4, x)
-    return x.to(spec.real)
+    return x.to(spec.float_dtype)
 
 
 @given(cases())
@@ -163,7 +163,7 @@ def test_dequantize_is_the_formula_element_by_element(
     q = torch.randint(spec.quant_min, spec.quant_max + 1, shape).to(spec.dtype)
     x = dequantize(q, scale, zero, spec)
 
-    assert (x.dtype, tuple(x.shape)) == (spec.real, shape)
+    assert (x.dtype, tuple(x.shape)) == (spec.float_dtype, shape)
     for at, block in elements(shape, spec.block):
         z = None if zero is None else float(zero[block])
         want = one_number(float(q[at]), float(scale[block]), z, spec)
@@ -186,7 +186,7 @@ def test_what_is_in_range_moves_by_half_a_step_at_most(
 ) -> None:
     shape, spec, scale, zero = case
     assume(spec.arithmetic.compute in {torch.float32, torch.float64})
-    assume(spec.real is torch.float32 and not spec.dtype.is_floating_point)
+    assume(spec.float_dtype is torch.float32 and not spec.dtype.is_floating_point)
     step = expand_blocks(scale.double(), spec.block, shape).expand(shape)
     codes = torch.rand(shape, dtype=torch.float64) * (spec.quant_max - spec.quant_min)
     codes += spec.quant_min

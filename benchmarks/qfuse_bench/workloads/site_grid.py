@@ -60,26 +60,26 @@ class Kind:
     Attributes:
         activation: ``static`` or ``dynamic`` int8, or ``float``.
         weight: Whether weights are int8, with a scale per output feature.
-        real: The float type.
+        float_dtype: The float type.
     """
 
     activation: str
     weight: bool
-    real: torch.dtype
+    float_dtype: torch.dtype
 
 
 _F32, _BF16 = torch.float32, torch.bfloat16
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "float f32": Kind("float", weight=False, real=_F32),
-        "float bf16": Kind("float", weight=False, real=_BF16),
-        "static int8 f32": Kind("static", weight=True, real=_F32),
-        "static int8 bf16": Kind("static", weight=True, real=_BF16),
-        "dynamic int8 f32": Kind("dynamic", weight=True, real=_F32),
-        "dynamic int8 bf16": Kind("dynamic", weight=True, real=_BF16),
-        "weight-only f32": Kind("float", weight=True, real=_F32),
-        "weight-only bf16": Kind("float", weight=True, real=_BF16),
+        "float f32": Kind("float", weight=False, float_dtype=_F32),
+        "float bf16": Kind("float", weight=False, float_dtype=_BF16),
+        "static int8 f32": Kind("static", weight=True, float_dtype=_F32),
+        "static int8 bf16": Kind("static", weight=True, float_dtype=_BF16),
+        "dynamic int8 f32": Kind("dynamic", weight=True, float_dtype=_F32),
+        "dynamic int8 bf16": Kind("dynamic", weight=True, float_dtype=_BF16),
+        "weight-only f32": Kind("float", weight=True, float_dtype=_F32),
+        "weight-only bf16": Kind("float", weight=True, float_dtype=_BF16),
     }
 )
 """By what tables call them."""
@@ -97,7 +97,7 @@ def site_graph(site: Site, kind: Kind, m: int | str) -> NormalGraph:
     x = _input(b, site, kind, m)
     outs = []
     for index, n in enumerate(site.widths):
-        bias = b.const(f"bias{index}", torch.randn(n, dtype=kind.real))
+        bias = b.const(f"bias{index}", torch.randn(n, dtype=kind.float_dtype))
         y = b.call(aten.linear.default, x, _weight(b, kind, n, site.k, f"w{index}"), bias)
         if not site.leaves:
             # What reads the parts costs the same either way: one row of it stands for the rest.
@@ -109,27 +109,27 @@ def site_graph(site: Site, kind: Kind, m: int | str) -> NormalGraph:
 def grid_inputs(site: Site, kind: Kind, m: int) -> list[torch.Tensor]:
     """Return inputs of a site for so many rows."""
     if kind.activation == "float":
-        return [torch.randn(m, site.k).to(kind.real)]
+        return [torch.randn(m, site.k).to(kind.float_dtype)]
     stored = stored_like(per_token(2), m, site.k)
     return [stored, torch.rand(m, 1) * 0.02 + 1e-2] if kind.activation == "dynamic" else [stored]
 
 
 def _input(b: GraphBuilder, site: Site, kind: Kind, m: int | str) -> Node:
     if kind.activation == "float":
-        return b.arg("x", kind.real, m, site.k)
+        return b.arg("x", kind.float_dtype, m, site.k)
     q = b.arg("q", torch.int8, m, site.k)
     if kind.activation == "dynamic":
         scale = b.arg("scale", torch.float32, m, 1)
-        spec = per_token(2, real=kind.real)
+        spec = per_token(2, float_dtype=kind.float_dtype)
     else:
         scale = b.const("scale", torch.full((1, 1), 0.013))
-        spec = per_tensor(2, real=kind.real)
+        spec = per_tensor(2, float_dtype=kind.float_dtype)
     return b.call(ops.dequantize, q, scale, None, str(spec))
 
 
 def _weight(b: GraphBuilder, kind: Kind, n: int, k: int, name: str) -> Node:
     if not kind.weight:
-        return b.const(name, torch.randn(n, k, dtype=kind.real))
-    spec = per_channel(real=kind.real)
+        return b.const(name, torch.randn(n, k, dtype=kind.float_dtype))
+    spec = per_channel(float_dtype=kind.float_dtype)
     scale = b.const(f"{name}_scale", torch.rand(n, 1) * 0.01 + 1e-3)
     return b.call(ops.dequantize, b.const(name, stored_like(spec, n, k)), scale, None, str(spec))

@@ -247,7 +247,7 @@ def _request(given: dict[str, Any], check: str) -> Request:
         given["model"],
         given["quantize"],
         given["group_size"],
-        parse_sizes(given["sizes"]),
+        parse_size_options(given["sizes"]),
         given["dynamic"],
         choice(Check, check, "check"),
         _FLOATS[given["float_dtype"]],
@@ -257,7 +257,7 @@ def _request(given: dict[str, Any], check: str) -> Request:
     )
 
 
-def parse_sizes(texts: Sequence[str]) -> dict[str, str]:
+def parse_size_options(texts: Sequence[str]) -> dict[str, str]:
     """Parse the sizes of a model from texts of the form ``NAME=VALUE``."""
     sizes: dict[str, str] = {}
     for text in texts:

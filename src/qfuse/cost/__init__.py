@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from qfuse.cost._torch_api import size_range
 from qfuse.cost.measurement import measure
-from qfuse.cost.model import Bound, Comparison, CostModel, Estimate, Plan
+from qfuse.cost.model import Bound, Comparison, CostModel, Estimate, Workload
 from qfuse.cost.profile import CostProfile
-from qfuse.cost.sizes import AtPoints, Size, SizeRange, at_points
+from qfuse.cost.sizes import AtPoints, SizeOrRange, SizeRange, at_points
 from qfuse.cost.store import load_or_measure, profile_path
 from qfuse.cost.units import bytes_text, operations_text, rate_text, seconds_text
 from qfuse.cost.work import (
@@ -28,11 +28,11 @@ __all__ = [
     "CostModel",
     "CostProfile",
     "Estimate",
-    "Plan",
-    "Size",
+    "SizeOrRange",
     "SizeRange",
     "Work",
     "WorkRange",
+    "Workload",
     "at_points",
     "bytes_text",
     "linear_work",

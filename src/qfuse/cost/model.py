@@ -19,7 +19,7 @@ from qfuse.cost.work import ComputeKind, Work, WorkRange
 # Bound on the difference between sums of the same terms in different orders.
 _ROUNDING = 1e-9
 
-Plan = Work | WorkRange | Iterable[Work | WorkRange]
+Workload = Work | WorkRange | Iterable[Work | WorkRange]
 """One kernel, or several in sequence."""
 
 
@@ -96,21 +96,21 @@ class CostModel:
         """Return the time of one work, by component."""
         return Estimate(self._compute(work), self._memory(work), self._calls(work))
 
-    def seconds(self, plan: Plan) -> float:
+    def seconds(self, plan: Workload) -> float:
         """Return the time of a plan at the hinted sizes."""
         return self.seconds_at_points(plan).hint
 
-    def seconds_at_points(self, plan: Plan) -> AtPoints[float]:
+    def seconds_at_points(self, plan: Workload) -> AtPoints[float]:
         """Return the time of a plan at the smallest, hinted and largest sizes."""
         columns = zip(*(work.values for work in _ranges(plan)), strict=True)
         sums = [sum(self.estimate(work).seconds for work in column) for column in columns]
         return AtPoints(*sums) if sums else AtPoints(0.0, 0.0, 0.0)
 
-    def compare(self, before: Plan, after: Plan) -> Comparison:
+    def compare(self, before: Workload, after: Workload) -> Comparison:
         """Compare the times of two plans."""
         return Comparison(self.seconds_at_points(before), self.seconds_at_points(after))
 
-    def wins_everywhere(self, before: Plan, after: Plan) -> bool:
+    def wins_everywhere(self, before: Workload, after: Workload) -> bool:
         """Whether ``after`` is at least as fast at the smallest, hinted and largest sizes."""
         return self.compare(before, after).loses_nowhere
 
@@ -184,6 +184,6 @@ class CostModel:
         return " + ".join(parts)
 
 
-def _ranges(plan: Plan) -> list[WorkRange]:
+def _ranges(plan: Workload) -> list[WorkRange]:
     works = [plan] if isinstance(plan, (Work, AtPoints)) else plan
     return [work if isinstance(work, AtPoints) else AtPoints(work, work, work) for work in works]

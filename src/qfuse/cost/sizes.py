@@ -43,7 +43,7 @@ class SizeRange:
         greatest = max(self.hint, UNBOUNDED) if self.high is None else self.high
         return self.low, self.hint, greatest
 
-    def __mul__(self, other: Size) -> SizeRange:
+    def __mul__(self, other: SizeOrRange) -> SizeRange:
         """Return the product, as of batch and sequence length, which are taken to grow together."""
         right = _range(other)
         # An unbounded factor makes an unbounded product.
@@ -53,10 +53,10 @@ class SizeRange:
     __rmul__ = __mul__
 
 
-Size = int | SizeRange
+SizeOrRange = int | SizeRange
 
 
-def _range(size: Size) -> SizeRange:
+def _range(size: SizeOrRange) -> SizeRange:
     return size if isinstance(size, SizeRange) else SizeRange(size, size, size)
 
 
@@ -78,7 +78,7 @@ class AtPoints(Generic[T]):
         return self.low, self.hint, self.high
 
 
-def at_points(build: Callable[..., T], *sizes: Size) -> AtPoints[T]:
+def at_points(build: Callable[..., T], *sizes: SizeOrRange) -> AtPoints[T]:
     """Evaluate a function of sizes at their smallest, hinted and largest values."""
     low, hint, high = zip(*(_range(size).points for size in sizes), strict=True)
     return AtPoints(build(*low), build(*hint), build(*high))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from qfuse.cost.sizes import AtPoints, Size, at_points
+from qfuse.cost.sizes import AtPoints, SizeOrRange, at_points
 from qfuse.ir.errors import OptionsError
 
 
@@ -85,7 +85,9 @@ class Bits:
     out: int
 
 
-def linear_work(m: Size, k: Size, n: Size, bits: Bits, kind: ComputeKind) -> WorkRange:
+def linear_work(
+    m: SizeOrRange, k: SizeOrRange, n: SizeOrRange, bits: Bits, kind: ComputeKind
+) -> WorkRange:
     """Return the work of ``x[m, k] @ weight[n, k].T`` in one call.
 
     Scales and bias are not counted; add them with :meth:`Work.moving` if they matter.
@@ -113,7 +115,7 @@ def linear_work(m: Size, k: Size, n: Size, bits: Bits, kind: ComputeKind) -> Wor
     return at_points(build, m, k, n)
 
 
-def pointwise_work(elements: Size, reads: Sequence[int], writes: Sequence[int]) -> WorkRange:
+def pointwise_work(elements: SizeOrRange, reads: Sequence[int], writes: Sequence[int]) -> WorkRange:
     """Return the work of one elementwise kernel.
 
     Args:

@@ -54,7 +54,7 @@ class JoinedProducts:
             return _packed_again(self.values, first, rw)
         if self.values:
             made = rw.constant(torch.cat(self.values, self.axis), "joined")
-            mark_frozen(constant_value(made))
+            mark_frozen(attribute_value(made))
             return made
         if self.below is None:
             return _beside([place(part) for part in self.parts], self.axis, rw)
@@ -153,7 +153,7 @@ def _packed_again(values: Sequence[torch.Tensor], like: Node, rw: Rewriter) -> N
     dense = torch.cat([value.to_dense() for value in values], 1)
     # Packed again in the graph: freezing folds that, and the constant is an ordinary tensor.
     weight = rw.constant(dense.t().contiguous(), "joined")
-    mark_frozen(constant_value(weight))
+    mark_frozen(attribute_value(weight))
     old, pack = like.meta["val"], torch.ops.onednn.qlinear_prepack.default
     value = old.new_empty(tuple(dense.shape))
     return rw.replay(pack, (weight, None), {}, value)
@@ -209,7 +209,7 @@ class Placer:
 Below = dict[str, tuple[list[Node], int]]
 
 
-def constant_value(node: Node) -> torch.Tensor:
+def attribute_value(node: Node) -> torch.Tensor:
     """Return the attribute that a ``get_attr`` node refers to."""
     module = node.graph.owning_module
     assert module is not None, "the graph is that of a module"

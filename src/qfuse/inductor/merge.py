@@ -19,7 +19,7 @@ from qfuse.inductor.joining import (
     spelling,
 )
 from qfuse.inductor.numbers import Numbers
-from qfuse.inductor.products import MatrixProduct, as_product, rebuild
+from qfuse.inductor.products import MatrixProduct, as_matrix_product, rebuild
 from qfuse.ir.errors import RewriteError
 from qfuse.ir.events import EventLog, Fired, Missed, Noted
 from qfuse.ir.graph.alias import leaves_graph, memory_of
@@ -85,7 +85,7 @@ def combine_products(
     editor = GraphEditor(module)
     numbers = Numbers(module.graph, values)
     first: dict[int, Node] = {}
-    for node in [n for n in module.graph.nodes if as_product(n) is not None]:
+    for node in [n for n in module.graph.nodes if as_matrix_product(n) is not None]:
         known = first.setdefault(numbers.of(node), node)
         if known is node or (leaves_graph(node) and leaves_graph(known)):
             continue
@@ -120,7 +120,7 @@ class _Merging:
         """Return the matmuls with the same input, for each input of several."""
         found: dict[int, list[MatrixProduct]] = {}
         for node in self._module.graph.nodes:
-            product = as_product(node)
+            product = as_matrix_product(node)
             if product is not None:
                 found.setdefault(self._numbers.of(product.x), []).append(product)
         # Freezing folds a product of two constants.

@@ -11,7 +11,7 @@ from torch.fx import Graph
 from qfuse.inductor.constants import is_pure
 from qfuse.ir.graph.alias import memory_of
 from qfuse.ir.graph.schema import is_call, overload_of
-from qfuse.ir.ops.views import bits_of
+from qfuse.ir.ops.views import bytes_of
 from qfuse.rewrite.prelude import Node, arguments, aten
 
 _BITS_LIMIT = 1 << 16  # bytes; larger constants are equal only if they are the same tensor
@@ -95,4 +95,4 @@ def _constant_key(value: torch.Tensor) -> Hashable:
     # of this class holds the values.
     if value.layout is not torch.strided or value.numel() * value.element_size() > _BITS_LIMIT:
         return (*kind, id(value))
-    return (*kind, value.stride(), bits_of(value))
+    return (*kind, value.stride(), bytes_of(value))

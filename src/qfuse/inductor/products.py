@@ -103,7 +103,7 @@ class MatrixProduct:
         return (*found, *((name, numbers.frozen(value)) for name, value in self.fixed.items()))
 
 
-def as_product(node: Node) -> MatrixProduct | None:
+def as_matrix_product(node: Node) -> MatrixProduct | None:
     """View a call as a matmul."""
     op = overload_of(node)
     spec = None if op is None else _SPECS.get(op._schema.name)  # noqa: SLF001 - the way to ask

@@ -17,7 +17,7 @@ from qfuse.kernels.build import (
     KernelCompiler,
     copy_library,
     describe,
-    find_compiler,
+    find_kernel_compiler,
     kernel_cache,
 )
 from qfuse.kernels.convolution_ops import (
@@ -70,7 +70,7 @@ __all__ = [
     "convolution_w8a16",
     "copy_library",
     "describe",
-    "find_compiler",
+    "find_kernel_compiler",
     "instruction_set",
     "kernel_cache",
     "linear_w4a8",

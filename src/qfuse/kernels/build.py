@@ -104,7 +104,7 @@ class BuildEntry:
     sha256: str
 
 
-def find_compiler() -> KernelCompiler | None:
+def find_kernel_compiler() -> KernelCompiler | None:
     """Return the compiler that Inductor would use: ``$CXX``, else g++ or clang++."""
     named = os.environ.get("CXX")
     for command in [shlex.split(named)] if named else [["g++"], ["clang++"]]:

@@ -22,7 +22,7 @@ STORED = (torch.int8, torch.uint8)
 _CODES_PER_BYTE = {torch.uint8: 2, torch.int8: 1}
 
 
-def halves_of(epilogue: str) -> int:
+def glu_factor(epilogue: str) -> int:
     """Return 2 if an epilogue contains a GLU, which halves the features, else 1."""
     names = {step.partition("(")[0] for step in epilogue.split("|")}
     return 2 if names & {"glu", "halves"} else 1

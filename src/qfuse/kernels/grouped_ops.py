@@ -41,7 +41,7 @@ from qfuse.kernels.fakes import (
     check_packed,
     check_parameters,
     check_stored,
-    halves_of,
+    glu_factor,
 )
 from qfuse.kernels.linear_ops import linear_ops
 from qfuse.kernels.pack import BLOCK, GROUP
@@ -54,7 +54,7 @@ _MOST_IN_GROUP = 1 << 15
 def _columns(stored: torch.dtype, a: Any) -> int:
     """Return the number of output features; check the operands."""
     check_stored(a.x)
-    n, halves = a.out_features, halves_of(a.epilogue)
+    n, halves = a.out_features, glu_factor(a.epilogue)
     columns, blocks = check_packed(a.x, a.w_packed, stored, n, halves)
     _check_groups(a.x.shape[-1], stored, blocks, a.w_sums, a.w_scale, a.w_zero_point)
     if not a.x_scale.dtype.is_floating_point:

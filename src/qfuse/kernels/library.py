@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from qfuse.ir.errors import OptionsError
-from qfuse.kernels.build import KernelBuildError, build, find_compiler
+from qfuse.kernels.build import KernelBuildError, build, find_kernel_compiler
 from qfuse.kernels.convolution_ops import (
     convolution_depthwise_w8a8,
     convolution_depthwise_w8a8_quantized,
@@ -152,7 +152,7 @@ def _load() -> KernelLibrary:
     if hasattr(torch.ops.qfuse, "linear_w8a8"):
         # Loading two libraries that define the same ops aborts the process.
         return _loaded(None, compiled=False)
-    compiler = find_compiler()
+    compiler = find_kernel_compiler()
     try:
         path, compiled = build(compiler)
         try:

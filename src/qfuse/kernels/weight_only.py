@@ -59,7 +59,7 @@ from qfuse.kernels.fakes import (
     check_packed,
     check_parameters,
     check_real,
-    halves_of,
+    glu_factor,
 )
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.pack import BLOCK
@@ -88,7 +88,7 @@ def complete_features(name: str, a: dict[str, Any]) -> None:
 
 def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
     check_real(a.x, compute=a.compute, out_dtype=a.out_dtype)
-    if halves_of(a.epilogue) != 1:
+    if glu_factor(a.epilogue) != 1:
         raise InputError(f"this kernel does not support GLU: {a.epilogue!r}")
     n, blocks = check_packed(a.x, a.w_packed, stored, a.out_features)
     groups = a.w_scale.shape[1] if a.w_scale.dim() == 3 else 1  # noqa: PLR2004

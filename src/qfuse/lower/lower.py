@@ -24,7 +24,6 @@ from qfuse.lower.fold import drop_unused_constants, fold_constants
 from qfuse.lower.kernels.aten_int_product import lower_int_products
 from qfuse.lower.layout.assign import assign_channels_last
 from qfuse.lower.layout.max_pools import widen_max_pools
-from qfuse.lower.leftovers import reason_to_stay
 from qfuse.lower.problems.convolution import convolution_problem
 from qfuse.lower.problems.linear import linear_problem
 from qfuse.lower.problems.linear_rowwise import linear_rowwise_problem
@@ -35,6 +34,7 @@ from qfuse.lower.rival import choose
 from qfuse.lower.select.context import LoweringContext
 from qfuse.lower.select.kernel import Claim, Kernel
 from qfuse.lower.select.select import Losers, Offer
+from qfuse.lower.unfused import reason_to_stay
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
 from qfuse.rewrite.session import RewriteSession
@@ -95,7 +95,7 @@ class _Lowering:
         self._apart: dict[Node, Losers] = {}
 
     def run(self) -> None:
-        self._log_leftovers()
+        self._log_unfused()
         # Before layouts are assigned: channels-last pools of 8-bit values raise for larger images.
         widen_max_pools(self._session)
         # Before kernels are selected: the kernels of convolutions read channels-last pixels, and a
@@ -119,7 +119,7 @@ class _Lowering:
             if is_call(node, *ops.CANONICAL, *ops.FUSED):
                 self._expand(node)
 
-    def _log_leftovers(self) -> None:
+    def _log_unfused(self) -> None:
         # Reasons depend on the producers and users, so they are logged before any op is lowered.
         for node in self._graph.nodes:
             if is_call(node, ops.quantize, ops.dequantize, ops.requantize):

@@ -9,7 +9,7 @@ from qfuse.ir.graph.stage_graph import CapturedGraph, NormalGraph
 from qfuse.ir.stages.verify import verify
 from qfuse.normalize.builtin import BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, discover, rules_of
-from qfuse.normalize.unrecognized import note_leftovers
+from qfuse.normalize.unrecognized import note_unrecognized
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rewriter import GraphEditor
@@ -43,6 +43,6 @@ def normalize(
     # Such as the float weights that a quantizer left unused.
     GraphEditor(captured.module).sweep()
     normal = NormalGraph(captured.module, captured.signature, captured.log)
-    note_leftovers(normal, known, context.stage)
+    note_unrecognized(normal, known, context.stage)
     verify(normal)
     return normal

@@ -26,7 +26,7 @@ _COMPOSITE = (
 _DEVICE_KEYS = {"cpu": ("CPU", "MkldnnCPU", "QuantizedCPU"), "cuda": ("CUDA", "QuantizedCUDA")}
 
 
-def note_leftovers(program: NormalGraph, dialects: Sequence[Dialect], stage: str) -> None:
+def note_unrecognized(program: NormalGraph, dialects: Sequence[Dialect], stage: str) -> None:
     """Log every quantized op of a source dialect that is still in the graph.
 
     Raises:

@@ -26,7 +26,7 @@ def besides_dtype(node: Node) -> list[str]:
     return [*changed, "pinning"] if a.get("pin_memory") else changed
 
 
-def cast_source(node: Node) -> Node | None:
+def float_cast_source(node: Node) -> Node | None:
     """Return the operand of a cast between float dtypes, which may be equal; else ``None``.
 
     A copy of the same dtype that makes a strided tensor dense is not a cast: libraries use other
@@ -45,7 +45,7 @@ def cast_source(node: Node) -> Node | None:
 
 def exact_cast_source(node: Node) -> Node | None:
     """Return the operand of a cast to a float dtype that represents all its values."""
-    source = cast_source(node)
+    source = float_cast_source(node)
     return source if source is not None and widens(dtype_of(source), dtype_of(node)) else None
 
 
@@ -58,7 +58,7 @@ def exact_source(node: Node) -> Node:
 
 _OPS = (aten._to_copy.default, aten.type_as.default)
 
-FLOAT_CAST = Step("cast", cast_source, _OPS)
+FLOAT_CAST = Step("cast", float_cast_source, _OPS)
 """A cast from one float dtype to another."""
 
 EXACT_CAST = Step("exact cast", exact_cast_source, _OPS)

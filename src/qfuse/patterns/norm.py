@@ -13,7 +13,7 @@ from qfuse.ir.ops.norm_spec import NormSpec, Statistic
 from qfuse.ir.ops.views import dtype_of, node_of, optional_node, result_of, shape_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.sizes import same_shape, sizes_of
-from qfuse.patterns.casts import EXACT_CAST, FLOAT_CAST, cast_source, exact_source
+from qfuse.patterns.casts import EXACT_CAST, FLOAT_CAST, exact_source, float_cast_source
 from qfuse.patterns.statistics import (
     CENTRED,
     CENTRED_SOURCE,
@@ -102,7 +102,7 @@ def _inner(found: Match) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
     nodes, stack = dict.fromkeys(ends), ends[-1:]
     while stack:
         node = stack.pop()
-        source = cast_source(node)
+        source = float_cast_source(node)
         for value in node.all_input_nodes if source is None else [source]:
             if value not in nodes and value is not found[X] and value is not found[EPS]:
                 nodes[value] = None

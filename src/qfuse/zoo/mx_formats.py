@@ -146,7 +146,7 @@ class MxLinear(nn.Module):
     ) -> None:
         super().__init__()
         # Dequantized values have the dtype of the model, as those of torchao have.
-        self.form = replace(form, spec=replace(form.spec, real=linear.weight.dtype))
+        self.form = replace(form, spec=replace(form.spec, float_dtype=linear.weight.dtype))
         self.weights_only = weights_only
         form = self.form.weight
         with torch.no_grad():

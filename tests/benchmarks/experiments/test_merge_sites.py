@@ -84,7 +84,7 @@ def test_both_forms_give_the_same(name: str, leaves: bool) -> None:
     apart, merged = (pair.forms[form](*inputs) for form in ("apart", "merged"))
 
     assert to_text(program.graph) == before
-    real = KINDS[name].real
+    real = KINDS[name].float_dtype
     for a, b in zip(apart, merged, strict=True):
         assert a.dtype == real
         assert a.stride() == b.stride()

@@ -26,7 +26,7 @@ def test_both_convolutions_agree(layer: Layer) -> None:
     assert ours.shape == theirs.shape == (1, layer.out, *[-(-layer.size // layer.stride)] * 2)
     # oneDNN rounds the scales of both operands to one float before it multiplies.
     assert int((ours.int() - theirs.int()).abs().max()) <= 1
-    assert len(ours.unique()) > 2
+    assert int(ours.max()) > int(ours.min()) + 2
 
 
 def test_the_linear_is_the_same_product() -> None:

@@ -153,7 +153,7 @@ def test_an_op_of_several_results() -> None:
         ({"y_params": "x"}, "quantized values are torch.float32"),
         ({"out_params": None}, ""),
         (
-            {"epilogue": Epilogue((Round(0, None, replace(SPEC, real=torch.float16)),))},
+            {"epilogue": Epilogue((Round(0, None, replace(SPEC, float_dtype=torch.float16)),))},
             "float values",
         ),
     ],

@@ -82,12 +82,12 @@ def test_a_stored_operand_has_one_level_of_scales() -> None:
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("zero", [None, 7])
-@pytest.mark.parametrize("real", [F32, BF16])
+@pytest.mark.parametrize("float_dtype", [F32, BF16])
 @pytest.mark.parametrize("alpha", [1.0, -0.75])
 def test_a_stored_operand_counts_as_its_dequantized_value(
-    zero: int | None, real: torch.dtype, alpha: float
+    zero: int | None, float_dtype: torch.dtype, alpha: float
 ) -> None:
-    spec = per_tensor(2, torch.uint8, real=real)
+    spec = per_tensor(2, torch.uint8, float_dtype=float_dtype)
     q, scale = stored_like(spec, 3, 4), torch.tensor([[0.037]])
     point = None if zero is None else torch.tensor([[zero]], dtype=torch.int32)
     y, other = torch.randn(3, 4), dequantize(q, scale, point, spec)
@@ -98,16 +98,18 @@ def test_a_stored_operand_counts_as_its_dequantized_value(
     assert torch.equal(added.apply(y, extras), torch.add(y, other, alpha=alpha))
     assert torch.equal(product.apply(y, extras), y * other)
     for epilogue in (added, product):
-        assert epilogue.real_types(BF16, extras) == (BF16, real)
+        assert epilogue.real_types(BF16, extras) == (BF16, float_dtype)
         (wide,) = epilogue.widened().steps
         assert isinstance(wide, (Add, Mul))
         assert wide.stored == Stored(1, stored.zero_point, spec.widened())
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("real", [F32, BF16, torch.float16])
-def test_activations_are_those_of_torch(real: torch.dtype) -> None:
-    y = torch.tensor([-30.0, -2.0, -0.5, -0.0, 0.0, 1e-3, 3.0, 40.0, torch.inf, torch.nan]).to(real)
+@pytest.mark.parametrize("float_dtype", [F32, BF16, torch.float16])
+def test_activations_are_those_of_torch(float_dtype: torch.dtype) -> None:
+    y = torch.tensor([-30.0, -2.0, -0.5, -0.0, 0.0, 1e-3, 3.0, 40.0, torch.inf, torch.nan]).to(
+        float_dtype
+    )
     known = {
         "act(elu,0.5,1.0,1.0)": F.elu(y, 0.5),
         "act(mish)": F.mish(y),
@@ -117,21 +119,21 @@ def test_activations_are_those_of_torch(real: torch.dtype) -> None:
     for text, want in known.items():
         made = Epilogue.parse(text).apply(y, [])
 
-        assert made.dtype is real
+        assert made.dtype is float_dtype
         torch.testing.assert_close(made, want, equal_nan=True)
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("real", [F32, BF16])
-def test_slopes_broadcast_and_promote(real: torch.dtype) -> None:
-    y = torch.randn(2, 3, 4, 5).to(real)
+@pytest.mark.parametrize("float_dtype", [F32, BF16])
+def test_slopes_broadcast_and_promote(float_dtype: torch.dtype) -> None:
+    y = torch.randn(2, 3, 4, 5).to(float_dtype)
     y[0, 0, 0, :3] = torch.tensor([torch.nan, 0.0, -torch.inf])
-    slopes = torch.randn(3, dtype=real)
+    slopes = torch.randn(3, dtype=float_dtype)
     epilogue = Epilogue((Prelu(0),))
     made = epilogue.apply(y, [slopes.reshape(3, 1, 1)])
 
     assert torch.equal(made.nan_to_num(7), F.prelu(y, slopes).nan_to_num(7))
-    assert epilogue.real_types(BF16, [slopes]) == (BF16, real)
+    assert epilogue.real_types(BF16, [slopes]) == (BF16, float_dtype)
     assert epilogue.apply(y, [slopes.double().reshape(3, 1, 1)]).dtype is torch.float64
 
 

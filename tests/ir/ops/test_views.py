@@ -18,7 +18,7 @@ from qfuse.ir.ops.qdq import as_choose, as_dequantize, as_quantize, as_requantiz
 from qfuse.ir.ops.views import (
     QuantParams,
     bits_equal,
-    bits_of,
+    bytes_of,
     dtype_of,
     node_of,
     optional_node,
@@ -150,12 +150,12 @@ def test_a_fused_linear_has_float_and_quantized_edges() -> None:
         None,
     )
     assert str(view.epilogue) == "act(relu)"
-    assert view.real is torch.float32
+    assert view.float_dtype is torch.float32
 
     args = replace(view, x=calls.x, x_params=None).call_args()
     real = as_fused_linear(calls.b.call(ops.linear, *args))
     assert real is not None
-    assert (real.x_params, real.real) == (None, torch.float32)
+    assert (real.x_params, real.float_dtype) == (None, torch.float32)
 
 
 def test_the_second_level_of_scales_comes_last_and_only_if_there_is_one() -> None:
@@ -233,7 +233,7 @@ class TestSameParameters:
 )
 def test_bits(a: torch.Tensor, b: torch.Tensor, same: bool) -> None:
     assert bits_equal(a, b) is same
-    assert (bits_of(a) == bits_of(b)) is same
+    assert (bytes_of(a) == bytes_of(b)) is same
 
 
 def test_what_has_no_values_is_equal_to_itself_alone() -> None:

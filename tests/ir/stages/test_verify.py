@@ -246,7 +246,7 @@ UINT8 = text(dtype=torch.uint8, quant_min=0, quant_max=255)
 ROWS = text(block=(1, None))
 EDGES: dict[str, tuple[Callable[[], StageGraph], str]] = {
     "quantize: another float type": (
-        lambda: with_args(quantized(), ops.quantize, {3: text(real=BF16)}),
+        lambda: with_args(quantized(), ops.quantize, {3: text(float_dtype=BF16)}),
         "float values are torch.float32",
     ),
     "quantize: another storage": (
@@ -258,7 +258,7 @@ EDGES: dict[str, tuple[Callable[[], StageGraph], str]] = {
         "scale",
     ),
     "dequantize: another float type": (
-        lambda: with_args(dequantized(), ops.dequantize, {3: text(real=BF16)}),
+        lambda: with_args(dequantized(), ops.dequantize, {3: text(float_dtype=BF16)}),
         "float values are torch.float32",
     ),
     "dequantize: another storage": (
@@ -278,7 +278,7 @@ EDGES: dict[str, tuple[Callable[[], StageGraph], str]] = {
         "quantized values are torch.int8",
     ),
     "requantize: two float types": (
-        lambda: requantized(replace(SPEC, real=BF16)),
+        lambda: requantized(replace(SPEC, float_dtype=BF16)),
         "float values are torch.float32",
     ),
     "linear: another storage of the activation": (
@@ -287,7 +287,7 @@ EDGES: dict[str, tuple[Callable[[], StageGraph], str]] = {
     ),
     "linear: another block of the weight": (lambda: fused_linear(w_spec=ROWS), "scale"),
     "linear: another float type of the result": (
-        lambda: fused_linear(out=text(real=BF16)),
+        lambda: fused_linear(out=text(float_dtype=BF16)),
         "float values are torch.float32",
     ),
 }

@@ -83,7 +83,7 @@ class Grouped:
         for tap in reversed(taps) if w.transposed else taps:
             for group in range(self.scale.shape[1]):
                 part = torch.zeros_like(case.weight)
-                place = (..., *tap)
+                place: tuple[Any, ...] = (..., *tap)
                 part[place] = case.weight[place] * self._channels(group)
                 total = replace(case, weight=part).total().float()
                 y = y + total * self.scale[:, group].reshape(shape)

@@ -52,7 +52,7 @@ def test_values_of_a_slice_and_of_a_weight_that_is_stored_transposed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("k", "real", "reason"),
+    ("k", "float_dtype", "reason"),
     [
         (0, torch.float32, "no input features"),
         (40, torch.bfloat16, "not a multiple of 16"),
@@ -60,10 +60,10 @@ def test_values_of_a_slice_and_of_a_weight_that_is_stored_transposed() -> None:
         (64, torch.float64, "computes in torch.float64"),
     ],
 )
-def test_refuses_what_torch_has_no_loop_for(k: int, real: torch.dtype, reason: str) -> None:
+def test_refuses_what_torch_has_no_loop_for(k: int, float_dtype: torch.dtype, reason: str) -> None:
     b = GraphBuilder()
-    x = b.arg("x", real, 2, k)
-    spec = per_channel(real=real) if k else per_tensor(2)
+    x = b.arg("x", float_dtype, 2, k)
+    spec = per_channel(float_dtype=float_dtype) if k else per_tensor(2)
     block = QuantizedLinear(b, 48, k, bias=False, weight=spec)
     program = b.done(block.linear(x))
     low = lowered(program, NO_KERNELS)
@@ -83,7 +83,7 @@ def test_values_in_bfloat16(k: int, n: int) -> None:
     stored = torch.randint(-128, 128, (n, k), dtype=torch.int8)
     scales = torch.rand(n, 1).bfloat16()
     q, scale = b.const("q", stored), b.const("scale", scales)
-    w = b.call(ops.dequantize, q, scale, None, str(per_channel(real=torch.bfloat16)))
+    w = b.call(ops.dequantize, q, scale, None, str(per_channel(float_dtype=torch.bfloat16)))
     program = b.done(b.call(aten.linear.default, x, w))
     low = lowered(program, NO_KERNELS)
 
@@ -97,7 +97,7 @@ def test_values_in_bfloat16(k: int, n: int) -> None:
 def test_refuses_scales_that_would_be_rounded() -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.bfloat16, 2, 64)
-    block = QuantizedLinear(b, 48, 64, bias=False, weight=per_channel(real=torch.bfloat16))
+    block = QuantizedLinear(b, 48, 64, bias=False, weight=per_channel(float_dtype=torch.bfloat16))
     low = lowered(b.done(block.linear(x)), NO_KERNELS)
 
     assert "would round these" in why_not(low, NAME)

@@ -114,18 +114,20 @@ def test_numbers_that_fit_four_bits_are_four_bits_whatever_their_range() -> None
 @pytest.mark.numeric
 @pytest.mark.parametrize("rank", [1, 2, 4])
 @pytest.mark.parametrize("asymmetric", [False, True])
-@pytest.mark.parametrize("real", [torch.float32, torch.bfloat16])
-def test_one_scale_per_row_at_every_rank(rank: int, asymmetric: bool, real: torch.dtype) -> None:
+@pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16])
+def test_one_scale_per_row_at_every_rank(
+    rank: int, asymmetric: bool, float_dtype: torch.dtype
+) -> None:
     b = GraphBuilder()
     shape = [3, 1, 2][: rank - 1]
-    x = b.arg("x", real, *shape, 64)
-    spec = per_token(rank, real=real)
+    x = b.arg("x", float_dtype, *shape, 64)
+    spec = per_token(rank, float_dtype=float_dtype)
     grid = [int(g) for g in spec.grid((*shape, 64))]
     scale = b.const("scale", torch.rand(grid) * 0.02 + 1e-3)
     zero = b.const("zero", torch.randint(-20, 20, grid).to(torch.int8)) if asymmetric else None
     q = b.call(ops.quantize, x, scale, zero, str(spec))
     dequantized = b.call(ops.dequantize, q, scale, zero, str(spec))
-    block = QuantizedLinear(b, 40, 64, bias=False, weight=int4(real=real))
+    block = QuantizedLinear(b, 40, 64, bias=False, weight=int4(float_dtype=float_dtype))
 
     assert right(b.done(block.linear(dequantized))) == FOUR
 
@@ -163,7 +165,7 @@ def test_what_is_behind_is_in_the_kernel(name: str, weight: QuantSpec, kernel: s
     (event,) = low.log.of(Lowered)
 
     assert (event.kernel, event.place.op) == (kernel, "qfuse.linear")
-    assert_same_values(program, low, narrow=case.real is torch.bfloat16)
+    assert_same_values(program, low, narrow=case.float_dtype is torch.bfloat16)
 
 
 @pytest.mark.parametrize(

@@ -33,19 +33,19 @@ pytestmark = pytest.mark.own_kernels
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("rows", [1, 4, 5, 33])
-@pytest.mark.parametrize("real", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("block", [(1, 32), (1, None), (None, None), (16, 8), (1, 1000)])
 @pytest.mark.parametrize("zero_point", [False, True])
 def test_values(
-    block: tuple[int | None, ...], real: torch.dtype, zero_point: bool, rows: int
+    block: tuple[int | None, ...], float_dtype: torch.dtype, zero_point: bool, rows: int
 ) -> None:
     for spec in (SPEC, UNSIGNED, OFFSET, replace(SPEC, quant_min=-7)):
         b = GraphBuilder()
-        x = b.arg("x", real, rows, 96)
+        x = b.arg("x", float_dtype, rows, 96)
         weight = dequantized(
-            b, (70, 96), replace(spec, block=block, real=real), zero_point=zero_point
+            b, (70, 96), replace(spec, block=block, float_dtype=float_dtype), zero_point=zero_point
         )
-        bias = b.const("bias", torch.randn(70).to(real))
+        bias = b.const("bias", torch.randn(70).to(float_dtype))
         program = b.done(b.call(aten.linear.default, x, weight, bias))
         low = lowered(program)
 
@@ -62,7 +62,7 @@ def test_values_of_weights_that_are_dequantized_in_float16(rows: int) -> None:
     for spec, block in itertools.product((SPEC, UNSIGNED, OFFSET, wide), [(1, 32), (1, None)]):
         b = GraphBuilder()
         x = b.arg("x", real, rows, 96)
-        half = replace(spec, block=block, real=real, arithmetic=Arithmetic(torch.float16))
+        half = replace(spec, block=block, float_dtype=real, arithmetic=Arithmetic(torch.float16))
         weight = dequantized(b, (70, 96), half, zero_point=True)
         program = b.done(b.call(aten.linear.default, x, weight))
         low = lowered(program)
@@ -88,7 +88,7 @@ def test_refuses_weights_that_leave_float16(
 ) -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.float16, 2, 64)
-    spec = replace(SPEC if offset is None else OFFSET, real=torch.float16)
+    spec = replace(SPEC if offset is None else OFFSET, float_dtype=torch.float16)
     spec = replace(spec, arithmetic=Arithmetic(torch.float16))
     q = torch.full((48, 64), 8, dtype=spec.dtype) - (16 if offset is None else 0)
     q[0, 0] += 15 if offset is None else -8
@@ -128,7 +128,7 @@ def test_many_rows_multiply_with_the_weight_of_the_source(
 ) -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.bfloat16, 64, 64)
-    spec = replace(spec, real=torch.bfloat16, arithmetic=Arithmetic(compute))
+    spec = replace(spec, float_dtype=torch.bfloat16, arithmetic=Arithmetic(compute))
     weight = dequantized(b, (70, 64), spec, zero_point=True)
     program = b.done(b.call(aten.linear.default, x, weight))
     low = lowered(program)
@@ -181,11 +181,11 @@ def test_a_weight_of_two_linears_is_packed_once() -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("real", [torch.float32, torch.bfloat16])
-def test_siblings_are_one_linear(real: torch.dtype) -> None:
+@pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16])
+def test_siblings_are_one_linear(float_dtype: torch.dtype) -> None:
     b = GraphBuilder()
-    x = b.arg("x", real, 64, 512)
-    spec = replace(SPEC, real=real)
+    x = b.arg("x", float_dtype, 64, 512)
+    spec = replace(SPEC, float_dtype=float_dtype)
     results = [
         b.call(aten.linear.default, x, QuantizedLinear(b, n, 512, weight=spec).weight_node(f"w{n}"))
         for n in (512, 128, 192)

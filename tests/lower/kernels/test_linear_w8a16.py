@@ -28,15 +28,15 @@ pytestmark = pytest.mark.own_kernels
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("real", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (100,), (2, 1, 5)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_values_at_every_rank(real: torch.dtype, shape: tuple[int, ...], bias: bool) -> None:
+def test_values_at_every_rank(float_dtype: torch.dtype, shape: tuple[int, ...], bias: bool) -> None:
     b = GraphBuilder()
-    x = b.arg("x", real, *shape, 50)
-    block = QuantizedLinear(b, 70, 50, weight=per_channel(real=real))
+    x = b.arg("x", float_dtype, *shape, 50)
+    block = QuantizedLinear(b, 70, 50, weight=per_channel(float_dtype=float_dtype))
     weight = block.weight_node()
-    row = [b.const("bias", torch.randn(70).to(real))] if bias else []
+    row = [b.const("bias", torch.randn(70).to(float_dtype))] if bias else []
     program = b.done(b.call(aten.linear.default, x, weight, *row))
     low = lowered(program)
 
@@ -92,7 +92,7 @@ def test_values_in_groups(
 def test_the_graph_has_one_call() -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.bfloat16, "m", 64)
-    spec = per_channel(real=torch.bfloat16).with_block((1, 32))
+    spec = per_channel(float_dtype=torch.bfloat16).with_block((1, 32))
     weight = dequantized(b, (48, 64), spec, zero_point=True)
     low = lowered(b.done(b.call(aten.linear.default, x, weight)))
 
@@ -111,12 +111,12 @@ def test_the_graph_has_one_call() -> None:
         (per_channel(dtype=torch.int16), (48, 64), "stored as torch.int16"),
         (per_channel(dtype=torch.float8_e4m3fn, domain=ZeroPointDomain.NONE), (48, 64), "float8"),
         (per_channel(arithmetic=Arithmetic(torch.float64)), (48, 64), "dequantized in float64"),
-        (per_channel(real=torch.float64), (48, 64), "computes in torch.float64"),
+        (per_channel(float_dtype=torch.float64), (48, 64), "computes in torch.float64"),
     ],
 )
 def test_refuses_weights(spec: QuantSpec, shape: tuple[int, int], reason: str) -> None:
     b = GraphBuilder()
-    x = b.arg("x", spec.real, 2, shape[1])
+    x = b.arg("x", spec.float_dtype, 2, shape[1])
     weight = dequantized(b, shape, spec)
     low = lowered(b.done(b.call(aten.linear.default, x, weight)))
 
@@ -158,7 +158,7 @@ def test_a_source_that_rounds_every_weight_to_bfloat16_has_a_kernel() -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.bfloat16, 7, 300)
     narrow = Arithmetic(torch.bfloat16)
-    weight = per_channel(real=torch.bfloat16, arithmetic=narrow)
+    weight = per_channel(float_dtype=torch.bfloat16, arithmetic=narrow)
     program = b.done(QuantizedLinear(b, 70, 300, bias=False, weight=weight).linear(x))
     source = clone(program)
     low = lowered(program)

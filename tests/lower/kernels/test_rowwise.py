@@ -98,8 +98,11 @@ def event_of(low: LoweredGraph) -> Lowered:
     return event
 
 
-def static(*, real: torch.dtype = F32) -> dict[str, Any]:
-    return {"choose": None, "spec": replace(SPEC, block=(None, None, None), real=real)}
+def static(*, float_dtype: torch.dtype = F32) -> dict[str, Any]:
+    return {
+        "choose": None,
+        "spec": replace(SPEC, block=(None, None, None), float_dtype=float_dtype),
+    }
 
 
 pytestmark = pytest.mark.own_kernels
@@ -116,9 +119,9 @@ TAKEN = {
         x=BF16,
         norm=replace(NORM, rounded=BF16, out=BF16),
         vectors=(BF16,),
-        spec=replace(SPEC, real=BF16),
+        spec=replace(SPEC, float_dtype=BF16),
     ),
-    "gemma in bf16": Case(x=BF16, norm=replace(NORM, out=BF16), spec=replace(SPEC, real=BF16)),
+    "gemma in bf16": Case(x=BF16, norm=replace(NORM, out=BF16), spec=replace(SPEC, float_dtype=BF16)),
     "residual of another type": Case(x=BF16, residual=F32, keep="sum"),
     "weight of all ranks": Case(vector_shape=(1, 1, 70)),
     "layer norm": Case("layer_norm", WHOLE, vectors=(F32, F32)),
@@ -127,7 +130,7 @@ TAKEN = {
         "layer_norm", replace(NORM, statistic=Statistic.VARIANCE), vectors=(F32, F32)
     ),
     "swiglu": Case("activation"),
-    "swiglu in bf16": Case("activation", x=BF16, spec=replace(SPEC, real=BF16), keep="float"),
+    "swiglu in bf16": Case("activation", x=BF16, spec=replace(SPEC, float_dtype=BF16), keep="float"),
     "swiglu of halves": Case("activation", epilogue="glu(silu,gate-first)", gate=()),
     "geglu of halves": Case("activation", epilogue="glu(gelu,up-first)", gate=(), keep="float"),
     "only codes": Case("activation", epilogue=""),
@@ -155,7 +158,7 @@ REFUSED = {
     ),
     "its input is float64": Case(
         x=torch.float64, norm=replace(NORM, compute=torch.float64, out=torch.float64),
-        spec=replace(SPEC, real=torch.float64),
+        spec=replace(SPEC, float_dtype=torch.float64),
     ),
     "it is over 2 axes": Case(norm=replace(NORM, axes=2), vector_shape=(1, 1, 70)),
     "it computes in bfloat16": Case(x=BF16, norm=replace(NORM, compute=BF16)),

@@ -74,7 +74,9 @@ class Case:
 
     def add(self, b: GraphBuilder, x: Node) -> Node:
         spatial = len(self.kernel)
-        bias = b.const("bias", torch.randn(self.out).to(self.spec.real)) if self.bias else None
+        bias = (
+            b.const("bias", torch.randn(self.out).to(self.spec.float_dtype)) if self.bias else None
+        )
         settings: list[Argument] = [[self.stride] * spatial, [self.padding] * spatial]
         if self.transposed:
             settings += [[self.output_padding] * spatial, self.groups, [self.dilation] * spatial]
@@ -84,7 +86,7 @@ class Case:
 
     def program(self) -> NormalGraph:
         b = GraphBuilder()
-        return b.done(self.add(b, b.arg("x", self.spec.real, *self.shape)))
+        return b.done(self.add(b, b.arg("x", self.spec.float_dtype, *self.shape)))
 
 
 CASES = {
@@ -132,10 +134,10 @@ def calls_of(low: LoweredGraph) -> list[object]:
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("real", [torch.float32, torch.bfloat16])
-def test_values(name: str, real: torch.dtype) -> None:
+@pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16])
+def test_values(name: str, float_dtype: torch.dtype) -> None:
     case = CASES[name]
-    case = replace(case, spec=replace(case.spec, real=real))
+    case = replace(case, spec=replace(case.spec, float_dtype=float_dtype))
     program = case.program()
     low = lowered_convolution(program)
 
@@ -238,7 +240,7 @@ def test_convolutions_in_a_row_are_channels_last_together() -> None:
             "stored as torch.float8_e4m3fn",
         ),
         (Case(spec=replace(INT8, arithmetic=Arithmetic(torch.float64))), "dequantized in float64"),
-        (Case(spec=replace(INT8, real=torch.float64)), "computes in torch.float64"),
+        (Case(spec=replace(INT8, float_dtype=torch.float64)), "computes in torch.float64"),
     ],
 )
 def test_refuses(case: Case, reason: str) -> None:

@@ -84,7 +84,7 @@ def test_sixteen_numbers_in_a_row_fit() -> None:
 
 
 def test_scales_are_rounded_as_the_source_rounds_them() -> None:
-    spec = replace(SPEC, arithmetic=Arithmetic(torch.bfloat16), real=torch.bfloat16)
+    spec = replace(SPEC, arithmetic=Arithmetic(torch.bfloat16), float_dtype=torch.bfloat16)
     b = GraphBuilder()
     scale = torch.rand(N, 2)
     node = b.call(

@@ -36,7 +36,7 @@ BF16 = torch.bfloat16
 WHOLE = replace(CODES, block=(None,) * 3)
 ROUNDED = f"act(silu)|round(0,1,{TRIP})|mul(2,0,1,{TRIP})"
 
-NARROW_TRIP = replace(TRIP, real=BF16)
+NARROW_TRIP = replace(TRIP, float_dtype=BF16)
 
 
 pytestmark = pytest.mark.own_kernels
@@ -47,7 +47,7 @@ TAKEN = {
     "geglu, up first, kept": LinearRowwiseCase(epilogue="glu(gelu_tanh,up-first)", keep="float"),
     "odd halves": LinearRowwiseCase(n=142),
     "whole blocks": LinearRowwiseCase(n=256),
-    "bfloat16": LinearRowwiseCase(real=BF16, spec=replace(CODES, real=BF16), keep="float"),
+    "bfloat16": LinearRowwiseCase(float_dtype=BF16, spec=replace(CODES, float_dtype=BF16), keep="float"),
     "asymmetric": LinearRowwiseCase(
         spec=replace(CODES, dtype=torch.uint8, quant_min=0, quant_max=255),
         choose=replace(
@@ -57,7 +57,7 @@ TAKEN = {
     "given parameters": LinearRowwiseCase(spec=WHOLE, choose=None),
     "given parameters, kept": LinearRowwiseCase(spec=WHOLE, choose=None, keep="float"),
     "float": LinearRowwiseCase(spec=None),
-    "float in bfloat16": LinearRowwiseCase(spec=None, real=BF16),
+    "float in bfloat16": LinearRowwiseCase(spec=None, float_dtype=BF16),
     "steps behind": LinearRowwiseCase(epilogue="glu(relu,gate-first)|add(0,0.5)", extras=((16, 70),)),
     "steps in front": LinearRowwiseCase(inner="add(0,1.0)|act(relu)"),
     "steps and operands of both": LinearRowwiseCase(
@@ -72,13 +72,13 @@ TAKEN = {
     "to the end": LinearRowwiseCase(reads="to the end", epilogue="act(silu)|mul(0)", extras=("up",)),
     "cast on both sides": LinearRowwiseCase(
         reads="split", epilogue="cast(bfloat16)|act(silu)|mul(0)", extras=("cast up",),
-        spec=replace(CODES, real=BF16),
+        spec=replace(CODES, float_dtype=BF16),
     ),
     "rounded on both sides": LinearRowwiseCase(
         reads="split", epilogue=ROUNDED, extras=(0.011, 25, "up"), spec=WHOLE, choose=None
     ),
     "rounded on both sides, bfloat16": LinearRowwiseCase(
-        real=BF16, reads="split",
+        float_dtype=BF16, reads="split",
         epilogue=f"act(silu)|round(0,1,{NARROW_TRIP})|mul(2,0,1,{NARROW_TRIP})",
         extras=(0.011, 25, "up"), spec=None,
     ),
@@ -95,7 +95,7 @@ REFUSED = {
         reads="split", epilogue="act(silu)|mul(0)", extras=("up",), other="half"
     ),
     "the value between the two is quantized": LinearRowwiseCase(
-        linear={"out_spec": str(replace(WHOLE, real=torch.float32))}, epilogue="act(relu)"
+        linear={"out_spec": str(replace(WHOLE, float_dtype=torch.float32))}, epilogue="act(relu)"
     ),
     "there are two GLUs": LinearRowwiseCase(
         n=144, epilogue="glu(silu,gate-first)|glu(silu,gate-first)"
@@ -112,16 +112,16 @@ REFUSED = {
         rows=(1, 16),
     ),
     "intermediate rounding of bfloat16 as if it were float32": LinearRowwiseCase(
-        real=BF16, reads="split", epilogue=f"act(silu)|round(0,1,{TRIP})|mul(2)",
+        float_dtype=BF16, reads="split", epilogue=f"act(silu)|round(0,1,{TRIP})|mul(2)",
         extras=(0.011, 25, "up"), spec=None,
     ),
     "rounding of bfloat16 as if": LinearRowwiseCase(
-        real=BF16, reads="split", epilogue=f"act(silu)|mul(2,0,1,{TRIP})",
+        float_dtype=BF16, reads="split", epilogue=f"act(silu)|mul(2,0,1,{TRIP})",
         extras=(0.011, 25, "up"), spec=None,
     ),
-    "it quantizes bfloat16 as if it were float32": LinearRowwiseCase(real=BF16),
+    "it quantizes bfloat16 as if it were float32": LinearRowwiseCase(float_dtype=BF16),
     "intermediate cast to float64": LinearRowwiseCase(
-        epilogue="cast(float64)", spec=replace(CODES, real=torch.float64)
+        epilogue="cast(float64)", spec=replace(CODES, float_dtype=torch.float64)
     ),
     "a factor has an intermediate rounding": LinearRowwiseCase(
         epilogue=f"act(silu)|mul(2,0,1,{TRIP})", extras=(0.01, 3, (16, 140)),
@@ -195,7 +195,7 @@ def test_what_a_kernel_takes_it_computes(name: str) -> None:
     low = lowered(program)
     (event,) = events_of(low)
     assert (event.kernel, event.place.op) == ("qfuse.linear_w8a8", "qfuse.linear")
-    assert_same_values(program, low, narrow=TAKEN[name].real is BF16)
+    assert_same_values(program, low, narrow=TAKEN[name].float_dtype is BF16)
 
 
 @pytest.mark.parametrize("reason", REFUSED)
@@ -205,7 +205,7 @@ def test_what_it_does_not_take_runs_apart_with_a_reason(reason: str) -> None:
     rows = [e for e in events_of(low) if e.place.op == "qfuse.activation"]
     assert len(events_of(low)) == 2
     assert any(reason in why for e in rows for _, why in e.losers), rows
-    assert_same_values(program, low, narrow=REFUSED[reason].real is BF16)
+    assert_same_values(program, low, narrow=REFUSED[reason].float_dtype is BF16)
 
 
 @pytest.mark.parametrize("name", APART)
@@ -266,15 +266,20 @@ class Cheap(Priced):
     flops = 0.0
 
 
-@pytest.mark.parametrize("real", [torch.float32, BF16])
-def test_what_others_read_of_the_linear_is_kept(real: torch.dtype) -> None:
+@pytest.mark.parametrize("float_dtype", [torch.float32, BF16])
+def test_what_others_read_of_the_linear_is_kept(float_dtype: torch.dtype) -> None:
     """They read it before the op behind it stands in the graph."""
-    case = LinearRowwiseCase(epilogue="", other="linear", real=real, spec=replace(CODES, real=real))
+    case = LinearRowwiseCase(
+        epilogue="",
+        other="linear",
+        float_dtype=float_dtype,
+        spec=replace(CODES, float_dtype=float_dtype),
+    )
     program = case.program()
     low = lowered(program, registry=[Cheap(kernels.load(), Packer())])
     (event,) = events_of(low)
     assert event.place.op == "qfuse.linear"
-    assert_same_values(program, low, narrow=real is BF16)
+    assert_same_values(program, low, narrow=float_dtype is BF16)
 
 
 @pytest.mark.parametrize(
@@ -283,13 +288,15 @@ def test_what_others_read_of_the_linear_is_kept(real: torch.dtype) -> None:
         (LinearRowwiseCase(), (4.0, 1.0)),
         (LinearRowwiseCase(keep="float"), (4.0, 1.0 + 4.0)),
         (
-            LinearRowwiseCase(real=BF16, spec=replace(CODES, real=BF16), keep="float"),
+            LinearRowwiseCase(
+                float_dtype=BF16, spec=replace(CODES, float_dtype=BF16), keep="float"
+            ),
             (4.0, 1.0 + 2.0),
         ),
         (LinearRowwiseCase(spec=WHOLE, choose=None, keep="float"), (4.0, 1.0 + 4.0)),
         (LinearRowwiseCase(spec=WHOLE, choose=None), (1.0,)),
         (LinearRowwiseCase(spec=None), (4.0,)),
-        (LinearRowwiseCase(spec=None, real=BF16), (2.0,)),
+        (LinearRowwiseCase(spec=None, float_dtype=BF16), (2.0,)),
     ],
 )
 def test_what_is_written_costs_its_bytes(

@@ -27,7 +27,7 @@ WIDENING = [
 
 def quantized(g: Graph, x: Any, *block: int | None, **changes: Any) -> Any:
     """A static quantize of a value of its own type."""
-    spec = spec_of(*block, real=x.meta["val"].dtype, **changes)
+    spec = spec_of(*block, float_dtype=x.meta["val"].dtype, **changes)
     return g.quantize(x, spec, g.params(x, spec))
 
 

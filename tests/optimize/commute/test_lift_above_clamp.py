@@ -77,7 +77,7 @@ CLAMPS: list[tuple[Any, tuple[Any, ...]]] = [
 @pytest.mark.numeric
 @pytest.mark.parametrize(("op", "args"), CLAMPS, ids=str)
 @pytest.mark.parametrize("zero", [-128, -3, 300])
-@pytest.mark.parametrize("real", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("float_dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize(
     "arithmetic",
     [
@@ -89,10 +89,10 @@ CLAMPS: list[tuple[Any, tuple[Any, ...]]] = [
     ids=str,
 )
 def test_cutting_off_before_is_cutting_off_after(
-    op: Any, args: tuple[Any, ...], zero: int, real: torch.dtype, arithmetic: Arithmetic
+    op: Any, args: tuple[Any, ...], zero: int, float_dtype: torch.dtype, arithmetic: Arithmetic
 ) -> None:
-    g = Graph(16, 33, dtype=real)
-    spec = spec_of(None, None, real=real, arithmetic=arithmetic, low=-120, high=119)
+    g = Graph(16, 33, dtype=float_dtype)
+    spec = spec_of(None, None, float_dtype=float_dtype, arithmetic=arithmetic, low=-120, high=119)
     program = g.done(clamped(g, op, args, 0.0123, zero, spec))
 
     assert applied(program, LiftQuantize).fired == {"lift-quantize": 1}

@@ -44,11 +44,11 @@ return (%3)""",
 @pytest.mark.numeric
 @pytest.mark.parametrize("value", [0, -0.0, 0.013, -5.5, 1e6])
 @pytest.mark.parametrize("pads", [[1, 2], [0, 0, 2, 1], [-1, 2], [1, 1, -1, 0]], ids=str)
-@pytest.mark.parametrize("real", [torch.float32, torch.bfloat16], ids=str)
-def test_any_number_can_be_stored(value: float, pads: list[int], real: torch.dtype) -> None:
-    g = Graph(2, 6, dtype=real)
+@pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_any_number_can_be_stored(value: float, pads: list[int], float_dtype: torch.dtype) -> None:
+    g = Graph(2, 6, dtype=float_dtype)
     padded = g.call(pad, g.x, pads, value)
-    spec = spec_of(None, None, dtype=torch.uint8, real=real)
+    spec = spec_of(None, None, dtype=torch.uint8, float_dtype=float_dtype)
     program = g.done(g.quantize(padded, spec, g.params(padded, spec)))
 
     assert applied(program, LiftQuantize).fired == {"lift-quantize": 1}

@@ -72,14 +72,14 @@ POOLS: dict[str, tuple[Any, tuple[int, ...], tuple[Any, ...]]] = {
 @pytest.mark.numeric
 @pytest.mark.parametrize("name", list(POOLS))
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16], ids=str)
-@pytest.mark.parametrize("real", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_greatest_stored_number_is_the_greatest(
-    name: str, dtype: torch.dtype, real: torch.dtype
+    name: str, dtype: torch.dtype, float_dtype: torch.dtype
 ) -> None:
     op, shape, args = POOLS[name]
     g = Graph(1)
     q = g.b.arg("q", dtype, *shape)
-    spec = spec_of(*(None,) * len(shape), dtype=dtype, real=real)
+    spec = spec_of(*(None,) * len(shape), dtype=dtype, float_dtype=float_dtype)
     program = g.done(g.call(op, g.dequantize(q, spec, g.params(q, spec)), *args))
 
     assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}

@@ -19,9 +19,11 @@ cast = aten._to_copy.default
 REALS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
-def dequantized(g: Graph, real: torch.dtype, compute: torch.dtype, *block: int | None) -> Any:
+def dequantized(
+    g: Graph, float_dtype: torch.dtype, compute: torch.dtype, *block: int | None
+) -> Any:
     """A dequantize of quantized values."""
-    spec = spec_of(*block, real=real, arithmetic=Arithmetic(compute))
+    spec = spec_of(*block, float_dtype=float_dtype, arithmetic=Arithmetic(compute))
     q = g.stored(4, 6)
     return g.dequantize(q, spec, g.params(q, spec))
 
@@ -50,17 +52,17 @@ return (%1)""",
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("real", REALS, ids=str)
+@pytest.mark.parametrize("float_dtype", REALS, ids=str)
 @pytest.mark.parametrize("compute", REALS, ids=str)
 @pytest.mark.parametrize("given", REALS, ids=str)
 def test_one_rounding_is_one_rounding(
-    real: torch.dtype, compute: torch.dtype, given: torch.dtype
+    float_dtype: torch.dtype, compute: torch.dtype, given: torch.dtype
 ) -> None:
     g = Graph(1)
-    x = dequantized(g, real, compute, None, 2)
+    x = dequantized(g, float_dtype, compute, None, 2)
     program = g.done(g.call(cast, x, dtype=given), x)
 
-    legal = torch.promote_types(compute, real) == real
+    legal = torch.promote_types(compute, float_dtype) == float_dtype
     assert applied(program, SinkDequantize).fired == ({"sink-dequantize": 1} if legal else {})
 
 

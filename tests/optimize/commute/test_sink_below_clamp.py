@@ -56,7 +56,7 @@ return (%2)""",
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16], ids=str)
-@pytest.mark.parametrize("real", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("op", "args"),
     [
@@ -72,11 +72,11 @@ return (%2)""",
     ids=str,
 )
 def test_bounds_that_are_stored(
-    dtype: torch.dtype, real: torch.dtype, op: Any, args: tuple[Any, ...]
+    dtype: torch.dtype, float_dtype: torch.dtype, op: Any, args: tuple[Any, ...]
 ) -> None:
     g = Graph(1)
     # Multiples of the scale, which is a power of two, are stored.
-    spec = spec_of(None, None, dtype=dtype, real=real)
+    spec = spec_of(None, None, dtype=dtype, float_dtype=float_dtype)
     program = g.done(g.call(op, dequantized(g, 0.0625, 3, spec), *args))
 
     assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}

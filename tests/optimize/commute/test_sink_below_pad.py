@@ -14,11 +14,11 @@ pad = aten.constant_pad_nd.default
 
 
 def padded(
-    value: float, scale: float = 0.5, zero: int | None = 3, real: torch.dtype = torch.float32
+    value: float, scale: float = 0.5, zero: int | None = 3, float_dtype: torch.dtype = torch.float32
 ) -> Graph:
     """A padding of a dequantize, read by nobody yet."""
     g = Graph(1)
-    spec = spec_of(None, None, low=-100, real=real)
+    spec = spec_of(None, None, low=-100, float_dtype=float_dtype)
     zero_point = None if zero is None else g.constant(torch.tensor([[zero]]), "zero")
     params = g.constant(torch.tensor([[scale]]), "scale"), zero_point
     g.x = g.call(pad, g.dequantize(g.stored(2, 6), spec, params), [1, 2, 0, 1], value)
@@ -51,9 +51,9 @@ return (%2)""",
 @pytest.mark.numeric
 @pytest.mark.parametrize("value", [-1.5, 2.0, 10.0])
 @pytest.mark.parametrize("zero", [None, 3])
-@pytest.mark.parametrize("real", [torch.float32, torch.bfloat16], ids=str)
-def test_numbers_that_are_stored(value: float, zero: int | None, real: torch.dtype) -> None:
-    g = padded(value, zero=zero, real=real)
+@pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_numbers_that_are_stored(value: float, zero: int | None, float_dtype: torch.dtype) -> None:
+    g = padded(value, zero=zero, float_dtype=float_dtype)
 
     assert applied(g.done(g.x), SinkDequantize).fired == {"sink-dequantize": 1}
 

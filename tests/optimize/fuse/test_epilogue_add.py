@@ -98,15 +98,15 @@ def test_refuses_a_multiple_of_the_product_as_a_subtrahend(kind: str) -> None:
     assert miss.reason == f"the {kind} is multiplied by -2.0 before the addition"
 
 
-def stored(case: Case, dtype: torch.dtype = torch.uint8, real: torch.dtype = F32) -> Node:
+def stored(case: Case, dtype: torch.dtype = torch.uint8, float_dtype: torch.dtype = F32) -> Node:
     """The residual with one constant scale: a round trip."""
     rank = len(case.residual.meta["val"].shape)
     x = (
         case.residual
-        if real is F32
-        else case.b.call(aten._to_copy.default, case.residual, dtype=real)
+        if float_dtype is F32
+        else case.b.call(aten._to_copy.default, case.residual, dtype=float_dtype)
     )
-    return case.block.quantized(x, per_tensor(rank, dtype, real=real), "res")
+    return case.block.quantized(x, per_tensor(rank, dtype, float_dtype=float_dtype), "res")
 
 
 @pytest.mark.numeric
@@ -167,7 +167,7 @@ def test_a_stored_residual_that_others_read_as_floats() -> None:
 @pytest.mark.parametrize("kind", CASES)
 def test_a_stored_residual_of_another_float_dtype(kind: str) -> None:
     case = CASES[kind]()
-    program = case.done(case.b.call(add, case.y, stored(case, real=BF16)))
+    program = case.done(case.b.call(add, case.y, stored(case, float_dtype=BF16)))
 
     assert fuse(program, FuseAdd).fired == {"fuse-add": 1}
 

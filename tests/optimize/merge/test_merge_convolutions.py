@@ -75,7 +75,7 @@ return (%5, %6)""",
     [
         [Conv(3), Conv(5), Conv(1)],
         [Conv(3, bias=True), Conv(5)],
-        [Conv(3, real=torch.bfloat16), Conv(5, real=torch.bfloat16, bias=True)],
+        [Conv(3, float_dtype=torch.bfloat16), Conv(5, float_dtype=torch.bfloat16, bias=True)],
         [Conv(3, INT8), Conv(5, INT8, zero=torch.int8), Conv(2, INT8, zero=torch.int32)],
         [Conv(3, WHOLE), Conv(5, WHOLE)],
         [Conv(3, WHOLE), Conv(5, INT8, bias=True)],

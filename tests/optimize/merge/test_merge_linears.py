@@ -43,18 +43,22 @@ class Weight:
     bias: bool = False
     zero: torch.dtype | None = None
     scale: torch.dtype = torch.float32
-    real: torch.dtype = torch.float32
+    float_dtype: torch.dtype = torch.float32
 
     def linear(self, b: GraphBuilder, x: Node, k: int, name: str) -> Node:
         """Add the linear."""
-        bias = b.const(f"{name}_bias", torch.randn(self.n, dtype=self.real)) if self.bias else None
+        bias = (
+            b.const(f"{name}_bias", torch.randn(self.n, dtype=self.float_dtype))
+            if self.bias
+            else None
+        )
         return b.call(aten.linear.default, x, self.node(b, k, name), bias)
 
     def node(self, b: GraphBuilder, k: int, name: str) -> Node:
         """Add the weight."""
         spec = self.spec
         if spec is None:
-            return b.const(name, torch.randn(self.n, k, dtype=self.real))
+            return b.const(name, torch.randn(self.n, k, dtype=self.float_dtype))
         grid = [int(size) for size in spec.grid((self.n, k))]
         scale = b.const(f"{name}_s", (torch.rand(grid) * 0.02 + 1e-3).to(self.scale))
         zero = None
@@ -67,7 +71,7 @@ class Weight:
 def siblings(*weights: Weight, k: int = 8, lead: tuple[int | str, ...] = ("m",)) -> NormalGraph:
     """Linears of one input, each of which leaves the graph negated."""
     b = GraphBuilder()
-    x = b.arg("x", weights[0].real, *lead, k)
+    x = b.arg("x", weights[0].float_dtype, *lead, k)
     ys = [weight.linear(b, x, k, f"w{i}") for i, weight in enumerate(weights)]
     return b.done(*(b.call(aten.neg.default, y) for y in ys))
 
@@ -120,7 +124,7 @@ return (%6, %7, %8)""",
     [
         [Weight(3), Weight(5), Weight(1)],
         [Weight(3, bias=True), Weight(5)],
-        [Weight(3, real=torch.bfloat16), Weight(5, real=torch.bfloat16, bias=True)],
+        [Weight(3, float_dtype=torch.bfloat16), Weight(5, float_dtype=torch.bfloat16, bias=True)],
         [Weight(3, INT8), Weight(5, INT8, zero=torch.int8), Weight(2, INT8, zero=torch.int32)],
         [Weight(3, INT8.with_block((None, None))), Weight(5, INT8.with_block((None, None)))],
         [Weight(3, INT8.with_block((None, None))), Weight(5, INT8)],

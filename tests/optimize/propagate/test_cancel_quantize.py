@@ -111,7 +111,11 @@ def test_a_range_that_may_cut_off_stays_as_a_clamp() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "code"),
     [
-        (replace(SPEC, real=torch.bfloat16), replace(SPEC, real=torch.bfloat16), MissCode.DTYPE),
+        (
+            replace(SPEC, float_dtype=torch.bfloat16),
+            replace(SPEC, float_dtype=torch.bfloat16),
+            MissCode.DTYPE,
+        ),
         (
             SPEC,
             replace(SPEC, arithmetic=Arithmetic(torch.float16)),

@@ -53,11 +53,13 @@ return (%2)""",
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("real", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("block", [(None, None), (1, None), (2, 3)], ids=str)
-def test_the_real_edge_rounds_as_before(real: torch.dtype, block: tuple[int | None, ...]) -> None:
-    old = spec_of(*block, dtype=torch.uint8, real=real, low=3, high=200)
-    g, (_, q) = graph(old, spec_of(None, 1, real=real))
+def test_the_real_edge_rounds_as_before(
+    float_dtype: torch.dtype, block: tuple[int | None, ...]
+) -> None:
+    old = spec_of(*block, dtype=torch.uint8, float_dtype=float_dtype, low=3, high=200)
+    g, (_, q) = graph(old, spec_of(None, 1, float_dtype=float_dtype))
     program = g.done(g.call(aten._to_copy.default, q, dtype=torch.int32))
 
     assert applied(program, FuseRequantize).fired == {"fuse-requantize": 1}

@@ -84,12 +84,12 @@ MOVEMENTS: dict[str, tuple[Any, tuple[Any, ...], Block, str]] = {
     [Arithmetic(), Arithmetic(torch.float64, reciprocal=False), Arithmetic(zero_point_first=True)],
     ids=str,
 )
-@pytest.mark.parametrize("real", [torch.float32, torch.bfloat16], ids=str)
-def test_parameters_move_back(name: str, arithmetic: Arithmetic, real: torch.dtype) -> None:
+@pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_parameters_move_back(name: str, arithmetic: Arithmetic, float_dtype: torch.dtype) -> None:
     op, args, block, above = MOVEMENTS[name]
-    g = Graph(2, 6, 8, dtype=real)
+    g = Graph(2, 6, 8, dtype=float_dtype)
     moved = g.call(op, g.x, *args)
-    program = g.done(quantized(g, moved, *block, arithmetic=arithmetic, real=real))
+    program = g.done(quantized(g, moved, *block, arithmetic=arithmetic, float_dtype=float_dtype))
 
     assert applied(program, LiftQuantize).fired == {"lift-quantize": 1}
     (q,) = [n for n in program.graph.nodes if n.target is ops.quantize]

@@ -70,11 +70,11 @@ MOVEMENTS: dict[str, tuple[Any, tuple[Any, ...], Block, str]] = {
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("name", list(MOVEMENTS))
-@pytest.mark.parametrize("real", [torch.float32, torch.bfloat16], ids=str)
-def test_parameters_move_along(name: str, real: torch.dtype) -> None:
+@pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_parameters_move_along(name: str, float_dtype: torch.dtype) -> None:
     op, args, block, below = MOVEMENTS[name]
     g = Graph(1)
-    x = dequantized(g, g.stored(2, 6, 8), *block, real=real)
+    x = dequantized(g, g.stored(2, 6, 8), *block, float_dtype=float_dtype)
     program = g.done(g.call(op, x, *args))
 
     assert applied(program, SinkDequantize).fired == {"sink-dequantize": 1}

@@ -36,7 +36,7 @@ class Conv:
     bias: bool = False
     zero: torch.dtype | None = None
     scale: torch.dtype = torch.float32
-    real: torch.dtype = torch.float32
+    float_dtype: torch.dtype = torch.float32
     kernel: tuple[int, ...] = (3, 2)
     settings: tuple[Argument, ...] = ()
     padding: str | None = None
@@ -44,7 +44,11 @@ class Conv:
     def node(self, b: GraphBuilder, x: Node, c: int, name: str) -> Node:
         """Add it."""
         shape = (self.n, c, *self.kernel)
-        bias = b.const(f"{name}_bias", torch.randn(self.n, dtype=self.real)) if self.bias else None
+        bias = (
+            b.const(f"{name}_bias", torch.randn(self.n, dtype=self.float_dtype))
+            if self.bias
+            else None
+        )
         weight = self.weight(b, shape, name)
         rank = len(self.kernel)
         if self.padding is not None:
@@ -55,7 +59,7 @@ class Conv:
         """Add its weight."""
         spec = self.spec
         if spec is None:
-            return b.const(name, torch.randn(shape, dtype=self.real))
+            return b.const(name, torch.randn(shape, dtype=self.float_dtype))
         grid = [int(size) for size in spec.grid(shape)]
         scale = b.const(f"{name}_s", (torch.rand(grid) * 0.02 + 1e-3).to(self.scale))
         zero = None
@@ -69,7 +73,7 @@ def siblings(*convs: Conv, c: int = 4, lead: tuple[int | str, ...] = ("b",)) -> 
     """Convolutions of one input, each of which leaves the graph negated."""
     b = GraphBuilder()
     sizes = (7, 6, 5)[: len(convs[0].kernel)]
-    x = b.arg("x", convs[0].real, *lead, c, *sizes)
+    x = b.arg("x", convs[0].float_dtype, *lead, c, *sizes)
     ys = [conv.node(b, x, c, f"w{i}") for i, conv in enumerate(convs)]
     return b.done(*(b.call(aten.neg.default, y) for y in ys))
 

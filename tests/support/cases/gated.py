@@ -72,7 +72,7 @@ def stored(
         "group": (*[1] * (rank - 1), 4),
         "channel": (*[None] * (rank - 1), 1),
     }
-    spec = spec_of(*(block or blocks[how]), real=y.meta["val"].dtype, **changes)
+    spec = spec_of(*(block or blocks[how]), float_dtype=y.meta["val"].dtype, **changes)
     if how in {"static", "channel"}:
         params: tuple[Node, Node | None] = g.params(y, spec)
     else:

@@ -21,7 +21,7 @@ class Halves:
     linear: Linear
     epilogue: str = "glu(silu,gate-first)"
     extras: Sequence[torch.Tensor] = ()
-    real: torch.dtype = torch.float32
+    float_dtype: torch.dtype = torch.float32
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         case = self.linear
@@ -32,13 +32,13 @@ class Halves:
             "bias": case.bias,
             "extras": list(self.extras),
             "epilogue": self.epilogue,
-            "real": self.real,
+            "real": self.float_dtype,
         }
 
     def dtype(self) -> torch.dtype:
         """The dtype behind the last step, as torch has it."""
         y = self.linear.x.new_empty((*self.linear.x.shape[:-1], self.linear.weight.shape[0]))
-        return Epilogue.parse(self.epilogue).apply(y.to(self.real), self.extras).dtype
+        return Epilogue.parse(self.epilogue).apply(y.to(self.float_dtype), self.extras).dtype
 
     def run(self) -> torch.Tensor:
         args, options = self.arguments()
@@ -81,7 +81,7 @@ class Halves:
             bias=None if case.bias is None else case.bias[columns],
         )
         wide = [_columns(e, columns, case.weight.shape[0]) for e in self.extras]
-        y = one.with_options(real=self.real, out_dtype=self.real).run()
+        y = one.with_options(float_dtype=self.float_dtype, out_dtype=self.float_dtype).run()
         return Epilogue(steps).apply(y, wide)
 
 

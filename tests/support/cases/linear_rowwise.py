@@ -48,7 +48,7 @@ class LinearRowwiseCase:
         spec: What the result is stored as; ``None`` leaves it float.
         choose: How its parameters are chosen; ``None`` gives them.
         keep: What is kept besides.
-        real: Type of the linear.
+        float_dtype: Type of the linear.
         inner: Epilogue of the linear, and whether it reads an operand.
         linear: Changes to the linear.
         other: Who else reads: "linear", "half".
@@ -64,7 +64,7 @@ class LinearRowwiseCase:
     spec: QuantSpec | None = CODES
     choose: ChooseSpec | None = CHOOSE
     keep: str = ""
-    real: torch.dtype = F32
+    float_dtype: torch.dtype = F32
     inner: str = ""
     linear: dict[str, Any] = field(default_factory=dict)
     other: str = ""
@@ -94,15 +94,15 @@ class LinearRowwiseCase:
         return b.done(*outs, stage=OptimizedGraph)
 
     def _linear(self, b: GraphBuilder) -> Node:
-        x_spec = replace(_X, real=self.real)
+        x_spec = replace(_X, float_dtype=self.float_dtype)
         q = b.arg("q", torch.int8, *self.rows, self.k)
         scale = b.arg("q_scale", F32, *self.rows, 1)
-        w_spec = replace(self.weight, real=self.real)
+        w_spec = replace(self.weight, float_dtype=self.float_dtype)
         w = b.const("w", stored_like(w_spec, self.n, self.k))
         grid = [int(size) for size in w_spec.grid((self.n, self.k))]
         w_scale = b.const("w_scale", torch.rand(grid) * 0.01 + 0.003)
-        bias = b.const("bias", torch.randn(self.n).to(self.real))
-        extras = [b.arg("inner", self.real, *self.rows, self.n)] if "0" in self.inner else []
+        bias = b.const("bias", torch.randn(self.n).to(self.float_dtype))
+        extras = [b.arg("inner", self.float_dtype, *self.rows, self.n)] if "0" in self.inner else []
         given = {"out_scale": None, "out_zero": None, "out_spec": "", **self.linear}
         if given["out_spec"]:
             given["out_scale"] = b.const("out_scale", torch.full((1, 1, 1), 0.02))
@@ -130,7 +130,7 @@ class LinearRowwiseCase:
             assert up is not None, "it reads halves"
             return up if what == "up" else b.call(aten._to_copy.default, up, dtype=torch.bfloat16)
         if isinstance(what, tuple):
-            return b.arg(f"extra{index}", self.real, *self.rows[: 3 - len(what)], *what)
+            return b.arg(f"extra{index}", self.float_dtype, *self.rows[: 3 - len(what)], *what)
         kind = F32 if isinstance(what, float) else torch.int32
         return b.const(f"extra{index}", torch.full((1, 1, 1), what, dtype=kind))
 

@@ -49,21 +49,21 @@ class Quantizes(Scales):
 class Dequantizes(nn.Module):
     """The real numbers that are stored in blocks."""
 
-    def __init__(self, real: torch.dtype, block: int = 32) -> None:
+    def __init__(self, float_dtype: torch.dtype, block: int = 32) -> None:
         super().__init__()
-        self.real, self.block = real, block
+        self.float_dtype, self.block = float_dtype, block
 
     def forward(self, q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        real: torch.Tensor = to_dtype(q, scale, q.dtype, self.block, self.real)
+        real: torch.Tensor = to_dtype(q, scale, q.dtype, self.block, self.float_dtype)
         return real
 
 
-def hard(real: torch.dtype, *shape: int) -> torch.Tensor:
+def hard(float_dtype: torch.dtype, *shape: int) -> torch.Tensor:
     """Numbers of all magnitudes, some of which are zero, infinite or not a number."""
     x = torch.randn(shape) * 2.0 ** torch.randint(-140, 125, (*shape[:-1], 1))
     some = torch.tensor([0.0, torch.inf, -torch.inf, torch.nan, 448.0, 500.0])
     x.view(-1)[: len(some)] = some
-    return x.to(real)
+    return x.to(float_dtype)
 
 
 def captured(module: nn.Module, *inputs: torch.Tensor, **options: object) -> CapturedGraph:

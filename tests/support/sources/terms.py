@@ -41,7 +41,7 @@ class Term:
 
 def linear_result(b: GraphBuilder, dtype: torch.dtype = torch.float32) -> Term:
     """Add a weight-only linear of an input ``[n, 8]`` to 16 features."""
-    spec = per_channel(real=dtype)
+    spec = per_channel(float_dtype=dtype)
     scale = b.const("w_s", torch.rand(16, 1) * 0.01 + 1e-3)
     w = b.call(ops.dequantize, b.const("w", stored_like(spec, 16, 8)), scale, None, str(spec))
     return Term(b, b.call(aten.linear.default, b.arg("x", dtype, "n", 8), w))

@@ -186,7 +186,7 @@ class Grower:
             value.zero_()
         return self.b.const(self.name("zero"), value.to(dtype))
 
-    def spec(self, block: Block, real: torch.dtype, *, weight: bool = False) -> QuantSpec:
+    def spec(self, block: Block, float_dtype: torch.dtype, *, weight: bool = False) -> QuantSpec:
         """Choose everything about a quantization but its block."""
         dtype = self.pick(_USUAL_STORAGE if self.usual() else _STORAGE)
         low, high = self.pick(_RANGES[dtype])
@@ -194,7 +194,7 @@ class Grower:
         if not weight:
             arithmetic = Arithmetic(torch.float32, not self.chance(3), self.chance(3))
         if not self.usual():
-            compute = self.pick([torch.float32, real, torch.float64])
+            compute = self.pick([torch.float32, float_dtype, torch.float64])
             arithmetic = replace(arithmetic, compute=compute)
         domains = [ZeroPointDomain.INT, ZeroPointDomain.NONE]
         if not self.usual():
@@ -202,7 +202,7 @@ class Grower:
         domain = self.pick(domains)
         if dtype.is_floating_point:
             domain = ZeroPointDomain.NONE
-        return QuantSpec(dtype, low, high, block, real, arithmetic, domain)
+        return QuantSpec(dtype, low, high, block, float_dtype, arithmetic, domain)
 
     def block(self, sizes: Sequence[Size], *, dynamic: bool) -> Block:
         """Choose a block; parameters of a constant shape cannot depend on a symbolic size."""
@@ -229,14 +229,14 @@ class Grower:
             for b, k, s in zip(fine, known, symbolic, strict=True)
         )
 
-    def static_params(self, sizes: Sequence[Size], real: torch.dtype) -> Params:
+    def static_params(self, sizes: Sequence[Size], float_dtype: torch.dtype) -> Params:
         """Choose parameters that are constants, for a tensor of these sizes."""
-        spec = self.spec(self.block(sizes, dynamic=False), real)
+        spec = self.spec(self.block(sizes, dynamic=False), float_dtype)
         grid = [int(n) for n in spec.grid(sizes)]
         scale_dtype = self.pick([torch.float32, torch.float32, torch.float64])
         return Params(spec, self.scale(grid, scale_dtype), self.zero(grid, spec))
 
-    def dynamic_params(self, x: Node, sizes: Sequence[Size], real: torch.dtype) -> Params:
+    def dynamic_params(self, x: Node, sizes: Sequence[Size], float_dtype: torch.dtype) -> Params:
         """Choose parameters that are computed from ``x``."""
         block = self.block(sizes, dynamic=True)
         dtype = self.pick([torch.int8, torch.uint8])
@@ -250,11 +250,11 @@ class Grower:
         symmetric = choose.formula in {Formula.AO_SYMMETRIC, Formula.TOKEN_SYMMETRIC}
         without = symmetric and dtype is torch.int8 and self.draw(st.booleans())
         zero = None if without else self.b.item(pair, 1)
-        return Params(QuantSpec(dtype, low, high, block, real), self.b.item(pair, 0), zero)
+        return Params(QuantSpec(dtype, low, high, block, float_dtype), self.b.item(pair, 0), zero)
 
-    def mx_params(self, x: Node, sizes: Sequence[Size], real: torch.dtype) -> Params:
+    def mx_params(self, x: Node, sizes: Sequence[Size], float_dtype: torch.dtype) -> Params:
         """Choose parameters with scales in a format of their own, perhaps of two levels."""
-        spec, scale, outer = mx_tensors(self, x, sizes, real)
+        spec, scale, outer = mx_tensors(self, x, sizes, float_dtype)
         return Params(spec, scale, None, outer)
 
     def quantize(self, x: Node, params: Params) -> Node:
@@ -270,13 +270,13 @@ class Grower:
         whole = params.spec.domain is not ZeroPointDomain.FLOAT_OFFSET
         return self.add(node, coarse=integer and whole)
 
-    def weight_params(self, n: int, k: int, real: torch.dtype) -> tuple[Node, Params]:
+    def weight_params(self, n: int, k: int, float_dtype: torch.dtype) -> tuple[Node, Params]:
         """Add a stored weight; remember it, so that another linear may share it."""
         blocks: list[Block] = [(1, None), (None, None), (1, k or 1)]
         if not self.usual():
             blocks += [(1, 4), (None, 1), (2, 3)]
         block = self.pick(blocks)
-        spec = self.spec(block, real, weight=True)
+        spec = self.spec(block, float_dtype, weight=True)
         codes = stored_like(spec, n, k, generator=self.random)
         q = self.b.const(self.name("w"), codes)
         grid = [int(size) for size in spec.grid((n, k))]

@@ -129,7 +129,7 @@ def _quantize(g: Grower) -> None:
         _move_stored(g, q, params)
         return
     if g.chance(6) and not g.exact:
-        params = replace(params, spec=replace(params.spec, real=g.pick(FLOATS)))
+        params = replace(params, spec=replace(params.spec, float_dtype=g.pick(FLOATS)))
     g.dequantize(q, params)
     if g.chance(6):
         # A second reader, as exported graphs have one dequantize per consumer.
@@ -140,7 +140,7 @@ def _params(g: Grower, x: Value) -> Params:
     sizes, real = g.sizes(x), dtype_of(x.node)
     whole: Block = (None,) * len(sizes)
     plain = [p for _, p in g.stored if p.outer is None]
-    known = [p for p in plain if p.spec.block == whole and p.spec.real == real]
+    known = [p for p in plain if p.spec.block == whole and p.spec.float_dtype == real]
     if known and g.chance(3):
         return g.pick(known[::-1])
     if not g.exact and real in FLOATS and g.chance(4):
@@ -214,16 +214,20 @@ def _multiplies(g: Grower, x: Value) -> bool:
     return not g.exact or (x.coarse and dtype_of(x.node) is torch.float32)
 
 
-def _weight(g: Grower, k: int, real: torch.dtype) -> Node:
+def _weight(g: Grower, k: int, float_dtype: torch.dtype) -> Node:
     if g.chance(8):
-        return g.b.const(g.name("w"), g.numbers((g.pick(_SIZES), k), real))
-    shared = [(q, p) for q, p in g.weights if q.meta["val"].shape[1] == k and p.spec.real == real]
+        return g.b.const(g.name("w"), g.numbers((g.pick(_SIZES), k), float_dtype))
+    shared = [
+        (q, p)
+        for q, p in g.weights
+        if q.meta["val"].shape[1] == k and p.spec.float_dtype == float_dtype
+    ]
     if shared and g.chance(2):
         q, params = g.pick(shared[::-1])
         if g.chance(2):
             q = g.b.const(str(q.target), g.b.module.get_buffer(str(q.target)))
     else:
-        q, params = g.weight_params(g.pick(_SIZES) if g.usual() else 1, k, real)
+        q, params = g.weight_params(g.pick(_SIZES) if g.usual() else 1, k, float_dtype)
     node = g.dequantize(q, params).node
     g.values.pop()
     return node

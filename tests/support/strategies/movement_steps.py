@@ -239,7 +239,7 @@ def _quantize(g: Grower) -> None:
 def _params(g: Grower, x: Node) -> Params:
     """Parameters like those of something else that has them, or new ones."""
     sizes, real = shape_of(x), dtype_of(x)
-    known = [p for _, p in g.stored if p.spec.real == real and _fits(p, sizes)]
+    known = [p for _, p in g.stored if p.spec.float_dtype == real and _fits(p, sizes)]
     if known and g.chance(2):
         return g.pick(known[::-1])
     if g.chance(3):
@@ -285,7 +285,7 @@ def _again(g: Grower) -> None:
         (v.node, p)
         for v in g.values[-3:]
         for _, p in g.stored[-3:]
-        if p.spec.real == dtype_of(v.node) and _fits(p, shape_of(v.node))
+        if p.spec.float_dtype == dtype_of(v.node) and _fits(p, shape_of(v.node))
     ]
     if fitting:
         x, params = g.pick(fitting[::-1])
@@ -345,7 +345,7 @@ def _requantize(g: Grower) -> None:
     if not fitting:
         return
     q, params = g.pick(fitting[::-1])
-    new = g.static_params(shape_of(q), params.spec.real)
+    new = g.static_params(shape_of(q), params.spec.float_dtype)
     edges = [(p.scale, p.zero, str(p.spec)) for p in (params, new)]
     made = g.b.call(ops.requantize, q, *edges[0], *edges[1])
     g.stored.append((made, new))

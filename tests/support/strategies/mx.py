@@ -31,7 +31,10 @@ _FORMULAS = [Formula.MX_FLOOR, Formula.MX_RCEIL, Formula.MX_EVEN, Formula.MX_CEI
 
 @st.composite
 def mx_specs(
-    draw: st.DrawFn, block: Block, real: torch.dtype = torch.float32, outer: Block | None = None
+    draw: st.DrawFn,
+    block: Block,
+    float_dtype: torch.dtype = torch.float32,
+    outer: Block | None = None,
 ) -> QuantSpec:
     """Any spec with these blocks; with two levels, the scales are those of NVFP4."""
     dtype, element = draw(st.sampled_from(KINDS[:1] if outer is not None else KINDS))
@@ -41,11 +44,11 @@ def mx_specs(
     form = ScaleFormat.E8M0 if outer is None else ScaleFormat.E4M3
     math = Arithmetic(reciprocal=draw(st.booleans()))
     none = ZeroPointDomain.NONE
-    return QuantSpec(dtype, low, high, block, real, math, none, element, form, outer)
+    return QuantSpec(dtype, low, high, block, float_dtype, math, none, element, form, outer)
 
 
 def mx_tensors(
-    g: Grower, x: Node, sizes: Sequence[Size], real: torch.dtype
+    g: Grower, x: Node, sizes: Sequence[Size], float_dtype: torch.dtype
 ) -> tuple[QuantSpec, Node, Node | None]:
     """Choose spec, scale and second level of scales for a tensor, given or from its values."""
     dynamic = g.chance(2)
@@ -55,7 +58,7 @@ def mx_tensors(
     outer = None
     if two:
         outer = whole if dynamic or g.chance(2) else g.block(sizes, dynamic=False)
-    spec = g.draw(mx_specs(block, real, outer))
+    spec = g.draw(mx_specs(block, float_dtype, outer))
     return (spec, *_chosen(g, x, spec)) if dynamic else (spec, *_given(g, sizes, spec))
 
 

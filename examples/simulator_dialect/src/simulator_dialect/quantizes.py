@@ -16,7 +16,7 @@ from qfuse.ir.ops.views import dtype_of, node_of, shape_of
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.element import CONTAINER, Element, ScaleFormat
 from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, ZeroPointDomain, stored_range
-from qfuse.normalize.importers.choose import results_of
+from qfuse.normalize.importers.choose import used_results
 from qfuse.normalize.importers.qparams import Param
 from qfuse.normalize.importers.rule import RefusedError, SourceRule
 from qfuse.rewrite.rewriter import Rewriter
@@ -133,7 +133,7 @@ class DynamicQuantizeMxfp4(SourceRule[DynamicSite]):
             raise RefusedError(MissCode.SHAPE, node, text, size, group)
         block = (*(1,) * (len(shape_of(x)) - 1), group)
         spec = mxfp4(block, ScaleFormat.E8M0)
-        return DynamicSite(x, mxfp4_choice(block), spec, results_of(node, 2))
+        return DynamicSite(x, mxfp4_choice(block), spec, used_results(node, 2))
 
     def rewrite(self, site: DynamicSite, rw: Rewriter) -> None:
         """Choose, quantize, and hand out the results."""
@@ -167,7 +167,7 @@ class DynamicQuantize(SourceRule[DynamicSite]):
         formula = Formula.AO_SYMMETRIC if symmetric else Formula.AO_ASYMMETRIC
         choose = ChooseSpec(formula, torch.int8, -128, 127, block, EPS, torch.float32, torch.int8)
         spec = QuantSpec(torch.int8, -128, 127, block, arithmetic=DIVIDE)
-        return DynamicSite(x, choose, spec, results_of(node, 2 if symmetric else 3))
+        return DynamicSite(x, choose, spec, used_results(node, 2 if symmetric else 3))
 
     def rewrite(self, site: DynamicSite, rw: Rewriter) -> None:
         """Choose, quantize, and hand out the results."""

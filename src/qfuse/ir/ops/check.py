@@ -25,7 +25,7 @@ def problems_of(op: Op) -> Iterator[str]:
         yield from _check_params(stored, getattr(op, block.name))
     yield from _check_epilogue(op)
     for real, spec in (*_rounded(op), *_result(op)):
-        if real != spec.real:
+        if real != spec.float_dtype:
             yield f"float values are {real}, the spec says {spec}"
     yield from op.problems()
     if (output := getattr(op, "output", None)) is not None:

@@ -220,9 +220,9 @@ class FusedConvolution(Op):
         yield from self._check_settings()
         yield from self._check_channels()
         params = self.weight_params
-        weight = dtype_of(self.weight) if params is None else params.spec.real
-        if weight != self.real:
-            yield f"the input is computed in {self.real}, the weight in {weight}"
+        weight = dtype_of(self.weight) if params is None else params.spec.float_dtype
+        if weight != self.float_dtype:
+            yield f"the input is computed in {self.float_dtype}, the weight in {weight}"
 
     def _check_settings(self) -> Iterator[str]:
         least = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}

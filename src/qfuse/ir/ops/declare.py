@@ -141,20 +141,20 @@ class Op:
         return None if block is None else block.spec
 
     @property
-    def real(self) -> torch.dtype:
+    def float_dtype(self) -> torch.dtype:
         """The float dtype of its first operand."""
         first = self.layout.fields[0].name
         params = (getattr(self, f.name) for f in self.layout.params if f.of == first)
         known: QuantParams | None = next(params, None)
-        return dtype_of(getattr(self, first)) if known is None else known.spec.real
+        return dtype_of(getattr(self, first)) if known is None else known.spec.float_dtype
 
     def float_types(self) -> tuple[torch.dtype, ...]:
         """Return the float dtypes of its first operand and of the result of every epilogue op."""
         epilogue: Epilogue | None = getattr(self, "epilogue", None)
         if epilogue is None:
-            return (self.real,)
+            return (self.float_dtype,)
         extras: Sequence[Node] = getattr(self, "extras", ())
-        return epilogue.real_types(self.real, [tensor_of(extra) for extra in extras])
+        return epilogue.real_types(self.float_dtype, [tensor_of(extra) for extra in extras])
 
     def problems(self) -> Iterator[str]:
         """Yield problems of the call that the types of its fields do not imply."""

@@ -293,21 +293,27 @@ def _widened(step: Step) -> Step:
             return step
 
 
-def _type_behind(step: Step, real: torch.dtype, extras: Sequence[torch.Tensor]) -> torch.dtype:
+def _type_behind(
+    step: Step, float_dtype: torch.dtype, extras: Sequence[torch.Tensor]
+) -> torch.dtype:
     match step:
         case Cast(dtype):
             return dtype
         case Round():
-            return step.spec.real
+            return step.spec.float_dtype
         case Add(index, stored=params) | Mul(index, None, params) | Mul(index, params, None):
-            other = extras[index].dtype if params is None else params.spec.real
+            other = extras[index].dtype if params is None else params.spec.float_dtype
             axes = extras[index].dim()
         case Prelu(index):
             other, axes = extras[index].dtype, extras[index].dim()
         case _:
-            return real
+            return float_dtype
     # A 0-d float does not promote a float tensor that has axes.
-    return torch.promote_types(real, other) if axes or not other.is_floating_point else real
+    return (
+        torch.promote_types(float_dtype, other)
+        if axes or not other.is_floating_point
+        else float_dtype
+    )
 
 
 _STEP = re.compile(r"(?P<kind>act|add|mul|prelu|cast|glu|round)\((?P<args>[^()]*)\)")

@@ -21,7 +21,7 @@ RESULT = "out"
 
 Given = Mapping[str, Any]
 # Checks the type of a tensor argument: a node in a view, a tensor in a call.
-Leaf = Callable[[Any], Any]
+TensorCheck = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Field:
 
     name: str
     formals: tuple[str, ...]
-    read: Callable[[Given, Leaf], Any]
+    read: Callable[[Given, TensorCheck], Any]
     write: Callable[[Any], Sequence[Argument]]
     of: str = ""
 
@@ -88,7 +88,7 @@ class ArgLayout:
         left_out = dict.fromkeys(self.names)
         return {**left_out, **dict(zip(self.names, args, strict=False)), **kwargs}
 
-    def read(self, given: Given, leaf: Leaf) -> dict[str, Any]:
+    def read(self, given: Given, leaf: TensorCheck) -> dict[str, Any]:
         """Build the values of all fields from the arguments by name."""
         return {f.name: f.read(given, leaf) for f in self.fields}
 
@@ -140,7 +140,10 @@ def field_of(name: str, hint: Any, late: bool) -> Field:
 
 def _list(name: str, kind: Any) -> Field:
     if kind == tuple[Node, ...]:
-        read: Callable[[Given, Leaf], Any] = lambda given, leaf: tuple(map(leaf, given[name]))  # noqa: E731
+
+        def read(given: Given, check: TensorCheck) -> Any:
+            return tuple(map(check, given[name]))
+
         return Field(name, (f"Tensor[] {name}",), read, lambda v: (list(v),))
     if kind == tuple[int, ...]:
         text = f"int[] {name}"
@@ -154,7 +157,7 @@ def _params(name: str, arg: ArgInfo, optional: bool) -> Field:
         f"{prefix}{part}" for part in ("scale", "zero_point", "spec", "outer_scale")
     )
 
-    def read(given: Given, leaf: Leaf) -> QuantParams | None:
+    def read(given: Given, leaf: TensorCheck) -> QuantParams | None:
         assert given[spec] or optional, f"{name} is not optional, and has no spec"
         if not given[spec]:
             return None
@@ -177,7 +180,7 @@ def _params(name: str, arg: ArgInfo, optional: bool) -> Field:
 def _output(name: str) -> Field:
     given_params = _params("out_params", ArgInfo(levels=1), optional=True)
 
-    def read(given: Given, leaf: Leaf) -> Output:
+    def read(given: Given, leaf: TensorCheck) -> Output:
         keep = parse_keep(given["keep"])
         if not given["choose"]:
             return Output(given_params.read(given, leaf), None, keep)
@@ -196,5 +199,5 @@ def _is_late(formal: str) -> bool:
     return formal.endswith("=None")
 
 
-def _maybe(value: Any, leaf: Leaf) -> Any:
+def _maybe(value: Any, leaf: TensorCheck) -> Any:
     return None if value is None else leaf(value)

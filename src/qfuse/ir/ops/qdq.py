@@ -35,7 +35,7 @@ class _Conversion(Op):
         value, *params = cls.values(args, kwargs).values()
         spec: QuantSpec = params[-1].spec
         is_stored = cls.layout.params[-1].of == RESULT
-        return torch.empty_like(value, dtype=spec.dtype if is_stored else spec.real)
+        return torch.empty_like(value, dtype=spec.dtype if is_stored else spec.float_dtype)
 
 
 @define_op("quantize")

@@ -137,7 +137,7 @@ def bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return has_values(a) and has_values(b) and torch.equal(_bytes(a), _bytes(b))
 
 
-def bits_of(value: torch.Tensor) -> bytes:
+def bytes_of(value: torch.Tensor) -> bytes:
     """Return the bits that :func:`bits_equal` compares, as a hashable key."""
     return bytes(_bytes(value).cpu().numpy())
 

@@ -126,12 +126,12 @@ def dequantize(
         factor = expand_blocks(outer_scale.to(compute), spec.outer, q.shape) * factor
     x = q.to(compute)
     if zero_point is None:
-        return (x * factor).to(spec.real)
+        return (x * factor).to(spec.float_dtype)
     zero = expand_blocks(zero_point.to(compute), spec.block, q.shape)
     if spec.domain is ZeroPointDomain.FLOAT_OFFSET:
         middle = (spec.quant_max + spec.quant_min + 1) / 2
-        return ((x - middle) * factor + zero).to(spec.real)
-    return ((x - zero) * factor).to(spec.real)
+        return ((x - middle) * factor + zero).to(spec.float_dtype)
+    return ((x - zero) * factor).to(spec.float_dtype)
 
 
 def _quantize_offset(

@@ -91,7 +91,7 @@ class QuantSpec:
         quant_max: Largest quantized value.
         block: Elements that share one scale, per axis; ``None`` is the whole axis. The last block
             of an axis may be partial.
-        real: Float dtype: the input of quantize and the result of dequantize.
+        float_dtype: Float dtype: the input of quantize and the result of dequantize.
         arithmetic: Order and precision of the source's arithmetic.
         domain: Where the zero point lives.
         element: Number format within the storage dtype; quantize rounds to it after clamping to
@@ -104,7 +104,7 @@ class QuantSpec:
     quant_min: int
     quant_max: int
     block: Block
-    real: torch.dtype = torch.float32
+    float_dtype: torch.dtype = torch.float32
     arithmetic: Arithmetic = Arithmetic()
     domain: ZeroPointDomain = ZeroPointDomain.INT
     element: Element = Element.WHOLE
@@ -174,7 +174,7 @@ class QuantSpec:
         if not self.is_plain:
             return self
         arithmetic = replace(self.arithmetic, compute=torch.float64)
-        return replace(self, real=torch.float64, arithmetic=arithmetic)
+        return replace(self, float_dtype=torch.float64, arithmetic=arithmetic)
 
     def with_block(
         self, block: Sequence[int | None], outer: Sequence[int | None] | None = None
@@ -241,7 +241,7 @@ class QuantSpec:
     def __str__(self) -> str:
         text = (
             f"{stored_name(self.dtype, self.element)}[{self.quant_min},{self.quant_max}] "
-            f"{self.block_text()} {dtype_name(self.real)} {self.arithmetic} {self.domain}"
+            f"{self.block_text()} {dtype_name(self.float_dtype)} {self.arithmetic} {self.domain}"
         )
         if self.scale_format is not ScaleFormat.FLOAT:
             text += f" {self.scale_format}"
@@ -264,7 +264,7 @@ class QuantSpec:
 
 
 _TEXT = re.compile(
-    r"(?P<dtype>\w+)\[(?P<low>-?\d+),(?P<high>-?\d+)\] (?P<block>\S+) (?P<real>\w+) "
+    r"(?P<dtype>\w+)\[(?P<low>-?\d+),(?P<high>-?\d+)\] (?P<block>\S+) (?P<float_dtype>\w+) "
     r"(?P<compute>\w+):(?P<how>reciprocal|divide):(?P<order>zp-round|round-zp) "
     rf"(?P<domain>{'|'.join(ZeroPointDomain)})( (?P<scale>e8m0|e4m3))?( outer=(?P<outer>\S+))?"
 )
@@ -282,7 +282,7 @@ def _parse(text: str) -> QuantSpec:
         int(found["low"]),
         int(found["high"]),
         parse_block(found["block"]),
-        parse_dtype(found["real"]),
+        parse_dtype(found["float_dtype"]),
         Arithmetic(
             parse_dtype(found["compute"]),
             found["how"] == "reciprocal",

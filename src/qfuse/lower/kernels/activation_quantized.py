@@ -47,7 +47,7 @@ class ActivationQuantized(RowwiseKernel):
             x, up = _halves(op.x, glu, rw)
             extras = [up]
         steps = str(Epilogue(_steps(op)))
-        args: list[Argument] = [x, extras or None, steps, problem.spec.real]
+        args: list[Argument] = [x, extras or None, steps, problem.spec.float_dtype]
         call = rw.call(
             torch.ops.qfuse.activation_quantized.default, *args, *rowwise_output_args(problem)
         )

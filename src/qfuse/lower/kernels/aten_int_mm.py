@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from qfuse.cost.model import Plan
+from qfuse.cost.model import Workload
 from qfuse.cost.sizes import AtPoints
 from qfuse.cost.work import Bits, ComputeKind, linear_work, pointwise_work
 from qfuse.ir.graph.stage_graph import constant_of
@@ -16,7 +16,7 @@ from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import (
     channel_granularity,
     check_bias,
-    check_edge,
+    check_qparams,
     check_rows,
     rows_of,
     scale_node,
@@ -106,9 +106,9 @@ class IntMM:
         y = rw.call(aten.mul.Tensor, y, scale)
         if fused.bias is not None:
             y = rw.call(aten.add.Tensor, y, typed(fused.bias, torch.float32, rw))
-        if problem.real is torch.float32:
+        if problem.float_dtype is torch.float32:
             return {0: y}
-        return {0: rw.call(aten._to_copy.default, y, dtype=problem.real)}
+        return {0: rw.call(aten._to_copy.default, y, dtype=problem.float_dtype)}
 
 
 def _check_symmetric(params: QuantParams, name: str) -> Refusal | None:
@@ -122,10 +122,10 @@ def _check_symmetric(params: QuantParams, name: str) -> Refusal | None:
     # The scale of the weight is expanded to a vector at compile time.
     if name == "weight" and constant_of(params.scale) is None:
         return Refusal("the weight's scale is computed at run time")
-    return check_edge(params, name)
+    return check_qparams(params, name)
 
 
-def _work(problem: LinearProblem) -> Plan:
+def _work(problem: LinearProblem) -> Workload:
     """Return the work of the matmul and of one pass over its sums.
 
     The matmul counts as a call, since oneDNN sets up a primitive every time.

@@ -14,10 +14,10 @@ from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import shape_of
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import (
-    bits_of,
+    bit_width,
     channel_granularity,
     check_bias,
-    check_edge,
+    check_qparams,
     rows_of,
     scale_vector,
 )
@@ -61,7 +61,7 @@ class WeightInt8Pack:
         assert params is not None, "a granularity needs params"
         if params.spec.dtype is not torch.int8:
             return Refusal(f"the weight is stored as {params.spec.dtype}")
-        refusal = check_edge(params, "weight") or _check_values(problem) or check_bias(problem)
+        refusal = check_qparams(params, "weight") or _check_values(problem) or check_bias(problem)
         if refusal is not None:
             return refusal
         return Claim(0, False, _work(problem))
@@ -73,7 +73,7 @@ class WeightInt8Pack:
         params = fused.weight_params
         assert params is not None, "accepted without weight params"
         shape = shape_of(fused.x)
-        scale = scale_vector(params, problem.real, problem.n, rw)
+        scale = scale_vector(params, problem.float_dtype, problem.n, rw)
         flat = rows_of(fused.x, problem.k, rw)
         weight = self.packer.contiguous(fused.weight, rw)
         y = rw.call(aten._weight_int8pack_mm.default, flat, weight, scale)
@@ -84,11 +84,11 @@ class WeightInt8Pack:
 def _check_activation(problem: LinearProblem) -> Refusal | None:
     if problem.fused.x_params is not None:
         return Refusal("the activation is quantized")
-    if problem.real not in FLOATS:
-        return Refusal(f"the linear computes in {problem.real}")
+    if problem.float_dtype not in FLOATS:
+        return Refusal(f"the linear computes in {problem.float_dtype}")
     if problem.k == 0:
         return Refusal("the linear has no input features")
-    if problem.real is torch.bfloat16 and problem.k % _BFLOAT16_BLOCK:
+    if problem.float_dtype is torch.bfloat16 and problem.k % _BFLOAT16_BLOCK:
         what = f"not a multiple of {_BFLOAT16_BLOCK}, and in bfloat16"
         return Refusal(f"{problem.k} input features are {what} it reads beyond the end of a row")
     return None
@@ -102,8 +102,8 @@ def _check_values(problem: LinearProblem) -> Refusal | None:
         return Refusal("the weight's scale is computed at run time")
     # The op has scales of the dtype of the activation. In bfloat16, 0.0123 becomes 0.01233, and all
     # values of its row are 0.2 % larger.
-    if not torch.equal(scale.to(problem.real).to(scale.dtype), scale):
-        return Refusal(f"it needs scales in {problem.real}, which would round these")
+    if not torch.equal(scale.to(problem.float_dtype).to(scale.dtype), scale):
+        return Refusal(f"it needs scales in {problem.float_dtype}, which would round these")
     zero = None if params.zero_point is None else constant_of(params.zero_point)
     if params.zero_point is not None and (zero is None or bool(zero.any())):
         return Refusal("the weight has a zero point")
@@ -112,7 +112,7 @@ def _check_values(problem: LinearProblem) -> Refusal | None:
 
 def _work(problem: LinearProblem) -> AtPoints[Work]:
     """Return the work; every row streams the whole weight, since rows share no loads."""
-    size = bits_of(problem.real)
+    size = bit_width(problem.float_dtype)
     whole = linear_work(problem.rows, problem.k, problem.n, Bits(size, 8, size), ComputeKind.F32)
     return AtPoints(*(_unshared(work) for work in whole.values))
 

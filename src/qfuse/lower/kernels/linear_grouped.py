@@ -16,7 +16,7 @@ from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import (
     check_activation,
     check_bias,
-    check_edge,
+    check_qparams,
     check_rows,
     check_zero_point,
     rows_share_scale,
@@ -100,7 +100,7 @@ def _check_weight(problem: LinearProblem) -> Refusal | None:
         return Refusal(f"the weight is stored as {params.spec.dtype}")
     if any(constant_of(part) is None for part in (fused.weight, *params.tensors)):
         return Refusal("the weight or its parameters are computed at run time")
-    return check_edge(params, "weight") or _check_groups(problem, params)
+    return check_qparams(params, "weight") or _check_groups(problem, params)
 
 
 def _check_groups(problem: LinearProblem, params: QuantParams) -> Refusal | None:

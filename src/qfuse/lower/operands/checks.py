@@ -29,7 +29,7 @@ _INT32 = torch.iinfo(torch.int32)
 # The limits of qfuse's own kernels, see kernels/csrc/kernel_api.h.
 MOST_STEPS = 8
 MOST_EXTRAS = 4
-# Dequantization dtypes that integer kernels may replace: see ``check_edge``.
+# Dequantization dtypes that integer kernels may replace: see ``check_qparams``.
 COMPUTES = (torch.float32, torch.bfloat16)
 
 
@@ -65,7 +65,7 @@ def check_rows(problem: LinearProblem) -> Refusal | None:
     return Refusal(f"the activation is scaled in blocks of {spec.block_text()}")
 
 
-def check_edge(
+def check_qparams(
     params: QuantParams, name: str, computes: Collection[torch.dtype] = COMPUTES
 ) -> Refusal | None:
     """Refuse other arithmetic and float zero points, which no integer kernel supports.
@@ -186,10 +186,10 @@ def fits_int32(zero: Node) -> bool:
 
 def float_out(fused: FusedProduct) -> torch.dtype:
     """Return the float dtype of the epilogue's result, before a quantize."""
-    return dtype_of(fused.node) if fused.out_params is None else fused.out_params.spec.real
+    return dtype_of(fused.node) if fused.out_params is None else fused.out_params.spec.float_dtype
 
 
-def bits_of(dtype: torch.dtype) -> int:
+def bit_width(dtype: torch.dtype) -> int:
     """Return the bits of one quantized value."""
     return dtype.itemsize * 8
 
@@ -218,9 +218,9 @@ def check_activation(problem: ProductProblem) -> Refusal | None:
         return Refusal("the activation is not quantized")
     if params.spec.dtype not in BYTES:
         return Refusal(f"the activation is stored as {params.spec.dtype}")
-    if problem.real not in FLOATS:
-        return Refusal(f"the product is computed in {dtype_name(problem.real)}")
-    return check_edge(params, "activation") or check_zero_point(params, "activation")
+    if problem.float_dtype not in FLOATS:
+        return Refusal(f"the product is computed in {dtype_name(problem.float_dtype)}")
+    return check_qparams(params, "activation") or check_zero_point(params, "activation")
 
 
 def takes_output(fused: FusedProduct) -> bool:
@@ -230,9 +230,9 @@ def takes_output(fused: FusedProduct) -> bool:
     spec = params.spec
     return (
         spec.dtype in BYTES
-        and check_edge(params, "output") is None
+        and check_qparams(params, "output") is None
         and is_whole(spec.block, shape_of(fused.node))
-        # `check_edge` allows bfloat16, but quantizing in bfloat16 rounds to other quantized values.
+        # `check_qparams` allows bfloat16, but quantizing in it rounds to other quantized values.
         and spec.arithmetic.compute is torch.float32
         and constant_of(params.scale) is not None
         and (params.zero_point is None or fits_int32(params.zero_point))

@@ -9,7 +9,7 @@ from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.ops.epilogue import Act, Add, Cast, Mul, Prelu, Step
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.checks import bits_of, takes_output
+from qfuse.lower.operands.checks import bit_width, takes_output
 from qfuse.lower.problems.activations import KERNEL_ACTIVATIONS, PRELU
 from qfuse.lower.problems.epilogue_text import KernelSteps
 from qfuse.lower.problems.product import ProductProblem
@@ -45,8 +45,8 @@ def covered_steps(problem: ProductProblem) -> int:
     return count
 
 
-def _is_readable(problem: ProductProblem, step: Step, real: torch.dtype) -> bool:
-    """Whether the kernels read the operand of an epilogue op, whose input has dtype ``real``.
+def _is_readable(problem: ProductProblem, step: Step, float_dtype: torch.dtype) -> bool:
+    """Whether the kernels read the operand of an epilogue op with an input of ``float_dtype``.
 
     They broadcast floats of at most 32 bits and quantized values to the result. A 0-d tensor does
     not take part in type promotion, which the kernels do not know.
@@ -56,7 +56,9 @@ def _is_readable(problem: ProductProblem, step: Step, real: torch.dtype) -> bool
     extra = problem.fused.extras[step.index]
     if not isinstance(step, Prelu) and step.stored is not None:
         return dtype_of(extra) in BYTES and len(shape_of(extra)) > 0
-    return dtype_of(extra) in FLOATS and (len(shape_of(extra)) > 0 or dtype_of(extra) is real)
+    return dtype_of(extra) in FLOATS and (
+        len(shape_of(extra)) > 0 or dtype_of(extra) is float_dtype
+    )
 
 
 def kernel_steps(problem: ProductProblem, claim: Claim) -> KernelSteps:
@@ -94,6 +96,6 @@ def loops_behind(problem: ProductProblem, steps: int) -> list[WorkRange]:
     quantizes = fused.out_params is not None and not claims_output(problem, steps)
     if steps == len(fused.epilogue.steps) and not quantizes:
         return []
-    read, written = bits_of(fused.float_types()[steps]), bits_of(dtype_of(fused.node))
+    read, written = bit_width(fused.float_types()[steps]), bit_width(dtype_of(fused.node))
     loop = pointwise_work(problem.rows * problem.n, [read], [written])
     return [without_calls(loop)]

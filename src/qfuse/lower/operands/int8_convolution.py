@@ -14,7 +14,7 @@ from qfuse.cost.work import ComputeKind, Work, WorkRange
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels import KernelLibrary
 from qfuse.lower.operands.checks import (
-    bits_of,
+    bit_width,
     check_activation,
     check_bias,
     check_platform,
@@ -132,7 +132,7 @@ class Int8Convolution(ABC):
             *self.geometry(problem),
             kernel_extras(steps, rw),
             steps.text,
-            problem.real,
+            problem.float_dtype,
         ]
 
     def _op(self, kind: str) -> OpOverload:
@@ -141,7 +141,7 @@ class Int8Convolution(ABC):
         return op
 
     def _work(self, problem: ConvolutionProblem, *, output: bool) -> list[WorkRange]:
-        out_bits = 8 if output else bits_of(float_out(problem.fused))
+        out_bits = 8 if output else bit_width(float_out(problem.fused))
 
         def build(rows: int, elements: int) -> Work:
             flops = 2.0 * rows * self.depth(problem) * problem.n

@@ -14,7 +14,7 @@ from qfuse.cost.work import Bits, ComputeKind, Work, WorkRange, linear_work
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels import KernelLibrary
 from qfuse.lower.operands.checks import (
-    bits_of,
+    bit_width,
     check_extras,
     check_platform,
     float_out,
@@ -138,7 +138,7 @@ class Int8Linear(ABC):
         if is_stored_at_once(problem):
             assert fused.out_params is not None, "its parameters are given"
             return {0: rw.call(self._op("_quantized"), *args, *output_args(fused.out_params, rw))}
-        call = rw.call(self._op("_rows"), *args, rows.spec.real, *rowwise_output_args(rows))
+        call = rw.call(self._op("_rows"), *args, rows.spec.float_dtype, *rowwise_output_args(rows))
         indices = [replaced.index for replaced in problem.replaced]
         return {index: rw.item(call, rows.kernel_result(index)) for index in indices}
 
@@ -156,7 +156,7 @@ class Int8Linear(ABC):
             None if fused.bias is None else typed(fused.bias, torch.float32, rw),
             kernel_extras(steps, rw),
             steps.text,
-            problem.real,
+            problem.float_dtype,
         ]
 
     def _op(self, kind: str) -> OpOverload:
@@ -165,7 +165,7 @@ class Int8Linear(ABC):
         return op
 
     def _work(self, problem: LinearProblem, *, output: bool) -> list[WorkRange]:
-        out_bits = 8 if output else bits_of(float_out(problem.fused))
+        out_bits = 8 if output else bit_width(float_out(problem.fused))
         bits = Bits(8, self.weight_bits, out_bits)
         depth = self.depth(problem)
         return [linear_work(problem.rows, depth, problem.n, bits, ComputeKind.INT8)]
@@ -201,7 +201,11 @@ def linear_rowwise_work(
     in_strips = rows is not None and not stored
     kept = rows is not None and bool(rows.output.keep)
     # The first result is quantized; the extra outputs have the float dtype before that.
-    bits = 8 if stored else bits_of(float_out(problem.fused) if rows is None else rows.spec.real)
+    bits = (
+        8
+        if stored
+        else bit_width(float_out(problem.fused) if rows is None else rows.spec.float_dtype)
+    )
 
     def linear(count: int) -> Work:
         stored_as = Bits(8, weight_bits, 0)

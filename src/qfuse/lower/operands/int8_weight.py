@@ -5,7 +5,7 @@ from __future__ import annotations
 from qfuse.ir.dtypes import BYTES
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.checks import check_edge, check_zero_point
+from qfuse.lower.operands.checks import check_qparams, check_zero_point
 from qfuse.lower.operands.packing import signed_zero_point
 from qfuse.lower.problems.product import ProductProblem
 
@@ -29,7 +29,9 @@ def check_int8_weight(problem: ProductProblem) -> Refusal | None:
     if any(p is not None and constant_of(p) is None for p in parts):
         return Refusal("the weight or its parameters are computed at run time")
     return (
-        check_edge(params, "weight") or check_zero_point(params, "weight") or _check_depth(problem)
+        check_qparams(params, "weight")
+        or check_zero_point(params, "weight")
+        or _check_depth(problem)
     )
 
 

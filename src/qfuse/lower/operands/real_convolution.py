@@ -18,10 +18,10 @@ from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels import KernelLibrary, pack_codes, pack_groups, pack_transposed_codes
 from qfuse.lower.operands.checks import (
-    bits_of,
+    bit_width,
     check_bias,
-    check_edge,
     check_platform,
+    check_qparams,
     check_zero_point,
     typed,
 )
@@ -193,7 +193,7 @@ class WeightOnlyConvolution(ABC):
 
     def _work(self, problem: ConvolutionProblem, steps: int) -> WorkRange:
         fused, bits = problem.fused, self.bits
-        x_bits, out_bits = bits_of(problem.real), bits_of(fused.float_types()[steps])
+        x_bits, out_bits = bit_width(problem.float_dtype), bit_width(fused.float_types()[steps])
         groups = groups_per_channel(problem)
         assert isinstance(groups, int), "checked before"
         parameters = 4 * problem.n * (groups if groups == 1 else groups * prod(problem.kernel))
@@ -202,7 +202,7 @@ class WeightOnlyConvolution(ABC):
             flops = 2.0 * rows * problem.k * problem.n
             return Work(
                 flops=flops,
-                kind=COMPUTE_KINDS[problem.real],
+                kind=COMPUTE_KINDS[problem.float_dtype],
                 weight_bytes=problem.k * problem.n * bits / 8 + parameters,
                 reads=(elements * x_bits / 8,),
                 writes=(rows * problem.n * out_bits / 8,),
@@ -218,8 +218,8 @@ def check_real_weight(problem: ConvolutionProblem) -> Refusal | None:
     params = fused.weight_params
     if fused.x_params is not None:
         return Refusal("the activation is quantized")
-    if problem.real not in COMPUTE_KINDS:
-        return Refusal(f"the convolution computes in {problem.real}")
+    if problem.float_dtype not in COMPUTE_KINDS:
+        return Refusal(f"the convolution computes in {problem.float_dtype}")
     if params is None:
         return Refusal("the weight is not quantized")
     refusal = check_constant_integers(fused.weight, params)
@@ -228,7 +228,9 @@ def check_real_weight(problem: ConvolutionProblem) -> Refusal | None:
     groups = groups_per_channel(problem)
     if isinstance(groups, Refusal):
         return groups
-    return check_edge(params, "weight") or check_zero_point(params, "weight") or check_bias(problem)
+    return (
+        check_qparams(params, "weight") or check_zero_point(params, "weight") or check_bias(problem)
+    )
 
 
 def _layout(problem: ConvolutionProblem) -> Matrix | PhaseMatrices:

@@ -21,10 +21,10 @@ from qfuse.kernels import KernelLibrary, pack_groups
 from qfuse.kernels.weight_only import GROUP_MULTIPLE
 from qfuse.lower.operands.checks import (
     COMPUTES,
-    bits_of,
+    bit_width,
     check_bias,
-    check_edge,
     check_platform,
+    check_qparams,
     check_scales,
     check_zero_point,
     typed,
@@ -194,8 +194,8 @@ def check_real_weight(problem: LinearProblem) -> Refusal | None:
     params = fused.weight_params
     if fused.x_params is not None:
         return Refusal("the activation is quantized")
-    if problem.real not in COMPUTE_KINDS:
-        return Refusal(f"the linear computes in {problem.real}")
+    if problem.float_dtype not in COMPUTE_KINDS:
+        return Refusal(f"the linear computes in {problem.float_dtype}")
     if params is None:
         return Refusal("the weight is not quantized")
     return (
@@ -219,9 +219,9 @@ def _check_parameters(problem: LinearProblem, params: QuantParams) -> Refusal | 
     if isinstance(groups, Refusal):
         return groups
     # Only float16 sources: for others, rounding weights to float16 would dominate their noise.
-    computes = FLOATS if problem.real is torch.float16 else COMPUTES
+    computes = FLOATS if problem.float_dtype is torch.float16 else COMPUTES
     if params.spec.domain is not ZeroPointDomain.FLOAT_OFFSET:
-        refusal = check_edge(params, "weight", computes) or check_zero_point(params, "weight")
+        refusal = check_qparams(params, "weight", computes) or check_zero_point(params, "weight")
         return refusal or _check_range(problem, params)
     # Offsets count from the middle of the range; kernels subtract
     # it from the codes as an integer. For [-128, 126] it is -0.5.
@@ -266,8 +266,12 @@ def claim_of(problem: LinearProblem, bits: int) -> Claim:
     groups = group_count(params.spec, problem.k)
     assert isinstance(groups, int), "checked before"
     steps = covered_steps(problem)
-    widths = Bits(bits_of(problem.real), bits, bits_of(problem.fused.float_types()[steps]))
-    work = linear_work(problem.rows, problem.k, problem.n, widths, COMPUTE_KINDS[problem.real])
+    widths = Bits(
+        bit_width(problem.float_dtype), bits, bit_width(problem.fused.float_types()[steps])
+    )
+    work = linear_work(
+        problem.rows, problem.k, problem.n, widths, COMPUTE_KINDS[problem.float_dtype]
+    )
     zero = 0 if params.zero_point is None else 1
     # A zero point is one byte per group, an offset four, next to a scale of four bytes.
     offset = 4 * (params.spec.domain is ZeroPointDomain.FLOAT_OFFSET)

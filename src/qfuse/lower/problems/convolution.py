@@ -73,6 +73,6 @@ def convolution_problem(
         size_range(pixels, symbols),
         n,
         depth * math.prod(kernel),
-        fused.real,
+        fused.float_dtype,
         size_range(product(shape_of(fused.x)), symbols),
     )

@@ -126,8 +126,8 @@ class _Writer:
                 return refusal
         return None
 
-    def _write(self, step: Step, real: torch.dtype) -> Refusal | None:
-        """Write an epilogue op whose input has the dtype ``real``."""
+    def _write(self, step: Step, float_dtype: torch.dtype) -> Refusal | None:
+        """Write an epilogue op whose input has the dtype ``float_dtype``."""
         match step:
             case Cast(dtype):
                 return self._cast(dtype)
@@ -136,13 +136,13 @@ class _Writer:
             case Act():
                 self._add(str(step))
             case Add(index, alpha, Stored() as stored):
-                return self._stored(f"add({self._number(index)},{alpha!r}", stored, real)
+                return self._stored(f"add({self._number(index)},{alpha!r}", stored, float_dtype)
             case Mul(index, None, Stored() as stored):
-                return self._stored(f"mul({self._number(index)}", stored, real)
+                return self._stored(f"mul({self._number(index)}", stored, float_dtype)
             case Add(index, alpha):
                 self._add(f"add({self._number(index)},{alpha!r})")
             case Round():
-                return self._round(step, real)
+                return self._round(step, float_dtype)
             case Mul():
                 return self._mul(step)
             case Glu(act, order):
@@ -194,7 +194,7 @@ class _Writer:
         self._add(str(Cast(dtype)))
         return None
 
-    def _stored(self, word: str, stored: Stored, real: torch.dtype) -> Refusal | None:
+    def _stored(self, word: str, stored: Stored, float_dtype: torch.dtype) -> Refusal | None:
         """Write an op whose operand is quantized; the kernels dequantize it to float32."""
         scale = _number_of(self.known[stored.scale])
         zero = 0 if stored.zero_point is None else _number_of(self.known[stored.zero_point])
@@ -203,15 +203,15 @@ class _Writer:
         # The source rounds the operand, or promotes the sum, in another way than the kernels.
         if isinstance(zero, torch.Tensor) and zero.dtype.is_floating_point:
             return Refusal(f"an operand's zero point is stored as {dtype_name(zero.dtype)}")
-        if stored.spec.real is not torch.float32 or real is not torch.float32:
+        if stored.spec.float_dtype is not torch.float32 or float_dtype is not torch.float32:
             return Refusal("an operand is dequantized to another dtype than float32")
         self._add(f"{word},{scale.to(torch.float32).item()!r},{int(zero)})")
         return None
 
-    def _round(self, step: Round, real: torch.dtype) -> Refusal | None:
-        if step.spec.real is not real:
+    def _round(self, step: Round, float_dtype: torch.dtype) -> Refusal | None:
+        if step.spec.float_dtype is not float_dtype:
             # The kernel's ``round`` keeps the dtype of its input, so the two must agree.
-            found, said = dtype_name(real), dtype_name(step.spec.real)
+            found, said = dtype_name(float_dtype), dtype_name(step.spec.float_dtype)
             return Refusal(f"it has an intermediate rounding of {found} as if it were {said}")
         scale = _number_of(self.known[step.scale])
         zero = 0.0 if step.zero_point is None else _number_of(self.known[step.zero_point])
@@ -240,15 +240,15 @@ def _refuse_activation(step: Step) -> Refusal | None:
 
 def _types(op: FusedProduct | Activation) -> tuple[torch.dtype, ...]:
     """Return the input dtype of every epilogue op, and the dtype of the last result."""
-    return op.epilogue.real_types(op.real, [tensor_of(extra) for extra in op.extras])
+    return op.epilogue.real_types(op.float_dtype, [tensor_of(extra) for extra in op.extras])
 
 
 def _check_result(op: Activation) -> Refusal | None:
     """Refuse a result that is quantized as if it had another dtype."""
     real, spec = _types(op)[-1], op.output.spec
-    if spec is None or spec.real is real:
+    if spec is None or spec.float_dtype is real:
         return None
-    return Refusal(f"it quantizes {dtype_name(real)} as if it were {dtype_name(spec.real)}")
+    return Refusal(f"it quantizes {dtype_name(real)} as if it were {dtype_name(spec.float_dtype)}")
 
 
 def _number_of(node: Node) -> torch.Tensor | None:
@@ -262,7 +262,7 @@ def _is_simple(spec: QuantSpec) -> bool:
     math = spec.arithmetic
     # x / s and x * (1 / s) differ at ties; so do round(y) + z and round(y + z).
     rounds = math.reciprocal and not math.zero_point_first
-    return _dequantizes_simply(spec) and spec.real in FLOATS and rounds
+    return _dequantizes_simply(spec) and spec.float_dtype in FLOATS and rounds
 
 
 def _dequantizes_simply(spec: QuantSpec) -> bool:

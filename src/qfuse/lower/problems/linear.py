@@ -39,4 +39,4 @@ def linear_problem(fused: FusedLinear, symbols: Mapping[str, SymbolRange]) -> Li
     for size in shape_of(fused.x)[:-1]:
         rows = rows * size
     n, k = (int(s) for s in shape_of(fused.weight))
-    return LinearProblem(fused, size_range(rows, symbols), n, k, fused.real)
+    return LinearProblem(fused, size_range(rows, symbols), n, k, fused.float_dtype)

@@ -24,14 +24,14 @@ class ProductProblem(Problem):
         rows: Rows of the matrix product: of the activation, or output pixels of all images.
         n: Output features or channels.
         k: Products per output element.
-        real: Float dtype of the result before its epilogue.
+        float_dtype: Float dtype of the result before its epilogue.
     """
 
     fused: FusedProduct
     rows: SizeRange
     n: int
     k: int
-    real: torch.dtype
+    float_dtype: torch.dtype
 
     @property
     def place(self) -> Node:

@@ -10,7 +10,7 @@ import torch
 from torch.fx.node import Argument
 
 from qfuse.cost import pointwise_work, size_range, without_calls
-from qfuse.cost.model import Plan
+from qfuse.cost.model import Workload
 from qfuse.cost.sizes import SizeRange
 from qfuse.cost.work import WorkRange
 from qfuse.ir.dtypes import BYTES, FLOATS
@@ -24,7 +24,7 @@ from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import Size, is_row_major, product, same_shape
 from qfuse.lower.expand.expand import results_of
-from qfuse.lower.operands.checks import bits_of, fits_int32, is_whole, rows_share_scale
+from qfuse.lower.operands.checks import bit_width, fits_int32, is_whole, rows_share_scale
 from qfuse.lower.problems.problem import Problem, Replaced
 from qfuse.lower.select.kernel import Claim, Span
 from qfuse.rewrite.prelude import Node, Rewriter
@@ -126,26 +126,26 @@ class RowwiseProblem(Problem):
         count = 1 if self.output.choose is None else statistics + 2
         return Claim(0, True, self.once(), loops=self.passes(count))
 
-    def once(self) -> Plan:
+    def once(self) -> Workload:
         """Return the work of a kernel, which reads all operands once, in one call."""
         return [*self._reads(), without_calls(self._written())]
 
-    def passes(self, count: int) -> Plan:
+    def passes(self, count: int) -> Workload:
         """Return the work of compiled loops that read all operands ``count`` times."""
         loops = [*self._reads() * count, self._written()]
         return [without_calls(work) for work in loops]
 
     def _reads(self) -> list[WorkRange]:
-        bits = [bits_of(dtype_of(node)) for node in (self.op.x, *self.operands)]
+        bits = [bit_width(dtype_of(node)) for node in (self.op.x, *self.operands)]
         return [pointwise_work(self.elements, bits, [])]
 
     def _written(self) -> WorkRange:
-        kept = {Keep.FLOAT: self.spec.real, Keep.SUM: dtype_of(self.op.x)}
+        kept = {Keep.FLOAT: self.spec.float_dtype, Keep.SUM: dtype_of(self.op.x)}
         if not isinstance(self.op, Activation) and self.op.residual is not None:
             both = dtype_of(self.op.x), dtype_of(self.op.residual)
             # torch promotes a bfloat16 hidden state plus a float32 residual to float32.
             kept[Keep.SUM] = torch.promote_types(*both)
-        bits = [bits_of(self.spec.dtype), *(bits_of(kept[k]) for k in self.output.keep)]
+        bits = [bit_width(self.spec.dtype), *(bit_width(kept[k]) for k in self.output.keep)]
         return pointwise_work(self.made, [], bits)
 
 
@@ -166,13 +166,13 @@ def rowwise_problem(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> Rowwis
     return RowwiseProblem(op, op.output.spec, read, written, made)
 
 
-def loops_of(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> Plan:
+def loops_of(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> Workload:
     """Return the work of compiled loops with a float result, without a call."""
     value = op.node.meta["val"][0]
     read, written = (size_range(product(sizes), symbols) for sizes in (shape_of(op.x), value.shape))
     works = [
-        pointwise_work(read, [bits_of(dtype_of(op.x))], []),
-        pointwise_work(written, [], [bits_of(value.dtype)]),
+        pointwise_work(read, [bit_width(dtype_of(op.x))], []),
+        pointwise_work(written, [], [bit_width(value.dtype)]),
     ]
     return [without_calls(work) for work in works]
 
@@ -186,9 +186,11 @@ def check_output(problem: RowwiseProblem) -> Refusal | None:
         return Refusal("its zero point is a float offset")
     if not spec.is_plain:
         return Refusal("its scale has a special format, or two levels")
-    for dtype in (spec.real, spec.arithmetic.compute):
+    for dtype in (spec.float_dtype, spec.arithmetic.compute):
         if dtype not in FLOATS:
-            return Refusal(f"it is quantized from {dtype_name(spec.real)} in {dtype_name(dtype)}")
+            return Refusal(
+                f"it is quantized from {dtype_name(spec.float_dtype)} in {dtype_name(dtype)}"
+            )
     return _check_given(problem) if problem.output.choose is None else _check_chosen(problem)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from qfuse.cost.model import Plan
+from qfuse.cost.model import Workload
 from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.convolution import FusedConvolution
 from qfuse.ir.ops.linear import FusedLinear
@@ -41,9 +41,9 @@ class Claim:
 
     steps: int
     output: bool
-    work: Plan
+    work: Workload
     note: str = ""
-    loops: Plan | None = None
+    loops: Workload | None = None
 
 
 P_contra = TypeVar("P_contra", contravariant=True)

@@ -42,7 +42,7 @@ class ChooseRule(SourceRule[ChooseSite], ABC):
             rw.replace(old, reshaped(rw, rw.item(chosen, index), shape_of(old)))
 
 
-def results_of(node: Node, count: int = 2) -> tuple[tuple[int, Node], ...]:
+def used_results(node: Node, count: int = 2) -> tuple[tuple[int, Node], ...]:
     """Return those results of an op with ``count`` results that have users.
 
     Raises:

@@ -97,7 +97,7 @@ def make_spec(
     node: Node,
     storage: tuple[torch.dtype, Bounds],
     block: Block,
-    real: torch.dtype,
+    float_dtype: torch.dtype,
     arithmetic: Arithmetic,
 ) -> QuantSpec:
     """Return the spec of a quantize or dequantize.
@@ -113,11 +113,11 @@ def make_spec(
     if not low <= codes[0] <= codes[1] <= high:
         text = "its range [{}, {}] does not fit in {}"
         raise RefusedError(MissCode.RANGE, node, text, *codes, dtype_name(dtype))
-    for name, kind in (("real side", real), ("arithmetic", arithmetic.compute)):
+    for name, kind in (("real side", float_dtype), ("arithmetic", arithmetic.compute)):
         if kind not in REALS:
             text = "its {} is {}, which canonical ops do not support"
             raise RefusedError(MissCode.DTYPE, node, text, name, dtype_name(kind))
-    return QuantSpec(dtype, *codes, block, real, arithmetic)
+    return QuantSpec(dtype, *codes, block, float_dtype, arithmetic)
 
 
 def check_codes(node: Node, dtype: torch.dtype, codes: Bounds) -> None:
@@ -134,7 +134,7 @@ def check_codes(node: Node, dtype: torch.dtype, codes: Bounds) -> None:
         raise cannot_run(node, what)
 
 
-def check_stored(node: Node, q: Node, dtype: torch.dtype) -> None:
+def check_operand_dtype(node: Node, q: Node, dtype: torch.dtype) -> None:
     """Check that a dequantize names the dtype of its operand, as its op does at run time.
 
     Raises:

@@ -144,8 +144,12 @@ def keeps_integers(source: Node, dtype: torch.dtype) -> bool:
     return dtype in REALS and bounds is not None and low <= bounds[0] and bounds[1] <= high
 
 
-def stored_spec(
-    stored: Node, shape: Sequence[Size], grid: Sequence[Size], real: torch.dtype, block: Block
+def spec_of_dequantize(
+    stored: Node,
+    shape: Sequence[Size],
+    grid: Sequence[Size],
+    float_dtype: torch.dtype,
+    block: Block,
 ) -> QuantSpec:
     """Return the spec of a dequantize, from the quantize that computed its operand if there is one.
 
@@ -153,11 +157,11 @@ def stored_spec(
         stored: The quantized values, in any shape.
         shape: The shape in which they are dequantized.
         grid: The shape of their scale, of the same rank.
-        real: Float dtype of the result.
+        float_dtype: Float dtype of the result.
         block: The block that ``grid`` implies; the quantize may be more specific where an axis is
             1.
     """
-    compute = torch.float64 if real is torch.float64 else torch.float32
+    compute = torch.float64 if float_dtype is torch.float64 else torch.float32
     root: Node | None = stored
     made = None
     # The quantize knows the range; the dtype alone would allow every value.
@@ -166,7 +170,7 @@ def stored_spec(
         root = view_source(root)
     if made is None:
         dtype = dtype_of(stored)
-        return QuantSpec(dtype, *dtype_range(dtype), block, real, Arithmetic(compute))
+        return QuantSpec(dtype, *dtype_range(dtype), block, float_dtype, Arithmetic(compute))
     spec = made.params.spec
     # The blocks of the quantize apply only if they have the same grid in this shape.
     if spec.rank == len(shape) and same_shape(spec.grid(shape), grid):
@@ -176,7 +180,7 @@ def stored_spec(
         # Here they are multiplied by one float per block, in whatever format the scales were.
         whole, plain = Element.WHOLE, ScaleFormat.FLOAT
         spec = replace(spec, element=whole, scale_format=plain, outer=None)
-    return replace(spec, block=block, real=real, arithmetic=arithmetic)
+    return replace(spec, block=block, float_dtype=float_dtype, arithmetic=arithmetic)
 
 
 def moved_constant(node: Node) -> tuple[Node, torch.Tensor] | None:

@@ -154,10 +154,12 @@ def lifted_work(
         copies: Whether the op writes a new tensor.
         goes: Whether the float op is erased together with the quantize.
     """
-    old, new = ([passed(x, spec.real, spec.dtype) for x in nodes] for nodes in (before, after))
+    old, new = (
+        [passed(x, spec.float_dtype, spec.dtype) for x in nodes] for nodes in (before, after)
+    )
     if copies:
         # The quantized copy comes in addition to the float copy, unless the float op goes.
         new.append(passed(op, spec.dtype, spec.dtype))
         if goes:
-            old.append(passed(op, spec.real, spec.real))
+            old.append(passed(op, spec.float_dtype, spec.float_dtype))
     return old, new

@@ -50,7 +50,7 @@ class CommutingCast(Commutes):
     def lift(self, quantize: Quantize) -> Crossing | Miss:
         """Quantize the operand of the cast, if the cast is exact."""
         params = quantize.params
-        narrow, wide = dtype_of(self.source), params.spec.real
+        narrow, wide = dtype_of(self.source), params.spec.float_dtype
         # 2.503 is 2.5 in bfloat16. With a scale of 1, 2.503 is quantized to 3, and 2.5 to 2.
         if not widens(narrow, wide):
             text = "the cast from {} to {} does not keep every value"
@@ -61,7 +61,7 @@ class CommutingCast(Commutes):
         if any(is_call(user, ops.choose_qparams) for user in self.node.users):
             text = "the scale is chosen from the widened values"
             return Miss(MissCode.SHARED, self.node, text, progress=2)
-        spec = replace(params.spec, real=narrow)
+        spec = replace(params.spec, float_dtype=narrow)
         return Crossing((given(self.source, replace(params, spec=spec)),))
 
     def sink(self, operands: tuple[Dequantize, ...]) -> Crossing | Miss:
@@ -73,14 +73,14 @@ class CommutingCast(Commutes):
         if made not in REALS:
             text = "a dequantize does not return {}"
             return Miss(MissCode.DTYPE, self.node, text, dtype_name(made), progress=2)
-        compute, real = params.spec.arithmetic.compute, params.spec.real
+        compute, real = params.spec.arithmetic.compute, params.spec.float_dtype
         # With float32 arithmetic and a bfloat16 result, a cast to float16 rounds the bfloat16
         # number, and a dequantize to float16 would round the float32 number.
         if not widens(compute, real):
             text = "the dequantize rounds from {} to {} already, and two roundings are not one"
             names = dtype_name(compute), dtype_name(real)
             return Miss(MissCode.ARITHMETIC, dequantize.node, text, *names, progress=2)
-        spec = replace(params.spec, real=made)
+        spec = replace(params.spec, float_dtype=made)
         return Crossing((given(self.node, replace(params, spec=spec)),))
 
     def shares_with(self, user: Node) -> bool:

@@ -127,7 +127,7 @@ class Clamp(Commutes):
             text = "its scale or zero point does not keep the order of values"
             return Miss(MissCode.RANGE, params.scale, text, progress=3)
         # Clamping infinities returns the bounds, rounded as the op rounds them.
-        ends = torch.tensor([-torch.inf, torch.inf], dtype=spec.real, device=scale.device)
+        ends = torch.tensor([-torch.inf, torch.inf], dtype=spec.float_dtype, device=scale.device)
         cut = self(ends)[:, None].expand(2, scale.numel())
         codes = quantize_reference(cut, scale, zero, spec.with_block((None, 1)))
         # A spec has one range for all blocks: ReLU over zero points 3 and 4 would need two.

@@ -144,17 +144,17 @@ class MovementOp(Commutes):
 
     def _sunk_work(self, dequantize: Dequantize) -> Work:
         spec = dequantize.params.spec
-        own = passed(self.node, spec.dtype, spec.real)
+        own = passed(self.node, spec.dtype, spec.float_dtype)
         before: list[WorkRange] = []
         # Users that quantize again never materialize the moved floats.
         after = [] if vanishes(self.node) else [own]
         if len(dequantize.node.users) == 1:
-            before.append(passed(dequantize.node, spec.dtype, spec.real))
+            before.append(passed(dequantize.node, spec.dtype, spec.float_dtype))
         elif isinstance(self.movement, (Slice, Select)):
             # The other parts will follow, each with its share of the cost.
             before.append(own)
         if copies(self.movement):
-            before.append(passed(self.node, spec.real, spec.real))
+            before.append(passed(self.node, spec.float_dtype, spec.float_dtype))
             after.append(passed(self.node, spec.dtype, spec.dtype))
         return before, after
 

@@ -159,7 +159,7 @@ def _quantized(params: QuantParams, value: float, node: Node) -> int | Miss:
         return known
     scale, zero = known
     one_each = spec.with_block((1,) * spec.rank)
-    real = torch.full(scale.shape, value, dtype=spec.real)
+    real = torch.full(scale.shape, value, dtype=spec.float_dtype)
     # With zero points 3 and 4, 0 has two quantized
     # values, and `constant_pad_nd` pads with one number.
     codes = set(quantize_reference(real, scale, zero, one_each).flatten().tolist())
@@ -186,7 +186,7 @@ def _standing_for(params: QuantParams, value: float, node: Node) -> int | Miss:
         if code is not None and spec.quant_min <= code <= spec.quant_max:
             stored = torch.full(scale.shape, code, dtype=spec.dtype)
             real = dequantize_reference(stored, scale, zero, spec.with_block((None,) * spec.rank))
-            if bits_equal(real, torch.full(scale.shape, value, dtype=spec.real)):
+            if bits_equal(real, torch.full(scale.shape, value, dtype=spec.float_dtype)):
                 return code
     text = "no quantized value represents {}"
     return Miss(MissCode.ZERO_POINT, node, text, value, progress=3)

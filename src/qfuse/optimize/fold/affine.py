@@ -84,7 +84,12 @@ def _refuse_types(product: Linear | Convolution, weight: Dequantize) -> Miss | N
     params, node = weight.params, weight.node
     spec = params.spec
     # In bfloat16 the new scale would be rounded to 8 bits, for all values of a channel alike.
-    types = {dtype_of(product.node), dtype_of(params.scale), spec.real, spec.arithmetic.compute}
+    types = {
+        dtype_of(product.node),
+        dtype_of(params.scale),
+        spec.float_dtype,
+        spec.arithmetic.compute,
+    }
     if types != {_F32} or params.outer_scale is not None:
         text = "the weight is not computed in float32 with one level of scales"
         return Miss(MissCode.DTYPE, node, text, progress=2)
@@ -131,7 +136,7 @@ def _located(product: Linear | Convolution, weight: Dequantize) -> Foldable | Mi
     return Foldable(product, weight, axis, weight_axis, n)
 
 
-def per_channel(into: Foldable, value: object, user: Node) -> torch.Tensor | Miss:
+def constant_per_channel(into: Foldable, value: object, user: Node) -> torch.Tensor | Miss:
     """Return a constant as one number, or as one per output channel: float64, ``[]`` or ``[n]``.
 
     Refuses: values that are computed at run time, that are not finite, or that vary along other

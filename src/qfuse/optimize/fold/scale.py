@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from qfuse.ir.graph.schema import is_call
-from qfuse.optimize.fold.affine import AffineSite, affine_site, fold, foldable, per_channel
+from qfuse.optimize.fold.affine import AffineSite, affine_site, constant_per_channel, fold, foldable
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -62,7 +62,7 @@ class FoldScale(Rule[AffineSite]):
         into = foldable(product, node)
         if isinstance(into, Miss):
             return into
-        factor = per_channel(into, other, node)
+        factor = constant_per_channel(into, other, node)
         if isinstance(factor, Miss):
             return factor
         if is_call(node, aten.div.Tensor):

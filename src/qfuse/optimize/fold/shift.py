@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from qfuse.ir.graph.schema import is_call
-from qfuse.optimize.fold.affine import AffineSite, affine_site, fold, foldable, per_channel
+from qfuse.optimize.fold.affine import AffineSite, affine_site, constant_per_channel, fold, foldable
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -68,7 +68,7 @@ class FoldShift(Rule[AffineSite]):
         into = foldable(product, node)
         if isinstance(into, Miss):
             return into
-        summand = per_channel(into, other, node)
+        summand = constant_per_channel(into, other, node)
         if isinstance(summand, Miss):
             return summand
         # `c - conv(x)` and `add(c, conv(x), alpha=2)`

@@ -18,7 +18,7 @@ from qfuse.ir.ops.views import QuantParams, bits_equal
 from qfuse.ir.quant.spec import Block
 from qfuse.rewrite.prelude import Node, Rewriter
 
-Part = tuple[QuantParams, tuple[int, ...]]
+WeightPart = tuple[QuantParams, tuple[int, ...]]
 """The parameters of a weight, and its shape: ``(n, k)``, or more axes after the first."""
 
 MatrixBlock = tuple[int | None, int | None]
@@ -26,7 +26,7 @@ MatrixBlock = tuple[int | None, int | None]
 _MATRIX = 2
 
 
-def concat_params(parts: Sequence[Part], name: str, rw: Rewriter) -> QuantParams:
+def concat_params(parts: Sequence[WeightPart], name: str, rw: Rewriter) -> QuantParams:
     """Concatenate the parameters of weights along the output axis.
 
     The parts agree in storage, formats, compute dtype, domain and float dtype, and in whether there

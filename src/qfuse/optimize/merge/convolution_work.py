@@ -11,7 +11,7 @@ from torch.fx import Node
 from qfuse.cost import (
     AtPoints,
     ComputeKind,
-    Size,
+    SizeOrRange,
     Work,
     WorkRange,
     at_points,
@@ -29,7 +29,9 @@ _BYTE = 1
 _MOST_STEPS = 8
 
 
-def separate_work(group: Sequence[Sibling], x: Size, outs: Sequence[Size]) -> list[WorkRange]:
+def separate_work(
+    group: Sequence[Sibling], x: SizeOrRange, outs: Sequence[SizeOrRange]
+) -> list[WorkRange]:
     """Return the work of the convolutions of ``group``, each alone.
 
     A quantized one returns quantized values if its result is quantized with given parameters.
@@ -41,7 +43,9 @@ def separate_work(group: Sequence[Sibling], x: Size, outs: Sequence[Size]) -> li
     ]
 
 
-def merged_work(group: Sequence[Sibling], x: Size, outs: Sequence[Size]) -> list[WorkRange]:
+def merged_work(
+    group: Sequence[Sibling], x: SizeOrRange, outs: Sequence[SizeOrRange]
+) -> list[WorkRange]:
     """Return the work of one convolution, and of quantizing its parts.
 
     Parts that are quantized with the same parameters are quantized as a whole.
@@ -91,7 +95,13 @@ def _agree(quantizes: Sequence[Quantize]) -> bool:
 
 
 def _work(
-    sibling: Sibling, x: Size, outs: Sequence[Size], n: int, stored: bool, *, narrow: bool
+    sibling: Sibling,
+    x: SizeOrRange,
+    outs: Sequence[SizeOrRange],
+    n: int,
+    stored: bool,
+    *,
+    narrow: bool,
 ) -> AtPoints[Work]:
     """Return the work of one convolution.
 

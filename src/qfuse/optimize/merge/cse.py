@@ -13,7 +13,7 @@ from qfuse.ir.graph.stage_graph import ASSUMED_META, StageGraph, constant_of, pl
 from qfuse.ir.movement.collective import WAITS
 from qfuse.ir.movement.registry import MOVEMENT_OPS, SPLITS
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.views import bits_of, has_values, tensor_of
+from qfuse.ir.ops.views import bytes_of, has_values, tensor_of
 from qfuse.ir.refusal import Refusal
 from qfuse.optimize.commute.join import JOINS
 from qfuse.rewrite.context import PassResult, RewriteContext
@@ -214,7 +214,7 @@ def _find_constant(node: Node, constants: dict[Hashable, Node]) -> Node:
     kind = (value.dtype, value.device, tuple(value.shape), value.stride())
     small = has_values(value) and value.numel() * value.element_size() <= _BITS_LIMIT
     # An id stays unique as long as the module holds the tensor.
-    return _first(constants, (*kind, bits_of(value) if small else id(value)), node)
+    return _first(constants, (*kind, bytes_of(value) if small else id(value)), node)
 
 
 def _first(known: dict[Hashable, Node], key: Hashable, node: Node) -> Node:

@@ -13,7 +13,7 @@ from qfuse.cost import (
     Comparison,
     ComputeKind,
     CostModel,
-    Size,
+    SizeOrRange,
     linear_work,
     pointwise_work,
     size_range,
@@ -96,7 +96,7 @@ class MergeLinears(MergeSiblings):
 
 
 def price(
-    group: Sequence[Sibling], program: StageGraph, cost: CostModel, m: Size | None = None
+    group: Sequence[Sibling], program: StageGraph, cost: CostModel, m: SizeOrRange | None = None
 ) -> Comparison:
     """Compare the separate linears with the merged one; output parts are copied to their strides.
 

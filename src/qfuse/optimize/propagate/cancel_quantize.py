@@ -115,9 +115,9 @@ def _refuse_spec(node: Node, new: QuantSpec, old: QuantSpec) -> Miss | None:
     if ZeroPointDomain.FLOAT_OFFSET in {new.domain, old.domain}:
         return Miss(MissCode.ZERO_POINT, node, "the zero point is a float", progress=2)
     # bfloat16 has 8 bits: with scale 1, an int16 of 257 comes back as 256.
-    if new.real is not torch.float32 or old.real is not torch.float32:
+    if new.float_dtype is not torch.float32 or old.float_dtype is not torch.float32:
         text = "the float values between the two are {}"
-        return Miss(MissCode.DTYPE, node, text, dtype_name(old.real), progress=2)
+        return Miss(MissCode.DTYPE, node, text, dtype_name(old.float_dtype), progress=2)
     if {new.arithmetic.compute, old.arithmetic.compute} - set(_WIDE):
         text = "its arithmetic is narrower than float32"
         return Miss(MissCode.ARITHMETIC, node, text, progress=2)

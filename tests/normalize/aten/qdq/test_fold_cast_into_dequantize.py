@@ -60,7 +60,7 @@ return (%1, %0)""",
 def test_values_have_the_bits_of_two_steps(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(SEEDS))
     compute, real, last = data.draw(TYPES), data.draw(TYPES), data.draw(TYPES)
-    spec = replace(SPEC, real=real, arithmetic=Arithmetic(compute))
+    spec = replace(SPEC, float_dtype=real, arithmetic=Arithmetic(compute))
     source = Source()
     q, s = source.arg(codes((5, 33), torch.int8)), source.b.const("s", scales((5, 1)))
     zero = source.b.const("z", torch.randint(-128, 128, (5, 1)))
@@ -74,7 +74,7 @@ def test_values_have_the_bits_of_two_steps(data: st.DataObject) -> None:
 def test_refuses_a_second_rounding() -> None:
     source = Source()
     q, s = source.arg(codes((5, 8), torch.int8)), source.b.const("s", scales((5, 1)))
-    spec = replace(SPEC, real=torch.bfloat16)
+    spec = replace(SPEC, float_dtype=torch.bfloat16)
     y = source.b.call(ops.dequantize, q, s, None, str(spec))
     program = assert_same_bits(
         source, source.b.call(cast, y, dtype=torch.float16), dialects=(CASTS,)

@@ -70,7 +70,7 @@ def test_refuses_a_cast_of_stored_numbers(dtype: torch.dtype) -> None:
 def test_values_have_the_bits_of_two_steps(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(SEEDS))
     first, real, compute = data.draw(TYPES), data.draw(TYPES), data.draw(TYPES)
-    spec = replace(SPEC, real=real, arithmetic=Arithmetic(compute))
+    spec = replace(SPEC, float_dtype=real, arithmetic=Arithmetic(compute))
     source = Source()
     x, s = source.arg(hard_numbers((5, 33), first)), source.b.const("s", scales((5, 1)))
     zero = source.b.const("z", torch.randint(-128, 128, (5, 1)))
@@ -86,7 +86,7 @@ def test_refuses_a_cast_that_rounds() -> None:
     source = Source()
     x, s = source.arg(torch.randn(5, 8)), source.b.const("s", scales((5, 1)))
     low = source.b.call(cast, x, dtype=torch.bfloat16)
-    q = source.b.call(ops.quantize, low, s, None, str(replace(SPEC, real=torch.bfloat16)))
+    q = source.b.call(ops.quantize, low, s, None, str(replace(SPEC, float_dtype=torch.bfloat16)))
 
     miss = only_miss(assert_same_bits(source, q, dialects=(CASTS,)))
     assert (miss.code, miss.at.node) == (MissCode.DTYPE, low.name)

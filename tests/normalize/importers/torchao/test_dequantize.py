@@ -128,7 +128,7 @@ def test_refuses_parameters_that_have_no_view() -> None:
 
 
 @pytest.mark.parametrize(
-    ("block", "scale", "dtype", "real", "complaint"),
+    ("block", "scale", "dtype", "float_dtype", "complaint"),
     [
         ([1, 8], (5,), torch.int8, torch.float32, r"a scale of shape \(5,\) does not fit"),
         ([1, 5], (4,), torch.int8, torch.float32, "do not tile"),
@@ -141,15 +141,15 @@ def test_what_can_never_run_is_an_error(
     block: list[int],
     scale: tuple[int, ...],
     dtype: torch.dtype,
-    real: torch.dtype,
+    float_dtype: torch.dtype,
     complaint: str,
 ) -> None:
     source = Source()
     q, s = source.arg(codes((4, 8), torch.int8)), source.b.const("s", scales(scale))
-    y = source.b.call(torch.ops.aten._to_copy.default, q, dtype=real)
+    y = source.b.call(torch.ops.aten._to_copy.default, q, dtype=float_dtype)
     # The op finds this out when it is traced, so such a graph comes from an editing tool.
     y.target, y.kwargs = dequantize, {}
-    y.args = (q, block, s, None, dtype, None, None, real)
+    y.args = (q, block, s, None, dtype, None, None, float_dtype)
 
     error = assert_never_runs(source, y, complaint, AssertionError, RuntimeError, ValueError)
     assert ("fit" in complaint) <= isinstance(error, BlockError)

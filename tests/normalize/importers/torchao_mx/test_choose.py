@@ -33,11 +33,11 @@ return (%4)""",
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("real", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("mode", MODES)
-def test_scales_keep_their_bits(mode: str, dtype: torch.dtype, real: torch.dtype) -> None:
-    program = normalized(Scales(mode, dtype), hard(real, 3, 5, 96))
+def test_scales_keep_their_bits(mode: str, dtype: torch.dtype, float_dtype: torch.dtype) -> None:
+    program = normalized(Scales(mode, dtype), hard(float_dtype, 3, 5, 96))
     assert ops_of(program) == ["choose_qparams"]
 
 

@@ -44,11 +44,13 @@ return (%0)""",
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("real", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("block", [32, 8])
-def test_real_numbers_keep_their_bits(dtype: torch.dtype, real: torch.dtype, block: int) -> None:
-    program = normalized(Dequantizes(real, block), *stored(dtype, 3, 96, block=block))
+def test_real_numbers_keep_their_bits(
+    dtype: torch.dtype, float_dtype: torch.dtype, block: int
+) -> None:
+    program = normalized(Dequantizes(float_dtype, block), *stored(dtype, 3, 96, block=block))
     assert ops_of(program) == ["dequantize"]
 
 

@@ -32,10 +32,10 @@ return (%3)""",
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("real", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("mode", MODES)
-def test_stored_numbers_keep_their_bits(mode: str, real: torch.dtype) -> None:
-    program = normalized(Quantizes(mode), hard(real, 7, 96))
+def test_stored_numbers_keep_their_bits(mode: str, float_dtype: torch.dtype) -> None:
+    program = normalized(Quantizes(mode), hard(float_dtype, 7, 96))
     assert ops_of(program) == ["choose_qparams", "quantize"]
 
 

@@ -67,45 +67,45 @@ def image_qparams(g: ImageGrower, x: Node) -> Qparams:
 
 
 def weight_qparams(
-    g: ImageGrower, shape: Sequence[int], real: torch.dtype, *, transposed: bool
+    g: ImageGrower, shape: Sequence[int], float_dtype: torch.dtype, *, transposed: bool
 ) -> Qparams:
     """Draw parameters for a weight: one scale, one per output channel, or along another axis."""
     right = 1 if transposed else 0
     axis: int | None = g.pick([right, right, None]) if g.usual() else None
     if not g.exact and g.chance(8):
         axis = g.pick([1 - right, *range(2, len(shape))])
-    return _draw(g, shape, axis, real)
+    return _draw(g, shape, axis, float_dtype)
 
 
 def _draw(
     g: ImageGrower,
     shape: Sequence[int | torch.SymInt],
     axis: int | None,
-    real: torch.dtype,
+    float_dtype: torch.dtype,
     x: Node | None = None,
 ) -> Qparams:
     stored = g.pick([torch.uint8, torch.int8] if x is not None else [torch.int8, torch.uint8])
     bounds = g.pick(_RANGES[stored])
     if g.chance(3):
-        return _in_qfuse(g, shape, axis, real, (stored, bounds))
+        return _in_qfuse(g, shape, axis, float_dtype, (stored, bounds))
     if axis is not None:
         count = int(shape[axis])
         scale = g.scale([count])
         zero = g.b.const(g.name("zero"), _zeros(g, [count], bounds))
         args: tuple[Argument, ...] = (scale, zero, axis, *bounds, stored)
         pair = pt2e.quantize_per_channel.default, pt2e.dequantize_per_channel.default
-        return Qparams(*pair, args, stored, bounds, whole=False, extra=_extra(real))
+        return Qparams(*pair, args, stored, bounds, whole=False, extra=_extra(float_dtype))
     around_zero = bounds[0] <= 0 < bounds[1]
     if x is not None and around_zero and not g.exact and g.chance(5):
         eps = torch.finfo(torch.float32).eps
         both = g.b.call(pt2e.choose_qparams.tensor, x, *bounds, eps, stored)
         args = (g.b.item(both, 0), g.b.item(both, 1), *bounds, stored)
         pair = pt2e.quantize_per_tensor.tensor, pt2e.dequantize_per_tensor.tensor
-        return Qparams(*pair, args, stored, bounds, whole=True, extra=_extra(real))
+        return Qparams(*pair, args, stored, bounds, whole=True, extra=_extra(float_dtype))
     number, offset = float(g.scales([1])), int(_zeros(g, [1], bounds))
     pair = pt2e.quantize_per_tensor.default, pt2e.dequantize_per_tensor.default
     args = (number, offset, *bounds, stored)
-    return Qparams(*pair, args, stored, bounds, whole=True, extra=_extra(real))
+    return Qparams(*pair, args, stored, bounds, whole=True, extra=_extra(float_dtype))
 
 
 def _zeros(g: ImageGrower, shape: Sequence[int], bounds: tuple[int, int]) -> torch.Tensor:
@@ -114,22 +114,22 @@ def _zeros(g: ImageGrower, shape: Sequence[int], bounds: tuple[int, int]) -> tor
     return zero.zero_() if g.chance(3) else zero
 
 
-def _extra(real: torch.dtype) -> dict[str, Argument]:
-    return {} if real is torch.float32 else {"out_dtype": real}
+def _extra(float_dtype: torch.dtype) -> dict[str, Argument]:
+    return {} if float_dtype is torch.float32 else {"out_dtype": float_dtype}
 
 
 def _in_qfuse(
     g: ImageGrower,
     shape: Sequence[int | torch.SymInt],
     axis: int | None,
-    real: torch.dtype,
+    float_dtype: torch.dtype,
     kind: tuple[torch.dtype, tuple[int, int]],
 ) -> Qparams:
     stored, bounds = kind
     block = tuple(1 if index == axis else None for index in range(len(shape)))
     arithmetic = Arithmetic(torch.float32, not g.chance(3), g.chance(3))
     domain = g.pick([ZeroPointDomain.INT, ZeroPointDomain.NONE])
-    spec = QuantSpec(stored, *bounds, block, real, arithmetic, domain)
+    spec = QuantSpec(stored, *bounds, block, float_dtype, arithmetic, domain)
     if not g.usual():
         spec = replace(spec, arithmetic=replace(arithmetic, compute=torch.float64))
     grid = [int(size) for size in spec.grid(shape)]

@@ -16,7 +16,7 @@ from qfuse.ir.quant.spec import QuantSpec
 from qfuse.ir.sizes import Size
 from qfuse.normalize.match.broadcast import Broadcast, block_of, broadcast_of
 from qfuse.normalize.match.constants import derived, is_unit, shared_constant
-from qfuse.normalize.match.quantized_values import integers_of, stored_spec
+from qfuse.normalize.match.quantized_values import integers_of, spec_of_dequantize
 from qfuse.normalize.match.views import reapply_views, rows_source, with_shape
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
 
@@ -63,8 +63,8 @@ class ActivationOperand:
             return tuple(shape_of(param))
         return (1,) * len(shape_of(self.q))
 
-    def build(self, rw: Rewriter, real: torch.dtype) -> Node:
-        """Return the dequantized activation of dtype ``real``."""
+    def build(self, rw: Rewriter, float_dtype: torch.dtype) -> Node:
+        """Return the dequantized activation of dtype ``float_dtype``."""
         if self.spec is not None:
             return rw.call(ops.dequantize, self.q, self.scale, self.zero, str(self.spec))
         q = self.q
@@ -73,7 +73,7 @@ class ActivationOperand:
         ones = (1,) * len(shape_of(q))
         zero = self._zero(rw, ones)
         # A Python number is not rounded in float64 arithmetic.
-        compute = torch.float64 if real is torch.float64 else torch.float32
+        compute = torch.float64 if float_dtype is torch.float64 else torch.float32
         scale = self._scale(rw, ones, zero, compute)
         # The scales are per row, so a single number is expanded to their shape.
         if isinstance(self.zero, (int, float)) and zero is None:
@@ -82,7 +82,7 @@ class ActivationOperand:
         shape, grid = shape_of(q), shape_of(scale)
         block = block_of(shape, grid)
         assert block is not None, f"a scale of shape {grid} does not tile {shape}"
-        spec = stored_spec(self.q, shape, grid, real, block)
+        spec = spec_of_dequantize(self.q, shape, grid, float_dtype, block)
         return rw.call(ops.dequantize, q, scale, zero, str(spec))
 
     def _zero(self, rw: Rewriter, ones: tuple[int, ...]) -> Node | None:

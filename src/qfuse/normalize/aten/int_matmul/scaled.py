@@ -60,7 +60,7 @@ class ScaledProduct:
         weight: The weight.
         bias: The bias of the product.
         bias_value: Its value, after it was scaled.
-        real: Dtype of the linear; ``None`` before integers are scaled.
+        float_dtype: Dtype of the linear; ``None`` before integers are scaled.
         views: The views of rows between the linear and ``node``, outward.
     """
 
@@ -71,7 +71,7 @@ class ScaledProduct:
     weight: Weight
     bias: Node | None = None
     bias_value: torch.Tensor | None = None
-    real: torch.dtype | None = None
+    float_dtype: torch.dtype | None = None
     views: tuple[Node, ...] = ()
 
     @property
@@ -85,7 +85,7 @@ class ScaledProduct:
     def takes_correction(self) -> bool:
         """Whether both operands are dequantized, so that a zero point may be corrected."""
         x = self.activation
-        if x is None or self.real is None or self.weight.spec is None:
+        if x is None or self.float_dtype is None or self.weight.spec is None:
             return False
         # Until a row scale is added, a linear on bare casts still reads the cast itself.
         return self.x is None if x.spec is None else x.spec.is_plain
@@ -96,7 +96,7 @@ class ScaledProduct:
             a = arguments(node)
             by = a["other"] if a["self"] is path.top else a["self"]
             return self._scaled(path, node, by)
-        if self.real is None:
+        if self.float_dtype is None:
             return self._shifted(node)
         if not self.takes_correction:
             return Miss(MissCode.PATTERN, node, "the operands are not dequantized")
@@ -107,7 +107,7 @@ class ScaledProduct:
         """Return the dtypes of the result since the last factor."""
         casts = tuple(dtype_of(n) for n in path.of(_REAL_CAST))
         mine = dtype_of(self.node)
-        return (mine, *casts) if mine in REALS and mine is not self.real else casts
+        return (mine, *casts) if mine in REALS and mine is not self.float_dtype else casts
 
     def _shifted(self, node: Node) -> ScaledProduct | Miss:
         found = match(SHIFTED, node)
@@ -120,11 +120,11 @@ class ScaledProduct:
     def _scaled(self, path: Path, node: Node, by: Argument) -> ScaledProduct | Miss:
         if isinstance(by, Node) and not is_tensor(by):
             return Miss(MissCode.DTYPE, by, "the factor is not a tensor")
-        if self.real is None:
+        if self.float_dtype is None:
             return self._integers_scaled(path, node, by)
-        if self.real not in REALS:
+        if self.float_dtype not in REALS:
             text = "it is a product of {}: cast the operands to a float type, or use torch._int_mm"
-            return Miss(MissCode.DTYPE, self.base, text, self.real)
+            return Miss(MissCode.DTYPE, self.base, text, self.float_dtype)
         scaled = Miss(MissCode.PATTERN, node, "both operands are scaled already")
         on_weight: ScaledProduct | Miss = scaled
         on_x: ScaledProduct | Miss = scaled
@@ -162,10 +162,12 @@ class ScaledProduct:
             weight = scaled
         refusal = _range_refusal(node, for_x, weight, real)
         placed = refusal or self._placed(path, node, for_x)
-        return placed if isinstance(placed, Miss) else replace(placed, weight=weight, real=real)
+        return (
+            placed if isinstance(placed, Miss) else replace(placed, weight=weight, float_dtype=real)
+        )
 
     def _weight_scaled(self, path: Path, node: Node, by: Argument) -> ScaledProduct | Miss:
-        real = self.real
+        real = self.float_dtype
         assert real is not None, "integers are scaled already"
         # The source overflows to infinity at 65504, before it scales; the fused product would not.
         if _HALF in (*self._dtypes(path), dtype_of(node)) and real is not _HALF:
@@ -195,7 +197,7 @@ class ScaledProduct:
         # A bias times a scale per row is a matrix, which a linear cannot add.
         if self.bias is not None:
             return Miss(MissCode.ARGUMENT, self.base, "the linear has a bias, scaled too")
-        if _HALF in (self.real, *self._dtypes(path)):
+        if _HALF in (self.float_dtype, *self._dtypes(path)):
             return Miss(MissCode.DTYPE, node, "the unscaled result passes through float16")
         if isinstance(by, Node) and not dtype_of(by).is_floating_point:
             return Miss(MissCode.DTYPE, by, "the factor is not a float tensor")
@@ -236,7 +238,7 @@ class ScaledProduct:
         return replace(self, node=node, x=None, activation=replace(x, zero=fitted), views=views)
 
 
-def as_product(node: Node) -> ScaledProduct | None:
+def as_scaled_product(node: Node) -> ScaledProduct | None:
     """View a product of integers, or a linear with a quantized operand."""
     product = as_int_product(node)
     if product is not None:
@@ -249,7 +251,7 @@ def as_product(node: Node) -> ScaledProduct | None:
         return None
     weight = Weight.of(linear.weight)
     x, real = _activation(linear.x, weight), dtype_of(node)
-    return ScaledProduct(node, node, linear.x, x, weight, linear.bias, real=real)
+    return ScaledProduct(node, node, linear.x, x, weight, linear.bias, float_dtype=real)
 
 
 def _activation(x: Node, weight: Weight) -> ActivationOperand | None:
@@ -289,11 +291,13 @@ def _split(scale: Argument, y: Node) -> tuple[Argument, Node | None] | Miss:
     return Miss(MissCode.AXIS, scale, text, tuple(shape_of(scale)), tuple(shape))
 
 
-def _range_refusal(node: Node, for_x: Argument, weight: Weight, real: torch.dtype) -> Miss | None:
+def _range_refusal(
+    node: Node, for_x: Argument, weight: Weight, float_dtype: torch.dtype
+) -> Miss | None:
     """Refuse a known scale with which values overflow: zero times an infinite scale is NaN."""
     # uint8 has the largest magnitude of the 8-bit dtypes, so it stands for all of them; a
     # correction that follows may double it.
-    spec = QuantSpec(torch.uint8, 0, 255, (None, None), real)
+    spec = QuantSpec(torch.uint8, 0, 255, (None, None), float_dtype)
     known = constant_value(for_x) if isinstance(for_x, Node) else None
     if isinstance(for_x, (int, float)):
         known = torch.tensor(float(for_x), dtype=torch.float64)

@@ -9,7 +9,7 @@ from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.sizes import same_shape
 from qfuse.normalize.aten.int_matmul.correction import multiplied
 from qfuse.normalize.aten.int_matmul.products import as_int_product
-from qfuse.normalize.aten.int_matmul.scaled import STEPS, ScaledProduct, as_product
+from qfuse.normalize.aten.int_matmul.scaled import STEPS, ScaledProduct, as_scaled_product
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.match.constants import derived
 from qfuse.normalize.match.views import reapply_views
@@ -35,18 +35,18 @@ _ONE_USER = single_use("path", text="the unscaled result has other users")
 
 
 def _unscaled(node: Node) -> ScaledProduct | None:
-    found = as_product(node)
+    found = as_scaled_product(node)
     takes = found is not None and (found.takes_row_scale or found.weight.is_open)
     return found if takes else None
 
 
 def _uncorrected(node: Node) -> ScaledProduct | None:
-    found = as_product(node)
+    found = as_scaled_product(node)
     return found if found is not None and found.takes_correction else None
 
 
 def _integers(node: Node) -> ScaledProduct | None:
-    return as_product(node) if as_int_product(node) is not None else None
+    return as_scaled_product(node) if as_int_product(node) is not None else None
 
 
 def _read(node: Node, product: ScaledProduct, path: Path) -> ScaledProduct | Miss:
@@ -61,7 +61,7 @@ def _read(node: Node, product: ScaledProduct, path: Path) -> ScaledProduct | Mis
         if isinstance(more, Miss):
             break
         found = more
-    if found.real is None:
+    if found.float_dtype is None:
         return Miss(MissCode.PATTERN, found.node, "the product is not scaled")
     return found
 
@@ -141,12 +141,12 @@ class FuseScaledProduct(PatternRule):
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Dequantize both operands, multiply, and reapply the ops in between."""
         found = site[SCALED]
-        assert found.real is not None, "it is scaled"
+        assert found.float_dtype is not None, "it is scaled"
         linear, x = as_linear(found.base), found.x
         with rw.before(found.node):
             if x is None:
                 assert found.activation is not None, "it has quantized values"
-                x = found.activation.build(rw, found.real)
+                x = found.activation.build(rw, found.float_dtype)
             weight, bias = found.weight.build(rw), found.bias
             if bias is not None and found.bias_value is not None:
                 bias = derived(rw, bias, found.bias_value, "scaled")

@@ -76,13 +76,13 @@ class Weight:
             return self.q is not None
         return not self.is_scaled and self.spec.is_plain and constant_of(self.q) is not None
 
-    def dequantized(self, real: torch.dtype) -> Weight:
+    def dequantized(self, float_dtype: torch.dtype) -> Weight:
         """Return the weight with the scale 1."""
         if self.spec is not None or self.q is None:
             return self
-        return replace(self, node=None, spec=_spec(self.q, real, (None, None)))
+        return replace(self, node=None, spec=_spec(self.q, float_dtype, (None, None)))
 
-    def scaled(self, at: Node, scale: Factor, real: torch.dtype) -> Weight | Miss:
+    def scaled(self, at: Node, scale: Factor, float_dtype: torch.dtype) -> Weight | Miss:
         """Return the weight with a scale."""
         assert self.q is not None, "only quantized weights take a scale"
         # One scale per output feature is one per row of `[N, K]`.
@@ -98,7 +98,9 @@ class Weight:
         zero = _zero(at, self.q, self.zero, scale)
         if isinstance(zero, Miss):
             return zero
-        return replace(self, node=None, scale=scale, zero=zero, spec=_spec(self.q, real, block))
+        return replace(
+            self, node=None, scale=scale, zero=zero, spec=_spec(self.q, float_dtype, block)
+        )
 
     def range_refusal(self, at: Node) -> Miss | None:
         """Refuse a scale that takes the weight out of the normal range."""
@@ -160,6 +162,6 @@ def _zero(at: Node, q: Node, zero: Argument, scale: Factor) -> Factor | Miss | N
     return factor
 
 
-def _spec(q: Node, real: torch.dtype, block: tuple[int | None, ...]) -> QuantSpec:
-    dtype, compute = dtype_of(q), torch.float64 if real is torch.float64 else torch.float32
-    return QuantSpec(dtype, *dtype_range(dtype), block, real, Arithmetic(compute))
+def _spec(q: Node, float_dtype: torch.dtype, block: tuple[int | None, ...]) -> QuantSpec:
+    dtype, compute = dtype_of(q), torch.float64 if float_dtype is torch.float64 else torch.float32
+    return QuantSpec(dtype, *dtype_range(dtype), block, float_dtype, Arithmetic(compute))

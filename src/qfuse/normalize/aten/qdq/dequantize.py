@@ -23,7 +23,7 @@ from qfuse.normalize.match.quantized_values import (
     QUANTIZED,
     QuantizedValues,
     integers_of,
-    stored_spec,
+    spec_of_dequantize,
 )
 from qfuse.normalize.match.views import view_source
 from qfuse.rewrite.pattern import Capture, Match, Operand, PatternRule, guard, let
@@ -126,7 +126,7 @@ class DequantizeChain(PatternRule):
         shape = shape_of(site[VALUE])
         block = block_of(shape, scale.shape)
         assert block is not None, "the scale tiles the quantized values"
-        spec = stored_spec(stored.q, shape, scale.shape, dtype_of(site.node), block)
+        spec = spec_of_dequantize(stored.q, shape, scale.shape, dtype_of(site.node), block)
         q = stored.build(rw)
         made = None if zero is None else zero.build(rw)
         rw.replace(site.node, rw.call(ops.dequantize, q, scale.build(rw), made, str(spec)))

@@ -57,15 +57,15 @@ class FoldCastIntoDequantize(Rule[CastOfDequantize]):
             return Miss(MissCode.DTYPE, node, text, dtype_name(dtype_of(node)), progress=2)
         # From float32 to bfloat16 to float16 a value may be rounded to another neighbour than
         # directly.
-        if torch.promote_types(spec.arithmetic.compute, spec.real) != spec.real:
+        if torch.promote_types(spec.arithmetic.compute, spec.float_dtype) != spec.float_dtype:
             text = "the dequantize rounds from {} to {} already, and two roundings are not one"
-            names = dtype_name(spec.arithmetic.compute), dtype_name(spec.real)
+            names = dtype_name(spec.arithmetic.compute), dtype_name(spec.float_dtype)
             return Miss(MissCode.ARITHMETIC, dequantize.node, text, *names, progress=2)
         return CastOfDequantize(node, dequantize)
 
     def rewrite(self, site: CastOfDequantize, rw: Rewriter) -> None:
         """Add another dequantize, to the dtype of the cast."""
         params = site.dequantize.params
-        spec = replace(params.spec, real=dtype_of(site.node))
+        spec = replace(params.spec, float_dtype=dtype_of(site.node))
         args = replace(params, spec=spec).call_args(site.dequantize.q)
         rw.replace(site.node, rw.call(ops.dequantize, *args))

@@ -50,7 +50,7 @@ class FoldCastIntoQuantize(Rule[QuantizeOfCast]):
         source = cast_source(quantize.x)
         if source is None:
             return Miss(MissCode.PATTERN, node, "its operand is not a cast", progress=0)
-        narrow, wide = dtype_of(source), quantize.params.spec.real
+        narrow, wide = dtype_of(source), quantize.params.spec.float_dtype
         # Also false for integers and float8, which may be quantized values themselves.
         if not widens(narrow, wide):
             text = "the cast from {} to {} is not exact"
@@ -64,6 +64,6 @@ class FoldCastIntoQuantize(Rule[QuantizeOfCast]):
     def rewrite(self, site: QuantizeOfCast, rw: Rewriter) -> None:
         """Quantize the operand of the cast; the arithmetic stays in the wide dtype."""
         params = site.quantize.params
-        spec = replace(params.spec, real=dtype_of(site.source))
+        spec = replace(params.spec, float_dtype=dtype_of(site.source))
         args = replace(params, spec=spec).call_args(site.source)
         rw.replace(site.quantize.node, rw.call(ops.quantize, *args))

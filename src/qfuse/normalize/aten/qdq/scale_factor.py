@@ -192,14 +192,14 @@ def check_range(node: Node, scale: torch.Tensor, spec: QuantSpec, *, shifted: bo
 
     They may overflow, or lose their precision.
     """
-    info, size = torch.finfo(spec.real), scale.double().abs()
+    info, size = torch.finfo(spec.float_dtype), scale.double().abs()
     # The difference of two 8-bit values has up to twice their magnitude.
     most = float(max(-spec.quant_min, spec.quant_max)) * (2 if shifted else 1)
     normal = (size == 0) | (size >= info.tiny)
     if bool((size * most <= info.max).all()) and bool(normal.all()):
         return None
     text = "scaled values would not be normal numbers of {}"
-    return Miss(MissCode.RANGE, node, text, dtype_name(spec.real))
+    return Miss(MissCode.RANGE, node, text, dtype_name(spec.float_dtype))
 
 
 def _is_per_element(shape: Sequence[Size], grid: Sequence[Size]) -> bool:

@@ -11,7 +11,7 @@ import torch
 from qfuse.ir.ops.views import dtype_of, node_of, shape_of
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.spec import dtype_name
-from qfuse.normalize.importers.choose import ChooseRule, ChooseSite, results_of
+from qfuse.normalize.importers.choose import ChooseRule, ChooseSite, used_results
 from qfuse.normalize.importers.errors import cannot_run
 from qfuse.normalize.importers.pt2e.per_tensor import check_readable
 from qfuse.normalize.importers.qdq import code_range
@@ -54,7 +54,7 @@ class NormalizeChoosePerTensor(ChooseRule):
         formula = Formula.DECOMPOSED_SYMMETRIC if symmetric else Formula.DECOMPOSED_AFFINE
         block = (None,) * len(shape_of(x))
         spec = ChooseSpec(formula, dtype, low, high, block, eps, torch.float64, torch.int64)
-        return ChooseSite(x, spec, results_of(node))
+        return ChooseSite(x, spec, used_results(node))
 
 
 class NormalizeChoosePerToken(ChooseRule):
@@ -91,4 +91,4 @@ class NormalizeChoosePerToken(ChooseRule):
             torch.float64,
             torch.int64,
         )
-        return ChooseSite(x, spec, results_of(node))
+        return ChooseSite(x, spec, used_results(node))

@@ -24,8 +24,8 @@ from qfuse.normalize.importers.qdq import (
     QdqSite,
     check_clamp,
     check_codes,
+    check_operand_dtype,
     check_rounds_nothing,
-    check_stored,
     check_subtraction,
     check_zero_point_dtype,
     code_range,
@@ -94,7 +94,7 @@ class NormalizeDequantizePerChannel(QdqRule):
         a = known_arguments(node, (*_ARGUMENTS, "out_dtype"))
         q, scale, zero = node_of(a["input"]), node_of(a["scales"]), optional_node(a["zero_points"])
         dtype, compute = dtype_argument(a["dtype"]), dtype_of(scale)
-        check_stored(node, q, dtype)
+        check_operand_dtype(node, q, dtype)
         check_float(scale)
         if dtype.is_floating_point:
             # Torch does not promote float8.

@@ -28,8 +28,8 @@ from qfuse.normalize.importers.qdq import (
     QdqSite,
     check_clamp,
     check_codes,
+    check_operand_dtype,
     check_rounds_nothing,
-    check_stored,
     code_range,
     exact_difference,
     make_spec,
@@ -95,7 +95,7 @@ class NormalizeDequantizePerTensor(QdqRule):
         """View any overload."""
         a = known_arguments(node, (*_ARGUMENTS, "out_dtype"))
         q, dtype = node_of(a["input"]), dtype_argument(a["dtype"])
-        check_stored(node, q, dtype)
+        check_operand_dtype(node, q, dtype)
         codes = code_range(node, number_of(a["quant_min"]), number_of(a["quant_max"]))
         real = dtype_argument(a["out_dtype"], torch.float32)
         # Python numbers are not rounded in 16-bit arithmetic, so the product is rounded once, from

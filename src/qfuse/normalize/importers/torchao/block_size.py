@@ -53,7 +53,7 @@ def storage_of(
     return stored, codes
 
 
-def block_of(node: Node, data: Node, block_size: Argument) -> Block:
+def canonical_block(node: Node, data: Node, block_size: Argument) -> Block:
     """Return torchao's block in the canonical form: ``None`` for a whole axis.
 
     Raises:

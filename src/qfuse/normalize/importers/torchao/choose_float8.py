@@ -17,7 +17,7 @@ from qfuse.normalize.importers.rule import (
     known_arguments,
 )
 from qfuse.normalize.importers.torch_ops import Registered
-from qfuse.normalize.importers.torchao.block_size import block_of, check_reduces
+from qfuse.normalize.importers.torchao.block_size import canonical_block, check_reduces
 from qfuse.rewrite.prelude import MissCode, Node, Rewriter
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -63,7 +63,7 @@ class NormalizeChooseFloat8(SourceRule[Float8Choice]):
             text = "its scale is {}, of {}"
             names = dtype_name(scale_dtype), dtype_name(dtype_of(x))
             raise RefusedError(MissCode.DTYPE, node, text, *names)
-        block = block_of(node, x, a["block_size"])
+        block = canonical_block(node, x, a["block_size"])
         check_reduces(node, x, block)
         low, high = dtype_range(dtype)
         return Float8Choice(node, x, ChooseSpec(Formula.AO_FLOAT8, dtype, low, high, block, 0.0))

@@ -9,11 +9,11 @@ from torch.fx.node import Argument
 from qfuse.ir.ops.views import dtype_of, optional_node
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.spec import dtype_name
-from qfuse.normalize.importers.choose import ChooseRule, ChooseSite, results_of
+from qfuse.normalize.importers.choose import ChooseRule, ChooseSite, used_results
 from qfuse.normalize.importers.errors import cannot_run
 from qfuse.normalize.importers.rule import dtype_argument, known_arguments
 from qfuse.normalize.importers.torch_ops import Registered
-from qfuse.normalize.importers.torchao.block_size import block_of, check_reduces, storage_of
+from qfuse.normalize.importers.torchao.block_size import canonical_block, check_reduces, storage_of
 
 _ARGUMENTS = (
     *("input", "mapping_type", "block_size", "target_dtype", "quant_min", "quant_max", "eps"),
@@ -57,7 +57,7 @@ class NormalizeChooseAffine(ChooseRule):
             raise cannot_run(node, f"there is no mapping {a['mapping_type']!r}")
         target = dtype_argument(a["target_dtype"])
         stored, (low, high) = storage_of(node, target, a["quant_min"], a["quant_max"])
-        block = block_of(node, x, a["block_size"])
+        block = canonical_block(node, x, a["block_size"])
         check_reduces(node, x, block)
         spec = ChooseSpec(
             formula,
@@ -69,7 +69,7 @@ class NormalizeChooseAffine(ChooseRule):
             dtype_argument(a["scale_dtype"], dtype_of(x)),
             _zero_point_dtype(a["zero_point_dtype"], formula, dtype_of(x)),
         )
-        return ChooseSite(x, spec, results_of(node))
+        return ChooseSite(x, spec, used_results(node))
 
 
 def _eps(value: Argument, dtype: torch.dtype) -> float:

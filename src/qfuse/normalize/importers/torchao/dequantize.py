@@ -13,14 +13,18 @@ from qfuse.normalize.importers.errors import cannot_run
 from qfuse.normalize.importers.qdq import (
     QdqRule,
     QdqSite,
-    check_stored,
+    check_operand_dtype,
     exact_difference,
     make_spec,
 )
 from qfuse.normalize.importers.qparams import check_float, fit, fit_zero_point
 from qfuse.normalize.importers.rule import RefusedError, dtype_argument, known_arguments, promoted
 from qfuse.normalize.importers.torch_ops import Registered
-from qfuse.normalize.importers.torchao.block_size import block_of, is_unsigned_sub_byte, storage_of
+from qfuse.normalize.importers.torchao.block_size import (
+    canonical_block,
+    is_unsigned_sub_byte,
+    storage_of,
+)
 from qfuse.rewrite.prelude import MissCode, Node, OpOverload
 
 _ARGUMENTS = (
@@ -58,13 +62,13 @@ class NormalizeDequantizeAffine(QdqRule):
         q, scale, zero = node_of(a["input"]), node_of(a["scale"]), optional_node(a["zero_point"])
         dtype, real = dtype_argument(a["input_dtype"]), dtype_argument(a["output_dtype"])
         if not is_unsigned_sub_byte(dtype):
-            check_stored(node, q, dtype)
+            check_operand_dtype(node, q, dtype)
         if real not in _WRITABLE:
             names = ", ".join(map(dtype_name, _WRITABLE))
             raise cannot_run(node, f"it returns {dtype_name(real)}, and must return one of {names}")
         check_float(scale)
         _, codes = storage_of(node, dtype, a["quant_min"], a["quant_max"])
-        block = block_of(node, q, a["block_size"])
+        block = canonical_block(node, q, a["block_size"])
         compute = promoted(node, real, dtype_of(scale))
         spec = make_spec(node, (dtype_of(q), codes), block, real, Arithmetic(compute))
         # The canonical op subtracts in the wider dtype, and so differs where the output dtype

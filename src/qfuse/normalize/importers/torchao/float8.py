@@ -57,7 +57,7 @@ class NormalizeDequantizeFloat8(QdqRule):
         return _site(node, dtype_of(node_of(a["tensor"])), dtype_argument(a["output_dtype"]))
 
 
-def _site(node: Node, stored: torch.dtype, real: torch.dtype) -> QdqSite:
+def _site(node: Node, stored: torch.dtype, float_dtype: torch.dtype) -> QdqSite:
     a = known_arguments(node, ("tensor", "scale", "float8_dtype", "output_dtype"))
     value, scale = node_of(a["tensor"]), node_of(a["scale"])
     if stored not in FLOAT8 or dtype_of(scale) not in _SCALES:
@@ -65,7 +65,7 @@ def _site(node: Node, stored: torch.dtype, real: torch.dtype) -> QdqSite:
         names = dtype_name(stored), dtype_name(dtype_of(scale))
         raise RefusedError(MissCode.DTYPE, node, text, *names)
     block = _block(node, value, scale)
-    spec = make_spec(node, (stored, dtype_range(stored)), block, real, _ARITHMETIC)
+    spec = make_spec(node, (stored, dtype_range(stored)), block, float_dtype, _ARITHMETIC)
     return QdqSite(node, value, fit(node, scale, spec.grid(shape_of(value))), None, spec)
 
 

@@ -22,7 +22,7 @@ from qfuse.normalize.importers.qdq import (
 from qfuse.normalize.importers.qparams import check_float, fit, fit_zero_point
 from qfuse.normalize.importers.rule import RefusedError, dtype_argument, known_arguments, promoted
 from qfuse.normalize.importers.torch_ops import Registered
-from qfuse.normalize.importers.torchao.block_size import block_of, storage_of
+from qfuse.normalize.importers.torchao.block_size import canonical_block, storage_of
 from qfuse.rewrite.prelude import MissCode, Node, OpOverload
 
 _ARGUMENTS = (
@@ -73,7 +73,7 @@ class NormalizeQuantizeAffine(QdqRule):
         if dtype_of(node) != storage[0]:
             text = "{} is not a storage type"
             raise RefusedError(MissCode.DTYPE, node, text, dtype_name(dtype_of(node)))
-        block = block_of(node, x, a["block_size"])
+        block = canonical_block(node, x, a["block_size"])
         math = Arithmetic(promoted(node, dtype_of(x), dtype_of(scale)))
         spec = make_spec(node, storage, block, dtype_of(x), math)
         check_clamp(node, spec)

@@ -58,14 +58,14 @@ def choose_spec(blocks: MxBlocks) -> ChooseSpec:
 
 
 def mx_spec(
-    stored: torch.dtype, block: Block, real: torch.dtype, *, reciprocal: bool = True
+    stored: torch.dtype, block: Block, float_dtype: torch.dtype, *, reciprocal: bool = True
 ) -> QuantSpec:
     """Return the spec of quantized values in blocks with scales that are powers of two."""
     return QuantSpec(
         stored,
         *dtype_range(stored),
         block,
-        real,
+        float_dtype,
         Arithmetic(reciprocal=reciprocal),
         ZeroPointDomain.NONE,
         scale_format=ScaleFormat.E8M0,

@@ -4,7 +4,7 @@ import torch
 
 from qfuse.ir.graph.stage_graph import OptimizedGraph
 from qfuse.ir.ops import library as ops
-from qfuse.lower.leftovers import reason_to_stay
+from qfuse.lower.unfused import reason_to_stay
 from qfuse.optimize import optimize
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear, per_tensor
