@@ -77,6 +77,12 @@ FAMILIES = {
         aten.conv_transpose2d.input,
         ([2, 2], [1, 1], [1, 1]),
     ),
+    "transposed depthwise convolution": Family(
+        (2, CHANNELS, 8, 8),
+        (CHANNELS, 1, 3, 3),
+        aten.conv_transpose2d.input,
+        ([2, 2], [1, 1], [1, 1], CHANNELS),
+    ),
 }
 
 

@@ -10,16 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.support.cases.linear_kernel import (
-    ACTIVATION_ERROR,
     REAL,
     STORED,
-    Linear,
     codes,
+    identity,
     linear,
 )
 from tests.support.cases.rowwise_kernel import dynamic
 
-from qfuse.ir.ops.epilogue import ACTIVATIONS, Epilogue
+from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.kernels import (
     KernelLibrary,
     linear_w8a8_grouped,
@@ -29,7 +28,6 @@ from qfuse.kernels import (
     pack_weight,
 )
 from qfuse.kernels.rowwise import activation_quantized
-from qfuse.lower.problems.activations import KERNEL_ACTIVATIONS, PRELU
 
 pytestmark = pytest.mark.numeric
 
@@ -45,22 +43,13 @@ EXACT = (
     "act(leaky_relu,0.1)",
     "add(0,1.0)",
     "mul(0)",
+    "prelu(0)",
+    "prelu(1)|cast(bfloat16)|prelu(0)",
     "act(relu)|add(0,1.0)|mul(1)",
     "cast(bfloat16)|act(relu)",
     "cast(float16)|add(1,1.0)|cast(bfloat16)|mul(0)",
     "mul(0)|cast(float32)|act(hardtanh,0.0,6.0)|add(0,1.0)|cast(float16)|add(1,1.0)|cast(float32)",
 )
-
-
-def identity(values: torch.Tensor) -> Linear:
-    """A linear whose product is zero, so that ``add(0,1.0)`` starts the epilogue from ``values``."""
-    n = values.shape[-1]
-    return Linear(
-        x=torch.zeros(values.shape[0], 4, dtype=torch.int8),
-        weight=torch.zeros(n, 4, dtype=torch.int8),
-        x_scale=torch.ones(1),
-        w_scale=torch.ones(n),
-    ).with_options(extras=[values])
 
 
 @pytest.mark.parametrize("real", REAL)
@@ -89,51 +78,6 @@ def test_add_scales_its_operand(isa: str, alpha: float) -> None:
 
     # alpha is rounded to float32, the product too: torch may do both at once.
     assert torch.equal(y, case.expected() + extra * torch.tensor(alpha))
-
-
-@pytest.mark.parametrize("name", sorted(ACTIVATION_ERROR))
-def test_activations_are_as_accurate_as_float32_allows(isa: str, name: str) -> None:
-    del isa
-    x = torch.linspace(-20, 20, 64 * 4001).reshape(-1, 64)
-    exact = ACTIVATIONS[name](x.double())
-
-    y = identity(x).with_options(epilogue=f"add(0,1.0)|act({name})").run()
-
-    epsilons, floor = ACTIVATION_ERROR[name]
-    allowed = epsilons * torch.finfo(torch.float32).eps * exact.abs().clamp_min(floor)
-    assert ((y.double() - exact).abs() <= allowed + torch.finfo(torch.float32).tiny).all()
-
-
-def test_every_activation_that_is_lowered_to_a_kernel_is_there(library: KernelLibrary) -> None:
-    del library
-    case = linear((3, 8), 5)
-    arguments = {
-        "hardtanh": (0.0, 6.0),
-        "leaky_relu": (0.01,),
-        "elu": (0.7, 1.2, 0.9),
-        "quick_gelu": (1.702,),
-    }
-    for name in sorted(KERNEL_ACTIVATIONS - {PRELU}):
-        function, args = ACTIVATIONS[name], arguments.get(name, ())
-        text = f"act({','.join((name, *map(repr, args)))})"
-
-        y = case.with_options(epilogue=text).run()
-
-        torch.testing.assert_close(y, function(case.expected(), *args))
-
-
-@pytest.mark.parametrize("name", [*sorted(ACTIVATION_ERROR), "relu", "leaky_relu,0.5"])
-def test_extremes(isa: str, name: str) -> None:
-    del isa
-    x = torch.tensor([[0.0, -0.0, 1e-30, -1e-30, 90.0, -90.0, 1e37, -1e37, torch.nan]])
-    function = ACTIVATIONS[name.partition(",")[0]]
-    # In float64, since some of torch's own float32 versions overflow here.
-    expected = function(x.double(), 0.5) if "," in name else function(x.double())
-
-    y = identity(x).with_options(epilogue=f"add(0,1.0)|act({name})").run()
-
-    assert torch.isnan(y[0, -1])
-    torch.testing.assert_close(y[0, :-1], expected[0, :-1].float())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -332,6 +276,8 @@ class TestQuantizedExtras:
             (torch.ones(5, dtype=torch.int8), "mul(0,0.1)", "has 2 arguments, expected 3"),
             (torch.ones(5, dtype=torch.int8), "mul(0,0.1,a)", "not a number"),
             (torch.ones(5, dtype=torch.int32), "add(0,1.0)", "an extra must be"),
+            (torch.ones(5, dtype=torch.int8), "prelu(0)", "type Char, which is quantized"),
+            (torch.ones(5, dtype=torch.int8), "prelu(0,0.1,3)", "has 3 arguments, expected 1"),
         ],
     )
     def test_refuses(

@@ -181,7 +181,7 @@ def test_whole_blocks_are_packed_as_without_halves() -> None:
     [
         ({"epilogue": "glu(silu,first)"}, "which half is the gate"),
         ({"epilogue": "glu(silu)"}, "which half is the gate"),
-        ({"epilogue": "glu(elu,gate-first)"}, "unknown activation"),
+        ({"epilogue": "glu(softplus,gate-first)"}, "unknown activation"),
         ({"epilogue": "glu(leaky_relu,gate-first)"}, "has 2 arguments, expected 3"),
         ({"epilogue": "glu(silu,gate-first)|glu(silu,gate-first)"}, "halves of halves"),
         ({"epilogue": "halves(gate-first)|act(silu)"}, "are not multiplied"),

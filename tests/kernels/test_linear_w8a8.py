@@ -190,7 +190,7 @@ def test_inputs_are_not_written_to(isa: str) -> None:
         ({"out_dtype": torch.bfloat16}, "the epilogue gives Float"),
         ({"real": torch.float64}, "must be float32, bfloat16 or float16"),
         ({"epilogue": "relu"}, "not an epilogue step"),
-        ({"epilogue": "act(elu)"}, "unknown activation"),
+        ({"epilogue": "act(softplus)"}, "unknown activation"),
         ({"epilogue": "act(hardtanh,0.0)"}, "has 2 arguments, expected 3"),
         ({"epilogue": "act(leaky_relu,x)"}, "not a number"),
         ({"epilogue": "add(0,1.0)"}, "wants an extra that is not there"),

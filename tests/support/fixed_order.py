@@ -144,7 +144,7 @@ def _float_convolution(  # noqa: PLR0913, PLR0917 - its arguments are the op's f
     extras: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     """Compute ``qfuse::convolution`` in float, with sequential sums."""
-    pairs = tuple((size, size) for size in padding)
+    pairs = tuple(zip(padding[: len(stride)], padding[-len(stride) :], strict=True))
     settings = Settings(stride, pairs, dilation, groups, transposed, output_padding)
     y = convolution(x, weight, settings, _linear)
     return epilogue.apply(_biased(y, bias, x.dim() - len(stride) - 1), extras)

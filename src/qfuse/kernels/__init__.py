@@ -9,7 +9,7 @@ returns the outcome: without a compiler the kernels are unavailable, and everyth
         y = kernels.linear_w8a8(x, x_scale, None, packed, sums, w_scale)
 
 The ops of a loaded library are ``torch.ops.qfuse.linear_w8a8`` and so on; their arguments are
-documented in :mod:`qfuse.kernels.ops` and :mod:`qfuse.kernels.weight_only`.
+documented in :mod:`qfuse.kernels.ops`, :mod:`qfuse.kernels.weight_only` and their like.
 """
 
 from qfuse.kernels.build import (
@@ -24,6 +24,8 @@ from qfuse.kernels.convolution_ops import (
     convolution_depthwise_w8a8,
     convolution_depthwise_w8a8_quantized,
     convolution_w8a8,
+    convolution_w8a8_grouped,
+    convolution_w8a8_grouped_quantized,
     convolution_w8a8_quantized,
 )
 from qfuse.kernels.grouped_ops import (
@@ -40,14 +42,17 @@ from qfuse.kernels.pack import pack_bytes, pack_weight, unpack_weight, weight_su
 from qfuse.kernels.pack4 import pack_weight4, unpack_weight4
 from qfuse.kernels.pack_convolution import (
     convolution_sums,
+    pack_codes,
     pack_convolution,
     pack_depthwise,
     pack_transposed,
+    pack_transposed_codes,
     transposed_sums,
     unpack_convolution,
 )
 from qfuse.kernels.pack_groups import PackedGroups, pack_grouped, pack_groups
 from qfuse.kernels.weight_only import linear_w4a16, linear_w8a16
+from qfuse.kernels.weight_only_convolution import convolution_w4a16, convolution_w8a16
 
 __all__ = [
     "KernelBuildError",
@@ -57,8 +62,12 @@ __all__ = [
     "convolution_depthwise_w8a8",
     "convolution_depthwise_w8a8_quantized",
     "convolution_sums",
+    "convolution_w4a16",
     "convolution_w8a8",
+    "convolution_w8a8_grouped",
+    "convolution_w8a8_grouped_quantized",
     "convolution_w8a8_quantized",
+    "convolution_w8a16",
     "copy_library",
     "describe",
     "find_compiler",
@@ -77,11 +86,13 @@ __all__ = [
     "linear_w8a16",
     "load",
     "pack_bytes",
+    "pack_codes",
     "pack_convolution",
     "pack_depthwise",
     "pack_grouped",
     "pack_groups",
     "pack_transposed",
+    "pack_transposed_codes",
     "pack_weight",
     "pack_weight4",
     "transposed_sums",

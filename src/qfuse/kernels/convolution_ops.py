@@ -26,7 +26,8 @@ or on the instruction set. The ops do not mutate their arguments.
 ``w_zero_point``    ``None``, one integer, or one per output channel
 ``bias``            ``None`` or one float per output channel
 ``kernel``          sizes of the kernel, one per spatial axis; so are ``stride``, ``padding``,
-                    ``dilation`` and ``output_padding``
+                    ``dilation`` and ``output_padding``. Not transposed, ``padding`` may have twice
+                    as many numbers: those before every axis, then those after
 ``transposed``      whether it is a transposed convolution
 ``groups``          of channels
 ``extras``          at most 4 tensors, as in :mod:`qfuse.kernels.ops`, that broadcast to the result
@@ -36,6 +37,14 @@ or on the instruction set. The ops do not mutate their arguments.
 convolutions with one group for each channel of ``x``, and any number of output channels for each.
 They take neither ``output_padding`` nor ``transposed`` nor ``groups``, and a weight from
 :func:`~qfuse.kernels.pack_convolution.pack_depthwise`.
+
+``convolution_w8a8_grouped`` and ``convolution_w8a8_grouped_quantized`` have scales per group of
+input channels. The total of each group is converted to float32, multiplied by the group's scale,
+and added in the order tap, then group. They take ``out_channels`` instead of ``w_zero_point``;
+``w_scale`` is float32 ``[groups, ceil(N / groups / 64), scales, 64]`` from
+:func:`~qfuse.kernels.pack_convolution_groups.pack_channel_groups`, and ``w_sums`` from
+:func:`~qfuse.kernels.pack_convolution_groups.group_sums` or ``transposed_group_sums``. Groups are
+of a multiple of 4 channels that divides those of a group of the convolution.
 
 ``epilogue``, ``real``, ``out_dtype`` and the arguments of a quantized result are those of
 :mod:`qfuse.kernels.ops`.
@@ -51,18 +60,18 @@ import torch
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels._torch_api import memory_format_of
-from qfuse.kernels.fakes import REAL, STORED, check_stored
+from qfuse.kernels.fakes import REAL, STORED, check_parameters, check_stored
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.pack import BLOCK, GROUP
 from qfuse.kernels.pack_convolution import depthwise_groups, taps_of_phases
 
-_DEFAULTS: Mapping[str, object] = {
-    "w_zero_point": None,
+_GROUPED: Mapping[str, object] = {
     "bias": None,
     "extras": (),
     "epilogue": "",
     "real": torch.float32,
 }
+_DEFAULTS: Mapping[str, object] = {"w_zero_point": None, **_GROUPED}
 _WINDOW: Mapping[str, object] = {"transposed": False, "groups": 1}
 _OUTPUT: Mapping[str, object] = {"reciprocal": True, "zero_point_first": False}
 
@@ -76,11 +85,16 @@ def output_size(
 ) -> list[int]:
     """Return the spatial sizes of the result of an ordinary convolution.
 
+    There is one padding per axis, or one before every axis, then one after.
+
     Raises:
         InputError: The kernel is larger than the padded input.
     """
-    axes = zip(size, kernel, stride, padding, dilation, strict=True)
-    rooms = [(n + 2 * p - d * (k - 1) - 1, s) for n, k, s, p, d in axes]
+    count = len(kernel)
+    # The last `count` numbers are those after.
+    both = [padding[i] + padding[i - count] for i in range(count)]
+    axes = zip(size, kernel, stride, both, dilation, strict=True)
+    rooms = [(n + p - d * (k - 1) - 1, s) for n, k, s, p, d in axes]
     # A dynamic size is checked when the op runs: comparing it here would add a guard.
     if any(type(room) is int and room < 0 for room, _ in rooms):
         raise InputError(f"the kernel {list(kernel)} is larger than the padded input {list(size)}")
@@ -106,16 +120,24 @@ def _depth(a: Any, channels: int) -> int:
 def _check_window(a: Any, *more: str) -> None:
     check_stored(a.x)
     axes = len(a.kernel)
+    check_settings(a, *more)
+    if a.x.dim() not in {axes + 1, axes + 2}:
+        raise InputError(f"x must have {axes + 1} or {axes + 2} axes, not {a.x.dim()}")
+
+
+def check_settings(a: Any, *more: str) -> None:
+    """Check how many numbers the settings have, and those named besides."""
+    axes = len(a.kernel)
     for name in ("stride", "padding", "dilation", *more):
-        if len(getattr(a, name)) != axes:
-            raise InputError(f"{name} must have {axes} numbers, not {len(getattr(a, name))}")
+        count = len(getattr(a, name))
+        uneven = name == "padding" and count == 2 * axes and not getattr(a, "transposed", False)
+        if count != axes and not uneven:
+            raise InputError(f"{name} must have {axes} numbers, not {count}")
     for name in ("kernel", "stride", "dilation"):
         if min(getattr(a, name)) < 1:
             raise InputError(f"{name} must be positive, not {getattr(a, name)}")
     if min(a.padding) < 0:
         raise InputError(f"padding must not be negative, not {a.padding}")
-    if a.x.dim() not in {axes + 1, axes + 2}:
-        raise InputError(f"x must have {axes + 1} or {axes + 2} axes, not {a.x.dim()}")
 
 
 def _check_packed(a: Any, expected: tuple[int, ...]) -> None:
@@ -124,13 +146,17 @@ def _check_packed(a: Any, expected: tuple[int, ...]) -> None:
 
 
 def _shape(a: Any) -> list[int]:
-    """Return the shape of the result; check the operands."""
+    return _spatial_shape(a, a.w_sums.shape[-1])
+
+
+def _spatial_shape(a: Any, n: int) -> list[int]:
+    """Return the shape of a result of ``n`` channels; check the operands."""
     _check_window(a, "output_padding")
     if a.groups < 1:
         raise InputError(f"groups must be positive, not {a.groups}")
     axes = len(a.kernel)
     *batch, channels = a.x.shape[:-axes]
-    n, size = a.w_sums.shape[-1], a.x.shape[-axes:]
+    size = a.x.shape[-axes:]
     if channels % a.groups or n % a.groups:
         raise InputError(f"{channels} channels and n={n} cannot be split into {a.groups} groups")
     blocks = (n // a.groups + BLOCK - 1) // BLOCK
@@ -138,6 +164,16 @@ def _shape(a: Any) -> list[int]:
     if a.transposed:
         return [*batch, n, *transposed_size(a, size)]
     return [*batch, n, *output_size(size, a.kernel, a.stride, a.padding, a.dilation)]
+
+
+def _grouped_shape(a: Any) -> list[int]:
+    blocks, n = (a.out_channels // a.groups + BLOCK - 1) // BLOCK, a.out_channels
+    shape = _spatial_shape(a, n)
+    scales = a.w_scale.shape[2] if a.w_scale.dim() == 4 else 0  # noqa: PLR2004
+    expected = (a.groups, blocks, scales, BLOCK)
+    check_parameters("w_scale", a.w_scale, (torch.float32,), expected)
+    check_parameters("w_sums", a.w_sums, (torch.int16, torch.int32), expected)
+    return shape
 
 
 def _depthwise_shape(a: Any) -> list[int]:
@@ -175,6 +211,17 @@ convolution_w8a8_quantized: KernelOp[torch.Tensor] = KernelOp(
     "convolution_w8a8_quantized",
     lambda a: _result(a, STORED),
     defaults={**_DEFAULTS, **_WINDOW, **_OUTPUT},
+)
+convolution_w8a8_grouped: KernelOp[torch.Tensor] = KernelOp(
+    "convolution_w8a8_grouped",
+    lambda a: _result(a, REAL, _grouped_shape),
+    defaults={**_GROUPED, **_WINDOW},
+    like={"out_dtype": "real"},
+)
+convolution_w8a8_grouped_quantized: KernelOp[torch.Tensor] = KernelOp(
+    "convolution_w8a8_grouped_quantized",
+    lambda a: _result(a, STORED, _grouped_shape),
+    defaults={**_GROUPED, **_WINDOW, **_OUTPUT},
 )
 convolution_depthwise_w8a8: KernelOp[torch.Tensor] = KernelOp(
     "convolution_depthwise_w8a8",

@@ -19,6 +19,8 @@ from qfuse.kernels.convolution_ops import (
     convolution_depthwise_w8a8,
     convolution_depthwise_w8a8_quantized,
     convolution_w8a8,
+    convolution_w8a8_grouped,
+    convolution_w8a8_grouped_quantized,
     convolution_w8a8_quantized,
 )
 from qfuse.kernels.grouped_ops import (
@@ -33,6 +35,7 @@ from qfuse.kernels.op import KernelOp
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
 from qfuse.kernels.rowwise import ROWWISE_OPS
 from qfuse.kernels.weight_only import linear_w4a16, linear_w8a16
+from qfuse.kernels.weight_only_convolution import convolution_w4a16, convolution_w8a16
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +55,12 @@ OPS: tuple[KernelOp[Any], ...] = (
     linear_w8a16,
     convolution_w8a8,
     convolution_w8a8_quantized,
+    convolution_w8a8_grouped,
+    convolution_w8a8_grouped_quantized,
     convolution_depthwise_w8a8,
     convolution_depthwise_w8a8_quantized,
+    convolution_w4a16,
+    convolution_w8a16,
     *ROWWISE_OPS,
 )
 """The ops of the library."""

@@ -21,6 +21,8 @@ the features of the result. The weight must then be packed by
 
 A quantized extra is ``float32(q - zero_point) * scale``, rounded to float32, and counts as float32.
 
+``prelu(i)`` multiplies values that are not positive by an extra, the slopes.
+
 The op ``round(factor,zero,low,high,scale)`` quantizes and dequantizes:
 ``(clamp(round(y * factor) + zero, low, high) - zero) * scale``. NaN is quantized to 0.
 
@@ -47,10 +49,12 @@ Arguments of every op:
 ``extras``         at most 4 tensors (float32, bfloat16, float16, or quantized: int8, uint8) that
                    broadcast to ``[..., N]``, or to the features of the ops that use them
 ``epilogue``       at most 8 ops in the canonical text: ``act(name,args)``, ``add(i,alpha)``,
-                   ``mul(i)``, of a quantized extra ``add(i,alpha,scale,zero_point)`` and
-                   ``mul(i,scale,zero_point)``, ``cast(dtype)``, ``round``, one GLU,
-                   joined by ``|``. Activations: relu, gelu, gelu_tanh, silu, sigmoid, tanh,
-                   hardtanh (low, high), hardswish, hardsigmoid, leaky_relu (slope)
+                   ``mul(i)``, ``prelu(i)``, of a quantized extra
+                   ``add(i,alpha,scale,zero_point)`` and ``mul(i,scale,zero_point)``,
+                   ``cast(dtype)``, ``round``, one GLU, joined by ``|``. Activations: relu, gelu,
+                   gelu_tanh, silu, sigmoid, tanh, hardtanh (low, high), hardswish, hardsigmoid,
+                   leaky_relu (slope), elu (alpha, scale, input scale), mish, quick_gelu (factor in
+                   the sigmoid)
 =================  ==============================================================================
 
 Further arguments:

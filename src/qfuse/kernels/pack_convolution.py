@@ -7,6 +7,9 @@ linear, see :mod:`qfuse.kernels.pack`.
 A transposed convolution is one ordinary convolution for each phase: the output pixels whose
 position plus padding has the same remainder by the stride, in the order of these remainders (z, y,
 x). They read the same taps, the last one first. The weights of the phases follow one another.
+
+Weight-only kernels take the weights of all groups as one matrix (:func:`pack_codes`), so that no
+block is filled up.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import torch.nn.functional as F
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels.pack import GROUP, pack_bytes, unpack_weight, weight_sums
+from qfuse.kernels.pack4 import pack_weight4
 
 _LEAST_AXES, _MOST_AXES = 3, 5
 _LEAST_LINE = 3  # taps along x that begin a new group
@@ -40,7 +44,7 @@ def pack_convolution(weight: torch.Tensor, groups: int = 1) -> torch.Tensor:
         InputError: The weight is not int8, has another number of axes, or cannot be split into
             groups.
     """
-    matrix = _matrix(weight)
+    matrix = as_matrix(weight)
     if groups < 1 or matrix.shape[0] % groups:
         raise InputError(f"{matrix.shape[0]} output channels cannot be split into {groups} groups")
     return torch.stack([pack_bytes(part) for part in matrix.tensor_split(groups)])
@@ -56,7 +60,7 @@ def convolution_sums(weight: torch.Tensor, zero_point: torch.Tensor | None = Non
     Returns:
         int32 ``[N]``: the sums of ``weight - zero_point``.
     """
-    return weight_sums(_matrix(weight), zero_point)
+    return weight_sums(as_matrix(weight), zero_point)
 
 
 def unpack_convolution(packed: torch.Tensor, shape: Sequence[int], groups: int = 1) -> torch.Tensor:
@@ -98,7 +102,9 @@ def pack_transposed(
     Raises:
         InputError: As for :func:`pack_convolution`.
     """
-    phases = [pack_convolution(part, groups) for part in _phases(weight, stride, dilation, groups)]
+    phases = [
+        pack_convolution(part, groups) for part in phase_weights(weight, stride, dilation, groups)
+    ]
     return torch.cat(phases, dim=2)
 
 
@@ -114,7 +120,7 @@ def transposed_sums(
     Returns:
         int32 ``[phases, N]``.
     """
-    parts = _phases(weight, stride, dilation, groups)
+    parts = phase_weights(weight, stride, dilation, groups)
     return torch.stack([convolution_sums(part, zero_point) for part in parts])
 
 
@@ -143,6 +149,38 @@ def pack_depthwise(weight: torch.Tensor) -> torch.Tensor:
     return pack_bytes(lines.flatten(1))
 
 
+def pack_codes(codes: torch.Tensor) -> torch.Tensor:
+    """Pack the weight of a convolution of float activations, whatever its groups.
+
+    Args:
+        codes: int8 ``[N, C / groups, *kernel]``, or uint8 from 0 to 15 for four bits.
+
+    Returns:
+        ``[ceil(N / 64), words, 64, 4]`` in the dtype of the codes, padded with zeros. A word holds
+        four int8 or eight values of four bits.
+
+    Raises:
+        InputError: The codes have another dtype or number of axes.
+    """
+    matrix = as_matrix(codes)
+    return pack_weight4(matrix) if codes.dtype == torch.uint8 else pack_bytes(matrix)
+
+
+def pack_transposed_codes(
+    codes: torch.Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int = 1
+) -> torch.Tensor:
+    """Pack the weight ``[C, N / groups, *kernel]`` of a transposed one; see :func:`pack_codes`.
+
+    Returns:
+        ``[ceil(N / 64), words of all phases, 64, 4]``.
+
+    Raises:
+        InputError: As for :func:`pack_codes`, or the weight cannot be split into groups.
+    """
+    parts = phase_weights(codes, stride, dilation, groups)
+    return torch.cat([pack_codes(part) for part in parts], dim=1)
+
+
 def depthwise_groups(kernel: Sequence[int]) -> int:
     """Return the groups of taps of a weight that :func:`pack_depthwise` packs."""
     *lines, taps = kernel
@@ -164,10 +202,10 @@ def taps_of_phases(
     return list(product(*axes))
 
 
-def _phases(
+def phase_weights(
     weight: torch.Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> list[torch.Tensor]:
-    """Return the weight ``[N, C / groups, *taps]`` of every phase."""
+    """Return the weight ``[N, C / groups, *taps]`` of every phase of a transposed convolution."""
     _check_axes(weight)
     if groups < 1 or weight.shape[0] % groups:
         raise InputError(f"{weight.shape[0]} channels cannot be split into {groups} groups")
@@ -183,7 +221,7 @@ def _phases(
     return phases
 
 
-def _matrix(weight: torch.Tensor) -> torch.Tensor:
+def as_matrix(weight: torch.Tensor) -> torch.Tensor:
     """Return the weight as a matrix ``[N, taps * C / groups]``."""
     _check_axes(weight)
     # Tap, then channel: in a channels-last image the channels of a tap are adjacent.

@@ -68,17 +68,22 @@ GROUP_MULTIPLE = 8
 """Group sizes are multiples of this, if there are several groups or offsets."""
 
 
-def _complete(a: dict[str, Any]) -> None:
-    if a.get("out_features") is not None:
+def complete_features(name: str, a: dict[str, Any]) -> None:
+    """Fill in the number of output features, the argument ``name``, from the scales.
+
+    Raises:
+        InputError: The scales are not one per output feature.
+    """
+    if a.get(name) is not None:
         return
     scale = a["w_scale"]
     # Packed scales are padded to whole blocks.
     if scale.dim() != 1:
         raise InputError(
             f"w_scale {tuple(scale.shape)} does not say how many output features there are",
-            fix="give out_features",
+            fix=f"give {name}",
         )
-    a["out_features"] = scale.shape[0]
+    a[name] = scale.shape[0]
 
 
 def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
@@ -120,7 +125,8 @@ def _weight_only(name: str, stored: torch.dtype) -> KernelOp[torch.Tensor]:
         "compute": torch.float32,
     }
     fake = partial(_fake, stored)
-    return KernelOp(name, fake, defaults=defaults, like={"out_dtype": "x"}, complete=_complete)
+    complete = partial(complete_features, "out_features")
+    return KernelOp(name, fake, defaults=defaults, like={"out_dtype": "x"}, complete=complete)
 
 
 linear_w4a16 = _weight_only("linear_w4a16", torch.uint8)

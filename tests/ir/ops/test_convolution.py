@@ -42,6 +42,7 @@ class Shape:
     batched: bool = True
     stride: int = 2
     dilation: int = 2
+    uneven: bool = False
 
     @property
     def x(self) -> tuple[int, ...]:
@@ -56,10 +57,11 @@ class Shape:
 
     def settings(self) -> dict[str, Any]:
         """The settings of the fused op."""
+        after = (0, 2, 1)[: self.spatial] if self.uneven else ()
         late = (1,) if self.transposed else (0,)
         return {
             "stride": (self.stride, 3, 2)[: self.spatial],
-            "padding": (1, 0, 1)[: self.spatial],
+            "padding": (*(1, 0, 1)[: self.spatial], *after),
             "dilation": (1, self.dilation, 1)[: self.spatial],
             "transposed": self.transposed,
             "output_padding": late * self.spatial,
@@ -72,6 +74,7 @@ SHAPES = [
     *(Shape(spatial, transposed=True) for spatial in (1, 2, 3)),
     Shape(groups=2),
     Shape(groups=2, batched=False),
+    *(Shape(spatial, uneven=True) for spatial in (1, 2, 3)),
     Shape(transposed=True, groups=2),
     Shape(transposed=True, batched=False),
 ]
@@ -151,7 +154,11 @@ def _float_convolution(
     if shape.transposed:
         late = s["output_padding"], s["groups"], s["dilation"]
         return TRANSPOSED[index](x, weight, bias, s["stride"], s["padding"], *late)
-    return DIRECT[index](x, weight, bias, s["stride"], s["padding"], s["dilation"], s["groups"])
+    padding = s["padding"]
+    if shape.uneven:
+        sides = (padding[i + shape.spatial * side] for i in range(index, -1, -1) for side in (0, 1))
+        x, padding = torch.nn.functional.pad(x, list(sides)), 0
+    return DIRECT[index](x, weight, bias, s["stride"], padding, s["dilation"], s["groups"])
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -236,6 +243,7 @@ def test_the_result_is_channels_last_if_an_operand_is() -> None:
         ({"stride": (2, 0)}, "the stride is (2, 0)"),
         ({"padding": (1, -1)}, "the padding is (1, -1)"),
         ({"padding": (1, 1, 1)}, "the padding is (1, 1, 1)"),
+        ({"padding": (1, 1, 1, -1)}, "the padding is (1, 1, 1, -1)"),
         ({"dilation": ()}, "the dilation is ()"),
         ({"output_padding": (0,)}, "the output_padding is (0,)"),
         ({"output_padding": (1, 0)}, "it is not transposed and has an output padding"),

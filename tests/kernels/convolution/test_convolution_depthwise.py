@@ -29,6 +29,8 @@ WINDOWS = {
     "3x3": window(3, 3),
     "3x3 padded": window(3, 3, padding=1),
     "3x3 padded stride 2": window(3, 3, padding=1, stride=2),
+    "3x3 padded after": window(3, 3, padding=(0, 0, 1, 1), stride=2),
+    "padded unevenly": window(2, 3, padding=(3, 0, 0, 2)),
     "5x5 padded": window(5, 5, padding=2),
     "7x7 padded": window(7, 7, padding=3),
     "5x5 padded stride 2": window(5, 5, padding=2, stride=2),

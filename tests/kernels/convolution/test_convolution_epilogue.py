@@ -24,6 +24,7 @@ EXACT = (
     "act(hardsigmoid)",
     "act(leaky_relu,0.1)",
     "act(relu)|add(0,1.0)|mul(1)",
+    "prelu(0)|cast(bfloat16)|prelu(1)",
     "cast(bfloat16)|add(0,1.0)|act(relu)",
     "mul(0)|cast(float16)|add(1,1.0)|cast(float32)",
 )

@@ -22,6 +22,7 @@ EPILOGUE = "act(gelu)|add(0,1.0)|cast(float32)"
 GEOMETRIES = [
     ((2, 6, 9), window(3, stride=2, padding=1, groups=2)),
     ((6, 9), window(3, dilation=2)),
+    ((2, 6, 9, 8), window(3, 3, stride=2, padding=(0, 2, 1, 0))),
     ((2, 6, 9, 8), window(3, 3, stride=2, padding=1)),
     ((6, 9, 8), window(1, 1)),
     ((0, 6, 9, 8), window(1, 1)),
@@ -58,7 +59,7 @@ def to_meta(args: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("index", [0, 2, 3, 6])
+@pytest.mark.parametrize("index", [0, 2, 3, 4, 7])
 def test_opcheck(library: KernelLibrary, index: int, *, last: bool) -> None:
     del library
     shape, w = GEOMETRIES[index]

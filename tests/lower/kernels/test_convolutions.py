@@ -111,14 +111,67 @@ def test_the_steps_that_no_kernel_knows_follow_the_kernel() -> None:
     b = GraphBuilder()
     case = ConvolutionCase()
     y = case.add(b, b.arg("x", torch.float32, *case.shape))
-    y = b.call(aten.relu.default, b.call(aten.elu.default, b.call(aten.relu.default, y)))
+    y = b.call(aten.relu.default, b.call(aten.softplus.default, b.call(aten.relu.default, y)))
     program = b.done(y)
     low = lowered_convolution(program)
 
     calls = [n.target for n in low.graph.nodes if n.op == "call_function"]
     assert torch.ops.qfuse.convolution_w8a8.default in calls
-    assert aten.elu.default in calls
+    assert aten.softplus.default in calls
     check(program, low)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("name", ["2d", "stride", "groups", "depthwise stride", "signed"])
+def test_an_uneven_padding_is_in_the_kernel(name: str) -> None:
+    case = CASES[name]
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, *case.shape)
+    y = case.add(b, b.call(aten.constant_pad_nd.default, x, [0, 1, 2, 0], 0.0))
+    program = b.done(y)
+    low = lowered_convolution(program)
+
+    assert aten.constant_pad_nd.default not in calls_of(low)
+    check(program, low)
+
+
+@pytest.mark.parametrize(
+    ("case", "groups"),
+    [
+        (ConvolutionCase(shape=(1, 64, 8, 8), out=64, groups=16), 4),
+        (ConvolutionCase(shape=(1, 64, 8, 8), out=64, groups=4), 4),
+        (ConvolutionCase(shape=(1, 64, 8, 8), out=64, groups=64, transposed=True, axis=1), 4),
+    ],
+)
+def test_groups_of_few_channels_are_merged(case: ConvolutionCase, groups: int) -> None:
+    for weight_zero in (None, 5):
+        program = case.but(weight_zero=weight_zero).program()
+        low = lowered_convolution(program)
+
+        (call,) = [
+            n for n in low.graph.nodes if n.target is torch.ops.qfuse.convolution_w8a8.default
+        ]
+        assert call.args[14] == groups
+        check(program, low)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("name", ["2d", "depthwise", "dynamic batch"])
+@pytest.mark.parametrize("act", ["elu", "selu", "celu", "mish", "prelu", "one slope"])
+def test_activations_are_in_the_kernel(name: str, act: str) -> None:
+    b = GraphBuilder()
+    case = CASES[name]
+    y = case.add(b, b.arg("x", torch.float32, *case.shape))
+    if act in {"prelu", "one slope"}:
+        slopes = torch.randn(case.out if act == "prelu" else 1)
+        y = b.call(aten.prelu.default, y, b.const("slopes", slopes))
+    else:
+        y = b.call(getattr(aten, act).default, y)
+    program = b.done(y)
+    low = lowered_convolution(program)
+
+    assert str(calls_of(low)[-1]).startswith("qfuse.convolution")
+    check(program, low, n=3)
 
 
 @pytest.mark.numeric
@@ -272,6 +325,41 @@ def test_a_linear_reads_a_stored_residual() -> None:
 
     assert calls_of(low)[-1] is torch.ops.qfuse.linear_w8a8.default
     check(program, low)
+
+
+GROUPED = {
+    "2d": ConvolutionCase(shape=(2, 32, 9, 8)),
+    "1d": ConvolutionCase(shape=(2, 32, 9), kernel=(3,), x=torch.int8, zero=-7),
+    "groups": ConvolutionCase(shape=(2, 32, 9, 8), groups=2, stride=2),
+    "transposed": ConvolutionCase(shape=(2, 32, 9, 8), transposed=True, stride=2, groups=2),
+    "dynamic": ConvolutionCase(shape=("n", 32, "h", "w")),
+}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("name", GROUPED)
+def test_scales_in_groups_of_input_channels(name: str) -> None:
+    case = GROUPED[name].but(block=8)
+    program = case.program()
+    low = lowered_convolution(program)
+
+    assert the_kernel(low) == "qfuse.convolution_w8a8_grouped"
+    named = {size: 5 + 2 * i for i, size in enumerate(case.shape) if isinstance(size, str)}
+    check(program, low, **named)
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (ConvolutionCase(shape=(2, 24, 9, 8), block=4), "blocks of 1x4x*x*, not per output"),
+        (ConvolutionCase(shape=(2, 32, 9, 8), block=8, weight_zero=3), "has zero points"),
+        (ConvolutionCase(), "scales are not grouped"),
+    ],
+)
+def test_refuses_other_groups(case: ConvolutionCase, reason: str) -> None:
+    low = lowered_convolution(case.program())
+
+    assert reason in why_not(low, "qfuse.convolution_w8a8_grouped")
 
 
 @pytest.mark.numeric

@@ -30,7 +30,7 @@ _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 @dataclass(frozen=True)
 class Window:
-    """The spatial arguments, one number per axis."""
+    """The spatial arguments, one number per axis; those of the padding may be before and after."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -131,7 +131,7 @@ class Convolution:
             return convolve(
                 x, weight, None, w.stride, w.padding, w.output_padding, w.groups, w.dilation
             )
-        return _CONV[len(w.kernel)](x, weight, None, w.stride, w.padding, w.dilation, w.groups)
+        return convolved(x, weight, w)
 
     def real(self) -> torch.Tensor:
         """The convolution in float32, in the order that the op promises."""
@@ -150,6 +150,14 @@ class Convolution:
 
     def with_options(self, **options: Any) -> Convolution:
         return replace(self, options={**self.options, **options})
+
+
+def convolved(x: torch.Tensor, weight: torch.Tensor, w: Window) -> torch.Tensor:
+    """Return an ordinary convolution, whose paddings before and after an axis may differ."""
+    axes = len(w.kernel)
+    sides = zip(w.padding[:axes], w.padding[-axes:], strict=True)
+    x = F.pad(x, [pad for side in reversed(list(sides)) for pad in side])
+    return _CONV[axes](x, weight, None, w.stride, 0, w.dilation, w.groups)
 
 
 def in_format_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ STORED = (torch.int8, torch.uint8)
 REAL = (torch.float32, torch.bfloat16, torch.float16)
 
 # Largest error of an activation over [-20, 20] against float64, in units of float32's epsilon times
-# max(|y|, floor): what cancels in an activation cancels in torch's float32 version too.
+# max(|y|, floor). Arguments are exact in float32. What cancels in an activation cancels in torch's float32 version too.
 ACTIVATION_ERROR = {
     "gelu": (3.0, 4.0),  # x * (1 + erf), whose sum cancels on the left
     "gelu_tanh": (3.0, 1.0),  # x / (1 + e^-2u): u is rounded, then its error multiplied
@@ -22,6 +22,11 @@ ACTIVATION_ERROR = {
     "tanh": (3.0, 0.0),
     "hardswish": (2.0, 0.0),
     "hardsigmoid": (2.0, 0.0),
+    "elu,1.0,1.0,1.0": (3.0, 0.0),
+    "elu,0.75,1.25,0.5": (3.0, 0.0),
+    "elu,-0.5,1.0,-0.25": (3.0, 0.0),  # grows to the left
+    "mish": (4.0, 0.0),
+    "quick_gelu,1.75": (3.0, 1.0),  # x / (1 + e^-ax): ax is rounded, then its error multiplied
 }
 
 
@@ -105,3 +110,14 @@ def linear(  # noqa: PLR0913 - what a problem can have
         w_zero_point=torch.randint(-8, 8, (n,), dtype=torch.int32) if weight_zero_point else None,
         bias=torch.randn(n) if bias else None,
     )
+
+
+def identity(values: torch.Tensor) -> Linear:
+    """A linear whose product is zero, so that ``add(0,1.0)`` starts the epilogue from ``values``."""
+    n = values.shape[-1]
+    return Linear(
+        x=torch.zeros(values.shape[0], 4, dtype=torch.int8),
+        weight=torch.zeros(n, 4, dtype=torch.int8),
+        x_scale=torch.ones(1),
+        w_scale=torch.ones(n),
+    ).with_options(extras=[values])

@@ -56,6 +56,7 @@ class ConvolutionCase:
     zero: int = 100
     weight: torch.dtype = torch.int8
     axis: int | None = 0
+    block: int | None = None  # input channels with a scale of their own, per output channel
     weight_zero: int | None = None
     bias: bool = True
     memory_format: torch.memory_format = torch.contiguous_format
@@ -91,6 +92,9 @@ class ConvolutionCase:
             first, second = self.channels, self.out // self.groups
         shape = (first, second, *self.kernel)
         spec = spec_of(len(shape), self.weight, self.axis)
+        if self.block is not None:
+            lead = (self.block, 1) if self.transposed else (1, self.block)
+            spec = spec.with_block((*lead, *[None] * len(self.kernel)))
         grid = [int(g) for g in spec.grid(shape)]
         scale = b.const("w_scale", torch.rand(grid) * 0.02 + 1e-3)
         zero = None

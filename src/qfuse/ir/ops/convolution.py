@@ -140,8 +140,9 @@ class FusedConvolution(Op):
     """A ``qfuse::convolution`` call. Operands without quantization parameters are float.
 
     ``x`` is ``[batch, channels, *sizes]`` or ``[channels, *sizes]`` with 1 to 3 spatial axes. The
-    settings have one number per spatial axis. The padding is the float 0. The strides of the
-    result are those of torch: channels last if ``x`` or ``weight`` is.
+    settings have one number per spatial axis. The padding is the float 0; if it is not transposed,
+    there may be twice as many numbers: those before each axis, then those after. The strides of
+    the result are those of torch: channels last if ``x`` or ``weight`` is.
     """
 
     x: Node
@@ -179,6 +180,10 @@ class FusedConvolution(Op):
             transpose = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[index]
             y = transpose(x, weight, bias, stride, padding, output_padding, groups, dilation)
         else:
+            if len(padding) > len(stride):
+                sides = zip(*_halves(padding), strict=True)
+                x = F.pad(x, [pad for side in reversed(list(sides)) for pad in side])
+                padding = (0,) * len(stride)
             convolve = (F.conv1d, F.conv2d, F.conv3d)[index]
             y = convolve(x, weight, bias, stride, padding, dilation, groups)
         return epilogue.apply(y, extras)
@@ -187,6 +192,13 @@ class FusedConvolution(Op):
     def spatial(self) -> int:
         """The number of spatial axes."""
         return len(shape_of(self.weight)) - _OTHERS
+
+    @property
+    def sides(self) -> tuple[tuple[int, int], ...]:
+        """The padding before and after every spatial axis."""
+        uneven = len(self.padding) > self.spatial
+        before, after = _halves(self.padding) if uneven else (self.padding, self.padding)
+        return tuple(zip(before, after, strict=True))
 
     @property
     def axis(self) -> int:
@@ -216,7 +228,10 @@ class FusedConvolution(Op):
         least = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
         for name, minimum in least.items():
             values: tuple[int, ...] = getattr(self, name)
-            if len(values) != self.spatial or min(values) < minimum:
+            counts = {self.spatial}
+            if name == "padding" and not self.transposed:
+                counts.add(2 * self.spatial)
+            if len(values) not in counts or min(values) < minimum:
                 yield f"the {name} is {values} for {self.spatial} spatial axes"
         if not self.transposed and any(self.output_padding):
             yield "it is not transposed and has an output padding"
@@ -232,6 +247,17 @@ class FusedConvolution(Op):
         bias = None if self.bias is None else shape_of(self.bias)
         if bias is not None and (len(bias) != 1 or not same_size(bias[0], self.out_channels)):
             yield f"a bias of shape {tuple(bias)} for {self.out_channels} channels"
+
+
+def _halves(padding: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    middle = len(padding) // 2
+    return padding[:middle], padding[middle:]
+
+
+def padding_of(sides: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """Return a padding before and after every spatial axis as a setting of a fused convolution."""
+    before, after = (tuple(side[i] for side in sides) for i in (0, 1))
+    return before if before == after else (*before, *after)
 
 
 as_fused_convolution = FusedConvolution.of

@@ -47,8 +47,12 @@ enum class StepKind : int32_t {
   hardswish,
   hardsigmoid,
   leaky_relu,
+  elu,
+  mish,
+  quick_gelu,
   add,
   mul,
+  prelu,
   cast,
   round,
 };
@@ -57,13 +61,17 @@ enum class StepKind : int32_t {
 // are dequantized first: (q - b) * scale.
 struct Step {
   StepKind kind;
-  int32_t extra;  // of add and mul
-  float a;        // of add: alpha; of hardtanh: low; of leaky_relu: slope; of round: 1 / scale
-  float b;        // of hardtanh: high; of round and of quantized operands: zero point
+  int32_t extra;  // of add, mul and prelu
+  // Of add: alpha; of hardtanh: low; of leaky_relu: slope; of elu: factor of negative values; of
+  // quick_gelu: factor in the sigmoid; of round: 1 / scale.
+  float a;
+  // Of hardtanh: high; of elu: factor of positive values; of round and of quantized operands: zero
+  // point.
+  float b;
   Real type;
   float low = 0;  // of round: the quantized range
   float high = 0;
-  float scale = 0;  // of round and of quantized operands
+  float scale = 0;  // of round and of quantized operands; of elu: of its input
 };
 
 // How a float result is quantized:
@@ -164,6 +172,19 @@ struct RealTile {
   bool add;
 };
 
+// Depthwise sums of adjacent output pixels, for up to 64 channels: sums[i * 64 + c] is the sum over
+// the taps t of pixel[i * step + tap[t]][channel + c] * panel[t][c], in their order.
+struct RealDepthwiseTile {
+  const float* const* pixel;
+  const int32_t* tap;  // [taps]
+  int64_t step;
+  int64_t taps;
+  int64_t channel;  // the first one
+  int64_t channels;
+  int64_t pixels;
+  const float* panel;  // [taps][64]
+};
+
 constexpr int64_t kStreamRows = 4;
 
 // One block of a packed weight, and the parameters of its groups along K. A weight is
@@ -206,6 +227,7 @@ struct RealKernels {
   // The type to multiply in: bfloat16 only if `x` is and the processor has instructions for it.
   Real (*type_for)(Real x);
   void (*multiply)(const RealTile& tile, Real type, float* sums);
+  void (*depthwise)(const RealDepthwiseTile& tile, float* sums);
   CodeKernels four;
   CodeKernels eight;
 };

@@ -2,6 +2,7 @@
 // sizes, and are needed for tracing, but not for running a compiled graph.
 #include <torch/library.h>
 
+#include "convolution/convolution_a16.h"
 #include "convolution/convolution_depthwise.h"
 #include "convolution/convolution_w8a8.h"
 #include "isa/select.h"
@@ -129,6 +130,52 @@ Tensor weight_only(const Tensor& x, const Tensor& w_packed, const Tensor& w_scal
                    std::string_view epilogue, ScalarType compute, ScalarType out_dtype) {
   return Linear({x, w_packed, w_scale, w_zero_point, w_offset, out_features, bias, list_of(extras),
                  epilogue, compute, out_dtype});
+}
+
+Tensor convolution_w8a8_grouped(const Tensor& x, const Tensor& x_scale,
+                                const optional<Tensor>& x_zero_point, const Tensor& w_packed,
+                                const Tensor& w_sums, const Tensor& w_scale, int64_t out_channels,
+                                const optional<Tensor>& bias, IntArrayRef kernel,
+                                IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                                IntArrayRef output_padding, bool transposed, int64_t groups,
+                                Extras extras, std::string_view epilogue, ScalarType real,
+                                ScalarType out_dtype) {
+  return qfuse::convolution_w8a8_grouped(
+      {x, x_scale, x_zero_point, w_packed, w_sums, w_scale, std::nullopt, bias, list_of(extras),
+       epilogue, real},
+      {kernel, stride, padding, dilation, output_padding, transposed, groups}, out_channels,
+      nullptr, out_dtype);
+}
+
+Tensor convolution_w8a8_grouped_quantized(
+    const Tensor& x, const Tensor& x_scale, const optional<Tensor>& x_zero_point,
+    const Tensor& w_packed, const Tensor& w_sums, const Tensor& w_scale, int64_t out_channels,
+    const optional<Tensor>& bias, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
+    IntArrayRef dilation, IntArrayRef output_padding, bool transposed, int64_t groups,
+    Extras extras, std::string_view epilogue, ScalarType real, const Tensor& out_scale,
+    const optional<Tensor>& out_zero_point, int64_t quant_min, int64_t quant_max, bool reciprocal,
+    bool zero_point_first, ScalarType out_dtype) {
+  const qfuse::Output output{out_scale, out_zero_point, quant_min,
+                             quant_max, reciprocal,     zero_point_first};
+  return qfuse::convolution_w8a8_grouped(
+      {x, x_scale, x_zero_point, w_packed, w_sums, w_scale, std::nullopt, bias, list_of(extras),
+       epilogue, real},
+      {kernel, stride, padding, dilation, output_padding, transposed, groups}, out_channels,
+      &output, out_dtype);
+}
+
+// Convolutions of float activations with packed weights.
+template <auto Convolution>
+Tensor weight_only_convolution(const Tensor& x, const Tensor& w_packed, const Tensor& w_scale,
+                               const optional<Tensor>& w_zero_point, int64_t out_channels,
+                               const optional<Tensor>& bias, IntArrayRef kernel, IntArrayRef stride,
+                               IntArrayRef padding, IntArrayRef dilation,
+                               IntArrayRef output_padding, bool transposed, int64_t groups,
+                               Extras extras, std::string_view epilogue, ScalarType compute,
+                               ScalarType out_dtype) {
+  return Convolution({x, w_packed, w_scale, w_zero_point, out_channels, bias, list_of(extras),
+                      epilogue, compute, out_dtype},
+                     {kernel, stride, padding, dilation, output_padding, transposed, groups});
 }
 
 // Linears with groupwise weights of four or eight bits.
@@ -269,17 +316,30 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
   };
   define_grouped("linear_w4a8");
   define_grouped("linear_w8a8_grouped");
-  const auto define_convolution = [&](const std::string& name, const std::string& window) {
+  const auto define_convolution = [&](const std::string& name, const std::string& weight,
+                                      const std::string& window) {
     const std::string start =
         "(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, Tensor w_sums, "
-        "Tensor w_scale, Tensor? w_zero_point, Tensor? bias, int[] kernel, int[] stride, "
-        "int[] padding, int[] dilation, " +
-        window + "Tensor[]? extras, str epilogue, ScalarType real, ";
+        "Tensor w_scale, " +
+        weight +
+        "Tensor? bias, int[] kernel, int[] stride, int[] padding, int[] dilation, " + window +
+        "Tensor[]? extras, str epilogue, ScalarType real, ";
     m.def((name + start + end).c_str(), tags);
     m.def((name + "_quantized" + start + output + end).c_str(), tags);
   };
-  define_convolution("convolution_w8a8", "int[] output_padding, bool transposed, int groups, ");
-  define_convolution("convolution_depthwise_w8a8", "");
+  const std::string geometry = "int[] output_padding, bool transposed, int groups, ";
+  define_convolution("convolution_w8a8", "Tensor? w_zero_point, ", geometry);
+  define_convolution("convolution_w8a8_grouped", "int out_channels, ", geometry);
+  define_convolution("convolution_depthwise_w8a8", "Tensor? w_zero_point, ", "");
+  for (const std::string name : {"convolution_w4a16", "convolution_w8a16"}) {
+    const std::string schema =
+        name +
+        "(Tensor x, Tensor w_packed, Tensor w_scale, Tensor? w_zero_point, int out_channels, "
+        "Tensor? bias, int[] kernel, int[] stride, int[] padding, int[] dilation, "
+        "int[] output_padding, bool transposed, int groups, Tensor[]? extras, str epilogue, "
+        "ScalarType compute, ScalarType out_dtype) -> Tensor";
+    m.def(schema.c_str(), tags);
+  }
   m.def("list_kernels() -> str[]", &qfuse::path_names);
   m.def("chosen_kernels() -> str", &qfuse::chosen_path);
   m.def("choose_kernels(str name) -> ()", &choose_kernels);
@@ -290,6 +350,8 @@ TORCH_LIBRARY_IMPL(qfuse, CPU, m) {
   m.impl("linear_w8a8_quantized", &linear_w8a8_quantized);
   m.impl("convolution_w8a8", &convolution_w8a8);
   m.impl("convolution_w8a8_quantized", &convolution_w8a8_quantized);
+  m.impl("convolution_w8a8_grouped", &convolution_w8a8_grouped);
+  m.impl("convolution_w8a8_grouped_quantized", &convolution_w8a8_grouped_quantized);
   m.impl("convolution_depthwise_w8a8", &convolution_depthwise_w8a8);
   m.impl("convolution_depthwise_w8a8_quantized", &convolution_depthwise_w8a8_quantized);
   using qfuse::WeightBits;
@@ -302,6 +364,8 @@ TORCH_LIBRARY_IMPL(qfuse, CPU, m) {
   m.impl("linear_w8a8_rows", &linear_w8a8_rows);
   m.impl("linear_w4a16", &weight_only<&qfuse::linear_w4a16>);
   m.impl("linear_w8a16", &weight_only<&qfuse::linear_w8a16>);
+  m.impl("convolution_w4a16", &weight_only_convolution<&qfuse::convolution_w4a16>);
+  m.impl("convolution_w8a16", &weight_only_convolution<&qfuse::convolution_w8a16>);
   m.impl("rms_norm_quantized", &rms_norm_quantized);
   m.impl("layer_norm_quantized", &layer_norm_quantized);
   m.impl("activation_quantized", &activation_quantized);

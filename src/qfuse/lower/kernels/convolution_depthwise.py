@@ -9,7 +9,7 @@ from torch.fx.node import Argument
 
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels.pack_convolution import convolution_sums, pack_depthwise
-from qfuse.lower.operands.int8_convolution import Int8Convolution
+from qfuse.lower.operands.int8_convolution import ChannelConvolution
 from qfuse.lower.operands.packing import Packed
 from qfuse.lower.problems.convolution import ConvolutionProblem
 
@@ -18,8 +18,9 @@ from qfuse.lower.problems.convolution import ConvolutionProblem
 class Taps:
     """The taps of every channel."""
 
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+    def pack(self, weight: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
         """Pack an int8 weight."""
+        del zero_point
         return pack_depthwise(weight)
 
     def sums(self, weight: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
@@ -28,7 +29,7 @@ class Taps:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvolutionDepthwise(Int8Convolution):
+class ConvolutionDepthwise(ChannelConvolution):
     """One input channel per group; 8-bit activations and weights as in the general kernel."""
 
     name: str = "qfuse.convolution_depthwise_w8a8"

@@ -8,26 +8,30 @@ import torch
 from torch.fx.node import Argument
 
 from qfuse.ir.refusal import Refusal
+from qfuse.kernels.merge_groups import groups_to_merge, merge_groups, merge_transposed_groups
 from qfuse.kernels.pack_convolution import (
     convolution_sums,
     pack_convolution,
     pack_transposed,
     transposed_sums,
 )
-from qfuse.lower.operands.int8_convolution import Int8Convolution
+from qfuse.lower.operands.convolution import settings_of
+from qfuse.lower.operands.int8_convolution import ChannelConvolution
 from qfuse.lower.operands.packing import Packed, TapLayout
 from qfuse.lower.problems.convolution import ConvolutionProblem
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The weight of every group as a matrix."""
+    """The weight of every group as a matrix, ``merged`` groups together."""
 
     groups: int
+    merged: int
 
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+    def pack(self, weight: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
         """Pack an int8 weight."""
-        return pack_convolution(weight, self.groups)
+        merged = merge_groups(weight, zero_point, self.groups, self.merged)
+        return pack_convolution(merged, self.groups // self.merged)
 
     def sums(self, weight: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
         """Sum the weight minus its zero point for every output channel."""
@@ -41,10 +45,12 @@ class Phases:
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
+    merged: int
 
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+    def pack(self, weight: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
         """Pack an int8 weight."""
-        return pack_transposed(weight, self.stride, self.dilation, self.groups)
+        merged = merge_transposed_groups(weight, zero_point, self.groups, self.merged)
+        return pack_transposed(merged, self.stride, self.dilation, self.groups // self.merged)
 
     def sums(self, weight: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
         """Sum the weight minus its zero point for every output channel of every phase."""
@@ -52,7 +58,7 @@ class Phases:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvolutionW8A8(Int8Convolution):
+class ConvolutionW8A8(ChannelConvolution):
     """8-bit activations per tensor, 8-bit weights per tensor or output channel."""
 
     name: str = "qfuse.convolution_w8a8"
@@ -62,23 +68,20 @@ class ConvolutionW8A8(Int8Convolution):
         return Refusal("every group has one input channel") if problem.is_depthwise else None
 
     def pack(self, problem: ConvolutionProblem) -> Packed:
-        """Pack the weight of every group as a matrix."""
-        fused = problem.fused
+        """Pack the weight of every group as a matrix; groups of few channels are merged."""
+        fused, merged = problem.fused, _merged(problem)
         assert fused.weight_params is not None, "accepted without weight params"
-        layout: TapLayout = Groups(fused.groups)
+        layout: TapLayout = Groups(fused.groups, merged)
         if fused.transposed:
-            layout = Phases(fused.stride, fused.dilation, fused.groups)
+            layout = Phases(fused.stride, fused.dilation, fused.groups, merged)
         return self.packer.pack_taps(fused.weight, fused.weight_params, problem.n, layout)
 
     def geometry(self, problem: ConvolutionProblem) -> list[Argument]:
         """Return the kernel size and the settings."""
-        fused = problem.fused
-        return [
-            list(problem.kernel),
-            list(fused.stride),
-            list(fused.padding),
-            list(fused.dilation),
-            list(fused.output_padding),
-            fused.transposed,
-            fused.groups,
-        ]
+        return settings_of(problem, problem.fused.groups // _merged(problem))
+
+
+def _merged(problem: ConvolutionProblem) -> int:
+    """Return how many groups are computed as one."""
+    groups = problem.fused.groups
+    return groups_to_merge(groups, problem.n // groups, problem.k)

@@ -9,7 +9,10 @@ from qfuse.lower.kernels.activation_quantized import ActivationQuantized
 from qfuse.lower.kernels.aten_int_mm import IntMM
 from qfuse.lower.kernels.aten_weight_int8pack import WeightInt8Pack
 from qfuse.lower.kernels.convolution_depthwise import ConvolutionDepthwise
+from qfuse.lower.kernels.convolution_grouped import ConvolutionGrouped
+from qfuse.lower.kernels.convolution_w4a16 import ConvolutionW4A16
 from qfuse.lower.kernels.convolution_w8a8 import ConvolutionW8A8
+from qfuse.lower.kernels.convolution_w8a16 import ConvolutionW8A16
 from qfuse.lower.kernels.layer_norm_quantized import LayerNormQuantized
 from qfuse.lower.kernels.linear_grouped import LinearGrouped
 from qfuse.lower.kernels.linear_w4a16 import LinearW4A16
@@ -37,6 +40,9 @@ def all_kernels(library: KernelLibrary) -> tuple[Kernel[Any], ...]:
         WeightInt8Pack(packer),
         ConvolutionW8A8(library, packer),
         ConvolutionDepthwise(library, packer),
+        ConvolutionGrouped(library, packer),
+        ConvolutionW4A16(library, packer),
+        ConvolutionW8A16(library, packer),
         RmsNormQuantized(library),
         LayerNormQuantized(library),
         ActivationQuantized(library),

@@ -18,7 +18,7 @@ from torch.fx.node import map_arg
 
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import StageGraph
-from qfuse.ir.ops.convolution import as_fused_convolution
+from qfuse.ir.ops.convolution import FusedConvolution, as_fused_convolution
 from qfuse.ir.ops.views import tensor_of
 from qfuse.ir.sizes import is_row_major, same_shape, same_size, same_strides
 from qfuse.lower.layout.memory_formats import channels_last_of, format_of, has_fastest_channels
@@ -101,7 +101,7 @@ class _Search:
     def run(self, program: StageGraph) -> list[Region]:
         for node in program.graph.nodes:
             fused = as_fused_convolution(node)
-            starts = fused is not None and fused.x_params is not None
+            starts = fused is not None and _is_quantized(fused)
             if starts or any(operand in self._values for operand in self._operands(node)):
                 self._visit(node)
         regions = [self._region(nodes) for nodes in self._components(program)]
@@ -201,6 +201,14 @@ class _Search:
         if user.op == "output" or not _is_pure(user):
             return True
         return not _same(user.meta.get("val"), self._result(user))
+
+
+def _is_quantized(fused: FusedConvolution) -> bool:
+    """Whether a kernel may compute a convolution, which reads channels-last pixels in place."""
+    weight = fused.weight_params
+    return fused.x_params is not None or (
+        weight is not None and not weight.spec.dtype.is_floating_point
+    )
 
 
 def _is_pure(node: Node) -> bool:

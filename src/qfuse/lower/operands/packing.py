@@ -36,11 +36,21 @@ class Packed:
     zero_point: torch.Tensor | None
 
 
-class TapLayout(Hashable, Protocol):
+class CodeLayout(Hashable, Protocol):
     """How a kernel packs the weight of a convolution; equal layouts pack the same."""
 
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """Pack an int8 weight."""
+    def pack(self, weight: torch.Tensor, /) -> torch.Tensor:
+        """Pack the quantized values of a weight."""
+
+
+class TapLayout(Hashable, Protocol):
+    """How a kernel of integer sums packs the weight of a convolution; equal layouts pack the same.
+
+    Weights are int8. A zero point has one number for every output channel.
+    """
+
+    def pack(self, weight: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
+        """Pack a weight."""
 
     def sums(self, weight: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
         """Sum the weight minus its zero point for every output channel."""
@@ -115,10 +125,21 @@ class Packer:
         def packed() -> Packed:
             signed = _moved(stored, least_code(stored, params.spec, 8), 8)
             full = None if zero is None else zero.repeat(channels // zero.numel())
-            return Packed(layout.pack(signed), layout.sums(signed, full), full)
+            return Packed(layout.pack(signed, full), layout.sums(signed, full), full)
 
         numbers = None if zero is None else tuple(zero.tolist())
         return self.once(packed, (stored,), "taps", numbers, layout)
+
+    def tap_codes(
+        self, stored: torch.Tensor, spec: QuantSpec, bits: int, layout: CodeLayout
+    ) -> torch.Tensor:
+        """Pack the codes of the weight of a convolution; see :meth:`codes`."""
+        least = least_code(stored, spec, bits)
+
+        def packed() -> torch.Tensor:
+            return layout.pack(_moved(stored, least, bits))
+
+        return self.once(packed, (stored,), "tap codes", bits, least, layout)
 
     def pack_grouped(
         self, node: Node, params: QuantParams, *, four: bool, halves: bool = False

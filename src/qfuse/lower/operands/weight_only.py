@@ -49,11 +49,12 @@ from qfuse.lower.select.kernel import LINEAR, Claim, Span
 from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
 from qfuse.targets.target import Target
 
-_KINDS = {
+COMPUTE_KINDS = {
     torch.float32: ComputeKind.F32,
     torch.bfloat16: ComputeKind.BF16,
     torch.float16: ComputeKind.F32,
 }
+"""The arithmetic of weight-only kernels, by the dtype of the activation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,15 +194,24 @@ def check_real_weight(problem: LinearProblem) -> Refusal | None:
     params = fused.weight_params
     if fused.x_params is not None:
         return Refusal("the activation is quantized")
-    if problem.real not in _KINDS:
+    if problem.real not in COMPUTE_KINDS:
         return Refusal(f"the linear computes in {problem.real}")
     if params is None:
         return Refusal("the weight is not quantized")
+    return (
+        check_constant_integers(fused.weight, params)
+        or _check_parameters(problem, params)
+        or check_bias(problem)
+    )
+
+
+def check_constant_integers(weight: Node, params: QuantParams) -> Refusal | None:
+    """Refuse weights of floats, and weights or parameters that are not constants."""
     if params.spec.dtype.is_floating_point:
         return Refusal(f"the weight is stored as {params.spec.dtype}")
-    if any(constant_of(part) is None for part in (fused.weight, *params.tensors)):
+    if any(constant_of(part) is None for part in (weight, *params.tensors)):
         return Refusal("the weight or its parameters are computed at run time")
-    return _check_parameters(problem, params) or check_bias(problem)
+    return None
 
 
 def _check_parameters(problem: LinearProblem, params: QuantParams) -> Refusal | None:
@@ -257,7 +267,7 @@ def claim_of(problem: LinearProblem, bits: int) -> Claim:
     assert isinstance(groups, int), "checked before"
     steps = covered_steps(problem)
     widths = Bits(bits_of(problem.real), bits, bits_of(problem.fused.float_types()[steps]))
-    work = linear_work(problem.rows, problem.k, problem.n, widths, _KINDS[problem.real])
+    work = linear_work(problem.rows, problem.k, problem.n, widths, COMPUTE_KINDS[problem.real])
     zero = 0 if params.zero_point is None else 1
     # A zero point is one byte per group, an offset four, next to a scale of four bytes.
     offset = 4 * (params.spec.domain is ZeroPointDomain.FLOAT_OFFSET)

@@ -17,6 +17,10 @@ KERNEL_ACTIVATIONS = frozenset(
         "hardswish",
         "hardsigmoid",
         "leaky_relu",
+        "elu",
+        "mish",
+        "quick_gelu",
+        PRELU,
     }
 )
 """The activations of ``StepKind`` in kernels/csrc/kernel_api.h."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_value
-from qfuse.ir.ops.convolution import FusedConvolution, as_fused_convolution
+from qfuse.ir.ops.convolution import FusedConvolution, as_fused_convolution, padding_of
 from qfuse.ir.ops.views import QuantParams, node_of, shape_of
 from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.spec import ZeroPointDomain
@@ -51,8 +51,8 @@ class FusePad(Rule[PadSite]):
     A float activation is padded with 0. Other users of the padded value keep it.
 
     Refuses: another value than the one that stands for 0; a zero point that is not one constant
-    integer, or that is a float offset; several scales along a padded axis; more padding on one side
-    than on the other; a crop; padded channels; a transposed convolution.
+    integer, or that is a float offset; several scales along a padded axis; a crop; padded channels;
+    a transposed convolution.
     """
 
     name = "fuse-pad"
@@ -69,7 +69,7 @@ class FusePad(Rule[PadSite]):
             text = "the padding of a transposed convolution crops its result"
             return Miss(MissCode.ARGUMENT, node, text)
         a = arguments(fused.x)
-        padding = _symmetric(a["pad"], fused)
+        padding = _whole_padding(a["pad"], fused)
         if isinstance(padding, Miss):
             return padding
         return _refuse_value(a["value"], fused) or PadSite(fused, node_of(a["self"]), padding)
@@ -80,11 +80,11 @@ class FusePad(Rule[PadSite]):
         replace_by(padded, site.fused.node, rw)
 
 
-def _symmetric(pads: object, fused: FusedConvolution) -> tuple[int, ...] | Miss:
-    """Return the padding of both ops if each axis has one number."""
+def _whole_padding(pads: object, fused: FusedConvolution) -> tuple[int, ...] | Miss:
+    """Return the padding of both ops."""
     numbers: Sequence[object] = pads if isinstance(pads, (list, tuple)) else ()
     known = [number for number in numbers if isinstance(number, int) and number >= 0]
-    spatial = len(fused.padding)
+    spatial = fused.spatial
     if len(known) < len(numbers) or len(known) % 2:
         return Miss(MissCode.ARGUMENT, fused.x, "the padding is not made of sizes to add")
     # From the last axis on: before and after.
@@ -92,12 +92,8 @@ def _symmetric(pads: object, fused: FusedConvolution) -> tuple[int, ...] | Miss:
     if any(side != (0, 0) for side in sides[spatial:]):
         return Miss(MissCode.ARGUMENT, fused.x, "channels or images are padded too")
     sides = [*sides[:spatial], *[(0, 0)] * (spatial - len(sides))]
-    uneven = next((side for side in sides if side[0] != side[1]), None)
-    if uneven is not None:
-        text = "an axis is padded by {} before and {} after, and a convolution pads both alike"
-        return Miss(MissCode.ARGUMENT, fused.x, text, *uneven)
-    more = [before for before, _ in reversed(sides)]
-    return tuple(own + added for own, added in zip(fused.padding, more, strict=True))
+    added = zip(fused.sides, reversed(sides), strict=True)
+    return padding_of([(own[0] + more[0], own[1] + more[1]) for own, more in added])
 
 
 def _refuse_value(value: object, fused: FusedConvolution) -> Miss | None:
@@ -126,7 +122,7 @@ def _refuse_blocks(params: QuantParams, fused: FusedConvolution) -> Miss | None:
         # Then a quantized value is no number of steps away from 0.
         text = "the zero point of the activation is a float offset"
         return Miss(MissCode.ZERO_POINT, fused.x, text)
-    spatial = len(fused.padding)
+    spatial = fused.spatial
     blocks = params.spec.block[-spatial:]
     if not all(map(covers, blocks, shape_of(fused.x)[-spatial:])):
         text = "the activation has scales in blocks of {}"

@@ -279,10 +279,9 @@ at::Tensor convolution_depthwise_w8a8(const Int8Operands& o, const Window& windo
   whole.groups = o.x.dim() > axes ? o.x.size(o.x.dim() - axes - 1) : 1;
   const Geometry g = geometry_of(o.x, o.w_sums.numel(), whole);
   check(o, g);
-  return convolved(o, g, output, out_dtype, [&](Finish& finish) {
-    const int32_t* w_zero = std::exchange(finish.epilogue.w_zero, nullptr);
-    run(Problem(o, g, finish, w_zero));
-  });
+  Finish finish(o, g);
+  const int32_t* w_zero = std::exchange(finish.epilogue.w_zero, nullptr);
+  return convolved(o.x, g, finish, output, out_dtype, [&] { run(Problem(o, g, finish, w_zero)); });
 }
 
 }  // namespace qfuse

@@ -42,11 +42,21 @@ struct Matrix {
   uint32_t flip;
 };
 
+// Scales along K.
+struct Scales {
+  const float* scale;  // [groups][blocks][count][64]
+  const int16_t* short_sums;
+  const int32_t* long_sums;
+  int64_t count;  // of a block, for all phases
+  int64_t depth;  // groups of four k that share one
+};
+
 struct Problem {
   const Int8Operands& operands;
   const Geometry& g;
   const Path& path;
   const Finish& finish;
+  const Scales* scales;  // null if they differ by output channel only
   Pixels x;
   std::vector<Part> parts;
   int64_t blocks;  // of a group
@@ -55,25 +65,14 @@ struct Problem {
   bool direct;  // rows of pixels are rows of the matrix
   int64_t pixel_ld = 0;
 
-  Problem(const Int8Operands& o, const Geometry& geometry, const Path& used, const Finish& f);
+  Problem(const Int8Operands& o, const Geometry& geometry, const Path& used, const Finish& f,
+          const Scales* along = nullptr);
+
+  // Whether the kernels take unsigned bytes only.
+  bool unsigned_only() const { return path.dense || scales; }
 };
 
 int64_t groups_of(int64_t k) { return (k + kGroup - 1) / kGroup; }
-
-// Whether each output pixel reads the one input pixel of the same index, at a fixed distance.
-bool reads_pixels(const Geometry& g, const Pixels& x, int64_t* ld) {
-  for (const Phase& phase : g.phases) {
-    for (const Line& line : phase.line) {
-      const bool same = line.taps == 1 && line.first == 0 && line.step == 1 && line.out_step == 1;
-      if (!same) return false;
-    }
-  }
-  const auto row = x.strides.row(g.in);
-  if (!row || g.in != g.out) return false;
-  const bool one = g.pixels() == 1;
-  *ld = one ? x.strides.image : *row;
-  return one || g.images == 1 || x.strides.image == *row * g.pixels();
-}
 
 // Rows of a panel: as many as stay in the cache, but fewer if threads would have nothing to do.
 int64_t rows_of_panel(const Problem& p, int64_t rows, int64_t k) {
@@ -95,17 +94,20 @@ int64_t depth_of(const Geometry& g) {
 }
 
 Problem::Problem(const Int8Operands& o, const Geometry& geometry, const Path& used,
-                 const Finish& f)
+                 const Finish& f, const Scales* along)
     : operands(o),
       g(geometry),
       path(used),
       finish(f),
+      scales(along),
       x(pixels_of(o.x, g)),
       blocks((g.out_channels() + kBlock - 1) / kBlock),
       depth(depth_of(g)) {
   const int64_t c = g.in_channels();
-  direct = c % kGroup == 0 && reads_pixels(g, x, &pixel_ld) &&
-           (!path.dense || (flip_of(o.x) == 0 && pixel_ld >= c));
+  const std::optional<int64_t> distance = read_in_order(g, x);
+  pixel_ld = distance.value_or(0);
+  direct = distance && c % kGroup == 0 &&
+           (!unsigned_only() || (flip_of(o.x) == 0 && pixel_ld >= c));
   int64_t weight = 0;
   for (const Phase& phase : g.phases) {
     const int64_t k = phase.taps() * c;
@@ -128,7 +130,7 @@ int64_t features_of(const Int8Operands& o, const Window& window) {
   return o.w_sums.size(axes - 1);
 }
 
-void check(const Int8Operands& o, const Geometry& g, const Window& window) {
+void check_packed(const Int8Operands& o, const Geometry& g) {
   int64_t k = 0;
   for (const Phase& phase : g.phases) k = std::max(k, phase.taps() * g.in_channels());
   check_int8(o, k);
@@ -140,9 +142,35 @@ void check(const Int8Operands& o, const Geometry& g, const Window& window) {
               " with N = ", g.features, " (last axis of w_sums) and K = ", k,
               " (taps * channels / groups), not ", o.w_packed.scalar_type(), " ",
               o.w_packed.sizes());
+}
+
+void check(const Int8Operands& o, const Geometry& g, const Window& window) {
+  check_packed(o, g);
   TORCH_CHECK(!window.transposed || o.w_sums.size(0) == static_cast<int64_t>(g.phases.size()),
               "w_sums has ", o.w_sums.size(0), " rows, expected one for each of the ",
               g.phases.size(), " phases");
+}
+
+Scales scales_of(const Int8Operands& o, const Geometry& g) {
+  const int64_t blocks = (g.out_channels() + kBlock - 1) / kBlock;
+  const int64_t count = o.w_scale.dim() == 4 ? o.w_scale.size(2) : 0;
+  const std::vector<int64_t> shape{g.groups, blocks, count, kBlock};
+  const bool are_short = o.w_sums.scalar_type() == at::kShort;
+  TORCH_CHECK(count >= 1 && o.w_scale.scalar_type() == at::kFloat && o.w_scale.is_contiguous() &&
+                  o.w_scale.sizes() == at::IntArrayRef(shape),
+              "w_scale must be contiguous float32 [groups, ceil(N / groups / 64), scales, 64], not ",
+              o.w_scale.scalar_type(), " ", o.w_scale.sizes());
+  TORCH_CHECK((are_short || o.w_sums.scalar_type() == at::kInt) && o.w_sums.is_contiguous() &&
+                  o.w_sums.sizes() == at::IntArrayRef(shape),
+              "w_sums must be contiguous int16 or int32 ", at::IntArrayRef(shape), ", not ",
+              o.w_sums.scalar_type(), " ", o.w_sums.sizes());
+  const int64_t depth = depth_of(g) / count;
+  TORCH_CHECK(depth > 0 && depth_of(g) % count == 0 && g.in_channels() % (depth * kGroup) == 0,
+              count, " scales of an output channel must each be of a multiple of ", kGroup,
+              " input channels that divides the ", g.in_channels(), " of a group");
+  return {o.w_scale.const_data_ptr<float>(),
+          are_short ? o.w_sums.const_data_ptr<int16_t>() : nullptr,
+          are_short ? nullptr : o.w_sums.const_data_ptr<int32_t>(), count, depth};
 }
 
 // Computes units, each of which is one panel times one block of weights. Results depend neither on
@@ -154,7 +182,11 @@ class Worker {
         panel_(panel_bytes(p)),
         sums_(finish_rows(p) * kBlock * sizeof(int32_t)),
         x_sums_(panel_rows(p) * sizeof(int32_t)),
-        destination_(p.finish, p.g) {}
+        group_sums_(p.scales ? finish_rows(p) * kBlock * sizeof(int32_t) : 0),
+        zeros_(p.scales ? finish_rows(p) * sizeof(int32_t) : 0),
+        destination_(p.finish, p.g) {
+    if (p.scales) std::fill_n(zeros_.as<int32_t>(), finish_rows(p), p.finish.x_zero);
+  }
 
   void run(int64_t unit) {
     while (part_ + 1 < p_.parts.size() && unit >= p_.parts[part_ + 1].first) ++part_;
@@ -215,7 +247,7 @@ class Worker {
       const auto zero = static_cast<uint8_t>(p_.finish.x_zero ^ flip);
       gather({p_.x, p_.g.in, part.phase, p_.g.in_channels(), zero}, first, rows, channel, panel, ld);
       matrix = {panel, ld, flip};
-      if (p_.path.dense && flip) {
+      if (p_.unsigned_only() && flip) {
         for (int64_t i = 0; i < rows * ld; ++i) panel[i] ^= 0x80;
         matrix.flip = 0;
       }
@@ -234,7 +266,8 @@ class Worker {
     const int8_t* weight =
         p_.operands.w_packed.const_data_ptr<int8_t>() + depth * kBlock * kGroup;
     const int64_t phase = &part.phase - p_.g.phases.data();
-    const int32_t* w_sums = p_.finish.epilogue.w_sums + phase * p_.g.features;
+    const int32_t* w_sums = p_.scales ? nullptr : p_.finish.epilogue.w_sums + phase * p_.g.features;
+    const Groups groups = p_.scales ? groups_of(part, group * p_.blocks + block) : Groups{};
     const int32_t* x_sums = p_.finish.epilogue.w_zero ? x_sums_.as<int32_t>() : nullptr;
     auto* sums = sums_.as<int32_t>();
     const int64_t step = finish_rows(p_, part);
@@ -242,12 +275,45 @@ class Worker {
       const int64_t count = std::min(step, rows - row);
       const uint8_t* a = matrix_.data + row * matrix_.ld;
       for (int64_t i = 0; i < count; i += tile) {
-        p_.path.multiply({a + i * matrix_.ld, matrix_.ld, matrix_.flip, std::min(tile, count - i),
-                          weight, part.depth, columns},
-                         sums + i * kBlock);
+        const Tile rows_of_tile{a + i * matrix_.ld, matrix_.ld, matrix_.flip,
+                                std::min(tile, count - i), weight, part.depth, columns};
+        if (p_.scales) {
+          multiply_groups(rows_of_tile, groups, reinterpret_cast<float*>(sums) + i * kBlock);
+        } else {
+          p_.path.multiply(rows_of_tile, sums + i * kBlock);
+        }
       }
       destination_.write(p_.path, part.phase, first + row, count, column, columns, sums, w_sums,
                          x_sums ? x_sums + row : nullptr);
+    }
+  }
+
+  // The scales of a block, counted over all groups, from a phase on.
+  Groups groups_of(const Part& part, int64_t block) const {
+    const Scales& s = *p_.scales;
+    const int64_t first = (block * s.count + part.weight / s.depth) * kBlock;
+    return {part.depth / s.depth,
+            s.scale + first,
+            s.short_sums ? s.short_sums + first : nullptr,
+            s.long_sums ? s.long_sums + first : nullptr,
+            nullptr,
+            p_.finish.x_zero == 0 ? nullptr : zeros_.as<int32_t>(),
+            nullptr};
+  }
+
+  void multiply_groups(const Tile& t, const Groups& groups, float* totals) const {
+    std::fill_n(totals, t.rows * kBlock, 0.0f);
+    const int64_t depth = p_.scales->depth;
+    if (p_.path.groups->bytes) {
+      const auto* bytes = reinterpret_cast<const uint8_t*>(t.b);
+      return p_.path.groups->bytes({t.a, t.lda, t.rows, bytes, depth, groups}, totals);
+    }
+    auto* sums = group_sums_.as<int32_t>();
+    for (int64_t g = 0; g < groups.count; ++g) {
+      p_.path.multiply({t.a + g * depth * kGroup, t.lda, 0, t.rows,
+                        t.b + g * depth * kGroup * kBlock, depth, kBlock},
+                       sums);
+      p_.path.groups->add(groups, g, sums, t.rows, totals);
     }
   }
 
@@ -255,6 +321,8 @@ class Worker {
   const Buffer panel_;
   const Buffer sums_;
   const Buffer x_sums_;
+  const Buffer group_sums_;
+  const Buffer zeros_;  // zero points of rows
   Destination destination_;
   size_t part_ = 0;
   Known known_{nullptr, 0, 0};
@@ -280,8 +348,21 @@ at::Tensor convolution_w8a8(const Int8Operands& o, const Window& window, const O
                             at::ScalarType out_dtype) {
   const Geometry g = geometry_of(o.x, features_of(o, window), window);
   check(o, g, window);
-  return convolved(o, g, output, out_dtype, [&](const Finish& finish) {
+  Finish finish(o, g);
+  return convolved(o.x, g, finish, output, out_dtype, [&] {
     run(Problem(o, g, path_for(g.images * g.pixels()), finish));
+  });
+}
+
+at::Tensor convolution_w8a8_grouped(const Int8Operands& o, const Window& window,
+                                    int64_t out_channels, const Output* output,
+                                    at::ScalarType out_dtype) {
+  const Geometry g = geometry_of(o.x, out_channels, window);
+  check_packed(o, g);
+  const Scales scales = scales_of(o, g);
+  Finish finish(o, g, /*grouped=*/true);
+  return convolved(o.x, g, finish, output, out_dtype, [&] {
+    run(Problem(o, g, path_for(g.images * g.pixels()), finish, &scales));
   });
 }
 

@@ -14,4 +14,9 @@ namespace qfuse {
 at::Tensor convolution_w8a8(const Int8Operands& operands, const Window& window,
                             const Output* output, at::ScalarType out_dtype);
 
+// The same with a scale per group of input channels.
+at::Tensor convolution_w8a8_grouped(const Int8Operands& operands, const Window& window,
+                                    int64_t out_channels, const Output* output,
+                                    at::ScalarType out_dtype);
+
 }  // namespace qfuse

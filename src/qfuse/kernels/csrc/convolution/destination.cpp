@@ -19,15 +19,34 @@ const void* moved(const void* from, int64_t bytes) {
 
 }  // namespace
 
-Finish::Finish(const Int8Operands& o, const Geometry& g) {
+Finish::Finish(const Int8Operands& o, const Geometry& g, bool grouped) {
   kept.reserve(4 + o.extras.size());
   type = parse_steps(o.epilogue, o.extras, o.real, epilogue);
   for (const at::Tensor& extra : o.extras) extras.push_back(extra_of(extra, g, kept));
-  read_features(o, g.features, epilogue, kept);
+  if (grouped) {
+    epilogue.real_sums = true;
+    epilogue.real = real_of(o.real, "real");
+    if (o.bias) epilogue.bias = keep_floats(*o.bias, g.features, "bias", kept);
+  } else {
+    read_features(o, g.features, epilogue, kept);
+  }
   TORCH_CHECK(o.x_scale.numel() == 1, "x_scale has ", o.x_scale.numel(), " elements, expected 1");
   epilogue.x_scale = keep_floats(o.x_scale, 1, "x_scale", kept);
   x_zero = only_zero(o.x_zero_point, least_of(o.x.scalar_type()));
-  epilogue.x_zero = &x_zero;
+  if (!grouped) epilogue.x_zero = &x_zero;
+}
+
+Finish::Finish(const WeightOnlyConvolution& c, const RealWeight& weight, const Geometry& g) {
+  kept.reserve(2 + c.extras.size());
+  type = parse_steps(c.steps, c.extras, c.x.scalar_type(), epilogue);
+  for (const at::Tensor& extra : c.extras) extras.push_back(extra_of(extra, g, kept));
+  epilogue.real_sums = true;
+  epilogue.real = weight.real;
+  if (weight.whole) {
+    kept.push_back(weight.scale);
+    epilogue.w_scale = weight.scale.const_data_ptr<float>();
+  }
+  if (c.bias) epilogue.bias = keep_floats(*c.bias, g.features, "bias", kept);
 }
 
 Destination::Destination(const Finish& finish, const Geometry& g)
@@ -63,7 +82,7 @@ void Destination::move(const Phase& phase, int64_t pixel) {
 }
 
 void Destination::write(const Path& path, const Phase& phase, int64_t first, int64_t count,
-                        int64_t column, int64_t columns, const int32_t* sums,
+                        int64_t column, int64_t columns, const void* sums,
                         const int32_t* w_sums, const int32_t* x_sums) {
   epilogue_.w_sums = w_sums;
   for (int64_t i = 0; i < count;) {
@@ -71,25 +90,25 @@ void Destination::write(const Path& path, const Phase& phase, int64_t first, int
     if (phase_ != &phase || pixel < first_ || pixel >= end_) move(phase, pixel);
     const int64_t rows = std::min(count - i, end_ - pixel);
     if (x_sums) epilogue_.x_sums = x_sums + i - (pixel - first_);
-    path.finish(epilogue_, sums + i * kBlock, pixel - first_, rows, column, columns);
+    const auto* from = static_cast<const int32_t*>(sums) + i * kBlock;
+    path.finish(epilogue_, from, pixel - first_, rows, column, columns);
     i += rows;
   }
 }
 
-at::Tensor convolved(const Int8Operands& o, const Geometry& g, const Output* output,
-                     at::ScalarType out_dtype, const std::function<void(Finish&)>& run) {
-  Finish finish(o, g);
+at::Tensor convolved(const at::Tensor& x, const Geometry& g, Finish& finish, const Output* output,
+                     at::ScalarType out_dtype, const std::function<void()>& run) {
   if (output) {
     finish.epilogue.quantizer = quantizer_of(*output, out_dtype);
     fold_clamps(finish.epilogue);
   } else {
     TORCH_CHECK(out_dtype == finish.type, "the epilogue gives ", finish.type, ", not ", out_dtype);
   }
-  const Result result = result_of(o.x, g, out_dtype);
+  const Result result = result_of(x, g, out_dtype);
   if (result.rows.numel() == 0) return result.result;
   finish.epilogue.out_type = element_of(out_dtype, "out_dtype");
   finish.epilogue.out = result.rows.mutable_data_ptr();
-  run(finish);
+  run();
   return finished(result, g);
 }
 

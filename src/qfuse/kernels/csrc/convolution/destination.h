@@ -6,8 +6,10 @@
 
 #include "convolution/geometry.h"
 #include "convolution/layout.h"
+#include "convolution/convolution_a16.h"
 #include "kernel_api.h"
 #include "linear/int8_operands.h"
+#include "linear/real_weight.h"
 #include "rowwise/quantizer.h"
 
 namespace qfuse {
@@ -20,7 +22,9 @@ struct Finish {
   int32_t x_zero = 0;
   std::vector<at::Tensor> kept;
 
-  Finish(const Int8Operands& operands, const Geometry& g);
+  // `grouped`: sums are float and already scaled by the weight.
+  Finish(const Int8Operands& operands, const Geometry& g, bool grouped = false);
+  Finish(const WeightOnlyConvolution& convolution, const RealWeight& weight, const Geometry& g);
   Finish(const Finish&) = delete;
   Finish& operator=(const Finish&) = delete;
 };
@@ -31,9 +35,9 @@ class Destination {
   Destination(const Finish& finish, const Geometry& g);
 
   // Writes `count` pixels of a phase from `first` on, features [column, column + columns).
-  // x_sums: one for each of the pixels, or null.
+  // sums: of four bytes, as the epilogue says. x_sums: one for each of the pixels, or null.
   void write(const Path& path, const Phase& phase, int64_t first, int64_t count, int64_t column,
-             int64_t columns, const int32_t* sums, const int32_t* w_sums, const int32_t* x_sums);
+             int64_t columns, const void* sums, const int32_t* w_sums, const int32_t* x_sums);
 
  private:
   // Moves the epilogue to the run of pixels at a fixed distance that contains `pixel`.
@@ -48,8 +52,8 @@ class Destination {
 };
 
 // Returns the result that `run` writes rows of: floats, or quantized values if `output` is set.
-// `run` is not called for an empty result.
-at::Tensor convolved(const Int8Operands& operands, const Geometry& g, const Output* output,
-                     at::ScalarType out_dtype, const std::function<void(Finish&)>& run);
+// Completes `finish`. `run` is not called for an empty result.
+at::Tensor convolved(const at::Tensor& x, const Geometry& g, Finish& finish, const Output* output,
+                     at::ScalarType out_dtype, const std::function<void()>& run);
 
 }  // namespace qfuse

@@ -10,7 +10,8 @@ struct Axis {
   int64_t in = 1;
   int64_t kernel = 1;
   int64_t stride = 1;
-  int64_t padding = 0;
+  int64_t padding = 0;  // before
+  int64_t after = 0;
   int64_t dilation = 1;
   int64_t output_padding = 0;
 
@@ -28,7 +29,8 @@ void check_window(const Window& w, size_t axes) {
   TORCH_CHECK(axes >= 1 && axes <= kAxes, "kernel has ", axes, " numbers, expected 1 to 3");
   check_length(w.kernel, axes, 1, "kernel");
   check_length(w.stride, axes, 1, "stride");
-  check_length(w.padding, axes, 0, "padding");
+  const bool uneven = !w.transposed && w.padding.size() == 2 * axes;
+  check_length(w.padding, uneven ? 2 * axes : axes, 0, "padding");
   check_length(w.dilation, axes, 1, "dilation");
   check_length(w.output_padding, axes, 0, "output_padding");
   TORCH_CHECK(w.groups >= 1, "groups ", w.groups, " is less than 1");
@@ -37,9 +39,10 @@ void check_window(const Window& w, size_t axes) {
 int64_t out_size(const Axis& a, bool transposed) {
   if (!transposed) {
     TORCH_CHECK(a.output_padding == 0, "output_padding is for transposed convolutions");
-    const int64_t room = a.in + 2 * a.padding - a.reach();
+    const int64_t padded = a.in + a.padding + a.after;
+    const int64_t room = padded - a.reach();
     TORCH_CHECK(room >= 0, "the kernel reaches over ", a.reach(), " pixels, more than the ",
-                a.in + 2 * a.padding, " of the padded input");
+                padded, " of the padded input");
     return room / a.stride + 1;
   }
   TORCH_CHECK(a.output_padding < a.stride || a.output_padding < a.dilation, "output_padding ",
@@ -102,8 +105,14 @@ Geometry geometry_of(const at::Tensor& x, int64_t features, const Window& w) {
     Axis a;
     if (i + axes >= kAxes) {
       const size_t k = i + axes - kAxes;
-      a = {x.size(static_cast<int64_t>(rank - axes + k)), w.kernel[k],   w.stride[k],
-           w.padding[k],                                  w.dilation[k], w.output_padding[k]};
+      const size_t after = w.padding.size() == axes ? k : axes + k;
+      a = {x.size(static_cast<int64_t>(rank - axes + k)),
+           w.kernel[k],
+           w.stride[k],
+           w.padding[k],
+           w.padding[after],
+           w.dilation[k],
+           w.output_padding[k]};
     }
     g.in[i] = a.in;
     g.out[i] = out_size(a, w.transposed);

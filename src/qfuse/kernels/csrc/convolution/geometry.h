@@ -14,7 +14,8 @@ namespace qfuse {
 constexpr size_t kAxes = 3;
 
 // The spatial arguments of a convolution, one number per axis. Meanings as in
-// torch.nn.functional.
+// torch.nn.functional. If it is not transposed, there may be two paddings per axis: those before all
+// axes, then those after.
 struct Window {
   at::IntArrayRef kernel;
   at::IntArrayRef stride;

@@ -56,7 +56,25 @@ Pixels pixels_of(const at::Tensor& x, const Geometry& g) {
   for (int64_t i = 0; extent > 0 && i < tensor.dim(); ++i) {
     extent += (tensor.size(i) - 1) * tensor.stride(i);
   }
-  return {tensor, data, data + extent, strides_of(tensor, g)};
+  const auto size = static_cast<int64_t>(tensor.element_size());
+  Strides strides = strides_of(tensor, g);
+  strides.image *= size;
+  for (int64_t& stride : strides.axis) stride *= size;
+  return {tensor, data, data + extent * size, strides};
+}
+
+std::optional<int64_t> read_in_order(const Geometry& g, const Pixels& x) {
+  for (const Phase& phase : g.phases) {
+    for (const Line& line : phase.line) {
+      const bool same = line.taps == 1 && line.first == 0 && line.step == 1 && line.out_step == 1;
+      if (!same) return std::nullopt;
+    }
+  }
+  const auto row = x.strides.row(g.in);
+  if (!row || g.in != g.out) return std::nullopt;
+  const bool one = g.pixels() == 1;
+  if (!one && g.images > 1 && x.strides.image != *row * g.pixels()) return std::nullopt;
+  return one ? x.strides.image : *row;
 }
 
 Extra extra_of(const at::Tensor& extra, const Geometry& g, std::vector<at::Tensor>& kept) {
@@ -79,8 +97,7 @@ Result result_of(const at::Tensor& x, const Geometry& g, at::ScalarType type) {
       at::empty(g.shape(), options, last ? format : at::MemoryFormat::Contiguous);
   const bool same = last || g.features == 1 || g.pixels() == 1;
   const int64_t count = g.images * g.pixels();
-  return {result, same ? result.as_strided({count, g.features}, {g.features, 1})
-                       : at::empty({count, g.features}, options)};
+  return {result, same ? result : at::empty({count, g.features}, options)};
 }
 
 at::Tensor finished(const Result& r, const Geometry& g) {

@@ -13,7 +13,7 @@
 
 namespace qfuse {
 
-// Where the pixels of a tensor are, in elements; channels are adjacent.
+// Where the pixels of a tensor are; channels are adjacent.
 struct Strides {
   int64_t image;
   std::array<int64_t, kAxes> axis;
@@ -22,13 +22,17 @@ struct Strides {
   std::optional<int64_t> row(const std::array<int64_t, kAxes>& size) const;
 };
 
-// The bytes of quantized pixels.
+// The bytes of pixels; strides are in bytes.
 struct Pixels {
   at::Tensor tensor;  // keeps the memory alive
   const uint8_t* data;
   const uint8_t* end;  // of the memory that may be read
   Strides strides;
 };
+
+// The distance in bytes of the input pixels that the output pixels read in order, if each of them
+// reads only the one of its index, and the distance is fixed.
+std::optional<int64_t> read_in_order(const Geometry& g, const Pixels& x);
 
 // Copies only if the channels of `x` are not adjacent.
 Pixels pixels_of(const at::Tensor& x, const Geometry& g);
@@ -46,7 +50,7 @@ Extra extra_of(const at::Tensor& extra, const Geometry& g, std::vector<at::Tenso
 // Memory for the rows of the result.
 struct Result {
   at::Tensor result;
-  at::Tensor rows;  // [images * pixels, features], contiguous; may share the result's memory
+  at::Tensor rows;  // [images * pixels, features], contiguous, or the result if it lies like that
 };
 
 // A result in the memory format that torch gives it: channels last if `x` is, else contiguous.

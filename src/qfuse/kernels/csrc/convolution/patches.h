@@ -16,13 +16,13 @@ struct Patches {
   const Pixels& x;
   const std::array<int64_t, kAxes>& in;
   const Phase& phase;
-  int64_t channels;  // of a group
-  uint8_t zero;      // the byte of the zero point, for taps in the padding
+  int64_t channels;  // of a group, in bytes
+  uint8_t zero;      // every byte of taps in the padding: of the zero point, or 0 of floats
 };
 
 // Writes `count` rows from output pixel `first` of the phase on, counted over all images; channels
-// start at `channel`. Rows are `ld` bytes apart and in order of the taps; what lies between them
-// is undefined.
+// start at the byte `channel` of a pixel. Rows are `ld` bytes apart and in order of the taps; what
+// lies between them is undefined.
 void gather(const Patches& p, int64_t first, int64_t count, int64_t channel, uint8_t* panel,
             int64_t ld);
 

@@ -96,7 +96,8 @@ void multiply_real(const RealTile& t, Real type, float* sums) {
 
 const RealKernels& real_kernels() {
   const RealKernels& own = real_avx512();
-  static const RealKernels kernels{own.type_for, &multiply_real, own.four, own.eight};
+  static const RealKernels kernels{own.type_for, &multiply_real, own.depthwise, own.four,
+                                   own.eight};
   return kernels;
 }
 

@@ -12,6 +12,7 @@
 #include "linear/buffer.h"
 #include "kernel_api.h"
 #include "linear/operands.h"
+#include "linear/real_weight.h"
 #include "isa/select.h"
 
 namespace qfuse {
@@ -24,42 +25,6 @@ constexpr int64_t kMostRows = 240;
 constexpr int64_t kLeastRows = 48;
 // Minimum work per thread, in products of 16; about 2 us.
 constexpr int64_t kLeastWork = 8000;
-constexpr int64_t kGroupMultiple = 8;
-
-// The packed weight and its parameters, padded to all features of the last block.
-struct Weight {
-  int64_t bits;
-  int64_t n;
-  int64_t k;
-  int64_t depth;  // k, padded to whole words
-  int64_t groups;
-  bool whole;  // one group without offsets: the epilogue scales
-  Real compute;
-  Real real;
-  at::Tensor codes;
-  at::Tensor scale;
-  at::Tensor zero;    // undefined if absent
-  at::Tensor offset;  // undefined if absent
-
-  int64_t blocks() const { return (n + kBlock - 1) / kBlock; }
-  int64_t columns(int64_t i) const { return std::min(kBlock, n - i * kBlock); }
-  RealBlock block(int64_t i) const {
-    const int64_t first = i * groups * kBlock;
-    const auto at = [&]<class Element>(const at::Tensor& values, const Element*) {
-      return values.defined() ? static_cast<const Element*>(values.const_data_ptr()) + first
-                              : nullptr;
-    };
-    const auto* bytes = static_cast<const uint8_t*>(codes.const_data_ptr());
-    return {bytes + i * depth * bits / 8 * kBlock,
-            depth,
-            depth / groups,
-            whole ? nullptr : at(scale, static_cast<const float*>(nullptr)),
-            at(zero, static_cast<const int8_t*>(nullptr)),
-            at(offset, static_cast<const float*>(nullptr)),
-            compute,
-            real};
-  }
-};
 
 // Powers of two that each row of a stream is divided by; its sums are multiplied by them.
 using Factors = std::array<float, kStreamRows>;
@@ -67,13 +32,11 @@ using Factors = std::array<float, kStreamRows>;
 struct Problem {
   const Path& path;
   const CodeKernels& kernels;
-  const Weight& weight;
+  const RealWeight& weight;
   Real type;  // to multiply in
   Rows x;     // in `type`, with K padded like the weight's
   Factors factors{};
 };
-
-at::ScalarType scalar_type(Real type) { return type == Real::bf16 ? at::kBFloat16 : at::kFloat; }
 
 // Rows in the type to multiply in, padded to whole words with zeros, since the weights there are
 // undefined.
@@ -119,7 +82,7 @@ Factors factors_of(const Rows& x) {
 // Fills in the rows of a stream; its other fields are set.
 template <class From>
 void read_stream(Problem& p, const Rows& x) {
-  const int64_t ld = p.weight.depth;
+  const int64_t ld = p.weight.depth();
   const at::Tensor copy = at::empty({x.rows, ld}, scalar_type(p.type));
   p.factors.fill(1.0f);
   if (p.type == Real::bf16) {
@@ -159,8 +122,8 @@ void multiply_back(const Problem& p, float* sums) {
 }
 
 void stream(const Problem& p, const Epilogue& epilogue) {
-  const Weight& w = p.weight;
-  at::parallel_for(0, w.blocks(), kLeastWork / (w.depth / 4 * kBlock / kGroup + 1) + 1,
+  const RealWeight& w = p.weight;
+  at::parallel_for(0, w.blocks(), kLeastWork / (w.depth() / 4 * kBlock / kGroup + 1) + 1,
                    [&](int64_t begin, int64_t end) {
                      alignas(64) float sums[kStreamRows * kBlock];
                      for (int64_t i = begin; i < end; ++i) {
@@ -183,10 +146,10 @@ int64_t rows_per_strip(int64_t rows, int64_t blocks) {
 
 void multiply_block(const Problem& p, int64_t block, int64_t row, int64_t rows, void* panel,
                     float* sums) {
-  const Weight& w = p.weight;
-  const int64_t most = std::max<int64_t>(w.depth, 1);  // with K = 0, sums still have to be cleared
+  const RealWeight& w = p.weight;
+  const int64_t most = std::max<int64_t>(w.depth(), 1);  // with K = 0, sums still have to be cleared
   for (int64_t k = 0; k < most; k += kDepth) {
-    const int64_t depth = std::min(kDepth, w.depth - k);
+    const int64_t depth = std::min(kDepth, w.depth() - k);
     const auto* a = static_cast<const char*>(row_of(p, row)) + k * bytes_of(p.type);
     p.kernels.widen(w.block(block), k, depth, p.type, panel);
     const RealTile tile{a, p.x.ld, rows, panel, depth / kGroup, w.columns(block), k > 0};
@@ -195,10 +158,10 @@ void multiply_block(const Problem& p, int64_t block, int64_t row, int64_t rows, 
 }
 
 void multiply(const Problem& p, const Epilogue& epilogue) {
-  const Weight& w = p.weight;
+  const RealWeight& w = p.weight;
   const int64_t strip = rows_per_strip(p.x.rows, w.blocks());
   const int64_t strips = (p.x.rows + strip - 1) / strip;
-  const int64_t work = strip * (w.depth + kGroup) * (kBlock / 16);
+  const int64_t work = strip * (w.depth() + kGroup) * (kBlock / 16);
   at::parallel_for(0, strips * w.blocks(), kLeastWork / work + 1, [&](int64_t begin, int64_t end) {
     const Buffer panel(kDepth * kBlock * bytes_of(p.type));
     const Buffer sums(strip * kBlock * sizeof(float));
@@ -213,64 +176,15 @@ void multiply(const Problem& p, const Epilogue& epilogue) {
   });
 }
 
-// Parameters as [blocks, groups, 64]; those of a single group may have shape [N].
-at::Tensor parameters_of(const at::Tensor& given, at::ScalarType type, const Weight& w,
-                         const char* what) {
-  const std::vector<int64_t> shape{w.blocks(), w.groups, kBlock};
-  const bool wants_float = at::isFloatingType(type);
-  TORCH_CHECK(wants_float ? at::isFloatingType(given.scalar_type()) : given.scalar_type() == type,
-              what, " has type ", given.scalar_type(), ", expected ",
-              wants_float ? "a float type" : toString(type));
-  if (given.dim() == 1 && w.groups == 1) {
-    TORCH_CHECK(given.numel() == w.n, what, " has ", given.numel(), " elements, expected ", w.n);
-    const int64_t padding = w.blocks() * kBlock - w.n;
-    const at::Tensor typed = given.to(type);
-    return (padding == 0 ? typed : at::constant_pad_nd(typed, {0, padding})).contiguous();
-  }
-  TORCH_CHECK(given.sizes() == at::IntArrayRef(shape), what, " must be ", at::IntArrayRef(shape),
-              ", or with one group [", w.n, "], not ", given.sizes());
-  return given.to(type).contiguous();
-}
-
-void check_groups(const Weight& w) {
-  if (w.groups == 1 && w.whole) return;
-  TORCH_CHECK(w.groups >= 1 && w.k % w.groups == 0 && w.k / w.groups % kGroupMultiple == 0,
-              "groups, and weights with offsets, must be of a multiple of ", kGroupMultiple,
-              " input features; here ", w.groups, " groups share ", w.k);
-}
-
-Weight weight_of(const WeightOnlyLinear& l, int64_t bits) {
+RealWeight weight_of(const WeightOnlyLinear& l, int64_t bits) {
   TORCH_CHECK(l.x.dim() >= 1, "x must have at least one axis");
-  TORCH_CHECK(l.out_features >= 0, "out_features is ", l.out_features);
-  const int64_t codes = 32 / bits, k = l.x.size(-1), words = (k + codes - 1) / codes;
-  const int64_t groups = l.w_scale.dim() == 3 ? l.w_scale.size(1) : 1;
-  Weight w{bits,
-           l.out_features,
-           k,
-           words * codes,
-           groups,
-           groups == 1 && !l.w_offset,
-           real_of(l.compute, "compute"),
-           real_of(l.x.scalar_type(), "x"),
-           l.w_packed,
-           {},
-           {},
-           {}};
-  const at::ScalarType stored = bits == 4 ? at::kByte : at::kChar;
-  TORCH_CHECK(l.w_packed.scalar_type() == stored && l.w_packed.is_contiguous() &&
-                  l.w_packed.sizes() == at::IntArrayRef({w.blocks(), words, kBlock, kGroup}),
-              "w_packed must be contiguous ", toString(stored), " [ceil(N / 64), ceil(K / ", codes,
-              "), 64, 4] with N = ", w.n, " and K = ", k, " (last axis of x), not ",
-              l.w_packed.scalar_type(), " ", l.w_packed.sizes());
-  check_groups(w);
-  w.scale = parameters_of(l.w_scale, at::kFloat, w, "w_scale");
-  if (l.w_zero_point) w.zero = parameters_of(*l.w_zero_point, stored, w, "w_zero_point");
-  if (l.w_offset) w.offset = parameters_of(*l.w_offset, at::kFloat, w, "w_offset");
-  return w;
+  const int64_t codes = 32 / bits, k = l.x.size(-1);
+  return real_weight_of({l.w_packed, l.w_scale, l.w_zero_point, l.w_offset, l.compute}, bits,
+                        l.out_features, k, (k + codes - 1) / codes, l.x.scalar_type());
 }
 
 at::Tensor linear(const WeightOnlyLinear& l, int64_t bits) {
-  const Weight weight = weight_of(l, bits);
+  const RealWeight weight = weight_of(l, bits);
   const int64_t n = weight.n;
   std::vector<int64_t> shape = l.x.sizes().vec();
   shape.back() = n;
@@ -303,7 +217,7 @@ at::Tensor linear(const WeightOnlyLinear& l, int64_t bits) {
     stream(problem, epilogue);
   } else {
     const Real product = path.real->type_for(weight.real);
-    multiply({path, kernels, weight, product, operand_of(l.x, product, weight.depth)}, epilogue);
+    multiply({path, kernels, weight, product, operand_of(l.x, product, weight.depth())}, epilogue);
   }
   return out;
 }

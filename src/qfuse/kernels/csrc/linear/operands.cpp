@@ -17,7 +17,7 @@ struct Named {
   size_t args;
 };
 
-constexpr std::array<Named, 10> kActivations{{
+constexpr std::array<Named, 13> kActivations{{
     {"relu", StepKind::relu, 0},
     {"gelu", StepKind::gelu, 0},
     {"gelu_tanh", StepKind::gelu_tanh, 0},
@@ -28,6 +28,9 @@ constexpr std::array<Named, 10> kActivations{{
     {"hardswish", StepKind::hardswish, 0},
     {"hardsigmoid", StepKind::hardsigmoid, 0},
     {"leaky_relu", StepKind::leaky_relu, 1},
+    {"elu", StepKind::elu, 3},
+    {"mish", StepKind::mish, 0},
+    {"quick_gelu", StepKind::quick_gelu, 1},
 }};
 
 std::vector<std::string_view> split(std::string_view text, char mark) {
@@ -83,6 +86,10 @@ Step activation_of(const Call& call, size_t others = 0) {
   Step step{found->kind, 0, 0.0f, 0.0f, Real::f32};
   if (found->args > 0) step.a = static_cast<float>(parse<double>(call.args[1], call.text));
   if (found->args > 1) step.b = static_cast<float>(parse<double>(call.args[2], call.text));
+  if (found->kind == StepKind::elu) {  // alpha, scale, input scale
+    step.a *= step.b;
+    step.scale = static_cast<float>(parse<double>(call.args[3], call.text));
+  }
   return step;
 }
 
@@ -99,11 +106,11 @@ Step round_of(const Call& call) {
   return step;
 }
 
-// A quantized extra has two more arguments: its scale and zero point.
+// A quantized extra of a sum or product has two more arguments: its scale and zero point.
 Step binary_of(const Call& call, const std::vector<at::Tensor>& extras) {
-  const bool add = call.name == "add";
+  const bool add = call.name == "add", prelu = call.name == "prelu";
   const size_t plain = add ? 2 : 1;
-  const bool quantized = call.args.size() > plain;
+  const bool quantized = !prelu && call.args.size() > plain;
   expect_args(call, quantized ? plain + 2 : plain);
   const int32_t extra = parse<int32_t>(call.args[0], call.text);
   TORCH_CHECK(extra >= 0 && static_cast<size_t>(extra) < extras.size(), "epilogue step '",
@@ -111,7 +118,8 @@ Step binary_of(const Call& call, const std::vector<at::Tensor>& extras) {
   const auto number = [&](size_t i) {
     return static_cast<float>(parse<double>(call.args[i], call.text));
   };
-  Step step{add ? StepKind::add : StepKind::mul, extra, add ? number(1) : 1.0f, 0.0f, Real::f32};
+  const StepKind kind = add ? StepKind::add : prelu ? StepKind::prelu : StepKind::mul;
+  Step step{kind, extra, add ? number(1) : 1.0f, 0.0f, Real::f32};
   const at::ScalarType type = extras[extra].scalar_type();
   TORCH_CHECK(quantized == (type == at::kChar || type == at::kByte), "epilogue step '", call.text,
               "' has an extra of type ", type, ", which is ", quantized ? "not " : "",
@@ -231,7 +239,7 @@ class Reader {
     if (call.name == "times") return read_product();
     if (call.name == "act") return add(activation_of(call));
     if (call.name == "round") return add(round_of(call));
-    if (call.name == "add" || call.name == "mul") {
+    if (call.name == "add" || call.name == "mul" || call.name == "prelu") {
       const Step step = binary_of(call, extras_);
       const at::ScalarType type = extras_[step.extra].scalar_type();
       type_ = at::promoteTypes(type_, at::isFloatingType(type) ? type : at::kFloat);

@@ -1,6 +1,7 @@
 // Float activations times panels of float weights, for any instruction set.
 #pragma once
 
+#include "convolution/depthwise_f32.h"
 #include "quantized/codes.h"
 
 namespace {
@@ -50,6 +51,7 @@ constexpr qfuse::RealKernels f32_kernels{
     .type_for = [](qfuse::Real) { return qfuse::Real::f32; },
     .multiply = [](const qfuse::RealTile& tile, qfuse::Real,
                    float* sums) { multiply_f32<Rows, Vectors>(tile, sums); },
+    .depthwise = &depthwise_f32,
     .four = f32_codes<4, Vectors>,
     .eight = f32_codes<8, Vectors>,
 };

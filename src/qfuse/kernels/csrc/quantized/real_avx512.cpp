@@ -105,6 +105,7 @@ namespace qfuse {
 const RealKernels& real_avx512() {
   static const RealKernels kernels{&type_for,
                                    &multiply,
+                                   &depthwise_f32,
                                    {&widen<4>, &stream_type<4>, &stream<4>},
                                    {&widen<8>, &stream_type<8>, &stream<8>}};
   return kernels;

@@ -6,11 +6,17 @@
 
 namespace {
 
-// e^x for x in [-87, 88.37]; e^-87 below, infinity above, which suffices in sums with 1 and in
-// divisors. x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r (Cephes' expf), times 2^n.
+// e^x = (minus_one + 1) * power.
+struct Exponential {
+  Floats minus_one;  // in about [-0.3, 0.42]
+  Floats power;      // of two
+};
+
+// For x in [-87, 88.37]; e^-87 below, infinity above, which suffices in sums with 1 and in
+// divisors. x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r - 1 (Cephes' expf), and 2^n.
 // Adding 1.5 * 2^23 rounds n to an integer in the low bits, from where it is shifted into the
 // exponent; n = 128 is infinity there.
-QFUSE_INLINE Floats exponential(Floats x) {
+QFUSE_INLINE Exponential parts_of_exponential(Floats x) {
   const float push = 12582912.0f;
   const Floats y = clamp(x, -87.0f, 89.0f);
   const Floats pushed = y * 1.44269504f + push;
@@ -21,8 +27,20 @@ QFUSE_INLINE Floats exponential(Floats x) {
   p = fused(p, r, 4.1665795894e-2f);
   p = fused(p, r, 1.6666665459e-1f);
   p = fused(p, r, 5.0000001201e-1f);
-  p = fused(p, r * r, r) + 1.0f;
-  return p * bits<Floats>((bits<Words>(pushed) << 23) + 0x3f800000u);
+  return {fused(p, r * r, r), bits<Floats>((bits<Words>(pushed) << 23) + 0x3f800000u)};
+}
+
+QFUSE_INLINE Floats exponential(Floats x) {
+  const Exponential e = parts_of_exponential(x);
+  return (e.minus_one + 1.0f) * e.power;
+}
+
+// e^x - 1 without cancellation. Where e^x is large, 2^n is subtracted from nothing, so that
+// infinity stays what it is.
+QFUSE_INLINE Floats exponential_minus_one(Floats x) {
+  const Exponential e = parts_of_exponential(x);
+  const Floats large = (e.minus_one + 1.0f) * e.power - 1.0f;
+  return x > 1.0f ? large : fused(e.minus_one, e.power, e.power - 1.0f);
 }
 
 QFUSE_INLINE Floats sigmoid(Floats x) { return 1.0f / (1.0f + exponential(-x)); }
@@ -71,6 +89,22 @@ QFUSE_INLINE Floats gelu(Floats x) {
 QFUSE_INLINE Floats gelu_tanh(Floats x) {
   const Floats u = 0.79788456f * (x + 0.044715f * x * x * x);
   return x / (1.0f + exponential(-2.0f * u));
+}
+
+QFUSE_INLINE Floats quick_gelu(Floats x, float factor) {
+  return x / (1.0f + exponential(-(x * factor)));
+}
+
+QFUSE_INLINE Floats elu(Floats x, float negative, float positive, float inner) {
+  return x >= 0.0f ? x * positive : exponential_minus_one(x * inner) * negative;
+}
+
+// x * tanh(log(1 + e^x)) is x * n / (n + 2) with n = e^x * (e^x + 2). From x = 20 on the quotient is
+// 1; below -87 it is less than float32 can hold.
+QFUSE_INLINE Floats mish(Floats x) {
+  const Floats e = exponential(at_most(x, 20.0f));
+  const Floats n = x < -87.0f ? Floats{} : e * (e + 2.0f);
+  return x * (n / (n + 2.0f));
 }
 
 QFUSE_INLINE Floats hardswish(Floats x) { return x * clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f; }

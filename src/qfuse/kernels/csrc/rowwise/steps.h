@@ -108,10 +108,18 @@ inline void apply(const qfuse::Step& s, const qfuse::ElementRows* extras, const 
       return map([](Floats y) { return hardsigmoid(y); });
     case Kind::leaky_relu:
       return map([&](Floats y) { return y > 0.0f ? y : y * s.a; });
+    case Kind::elu:
+      return map([&](Floats y) { return elu(y, s.a, s.b, s.scale); });
+    case Kind::mish:
+      return map([](Floats y) { return mish(y); });
+    case Kind::quick_gelu:
+      return map([&](Floats y) { return quick_gelu(y, s.a); });
     case Kind::add:
       return zip([&](Floats y, Floats x) { return y + x * s.a; });
     case Kind::mul:
       return zip([](Floats y, Floats x) { return y * x; });
+    case Kind::prelu:
+      return zip([](Floats y, Floats x) { return y > 0.0f ? y : y * x; });
     case Kind::cast:
       return map([](Floats y) { return y; });
     case Kind::round:

@@ -1,0 +1,83 @@
+#include "linear/real_weight.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+#include <c10/core/ScalarType.h>
+
+#include <vector>
+
+#include "linear/operands.h"
+
+namespace qfuse {
+namespace {
+
+constexpr int64_t kGroupMultiple = 8;
+
+// Parameters as [blocks, groups, 64]; those of a single group may have shape [N].
+at::Tensor parameters_of(const at::Tensor& given, at::ScalarType type, const RealWeight& w,
+                         const char* what) {
+  const std::vector<int64_t> shape{w.blocks(), w.groups, kBlock};
+  const bool wants_float = at::isFloatingType(type);
+  TORCH_CHECK(wants_float ? at::isFloatingType(given.scalar_type()) : given.scalar_type() == type,
+              what, " has type ", given.scalar_type(), ", expected ",
+              wants_float ? "a float type" : toString(type));
+  if (given.dim() == 1 && w.groups == 1) {
+    TORCH_CHECK(given.numel() == w.n, what, " has ", given.numel(), " elements, expected ", w.n);
+    const int64_t padding = w.blocks() * kBlock - w.n;
+    const at::Tensor typed = given.to(type);
+    return (padding == 0 ? typed : at::constant_pad_nd(typed, {0, padding})).contiguous();
+  }
+  TORCH_CHECK(given.sizes() == at::IntArrayRef(shape), what, " must be ", at::IntArrayRef(shape),
+              ", or with one group [", w.n, "], not ", given.sizes());
+  return given.to(type).contiguous();
+}
+
+void check_groups(const RealWeight& w, int64_t k) {
+  if (w.groups == 1 && w.whole) return;
+  TORCH_CHECK(w.groups >= 1 && k % w.groups == 0 && k / w.groups % kGroupMultiple == 0,
+              "groups, and weights with offsets, must be of a multiple of ", kGroupMultiple,
+              " input features; here ", w.groups, " groups share ", k);
+}
+
+}  // namespace
+
+RealBlock RealWeight::block(int64_t index, int64_t word) const {
+  const int64_t group = depth() / groups;
+  const int64_t skipped = group > 0 ? word * codes_per_word() / group : 0;
+  const int64_t first = (index * groups + skipped) * kBlock;
+  const auto at = [&]<class Element>(const at::Tensor& values, const Element*) {
+    return values.defined() ? static_cast<const Element*>(values.const_data_ptr()) + first
+                            : nullptr;
+  };
+  const auto* bytes = static_cast<const uint8_t*>(codes.const_data_ptr());
+  return {bytes + (index * words + word) * kBlock * kGroup,
+          depth(),
+          group,
+          whole ? nullptr : at(scale, static_cast<const float*>(nullptr)),
+          at(zero, static_cast<const int8_t*>(nullptr)),
+          at(offset, static_cast<const float*>(nullptr)),
+          compute,
+          real};
+}
+
+RealWeight real_weight_of(const RealWeightArguments& a, int64_t bits, int64_t n, int64_t k,
+                          int64_t words, at::ScalarType real) {
+  TORCH_CHECK(n >= 0, "out_features is ", n);
+  const int64_t groups = a.scale.dim() == 3 ? a.scale.size(1) : 1;
+  RealWeight w{bits,     n,  words, groups, groups == 1 && !a.offset, real_of(a.compute, "compute"),
+               real_of(real, "x"), a.packed, {}, {}, {}};
+  const at::ScalarType stored = bits == 4 ? at::kByte : at::kChar;
+  TORCH_CHECK(a.packed.scalar_type() == stored && a.packed.is_contiguous() &&
+                  a.packed.sizes() == at::IntArrayRef({w.blocks(), words, kBlock, kGroup}),
+              "w_packed must be contiguous ", toString(stored), " [ceil(N / 64), ", words,
+              ", 64, 4] with N = ", n, " for K = ", k, ", not ", a.packed.scalar_type(), " ",
+              a.packed.sizes());
+  check_groups(w, k);
+  w.scale = parameters_of(a.scale, at::kFloat, w, "w_scale");
+  if (a.zero_point) w.zero = parameters_of(*a.zero_point, stored, w, "w_zero_point");
+  if (a.offset) w.offset = parameters_of(*a.offset, at::kFloat, w, "w_offset");
+  return w;
+}
+
+at::ScalarType scalar_type(Real type) { return type == Real::bf16 ? at::kBFloat16 : at::kFloat; }
+
+}  // namespace qfuse

@@ -1,0 +1,25 @@
+"""qfuse's own weight-only convolution: float activations, packed 8-bit weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from qfuse.ir.dtypes import BYTES
+from qfuse.ir.refusal import Refusal
+from qfuse.lower.operands.real_convolution import WeightOnlyConvolution
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionW8A16(WeightOnlyConvolution):
+    """Float activations, and 8-bit weights, grouped or not."""
+
+    name: str = "qfuse.convolution_w8a16"
+    bits: int = 8
+
+    def check(self, stored: torch.Tensor) -> Refusal | None:
+        """Refuse weights that are not 8-bit integers."""
+        if stored.dtype in BYTES:
+            return None
+        return Refusal(f"the weight is stored as {stored.dtype}")

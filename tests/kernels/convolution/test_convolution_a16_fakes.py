@@ -1,0 +1,130 @@
+"""What torch believes about weight-only convolutions while it traces is what they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.support.cases.convolution_kernel import window
+from tests.support.cases.linear_kernel import REAL
+from tests.support.cases.weight_only_convolution import (
+    WeightOnlyConvolution,
+    weight_only_convolution,
+)
+
+from qfuse.ir.errors import InputError
+from qfuse.kernels import KernelLibrary, convolution_w8a16
+
+CHECKS = (
+    "test_schema",
+    "test_autograd_registration",
+    "test_faketensor",
+    "test_aot_dispatch_dynamic",
+)
+GEOMETRIES = [
+    ((2, 6, 9), window(3, stride=2, padding=1, groups=2)),
+    ((6, 9), window(3, dilation=2)),
+    ((2, 6, 9, 8), window(3, 3, stride=2, padding=(0, 2, 1, 0))),
+    ((2, 6, 9, 8), window(3, 3, stride=2, padding=1)),
+    ((6, 9, 8), window(1, 1)),
+    ((0, 6, 9, 8), window(1, 1)),
+    ((2, 6, 9, 8), window(3, 3, padding=1, groups=6)),
+    ((2, 6, 5, 9, 8), window(3, 3, 1, padding=(1, 1, 0))),
+    ((2, 6, 9, 8), window(3, 2, stride=2, output_padding=(1, 0), transposed=True, groups=2)),
+]
+WINDOW = ("kernel", "stride", "padding", "dilation", "output_padding", "transposed", "groups")
+
+
+def arguments(case: WeightOnlyConvolution) -> list[Any]:
+    """Every argument of the op, by position."""
+    args, named = case.arguments()
+    extra = torch.randn(1, 1)
+    return [
+        *args, named["w_zero_point"], named["out_channels"], named["bias"],
+        *(named[name] for name in WINDOW), [extra], "act(gelu)|add(0,1.0)", case.compute,
+        torch.float32,
+    ]  # fmt: skip
+
+
+def to_meta(args: list[Any]) -> list[Any]:
+    meta: list[Any] = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
+    return meta
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("index", [0, 2, 3, 6, 8])
+def test_opcheck(library: KernelLibrary, index: int, *, last: bool) -> None:
+    del library
+    shape, w = GEOMETRIES[index]
+    ops = torch.ops.qfuse
+    for bits, op in ((4, ops.convolution_w4a16), (8, ops.convolution_w8a16)):
+        case = weight_only_convolution(shape, 12, w, bits=bits, last=last, zero_point=True)
+        torch.library.opcheck(op.default, tuple(arguments(case)), test_utils=CHECKS)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_fake_results_are_like_real_ones(
+    library: KernelLibrary, geometry: tuple[tuple[int, ...], Any], *, last: bool
+) -> None:
+    del library
+    ops = torch.ops.qfuse
+    for bits, op in ((4, ops.convolution_w4a16), (8, ops.convolution_w8a16)):
+        for dtype in REAL:
+            shape, w = geometry
+            case = weight_only_convolution(shape, 12, w, bits=bits, dtype=dtype, last=last)
+            args = arguments(case)
+            result, meta = op.default(*args), op.default(*to_meta(args))
+
+            assert (meta.shape, meta.dtype) == (result.shape, result.dtype)
+            assert meta.stride() == result.stride()
+
+
+def test_sizes_may_be_symbolic(library: KernelLibrary) -> None:
+    del library
+    case = weight_only_convolution((2, 6, 9, 8), 10, window(3, 3, stride=2, padding=1))
+
+    class Module(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            (_, *rest), named = case.arguments()
+            return convolution_w8a16(x, *rest, **named)
+
+    images, size = torch.export.Dim("images", min=1, max=64), torch.export.Dim("size", min=3)
+    program = torch.export.export(
+        Module(), (case.x,), dynamic_shapes={"x": {0: images, 2: size}}, strict=False
+    )
+
+    for count, height in ((1, 9), (3, 5), (2, 30)):
+        x = torch.randn(count, 6, height, 8).contiguous(memory_format=torch.channels_last)
+        assert torch.equal(program.module()(x), Module()(x))
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "message"),
+    [
+        (0, torch.ones(2, 6, 9, 8, dtype=torch.int8), "must be floats"),
+        (0, torch.ones(6, 9), "x must have 3 or 4 axes"),
+        (0, torch.ones(2, 7, 9, 8), "does not fit"),
+        (1, torch.ones(1, 14, 64, 4), "does not fit"),
+        (2, torch.ones(1, 7, 64), "groups must be of a multiple of 8 input channels"),
+        (2, torch.ones(1, 1, 60), "w_scale"),
+        (3, torch.ones(1, 1, 64), "w_zero_point must be"),
+        (4, 70, "does not fit"),
+        (5, torch.ones(9), "bias has 9 elements"),
+        (7, [1], "stride must have 2 numbers"),
+        (12, 4, "cannot be split into 4 groups"),
+        (16, torch.float64, "must be floats"),
+    ],
+)
+def test_fakes_refuse_what_cannot_be(
+    library: KernelLibrary, index: int, value: Any, message: str
+) -> None:
+    del library
+    args = arguments(weight_only_convolution((2, 6, 9, 8), 10, window(3, 3)))
+    args[index] = value
+
+    with pytest.raises(InputError, match=message):
+        torch.ops.qfuse.convolution_w8a16.default(*to_meta(args))
+    with pytest.raises(RuntimeError):
+        torch.ops.qfuse.convolution_w8a16.default(*args)
