@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -60,8 +61,18 @@ def _may_write(node: Node) -> bool:
     if node.target not in _IN_PLACE or not isinstance(node.args[0], Node):
         return False
     x = node.args[0]
+    source = x
+    while source.op == "call_function" and _is_view(source):
+        source = source.all_input_nodes[0]
     same = map(str, shape_of(x)), map(str, shape_of(node))
-    return x.op == "call_function" and tuple(same[0]) == tuple(same[1]) and _same_type(x, node)
+    return source.op == "call_function" and tuple(same[0]) == tuple(same[1]) and _same_type(x, node)
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a value may be in the memory of its operand."""
+    if node.target in {operator.getitem, aten.reshape.default, aten.contiguous.default}:
+        return True
+    return isinstance(node.target, OpOverload) and node.target.is_view
 
 
 def _same_type(x: Node, y: Node) -> bool:
