@@ -42,7 +42,7 @@ def quantize(
     """Quantize ``x``: ``clamp(round(x * (1 / scale)) + zero_point, quant_min, quant_max)``.
 
     Args:
-        x: Float tensor of dtype ``spec.real``.
+        x: Float tensor of dtype ``spec.float_dtype``.
         scale: Shape ``spec.grid(x.shape)``, any float dtype, or that of ``spec.scale``.
         zero_point: The same shape, or ``None``.
         spec: Everything else. Rounding is half to even.
@@ -117,7 +117,7 @@ def dequantize(
         outer_scale: The second level of scales, if the spec has one.
 
     Returns:
-        A tensor of ``q``'s shape and dtype ``spec.real``.
+        A tensor of ``q``'s shape and dtype ``spec.float_dtype``.
     """
     _check_levels(spec, outer_scale)
     compute = spec.arithmetic.compute
