@@ -10,7 +10,7 @@ from tests.support.cases.mx_linear import mx
 
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.activation import Activation
-from qfuse.ir.ops.epilogue import Act, Add, Cast, Epilogue, Glu, Halves, Mul, Round, Step
+from qfuse.ir.ops.epilogue import Act, Add, Cast, Epilogue, Glu, Halves, Mul, Prelu, Round, Step
 from qfuse.ir.ops.output import Output
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec
 from qfuse.rewrite.values import Values, wide_value
@@ -38,7 +38,7 @@ def steps(dtype: torch.dtype) -> list[Step]:
     trip = Round(1, 2, spec)
     act = Act("leaky_relu", (0.3,))
     glu = Glu(act, Halves.GATE_FIRST)
-    return [act, Add(0), Mul(0), Mul(0, trip), Cast(dtype), glu, trip]
+    return [act, Add(0), Mul(0), Mul(0, trip), Prelu(0), Cast(dtype), glu, trip]
 
 
 def test_there_is_a_step_of_every_kind() -> None:

@@ -81,7 +81,7 @@ class Halves:
             bias=None if case.bias is None else case.bias[columns],
         )
         wide = [_columns(e, columns, case.weight.shape[0]) for e in self.extras]
-        y = one.with_options(float_dtype=self.float_dtype, out_dtype=self.float_dtype).run()
+        y = one.with_options(real=self.float_dtype, out_dtype=self.float_dtype).run()
         return Epilogue(steps).apply(y, wide)
 
 
