@@ -13,7 +13,7 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.output import Keep, Output
 from qfuse.ir.ops.qdq import Choose, Quantize, as_choose, as_quantize
 from qfuse.ir.ops.views import result_of, shape_of, tensor_of
-from qfuse.ir.quant.block import block_text, covers
+from qfuse.ir.quant.block import block_text, same_grid
 from qfuse.ir.quant.choose import fixed_zero_point
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.spec import ZeroPointDomain, dtype_name, stored_name
@@ -109,9 +109,8 @@ def _refuse_choice(quantize: Quantize, choose: Choose) -> Miss | None:
     if chosen.outer or choose.outer_scale is not None:
         text = "its scales are chosen relative to a second level, and a fused op supports one"
         return Miss(MissCode.GRANULARITY, node, text)
-    pairs = zip(spec.block, chosen.block, shape_of(quantize.x), strict=True)
     # Different block sizes are the same block if both cover the axis.
-    if not all(a == b or (covers(a, size) and covers(b, size)) for a, b, size in pairs):
+    if not same_grid(spec.block, chosen.block, shape_of(quantize.x)):
         text = "parameters are chosen in blocks of {} and used in blocks of {}"
         details = block_text(chosen.block), spec.block_text()
         return Miss(MissCode.GRANULARITY, node, text, *details)
