@@ -95,3 +95,16 @@ def test_the_batch_may_vary(name: str) -> None:
 def test_other_recipes(name: str, recipe: str) -> None:
     model, source, fast = compiled(name, recipe)
     assert_alike(source, fast, model.inputs(2)[0][0])
+
+
+@pytest.mark.parametrize("name", ["resnet", "resnet18", "mobilenet"])
+def test_residuals_under_autocast_are_read_as_they_are_stored(name: str) -> None:
+    _, _, fast = compiled(name, "w8a8-static-bf16")
+
+    made = [
+        node.meta["val"].dtype
+        for node in fast.plan.lowered.graph.nodes
+        if str(node.target).startswith("qfuse.convolution")
+    ]
+    assert len(made) > 8
+    assert set(made) == {torch.uint8}

@@ -94,10 +94,12 @@ def test_quantized_extras_broadcast(isa: str, name: str, dtype: torch.dtype) -> 
     for case in cases:
         q = codes(EXTRAS[name], dtype)
         extra = (q.float() - zero) * torch.tensor(scale)
-        y = case.with_options(extras=[extra], epilogue="add(0,0.5)|act(relu)|mul(0)")
-        text = f"add(0,0.5,{scale},{zero})|act(relu)|mul(0,{scale},{zero})"
+        for real in REAL:
+            y = case.with_options(extras=[extra], epilogue="add(0,0.5)|act(relu)|mul(0)", real=real)
+            text = f"add(0,0.5,{scale},{zero})|act(relu)|mul(0,{scale},{zero})"
+            new = y.with_options(extras=[q], epilogue=text, out_dtype=torch.float32)
 
-        assert torch.equal(y.with_options(extras=[q], epilogue=text).run(), y.expected())
+            assert torch.equal(new.run(), y.expected())
 
 
 def quantize(y: torch.Tensor, output: dict[str, Any]) -> torch.Tensor:

@@ -60,6 +60,7 @@ class ConvolutionCase:
     weight_zero: int | None = None
     bias: bool = True
     memory_format: torch.memory_format = torch.contiguous_format
+    float_dtype: torch.dtype = torch.float32
 
     @property
     def channels(self) -> int:
@@ -71,13 +72,13 @@ class ConvolutionCase:
     def add(self, b: GraphBuilder, x: Node) -> Node:
         """Quantize ``x`` and convolve it."""
         spatial = len(self.kernel)
-        spec = spec_of(len(self.shape), self.x)
+        spec = replace(spec_of(len(self.shape), self.x), float_dtype=self.float_dtype)
         grid = [1] * len(self.shape)
         scale = b.const("x_scale", torch.full(grid, 0.05))
         zero = b.const("x_zero", torch.full(grid, self.zero, dtype=torch.int32))
         q = b.call(ops.quantize, x, scale, zero, str(spec))
         real = b.call(ops.dequantize, q, scale, zero, str(spec))
-        bias = b.const("bias", torch.randn(self.out)) if self.bias else None
+        bias = b.const("bias", torch.randn(self.out, dtype=self.float_dtype)) if self.bias else None
         settings: list[Argument] = [[self.stride] * spatial, [self.padding] * spatial]
         if self.transposed:
             settings += [[self.output_padding] * spatial, self.groups, [self.dilation] * spatial]
@@ -91,7 +92,7 @@ class ConvolutionCase:
         if self.transposed:
             first, second = self.channels, self.out // self.groups
         shape = (first, second, *self.kernel)
-        spec = spec_of(len(shape), self.weight, self.axis)
+        spec = replace(spec_of(len(shape), self.weight, self.axis), float_dtype=self.float_dtype)
         if self.block is not None:
             lead = (self.block, 1) if self.transposed else (1, self.block)
             spec = spec.with_block((*lead, *[None] * len(self.kernel)))

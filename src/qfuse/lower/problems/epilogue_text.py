@@ -18,7 +18,7 @@ from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of, tensor_of
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.checks import MOST_EXTRAS, MOST_STEPS
+from qfuse.lower.operands.checks import COMPUTES, MOST_EXTRAS, MOST_STEPS
 from qfuse.lower.problems.activations import KERNEL_ACTIVATIONS, PRELU
 
 
@@ -200,13 +200,17 @@ class _Writer:
         zero = 0 if stored.zero_point is None else _number_of(self.known[stored.zero_point])
         if scale is None or zero is None or not _dequantizes_simply(stored.spec):
             return Refusal("an operand has an unsupported quantization")
-        # The source rounds the operand, or promotes the sum, in another way than the kernels.
         if isinstance(zero, torch.Tensor) and zero.dtype.is_floating_point:
             return Refusal(f"an operand's zero point is stored as {dtype_name(zero.dtype)}")
-        if stored.spec.float_dtype is not torch.float32 or float_dtype is not torch.float32:
-            return Refusal("an operand is dequantized to another dtype than float32")
+        other = stored.spec.float_dtype
+        if other not in COMPUTES or float_dtype not in FLOATS:
+            names = dtype_name(other), dtype_name(float_dtype)
+            return Refusal("an operand is dequantized to {} beside {}".format(*names))
         self._add(f"{word},{scale.to(torch.float32).item()!r},{int(zero)})")
-        return None
+        # The kernels do not round an operand that the source dequantizes to bfloat16, which is
+        # closer to the exact result, and their result is float32.
+        made = torch.promote_types(other, float_dtype)
+        return None if made is torch.float32 else self._cast(made)
 
     def _round(self, step: Round, float_dtype: torch.dtype) -> Refusal | None:
         if step.spec.float_dtype is not float_dtype:
