@@ -10,6 +10,7 @@ from tests.support.graphs.tiny_models import TINY_CONVNETS, sqnr, tiny
 from tests.support.sources.dialects import strides
 
 import qfuse
+from qfuse.ir.graph.schema import is_call
 from qfuse.targets import Target
 from qfuse.zoo import recipes
 
@@ -108,3 +109,13 @@ def test_residuals_under_autocast_are_read_as_they_are_stored(name: str) -> None
     ]
     assert len(made) > 8
     assert set(made) == {torch.uint8}
+
+
+@pytest.mark.parametrize("name", ["mobilenet-v3", "efficientnet"])
+def test_squeeze_excite_copies_no_image(name: str) -> None:
+    _, _, fast = compiled(name)
+
+    nodes = fast.plan.lowered.graph.nodes
+    copies = [node for node in nodes if is_call(node, torch.ops.aten.clone.default)]
+    (only,) = copies
+    assert only.meta["val"].shape[1] == 3, "the image that enters the network"

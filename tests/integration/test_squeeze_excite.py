@@ -9,6 +9,7 @@ from qfuse.capture import capture
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import OptimizedGraph
 from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.activation import as_activation
 from qfuse.ir.ops.convolution import as_fused_convolution
 from qfuse.ir.ops.epilogue import Act
 from qfuse.normalize import normalize
@@ -38,7 +39,7 @@ def test_the_activation_stays_in_the_convolution(name: str) -> None:
         fused
         for node in nodes
         if (fused := as_fused_convolution(node)) is not None
-        and any(is_call(user, aten.mul.Tensor) for user in node.users)
+        and any(as_activation(user) is not None for user in node.users)
         and any(is_call(user, ops.quantize) for user in node.users)
     ]
 
@@ -46,3 +47,11 @@ def test_the_activation_stays_in_the_convolution(name: str) -> None:
     assert shared
     for fused in shared:
         assert [type(step) for step in fused.epilogue.steps] == [Act]
+
+
+@pytest.mark.parametrize("name", ["mobilenet-v3", "efficientnet"])
+def test_the_product_with_the_gate_is_one_op_with_its_quantize(name: str) -> None:
+    nodes = list(optimized(name).graph.nodes)
+
+    assert not [node for node in nodes if is_call(node, aten.mul.Tensor)]
+    assert [node for node in nodes if as_activation(node) is not None]

@@ -10,10 +10,13 @@ from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.activation import Activation
+from qfuse.ir.ops.epilogue import Mul
 from qfuse.ir.ops.output import Keep, Output
 from qfuse.ir.ops.product import as_fused_product
 from qfuse.ir.ops.qdq import as_dequantize, as_quantize
-from qfuse.ir.ops.views import QuantParams
+from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
+from qfuse.ir.sizes import same_shape, same_size
+from qfuse.optimize.fuse.epilogue_operand import EpilogueOperand, stored_operand
 from qfuse.optimize.fuse.quantized_output import (
     Kept,
     QuantizedResult,
@@ -36,8 +39,9 @@ from qfuse.rewrite.pattern import (
     let,
     match,
 )
-from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, aten
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, arguments, aten
 
+_MATRIX = 2
 # Bounds the search from a quantize through round trips and casts to the product.
 _STEPS = 8
 
@@ -104,6 +108,32 @@ def _float_product(node: Node) -> Gated | None:
     return None if fused is None or fused.out_params is not None else Gated(node)
 
 
+def _scaled_channels(node: Node) -> Gated | None:
+    """View an image times a gate that broadcasts to its pixels, as in squeeze-excite.
+
+    The image is what a fused op or a dequantize returns, and may be either factor.
+    """
+    if not is_call(node, aten.mul.Tensor):
+        return None
+    a = arguments(node)
+    factors = a["self"], a["other"]
+    for x, gate in (factors, factors[::-1]):
+        if isinstance(x, Node) and isinstance(gate, Node) and _is_scaled_by(x, gate, node):
+            factor = stored_operand(gate) or EpilogueOperand(gate)
+            return Gated(x).then(Mul(0, stored=factor.stored(0)), *factor.nodes)
+    return None
+
+
+def _is_scaled_by(x: Node, gate: Node, product: Node) -> bool:
+    """Whether ``x`` is an image of quantized values, and ``gate`` has one value for its pixels."""
+    if not is_call(x, ops.dequantize) and as_fused_product(x) is None:
+        return False
+    if not dtype_of(gate).is_floating_point or not same_shape(shape_of(x), shape_of(product)):
+        return False
+    sizes = shape_of(gate)
+    return len(shape_of(x)) > _MATRIX and len(sizes) >= _MATRIX and same_size(sizes[-1], 1)
+
+
 @guard(MissCode.PATTERN, "there is no activation to compute")
 def _is_work(quantize: Node) -> bool:
     view = as_quantize(quantize)
@@ -160,6 +190,7 @@ def _takes(quantize: Node, node: Node) -> bool:
 
 _PRODUCTS = quantized(A_GATED).given(let(_SITE, _site))
 _FUSED = Read[Gated](GATED.label, _float_product, "linear or convolution").given(_is_work).core()
+_SCALED = Read[Gated](GATED.label, _scaled_channels, "image times a gate").core()
 
 
 class FuseActivationQuantize(PatternRule):
@@ -175,21 +206,25 @@ class FuseActivationQuantize(PatternRule):
 
         g, u -> qfuse.activation -- user
 
+    The same for an image of quantized values times a gate that broadcasts to its pixels, with or
+    without an activation, as in squeeze-excite. The gate depends on the image, so the product is
+    no epilogue op of the convolution.
+
     Parameters may be static or dynamic. Two halves of one tensor become the epilogue op ``glu`` of
     the whole tensor. A dequantize of the input is fused too; casts and quantize/dequantize round
     trips stay where the source rounds. The float result is an extra output if it has other users.
 
     Refuses: a clamp with bounds that cross; parameters that are computed from the result
-    otherwise than by a choice for it; operands that broadcast or are not floats; an intermediate
-    value with other users; strides that would change. Scales of two levels are not fused. An
-    activation that only rounds in front of a product is left to the product's quantize. An
-    activation that is already in the epilogue of a linear or convolution stays there; only the
-    dynamic quantization of the result is fused.
+    otherwise than by a choice for it; other operands that broadcast, or are not floats; an
+    intermediate value with other users; strides that would change. Scales of two levels are not
+    fused. An activation that only rounds in front of a product is left to the product's
+    quantize. An activation that is already in the epilogue of a linear or convolution stays there;
+    only the dynamic quantization of the result is fused.
     """
 
     name = "fuse-activation-quantize"
     exactness = Exactness.EXACT
-    pattern = quantized(Either(A_GATED, _FUSED).given(check(_refuse_taken))).given(
+    pattern = quantized(Either(A_GATED, _FUSED, _SCALED).given(check(_refuse_taken))).given(
         let(_SITE, _site)
     )
 

@@ -54,6 +54,12 @@ class EpilogueOperand:
         if isinstance(self.value, Filled):
             known = torch.full(self.value.shape, self.value.number, dtype=self.value.dtype)
             return (rw.constant(known, "number"),)
+        return self.nodes
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes of an operand that is no number."""
+        assert isinstance(self.value, Node), "a number has to become a constant first"
         return (self.value, *(() if self.params is None else self.params.tensors))
 
 
@@ -82,7 +88,7 @@ def operand_of(node: Node, fused: FusedProduct, other: object, word: str) -> Epi
         return Miss(MissCode.DTYPE, other, "the {} is {}", word, dtype_of(other), progress=3)
     shape = tuple(shape_of(other))
     refusal = refuse_shape(fused, other, shape, word) or _refuse_strides(fused, node)
-    return refusal or _stored(other) or EpilogueOperand(other)
+    return refusal or stored_operand(other) or EpilogueOperand(other)
 
 
 def _number(node: Node, fused: FusedProduct, other: object, word: str) -> EpilogueOperand | Miss:
@@ -173,7 +179,7 @@ def _refuse_strides(fused: FusedProduct, node: Node) -> Miss | None:
     return Miss(MissCode.SHAPE, node, text, *details, progress=3)
 
 
-def _stored(other: Node) -> EpilogueOperand | None:
+def stored_operand(other: Node) -> EpilogueOperand | None:
     """View a dequantize with one constant scale as an operand that is stored quantized."""
     dequantize = as_dequantize(other)
     if dequantize is None or dequantize.params.outer_scale is not None:
