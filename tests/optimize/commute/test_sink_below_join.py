@@ -150,3 +150,31 @@ def test_refuses_a_dequantize_that_something_else_reads() -> None:
     program = g.done(g.call(aten.cat.default, [x, x], 0), x)
 
     assert only_miss(program, SinkDequantize).code is MissCode.SHARED
+
+
+@pytest.mark.numeric
+def test_a_shared_dequantize_sinks_below_joins_that_are_quantized_again() -> None:
+    """As in a dense block, where every layer reads all values before it."""
+    g = Graph(1)
+    params = g.params(g.b.arg("y", torch.float32, 4, 6), SPEC)
+    x, z = (g.dequantize(g.stored(4, 6), SPEC, params) for _ in range(2))
+    inner = g.call(aten.cat.default, [x, z], 0)
+    outer = g.call(aten.cat.default, [inner, x], 0)
+    other = g.params(outer, SPEC)
+    program = g.done(g.quantize(outer, SPEC, other), x)
+
+    assert applied(program, SinkDequantize).fired == {"sink-dequantize": 2}
+    cats = [n for n in program.graph.nodes if n.target is aten.cat.default]
+    assert {n.meta["val"].dtype for n in cats} == {torch.int8}
+
+
+def test_refuses_a_shared_dequantize_below_which_floats_are_needed() -> None:
+    g = Graph(1)
+    params = g.params(g.b.arg("y", torch.float32, 4, 6), SPEC)
+    x, z = (g.dequantize(g.stored(4, 6), SPEC, params) for _ in range(2))
+    inner = g.call(aten.cat.default, [x, z], 0)
+    real = g.b.arg("r", torch.float32, 4, 6)
+    outer = g.call(aten.cat.default, [inner, real], 0)
+    program = g.done(g.quantize(outer, SPEC, g.params(outer, SPEC)), x)
+
+    assert not applied(program, SinkDequantize).modified

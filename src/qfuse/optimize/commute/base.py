@@ -12,16 +12,20 @@ from qfuse.cost.work import WorkRange
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.movement.base import Moved
 from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.convolution import as_convolution
 from qfuse.ir.ops.linear import as_linear
 from qfuse.ir.ops.qdq import Dequantize, Quantize, as_dequantize
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.optimize.match.memory_cost import passed
 from qfuse.optimize.match.move_qparams import QuantizedMover, moved_params
-from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, Rewriter
+from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, Rewriter, aten
 
 # A bound on the search among the users of a value.
 USERS = 64
+# A bound on the ops that are looked through below a value.
+DEPTH = 8
+_LOOKED_THROUGH = (aten.cat.default, aten.max_pool2d.default)
 
 Work: TypeAlias = tuple[list[WorkRange], list[WorkRange]]
 """The memory traffic before, and after."""
@@ -125,14 +129,26 @@ class Commutes(ABC):
         return False
 
 
-def vanishes(node: Node) -> bool:
-    """Whether every user of a dequantize would use its quantized values instead."""
+def vanishes(node: Node, depth: int = DEPTH) -> bool:
+    """Whether every user of a dequantize would use its quantized values instead.
+
+    Max pools and joins of dequantized values are looked through, up to ``depth`` of them.
+    """
     # This decides profit and not legality, so a look at the first users may stand for all of them.
-    return all(
-        is_call(user, ops.quantize)
-        or ((linear := as_linear(user)) is not None and as_dequantize(linear.weight) is not None)
-        for user in islice(node.users, USERS)
-    )
+    return all(_uses_quantized(user, depth) for user in islice(node.users, USERS))
+
+
+def _uses_quantized(user: Node, depth: int) -> bool:
+    if is_call(user, ops.quantize):
+        return True
+    product = as_linear(user) or as_convolution(user)
+    if product is not None:
+        return as_dequantize(product.weight) is not None
+    if not depth or not is_call(user, *_LOOKED_THROUGH):
+        return False
+    parts = user.all_input_nodes
+    sinks = all(as_dequantize(p) is not None or is_call(p, *_LOOKED_THROUGH) for p in parts)
+    return sinks and vanishes(user, depth - 1)
 
 
 def lifted_work(

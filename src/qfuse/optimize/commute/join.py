@@ -16,7 +16,15 @@ from qfuse.ir.ops.views import QuantParams, dtype_of, node_of, shape_of, tensor_
 from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.spec import Block, QuantSpec, ZeroPointDomain
 from qfuse.ir.refusal import Refusal
-from qfuse.optimize.commute.base import Commutes, Crossing, End, Work, lifted_work, moved
+from qfuse.optimize.commute.base import (
+    Commutes,
+    Crossing,
+    End,
+    Work,
+    lifted_work,
+    moved,
+    vanishes,
+)
 from qfuse.optimize.match.move_qparams import GraphMover
 from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, Rewriter, arguments, aten
 
@@ -115,6 +123,11 @@ class CommutingJoin(Commutes):
             return spec
         joined = _JoinedParams(self, tuple(part.params for part in operands), spec)
         return joined.refuse(operands) or Crossing((End(self.node, joined.make),), self._apply)
+
+    def shares_with(self, user: Node) -> bool:
+        """Any user may stay if no dequantize remains below."""
+        del user
+        return vanishes(self.node)
 
     def _apply(self, mover: Mover, values: Sequence[Any]) -> Iterable[Any]:
         return [self.apply(mover, values)]

@@ -1,0 +1,165 @@
+"""Hand-written networks whose images are joined: they are joined as quantized values, in one copy."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import qfuse
+from qfuse.ir.events import Left, Missed
+from qfuse.targets import Target
+
+aten = torch.ops.aten
+
+# The ops of PT2E exist once this is imported.
+importlib.import_module("torch.ao.quantization.fx._decomposed")
+
+pytestmark = [pytest.mark.numeric, pytest.mark.own_kernels]
+
+
+def stored(
+    x: torch.Tensor, scale: float, zero: int = 3, dtype: torch.dtype = torch.int8
+) -> torch.Tensor:
+    """Quantize and dequantize with one scale."""
+    info = torch.iinfo(dtype)
+    params = (scale, zero, info.min, info.max, dtype)
+    q = torch.ops.quantized_decomposed.quantize_per_tensor(x, *params)
+    made: torch.Tensor = torch.ops.quantized_decomposed.dequantize_per_tensor(q, *params)
+    return made
+
+
+class Weight(nn.Module):
+    """An int8 weight with one scale per output channel."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.register_buffer("q", torch.randint(-128, 128, shape).to(torch.int8))
+        self.register_buffer("scale", torch.rand(shape[0]) * 0.02 + 0.003)
+        self.register_buffer("zero", torch.zeros(shape[0], dtype=torch.int64))
+
+    def forward(self) -> torch.Tensor:
+        """Return the floats."""
+        args = (self.q, self.scale, self.zero, 0, -128, 127, torch.int8)
+        made: torch.Tensor = torch.ops.quantized_decomposed.dequantize_per_channel(*args)
+        return made
+
+
+class Network(nn.Module):
+    """Two branches of one image, and what reads both.
+
+    Args:
+        join: Makes an image of 32 channels of the results of both branches.
+    """
+
+    def __init__(self, join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.second = Weight(16, 8, 3, 3), Weight(16, 8, 1, 1)
+        self.last = Weight(8, 32, 1, 1)
+        self.join = join
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return 8 channels."""
+        x = stored(x, 0.05)
+        a = F.conv2d(x, self.first(), None, 1, 1).relu()
+        b = F.conv2d(x, self.second()).relu()
+        return F.conv2d(self.join(a, b), self.last())
+
+
+JOINS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "floats": lambda a, b: stored(torch.cat([a, b], 1), 0.3),
+    "one scale": lambda a, b: torch.cat([stored(a, 0.3), stored(b, 0.3)], 1),
+    "quantized again": lambda a, b: stored(torch.cat([stored(a, 0.3), stored(b, 0.3)], 1), 0.3),
+    "other scales": lambda a, b: stored(torch.cat([stored(a, 0.3), stored(b, 0.1)], 1), 0.3),
+    "other types": lambda a, b: stored(
+        torch.cat([stored(a, 0.3), stored(b, 0.3, 7, torch.uint8)], 1), 0.3
+    ),
+    "rows": lambda a, b: torch.cat([torch.cat([stored(a, 0.3), stored(b, 0.3)], 2)] * 2, 1),
+}
+
+
+def compiled(model: nn.Module, x: torch.Tensor) -> qfuse.CompiledModel:
+    """Compile, and compare with the source on another image."""
+    fast = qfuse.compile(
+        model.eval(),
+        (x,),
+        target=Target.for_testing(),
+        check="site",
+        options={"backend": "eager"},
+    )
+    assert fast.report.rolled_back == ()
+    assert all(check.passed for check in fast.report.checks)
+    other = torch.randn_like(x)
+    with torch.no_grad():
+        expected, made = model(other), fast(other)
+    # A value next to a tie may be one step of 0.3 off in one branch.
+    assert (made - expected).abs().mean() <= 1e-3 * expected.abs().mean()
+    return fast
+
+
+def dtypes_of(fast: qfuse.CompiledModel, op: object) -> list[torch.dtype]:
+    """Return the dtypes of the results of an op."""
+    return [n.meta["val"].dtype for n in fast.plan.lowered.graph.nodes if n.target is op]
+
+
+class Dense(nn.Module):
+    """A dense block of two layers, with one scale for all values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Weight(16, 8, 3, 3), Weight(8, 32, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return 8 channels."""
+        x = stored(x, 0.05)
+        y = stored(F.conv2d(x, self.first(), None, 1, 1).relu(), 0.05)
+        return F.conv2d(torch.cat([torch.cat([x, y], 1), x], 1), self.last())
+
+
+class Up(nn.Module):
+    """An image that goes down and up again, beside itself, as in a U-Net."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Weight(16, 8, 3, 3), Weight(8, 32, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return 8 channels."""
+        x = stored(F.conv2d(stored(x, 0.05), self.first(), None, 1, 1).relu(), 0.3)
+        up = F.interpolate(F.max_pool2d(x, 2), scale_factor=2.0)
+        return F.conv2d(torch.cat([stored(up, 0.3), x], 1), self.last())
+
+
+IMAGE = (2, 8, 10, 10)
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    **{name: lambda join=join: Network(join) for name, join in JOINS.items()},
+    "dense": Dense,
+    "up": Up,
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_images_are_joined_as_quantized_values_without_other_copies(name: str) -> None:
+    fast = compiled(NETWORKS[name](), torch.randn(IMAGE))
+
+    assert set(dtypes_of(fast, aten.cat.default)) == {torch.int8}
+    # The image that enters, and the result that leaves.
+    assert len(dtypes_of(fast, aten.clone.default)) == 2
+    called = [str(n.target) for n in fast.plan.lowered.graph.nodes if n.op == "call_function"]
+    assert not [name for name in called if name.startswith("aten.conv")]
+
+
+def test_images_of_other_scales_that_are_not_quantized_again_are_joined_as_floats() -> None:
+    """One scale would be inexact, and no kernel reads a scale per channel of an image."""
+    model = Network(lambda a, b: torch.cat([stored(a, 0.3), stored(b, 0.1)], 1))
+    fast = compiled(model, torch.randn(IMAGE))
+
+    assert dtypes_of(fast, aten.cat.default) == [torch.float32]
+    reasons = [event.reason for event in fast.plan.lowered.log.of(Missed)]
+    assert any("the parts have different scales" in reason for reason in reasons)
+    left = [event.reason for event in fast.plan.lowered.log.of(Left)]
+    assert any("its float values are used by aten.cat" in reason for reason in left)
