@@ -333,6 +333,11 @@ GROUPED = {
     "groups": ConvolutionCase(shape=(2, 32, 9, 8), groups=2, stride=2),
     "transposed": ConvolutionCase(shape=(2, 32, 9, 8), transposed=True, stride=2, groups=2),
     "dynamic": ConvolutionCase(shape=("n", 32, "h", "w")),
+    # 128 stands for 0, so these are int8 values without zero points.
+    "unsigned": ConvolutionCase(shape=(2, 32, 9, 8), weight=torch.uint8, weight_zero=128),
+    "unsigned transposed": ConvolutionCase(
+        shape=(2, 32, 9, 8), transposed=True, weight=torch.uint8, weight_zero=128
+    ),
 }
 
 
@@ -353,6 +358,11 @@ def test_scales_in_groups_of_input_channels(name: str) -> None:
     [
         (ConvolutionCase(shape=(2, 24, 9, 8), block=4), "blocks of 1x4x*x*, not per output"),
         (ConvolutionCase(shape=(2, 32, 9, 8), block=8, weight_zero=3), "has zero points"),
+        (
+            ConvolutionCase(shape=(2, 32, 9, 8), block=8, weight=torch.uint8, weight_zero=127),
+            "has zero points",
+        ),
+        (ConvolutionCase(shape=(2, 32, 9, 8), block=8, weight=torch.uint8), "has zero points"),
         (ConvolutionCase(), "scales are not grouped"),
     ],
 )

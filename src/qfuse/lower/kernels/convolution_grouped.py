@@ -20,7 +20,7 @@ from qfuse.kernels.pack_convolution_groups import (
 from qfuse.lower.operands.convolution import by_channel, groups_per_channel, settings_of
 from qfuse.lower.operands.int8_convolution import Int8Convolution
 from qfuse.lower.operands.int8_weight import check_int8_weight
-from qfuse.lower.operands.packing import signed_zero_point
+from qfuse.lower.operands.packing import signed_values, signed_zero_point
 from qfuse.lower.problems.convolution import ConvolutionProblem
 from qfuse.rewrite.prelude import Rewriter
 
@@ -100,8 +100,9 @@ def _pack(
     count = groups_per_channel(problem)
     assert isinstance(count, int), "checked before"
     size = problem.channels // fused.groups // count
+    codes = signed_values(stored)
     if fused.transposed:
         phases = (fused.stride, fused.dilation, fused.groups)
-        sums = transposed_group_sums(stored, size, *phases)
-        return pack_transposed(stored, *phases), sums, scales
-    return pack_convolution(stored, fused.groups), group_sums(stored, size, fused.groups), scales
+        sums = transposed_group_sums(codes, size, *phases)
+        return pack_transposed(codes, *phases), sums, scales
+    return pack_convolution(codes, fused.groups), group_sums(codes, size, fused.groups), scales

@@ -186,9 +186,18 @@ class Packer:
         return self.once(make, (stored,), "codes", bits, least, apart)
 
 
+def signed_values(stored: torch.Tensor) -> torch.Tensor:
+    """Return an 8-bit weight as int8; see :func:`signed_zero_point`."""
+    return _moved(stored, _unsigned_shift(stored), 8)
+
+
 def least_code(stored: torch.Tensor, spec: QuantSpec, bits: int) -> int:
     """Return the quantized value that becomes code 0; zero points shift by it too."""
-    return first_code(stored, spec) if bits == _FOUR else 128 * (stored.dtype is torch.uint8)
+    return first_code(stored, spec) if bits == _FOUR else _unsigned_shift(stored)
+
+
+def _unsigned_shift(stored: torch.Tensor) -> int:
+    return 128 if stored.dtype is torch.uint8 else 0
 
 
 def _moved(stored: torch.Tensor, least: int, bits: int) -> torch.Tensor:
@@ -223,6 +232,5 @@ def signed_zero_point(stored: torch.Tensor, params: QuantParams) -> torch.Tensor
     """Return the zero points of the weight as packed to int8, ``None`` if all are zero."""
     zero = None if params.zero_point is None else constant_of(params.zero_point)
     flat = torch.zeros(1, dtype=torch.int32) if zero is None else zero.to(torch.int32).reshape(-1)
-    if stored.dtype is torch.uint8:
-        flat = flat - 128
+    flat = flat - _unsigned_shift(stored)
     return flat if bool(flat.any()) else None
