@@ -21,6 +21,7 @@ from qfuse.normalize.aten.views.cancel_transpose import CancelTranspose
 from qfuse.normalize.aten.views.drop_copy import DropCopy
 from qfuse.normalize.aten.views.drop_view import DropView
 from qfuse.normalize.aten.views.expand import ExpandMovement
+from qfuse.normalize.aten.views.lift_size import LiftSize
 from qfuse.normalize.aten.views.lift_transpose import LiftTranspose
 from qfuse.normalize.aten.views.lift_view import LiftView
 from qfuse.normalize.aten.views.merge_views import MergeViews
@@ -55,6 +56,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     LiftView,
     CancelTranspose,
     LiftTranspose,
+    LiftSize,
     FoldStored,
 )
 

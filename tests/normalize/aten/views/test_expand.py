@@ -90,6 +90,19 @@ def test_values_and_strides_stay(name: str, batch: int | str) -> None:
 
 
 @pytest.mark.numeric
+@pytest.mark.parametrize("sizes", [("H", "W"), (6, "W"), ("L",), ("D", 6, "W")])
+def test_channels_of_images_of_any_size_are_shuffled(sizes: tuple[int | str, ...]) -> None:
+    source = Source()
+    x = source.b.arg("x", torch.float32, "B", 8, *sizes)
+    # Those that it is built with, so that strides can be compared.
+    source.inputs.append(torch.randn([int(size) for size in x.meta["val"].shape]))
+    y = source.b.call(aten.neg.default, source.b.call(aten.channel_shuffle.default, x, 4))
+    program = assert_same_bits(source, y, dialects=(SPELL,))
+
+    assert "channel_shuffle" not in ops_of(program, "aten")
+
+
+@pytest.mark.numeric
 @pytest.mark.parametrize("op", [aten.concat.default, aten.concatenate.default], ids=str)
 @pytest.mark.parametrize("axis", [0, -1])
 def test_every_name_of_cat(op: Any, axis: int) -> None:

@@ -6,7 +6,6 @@ is added to a graph. It returns ``None`` for arguments that it does not support.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -135,12 +134,14 @@ def _channel_shuffle(s: Speller, node: Node) -> Any:
     """``channel_shuffle``: channels of the groups are interleaved."""
     a = _args(node)
     x, groups = node_of(a["self"]), a["groups"]
-    c, *rest = shape_of(x)[1:]
-    # The products of these sizes are arguments of views, where a symbol would need a node.
-    if not isinstance(c, int) or not all(isinstance(size, int) for size in rest):
+    rank, c = len(shape_of(x)), shape_of(x)[1]
+    # Their quotient is an argument of a view, where a symbol would need a node.
+    if not isinstance(c, int):
         return None
-    inner = [groups, c // groups, math.prod(rest)]
-    return _through(s, x, s.sizes(x, 1), inner, (1, 0, 2), [c, *rest])
+    batch, _, *rest = s.sizes(x, rank)
+    return _through(
+        s, x, [batch], [groups, c // groups, *rest], (1, 0, *range(2, rank)), [c, *rest]
+    )
 
 
 def _through(
