@@ -2,51 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.support.graphs.stored_images import Weight, called, compiled, dtypes_of, stored
 from torch import nn
 
-import qfuse
 from qfuse.ir.events import Left, Missed
-from qfuse.targets import Target
 
 aten = torch.ops.aten
 
-# The ops of PT2E exist once this is imported.
-importlib.import_module("torch.ao.quantization.fx._decomposed")
-
 pytestmark = [pytest.mark.numeric, pytest.mark.own_kernels]
-
-
-def stored(
-    x: torch.Tensor, scale: float, zero: int = 3, dtype: torch.dtype = torch.int8
-) -> torch.Tensor:
-    """Quantize and dequantize with one scale."""
-    info = torch.iinfo(dtype)
-    params = (scale, zero, info.min, info.max, dtype)
-    q = torch.ops.quantized_decomposed.quantize_per_tensor(x, *params)
-    made: torch.Tensor = torch.ops.quantized_decomposed.dequantize_per_tensor(q, *params)
-    return made
-
-
-class Weight(nn.Module):
-    """An int8 weight with one scale per output channel."""
-
-    def __init__(self, *shape: int) -> None:
-        super().__init__()
-        self.register_buffer("q", torch.randint(-128, 128, shape).to(torch.int8))
-        self.register_buffer("scale", torch.rand(shape[0]) * 0.02 + 0.003)
-        self.register_buffer("zero", torch.zeros(shape[0], dtype=torch.int64))
-
-    def forward(self) -> torch.Tensor:
-        """Return the floats."""
-        args = (self.q, self.scale, self.zero, 0, -128, 127, torch.int8)
-        made: torch.Tensor = torch.ops.quantized_decomposed.dequantize_per_channel(*args)
-        return made
 
 
 class Network(nn.Module):
@@ -80,30 +48,6 @@ JOINS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     ),
     "rows": lambda a, b: torch.cat([torch.cat([stored(a, 0.3), stored(b, 0.3)], 2)] * 2, 1),
 }
-
-
-def compiled(model: nn.Module, x: torch.Tensor) -> qfuse.CompiledModel:
-    """Compile, and compare with the source on another image."""
-    fast = qfuse.compile(
-        model.eval(),
-        (x,),
-        target=Target.for_testing(),
-        check="site",
-        options={"backend": "eager"},
-    )
-    assert fast.report.rolled_back == ()
-    assert all(check.passed for check in fast.report.checks)
-    other = torch.randn_like(x)
-    with torch.no_grad():
-        expected, made = model(other), fast(other)
-    # A value next to a tie may be one step of 0.3 off in one branch.
-    assert (made - expected).abs().mean() <= 1e-3 * expected.abs().mean()
-    return fast
-
-
-def dtypes_of(fast: qfuse.CompiledModel, op: object) -> list[torch.dtype]:
-    """Return the dtypes of the results of an op."""
-    return [n.meta["val"].dtype for n in fast.plan.lowered.graph.nodes if n.target is op]
 
 
 class Dense(nn.Module):
@@ -149,8 +93,7 @@ def test_images_are_joined_as_quantized_values_without_other_copies(name: str) -
     assert set(dtypes_of(fast, aten.cat.default)) == {torch.int8}
     # The image that enters, and the result that leaves.
     assert len(dtypes_of(fast, aten.clone.default)) == 2
-    called = [str(n.target) for n in fast.plan.lowered.graph.nodes if n.op == "call_function"]
-    assert not [name for name in called if name.startswith("aten.conv")]
+    assert not [name for name in called(fast) if name.startswith("aten.conv")]
 
 
 def test_images_of_other_scales_that_are_not_quantized_again_are_joined_as_floats() -> None:

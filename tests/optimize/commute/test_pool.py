@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -175,16 +176,65 @@ def test_windows_of_padding_are_those_whose_greatest_is_infinite(
     assert bool(aten.max_pool1d.default(torch.zeros(1, size), *args).isfinite().all()) is full
 
 
-@pytest.mark.parametrize("case", ["pad", "ceil"])
-def test_refuses_padding_beside_sizes_that_are_not_known(case: str) -> None:
+def of_unknown_size(*args: Any) -> tuple[Graph, Any]:
+    """A pool of an image of unknown height."""
     g = Graph("b", 2, "h", 8)
     spec = spec_of(None, None, None, None)
     params = g.params(g.b.arg("like", torch.float32, 1, 2, 8, 8), spec)
     x = g.dequantize(g.quantize(g.x, spec, params), spec, params)
-    args = ([2, 2], [2, 2], [1, 0]) if case == "pad" else ([2, 2], [2, 2], [0, 0], [1, 1], True)
-    y = g.call(aten.max_pool2d.default, x, *args)
+    return g, g.call(aten.max_pool2d.default, x, *args)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("h", [3, 7, 8])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ([2, 2], [2, 2], [1, 0]),
+        ([3, 3], [2, 2], [1, 1]),
+        ([2, 2], [2, 2], [0, 0], [1, 1], True),
+        ([3, 3], [2, 2], [1, 1], [1, 1], True),
+        ([2, 2], [1, 1], [0, 0], [2, 2]),
+    ],
+    ids=str,
+)
+def test_sizes_need_not_be_known_where_every_window_reaches_an_element(
+    args: tuple[Any, ...], h: int
+) -> None:
+    g, y = of_unknown_size(*args)
+
+    assert applied(g.done(y), SinkDequantize, b=2, h=h).fired == {"sink-dequantize": 1}
+
+
+def test_refuses_windows_that_may_step_over_an_axis_of_unknown_size() -> None:
+    g, y = of_unknown_size([2, 2], [1, 1], [1, 1], [2, 2])
 
     assert only_miss(g.done(y), SinkDequantize, b=2, h=7).code is MissCode.SHAPE
+
+
+WINDOWS = [
+    (size, stride, pad, dilation, ceil)
+    for size, stride, pad, dilation, ceil in itertools.product(
+        (1, 2, 3), (1, 2, 3, 5), (0, 1), (1, 2), (False, True)
+    )
+    # torch allows no more.
+    if pad <= size // 2
+]
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_windows_of_an_unknown_axis_hold_elements_for_every_size(window: tuple[Any, ...]) -> None:
+    size, stride, pad, dilation, ceil = window
+    args = [size], [stride], [pad], [dilation], ceil
+    g = Graph(1, 1, "s")
+    pool = Pool.of(g.call(aten.max_pool1d.default, g.x, *args))
+    assert isinstance(pool, Pool)
+
+    assert pool.never_empty() is (pad == 0 or dilation == 1)
+    for count in range(max(1, dilation * (size - 1) + 1 - 2 * pad), 12):
+        finite = aten.max_pool1d.default(torch.zeros(1, 1, count), *args).isfinite().all()
+        assert bool(finite) or not pool.never_empty()
 
 
 def test_refuses_indices_that_are_read() -> None:

@@ -45,7 +45,9 @@ class _Window:
 
     def all_hold_elements(self, before: Size, after: Size) -> bool:
         """Whether no window lies in the padding alone; its maximum would be infinite."""
-        if not self.pad and not self.ceil:
+        # torch lets every window begin before the end of the axis, also if it rounds up. Without
+        # dilation a window reaches over a padding that is smaller than itself.
+        if not self.pad or (self.dilation == 1 and self.pad < self.size):
             return True
         if not isinstance(before, int) or not isinstance(after, int):
             return False
