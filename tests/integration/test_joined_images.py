@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -80,7 +81,7 @@ class Up(nn.Module):
 
 IMAGE = (2, 8, 10, 10)
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    **{name: lambda join=join: Network(join) for name, join in JOINS.items()},
+    **{name: partial(Network, join) for name, join in JOINS.items()},
     "dense": Dense,
     "up": Up,
 }
