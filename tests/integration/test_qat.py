@@ -48,9 +48,14 @@ class Network(nn.Module):
 
 def trained(example: torch.Tensor) -> torch.nn.Module:
     """Train a few steps with fake quantization, and convert."""
-    from torchao.quantization.pt2e import move_exported_model_to_eval
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
-    from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
+    from torchao.quantization.pt2e import move_exported_model_to_eval  # noqa: PLC0415
+    from torchao.quantization.pt2e.quantize_pt2e import (  # noqa: PLC0415
+        convert_pt2e,
+        prepare_qat_pt2e,
+    )
+    from torchao.quantization.pt2e.quantizer import (  # noqa: PLC0415
+        x86_inductor_quantizer as x86,
+    )
 
     exported = torch.export.export(Network().train(), (example,)).module()
     config = x86.get_default_x86_inductor_quantization_config(is_qat=True)
