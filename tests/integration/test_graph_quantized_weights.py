@@ -40,13 +40,15 @@ class Layer(nn.Module):
         """Quantize and dequantize the weight."""
         params = (self.scale, self.zero, 0, -127, 127, torch.int8)
         q = q_d.quantize_per_channel(self.weight, *params)
-        return q_d.dequantize_per_channel(q, *params)
+        x: torch.Tensor = q_d.dequantize_per_channel(q, *params)
+        return x
 
 
 def static(x: torch.Tensor) -> torch.Tensor:
     """Quantize and dequantize an activation."""
     params = (0.03, 120, 0, 255, torch.uint8)
-    return q_d.dequantize_per_tensor(q_d.quantize_per_tensor(x, *params), *params)
+    y: torch.Tensor = q_d.dequantize_per_tensor(q_d.quantize_per_tensor(x, *params), *params)
+    return y
 
 
 CONV, LINEAR = (16, 8, 3, 3), (16, 8)
@@ -87,10 +89,22 @@ def test_it_runs_on_quantized_values(
     kernel: str,
 ) -> None:
     model, example = Layer(shape, forward).eval(), torch.randn(x)
-    options = qfuse.Options(backend="eager")  # type: ignore[arg-type]
     target = Target.for_testing()
-    fast = qfuse.compile(model, (example,), target=target, check="site", options=options)
+    fast = qfuse.compile(
+        model, (example,), target=target, check="site", options={"backend": "eager"}
+    )
 
     assert fast.report.kernels == {f"qfuse.{kernel}": 1}
     assert fast.report.rolled_back == ()
     assert sqnr(model(example), fast(example)) > 100
+
+
+def test_fake_quantize_is_named() -> None:
+    def forward(_: Layer, x: torch.Tensor) -> torch.Tensor:
+        return torch.fake_quantize_per_tensor_affine(x, 0.03, 120, 0, 255)
+
+    model = Layer(CONV, forward).eval()
+    fast = qfuse.compile(model, (torch.randn(PIXELS),), options={"backend": "eager"})
+
+    (note,) = [note.text for note in fast.report.notes if "fake_quantize" in note.text]
+    assert "rounds in float: convert the model" in note

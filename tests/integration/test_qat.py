@@ -43,10 +43,11 @@ class Network(nn.Module):
         x = torch.relu(self.first(x))
         y = nn.functional.hardtanh(self.depthwise(x), 0.0, 6.0)
         x = torch.relu(self.residual(y) + x)
-        return self.head(torch.relu(self.pointwise(x)).mean((2, 3)))
+        y: torch.Tensor = self.head(torch.relu(self.pointwise(x)).mean((2, 3)))
+        return y
 
 
-def trained(example: torch.Tensor) -> torch.nn.Module:
+def trained(example: torch.Tensor) -> nn.Module:
     """Train a few steps with fake quantization, and convert."""
     from torchao.quantization.pt2e import move_exported_model_to_eval  # noqa: PLC0415
     from torchao.quantization.pt2e.quantize_pt2e import (  # noqa: PLC0415
@@ -67,7 +68,8 @@ def trained(example: torch.Tensor) -> torch.nn.Module:
         prepared(torch.randn_like(example)).square().mean().backward()
         optimizer.step()
     converted = convert_pt2e(prepared)
-    return move_exported_model_to_eval(converted)
+    model: nn.Module = move_exported_model_to_eval(converted)
+    return model
 
 
 def test_every_convolution_of_a_trained_network_has_an_int8_kernel() -> None:
@@ -79,7 +81,7 @@ def test_every_convolution_of_a_trained_network_has_an_int8_kernel() -> None:
         (x,),
         target=Target.for_testing(),
         check="site",
-        options=qfuse.Options(backend="eager"),
+        options={"backend": "eager"},
     )
     assert fast.report.kernels == {
         "qfuse.convolution_w8a8": 3,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch.fx.node import Argument
 
 from qfuse.ir.dtypes import BYTES
 from qfuse.ir.ops import library as ops
@@ -14,7 +15,7 @@ from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, dtype_name, dtype_range
 from qfuse.normalize.aten.qdq.scale_factor import Factor, zero_factor
 from qfuse.normalize.match.constants import shared_constant
-from qfuse.normalize.match.quantized_values import moved_constant, quantized_values
+from qfuse.normalize.match.quantized_values import QuantizedValues, moved_constant, quantized_values
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
 
 
@@ -57,22 +58,11 @@ class DequantizeWeight(Rule[WeightSite]):
         if stored is None or stored.q is conv.weight:
             text = "the weight is not a cast of quantized values"
             return Miss(MissCode.PATTERN, node, text, progress=0)
-        if stored.views:
-            return Miss(MissCode.PATTERN, conv.weight, "the cast weight is reshaped")
-        if moved_constant(stored.q) is None:
-            text = "the cast weight is computed at run time"
-            return Miss(MissCode.NOT_CONSTANT, stored.q, text)
-        dtype = dtype_of(stored.q)
-        if dtype not in BYTES:
-            return Miss(MissCode.DTYPE, stored.q, "the weight is {}", dtype_name(dtype))
-        ones = (1,) * len(shape_of(conv.weight))
-        zero = zero_factor(conv.weight, stored.zero, ones, dtype)
-        if isinstance(zero, Miss):
-            return zero
-        if zero is not None and zero.value is None:
-            text = "the zero point is computed at run time"
-            return Miss(MissCode.NOT_CONSTANT, zero.home, text)
-        return WeightSite(conv, stored.q, zero)
+        refusal = _refuse(conv.weight, stored)
+        if refusal is not None:
+            return refusal
+        zero = _zero_point(conv.weight, stored.zero, dtype_of(stored.q))
+        return zero if isinstance(zero, Miss) else WeightSite(conv, stored.q, zero)
 
     def rewrite(self, site: WeightSite, rw: Rewriter) -> None:
         """Replace the weight by a dequantize with the scale 1."""
@@ -85,3 +75,22 @@ class DequantizeWeight(Rule[WeightSite]):
         scale = shared_constant(rw, site.q, one, f"one_of_rank_{rank}")
         zero = None if site.zero_point is None else site.zero_point.build(rw)
         rw.replace(weight, rw.call(ops.dequantize, site.q, scale, zero, str(spec)))
+
+
+def _refuse(weight: Node, stored: QuantizedValues) -> Miss | None:
+    """Refuse anything but a cast of constant 8-bit integers."""
+    if stored.views:
+        return Miss(MissCode.PATTERN, weight, "the cast weight is reshaped")
+    if moved_constant(stored.q) is None:
+        return Miss(MissCode.NOT_CONSTANT, stored.q, "the cast weight is computed at run time")
+    if dtype_of(stored.q) not in BYTES:
+        return Miss(MissCode.DTYPE, stored.q, "the weight is {}", dtype_name(dtype_of(stored.q)))
+    return None
+
+
+def _zero_point(weight: Node, zero: Argument, dtype: torch.dtype) -> Factor | Miss | None:
+    found = zero_factor(weight, zero, (1,) * len(shape_of(weight)), dtype)
+    if isinstance(found, Factor) and found.value is None:
+        text = "the zero point is computed at run time"
+        return Miss(MissCode.NOT_CONSTANT, found.home, text)
+    return found
