@@ -43,8 +43,8 @@ class Network(nn.Module):
         x = torch.relu(self.first(x))
         y = nn.functional.hardtanh(self.depthwise(x), 0.0, 6.0)
         x = torch.relu(self.residual(y) + x)
-        y: torch.Tensor = self.head(torch.relu(self.pointwise(x)).mean((2, 3)))
-        return y
+        logits: torch.Tensor = self.head(torch.relu(self.pointwise(x)).mean((2, 3)))
+        return logits
 
 
 def trained(example: torch.Tensor) -> nn.Module:
