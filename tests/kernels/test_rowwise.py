@@ -22,7 +22,7 @@ from qfuse.kernels.rowwise import (
     layer_norm_quantized,
     rms_norm_quantized,
 )
-from qfuse.lower.problems.rowwise import ROWWISE_FORMULAS
+from qfuse.lower.operands.rowwise import ROWWISE_FORMULAS
 
 pytestmark = pytest.mark.numeric
 

@@ -21,6 +21,11 @@ def widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
     return narrow in REALS and wide in REALS and torch.promote_types(narrow, wide) == wide
 
 
+def bit_width(dtype: torch.dtype) -> int:
+    """Return the bits of one element."""
+    return dtype.itemsize * 8
+
+
 def exact_integers(dtype: torch.dtype) -> tuple[int, int]:
     """Return the range in which ``dtype`` represents every integer."""
     if dtype is torch.bool:

@@ -23,9 +23,9 @@ from qfuse.ir.refusal import Refusal
 from qfuse.lower.kernels.linear_w8a8 import LinearW8A8
 from qfuse.lower.operands.int8_linear import linear_rowwise_work
 from qfuse.lower.operands.packing import Packer
+from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.linear import LinearProblem
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem, linear_rowwise_problem
-from qfuse.lower.select.kernel import Claim
 from qfuse.rewrite.compare import compare_rounded
 from qfuse.rewrite.tolerance import SITE
 from qfuse.testing.run import random_inputs, run

@@ -15,11 +15,12 @@ from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_shape
-from qfuse.lower.operands.checks import MOST_EXTRAS, MOST_STEPS
 from qfuse.lower.operands.epilogue import is_covered
-from qfuse.lower.operands.rowwise import RowwiseKernel
-from qfuse.lower.problems.rowwise import RowwiseProblem, check_output, rowwise_output_args
-from qfuse.lower.select.kernel import ACTIVATION, Claim, Span
+from qfuse.lower.operands.rowwise import RowwiseKernel, check_output, rowwise_output_args
+from qfuse.lower.problems.claim import Claim
+from qfuse.lower.problems.epilogue_limits import MOST_EXTRAS, MOST_STEPS
+from qfuse.lower.problems.rowwise import RowwiseProblem
+from qfuse.lower.problems.span import ACTIVATION, Span
 from qfuse.rewrite.prelude import Node, Rewriter
 
 

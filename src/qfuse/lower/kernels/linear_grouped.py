@@ -11,6 +11,7 @@ from torch.fx.node import Argument
 from qfuse.ir.dtypes import BYTES
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams
+from qfuse.ir.quant.block import rows_share_scale
 from qfuse.ir.quant.spec import dtype_range
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import (
@@ -19,7 +20,6 @@ from qfuse.lower.operands.checks import (
     check_qparams,
     check_rows,
     check_zero_point,
-    rows_share_scale,
 )
 from qfuse.lower.operands.groups import first_code, fits_four_bits, group_count
 from qfuse.lower.operands.int8_linear import Int8Linear

@@ -21,7 +21,8 @@ from qfuse.lower.kernels.linear_w8a16 import LinearW8A16
 from qfuse.lower.kernels.rms_norm_quantized import RmsNormQuantized
 from qfuse.lower.operands.packing import Packer
 from qfuse.lower.operands.weight_only import RealWeights
-from qfuse.lower.select.kernel import LINEAR, Kernel
+from qfuse.lower.problems.span import LINEAR
+from qfuse.lower.select.kernel import Kernel
 
 
 def all_kernels(library: KernelLibrary) -> tuple[Kernel[Any], ...]:

@@ -9,14 +9,13 @@ from torch.fx.node import Argument
 
 from qfuse.ir.errors import RewriteError
 from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.memory_formats import formats_of_rank
 from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
-from qfuse.ir.quant.block import covers
+from qfuse.ir.quant.block import covers, is_whole
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_strides
 from qfuse.kernels.weight_only import GROUP_MULTIPLE
-from qfuse.lower.layout.memory_formats import formats_of_rank
-from qfuse.lower.operands.checks import is_whole
 from qfuse.lower.problems.convolution import ConvolutionProblem
 from qfuse.rewrite.prelude import Node, Rewriter, aten
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 
 from qfuse.cost.work import WorkRange, pointwise_work, without_calls
-from qfuse.ir.dtypes import BYTES, FLOATS
+from qfuse.ir.dtypes import BYTES, FLOATS, bit_width
 from qfuse.ir.ops.epilogue import Act, Add, Cast, Mul, Prelu, Step
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.checks import bit_width, takes_output
-from qfuse.lower.problems.activations import KERNEL_ACTIVATIONS, PRELU
+from qfuse.lower.operands.checks import takes_output
+from qfuse.lower.problems.claim import Claim
+from qfuse.lower.problems.epilogue_limits import KERNEL_ACTIVATIONS, PRELU
 from qfuse.lower.problems.epilogue_text import KernelSteps
 from qfuse.lower.problems.product import ProductProblem
-from qfuse.lower.select.kernel import Claim
 from qfuse.rewrite.prelude import Node, Rewriter
 
 

@@ -11,10 +11,10 @@ from torch.fx.node import Argument
 
 from qfuse.cost.sizes import at_points
 from qfuse.cost.work import ComputeKind, Work, WorkRange
+from qfuse.ir.dtypes import bit_width
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels import KernelLibrary
 from qfuse.lower.operands.checks import (
-    bit_width,
     check_activation,
     check_bias,
     check_platform,
@@ -40,8 +40,9 @@ from qfuse.lower.operands.epilogue import (
 )
 from qfuse.lower.operands.int8_weight import check_int8_weight
 from qfuse.lower.operands.packing import Packed, Packer
+from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.convolution import ConvolutionProblem
-from qfuse.lower.select.kernel import CONVOLUTION, Claim, Span
+from qfuse.lower.problems.span import CONVOLUTION, Span
 from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
 from qfuse.targets.target import Target
 

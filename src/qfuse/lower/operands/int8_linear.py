@@ -11,10 +11,10 @@ from torch.fx.node import Argument
 
 from qfuse.cost.sizes import AtPoints, at_points
 from qfuse.cost.work import Bits, ComputeKind, Work, WorkRange, linear_work
+from qfuse.ir.dtypes import bit_width
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels import KernelLibrary
 from qfuse.lower.operands.checks import (
-    bit_width,
     check_extras,
     check_platform,
     float_out,
@@ -33,11 +33,12 @@ from qfuse.lower.operands.epilogue import (
     loops_behind,
 )
 from qfuse.lower.operands.packing import Packer
+from qfuse.lower.operands.rowwise import check_output, rowwise_output_args
+from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.epilogue_text import KernelSteps
 from qfuse.lower.problems.linear import LinearProblem
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
-from qfuse.lower.problems.rowwise import check_output, rowwise_output_args
-from qfuse.lower.select.kernel import LINEAR, LINEAR_ROWWISE, Claim, Span
+from qfuse.lower.problems.span import LINEAR, LINEAR_ROWWISE, Span
 from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
 from qfuse.targets.target import Target
 

@@ -13,12 +13,12 @@ from torch.fx.node import Argument
 
 from qfuse.cost.sizes import at_points
 from qfuse.cost.work import Work, WorkRange
+from qfuse.ir.dtypes import bit_width
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels import KernelLibrary, pack_codes, pack_groups, pack_transposed_codes
 from qfuse.lower.operands.checks import (
-    bit_width,
     check_bias,
     check_platform,
     check_qparams,
@@ -44,8 +44,9 @@ from qfuse.lower.operands.weight_only import (
     RealWeight,
     check_constant_integers,
 )
+from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.convolution import ConvolutionProblem
-from qfuse.lower.select.kernel import CONVOLUTION, Claim, Span
+from qfuse.lower.problems.span import CONVOLUTION, Span
 from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
 from qfuse.targets.target import Target
 

@@ -12,7 +12,7 @@ from torch.fx.node import Argument
 
 from qfuse.cost.sizes import AtPoints
 from qfuse.cost.work import Bits, ComputeKind, Work, linear_work
-from qfuse.ir.dtypes import FLOATS
+from qfuse.ir.dtypes import FLOATS, bit_width
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.spec import ZeroPointDomain
@@ -21,7 +21,6 @@ from qfuse.kernels import KernelLibrary, pack_groups
 from qfuse.kernels.weight_only import GROUP_MULTIPLE
 from qfuse.lower.operands.checks import (
     COMPUTES,
-    bit_width,
     check_bias,
     check_platform,
     check_qparams,
@@ -44,8 +43,9 @@ from qfuse.lower.operands.groups import (
     middle_of,
 )
 from qfuse.lower.operands.packing import Packer, least_code
+from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.linear import LinearProblem
-from qfuse.lower.select.kernel import LINEAR, Claim, Span
+from qfuse.lower.problems.span import LINEAR, Span
 from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
 from qfuse.targets.target import Target
 

@@ -18,8 +18,7 @@ from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of, tensor_of
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.checks import MOST_EXTRAS, MOST_STEPS
-from qfuse.lower.problems.activations import KERNEL_ACTIVATIONS, PRELU
+from qfuse.lower.problems.epilogue_limits import KERNEL_ACTIVATIONS, MOST_EXTRAS, MOST_STEPS, PRELU
 
 
 @dataclass(frozen=True, slots=True)

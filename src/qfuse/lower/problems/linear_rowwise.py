@@ -11,16 +11,15 @@ from qfuse.ir.graph.stage_graph import SymbolRange
 from qfuse.ir.ops.activation import Activation, as_activation
 from qfuse.ir.ops.linear import FusedLinear, as_fused_linear
 from qfuse.ir.ops.output import Keep
-from qfuse.ir.ops.views import dtype_of, shape_of, tensor_of
+from qfuse.ir.ops.views import dtype_of, results_of, shape_of, tensor_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import is_row_major, same_shape
-from qfuse.lower.expand.expand import results_of
 from qfuse.lower.problems.epilogue_text import GluProduct, KernelSteps, product_of
 from qfuse.lower.problems.linear import LinearProblem, linear_problem
 from qfuse.lower.problems.problem import Problem, Replaced
 from qfuse.lower.problems.rowwise import RowwiseProblem, rowwise_problem
-from qfuse.lower.select.kernel import LINEAR_ROWWISE, Span
+from qfuse.lower.problems.span import LINEAR_ROWWISE, Span
 from qfuse.rewrite.prelude import Node
 
 _SPREAD = "an operand is broadcast to the result, or the result to it"

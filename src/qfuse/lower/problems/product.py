@@ -10,8 +10,8 @@ from qfuse.cost.sizes import SizeRange
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.product import FusedProduct
+from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.problem import Problem, Replaced
-from qfuse.lower.select.kernel import Claim
 from qfuse.rewrite.prelude import Node
 
 
