@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.groups import fits_four_bits
-from qfuse.lower.operands.weight_only import WeightOnlyLinear, zero_points_of
+from qfuse.lower.operands.weight_only_linear import WeightOnlyLinear, zero_points_of
 from qfuse.lower.problems.linear import LinearProblem
 
 _BITS = 4

@@ -142,6 +142,12 @@ def typed(node: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     return rw.call(torch.ops.aten._to_copy.default, node, dtype=dtype)
 
 
+def float_bias(problem: ProductProblem, rw: Rewriter) -> Node | None:
+    """Return the bias in the dtype of qfuse's kernels."""
+    bias = problem.fused.bias
+    return None if bias is None else typed(bias, torch.float32, rw)
+
+
 def check_extras(problem: ProductProblem) -> Refusal | None:
     """Refuse epilogue operands that are not floats of at most 32 bits."""
     strange = [dtype_of(e) for e in problem.fused.extras if dtype_of(e) not in FLOATS]

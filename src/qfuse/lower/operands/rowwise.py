@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch.fx.node import Argument
 
@@ -18,8 +16,8 @@ from qfuse.ir.quant.choose import Formula
 from qfuse.ir.quant.spec import ZeroPointDomain, dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_shape, same_size
-from qfuse.kernels import KernelLibrary
-from qfuse.lower.operands.checks import check_platform, typed
+from qfuse.lower.operands.checks import typed
+from qfuse.lower.operands.own_kernel import OwnKernel
 from qfuse.lower.problems.rowwise import RowwiseProblem
 from qfuse.rewrite.prelude import Node, Rewriter
 from qfuse.targets.target import Target
@@ -39,19 +37,14 @@ _SCALES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _ZEROS = (*_SCALES, torch.int64, torch.int32, torch.int8, torch.uint8)
 
 
-@dataclass(frozen=True, slots=True)
-class RowwiseKernel:
-    """A kernel that loads each row once.
+class RowwiseKernel(OwnKernel):
+    """A kernel that loads each row once."""
 
-    Attributes:
-        library: The compiled kernels, or the reason why they are not available.
-    """
-
-    library: KernelLibrary
+    __slots__ = ()
 
     def supported(self, target: Target) -> Refusal | None:
         """Refuse if the kernels could not be built, or would run without vector instructions."""
-        refusal = check_platform(self.library, target)
+        refusal = OwnKernel.supported(self, target)
         if refusal is not None:
             return refusal
         if self.library.instruction_sets[-1] == "portable":
