@@ -59,7 +59,7 @@ from qfuse.kernels.fakes import check_bias, check_parameters, check_real
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.pack import BLOCK, GROUP
 from qfuse.kernels.pack_convolution import taps_of_phases
-from qfuse.kernels.weight_only import GROUP_MULTIPLE, complete_features
+from qfuse.kernels.weight_only import GROUP_MULTIPLE, weight_only_op
 
 _CODES_PER_WORD = {torch.int8: 4, torch.uint8: 8}
 
@@ -116,24 +116,10 @@ def _check_groups(k: int, groups: int, channels: int) -> None:
         )
 
 
-def _weight_only(name: str, stored: torch.dtype) -> KernelOp[torch.Tensor]:
-    defaults = {
-        "w_zero_point": None,
-        "bias": None,
-        "transposed": False,
-        "groups": 1,
-        "extras": (),
-        "epilogue": "",
-        "compute": torch.float32,
-    }
-    return KernelOp(
-        name,
-        partial(_fake, stored),
-        defaults=defaults,
-        like={"out_dtype": "x"},
-        complete=partial(complete_features, "out_channels"),
-    )
+def _convolution(name: str, stored: torch.dtype) -> KernelOp[torch.Tensor]:
+    fake = partial(_fake, stored)
+    return weight_only_op(name, fake, "out_channels", transposed=False, groups=1)
 
 
-convolution_w4a16 = _weight_only("convolution_w4a16", torch.uint8)
-convolution_w8a16 = _weight_only("convolution_w8a16", torch.int8)
+convolution_w4a16 = _convolution("convolution_w4a16", torch.uint8)
+convolution_w8a16 = _convolution("convolution_w8a16", torch.int8)

@@ -19,8 +19,8 @@ from qfuse.ir.quant.spec import Arithmetic, QuantSpec
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels.pack4 import unpack_weight4
 from qfuse.lower.operands.groups import (
+    check_four_bits,
     first_code,
-    fits_four_bits,
     group_count,
     group_scales,
     group_zero_points,
@@ -77,10 +77,10 @@ def test_the_zero_point_of_a_symmetric_range_is_the_middle_code() -> None:
 
 
 def test_sixteen_numbers_in_a_row_fit() -> None:
-    assert fits_four_bits(torch.tensor([[-8, 7]], dtype=torch.int8))
-    assert fits_four_bits(torch.zeros(0, 8, dtype=torch.int8))
-    assert not fits_four_bits(torch.tensor([[-9, 7]], dtype=torch.int8))
-    assert not fits_four_bits(torch.tensor([[0.0, 1.0]]))
+    assert check_four_bits(torch.tensor([[-8, 7]], dtype=torch.int8)) is None
+    assert check_four_bits(torch.zeros(0, 8, dtype=torch.int8)) is None
+    assert check_four_bits(torch.tensor([[-9, 7]], dtype=torch.int8)) is not None
+    assert check_four_bits(torch.tensor([[0.0, 1.0]])) is not None
 
 
 def test_scales_are_rounded_as_the_source_rounds_them() -> None:

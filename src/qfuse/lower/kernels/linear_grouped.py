@@ -17,11 +17,12 @@ from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import (
     check_activation,
     check_bias,
+    check_constant_integers,
     check_qparams,
     check_rows,
     check_zero_point,
 )
-from qfuse.lower.operands.groups import first_code, fits_four_bits, group_count
+from qfuse.lower.operands.groups import check_four_bits, first_code, group_count
 from qfuse.lower.operands.int8_linear import Int8Linear
 from qfuse.lower.problems.linear import LinearProblem
 from qfuse.rewrite.prelude import Rewriter
@@ -96,11 +97,11 @@ def _check_weight(problem: LinearProblem) -> Refusal | None:
     params = fused.weight_params
     if params is None:
         return Refusal("the weight is not quantized")
-    if params.spec.dtype.is_floating_point:
-        return Refusal(f"the weight is stored as {params.spec.dtype}")
-    if any(constant_of(part) is None for part in (fused.weight, *params.tensors)):
-        return Refusal("the weight or its parameters are computed at run time")
-    return check_qparams(params, "weight") or _check_groups(problem, params)
+    return (
+        check_constant_integers(fused.weight, params)
+        or check_qparams(params, "weight")
+        or _check_groups(problem, params)
+    )
 
 
 def _check_groups(problem: LinearProblem, params: QuantParams) -> Refusal | None:
@@ -117,8 +118,9 @@ def _check_codes(problem: LinearProblem) -> Refusal | None:
     stored, params = problem.weight, problem.fused.weight_params
     assert stored is not None, "it is a constant"
     assert params is not None, "checked before"
-    if not fits_four_bits(stored):
-        return Refusal("the weight's values span more than 15, which does not fit four bits")
+    refusal = check_four_bits(stored)
+    if refusal is not None:
+        return refusal
     least = first_code(stored, params.spec)
     low, high = dtype_range(torch.int8)
     # Packing moves the least value to code 0, and the

@@ -142,6 +142,15 @@ def typed(node: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     return rw.call(torch.ops.aten._to_copy.default, node, dtype=dtype)
 
 
+def check_constant_integers(weight: Node, params: QuantParams) -> Refusal | None:
+    """Refuse weights of floats, and weights or parameters that are not constants."""
+    if params.spec.dtype.is_floating_point:
+        return Refusal(f"the weight is stored as {params.spec.dtype}")
+    if any(constant_of(part) is None for part in (weight, *params.tensors)):
+        return Refusal("the weight or its parameters are computed at run time")
+    return None
+
+
 def float_bias(problem: ProductProblem, rw: Rewriter) -> Node | None:
     """Return the bias in the dtype of qfuse's kernels."""
     bias = problem.fused.bias

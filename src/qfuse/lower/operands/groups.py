@@ -31,14 +31,13 @@ def first_code(stored: torch.Tensor, spec: QuantSpec) -> int:
     return least if least <= low and high < least + _CODES else low
 
 
-def fits_four_bits(stored: torch.Tensor) -> bool:
-    """Whether a weight's quantized values lie within 16 consecutive integers."""
-    if stored.dtype.is_floating_point:
-        return False
-    if stored.numel() == 0:
-        return True
-    low, high = map(int, stored.aminmax())
-    return high - low < _CODES
+def check_four_bits(stored: torch.Tensor) -> Refusal | None:
+    """Refuse a weight whose quantized values do not lie within 16 consecutive integers."""
+    if not stored.dtype.is_floating_point:
+        low, high = map(int, stored.aminmax()) if stored.numel() else (0, 0)
+        if high - low < _CODES:
+            return None
+    return Refusal("the weight's values span more than 15, which does not fit four bits")
 
 
 def group_count(spec: QuantSpec, k: int) -> int | Refusal:

@@ -78,7 +78,7 @@ class Packer:
         return made
 
     def codes(self, stored: torch.Tensor, spec: QuantSpec, bits: int) -> torch.Tensor:
-        """Pack the codes of a weight; four bits must fit them: see ``fits_four_bits``.
+        """Pack the codes of a weight; four bits must fit them: see ``check_four_bits``.
 
         Codes are the quantized values minus ``least_code``, of any dtype.
         """

@@ -9,14 +9,13 @@ import torch
 from torch.fx.node import Argument
 
 from qfuse.cost.work import ComputeKind
-from qfuse.ir.graph.stage_graph import constant_of
-from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.refusal import Refusal
+from qfuse.lower.operands.checks import check_constant_integers
 from qfuse.lower.operands.epilogue import claimed_dtype, kernel_extras, kernel_steps
 from qfuse.lower.operands.own_kernel import PackingKernel
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.product import ProductProblem
-from qfuse.rewrite.prelude import Node, Rewriter
+from qfuse.rewrite.prelude import Rewriter
 
 COMPUTE_KINDS = {
     torch.float32: ComputeKind.F32,
@@ -95,13 +94,4 @@ def check_operands(problem: ProductProblem, op: str) -> Refusal | None:
         return Refusal(f"the {op} computes in {problem.float_dtype}")
     if params is None:
         return Refusal("the weight is not quantized")
-    return _check_constant_integers(fused.weight, params)
-
-
-def _check_constant_integers(weight: Node, params: QuantParams) -> Refusal | None:
-    """Refuse weights of floats, and weights or parameters that are not constants."""
-    if params.spec.dtype.is_floating_point:
-        return Refusal(f"the weight is stored as {params.spec.dtype}")
-    if any(constant_of(part) is None for part in (weight, *params.tensors)):
-        return Refusal("the weight or its parameters are computed at run time")
-    return None
+    return check_constant_integers(fused.weight, params)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from qfuse.ir.ops.constants import constant_value
+from qfuse.ir.ops.constants import constant_params, constant_value
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.reference import dequantize as dequantize_reference
 from qfuse.ir.quant.spec import dtype_name, dtype_range
-from qfuse.rewrite.prelude import Miss, MissCode, Node
+from qfuse.rewrite.prelude import Miss, MissCode
 
 # A table of int32 would have 4 billion rows, and the
 # bits of float8 are not in the order of their values.
@@ -36,15 +36,13 @@ class Table:
 
 def known_params(params: QuantParams) -> tuple[torch.Tensor, torch.Tensor | None] | Miss:
     """Return scale and zero point; refuse those that are computed at run time."""
-    values = [
-        None if node is None else constant_value(node) for node in (params.scale, params.zero_point)
-    ]
-    scale, zero = values
-    if scale is None or (zero is None and params.zero_point is not None):
-        text = "the scale or the zero point is computed at run time"
-        at: Node = params.scale if scale is None or params.zero_point is None else params.zero_point
-        return Miss(MissCode.NOT_CONSTANT, at, text, progress=3)
-    return scale, zero
+    known = constant_params(params)
+    if known is not None:
+        return known
+    text = "the scale or the zero point is computed at run time"
+    known_scale = constant_value(params.scale) is not None
+    at = params.zero_point if known_scale and params.zero_point is not None else params.scale
+    return Miss(MissCode.NOT_CONSTANT, at, text, progress=3)
 
 
 def table_of(params: QuantParams) -> Table | Miss:

@@ -16,6 +16,7 @@ from torch.fx.node import map_arg
 from qfuse.cost import pointwise_work, size_range
 from qfuse.cost.model import CostModel
 from qfuse.cost.work import WorkRange
+from qfuse.ir.dtypes import bit_width
 from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import op_name
@@ -378,7 +379,7 @@ def _passed(source: Node, value: torch.Tensor, *, absorbed: bool = False) -> Wor
     As an epilogue it is written instead of the linear's result, without another call.
     """
     count = size_range(math.prod(value.shape))
-    read, written = dtype_of(source).itemsize * 8, value.dtype.itemsize * 8
+    read, written = bit_width(dtype_of(source)), bit_width(value.dtype)
     if not absorbed:
         return pointwise_work(count, [read], [written])
     work = pointwise_work(count, [], [max(written - read, 0)])
