@@ -6,19 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.cases.fake_kernels import OPCHECKS, to_meta
 from tests.support.cases.linear_kernel import REAL, STORED, linear
 from tests.support.cases.rowwise_kernel import dynamic
 from tests.support.cases.weight_only import weight_only as weight_only_case
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels import KernelLibrary, linear_w8a8, pack_weight
-
-CHECKS = (
-    "test_schema",
-    "test_autograd_registration",
-    "test_faketensor",
-    "test_aot_dispatch_dynamic",
-)
 
 
 def arguments(
@@ -72,15 +66,17 @@ def test_opcheck(library: KernelLibrary, shape: tuple[int, ...], *, zero_point: 
     real = weight_only(shape, torch.bfloat16)
     four = weight_only(shape, torch.bfloat16, bits=4)
 
-    torch.library.opcheck(torch.ops.qfuse.linear_w8a8.default, tuple(args), test_utils=CHECKS)
-    torch.library.opcheck(torch.ops.qfuse.linear_w8a8_quantized.default, stored, test_utils=CHECKS)
-    torch.library.opcheck(torch.ops.qfuse.linear_w8a16.default, tuple(real), test_utils=CHECKS)
-    torch.library.opcheck(torch.ops.qfuse.linear_w4a16.default, tuple(four), test_utils=CHECKS)
+    torch.library.opcheck(torch.ops.qfuse.linear_w8a8.default, tuple(args), test_utils=OPCHECKS)
     torch.library.opcheck(
-        torch.ops.qfuse.linear_w8a8_rows.default, (*args, *rows()), test_utils=CHECKS
+        torch.ops.qfuse.linear_w8a8_quantized.default, stored, test_utils=OPCHECKS
+    )
+    torch.library.opcheck(torch.ops.qfuse.linear_w8a16.default, tuple(real), test_utils=OPCHECKS)
+    torch.library.opcheck(torch.ops.qfuse.linear_w4a16.default, tuple(four), test_utils=OPCHECKS)
+    torch.library.opcheck(
+        torch.ops.qfuse.linear_w8a8_rows.default, (*args, *rows()), test_utils=OPCHECKS
     )
     torch.library.opcheck(
-        torch.ops.qfuse.linear_w8a8_rows.default, (*halved(args), *rows()), test_utils=CHECKS
+        torch.ops.qfuse.linear_w8a8_rows.default, (*halved(args), *rows()), test_utils=OPCHECKS
     )
 
 
@@ -103,7 +99,7 @@ def test_fake_results_are_like_real_ones(library: KernelLibrary, shape: tuple[in
     ]
     for op, args in calls:
         results = op(*args)
-        fakes = op(*torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args))
+        fakes = op(*to_meta(args))
         pairs = zip(*(r if isinstance(r, tuple) else (r,) for r in (results, fakes)), strict=True)
         for real, meta in pairs:
             assert meta.device.type == "meta"
@@ -149,7 +145,7 @@ def test_fakes_refuse_what_cannot_be(
     del library
     args = arguments((5, 20))
     args[index] = value
-    meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
+    meta = to_meta(args)
 
     with pytest.raises(InputError, match=message):
         torch.ops.qfuse.linear_w8a8.default(*meta)
@@ -188,7 +184,7 @@ def test_fakes_refuse_weight_only_arguments(
     op = getattr(torch.ops.qfuse, f"linear_w{bits}a16").default
     args = weight_only((5, 20), torch.float32, bits)
     args[index] = value
-    meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
+    meta = to_meta(args)
 
     with pytest.raises(InputError, match=message):
         op(*meta)
@@ -210,7 +206,7 @@ def test_fakes_refuse_parameters_of_groups(library: KernelLibrary, bits: int) ->
     }
     for changes in ({}, *({index: value} for index, value in bad.items())):
         given = [{**good, **changes}.get(i, arg) for i, arg in enumerate(args)]
-        meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), given)
+        meta = to_meta(given)
         if not changes:
             assert op(*meta).shape == op(*given).shape
             continue
@@ -223,7 +219,7 @@ def test_fakes_refuse_parameters_of_groups(library: KernelLibrary, bits: int) ->
 def test_fakes_refuse_codes_of_another_type(library: KernelLibrary) -> None:
     del library
     args = [*arguments((5, 20))[:-1], *output(torch.int8)[:-1], torch.int16]
-    meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
+    meta = to_meta(args)
 
     with pytest.raises(InputError, match="the result must be one of"):
         torch.ops.qfuse.linear_w8a8_quantized.default(*meta)

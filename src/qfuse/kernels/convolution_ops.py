@@ -183,7 +183,7 @@ def _depthwise_shape(a: Any) -> list[int]:
     n, size = a.w_sums.shape[0], a.x.shape[-axes:]
     # Each input channel has the same number of output channels.
     if channels == 0 or n % channels:
-        raise InputError(f"n={n} is no multiple of {channels} channels")
+        raise InputError(f"n={n} is not a multiple of {channels} channels")
     _check_packed(a, ((n + BLOCK - 1) // BLOCK, depthwise_groups(a.kernel), BLOCK, GROUP))
     return [*batch, n, *output_size(size, a.kernel, a.stride, a.padding, a.dilation)]
 

@@ -78,7 +78,7 @@ class Packer:
         return made
 
     def codes(self, stored: torch.Tensor, spec: QuantSpec, bits: int) -> torch.Tensor:
-        """Pack the codes of a weight; four bits must fit them: see ``check_four_bits``.
+        """Pack the quantized values of a weight; four bits must fit them: see ``check_four_bits``.
 
         Codes are the quantized values minus ``least_code``, of any dtype.
         """
@@ -133,7 +133,7 @@ class Packer:
     def tap_codes(
         self, stored: torch.Tensor, spec: QuantSpec, bits: int, layout: CodeLayout
     ) -> torch.Tensor:
-        """Pack the codes of the weight of a convolution; see :meth:`codes`."""
+        """Pack the quantized values of the weight of a convolution; see :meth:`codes`."""
         least = least_code(stored, spec, bits)
 
         def packed() -> torch.Tensor:
@@ -192,7 +192,7 @@ def least_code(stored: torch.Tensor, spec: QuantSpec, bits: int) -> int:
 
 
 def _moved(stored: torch.Tensor, least: int, bits: int) -> torch.Tensor:
-    """Return the codes of a weight in the dtype of the kernels."""
+    """Return the quantized values of a weight in the dtype of the kernels."""
     dtype = torch.uint8 if bits == _FOUR else torch.int8
     if stored.dtype is dtype and least == 0:
         return stored

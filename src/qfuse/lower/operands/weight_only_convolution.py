@@ -54,7 +54,7 @@ class Matrix:
     """The weights of all groups as one matrix."""
 
     def pack(self, codes: torch.Tensor) -> torch.Tensor:
-        """Pack the codes of a weight."""
+        """Pack the quantized values of a weight."""
         return pack_codes(codes)
 
 
@@ -67,7 +67,7 @@ class PhaseMatrices:
     groups: int
 
     def pack(self, codes: torch.Tensor) -> torch.Tensor:
-        """Pack the codes of a weight."""
+        """Pack the quantized values of a weight."""
         return pack_transposed_codes(codes, self.stride, self.dilation, self.groups)
 
 

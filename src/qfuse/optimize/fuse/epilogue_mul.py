@@ -41,7 +41,7 @@ class FuseMul(Rule[MulSite]):
     it is stored.
 
     Refuses: the product of a linear and an activation that is not in a linear's epilogue, which are
-    one op with the quantize behind it; an op that is multiplied by itself; integer factors; numbers
+    one op with the following quantize; an op that is multiplied by itself; integer factors; numbers
     in narrow float dtypes; a factor of another shape, except for one value per channel or feature;
     a product whose memory order is that of the other factor.
     """
