@@ -16,7 +16,7 @@ from qfuse.kernels import KernelLibrary, linear_w8a8, pack_weight
 
 
 def arguments(
-    shape: tuple[int, ...], *, real: torch.dtype = torch.float32, **kind: Any
+    shape: tuple[int, ...], *, product_dtype: torch.dtype = torch.float32, **kind: Any
 ) -> list[Any]:
     """Every argument of ``qfuse::linear_w8a8``, by position."""
     case = linear(shape, 70, **kind)
@@ -24,7 +24,7 @@ def arguments(
     extra = torch.randn(*shape[:-1], 70, dtype=torch.bfloat16)
     return [
         case.x, case.x_scale, case.x_zero_point, packed, sums, case.w_scale, case.w_zero_point,
-        case.bias, [extra], "act(gelu)|add(0,1.0)|cast(float32)", real, torch.float32,
+        case.bias, [extra], "act(gelu)|add(0,1.0)|cast(float32)", product_dtype, torch.float32,
     ]  # fmt: skip
 
 
@@ -83,7 +83,9 @@ def test_opcheck(library: KernelLibrary, shape: tuple[int, ...], *, zero_point: 
 @pytest.mark.parametrize("shape", [(5, 20), (2, 3, 20), (20,), (0, 20), (1, 1, 20)])
 def test_fake_results_are_like_real_ones(library: KernelLibrary, shape: tuple[int, ...]) -> None:
     del library
-    calls = [(torch.ops.qfuse.linear_w8a8.default, arguments(shape, real=real)) for real in REAL]
+    calls = [
+        (torch.ops.qfuse.linear_w8a8.default, arguments(shape, product_dtype=real)) for real in REAL
+    ]
     calls += [
         (torch.ops.qfuse.linear_w8a8_quantized.default, [*arguments(shape)[:-1], *output(dtype)])
         for dtype in STORED
@@ -135,7 +137,7 @@ def test_sizes_may_be_symbolic(library: KernelLibrary) -> None:
         (0, torch.ones(5, 24, dtype=torch.int8), "does not fit"),
         (3, torch.ones(2, 5, 64, 4), "does not fit"),
         (4, torch.zeros(129, dtype=torch.int32), "does not fit"),
-        (10, torch.float64, "real must be one of"),
+        (10, torch.float64, "product_dtype must be one of"),
         (11, torch.int8, "the result must be one of"),
     ],
 )

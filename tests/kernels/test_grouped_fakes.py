@@ -83,7 +83,7 @@ def test_fake_results_are_like_real_ones(
         (6, torch.zeros(1), "w_zero_point must be torch.int8"),
         (8, torch.ones(4), "bias has 4 elements"),
         (8, torch.ones(70, dtype=torch.int8), "bias must be float"),
-        (11, torch.float64, "real must be one of"),
+        (11, torch.float64, "product_dtype must be one of"),
         (-1, torch.int8, "the result must be one of"),
     ],
 )

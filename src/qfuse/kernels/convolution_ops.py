@@ -46,7 +46,7 @@ and added in the order tap, then group. They take ``out_channels`` instead of ``
 :func:`~qfuse.kernels.pack_convolution_groups.group_sums` or ``transposed_group_sums``. Groups are
 of a multiple of 4 channels that divides those of a group of the convolution.
 
-``epilogue``, ``real``, ``out_dtype`` and the arguments of a quantized result are those of
+``epilogue``, ``product_dtype``, ``out_dtype`` and the arguments of a quantized result are those of
 :mod:`qfuse.kernels.ops`.
 """
 
@@ -69,7 +69,7 @@ _GROUPED: Mapping[str, object] = {
     "bias": None,
     "extras": (),
     "epilogue": "",
-    "real": torch.float32,
+    "product_dtype": torch.float32,
 }
 _DEFAULTS: Mapping[str, object] = {"w_zero_point": None, **_GROUPED}
 _WINDOW: Mapping[str, object] = {"transposed": False, "groups": 1}
@@ -191,8 +191,8 @@ def _depthwise_shape(a: Any) -> list[int]:
 def _result(
     a: Any, possible: Collection[torch.dtype], shape: Callable[[Any], list[int]] = _shape
 ) -> torch.Tensor:
-    if a.real not in REAL:
-        raise InputError(f"real must be one of {REAL}, not {a.real}")
+    if a.product_dtype not in REAL:
+        raise InputError(f"product_dtype must be one of {REAL}, not {a.product_dtype}")
     if a.out_dtype not in possible:
         raise InputError(f"the result must be one of {possible}, not {a.out_dtype}")
     # Memory formats are defined with a batch axis only.
@@ -205,7 +205,7 @@ convolution_w8a8: KernelOp[torch.Tensor] = KernelOp(
     "convolution_w8a8",
     lambda a: _result(a, REAL),
     defaults={**_DEFAULTS, **_WINDOW},
-    like={"out_dtype": "real"},
+    like={"out_dtype": "product_dtype"},
 )
 convolution_w8a8_quantized: KernelOp[torch.Tensor] = KernelOp(
     "convolution_w8a8_quantized",
@@ -216,7 +216,7 @@ convolution_w8a8_grouped: KernelOp[torch.Tensor] = KernelOp(
     "convolution_w8a8_grouped",
     lambda a: _result(a, REAL, _grouped_shape),
     defaults={**_GROUPED, **_WINDOW},
-    like={"out_dtype": "real"},
+    like={"out_dtype": "product_dtype"},
 )
 convolution_w8a8_grouped_quantized: KernelOp[torch.Tensor] = KernelOp(
     "convolution_w8a8_grouped_quantized",
@@ -227,7 +227,7 @@ convolution_depthwise_w8a8: KernelOp[torch.Tensor] = KernelOp(
     "convolution_depthwise_w8a8",
     lambda a: _result(a, REAL, _depthwise_shape),
     defaults=_DEFAULTS,
-    like={"out_dtype": "real"},
+    like={"out_dtype": "product_dtype"},
 )
 convolution_depthwise_w8a8_quantized: KernelOp[torch.Tensor] = KernelOp(
     "convolution_depthwise_w8a8_quantized",

@@ -9,7 +9,7 @@ any size; at most 32768. With ``x`` of shape ``[..., K]`` and the weight ``[N, K
 2. ``total = 0``; then for each group in order ``total = total + float32(sum_g) * w_scale_g``, in
    float32, the product rounded before it is added.
 3. ``y = total * x_scale + bias``, from left to right in float32 without fused multiply-add, then
-   rounded to ``real``.
+   rounded to ``product_dtype``.
 4. Epilogue and output are those of :mod:`qfuse.kernels.ops`, including GLUs and rowwise
    quantization.
 

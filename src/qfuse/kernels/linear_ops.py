@@ -16,7 +16,7 @@ _DEFAULTS: Mapping[str, object] = {
     "bias": None,
     "extras": (),
     "epilogue": "",
-    "real": torch.float32,
+    "product_dtype": torch.float32,
 }
 _OUTPUT: Mapping[str, object] = {"reciprocal": True, "zero_point_first": False}
 
@@ -34,8 +34,8 @@ def linear_ops(
     known = {**_DEFAULTS, **(defaults or {})}
 
     def result(a: Any, dtype: torch.dtype, possible: Collection[torch.dtype]) -> torch.Tensor:
-        if a.real not in REAL:
-            raise InputError(f"real must be one of {REAL}, not {a.real}")
+        if a.product_dtype not in REAL:
+            raise InputError(f"product_dtype must be one of {REAL}, not {a.product_dtype}")
         if dtype not in possible:
             raise InputError(f"the result must be one of {possible}, not {dtype}")
         # Contiguous whatever the strides of `x` are, as the kernel makes it.
@@ -50,12 +50,12 @@ def linear_ops(
             name,
             lambda a: result(a, a.out_dtype, REAL),
             defaults=known,
-            like={"out_dtype": "real"},
+            like={"out_dtype": "product_dtype"},
         ),
         KernelOp(
             f"{name}_quantized",
             lambda a: result(a, a.out_dtype, STORED),
             defaults={**known, **_OUTPUT},
         ),
-        KernelOp(f"{name}_rows", rows, defaults=known, like={"float_dtype": "real"}),
+        KernelOp(f"{name}_rows", rows, defaults=known, like={"float_dtype": "product_dtype"}),
     )

@@ -27,7 +27,7 @@ def arguments(case: Convolution, **options: Any) -> list[Any]:
     """Every argument of ``qfuse::convolution_w8a8``, by position."""
     (x, *rest), named = case.with_options(epilogue=EPILOGUE, **options).arguments()
     extra = torch.randn(1, 1, dtype=torch.bfloat16)
-    real = named.get("real", torch.float32)
+    real = named.get("product_dtype", torch.float32)
     given = [named[name] for name in WINDOW if name in named]
     return [
         x, *rest, named["w_zero_point"], named["bias"], *given,
@@ -68,7 +68,8 @@ def test_fake_results_are_like_real_ones(
     del library
     case = convolution(geometry[0], 10, geometry[1], last=last)
     calls = [
-        (torch.ops.qfuse.convolution_w8a8.default, arguments(case, real=real)) for real in REAL
+        (torch.ops.qfuse.convolution_w8a8.default, arguments(case, product_dtype=real))
+        for real in REAL
     ]
     calls += [
         (
@@ -120,7 +121,7 @@ def test_sizes_may_be_symbolic(library: KernelLibrary) -> None:
         (10, [-1, 1], "padding must not be negative"),
         (14, 0, "groups must be positive"),
         (14, 4, "cannot be split into 4 groups"),
-        (17, torch.float64, "real must be one of"),
+        (17, torch.float64, "product_dtype must be one of"),
         (18, torch.int8, "the result must be one of"),
     ],
 )
@@ -145,7 +146,7 @@ def test_fakes_refuse_what_cannot_be(
         (0, torch.ones(2, 7, 9, 8, dtype=torch.int8), "n=6 is not a multiple of 7"),
         (3, torch.ones(1, 2, 64, 4, dtype=torch.int8), "does not fit"),
         (9, [1], "stride must have 2 numbers"),
-        (14, torch.float64, "real must be one of"),
+        (14, torch.float64, "product_dtype must be one of"),
         (15, torch.int8, "the result must be one of"),
     ],
 )

@@ -163,7 +163,7 @@ class Convolution:
 
     def expected(self) -> torch.Tensor:
         """The result, in the memory format of torch's."""
-        y = self.real().to(self.options.get("real", torch.float32))
+        y = self.real().to(self.options.get("product_dtype", torch.float32))
         y = Epilogue.parse(self.options.get("epilogue", "")).apply(
             y, self.options.get("extras", [])
         )

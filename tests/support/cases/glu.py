@@ -32,7 +32,7 @@ class Halves:
             "bias": case.bias,
             "extras": list(self.extras),
             "epilogue": self.epilogue,
-            "real": self.float_dtype,
+            "product_dtype": self.float_dtype,
         }
 
     def dtype(self) -> torch.dtype:
@@ -81,7 +81,7 @@ class Halves:
             bias=None if case.bias is None else case.bias[columns],
         )
         wide = [_columns(e, columns, case.weight.shape[0]) for e in self.extras]
-        y = one.with_options(real=self.float_dtype, out_dtype=self.float_dtype).run()
+        y = one.with_options(product_dtype=self.float_dtype, out_dtype=self.float_dtype).run()
         return Epilogue(steps).apply(y, wide)
 
 
