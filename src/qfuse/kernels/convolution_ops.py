@@ -58,9 +58,10 @@ from typing import Any
 
 import torch
 
+from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.errors import InputError
 from qfuse.kernels._torch_api import memory_format_of
-from qfuse.kernels.fakes import REAL, STORED, check_parameters, check_stored
+from qfuse.kernels.fakes import check_parameters, check_stored
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.pack import BLOCK, GROUP
 from qfuse.kernels.pack_convolution import depthwise_groups, taps_of_phases
@@ -191,8 +192,8 @@ def _depthwise_shape(a: Any) -> list[int]:
 def _result(
     a: Any, possible: Collection[torch.dtype], shape: Callable[[Any], list[int]] = _shape
 ) -> torch.Tensor:
-    if a.product_dtype not in REAL:
-        raise InputError(f"product_dtype must be one of {REAL}, not {a.product_dtype}")
+    if a.product_dtype not in FLOATS:
+        raise InputError(f"product_dtype must be one of {FLOATS}, not {a.product_dtype}")
     if a.out_dtype not in possible:
         raise InputError(f"the result must be one of {possible}, not {a.out_dtype}")
     # Memory formats are defined with a batch axis only.
@@ -203,34 +204,34 @@ def _result(
 
 convolution_w8a8: KernelOp[torch.Tensor] = KernelOp(
     "convolution_w8a8",
-    lambda a: _result(a, REAL),
+    lambda a: _result(a, FLOATS),
     defaults={**_DEFAULTS, **_WINDOW},
     like={"out_dtype": "product_dtype"},
 )
 convolution_w8a8_quantized: KernelOp[torch.Tensor] = KernelOp(
     "convolution_w8a8_quantized",
-    lambda a: _result(a, STORED),
+    lambda a: _result(a, BYTES),
     defaults={**_DEFAULTS, **_WINDOW, **_OUTPUT},
 )
 convolution_w8a8_grouped: KernelOp[torch.Tensor] = KernelOp(
     "convolution_w8a8_grouped",
-    lambda a: _result(a, REAL, _grouped_shape),
+    lambda a: _result(a, FLOATS, _grouped_shape),
     defaults={**_GROUPED, **_WINDOW},
     like={"out_dtype": "product_dtype"},
 )
 convolution_w8a8_grouped_quantized: KernelOp[torch.Tensor] = KernelOp(
     "convolution_w8a8_grouped_quantized",
-    lambda a: _result(a, STORED, _grouped_shape),
+    lambda a: _result(a, BYTES, _grouped_shape),
     defaults={**_GROUPED, **_WINDOW, **_OUTPUT},
 )
 convolution_depthwise_w8a8: KernelOp[torch.Tensor] = KernelOp(
     "convolution_depthwise_w8a8",
-    lambda a: _result(a, REAL, _depthwise_shape),
+    lambda a: _result(a, FLOATS, _depthwise_shape),
     defaults=_DEFAULTS,
     like={"out_dtype": "product_dtype"},
 )
 convolution_depthwise_w8a8_quantized: KernelOp[torch.Tensor] = KernelOp(
     "convolution_depthwise_w8a8_quantized",
-    lambda a: _result(a, STORED, _depthwise_shape),
+    lambda a: _result(a, BYTES, _depthwise_shape),
     defaults={**_DEFAULTS, **_OUTPUT},
 )

@@ -37,8 +37,8 @@ from typing import Any
 
 import torch
 
+from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.errors import InputError
-from qfuse.kernels.fakes import REAL, STORED
 from qfuse.kernels.op import KernelOp
 
 RowwiseResult = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -118,9 +118,9 @@ def fake_rowwise(
         residual: The residual that is added to it.
         float_dtype: Dtype of the float result.
     """
-    if rows.dtype not in REAL or float_dtype not in REAL:
+    if rows.dtype not in FLOATS or float_dtype not in FLOATS:
         raise InputError(f"x and float_dtype must be floats, not {rows.dtype} and {float_dtype}")
-    if a.out_dtype not in STORED:
+    if a.out_dtype not in BYTES:
         raise InputError(f"codes must be int8 or uint8, not {a.out_dtype}")
     sum_dtype = rows.dtype
     if residual is not None:

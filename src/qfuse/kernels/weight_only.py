@@ -56,10 +56,10 @@ import torch
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels.fakes import (
-    check_bias,
+    check_bias_size,
+    check_floats,
     check_packed,
     check_parameters,
-    check_real,
     glu_factor,
 )
 from qfuse.kernels.op import KernelOp
@@ -88,7 +88,7 @@ def _complete_features(name: str, a: dict[str, Any]) -> None:
 
 
 def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
-    check_real(a.x, compute=a.compute, out_dtype=a.out_dtype)
+    check_floats(a.x, compute=a.compute, out_dtype=a.out_dtype)
     if glu_factor(a.epilogue) != 1:
         raise InputError(f"this kernel does not support GLU: {a.epilogue!r}")
     n, blocks = check_packed(a.x, a.w_packed, stored, a.out_features)
@@ -101,7 +101,7 @@ def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
         check_parameters("w_zero_point", a.w_zero_point, (stored,), *shapes)
     if a.w_offset is not None:
         check_parameters("w_offset", a.w_offset, None, *shapes)
-    check_bias(a.bias, n)
+    check_bias_size(a.bias, n)
     result: torch.Tensor = a.x.new_empty((*a.x.shape[:-1], n), dtype=a.out_dtype)
     return result
 

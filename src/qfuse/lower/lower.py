@@ -19,7 +19,7 @@ from qfuse.ir.ops.norms import as_fused_norm
 from qfuse.ir.ops.views import results_of
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.stages.verify import verify
-from qfuse.lower.expand.describe import describe, describe_rowwise
+from qfuse.lower.expand.describe import describe_problem, describe_rowwise
 from qfuse.lower.expand.expand import Expander
 from qfuse.lower.fold import drop_unused_constants, fold_constants
 from qfuse.lower.kernels.aten_int_product import lower_int_products
@@ -151,7 +151,7 @@ class _Lowering:
         left = self._lower(problem)
         if left is not None:
             why = "its kernel is not permitted" if left.denied else "no kernel accepts it"
-            self._report_expanded(problem.place, describe(problem), left.losers, why)
+            self._report_expanded(problem.place, describe_problem(problem), left.losers, why)
             self._expand(problem.place)
 
     def _lower_rowwise(self, op: RowwiseOp) -> None:
@@ -181,7 +181,7 @@ class _Lowering:
             return _NotLowered(choice.losers)
         name, place = offer.kernel.name, place_of(problem.place)
         losers = (*choice.losers, *self._apart.get(problem.place, ()))
-        what, seconds, note = describe(problem), offer.seconds, offer.claim.note
+        what, seconds, note = describe_problem(problem), offer.seconds, offer.claim.note
         event = Lowered(self._context.stage, place, name, what, seconds, losers, note)
         done = self._session.rewrite(
             problem.rule,
@@ -208,7 +208,7 @@ class _Lowering:
     def _finish(self, problem: ProductProblem, y: Node, claim: Claim, rw: Rewriter) -> Node:
         """Emit the epilogue ops and the quantize that the kernel does not cover, as ATen."""
         fused, rest = problem.fused, split_epilogue(problem, claim)[1]
-        if rest.steps:
+        if rest.ops:
             y = self._expander.apply(rest, y, fused.extras, rw)
         if fused.out_params is None or claim.output:
             return y

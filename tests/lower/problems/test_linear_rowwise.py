@@ -157,7 +157,7 @@ def events_of(low: LoweredGraph) -> list[Lowered]:
 def last_step(program: OptimizedGraph) -> torch.Tensor | None:
     """What one step of the rounding is worth that the float result ends with, if one does."""
     (fused,) = filter(None, map(as_activation, program.graph.nodes))
-    last = fused.epilogue.steps[-1] if fused.epilogue.steps else None
+    last = fused.epilogue.ops[-1] if fused.epilogue.ops else None
     if not isinstance(last, Round) or fused.output.spec is not None:
         return None
     return program.module.get_buffer(str(fused.extras[last.scale].target))

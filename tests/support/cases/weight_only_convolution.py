@@ -13,9 +13,9 @@ from tests.support.cases.weight_only import ROUNDING, SUM_EPSILONS, TINY
 from qfuse.kernels import (
     convolution_w4a16,
     convolution_w8a16,
-    pack_codes,
     pack_groups,
-    pack_transposed_codes,
+    pack_transposed_values,
+    pack_values,
 )
 
 
@@ -43,8 +43,8 @@ class WeightOnlyConvolution:
     def packed(self) -> torch.Tensor:
         w = self.window
         if w.transposed:
-            return pack_transposed_codes(self.codes, w.stride, w.dilation, w.groups)
-        return pack_codes(self.codes)
+            return pack_transposed_values(self.codes, w.stride, w.dilation, w.groups)
+        return pack_values(self.codes)
 
     def parameter(self, values: torch.Tensor) -> torch.Tensor:
         """Values as the op takes them: in groups, they are repeated for every tap."""

@@ -132,7 +132,7 @@ def _found_range(node: Node, depth: int) -> _Range | None:
         return _clamped(node, depth)
     if is_call(node, aten.add.Tensor, aten.sub.Tensor):
         return _shifted(node, depth)
-    return _range_of_codes(node)
+    return _range_of_quantized(node)
 
 
 def _range_of_constant(value: torch.Tensor) -> _Range | None:
@@ -179,7 +179,7 @@ def _shifted(node: Node, depth: int) -> _Range | None:
     return _Range(inner.low + by, inner.high + by, inner.whole)
 
 
-def _range_of_codes(node: Node) -> _Range | None:
+def _range_of_quantized(node: Node) -> _Range | None:
     """Return the range of quantized values, or of a dynamic zero point for them."""
     codes = stored_spec(node)
     # Quantize clamps to its range.

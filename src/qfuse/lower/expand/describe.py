@@ -21,7 +21,7 @@ from qfuse.lower.problems.product import ProductProblem
 from qfuse.lower.problems.rowwise import RowwiseOp, RowwiseProblem
 
 
-def describe(problem: Problem) -> str:
+def describe_problem(problem: Problem) -> str:
     """Describe what a kernel computes: operands, epilogue ops and results."""
     match problem:
         case ProductProblem():

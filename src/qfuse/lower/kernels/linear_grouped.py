@@ -22,7 +22,7 @@ from qfuse.lower.operands.checks import (
     check_rows,
     check_zero_point,
 )
-from qfuse.lower.operands.groups import check_four_bits, first_code, group_count
+from qfuse.lower.operands.groups import check_four_bits, first_value, group_count
 from qfuse.lower.operands.int8_linear import Int8Linear
 from qfuse.lower.problems.linear import LinearProblem
 from qfuse.rewrite.prelude import Rewriter
@@ -62,7 +62,7 @@ class LinearGrouped(Int8Linear):
         )
         if refusal is not None:
             return refusal
-        return _check_codes(problem) if self.weight_bits == _FOUR else _check_bytes(problem)
+        return _check_values(problem) if self.weight_bits == _FOUR else _check_bytes(problem)
 
     def depth(self, problem: LinearProblem) -> int:
         """Return the input features, plus the overhead of the groups."""
@@ -114,14 +114,14 @@ def _check_groups(problem: LinearProblem, params: QuantParams) -> Refusal | None
     return None
 
 
-def _check_codes(problem: LinearProblem) -> Refusal | None:
+def _check_values(problem: LinearProblem) -> Refusal | None:
     stored, params = problem.weight, problem.fused.weight_params
     assert stored is not None, "it is a constant"
     assert params is not None, "checked before"
     refusal = check_four_bits(stored)
     if refusal is not None:
         return refusal
-    least = first_code(stored, params.spec)
+    least = first_value(stored, params.spec)
     low, high = dtype_range(torch.int8)
     # Packing moves the least value to code 0, and the
     # zero points with it; the kernel has them in int8.

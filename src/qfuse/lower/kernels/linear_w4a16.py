@@ -22,10 +22,10 @@ class LinearW4A16(WeightOnlyLinear):
 
     def check(self, problem: LinearProblem) -> Refusal | None:
         """Refuse weights that do not fit 4 bits."""
-        return _check_codes(problem)
+        return _check_values(problem)
 
 
-def _check_codes(problem: LinearProblem) -> Refusal | None:
+def _check_values(problem: LinearProblem) -> Refusal | None:
     stored, params = problem.weight, problem.fused.weight_params
     assert stored is not None, "it is a constant"
     assert params is not None, "checked before"

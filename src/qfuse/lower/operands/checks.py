@@ -157,7 +157,7 @@ def float_bias(problem: ProductProblem, rw: Rewriter) -> Node | None:
     return None if bias is None else typed(bias, torch.float32, rw)
 
 
-def check_extras(problem: ProductProblem) -> Refusal | None:
+def check_epilogue_operands(problem: ProductProblem) -> Refusal | None:
     """Refuse epilogue operands that are not floats of at most 32 bits."""
     strange = [dtype_of(e) for e in problem.fused.extras if dtype_of(e) not in FLOATS]
     return Refusal(f"an operand of the epilogue is {dtype_name(strange[0])}") if strange else None

@@ -118,12 +118,12 @@ def settings_of(problem: ConvolutionProblem, groups: int) -> list[Argument]:
 
 def channel_vector(params: QuantParams, problem: ConvolutionProblem, rw: Rewriter) -> Node:
     """Return the scale of every output channel, after rounding it to the source's compute dtype."""
-    value = per_channel(problem, params.scale)
+    value = channel_values(problem, params.scale)
     rounded = value.detach().to(params.spec.arithmetic.compute).to(torch.float32)
     return rw.constant(rounded.contiguous(), f"{params.scale.target}_vector")
 
 
-def per_channel(problem: ConvolutionProblem, part: Node) -> torch.Tensor:
+def channel_values(problem: ConvolutionProblem, part: Node) -> torch.Tensor:
     """Return a scale or zero point as one number per output channel of the whole convolution.
 
     The groups of a transposed convolution share those of its weight's second axis.

@@ -16,11 +16,11 @@ from qfuse.kernels.weight_only import GROUP_MULTIPLE
 _CODES = 16
 
 
-def first_code(stored: torch.Tensor, spec: QuantSpec) -> int:
+def first_value(stored: torch.Tensor, spec: QuantSpec) -> int:
     """Return the least quantized value of a weight, or of its range if that fits four bits.
 
     A symmetric range such as [-7, 7] is extended downwards, so that its zero point is in the middle
-    of the 4-bit codes.
+    of the 4-bit values.
     """
     least = spec.quant_min
     if spec.quant_max - least == _CODES - 2 and least == -spec.quant_max:

@@ -23,7 +23,7 @@ from qfuse.lower.operands.convolution import (
     with_strides_of,
 )
 from qfuse.lower.operands.epilogue import (
-    kernel_steps,
+    kernel_epilogue,
 )
 from qfuse.lower.operands.int8_kernel import Int8Kernel
 from qfuse.lower.operands.int8_weight import check_int8_weight
@@ -73,7 +73,7 @@ class Int8Convolution(Int8Kernel):
 
     def emit(self, problem: ConvolutionProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
         """Emit the call with packed constants."""
-        steps = kernel_steps(problem, claim)
+        steps = kernel_epilogue(problem, claim)
         args = [
             *self.activation_arguments(problem, rw),
             *self.weight_arguments(problem, rw),

@@ -18,13 +18,13 @@ from qfuse.lower.operands.checks import (
 from qfuse.lower.operands.epilogue import (
     claimed_dtype,
     claims_output,
-    covered_steps,
-    kernel_extras,
+    covered_ops,
+    epilogue_operands,
     loops_behind,
 )
 from qfuse.lower.operands.own_kernel import PackingKernel
 from qfuse.lower.problems.claim import Claim
-from qfuse.lower.problems.epilogue_text import KernelSteps
+from qfuse.lower.problems.epilogue_text import KernelEpilogue
 from qfuse.lower.problems.product import ProductProblem
 from qfuse.rewrite.prelude import Node, Rewriter
 
@@ -45,7 +45,7 @@ class Int8Kernel(PackingKernel):
             problem: The accepted product.
             work: Returns the work of the product, given the bits of an element of its result.
         """
-        steps = covered_steps(problem)
+        steps = covered_ops(problem)
         output = claims_output(problem, steps)
         product = work(8 if output else bit_width(float_out(problem.fused)))
         return Claim(steps, output, [product, *loops_behind(problem, steps)])
@@ -62,13 +62,13 @@ class Int8Kernel(PackingKernel):
         ]
 
     def epilogue_arguments(
-        self, problem: ProductProblem, steps: KernelSteps, rw: Rewriter, geometry: list[Argument]
+        self, problem: ProductProblem, steps: KernelEpilogue, rw: Rewriter, geometry: list[Argument]
     ) -> list[Argument]:
         """Return the bias, ``geometry``, the epilogue, and the float dtype of the product."""
         return [
             float_bias(problem, rw),
             *geometry,
-            kernel_extras(steps, rw),
+            epilogue_operands(steps, rw),
             steps.text,
             problem.float_dtype,
         ]

@@ -14,18 +14,18 @@ from qfuse.cost.work import Bits, ComputeKind, Work, WorkRange, linear_work
 from qfuse.ir.dtypes import bit_width
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import (
-    check_extras,
+    check_epilogue_operands,
     float_out,
     output_args,
     takes_output,
 )
 from qfuse.lower.operands.epilogue import (
-    kernel_steps,
+    kernel_epilogue,
 )
 from qfuse.lower.operands.int8_kernel import Int8Kernel
 from qfuse.lower.operands.rowwise import check_output, rowwise_output_args
 from qfuse.lower.problems.claim import Claim
-from qfuse.lower.problems.epilogue_text import KernelSteps
+from qfuse.lower.problems.epilogue_text import KernelEpilogue
 from qfuse.lower.problems.linear import LinearProblem
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
 from qfuse.lower.problems.span import LINEAR, LINEAR_ROWWISE, Span
@@ -74,7 +74,9 @@ class Int8Linear(Int8Kernel):
         """Accept the linear with its leading epilogue ops, or with the following rowwise op."""
         if isinstance(problem, LinearRowwiseProblem):
             both = problem.problem
-            refusal = self.check(both) or check_extras(both) or check_rowwise_output(problem)
+            refusal = (
+                self.check(both) or check_epilogue_operands(both) or check_rowwise_output(problem)
+            )
             if refusal is not None:
                 return refusal
             work = linear_rowwise_work(problem, self.depth(both), self.weight_bits)
@@ -89,12 +91,12 @@ class Int8Linear(Int8Kernel):
         """Emit the call with packed constants."""
         if isinstance(problem, LinearRowwiseProblem):
             return self._emit_rowwise(problem, rw)
-        args = self._arguments(problem, kernel_steps(problem, claim), rw)
+        args = self._arguments(problem, kernel_epilogue(problem, claim), rw)
         return {0: self.call(problem, claim, args, rw)}
 
     def _emit_rowwise(self, problem: LinearRowwiseProblem, rw: Rewriter) -> dict[int, Node]:
         fused, rows = problem.problem.fused, problem.rows
-        steps = KernelSteps(problem.steps, fused.extras, problem.halved)
+        steps = KernelEpilogue(problem.steps, fused.extras, problem.halved)
         args = self._arguments(problem.problem, steps, rw)
         if rows is None:
             return {0: rw.call(self.op(), *args, float_out(fused))}
@@ -106,7 +108,7 @@ class Int8Linear(Int8Kernel):
         return {index: rw.item(call, rows.kernel_result(index)) for index in indices}
 
     def _arguments(
-        self, problem: LinearProblem, steps: KernelSteps, rw: Rewriter
+        self, problem: LinearProblem, steps: KernelEpilogue, rw: Rewriter
     ) -> list[Argument]:
         """Return the leading arguments, which the three ops share."""
         return [

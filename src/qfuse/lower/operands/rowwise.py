@@ -8,7 +8,7 @@ from torch.fx.node import Argument
 from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.ops.norm_spec import NormSpec
 from qfuse.ir.ops.norms import LayerNorm, RmsNorm
-from qfuse.ir.ops.output import Keep
+from qfuse.ir.ops.output import ExtraOutput
 from qfuse.ir.ops.value_range import fits_int32
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.block import is_whole, rows_share_scale
@@ -159,6 +159,6 @@ def rowwise_output_args(problem: RowwiseProblem) -> list[Argument]:
         math.compute,
         math.reciprocal,
         math.zero_point_first,
-        Keep.FLOAT in keep,
-        Keep.SUM in keep,
+        ExtraOutput.FLOAT in keep,
+        ExtraOutput.SUM in keep,
     ]

@@ -11,7 +11,7 @@ from torch.fx.node import Argument
 from qfuse.cost.work import ComputeKind
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import check_constant_integers
-from qfuse.lower.operands.epilogue import claimed_dtype, kernel_extras, kernel_steps
+from qfuse.lower.operands.epilogue import claimed_dtype, epilogue_operands, kernel_epilogue
 from qfuse.lower.operands.own_kernel import PackingKernel
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.product import ProductProblem
@@ -30,14 +30,14 @@ class WeightOnlyOperand:
     """A packed weight and its quantization parameters, in the layout of the kernels.
 
     Attributes:
-        codes: The packed weight.
+        packed: The packed weight.
         scale: float32 ``[ceil(N / 64), groups, 64]``.
-        zero_point: Same shape, in the dtype of the codes; ``None`` if all have the kernels' default
-            value.
+        zero_point: Same shape, in the dtype of the values; ``None`` if all are the kernels'
+            default.
         offset: Same shape, float32; ``None`` if there are none.
     """
 
-    codes: torch.Tensor
+    packed: torch.Tensor
     scale: torch.Tensor
     zero_point: torch.Tensor | None
     offset: torch.Tensor | None
@@ -60,7 +60,7 @@ class WeightOnlyKernel(PackingKernel):
         zero, name = weight.zero_point, problem.fused.weight.target
         return [
             problem.fused.x,
-            rw.constant(weight.codes, f"{name}_packed"),
+            rw.constant(weight.packed, f"{name}_packed"),
             rw.constant(weight.scale, f"{name}_scales"),
             None if zero is None else rw.constant(zero, f"{name}_zeros"),
         ]
@@ -69,10 +69,10 @@ class WeightOnlyKernel(PackingKernel):
         self, problem: ProductProblem, claim: Claim, rw: Rewriter
     ) -> list[Argument]:
         """Return the claimed epilogue, and the dtypes of the weight and of the result."""
-        params, steps = problem.fused.weight_params, kernel_steps(problem, claim)
+        params, steps = problem.fused.weight_params, kernel_epilogue(problem, claim)
         assert params is not None, "checked before"
         return [
-            kernel_extras(steps, rw),
+            epilogue_operands(steps, rw),
             steps.text,
             params.spec.arithmetic.compute,
             claimed_dtype(problem, claim),

@@ -16,7 +16,7 @@ from qfuse.ir.dtypes import bit_width
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.refusal import Refusal
-from qfuse.kernels import pack_codes, pack_groups, pack_transposed_codes
+from qfuse.kernels import pack_groups, pack_transposed_values, pack_values
 from qfuse.lower.operands.checks import (
     check_bias,
     check_qparams,
@@ -30,10 +30,10 @@ from qfuse.lower.operands.convolution import (
     with_strides_of,
 )
 from qfuse.lower.operands.epilogue import (
-    covered_steps,
+    covered_ops,
     loops_behind,
 )
-from qfuse.lower.operands.packing import least_code
+from qfuse.lower.operands.packing import least_value
 from qfuse.lower.operands.weight_only import (
     COMPUTE_KINDS,
     WeightOnlyKernel,
@@ -53,9 +53,9 @@ _IMPLIED = {4: 8, 8: 0}
 class Matrix:
     """The weights of all groups as one matrix."""
 
-    def pack(self, codes: torch.Tensor) -> torch.Tensor:
+    def pack(self, values: torch.Tensor) -> torch.Tensor:
         """Pack the quantized values of a weight."""
-        return pack_codes(codes)
+        return pack_values(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class PhaseMatrices:
     dilation: tuple[int, ...]
     groups: int
 
-    def pack(self, codes: torch.Tensor) -> torch.Tensor:
+    def pack(self, values: torch.Tensor) -> torch.Tensor:
         """Pack the quantized values of a weight."""
-        return pack_transposed_codes(codes, self.stride, self.dilation, self.groups)
+        return pack_transposed_values(values, self.stride, self.dilation, self.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class WeightOnlyConvolution(WeightOnlyKernel):
         refusal = self.check(stored) or self._check_zero_points(problem, stored)
         if refusal is not None:
             return refusal
-        steps = covered_steps(problem)
+        steps = covered_ops(problem)
         return Claim(steps, False, [self._work(problem, steps), *loops_behind(problem, steps)])
 
     def emit(self, problem: ConvolutionProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
@@ -129,19 +129,19 @@ class WeightOnlyConvolution(WeightOnlyKernel):
         zero = self._zero_points(problem, stored)
         narrow = zero.to(torch.uint8 if self.bits == 4 else torch.int8)  # noqa: PLR2004
         kept = None if bool((zero == _IMPLIED[self.bits]).all()) else narrow
-        codes = self.packer.tap_codes(stored, params.spec, self.bits, layout)
+        values = self.packer.tap_values(stored, params.spec, self.bits, layout)
         scales = pack_groups(by_channel(problem, rounded))
         zeros = None if kept is None else pack_groups(by_channel(problem, kept))
-        return WeightOnlyOperand(codes, scales, zeros, None)
+        return WeightOnlyOperand(values, scales, zeros, None)
 
     def _zero_points(self, problem: ConvolutionProblem, stored: torch.Tensor) -> torch.Tensor:
-        """Return the zero points of the codes in the grid of the scales, as int32."""
+        """Return the zero points of the values in the grid of the scales, as int32."""
         params = problem.fused.weight_params
         assert params is not None, "checked before"
         grid = tuple(map(int, params.spec.grid(stored.shape)))
         zero = None if params.zero_point is None else constant_of(params.zero_point)
         whole = torch.zeros(grid, dtype=torch.int32) if zero is None else zero.to(torch.int32)
-        return whole - least_code(stored, params.spec, self.bits)
+        return whole - least_value(stored, params.spec, self.bits)
 
     def _check_zero_points(
         self, problem: ConvolutionProblem, stored: torch.Tensor
@@ -174,7 +174,7 @@ class WeightOnlyConvolution(WeightOnlyKernel):
 
 
 def _check_convolution(problem: ConvolutionProblem) -> Refusal | None:
-    """Refuse convolutions that no weight-only kernel supports, whatever the bits of its codes."""
+    """Refuse convolutions that no weight-only kernel supports, whatever the bits of its values."""
     refusal = check_operands(problem, "convolution")
     if refusal is not None:
         return refusal

@@ -27,7 +27,7 @@ from qfuse.lower.operands.checks import (
     float_bias,
 )
 from qfuse.lower.operands.epilogue import (
-    covered_steps,
+    covered_ops,
     loops_behind,
 )
 from qfuse.lower.operands.groups import (
@@ -37,7 +37,7 @@ from qfuse.lower.operands.groups import (
     group_zero_points,
     middle_of,
 )
-from qfuse.lower.operands.packing import least_code
+from qfuse.lower.operands.packing import least_value
 from qfuse.lower.operands.weight_only import (
     COMPUTE_KINDS,
     WeightOnlyKernel,
@@ -92,7 +92,7 @@ class WeightOnlyLinear(WeightOnlyKernel):
         offset = group_offsets(params, stored.shape)
         kept = None if bool((zero == implied).all()) else zero
         return WeightOnlyOperand(
-            self.packer.codes(stored, params.spec, self.bits),
+            self.packer.pack_values(stored, params.spec, self.bits),
             pack_groups(scale.t()),
             None if kept is None else pack_groups(kept.t()),
             None if offset is None else pack_groups(offset.t()),
@@ -102,12 +102,12 @@ class WeightOnlyLinear(WeightOnlyKernel):
 def zero_points_of(
     stored: torch.Tensor, params: QuantParams, bits: int
 ) -> tuple[torch.Tensor, int]:
-    """Return zero points of the packed codes, ``[groups, N]``, and the default without a tensor.
+    """Return zero points of the packed values, ``[groups, N]``, and the default without a tensor.
 
-    Zero points that do not fit the dtype of the codes stay int32.
+    Zero points that do not fit the dtype of the values stay int32.
     """
     four = bits == 4  # noqa: PLR2004
-    zero = group_zero_points(params, stored.shape) - least_code(stored, params.spec, bits)
+    zero = group_zero_points(params, stored.shape) - least_value(stored, params.spec, bits)
     narrow = zero.to(torch.uint8 if four else torch.int8)
     # The narrow ones may have wrapped. Callers refuse
     # int32 zero points by their dtype or their range.
@@ -115,7 +115,7 @@ def zero_points_of(
 
 
 def _check_linear(problem: LinearProblem) -> Refusal | None:
-    """Refuse linears that no weight-only kernel supports, whatever the bits of its codes."""
+    """Refuse linears that no weight-only kernel supports, whatever the bits of its values."""
     refusal = check_operands(problem, "linear")
     return refusal or _check_parameters(problem) or check_bias(problem)
 
@@ -132,7 +132,7 @@ def _check_parameters(problem: LinearProblem) -> Refusal | None:
         refusal = check_qparams(params, "weight", computes) or check_zero_point(params, "weight")
         return refusal or _check_range(problem, params)
     # Offsets count from the middle of the range; kernels subtract
-    # it from the codes as an integer. For [-128, 126] it is -0.5.
+    # it from the values as an integer. For [-128, 126] it is -0.5.
     if not middle_of(params.spec).is_integer():
         low, high = params.spec.quant_min, params.spec.quant_max
         return Refusal(
@@ -173,7 +173,7 @@ def claim_of(problem: LinearProblem, bits: int) -> Claim:
     assert params is not None, "checked before"
     groups = group_count(params.spec, problem.k)
     assert isinstance(groups, int), "checked before"
-    steps = covered_steps(problem)
+    steps = covered_ops(problem)
     widths = Bits(
         bit_width(problem.float_dtype), bits, bit_width(problem.fused.float_types()[steps])
     )

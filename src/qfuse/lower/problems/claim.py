@@ -12,14 +12,14 @@ class Claim:
     """The part of a problem that a kernel accepts.
 
     Attributes:
-        steps: The number of leading epilogue ops; the rest is expanded after the kernel.
+        ops: The number of leading epilogue ops; the rest is expanded after the kernel.
         output: Whether it quantizes the output; only if it covers every epilogue op.
         work: The cost, including the ops that are left after it.
         note: A remark for the report.
         loops: The cost of compiled loops for the same ops, if they are an alternative.
     """
 
-    steps: int
+    ops: int
     output: bool
     work: Workload
     note: str = ""

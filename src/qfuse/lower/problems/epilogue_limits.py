@@ -25,8 +25,8 @@ KERNEL_ACTIVATIONS = frozenset(
 )
 """The activations of ``StepKind``."""
 
-MOST_STEPS = 8
+MOST_EPILOGUE_OPS = 8
 """Ops."""
 
-MOST_EXTRAS = 4
+MOST_EPILOGUE_OPERANDS = 4
 """Operands."""

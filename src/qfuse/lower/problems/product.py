@@ -56,5 +56,5 @@ class ProductProblem(Problem):
 
 def split_epilogue(problem: ProductProblem, claim: Claim) -> tuple[Epilogue, Epilogue]:
     """Split the epilogue into the part that the kernel covers and the rest."""
-    steps = problem.fused.epilogue.steps
-    return Epilogue(steps[: claim.steps]), Epilogue(steps[claim.steps :])
+    steps = problem.fused.epilogue.ops
+    return Epilogue(steps[: claim.ops]), Epilogue(steps[claim.ops :])

@@ -16,7 +16,7 @@ from qfuse.ir.dtypes import FLOATS, bit_width
 from qfuse.ir.graph.stage_graph import SymbolRange
 from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.norms import LayerNorm, RmsNorm
-from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.output import ExtraOutput, Output
 from qfuse.ir.ops.views import dtype_of, results_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec, dtype_name
 from qfuse.ir.refusal import Refusal
@@ -30,7 +30,7 @@ RowwiseOp = RmsNorm | LayerNorm | Activation
 
 
 # Result index of the extra outputs; quantized values, scale and zero point come first.
-_KEPT = {Keep.FLOAT: 3, Keep.SUM: 4}
+_KEPT = {ExtraOutput.FLOAT: 3, ExtraOutput.SUM: 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +125,11 @@ class RowwiseProblem(Problem):
         return [pointwise_work(self.elements, bits, [])]
 
     def _written(self) -> WorkRange:
-        kept = {Keep.FLOAT: self.spec.float_dtype, Keep.SUM: dtype_of(self.op.x)}
+        kept = {ExtraOutput.FLOAT: self.spec.float_dtype, ExtraOutput.SUM: dtype_of(self.op.x)}
         if not isinstance(self.op, Activation) and self.op.residual is not None:
             both = dtype_of(self.op.x), dtype_of(self.op.residual)
             # torch promotes a bfloat16 hidden state plus a float32 residual to float32.
-            kept[Keep.SUM] = torch.promote_types(*both)
+            kept[ExtraOutput.SUM] = torch.promote_types(*both)
         bits = [bit_width(self.spec.dtype), *(bit_width(kept[k]) for k in self.output.keep)]
         return pointwise_work(self.made, [], bits)
 

@@ -6,13 +6,13 @@ from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.activation import Activation
-from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.output import ExtraOutput, Output
 from qfuse.ir.ops.product import as_fused_product
 from qfuse.ir.ops.qdq import as_dequantize, as_quantize
 from qfuse.ir.ops.views import QuantParams
 from qfuse.optimize.fuse.quantized_output import (
+    ExtraValue,
     FuseQuantizeSite,
-    Kept,
     QuantizedResult,
     fuse_site,
     quantized,
@@ -41,7 +41,7 @@ _SITE = Capture[FuseQuantizeSite]("site")
 
 def _site(gated: Gated, result: QuantizedResult) -> FuseQuantizeSite | Miss:
     y, params = result.quantize.x, result.quantize.params
-    own = Kept(Keep.FLOAT, y, frozenset(result.ends))
+    own = ExtraValue(ExtraOutput.FLOAT, y, frozenset(result.ends))
     # Without epilogue ops the float result is the op's own input, whose other users are unaffected.
     kept = (own,) if own.users and gated.steps else ()
     keep = frozenset(k.what for k in kept)

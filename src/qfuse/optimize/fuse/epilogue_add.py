@@ -8,7 +8,7 @@ from typing import ClassVar
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.epilogue import Add, Mul
 from qfuse.ir.ops.product import FusedProduct, kind_of
-from qfuse.optimize.fuse.epilogue import append_step, extended, open_product
+from qfuse.optimize.fuse.epilogue import append_op, extended, open_product
 from qfuse.optimize.fuse.epilogue_operand import EpilogueOperand, minus_one, operand_of
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -95,4 +95,4 @@ class FuseAdd(Rule[AddSite]):
             fused = extended(fused, Mul(len(fused.extras)), minus_one(fused).extras(rw))
         at = len(fused.extras)
         step = Add(at, site.alpha, site.other.stored(at))
-        append_step(fused, site.node, step, rw, site.other.extras(rw))
+        append_op(fused, site.node, step, rw, site.other.extras(rw))

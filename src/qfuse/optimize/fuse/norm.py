@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops.norms import FusedNorm, LayerNorm, RmsNorm
-from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.output import ExtraOutput, Output
 from qfuse.ir.ops.views import shape_of
 from qfuse.ir.sizes import same_shape
 from qfuse.optimize.fuse.quantized_output import (
+    ExtraValue,
     FuseQuantizeSite,
-    Kept,
     QuantizedResult,
     fuse_site,
     quantized,
@@ -57,11 +57,13 @@ def _site_of(
     return fuse_site(fused, result, kept)
 
 
-def _kept(norm: Norm, result: QuantizedResult, added: tuple[Node, Node] | None) -> tuple[Kept, ...]:
+def _kept(
+    norm: Norm, result: QuantizedResult, added: tuple[Node, Node] | None
+) -> tuple[ExtraValue, ...]:
     """Return the values with other users, in the order of the output block."""
-    possible = [Kept(Keep.FLOAT, norm.node, frozenset(result.ends))]
+    possible = [ExtraValue(ExtraOutput.FLOAT, norm.node, frozenset(result.ends))]
     if added is not None:
-        possible.append(Kept(Keep.SUM, norm.x, norm.dying()))
+        possible.append(ExtraValue(ExtraOutput.SUM, norm.x, norm.dying()))
     return tuple(k for k in possible if k.users)
 
 

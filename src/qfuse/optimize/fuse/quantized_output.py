@@ -12,7 +12,7 @@ from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.norms import FusedNorm
-from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.output import ExtraOutput, Output
 from qfuse.ir.ops.qdq import Choose, Quantize, as_choose, as_quantize
 from qfuse.ir.ops.views import result_of, shape_of, tensor_of
 from qfuse.ir.quant.block import block_text, same_grid
@@ -42,7 +42,7 @@ class QuantizedResult:
         choice = () if self.choose is None else (self.choose.node,)
         return (*choice, self.quantize.node)
 
-    def block(self, keep: frozenset[Keep]) -> Output:
+    def block(self, keep: frozenset[ExtraOutput]) -> Output:
         """Return the output block of an op with this result."""
         params = self.quantize.params
         if self.choose is None:
@@ -51,7 +51,7 @@ class QuantizedResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ExtraValue:
     """A float value that has other users, and so becomes an extra output.
 
     Attributes:
@@ -60,7 +60,7 @@ class Kept:
         dying: Those of its users that the fusion removes.
     """
 
-    what: Keep
+    what: ExtraOutput
     node: Node
     dying: frozenset[Node]
 
@@ -157,7 +157,7 @@ class FuseQuantizeSite:
 
     fused: FusedNorm | Activation
     result: QuantizedResult
-    kept: tuple[Kept, ...]
+    kept: tuple[ExtraValue, ...]
     point: Node
     values: list[torch.Tensor]
 
@@ -170,7 +170,7 @@ class FuseQuantizeSite:
 
 
 def fuse_site(
-    fused: FusedNorm | Activation, result: QuantizedResult, kept: tuple[Kept, ...]
+    fused: FusedNorm | Activation, result: QuantizedResult, kept: tuple[ExtraValue, ...]
 ) -> FuseQuantizeSite | Miss:
     """Return where the op is inserted, and its results.
 
@@ -187,7 +187,7 @@ def fuse_site(
 
 
 def _insertion_point(
-    result: QuantizedResult, kept: Sequence[Kept], args: Sequence[Argument]
+    result: QuantizedResult, kept: Sequence[ExtraValue], args: Sequence[Argument]
 ) -> Node | Miss:
     """Return the first user of the new op's results, if all operands come before it.
 
@@ -203,7 +203,7 @@ def _insertion_point(
 
 
 def _results_like(
-    op: OpOverload, args: Sequence[Argument], result: QuantizedResult, kept: Sequence[Kept]
+    op: OpOverload, args: Sequence[Argument], result: QuantizedResult, kept: Sequence[ExtraValue]
 ) -> list[torch.Tensor] | Miss:
     """Return the (fake) results of the new op, with the strides of the values that they replace.
 
@@ -226,7 +226,7 @@ def _results_like(
 
 
 def _replace_results(
-    node: Node, result: QuantizedResult, output: Output, kept: Sequence[Kept], rw: Rewriter
+    node: Node, result: QuantizedResult, output: Output, kept: Sequence[ExtraValue], rw: Rewriter
 ) -> None:
     """Replace all uses of the old values by the results of the new op.
 
