@@ -63,7 +63,7 @@ class FuseAdd(Rule[AddSite]):
         a = arguments(node)
         left, right, alpha = a["self"], a["other"], a["alpha"]
         if not isinstance(alpha, (int, float)):
-            return Miss(MissCode.ARGUMENT, node, "alpha is not a number", progress=1)
+            return Miss(MissCode.ARGUMENT, node, "alpha is not a number")
         scale = -float(alpha) if is_call(node, aten.sub.Tensor) else float(alpha)
         first = self._match_side(node, left, right, (1.0, scale))
         if not isinstance(first, Miss):

@@ -107,7 +107,7 @@ class SinkSplit(Rule[SinkSplitSite]):
         found = [movement_of(part) for _, part in items]
         parts = [part for part in found if isinstance(part, Slice)]
         if len(parts) < len(found):
-            return Miss(MissCode.SHAPE, node, "a part of unknown size", progress=1)
+            return Miss(MissCode.SHAPE, node, "a part of unknown size")
         closest = Miss(
             MissCode.PATTERN, node, "there are no isomorphic ops on its parts", progress=0
         )
