@@ -22,8 +22,9 @@ from qfuse.ir.refusal import Refusal
 from qfuse.ir.signature.caller import Caller
 from qfuse.ir.signature.run import run_flat
 from qfuse.lower import lower
+from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.linear import LinearProblem
-from qfuse.lower.select.kernel import LINEAR, Claim, Span
+from qfuse.lower.problems.span import LINEAR, Span
 from qfuse.model_check import ModelCheck, bisect
 from qfuse.options import Check
 from qfuse.pipeline import Pipeline

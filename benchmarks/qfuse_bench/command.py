@@ -10,7 +10,7 @@ from qfuse.cli.main import parse_size_options, quantize_loaded
 from qfuse.cli.options import options_of
 from qfuse.ir.errors import OptionsError
 from qfuse.zoo import recipes
-from qfuse.zoo.resolve import load
+from qfuse.zoo.resolve import load_model
 from qfuse_bench.experiments.merge_sites import ModelSites, SiteOptions, run_sites
 from qfuse_bench.experiments.models import BenchOptions, run_bench
 
@@ -65,7 +65,7 @@ def _bench_sites(
     if spec is None:
         run_sites(asked)
         return
-    loaded = load(spec, parse_size_options(sizes))
+    loaded = load_model(spec, parse_size_options(sizes))
     model, args, kwargs = loaded.model, loaded.args, dict(loaded.kwargs or {})
     if quantize is not None:
         model, args, kwargs = quantize_loaded(loaded, quantize, None)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-from qfuse.ir.dtypes import BYTES, REALS
+from qfuse.ir.dtypes import BYTES, COMPUTE_DTYPES
 from qfuse.ir.events import Exactness
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import StageGraph
@@ -165,4 +165,4 @@ def _run(interpreter: Interpreter, inputs: Sequence[torch.Tensor]) -> tuple[Any,
 
 def _is_float(value: object) -> bool:
     """Whether a value has a dtype of float arithmetic; 8-bit floats are quantized values."""
-    return isinstance(value, torch.Tensor) and value.dtype in REALS
+    return isinstance(value, torch.Tensor) and value.dtype in COMPUTE_DTYPES

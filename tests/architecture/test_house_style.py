@@ -26,6 +26,9 @@ LEFT_OVER = re.compile(r"\b(TODO|FIXME|XXX)\b")
 # A path of somebody's machine: the home of a user, or the folders that containers are fond of.
 MACHINE_PATH = re.compile(r"(?<![\w.$}>-])/(?:root|work|workspace|opt/\w+|home/\w+|Users/\w+)\b")
 
+# The zoo has models and recipes of the same interface; what it does is not what the stages do.
+SHARED_NAMES = {"build", "describe", "names", "quantize"}
+
 
 def repository_files(root: Path) -> list[Path]:
     """The text files that git tracks, or all of them where there is no git."""
@@ -77,18 +80,18 @@ def crowded_folders(root: Path) -> list[str]:
     return [f"{folder}: {count} files" for folder, count in counts.items() if count > MAX_FILES]
 
 
-def repeated_classes(package: Path) -> list[str]:
-    """Public classes of one name in several modules: two meanings, or one fact in two places."""
+def repeated_names(package: Path, kind: type[ast.ClassDef | ast.FunctionDef]) -> list[str]:
+    """Public names that several modules define: two meanings, or one fact in two places."""
     places: dict[str, list[str]] = {}
     for module in modules(package):
         for node in module.tree.body:
             # A pass of the catalogue has the name of the rule that it runs.
-            if isinstance(node, ast.ClassDef) and module.name != "passes/catalogue.py":
+            if isinstance(node, kind) and module.name != "passes/catalogue.py":
                 places.setdefault(node.name, []).append(module.name)
     return [
         f"{name}: {', '.join(found)}"
         for name, found in places.items()
-        if len(found) > 1 and not name.startswith("_")
+        if len(found) > 1 and not name.startswith("_") and name not in SHARED_NAMES
     ]
 
 
@@ -142,7 +145,11 @@ def test_folders_stay_small() -> None:
 
 
 def test_a_class_name_has_one_meaning() -> None:
-    assert repeated_classes(PACKAGE) == []
+    assert repeated_names(PACKAGE, ast.ClassDef) == []
+
+
+def test_a_function_name_has_one_meaning() -> None:
+    assert repeated_names(PACKAGE, ast.FunctionDef) == []
 
 
 def test_only_the_talking_parts_print() -> None:
@@ -198,17 +205,20 @@ def test_crowded_folders_are_found(tmp_path: Path) -> None:
     assert crowded_folders(tmp_path) == [f"a: {MAX_FILES + 1} files"]
 
 
-def test_repeated_classes_are_found(tmp_path: Path) -> None:
-    package = write_tree(
-        tmp_path,
-        {
-            "a.py": "class One: ...\nclass _Two: ...",
-            "b.py": "class One: ...\nclass _Two: ...",
-            "passes/catalogue.py": "class One: ...",
-        },
-    )
+@pytest.mark.parametrize(
+    ("text", "kind", "found"),
+    [
+        ("class One: ...\nclass _Two: ...", ast.ClassDef, ["One: a.py, b.py"]),
+        ("def one(): ...\ndef _two(): ...", ast.FunctionDef, ["one: a.py, b.py"]),
+        ("def names(): ...", ast.FunctionDef, []),
+    ],
+)
+def test_repeated_names_are_found(
+    tmp_path: Path, text: str, kind: type[ast.ClassDef | ast.FunctionDef], found: list[str]
+) -> None:
+    files = dict.fromkeys(("a.py", "b.py", "passes/catalogue.py"), text)
 
-    assert repeated_classes(package) == ["One: a.py, b.py"]
+    assert repeated_names(write_tree(tmp_path, files), kind) == found
 
 
 def test_prints_are_found(tmp_path: Path) -> None:

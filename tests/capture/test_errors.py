@@ -199,15 +199,19 @@ def test_names_that_torch_keeps_for_itself(name: str) -> None:
     capture(module(lambda self, x: self.inner(x), inner=model), (torch.randn(2, 2),))
 
 
+# Without annotations in torch.
+eager_mode: Any = torch.ao.quantization
+
+
 class Converted(nn.Module):
     """A convolution that eager-mode quantization prepares, or converts."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Conv2d(3, 4, 3)
-        self.qconfig = torch.ao.quantization.get_default_qconfig("x86")
+        self.qconfig = eager_mode.get_default_qconfig("x86")
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.layer(x)
 
 
@@ -224,9 +228,9 @@ def test_quantization_that_is_not_finished_or_cannot_be_traced(
     convert: bool, text: str, fix: str
 ) -> None:
     x = torch.randn(1, 3, 8, 8)
-    model = torch.ao.quantization.prepare(Converted().eval())
+    model = eager_mode.prepare(Converted().eval())
     model(x)
-    model = torch.ao.quantization.convert(model) if convert else model
+    model = eager_mode.convert(model) if convert else model
     with pytest.raises(CaptureError, match=text) as error:
         capture(model, (x,))
     assert fix in str(error.value.fix)

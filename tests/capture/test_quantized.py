@@ -31,7 +31,7 @@ def by_pt2e(*, dynamic: bool) -> Any:
     x = torch.randn(4, 32)
     with torchao_api.loaded():
         program = torch.export.export(model, (x,), dynamic_shapes=SHAPES)
-        prepared = torchao_api.prepare(program, dynamic=dynamic)
+        prepared = torchao_api.prepare_model(program, dynamic=dynamic)
         prepared(x)
         return torchao_api.convert(prepared)
 

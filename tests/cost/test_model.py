@@ -141,15 +141,15 @@ def line(slope: float, offset: float) -> WorkRange:
 def test_fire_only_if_no_size_loses(after: WorkRange, wins: bool, gain: float) -> None:
     before = line(1, 5)
 
-    assert MODEL.wins_everywhere(before, after) is wins
+    assert MODEL.compare(before, after).loses_nowhere is wins
     assert MODEL.compare(before, after).gain == pytest.approx(gain)
 
 
 def test_a_tie_is_no_loss_whatever_the_order_of_summing() -> None:
     parts = [Work(weight_bytes=0.1), Work(weight_bytes=0.2), Work(weight_bytes=0.3)]
 
-    assert MODEL.wins_everywhere(parts, parts[::-1])
-    assert MODEL.wins_everywhere(parts[::-1], parts)
+    assert MODEL.compare(parts, parts[::-1]).loses_nowhere
+    assert MODEL.compare(parts[::-1], parts).loses_nowhere
 
 
 def test_no_upper_bound_is_looked_at_far_out() -> None:
@@ -159,7 +159,7 @@ def test_no_upper_bound_is_looked_at_far_out() -> None:
     after = at_points(lambda n: Work(weight_bytes=1.001 * n - 1), rows)
 
     assert MODEL.compare(before, after).gain > 0
-    assert not MODEL.wins_everywhere(before, after)
+    assert not MODEL.compare(before, after).loses_nowhere
 
 
 def test_merging_siblings_that_read_one_input_wins() -> None:
@@ -168,8 +168,8 @@ def test_merging_siblings_that_read_one_input_wins() -> None:
     apart = [linear_work(rows, 1024, n, bits, ComputeKind.INT8) for n in (1024, 256, 256)]
     merged = linear_work(rows, 1024, 1536, bits, ComputeKind.INT8)
 
-    assert PINNED.wins_everywhere(apart, merged)
-    assert not PINNED.wins_everywhere(merged, apart)
+    assert PINNED.compare(apart, merged).loses_nowhere
+    assert not PINNED.compare(merged, apart).loses_nowhere
 
 
 @given(KINDS, SIZES, SIZES, SIZES, WIDTHS, st.integers(1, 500))

@@ -1,11 +1,13 @@
-"""The documentation uses the field's words, and names files that exist."""
+"""Pages, docstrings and messages use the field's words, and pages name files that exist."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.docs.test_links import ROOT
 
-# What the pages do not say, and what the field says.
+# What pages, docstrings and messages do not say, and what the field says.
 WORDS = {
     r"rooms?\b": "stage",
     r"doorways?\b": "stage boundary",
@@ -16,7 +18,7 @@ WORDS = {
     r"stored numbers?\b": "quantized values",
     r"codes of\b": "quantized values",
     r"(some|no|every)body\b": "name who it is, or use the passive",
-    r"(is|are) no (?!longer\b)[a-z]+\b": "is not a",
+    r"(is|are) no (?!longer\b|wider\b)[a-z]+\b": "is not a",
     r"behind it\b": "after it",
 }
 _ALLOWED = re.compile(r"miss codes? of|there (is|are) no [a-z]+", re.IGNORECASE)
@@ -30,18 +32,26 @@ def written(root: Path) -> list[Path]:
     return sorted(page for pattern in patterns for page in root.glob(pattern))
 
 
-def own_words(root: Path) -> list[str]:
-    """``page:line: word`` of every word that the field has another one for."""
-    found = []
+def lines(root: Path) -> Iterator[tuple[Path, int, str]]:
+    """Every line of a page, and of a docstring or another string in the sources."""
     for page in written(root):
         for number, line in enumerate(page.read_text("utf-8").splitlines(), start=1):
-            text = _ALLOWED.sub("", line)
-            found += [
-                f"{page.relative_to(root)}:{number}: {match[0]} ({better})"
-                for word, better in WORDS.items()
-                if (match := re.search(rf"\b{word}", text, re.IGNORECASE))
-            ]
-    return found
+            yield page, number, line
+    for source in sorted((root / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(source.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                for number, line in enumerate(node.value.splitlines(), start=node.lineno):
+                    yield source, number, line
+
+
+def own_words(root: Path) -> list[str]:
+    """``page:line: word`` of every word that the field has another one for."""
+    return [
+        f"{page.relative_to(root)}:{number}: {match[0]} ({better})"
+        for page, number, line in lines(root)
+        for word, better in WORDS.items()
+        if (match := re.search(rf"\b{word}", _ALLOWED.sub("", line), re.IGNORECASE))
+    ]
 
 
 def missing_files(root: Path) -> list[str]:
@@ -54,7 +64,7 @@ def missing_files(root: Path) -> list[str]:
     ]
 
 
-def test_pages_use_the_words_of_the_field() -> None:
+def test_pages_and_sources_use_the_words_of_the_field() -> None:
     assert own_words(ROOT) == []
 
 
@@ -66,11 +76,14 @@ def test_own_words_and_missing_files_are_found(tmp_path: Path) -> None:
     page = "Nobody is in the room.\nThere is no scale. It is no scale.\nSee `src/a.py`, `b/c.py`.\n"
     (tmp_path / "README.md").write_text(page)
     (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "a.py").write_text("")
+    source = '"""A module.\n\nIt has readers."""\n# A room.\nraise ValueError(f"{1} is no scale")\n'
+    (tmp_path / "src" / "a.py").write_text(source)
 
     assert [line.partition(" (")[0] for line in own_words(tmp_path)] == [
         "README.md:1: room",
         "README.md:1: Nobody",
         "README.md:2: is no scale",
+        "src/a.py:3: readers",
+        "src/a.py:5: is no scale",
     ]
     assert missing_files(tmp_path) == ["README.md: b/c.py"]

@@ -46,7 +46,7 @@ def test_the_activation_stays_in_the_convolution(name: str) -> None:
     assert not [node for node in nodes if is_call(node, *ACTIVATION_OPS)]
     assert shared
     for fused in shared:
-        assert [type(step) for step in fused.epilogue.steps] == [Act]
+        assert [type(step) for step in fused.epilogue.ops] == [Act]
 
 
 @pytest.mark.parametrize("name", ["mobilenet-v3", "efficientnet"])

@@ -44,7 +44,7 @@ FORMATS = [
     (CONTAINER, Element.E3M2, DTYPE_FP6_E3M2),
     (CONTAINER, Element.E2M1, torch.float4_e2m1fn_x2),
 ]
-REALS = [torch.float32, torch.bfloat16]
+COMPUTE_DTYPES = [torch.float32, torch.bfloat16]
 
 
 def hard_rows(float_dtype: torch.dtype) -> torch.Tensor:
@@ -87,7 +87,7 @@ def mx_specs(
     )
 
 
-@pytest.mark.parametrize("float_dtype", REALS)
+@pytest.mark.parametrize("float_dtype", COMPUTE_DTYPES)
 @pytest.mark.parametrize("mode", [mode.value for mode in ScaleCalculationMode])
 @pytest.mark.parametrize(("dtype", "element", "theirs"), FORMATS)
 def test_mx_is_that_of_torchao(
@@ -127,7 +127,7 @@ def nvfp4_specs(float_dtype: torch.dtype, *, two: bool) -> tuple[ChooseSpec, Qua
     return choose, spec
 
 
-@pytest.mark.parametrize("float_dtype", REALS)
+@pytest.mark.parametrize("float_dtype", COMPUTE_DTYPES)
 @pytest.mark.parametrize("amax", [None, 40.0, 3.2e-4, 1e30, 0.0, math.inf, math.nan])
 def test_nvfp4_is_that_of_torchao(amax: float | None, float_dtype: torch.dtype) -> None:
     x = hard_rows(float_dtype)
@@ -147,7 +147,7 @@ def test_nvfp4_is_that_of_torchao(amax: float | None, float_dtype: torch.dtype) 
     assert torch.equal(encode(q, Element.E2M1)[known], unpack_uint4(packed)[known])
 
 
-@pytest.mark.parametrize("float_dtype", REALS)
+@pytest.mark.parametrize("float_dtype", COMPUTE_DTYPES)
 def test_the_second_level_of_nvfp4_is_chosen_as_torchao_does(float_dtype: torch.dtype) -> None:
     x = torch.randn(3, 5, 32).to(float_dtype) * 37
     choose = ChooseSpec(

@@ -10,7 +10,7 @@ from tests.support.cases.linear_kernel import ACTIVATION_ERROR, identity, linear
 
 from qfuse.ir.ops.epilogue import ACTIVATIONS, Epilogue
 from qfuse.kernels import KernelLibrary, instruction_set
-from qfuse.lower.problems.activations import KERNEL_ACTIVATIONS, PRELU
+from qfuse.lower.problems.epilogue_limits import KERNEL_ACTIVATIONS, PRELU
 
 pytestmark = pytest.mark.numeric
 

@@ -79,7 +79,7 @@ class Chain(torch.nn.Module):
         y = linear_w8a8(
             codes, self.scale, None, self.w2, self.s2, self.second.w_scale,
             extras=[residual], epilogue="act(hardtanh,-1.0,1e-05)|add(0,0.5)|cast(float32)",
-            real=torch.bfloat16, out_dtype=torch.float32,
+            product_dtype=torch.bfloat16, out_dtype=torch.float32,
         )  # fmt: skip
         z = linear_w8a16(y, self.w1, self.first.w_scale, bias=self.first.bias)
         last = linear_w4a16(

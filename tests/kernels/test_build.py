@@ -23,9 +23,9 @@ from qfuse.kernels import (
     KernelCompiler,
     KernelLibrary,
     copy_library,
-    describe,
     find_kernel_compiler,
     kernel_cache,
+    read_description,
 )
 from qfuse.kernels.build import build
 
@@ -210,7 +210,7 @@ class TestPrebuilt:
         copied = copy_library(built, tmp_path / "prebuilt")
         shutil.rmtree(kernel_cache())
 
-        assert describe(copied).compiler == compiler.version
+        assert read_description(copied).compiler == compiler.version
         return tmp_path / "prebuilt"
 
     def test_one_that_fits_needs_neither_compiler_nor_cache(

@@ -62,7 +62,7 @@ def test_steps_round_as_torch_rounds(isa: str, text: str, real: torch.dtype) -> 
         expected = Epilogue.parse(text).apply(case.expected().to(real), extras)
 
         y = case.with_options(
-            extras=extras, epilogue=text, real=real, out_dtype=expected.dtype
+            extras=extras, epilogue=text, product_dtype=real, out_dtype=expected.dtype
         ).run()
 
         assert y.dtype == expected.dtype
@@ -227,7 +227,7 @@ class TestQuantizedExtras:
             for first, second in itertools.permutations(views, 2):
                 extras = [first, second, torch.randn(7, n)]
                 y = case.with_options(
-                    extras=extras, epilogue=self.TEXT, real=real, out_dtype=torch.float32
+                    extras=extras, epilogue=self.TEXT, product_dtype=real, out_dtype=torch.float32
                 ).run()
 
                 assert torch.equal(y, self.expected(case.expected().to(real), extras))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.cases.fake_kernels import OPCHECKS, to_meta
 from tests.support.cases.linear_kernel import REAL, STORED, linear
 from tests.support.cases.rowwise_kernel import dynamic
 from tests.support.cases.weight_only import weight_only as weight_only_case
@@ -13,16 +14,9 @@ from tests.support.cases.weight_only import weight_only as weight_only_case
 from qfuse.ir.errors import InputError
 from qfuse.kernels import KernelLibrary, linear_w8a8, pack_weight
 
-CHECKS = (
-    "test_schema",
-    "test_autograd_registration",
-    "test_faketensor",
-    "test_aot_dispatch_dynamic",
-)
-
 
 def arguments(
-    shape: tuple[int, ...], *, real: torch.dtype = torch.float32, **kind: Any
+    shape: tuple[int, ...], *, product_dtype: torch.dtype = torch.float32, **kind: Any
 ) -> list[Any]:
     """Every argument of ``qfuse::linear_w8a8``, by position."""
     case = linear(shape, 70, **kind)
@@ -30,7 +24,7 @@ def arguments(
     extra = torch.randn(*shape[:-1], 70, dtype=torch.bfloat16)
     return [
         case.x, case.x_scale, case.x_zero_point, packed, sums, case.w_scale, case.w_zero_point,
-        case.bias, [extra], "act(gelu)|add(0,1.0)|cast(float32)", real, torch.float32,
+        case.bias, [extra], "act(gelu)|add(0,1.0)|cast(float32)", product_dtype, torch.float32,
     ]  # fmt: skip
 
 
@@ -72,22 +66,26 @@ def test_opcheck(library: KernelLibrary, shape: tuple[int, ...], *, zero_point: 
     real = weight_only(shape, torch.bfloat16)
     four = weight_only(shape, torch.bfloat16, bits=4)
 
-    torch.library.opcheck(torch.ops.qfuse.linear_w8a8.default, tuple(args), test_utils=CHECKS)
-    torch.library.opcheck(torch.ops.qfuse.linear_w8a8_quantized.default, stored, test_utils=CHECKS)
-    torch.library.opcheck(torch.ops.qfuse.linear_w8a16.default, tuple(real), test_utils=CHECKS)
-    torch.library.opcheck(torch.ops.qfuse.linear_w4a16.default, tuple(four), test_utils=CHECKS)
+    torch.library.opcheck(torch.ops.qfuse.linear_w8a8.default, tuple(args), test_utils=OPCHECKS)
     torch.library.opcheck(
-        torch.ops.qfuse.linear_w8a8_rows.default, (*args, *rows()), test_utils=CHECKS
+        torch.ops.qfuse.linear_w8a8_quantized.default, stored, test_utils=OPCHECKS
+    )
+    torch.library.opcheck(torch.ops.qfuse.linear_w8a16.default, tuple(real), test_utils=OPCHECKS)
+    torch.library.opcheck(torch.ops.qfuse.linear_w4a16.default, tuple(four), test_utils=OPCHECKS)
+    torch.library.opcheck(
+        torch.ops.qfuse.linear_w8a8_rows.default, (*args, *rows()), test_utils=OPCHECKS
     )
     torch.library.opcheck(
-        torch.ops.qfuse.linear_w8a8_rows.default, (*halved(args), *rows()), test_utils=CHECKS
+        torch.ops.qfuse.linear_w8a8_rows.default, (*halved(args), *rows()), test_utils=OPCHECKS
     )
 
 
 @pytest.mark.parametrize("shape", [(5, 20), (2, 3, 20), (20,), (0, 20), (1, 1, 20)])
 def test_fake_results_are_like_real_ones(library: KernelLibrary, shape: tuple[int, ...]) -> None:
     del library
-    calls = [(torch.ops.qfuse.linear_w8a8.default, arguments(shape, real=real)) for real in REAL]
+    calls = [
+        (torch.ops.qfuse.linear_w8a8.default, arguments(shape, product_dtype=real)) for real in REAL
+    ]
     calls += [
         (torch.ops.qfuse.linear_w8a8_quantized.default, [*arguments(shape)[:-1], *output(dtype)])
         for dtype in STORED
@@ -103,7 +101,7 @@ def test_fake_results_are_like_real_ones(library: KernelLibrary, shape: tuple[in
     ]
     for op, args in calls:
         results = op(*args)
-        fakes = op(*torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args))
+        fakes = op(*to_meta(args))
         pairs = zip(*(r if isinstance(r, tuple) else (r,) for r in (results, fakes)), strict=True)
         for real, meta in pairs:
             assert meta.device.type == "meta"
@@ -139,7 +137,7 @@ def test_sizes_may_be_symbolic(library: KernelLibrary) -> None:
         (0, torch.ones(5, 24, dtype=torch.int8), "does not fit"),
         (3, torch.ones(2, 5, 64, 4), "does not fit"),
         (4, torch.zeros(129, dtype=torch.int32), "does not fit"),
-        (10, torch.float64, "real must be one of"),
+        (10, torch.float64, "product_dtype must be one of"),
         (11, torch.int8, "the result must be one of"),
     ],
 )
@@ -149,7 +147,7 @@ def test_fakes_refuse_what_cannot_be(
     del library
     args = arguments((5, 20))
     args[index] = value
-    meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
+    meta = to_meta(args)
 
     with pytest.raises(InputError, match=message):
         torch.ops.qfuse.linear_w8a8.default(*meta)
@@ -188,7 +186,7 @@ def test_fakes_refuse_weight_only_arguments(
     op = getattr(torch.ops.qfuse, f"linear_w{bits}a16").default
     args = weight_only((5, 20), torch.float32, bits)
     args[index] = value
-    meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
+    meta = to_meta(args)
 
     with pytest.raises(InputError, match=message):
         op(*meta)
@@ -210,7 +208,7 @@ def test_fakes_refuse_parameters_of_groups(library: KernelLibrary, bits: int) ->
     }
     for changes in ({}, *({index: value} for index, value in bad.items())):
         given = [{**good, **changes}.get(i, arg) for i, arg in enumerate(args)]
-        meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), given)
+        meta = to_meta(given)
         if not changes:
             assert op(*meta).shape == op(*given).shape
             continue
@@ -223,7 +221,7 @@ def test_fakes_refuse_parameters_of_groups(library: KernelLibrary, bits: int) ->
 def test_fakes_refuse_codes_of_another_type(library: KernelLibrary) -> None:
     del library
     args = [*arguments((5, 20))[:-1], *output(torch.int8)[:-1], torch.int16]
-    meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
+    meta = to_meta(args)
 
     with pytest.raises(InputError, match="the result must be one of"):
         torch.ops.qfuse.linear_w8a8_quantized.default(*meta)

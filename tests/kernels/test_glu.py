@@ -21,7 +21,7 @@ from qfuse.kernels import (
     pack_weight,
 )
 from qfuse.kernels.rowwise import activation_quantized
-from qfuse.lower.problems.activations import KERNEL_ACTIVATIONS, PRELU
+from qfuse.lower.problems.epilogue_limits import KERNEL_ACTIVATIONS, PRELU
 
 pytestmark = pytest.mark.numeric
 

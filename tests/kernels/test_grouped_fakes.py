@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.cases.fake_kernels import OPCHECKS, to_meta
 from tests.support.cases.linear_grouped import BITS, grouped
 from tests.support.cases.linear_kernel import REAL, STORED
 
@@ -14,12 +15,6 @@ from qfuse.kernels import (
     KernelLibrary,
 )
 
-CHECKS = (
-    "test_schema",
-    "test_autograd_registration",
-    "test_faketensor",
-    "test_aot_dispatch_dynamic",
-)
 K, N = 48, 70
 
 
@@ -48,7 +43,7 @@ def test_opcheck(
 ) -> None:
     del library
     op, args = call(shape, bits, out, zero_point=True)
-    torch.library.opcheck(op, tuple(args), test_utils=CHECKS)
+    torch.library.opcheck(op, tuple(args), test_utils=OPCHECKS)
 
 
 @pytest.mark.parametrize("shape", [(5, K), (K,), (0, K), (1, 1, K)])
@@ -60,7 +55,7 @@ def test_fake_results_are_like_real_ones(
     del library
     op, args = call(shape, bits, out)
     real = op(*args)
-    meta = op(*torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args))
+    meta = op(*to_meta(args))
 
     assert meta.device.type == "meta"
     assert (meta.shape, meta.dtype, meta.stride()) == (real.shape, real.dtype, real.stride())
@@ -88,7 +83,7 @@ def test_fake_results_are_like_real_ones(
         (6, torch.zeros(1), "w_zero_point must be torch.int8"),
         (8, torch.ones(4), "bias has 4 elements"),
         (8, torch.ones(70, dtype=torch.int8), "bias must be float"),
-        (11, torch.float64, "real must be one of"),
+        (11, torch.float64, "product_dtype must be one of"),
         (-1, torch.int8, "the result must be one of"),
     ],
 )
@@ -98,7 +93,7 @@ def test_fakes_refuse_what_cannot_be(
     del library
     op, args = call((5, K), 4, torch.float32)
     args[index] = value
-    meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
+    meta = to_meta(args)
 
     with pytest.raises(InputError, match=message):
         op(*meta)
@@ -113,7 +108,7 @@ def test_fakes_refuse_groups_whose_sums_do_not_fit(library: KernelLibrary) -> No
     args[0] = torch.ones(5, k, dtype=torch.int8)
     args[3] = torch.ones(2, k // 4, 64, 4, dtype=torch.int8)
     args[4:7] = [torch.ones(2, 1, 64, dtype=torch.int32), torch.ones(2, 1, 64), None]
-    meta = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
+    meta = to_meta(args)
 
     with pytest.raises(InputError, match="at most 32768 fit int32"):
         op(*meta)

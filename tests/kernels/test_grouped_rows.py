@@ -46,7 +46,7 @@ class Halved:
         packed = pack_grouped(case.weight, case.w_scale, case.w_zero_point, halves=True)
         options = {"out_features": len(case.weight), "bias": case.bias, "epilogue": self.epilogue}
         args = (case.x, case.x_scale, case.x_zero_point, *packed)
-        return args, {**options, "real": self.float_dtype}
+        return args, {**options, "product_dtype": self.float_dtype}
 
     def run(self) -> torch.Tensor:
         args, options = self.arguments()
@@ -109,7 +109,9 @@ def test_rows_of_other_types_and_without_halves(isa: str, bits: int, real: torch
     op = linear_w4a8_rows if case.four else linear_w8a8_grouped_rows
     extra = torch.randn(2, 5, 70).to(real)
     output = dynamic(compute=real, keep=True)
-    got = op(*args, **options, output=output, extras=[extra], epilogue="add(0,1.0)", real=real)
+    got = op(
+        *args, **options, output=output, extras=[extra], epilogue="add(0,1.0)", product_dtype=real
+    )
     want = activation_quantized(case.expected().to(real) + extra, "", output)
 
     assert all(torch.equal(mine, other) for mine, other in zip(got, want, strict=True))

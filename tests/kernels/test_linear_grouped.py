@@ -194,7 +194,7 @@ def test_the_epilogue(isa: str, bits: int, real: torch.dtype, rows: int) -> None
     case = grouped((rows, 96), 70, 3, bits=bits, zero_point=True)
     residual, factor = torch.randn(rows, 70, dtype=torch.bfloat16), torch.randn(70)
     y = case.with_options(
-        real=real,
+        product_dtype=real,
         extras=[residual, factor],
         epilogue="act(relu)|add(0,0.5)|mul(1)|cast(float16)",
         out_dtype=torch.float16,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.support.cases.glu import Halves, halves
+from tests.support.cases.glu import GluOrder, halves
 from tests.support.cases.linear_kernel import REAL, STORED
 from tests.support.cases.rowwise_kernel import assert_dynamic, dynamic
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.numeric
 ROWS = (1, 2, 4, 5, 7, 13, 70)
 
 
-def assert_same(case: Halves, output: RowwiseOutput) -> None:
+def assert_same(case: GluOrder, output: RowwiseOutput) -> None:
     """One op gives what two give."""
     y = case.run()
     want = activation_quantized(y, "", output)

@@ -188,7 +188,7 @@ def test_inputs_are_not_written_to(isa: str) -> None:
         ({"bias": torch.ones(4)}, "bias has 4 elements"),
         ({"w_zero_point": torch.zeros(4, dtype=torch.int32)}, "w_zero_point has 4 elements"),
         ({"out_dtype": torch.bfloat16}, "the epilogue gives Float"),
-        ({"real": torch.float64}, "must be float32, bfloat16 or float16"),
+        ({"product_dtype": torch.float64}, "must be float32, bfloat16 or float16"),
         ({"epilogue": "relu"}, "not an epilogue step"),
         ({"epilogue": "act(softplus)"}, "unknown activation"),
         ({"epilogue": "act(hardtanh,0.0)"}, "has 2 arguments, expected 3"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.cases.fake_kernels import to_meta
 from tests.support.cases.rowwise_kernel import assert_dynamic, dynamic, specs
 
 from qfuse.ir.errors import InputError
@@ -138,9 +139,7 @@ def test_fake_results_are_like_real_ones(
         for output in (given, chosen):
             own = replace(output, keep_sum=output.keep_sum and op is not ops.activation_quantized)
             real = op(*args, *own.arguments())
-            meta_args = torch.utils._pytree.tree_map_only(
-                torch.Tensor, lambda t: t.to("meta"), (*args, *own.arguments())
-            )
+            meta_args = to_meta((*args, *own.arguments()))
             for mine, want in zip(op(*meta_args), real, strict=True):
                 assert (mine.shape, mine.dtype, mine.stride()) == (
                     want.shape,

@@ -22,7 +22,7 @@ from qfuse.kernels.rowwise import (
     layer_norm_quantized,
     rms_norm_quantized,
 )
-from qfuse.lower.problems.rowwise import ROWWISE_FORMULAS
+from qfuse.lower.operands.rowwise import ROWWISE_FORMULAS
 
 pytestmark = pytest.mark.numeric
 
@@ -121,7 +121,7 @@ def test_steps_come_before_codes(isa: str, real: torch.dtype, steps: str) -> Non
     x, gate = torch.randn(6, 5, 90).to(real), torch.randn(6, 5, 90).to(real)
     want = Epilogue.parse(steps).apply(x, [gate])
     output = dynamic(keep=True)
-    got = activation_quantized(x, steps, output, [gate], real=want.dtype)
+    got = activation_quantized(x, steps, output, [gate], float_dtype=want.dtype)
 
     assert_dynamic(got[3], output, got)
     step = torch.finfo(want.dtype).eps
@@ -197,8 +197,12 @@ def test_the_residual_is_added_before_and_kept(
     total = x + residual
     real = total.dtype
     output = dynamic(keep=True, keep_sum=True)
-    got = rms_norm_quantized(x, weight, 1e-6, output, residual=residual, inner=real, real=real)
-    alone = rms_norm_quantized(total, weight, 1e-6, dynamic(keep=True), inner=real, real=real)
+    got = rms_norm_quantized(
+        x, weight, 1e-6, output, residual=residual, inner=real, float_dtype=real
+    )
+    alone = rms_norm_quantized(
+        total, weight, 1e-6, dynamic(keep=True), inner=real, float_dtype=real
+    )
 
     assert torch.equal(got[4], total)
     assert got[4].dtype is total.dtype

@@ -285,7 +285,7 @@ def test_a_cost_model_may_decline() -> None:
     assert {miss.code for miss in outcome.misses} == {MissCode.PROFIT}
 
 
-class Halves(nn.Module):
+class GluOrder(nn.Module):
     """Casts that torch.export checks: a check reads what would be merged, and what stays."""
 
     def __init__(self) -> None:
@@ -304,7 +304,7 @@ class Halves(nn.Module):
 def test_checks_of_types_stay_with_what_stays() -> None:
     check = aten._assert_tensor_metadata.default
     x = torch.randn(3, K)
-    module = exported(Halves(), x)
+    module = exported(GluOrder(), x)
     before = bits_of(module, [x])
     assert len(module.graph.find_nodes(op="call_function", target=check)) == 3
     outcome = MergeLinears()(module)

@@ -132,7 +132,7 @@ FEWER = settings(max_examples=max(10, DEFAULT.max_examples // 4))
 def test_modules_that_write_to_their_values_keep_every_bit(
     drawn: tuple[ConvCase, GraphModule],
 ) -> None:
-    """Strides are compared with the capture, which takes some layouts for others than eager torch."""
+    """Values are those of eager torch; its strides, which a capture may not keep, are not compared."""
     case, module = drawn
     inputs = case.inputs()
     fast = qfuse.compile(

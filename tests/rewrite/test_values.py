@@ -10,7 +10,18 @@ from tests.support.cases.mx_linear import mx
 
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.activation import Activation
-from qfuse.ir.ops.epilogue import Act, Add, Cast, Epilogue, Glu, Halves, Mul, Prelu, Round, Step
+from qfuse.ir.ops.epilogue import (
+    Act,
+    Add,
+    Cast,
+    Epilogue,
+    EpilogueOp,
+    Glu,
+    GluOrder,
+    Mul,
+    Prelu,
+    Round,
+)
 from qfuse.ir.ops.output import Output
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec
 from qfuse.rewrite.values import Values, wide_value
@@ -32,17 +43,17 @@ def wide(epilogue: Epilogue, x: torch.Tensor, *extras: torch.Tensor) -> torch.Te
     return found
 
 
-def steps(dtype: torch.dtype) -> list[Step]:
+def steps(dtype: torch.dtype) -> list[EpilogueOp]:
     """A step of every kind, with every type that it has narrow."""
     spec = QuantSpec(torch.int8, -128, 127, (None, None), dtype, Arithmetic(dtype))
     trip = Round(1, 2, spec)
     act = Act("leaky_relu", (0.3,))
-    glu = Glu(act, Halves.GATE_FIRST)
+    glu = Glu(act, GluOrder.GATE_FIRST)
     return [act, Add(0), Mul(0), Mul(0, trip), Prelu(0), Cast(dtype), glu, trip]
 
 
 def test_there_is_a_step_of_every_kind() -> None:
-    assert {type(step) for step in steps(torch.float32)} == set(get_args(Step))
+    assert {type(step) for step in steps(torch.float32)} == set(get_args(EpilogueOp))
 
 
 @pytest.mark.numeric
@@ -58,7 +69,7 @@ def test_every_step_is_done_in_float64(dtype: torch.dtype, at: int) -> None:
 
     # Both steps that round are of the same numbers; the spec of the whole has no narrow type.
     spec = QuantSpec(torch.int8, -128, 127, (None, None), torch.float64, Arithmetic(torch.float64))
-    meant: Step = step
+    meant: EpilogueOp = step
     if isinstance(step, Round):
         meant = Round(1, 2, spec)
     elif isinstance(step, Mul) and step.rounded is not None:

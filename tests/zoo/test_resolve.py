@@ -15,7 +15,7 @@ from torch import nn
 
 from qfuse.ir.errors import OptionsError
 from qfuse.zoo import recipes
-from qfuse.zoo.resolve import load
+from qfuse.zoo.resolve import load_model
 
 FACTORIES = """
 import torch
@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_name_of_the_zoo() -> None:
-    found = load("bert", {**TINY["bert"], "layers": "1"})
+    found = load_model("bert", {**TINY["bert"], "layers": "1"})
     assert isinstance(found.model, nn.Module)
     assert set(found.kwargs or {}) == {"input_ids", "attention_mask"}
     assert found.dynamic_shapes is not None
@@ -74,7 +74,7 @@ def test_a_name_of_the_zoo() -> None:
 )
 def test_a_factory(name: str, sizes: dict[str, object], args: int, kwargs: int) -> None:
     path = list(sys.path)
-    found = load(f"qfuse_resolve_models:{name}", sizes)
+    found = load_model(f"qfuse_resolve_models:{name}", sizes)
     assert sys.path == path
     assert isinstance(found.model, nn.Linear)
     assert (len(found.args), len(found.kwargs or {})) == (args, kwargs)
@@ -86,7 +86,7 @@ def test_a_file(tmp_path: Path) -> None:
     x = torch.randn(3, 4)
     model = nn.Linear(4, 2)
     torch.export.save(torch.export.export(model, (x,), strict=False), tmp_path / "m.pt2")
-    found = load(str(tmp_path / "m.pt2"))
+    found = load_model(str(tmp_path / "m.pt2"))
     assert isinstance(found.model, torch.export.ExportedProgram)
     assert torch.equal(found.args[0], x)
     assert torch.equal(found.model.module(check_guards=False)(x), model(x))
@@ -97,7 +97,7 @@ def test_a_file_with_operators_of_torchao_needs_no_import_by_the_user(tmp_path: 
     x, path = torch.randn(3, 64), tmp_path / "m.pt2"
     quantized = recipes.quantize(nn.Linear(64, 8), "w8a8-static", (x,)).model
     torch.export.save(torch.export.export(quantized, (x,), strict=False), path)
-    code = f"from qfuse.zoo.resolve import load; print(load({str(path)!r}).model.graph)"
+    code = f"from qfuse.zoo.resolve import load_model; print(load_model({str(path)!r}).model.graph)"
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, check=True, text=True, env=os.environ
     )
@@ -137,7 +137,7 @@ def test_wrong_forms_are_refused_with_what_to_do(
         archive.writestr("a/b", "c")
     path = list(sys.path)
     with pytest.raises(OptionsError, match=words) as caught:
-        load(spec, sizes)
+        load_model(spec, sizes)
     assert caught.value.fix
     assert sys.path == path
 
@@ -145,6 +145,6 @@ def test_wrong_forms_are_refused_with_what_to_do(
 @pytest.mark.usefixtures("folder")
 def test_errors_of_the_users_own_code_say_where_they_are() -> None:
     with pytest.raises(OptionsError, match=r"KeyError: 'missing'[^$]*qfuse_resolve_models.py:\d+"):
-        load("qfuse_resolve_models:fails")
+        load_model("qfuse_resolve_models:fails")
     with pytest.raises(ModuleNotFoundError, match="qfuse_resolve_absent"):
-        load("qfuse_resolve_broken:f")
+        load_model("qfuse_resolve_broken:f")

@@ -80,7 +80,7 @@ def _w8a8_static(out: torch.dtype, activation: str) -> Callable[[int, int, Copie
 
             def real(i: int) -> torch.Tensor:
                 return linear_w8a8(
-                    x, scale, zero, *ours[i], w_scale, bias=bias, epilogue=steps, real=out
+                    x, scale, zero, *ours[i], w_scale, bias=bias, epilogue=steps, product_dtype=out
                 )
 
             run = stored if out == torch.uint8 else real

@@ -71,7 +71,7 @@ _TRACED_FROM = 2
 _COMPILING = threading.Lock()
 
 
-def new_fake_mode(env: ShapeEnv | None) -> FakeTensorMode:
+def new_trace_mode(env: ShapeEnv | None) -> FakeTensorMode:
     """Return a fake mode in which graphs with real constants can be traced.
 
     Its symbolic sizes are a copy of those in ``env``, so that assumptions of the compilation do not
@@ -102,7 +102,7 @@ def copied_size(size: int | torch.SymInt, mode: FakeTensorMode) -> int | torch.S
     """Return the same size over the symbols of ``mode``."""
     if isinstance(size, int):
         return size
-    assert mode.shape_env is not None, "a mode of new_fake_mode has symbols"
+    assert mode.shape_env is not None, "a mode of new_trace_mode has symbols"
     made: int | torch.SymInt = mode.shape_env.create_symintnode(size.node.expr, hint=size.node.hint)
     return made
 

@@ -116,7 +116,7 @@ class _Preparation:
         self._root = torch.nn.Module()
         self._graph = Graph()
         self._copies: dict[Node, Node] = {}
-        self._mode = _inductor_api.new_fake_mode(_shape_env(lowered.graph.nodes))
+        self._mode = _inductor_api.new_trace_mode(_shape_env(lowered.graph.nodes))
         self._layouts: list[Layout] = []
         self._inputs: list[Node] = []
         self._state: dict[str, torch.Tensor] = {}

@@ -13,8 +13,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import TreeSpec
+
+from qfuse.ir.signature._tree_api import is_subclass
 
 CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
@@ -108,11 +109,6 @@ def error_kind(error: Exception) -> str:
     }.get(error.error_type, "")
 
 
-def is_subclass(value: object) -> bool:
-    """Return whether ``value`` is a wrapper tensor, such as a quantized one."""
-    return is_traceable_wrapper_subclass(value)
-
-
 def plain_parts(name: str, value: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the plain tensors inside ``value``, each with its dotted name."""
     if not is_subclass(value):
@@ -126,11 +122,6 @@ def plain_parts(name: str, value: torch.Tensor) -> Iterator[tuple[str, torch.Ten
 def flatten(tree: object) -> tuple[list[Any], TreeSpec]:
     """Return the leaves of ``tree`` and its structure."""
     return pytree.tree_flatten(tree)
-
-
-def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
-    """Return the tree with the structure ``spec`` and the leaves ``leaves``."""
-    return pytree.tree_unflatten(leaves, spec)
 
 
 def flatten_with_paths(tree: object) -> list[tuple[tuple[tuple[Any, str], ...], Any]]:

@@ -20,7 +20,6 @@ from qfuse.capture._export_api import (
     keyword_names,
     orig_arg_names,
     trace_errors,
-    unflatten,
 )
 from qfuse.capture.aliasing import returned_inputs, written_inputs
 from qfuse.capture.constants import check_names, check_written, collect_constants
@@ -36,6 +35,7 @@ from qfuse.capture.untouched import untouched
 from qfuse.ir.errors import CaptureError
 from qfuse.ir.events import EventLog, Noted
 from qfuse.ir.graph.stage_graph import MUTABLE_META, CapturedGraph
+from qfuse.ir.signature._tree_api import unflatten
 from qfuse.ir.signature.caller import Caller
 
 _ASSIGNED = "assigned during export"

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from qfuse.capture._export_api import flatten, flatten_with_paths, is_subclass, unflatten
+from qfuse.capture._export_api import flatten, flatten_with_paths
 from qfuse.capture.containers import register_caches, verify_cache
 from qfuse.ir.errors import CaptureError
+from qfuse.ir.signature._tree_api import is_subclass, unflatten
 
 _CONSTANTS = (int, float, bool, str, type(None))
 

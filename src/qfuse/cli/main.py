@@ -29,7 +29,7 @@ from qfuse.report import Report
 from qfuse.report.kernel_table import kernel_table
 from qfuse.targets import Target, diagnose
 from qfuse.zoo import recipes
-from qfuse.zoo.resolve import Loaded, load
+from qfuse.zoo.resolve import Loaded, load_model
 
 _OUT = Console()
 _ERR = Console(stderr=True)
@@ -155,7 +155,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def compile_command(check: str, **given: Any) -> None:
     """Compile MODEL (a zoo name, module:factory, or a .pt2 file), run it once, and report."""
     request = _request(given, check)
-    loaded = load(request.model, request.sizes)
+    loaded = load_model(request.model, request.sizes)
     with _progress() as say:
         model, args, kwargs, shapes = _prepare(request, loaded, say)
         fast = qfuse.compile(
@@ -182,7 +182,7 @@ def compile_command(check: str, **given: Any) -> None:
 def explain_command(**given: Any) -> None:
     """Print the report of compiling MODEL, without compiling or running it."""
     request = _request(given, Check.OFF.value)
-    loaded = load(request.model, request.sizes)
+    loaded = load_model(request.model, request.sizes)
     with _progress() as say:
         model, args, kwargs, shapes = _prepare(request, loaded, say)
         report = qfuse.explain(

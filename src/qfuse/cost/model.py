@@ -110,10 +110,6 @@ class CostModel:
         """Compare the times of two plans."""
         return Comparison(self.seconds_at_points(before), self.seconds_at_points(after))
 
-    def wins_everywhere(self, before: Workload, after: Workload) -> bool:
-        """Whether ``after`` is at least as fast at the smallest, hinted and largest sizes."""
-        return self.compare(before, after).loses_nowhere
-
     def explain(self, work: Work | WorkRange) -> str:
         """Explain the time of one work: ``memory bound: 4.2 MB at 21 GB/s = 0.20 ms``.
 

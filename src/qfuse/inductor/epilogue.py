@@ -194,7 +194,7 @@ class _Lanes:
         return None if isinstance(made, Miss) else made
 
 
-def plan_steps(
+def plan_epilogue(
     nodes: Sequence[Node], known: Constants, numbers: Numbers, order: Mapping[Node, int]
 ) -> list[WideOp]:
     """Return the isomorphic ops of the siblings, in order."""

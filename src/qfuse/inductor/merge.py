@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule
 
 from qfuse.inductor.constants import Constants
-from qfuse.inductor.epilogue import WideOp, plan_steps
+from qfuse.inductor.epilogue import WideOp, plan_epilogue
 from qfuse.inductor.joining import (
     JoinedProducts,
     Placer,
@@ -212,7 +212,7 @@ class _Merging:
             columns = self._columns(group)
             if not isinstance(columns, Miss):
                 nodes = [p.node for p in group]
-                steps = plan_steps(nodes, self._known, self._numbers, self._order)
+                steps = plan_epilogue(nodes, self._known, self._numbers, self._order)
                 return [_Plan(tuple(group), columns, tuple(steps))]
             # Of several siblings, the one whose operands
             # the miss names; without it the rest may merge.

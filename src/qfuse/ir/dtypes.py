@@ -6,7 +6,7 @@ import math
 
 import torch
 
-REALS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+COMPUTE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """The float dtypes that models compute in."""
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -17,8 +17,14 @@ BYTES = (torch.int8, torch.uint8)
 
 
 def widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
-    """Whether a cast between two of ``REALS`` is lossless; other dtypes are not supported."""
-    return narrow in REALS and wide in REALS and torch.promote_types(narrow, wide) == wide
+    """Whether a cast between two of ``COMPUTE_DTYPES`` is lossless; others are not supported."""
+    known = {narrow, wide} <= {*COMPUTE_DTYPES}
+    return known and torch.promote_types(narrow, wide) == wide
+
+
+def bit_width(dtype: torch.dtype) -> int:
+    """Return the bits of one element."""
+    return dtype.itemsize * 8
 
 
 def exact_integers(dtype: torch.dtype) -> tuple[int, int]:

@@ -121,7 +121,7 @@ def kernel_cache() -> Path:
     return (Path(root) if root else platformdirs.user_cache_path("qfuse")) / "kernels"
 
 
-def describe(library: Path) -> BuildEntry:
+def read_description(library: Path) -> BuildEntry:
     """Read the description of a cached library.
 
     Raises:
@@ -280,7 +280,7 @@ def _cached(folder: Path, key: str, compiler: KernelCompiler | None, *, level: i
 
 
 def _validate(library: Path, key: str) -> None:
-    entry = describe(library)
+    entry = read_description(library)
     if entry.key != key:
         raise CacheError("it was built from other sources or for another torch")
     # Loading a truncated library kills the process.

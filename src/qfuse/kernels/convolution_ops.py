@@ -46,7 +46,7 @@ and added in the order tap, then group. They take ``out_channels`` instead of ``
 :func:`~qfuse.kernels.pack_convolution_groups.group_sums` or ``transposed_group_sums``. Groups are
 of a multiple of 4 channels that divides those of a group of the convolution.
 
-``epilogue``, ``real``, ``out_dtype`` and the arguments of a quantized result are those of
+``epilogue``, ``product_dtype``, ``out_dtype`` and the arguments of a quantized result are those of
 :mod:`qfuse.kernels.ops`.
 """
 
@@ -58,9 +58,10 @@ from typing import Any
 
 import torch
 
+from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.errors import InputError
 from qfuse.kernels._torch_api import memory_format_of
-from qfuse.kernels.fakes import REAL, STORED, check_parameters, check_stored
+from qfuse.kernels.fakes import check_parameters, check_stored
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.pack import BLOCK, GROUP
 from qfuse.kernels.pack_convolution import depthwise_groups, taps_of_phases
@@ -69,7 +70,7 @@ _GROUPED: Mapping[str, object] = {
     "bias": None,
     "extras": (),
     "epilogue": "",
-    "real": torch.float32,
+    "product_dtype": torch.float32,
 }
 _DEFAULTS: Mapping[str, object] = {"w_zero_point": None, **_GROUPED}
 _WINDOW: Mapping[str, object] = {"transposed": False, "groups": 1}
@@ -183,7 +184,7 @@ def _depthwise_shape(a: Any) -> list[int]:
     n, size = a.w_sums.shape[0], a.x.shape[-axes:]
     # Each input channel has the same number of output channels.
     if channels == 0 or n % channels:
-        raise InputError(f"n={n} is no multiple of {channels} channels")
+        raise InputError(f"n={n} is not a multiple of {channels} channels")
     _check_packed(a, ((n + BLOCK - 1) // BLOCK, depthwise_groups(a.kernel), BLOCK, GROUP))
     return [*batch, n, *output_size(size, a.kernel, a.stride, a.padding, a.dilation)]
 
@@ -191,8 +192,8 @@ def _depthwise_shape(a: Any) -> list[int]:
 def _result(
     a: Any, possible: Collection[torch.dtype], shape: Callable[[Any], list[int]] = _shape
 ) -> torch.Tensor:
-    if a.real not in REAL:
-        raise InputError(f"real must be one of {REAL}, not {a.real}")
+    if a.product_dtype not in FLOATS:
+        raise InputError(f"product_dtype must be one of {FLOATS}, not {a.product_dtype}")
     if a.out_dtype not in possible:
         raise InputError(f"the result must be one of {possible}, not {a.out_dtype}")
     # Memory formats are defined with a batch axis only.
@@ -203,34 +204,34 @@ def _result(
 
 convolution_w8a8: KernelOp[torch.Tensor] = KernelOp(
     "convolution_w8a8",
-    lambda a: _result(a, REAL),
+    lambda a: _result(a, FLOATS),
     defaults={**_DEFAULTS, **_WINDOW},
-    like={"out_dtype": "real"},
+    like={"out_dtype": "product_dtype"},
 )
 convolution_w8a8_quantized: KernelOp[torch.Tensor] = KernelOp(
     "convolution_w8a8_quantized",
-    lambda a: _result(a, STORED),
+    lambda a: _result(a, BYTES),
     defaults={**_DEFAULTS, **_WINDOW, **_OUTPUT},
 )
 convolution_w8a8_grouped: KernelOp[torch.Tensor] = KernelOp(
     "convolution_w8a8_grouped",
-    lambda a: _result(a, REAL, _grouped_shape),
+    lambda a: _result(a, FLOATS, _grouped_shape),
     defaults={**_GROUPED, **_WINDOW},
-    like={"out_dtype": "real"},
+    like={"out_dtype": "product_dtype"},
 )
 convolution_w8a8_grouped_quantized: KernelOp[torch.Tensor] = KernelOp(
     "convolution_w8a8_grouped_quantized",
-    lambda a: _result(a, STORED, _grouped_shape),
+    lambda a: _result(a, BYTES, _grouped_shape),
     defaults={**_GROUPED, **_WINDOW, **_OUTPUT},
 )
 convolution_depthwise_w8a8: KernelOp[torch.Tensor] = KernelOp(
     "convolution_depthwise_w8a8",
-    lambda a: _result(a, REAL, _depthwise_shape),
+    lambda a: _result(a, FLOATS, _depthwise_shape),
     defaults=_DEFAULTS,
-    like={"out_dtype": "real"},
+    like={"out_dtype": "product_dtype"},
 )
 convolution_depthwise_w8a8_quantized: KernelOp[torch.Tensor] = KernelOp(
     "convolution_depthwise_w8a8_quantized",
-    lambda a: _result(a, STORED, _depthwise_shape),
+    lambda a: _result(a, BYTES, _depthwise_shape),
     defaults={**_DEFAULTS, **_OUTPUT},
 )

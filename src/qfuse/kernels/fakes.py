@@ -10,14 +10,9 @@ from collections.abc import Collection
 
 import torch
 
+from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.errors import InputError
 from qfuse.kernels.pack import BLOCK, GROUP
-
-REAL = (torch.float32, torch.bfloat16, torch.float16)
-"""The float dtypes of activations and results."""
-
-STORED = (torch.int8, torch.uint8)
-"""The dtypes of quantized values."""
 
 _CODES_PER_BYTE = {torch.uint8: 2, torch.int8: 1}
 
@@ -30,15 +25,15 @@ def glu_factor(epilogue: str) -> int:
 
 def check_stored(x: torch.Tensor) -> None:
     """Check that an activation is quantized and has at least one axis."""
-    if x.dtype not in STORED:
+    if x.dtype not in BYTES:
         raise InputError(f"x must be int8 or uint8, not {x.dtype}")
     _check_axes(x)
 
 
-def check_real(x: torch.Tensor, **types: torch.dtype) -> None:
-    """Check that an activation and the named dtypes are in :data:`REAL`."""
+def check_floats(x: torch.Tensor, **types: torch.dtype) -> None:
+    """Check that an activation and the named dtypes are in :data:`~qfuse.ir.dtypes.FLOATS`."""
     given = {"x": x.dtype, **types}
-    if not set(given.values()) <= set(REAL):
+    if not set(given.values()) <= set(FLOATS):
         found = ", ".join(map(str, given.values()))
         raise InputError(f"{', '.join(given)} must be floats, not {found}")
     _check_axes(x)
@@ -92,7 +87,7 @@ def check_parameters(
         raise InputError(f"{what} {tuple(given.shape)} does not fit, expected {expected}")
 
 
-def check_bias(bias: torch.Tensor | None, n: int) -> None:
+def check_bias_size(bias: torch.Tensor | None, n: int) -> None:
     """Check that a bias has one float, or one per output feature."""
     if bias is None:
         return

@@ -9,7 +9,7 @@ any size; at most 32768. With ``x`` of shape ``[..., K]`` and the weight ``[N, K
 2. ``total = 0``; then for each group in order ``total = total + float32(sum_g) * w_scale_g``, in
    float32, the product rounded before it is added.
 3. ``y = total * x_scale + bias``, from left to right in float32 without fused multiply-add, then
-   rounded to ``real``.
+   rounded to ``product_dtype``.
 4. Epilogue and output are those of :mod:`qfuse.kernels.ops`, including GLUs and rowwise
    quantization.
 
@@ -37,7 +37,7 @@ import torch
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels.fakes import (
-    check_bias,
+    check_bias_size,
     check_packed,
     check_parameters,
     check_stored,
@@ -59,7 +59,7 @@ def _columns(stored: torch.dtype, a: Any) -> int:
     _check_groups(a.x.shape[-1], stored, blocks, a.w_sums, a.w_scale, a.w_zero_point)
     if not a.x_scale.dtype.is_floating_point:
         raise InputError(f"x_scale must be float, not {a.x_scale.dtype}")
-    check_bias(a.bias, n)
+    check_bias_size(a.bias, n)
     return columns
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.errors import InputError
-from qfuse.kernels.fakes import REAL, STORED
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.rowwise import RowwiseResult, fake_rowwise
 
@@ -16,7 +16,7 @@ _DEFAULTS: Mapping[str, object] = {
     "bias": None,
     "extras": (),
     "epilogue": "",
-    "real": torch.float32,
+    "product_dtype": torch.float32,
 }
 _OUTPUT: Mapping[str, object] = {"reciprocal": True, "zero_point_first": False}
 
@@ -34,8 +34,8 @@ def linear_ops(
     known = {**_DEFAULTS, **(defaults or {})}
 
     def result(a: Any, dtype: torch.dtype, possible: Collection[torch.dtype]) -> torch.Tensor:
-        if a.real not in REAL:
-            raise InputError(f"real must be one of {REAL}, not {a.real}")
+        if a.product_dtype not in FLOATS:
+            raise InputError(f"product_dtype must be one of {FLOATS}, not {a.product_dtype}")
         if dtype not in possible:
             raise InputError(f"the result must be one of {possible}, not {dtype}")
         # Contiguous whatever the strides of `x` are, as the kernel makes it.
@@ -43,19 +43,19 @@ def linear_ops(
         return made
 
     def rows(a: Any) -> RowwiseResult:
-        return fake_rowwise(a, result(a, a.float_dtype, REAL), None, a.float_dtype)
+        return fake_rowwise(a, result(a, a.float_dtype, FLOATS), None, a.float_dtype)
 
     return (
         KernelOp(
             name,
-            lambda a: result(a, a.out_dtype, REAL),
+            lambda a: result(a, a.out_dtype, FLOATS),
             defaults=known,
-            like={"out_dtype": "real"},
+            like={"out_dtype": "product_dtype"},
         ),
         KernelOp(
             f"{name}_quantized",
-            lambda a: result(a, a.out_dtype, STORED),
+            lambda a: result(a, a.out_dtype, BYTES),
             defaults={**known, **_OUTPUT},
         ),
-        KernelOp(f"{name}_rows", rows, defaults=known, like={"float_dtype": "real"}),
+        KernelOp(f"{name}_rows", rows, defaults=known, like={"float_dtype": "product_dtype"}),
     )

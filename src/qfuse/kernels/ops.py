@@ -6,7 +6,7 @@ With ``x`` of shape ``[..., K]`` and the weight ``[N, K]``:
 1. ``total = sum over k of (x - x_zero_point) * (w - w_zero_point)``, exact in int32 for K up to
    65536, or 32768 with a weight zero point; larger K raises.
 2. ``y = float32(total) * x_scale * w_scale + bias``, from left to right in float32 without fused
-   multiply-add, then rounded to ``real``: the dtype that the linear has in the source graph.
+   multiply-add, then rounded to ``product_dtype``, the linear's dtype in the source graph.
 3. The epilogue ops in order. Each computes in float32 and rounds to the dtype that results from
    torch's type promotion, so a bfloat16 chain rounds where the same chain of torch ops does.
 4. The dtype after the last op is ``out_dtype``; or the result is quantized to int8 or uint8.
@@ -60,8 +60,8 @@ Arguments of every op:
 Further arguments:
 
 ====================  ===========================================================================
-``real``              dtype of the linear's own result; default float32
-``out_dtype``         dtype after the last op; default ``real``. If quantized: int8 or uint8
+``product_dtype``     dtype of the linear's own result; default float32
+``out_dtype``         dtype after the last op; default ``product_dtype``; int8 or uint8 if quantized
 ``out_scale``         of ``linear_w8a8_quantized``: one float of any float dtype
 ``out_zero_point``    one number, or ``None``
 ``quant_min``         smallest quantized value; ``quant_max`` is the largest
@@ -69,7 +69,7 @@ Further arguments:
 ``zero_point_first``  add the zero point before rounding instead of after
 ``output``            of ``linear_w8a8_rows``: a :class:`~qfuse.kernels.rowwise.RowwiseOutput`;
                       ``keep_sum`` is not supported
-``float_dtype``       dtype after the last op; default ``real``
+``float_dtype``       dtype after the last op; default ``product_dtype``
 ====================  ===========================================================================
 
 The quantized result is ``clamp(round(y * (1 / out_scale)) + out_zero_point, quant_min,

@@ -8,7 +8,7 @@ A transposed convolution is one ordinary convolution for each phase: the output 
 position plus padding has the same remainder by the stride, in the order of these remainders (z, y,
 x). They read the same taps, the last one first. The weights of the phases follow one another.
 
-Weight-only kernels take the weights of all groups as one matrix (:func:`pack_codes`), so that no
+Weight-only kernels take the weights of all groups as one matrix (:func:`pack_values`), so that no
 block is filled up.
 """
 
@@ -149,36 +149,36 @@ def pack_depthwise(weight: torch.Tensor) -> torch.Tensor:
     return pack_bytes(lines.flatten(1))
 
 
-def pack_codes(codes: torch.Tensor) -> torch.Tensor:
+def pack_values(values: torch.Tensor) -> torch.Tensor:
     """Pack the weight of a convolution of float activations, whatever its groups.
 
     Args:
-        codes: int8 ``[N, C / groups, *kernel]``, or uint8 from 0 to 15 for four bits.
+        values: int8 ``[N, C / groups, *kernel]``, or uint8 from 0 to 15 for four bits.
 
     Returns:
-        ``[ceil(N / 64), words, 64, 4]`` in the dtype of the codes, padded with zeros. A word holds
+        ``[ceil(N / 64), words, 64, 4]`` in the dtype of the values, padded with zeros. A word holds
         four int8 or eight values of four bits.
 
     Raises:
-        InputError: The codes have another dtype or number of axes.
+        InputError: The values have another dtype or number of axes.
     """
-    matrix = as_matrix(codes)
-    return pack_weight4(matrix) if codes.dtype == torch.uint8 else pack_bytes(matrix)
+    matrix = as_matrix(values)
+    return pack_weight4(matrix) if values.dtype == torch.uint8 else pack_bytes(matrix)
 
 
-def pack_transposed_codes(
-    codes: torch.Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int = 1
+def pack_transposed_values(
+    values: torch.Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int = 1
 ) -> torch.Tensor:
-    """Pack the weight ``[C, N / groups, *kernel]`` of a transposed one; see :func:`pack_codes`.
+    """Pack the weight ``[C, N / groups, *kernel]`` of a transposed one; see :func:`pack_values`.
 
     Returns:
         ``[ceil(N / 64), words of all phases, 64, 4]``.
 
     Raises:
-        InputError: As for :func:`pack_codes`, or the weight cannot be split into groups.
+        InputError: As for :func:`pack_values`, or the weight cannot be split into groups.
     """
-    parts = phase_weights(codes, stride, dilation, groups)
-    return torch.cat([pack_codes(part) for part in parts], dim=1)
+    parts = phase_weights(values, stride, dilation, groups)
+    return torch.cat([pack_values(part) for part in parts], dim=1)
 
 
 def depthwise_groups(kernel: Sequence[int]) -> int:

@@ -52,7 +52,7 @@ def pack_groups(values: torch.Tensor) -> torch.Tensor:
 
 
 def pack_grouped(
-    codes: torch.Tensor,
+    values: torch.Tensor,
     scale: torch.Tensor,
     zero_point: torch.Tensor | None = None,
     *,
@@ -61,7 +61,7 @@ def pack_grouped(
     """Pack a weight with groupwise scales.
 
     Args:
-        codes: ``[N, K]``: uint8 from 0 to 15 for 4-bit weights, int8 for 8-bit weights.
+        values: ``[N, K]``: uint8 from 0 to 15 for 4-bit weights, int8 for 8-bit weights.
         scale: float ``[N, groups]``; ``groups`` divides K.
         zero_point: ``[N, groups]``, or one element; from -128 to 127. ``None`` means 0.
         halves: Whether the output features are two GLU halves, each of which starts a new block.
@@ -69,7 +69,7 @@ def pack_grouped(
     Raises:
         InputError: The tensors do not match each other.
     """
-    n, k = codes.shape
+    n, k = values.shape
     groups = scale.shape[-1]
     if scale.shape != (n, groups) or not groups or k % groups:
         raise InputError(f"scales {tuple(scale.shape)} do not form groups of a weight [{n}, {k}]")
@@ -80,15 +80,15 @@ def pack_grouped(
         parts = values.chunk(2) if halves else (values,)
         return torch.cat([pack(part) for part in parts])
 
-    four = codes.dtype == torch.uint8
+    four = values.dtype == torch.uint8
     length = k // groups
     most = length * (_LARGEST_CODE if four else _LARGEST_BYTE)
-    sums = codes.reshape(n, groups, length).sum(2, dtype=torch.int32)
+    sums = values.reshape(n, groups, length).sum(2, dtype=torch.int32)
     # Keep group parameters small: a matmul with one row is bound by reading them.
     sums = sums.to(torch.int16) if most <= _LARGEST_SHORT else sums
     zero = None if zero_point is None else _small(zero_point, (n, groups))
     return PackedGroups(
-        packed(codes, pack_weight4 if four else lambda part: pack_weight(part)[0]),
+        packed(values, pack_weight4 if four else lambda part: pack_weight(part)[0]),
         packed(sums, pack_groups),
         packed(scale.float(), pack_groups),
         zero if zero is None or zero.dim() == 1 else packed(zero, pack_groups),

@@ -5,9 +5,10 @@ With ``x`` of shape ``[..., K]``:
 
 1. ``x + residual`` if there is one, rounded to the dtype of torch's type promotion.
 2. ``rms_norm_quantized``: ``n = x / sqrt(mean(x ** 2) + eps)``, rounded to ``inner``; times
-   ``weight``, rounded to ``real``. ``layer_norm_quantized``: ``(x - mean) / sqrt(variance + eps)
-   * weight + bias`` with the biased variance, rounded to ``real``. ``activation_quantized``: the
-   epilogue ops, each rounded as described in :mod:`qfuse.kernels.ops`.
+   ``weight``, rounded to ``float_dtype``. ``layer_norm_quantized``: ``(x - mean) /
+   sqrt(variance + eps) * weight + bias`` with the biased variance, rounded to ``float_dtype``.
+   ``activation_quantized``: the epilogue ops, each rounded as described in
+   :mod:`qfuse.kernels.ops`.
 3. With a formula, scale and zero point are computed per row from its minimum and maximum, as in
    :func:`qfuse.ir.quant.choose.choose_qparams` in the row's dtype, bit for bit if the row is
    finite; a zero point computed from NaN is 0. Otherwise a static per-tensor scale is used.
@@ -18,15 +19,15 @@ Sums consist of 64 float32 sums of every 64th element, added in order, so result
 the number of threads or on the instruction set. The ops do not mutate their arguments. Results are
 contiguous.
 
-==============  ================================================================================
-``x``           float32, bfloat16 or float16, at least one axis, any strides
-``residual``    the same shape, any of these dtypes
-``weight``      ``None``, or any float dtype: one number, or ``[K]``; likewise ``bias``
-``extras``      at most 4 float tensors that broadcast to the shape of ``x``
-``output``      a :class:`RowwiseOutput`
-``inner``       dtype of the normalized row before the weight
-``real``        dtype of the float result; default that of ``x``
-==============  ================================================================================
+===============  ===============================================================================
+``x``            float32, bfloat16 or float16, at least one axis, any strides
+``residual``     the same shape, any of these dtypes
+``weight``       ``None``, or any float dtype: one number, or ``[K]``; likewise ``bias``
+``extras``       at most 4 float tensors that broadcast to the shape of ``x``
+``output``       a :class:`RowwiseOutput`
+``inner``        dtype of the normalized row before the weight
+``float_dtype``  dtype of the float result; default that of ``x``
+===============  ===============================================================================
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from typing import Any
 
 import torch
 
+from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.errors import InputError
-from qfuse.kernels.fakes import REAL, STORED
 from qfuse.kernels.op import KernelOp
 
 RowwiseResult = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -107,7 +108,7 @@ class RowwiseOutput:
 
 
 def fake_rowwise(
-    a: Any, rows: torch.Tensor, residual: torch.Tensor | None, real: torch.dtype
+    a: Any, rows: torch.Tensor, residual: torch.Tensor | None, float_dtype: torch.dtype
 ) -> RowwiseResult:
     """Return the (fake) results of a rowwise op.
 
@@ -115,11 +116,11 @@ def fake_rowwise(
         a: The op's arguments by name.
         rows: A tensor with the shape of the quantized result.
         residual: The residual that is added to it.
-        real: Dtype of the float result.
+        float_dtype: Dtype of the float result.
     """
-    if rows.dtype not in REAL or real not in REAL:
-        raise InputError(f"x and real must be floats, not {rows.dtype} and {real}")
-    if a.out_dtype not in STORED:
+    if rows.dtype not in FLOATS or float_dtype not in FLOATS:
+        raise InputError(f"x and float_dtype must be floats, not {rows.dtype} and {float_dtype}")
+    if a.out_dtype not in BYTES:
         raise InputError(f"codes must be int8 or uint8, not {a.out_dtype}")
     sum_dtype = rows.dtype
     if residual is not None:
@@ -131,44 +132,44 @@ def fake_rowwise(
         rows.new_empty(rows.shape, dtype=a.out_dtype),
         rows.new_empty(row, dtype=a.scale_dtype),
         rows.new_empty(row, dtype=a.zero_point_dtype),
-        rows.new_empty(rows.shape if a.keep else (0,), dtype=real),
+        rows.new_empty(rows.shape if a.keep else (0,), dtype=float_dtype),
         rows.new_empty(rows.shape if a.keep_sum else (0,), dtype=sum_dtype),
     )
 
 
 def _fake_norm(a: Any) -> RowwiseResult:
-    return fake_rowwise(a, a.x, a.residual, a.real)
+    return fake_rowwise(a, a.x, a.residual, a.float_dtype)
 
 
 def _fake_activation(a: Any) -> RowwiseResult:
-    return fake_rowwise(a, a.x, None, a.real)
+    return fake_rowwise(a, a.x, None, a.float_dtype)
 
 
 rms_norm_quantized: KernelOp[RowwiseResult] = KernelOp(
     "rms_norm_quantized",
     _fake_norm,
     defaults={"residual": None, "inner": torch.float32},
-    like={"real": "x"},
+    like={"float_dtype": "x"},
     positional=("x", "weight", "eps", "output"),
 )
-"""RMS norm and quantization: ``(x, weight, eps, output, *, residual, inner, real)``."""
+"""RMS norm and quantization: ``(x, weight, eps, output, *, residual, inner, float_dtype)``."""
 
 layer_norm_quantized: KernelOp[RowwiseResult] = KernelOp(
     "layer_norm_quantized",
     _fake_norm,
     defaults={"residual": None},
-    like={"real": "x"},
+    like={"float_dtype": "x"},
     positional=("x", "weight", "bias", "eps", "output"),
 )
-"""Layer norm and quantization: ``(x, weight, bias, eps, output, *, residual, real)``."""
+"""Layer norm and quantization: ``(x, weight, bias, eps, output, *, residual, float_dtype)``."""
 
 activation_quantized: KernelOp[RowwiseResult] = KernelOp(
     "activation_quantized",
     _fake_activation,
     defaults={"extras": ()},
-    like={"real": "x"},
+    like={"float_dtype": "x"},
     positional=("x", "epilogue", "output", "extras"),
 )
-"""Epilogue ops and quantization: ``(x, epilogue, output, extras, *, real)``."""
+"""Epilogue ops and quantization: ``(x, epilogue, output, extras, *, float_dtype)``."""
 
 ROWWISE_OPS = (rms_norm_quantized, layer_norm_quantized, activation_quantized)

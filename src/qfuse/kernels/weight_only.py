@@ -48,6 +48,7 @@ The ops do not mutate their arguments. The result is contiguous.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -55,10 +56,10 @@ import torch
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels.fakes import (
-    check_bias,
+    check_bias_size,
+    check_floats,
     check_packed,
     check_parameters,
-    check_real,
     glu_factor,
 )
 from qfuse.kernels.op import KernelOp
@@ -68,7 +69,7 @@ GROUP_MULTIPLE = 8
 """Group sizes are multiples of this, if there are several groups or offsets."""
 
 
-def complete_features(name: str, a: dict[str, Any]) -> None:
+def _complete_features(name: str, a: dict[str, Any]) -> None:
     """Fill in the number of output features, the argument ``name``, from the scales.
 
     Raises:
@@ -87,7 +88,7 @@ def complete_features(name: str, a: dict[str, Any]) -> None:
 
 
 def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
-    check_real(a.x, compute=a.compute, out_dtype=a.out_dtype)
+    check_floats(a.x, compute=a.compute, out_dtype=a.out_dtype)
     if glu_factor(a.epilogue) != 1:
         raise InputError(f"this kernel does not support GLU: {a.epilogue!r}")
     n, blocks = check_packed(a.x, a.w_packed, stored, a.out_features)
@@ -100,7 +101,7 @@ def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
         check_parameters("w_zero_point", a.w_zero_point, (stored,), *shapes)
     if a.w_offset is not None:
         check_parameters("w_offset", a.w_offset, None, *shapes)
-    check_bias(a.bias, n)
+    check_bias_size(a.bias, n)
     result: torch.Tensor = a.x.new_empty((*a.x.shape[:-1], n), dtype=a.out_dtype)
     return result
 
@@ -115,19 +116,25 @@ def _check_groups(k: int, groups: int, *, whole: bool) -> None:
         )
 
 
-def _weight_only(name: str, stored: torch.dtype) -> KernelOp[torch.Tensor]:
-    defaults = {
+def weight_only_op(
+    name: str, fake: Callable[[Any], torch.Tensor], features: str, **defaults: object
+) -> KernelOp[torch.Tensor]:
+    """Return a weight-only op whose argument ``features`` is the number of output features."""
+    known = {
         "w_zero_point": None,
-        "w_offset": None,
         "bias": None,
         "extras": (),
         "epilogue": "",
         "compute": torch.float32,
+        **defaults,
     }
-    fake = partial(_fake, stored)
-    complete = partial(complete_features, "out_features")
-    return KernelOp(name, fake, defaults=defaults, like={"out_dtype": "x"}, complete=complete)
+    complete = partial(_complete_features, features)
+    return KernelOp(name, fake, defaults=known, like={"out_dtype": "x"}, complete=complete)
 
 
-linear_w4a16 = _weight_only("linear_w4a16", torch.uint8)
-linear_w8a16 = _weight_only("linear_w8a16", torch.int8)
+def _linear(name: str, stored: torch.dtype) -> KernelOp[torch.Tensor]:
+    return weight_only_op(name, partial(_fake, stored), "out_features", w_offset=None)
+
+
+linear_w4a16 = _linear("linear_w4a16", torch.uint8)
+linear_w8a16 = _linear("linear_w8a16", torch.int8)

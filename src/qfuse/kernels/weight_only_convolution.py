@@ -1,8 +1,8 @@
 """Weight-only convolutions: float activations with packed quantized weights, and their fakes.
 
 ``convolution_w8a16`` takes int8 and ``convolution_w4a16`` 4-bit values, 0 to 15, from
-:func:`~qfuse.kernels.pack_convolution.pack_codes` or, transposed,
-:func:`~qfuse.kernels.pack_convolution.pack_transposed_codes`. They compute what
+:func:`~qfuse.kernels.pack_convolution.pack_values` or, transposed,
+:func:`~qfuse.kernels.pack_convolution.pack_transposed_values`. They compute what
 ``torch.nn.functional.conv1d`` to ``conv3d`` compute, with one pair of parameters per output
 channel, or per output channel and group of adjacent input channels:
 
@@ -55,17 +55,17 @@ import torch
 from qfuse.ir.errors import InputError
 from qfuse.kernels._torch_api import memory_format_of
 from qfuse.kernels.convolution_ops import check_settings, output_size, transposed_size
-from qfuse.kernels.fakes import check_bias, check_parameters, check_real
+from qfuse.kernels.fakes import check_bias_size, check_floats, check_parameters
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.pack import BLOCK, GROUP
 from qfuse.kernels.pack_convolution import taps_of_phases
-from qfuse.kernels.weight_only import GROUP_MULTIPLE, complete_features
+from qfuse.kernels.weight_only import GROUP_MULTIPLE, weight_only_op
 
 _CODES_PER_WORD = {torch.int8: 4, torch.uint8: 8}
 
 
 def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
-    check_real(a.x, compute=a.compute, out_dtype=a.out_dtype)
+    check_floats(a.x, compute=a.compute, out_dtype=a.out_dtype)
     axes, n = len(a.kernel), a.out_channels
     check_settings(a, "output_padding")
     if a.x.dim() not in {axes + 1, axes + 2}:
@@ -76,7 +76,7 @@ def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
     if n < 0 or channels % a.groups or n % a.groups:
         raise InputError(f"{channels} channels and n={n} cannot be split into {a.groups} groups")
     _check_weight(a, stored, channels // a.groups)
-    check_bias(a.bias, n)
+    check_bias_size(a.bias, n)
     size = a.x.shape[-axes:]
     if a.transposed:
         out = transposed_size(a, size)
@@ -116,24 +116,10 @@ def _check_groups(k: int, groups: int, channels: int) -> None:
         )
 
 
-def _weight_only(name: str, stored: torch.dtype) -> KernelOp[torch.Tensor]:
-    defaults = {
-        "w_zero_point": None,
-        "bias": None,
-        "transposed": False,
-        "groups": 1,
-        "extras": (),
-        "epilogue": "",
-        "compute": torch.float32,
-    }
-    return KernelOp(
-        name,
-        partial(_fake, stored),
-        defaults=defaults,
-        like={"out_dtype": "x"},
-        complete=partial(complete_features, "out_channels"),
-    )
+def _convolution(name: str, stored: torch.dtype) -> KernelOp[torch.Tensor]:
+    fake = partial(_fake, stored)
+    return weight_only_op(name, fake, "out_channels", transposed=False, groups=1)
 
 
-convolution_w4a16 = _weight_only("convolution_w4a16", torch.uint8)
-convolution_w8a16 = _weight_only("convolution_w8a16", torch.int8)
+convolution_w4a16 = _convolution("convolution_w4a16", torch.uint8)
+convolution_w8a16 = _convolution("convolution_w8a16", torch.int8)

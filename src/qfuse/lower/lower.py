@@ -16,14 +16,16 @@ from qfuse.ir.ops.activation import as_activation
 from qfuse.ir.ops.convolution import as_fused_convolution
 from qfuse.ir.ops.linear import as_fused_linear
 from qfuse.ir.ops.norms import as_fused_norm
+from qfuse.ir.ops.views import results_of
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.stages.verify import verify
-from qfuse.lower.expand.describe import describe, describe_rowwise
-from qfuse.lower.expand.expand import Expander, results_of
+from qfuse.lower.expand.describe import describe_problem, describe_rowwise
+from qfuse.lower.expand.expand import Expander
 from qfuse.lower.fold import drop_unused_constants, fold_constants
 from qfuse.lower.kernels.aten_int_product import lower_int_products
 from qfuse.lower.layout.assign import assign_channels_last
 from qfuse.lower.layout.max_pools import widen_max_pools
+from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.convolution import convolution_problem
 from qfuse.lower.problems.linear import linear_problem
 from qfuse.lower.problems.linear_rowwise import linear_rowwise_problem
@@ -32,7 +34,7 @@ from qfuse.lower.problems.product import ProductProblem, split_epilogue
 from qfuse.lower.problems.rowwise import RowwiseOp, rowwise_problem
 from qfuse.lower.rival import choose
 from qfuse.lower.select.context import LoweringContext
-from qfuse.lower.select.kernel import Claim, Kernel
+from qfuse.lower.select.kernel import Kernel
 from qfuse.lower.select.select import Losers, Offer
 from qfuse.lower.unfused import reason_to_stay
 from qfuse.rewrite.context import RewriteContext
@@ -149,7 +151,7 @@ class _Lowering:
         left = self._lower(problem)
         if left is not None:
             why = "its kernel is not permitted" if left.denied else "no kernel accepts it"
-            self._report_expanded(problem.place, describe(problem), left.losers, why)
+            self._report_expanded(problem.place, describe_problem(problem), left.losers, why)
             self._expand(problem.place)
 
     def _lower_rowwise(self, op: RowwiseOp) -> None:
@@ -179,7 +181,7 @@ class _Lowering:
             return _NotLowered(choice.losers)
         name, place = offer.kernel.name, place_of(problem.place)
         losers = (*choice.losers, *self._apart.get(problem.place, ()))
-        what, seconds, note = describe(problem), offer.seconds, offer.claim.note
+        what, seconds, note = describe_problem(problem), offer.seconds, offer.claim.note
         event = Lowered(self._context.stage, place, name, what, seconds, losers, note)
         done = self._session.rewrite(
             problem.rule,
@@ -206,7 +208,7 @@ class _Lowering:
     def _finish(self, problem: ProductProblem, y: Node, claim: Claim, rw: Rewriter) -> Node:
         """Emit the epilogue ops and the quantize that the kernel does not cover, as ATen."""
         fused, rest = problem.fused, split_epilogue(problem, claim)[1]
-        if rest.steps:
+        if rest.ops:
             y = self._expander.apply(rest, y, fused.extras, rw)
         if fused.out_params is None or claim.output:
             return y

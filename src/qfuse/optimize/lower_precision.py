@@ -145,11 +145,11 @@ def _is_float32_product(node: Node) -> bool:
     if not is_call(node, *_PRODUCTS):
         return False
     # Products that the source computes in float64 or float16 keep its choice.
-    types = {n.meta["val"].dtype for n in node.all_input_nodes if _is_real(n)}
+    types = {n.meta["val"].dtype for n in node.all_input_nodes if _is_float_dtype(n)}
     return types == {torch.float32} and node.meta["val"].dtype is torch.float32
 
 
-def _is_real(node: Node) -> bool:
+def _is_float_dtype(node: Node) -> bool:
     value = node.meta["val"]
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
@@ -157,7 +157,7 @@ def _is_real(node: Node) -> bool:
 def _operands(node: Node) -> list[Node]:
     """Return the operands to cast: the float ones, without the mask of an attention."""
     mask = _summand(node) if is_call(node, _ATTENTION) else None
-    used = dict.fromkeys(n for n in node.all_input_nodes if _is_real(n))
+    used = dict.fromkeys(n for n in node.all_input_nodes if _is_float_dtype(n))
     return [n for n in used if n is not mask]
 
 

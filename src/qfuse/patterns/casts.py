@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from qfuse.ir.dtypes import REALS, widens
+from qfuse.ir.dtypes import COMPUTE_DTYPES, widens
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops import casts
 from qfuse.ir.ops.views import dtype_of, node_of, tensor_of
@@ -35,7 +35,7 @@ def float_cast_source(node: Node) -> Node | None:
     source = casts.cast_source(node)
     if is_call(node, aten.type_as.default):
         source = node_of(arguments(node)["self"])
-    if source is None or not {dtype_of(source), dtype_of(node)} <= set(REALS):
+    if source is None or not {dtype_of(source), dtype_of(node)} <= set(COMPUTE_DTYPES):
         return None
     moves = dtype_of(source) == dtype_of(node) and not same_strides(
         tensor_of(source), tensor_of(node)

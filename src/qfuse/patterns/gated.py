@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qfuse.ir.graph.stage_graph import constant_of, op_name
-from qfuse.ir.movement.glu_halves import halves_of
+from qfuse.ir.movement.glu_halves import glu_split_of
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.movement.slice import Slice
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.epilogue import Act, Cast, Epilogue, Glu, Mul, Round, Step
+from qfuse.ir.ops.epilogue import Act, Cast, Epilogue, EpilogueOp, Glu, Mul, Round
 from qfuse.ir.ops.product import as_fused_product
 from qfuse.ir.ops.qdq import as_dequantize, as_quantize
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
@@ -45,7 +45,7 @@ class Gated:
     """
 
     x: Node
-    steps: tuple[Step, ...] = ()
+    steps: tuple[EpilogueOp, ...] = ()
     extras: tuple[Node, ...] = ()
 
     @property
@@ -53,7 +53,7 @@ class Gated:
         """The epilogue ops as an epilogue."""
         return Epilogue(self.steps)
 
-    def then(self, step: Step, *extras: Node) -> Gated:
+    def then(self, step: EpilogueOp, *extras: Node) -> Gated:
         """Return this with one more epilogue op."""
         return Gated(self.x, (*self.steps, step), (*self.extras, *extras))
 
@@ -111,7 +111,7 @@ def _two_level_source(y: Node) -> Node | None:
 def _activated_product(node: Node) -> Node | None:
     """Return a linear or convolution with a float result and an activation in its epilogue."""
     fused = as_fused_product(node)
-    own = () if fused is None or fused.out_params is not None else fused.epilogue.steps
+    own = () if fused is None or fused.out_params is not None else fused.epilogue.ops
     return node if any(isinstance(step, Act) for step in own) else None
 
 
@@ -188,7 +188,7 @@ def _halves(found: Gated, up: Node) -> Gated | None:
     """View an activation of one half of a tensor, times the other half, as one epilogue op."""
     # A GLU step has no place for roundings between the activation and the product.
     act = found.steps[0] if len(found.steps) == 1 else None
-    halves = halves_of(found.x, up)
+    halves = glu_split_of(found.x, up)
     if halves is None or not isinstance(act, Act):
         return None
     return Gated(halves.source, (Glu(act, halves.order),))

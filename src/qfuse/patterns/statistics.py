@@ -10,7 +10,7 @@ import math
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.dtypes import REALS, widens
+from qfuse.ir.dtypes import COMPUTE_DTYPES, widens
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.constants import number_of
 from qfuse.ir.ops.norm_spec import Root, Statistic
@@ -35,7 +35,7 @@ from qfuse.rewrite.pattern import (
 )
 from qfuse.rewrite.prelude import Miss, MissCode, Node, arguments, aten
 
-X = V("x", REALS)
+X = V("x", COMPUTE_DTYPES)
 """The value that is normalized, before casts that keep its values."""
 
 SOURCE = Capture[Node]("source")
@@ -124,7 +124,7 @@ def mean_square(of: Pattern) -> Pattern:
     square = Either(
         op(aten.square.default, of),
         op(aten.pow.Tensor_Scalar, of, 2),
-        op(aten.mul.Tensor, of, V("", REALS)).given(_is_square),
+        op(aten.mul.Tensor, of, V("", COMPUTE_DTYPES)).given(_is_square),
     )
     square = square.otherwise(MissCode.PATTERN, "the mean is of {found}, not of squares")
     return mean(square).named(SPREAD.label).given(bind(STATISTIC, Statistic.SQUARES))

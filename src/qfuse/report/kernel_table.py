@@ -7,7 +7,7 @@ import platform
 import torch
 from rich.table import Table
 
-from qfuse.kernels import KernelLibrary, describe
+from qfuse.kernels import KernelLibrary, read_description
 
 
 def kernel_table(library: KernelLibrary) -> Table:
@@ -19,7 +19,7 @@ def kernel_table(library: KernelLibrary) -> Table:
         how = "compiled now" if library.compiled else "cached"
         size = library.path.stat().st_size / 1e6
         table.add_row("library", f"{library.path} ({size:.1f} MB, {how})")
-        table.add_row("compiler", describe(library.path).compiler)
+        table.add_row("compiler", read_description(library.path).compiler)
     machine = f"{platform.system()} {platform.machine()}"
     table.add_row("built for", f"torch {torch.__version__}, {machine}")
     table.add_row("instruction sets", ", ".join(library.instruction_sets))

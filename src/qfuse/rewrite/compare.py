@@ -59,7 +59,7 @@ def compare(
     if torch.equal(new, old):
         return Verdict(None)
     if not old.dtype.is_floating_point:
-        return _compare_codes(new, old, truth, tolerance, noise)
+        return _compare_quantized(new, old, truth, tolerance, noise)
     return _compare_floats(new, old, truth, tolerance, noise)
 
 
@@ -114,7 +114,7 @@ def _compare_bits(new: torch.Tensor, old: torch.Tensor) -> Verdict:
     return Verdict(f"{share:.3%} of the elements differ in bits", share, 0.0)
 
 
-def _compare_codes(
+def _compare_quantized(
     new: torch.Tensor,
     old: torch.Tensor,
     truth: torch.Tensor | None,

@@ -31,7 +31,7 @@ class Miss(Refusal):
 
     Attributes:
         trace: The pattern parts from the root to the one that failed; empty if the rule does not
-            use a pattern. :func:`qfuse.rewrite.pattern.explain` shows it.
+            use a pattern. :func:`qfuse.rewrite.pattern.explain_miss` shows it.
     """
 
     __slots__ = ("_fields", "_template", "_values", "at", "code", "progress", "trace")

@@ -84,9 +84,9 @@ def _last_step(node: Node) -> Node | None:
     result = result_of(node)
     fused = as_activation(node if result is None else result[0])
     # A result that is stored quantized is compared by its steps anyway.
-    if fused is None or fused.output.spec is not None or not fused.epilogue.steps:
+    if fused is None or fused.output.spec is not None or not fused.epilogue.ops:
         return None
-    last = fused.epilogue.steps[-1]
+    last = fused.epilogue.ops[-1]
     if not isinstance(last, Round) or tensor_of(fused.extras[last.scale]).numel() != 1:
         return None
     return fused.extras[last.scale]

@@ -184,7 +184,7 @@ def _x86_quantizer(*, dynamic: bool) -> Any:
     return quantizer
 
 
-def prepare(program: torch.export.ExportedProgram, *, dynamic: bool) -> torch.fx.GraphModule:
+def prepare_model(program: torch.export.ExportedProgram, *, dynamic: bool) -> torch.fx.GraphModule:
     """Return the program as a module with the observers of X86InductorQuantizer."""
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e  # noqa: PLC0415
 

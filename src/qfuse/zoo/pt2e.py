@@ -61,7 +61,7 @@ def quantize_exported(
         program = torch.export.export(
             source, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
         )
-        prepared = ao.prepare(program, dynamic=dynamic)
+        prepared = ao.prepare_model(program, dynamic=dynamic)
         state = {name: value.clone() for name, value in source.named_buffers()}
         # Weight observers need one run even if activations are not observed.
         for inputs, keywords in [example] if dynamic else examples:

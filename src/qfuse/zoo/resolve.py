@@ -47,7 +47,7 @@ class Loaded:
     zoo: zoo.ZooModel | None = None
 
 
-def load(spec: str, sizes: Mapping[str, object] | None = None) -> Loaded:
+def load_model(spec: str, sizes: Mapping[str, object] | None = None) -> Loaded:
     """Return the model that `spec` names.
 
     Args:

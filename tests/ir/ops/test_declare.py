@@ -16,7 +16,7 @@ from qfuse.ir.ops.declare import Op, define_op
 from qfuse.ir.ops.epilogue import Act, Cast, Epilogue, Round
 from qfuse.ir.ops.fields import field_of
 from qfuse.ir.ops.linear import FusedLinear
-from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.output import ExtraOutput, Output
 from qfuse.ir.ops.views import QuantParams, tensor_of
 from qfuse.ir.quant.choose import ChooseSpec, Formula, choose_qparams
 from qfuse.ir.quant.reference import dequantize, quantize
@@ -132,7 +132,7 @@ def test_the_reference_quantizes_what_the_declaration_says() -> None:
 def test_an_op_of_several_results() -> None:
     b = GraphBuilder()
     x = b.arg("x", F32, "m", 8)
-    block = Output(None, (SPEC.with_block((1, None)), CHOOSE), frozenset({Keep.FLOAT}))
+    block = Output(None, (SPEC.with_block((1, None)), CHOOSE), frozenset({ExtraOutput.FLOAT}))
     node = b.call(Square.overload, *Square(x, x, block).call_args())
     view = Square.of(node)
     assert view is not None

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from qfuse.ir.errors import NormalizeError
 from qfuse.ir.ops.check import problems_of
-from qfuse.ir.ops.epilogue import Act, Add, Epilogue, Mul, Prelu, Round, Step, Stored
+from qfuse.ir.ops.epilogue import Act, Add, Epilogue, EpilogueOp, Mul, Prelu, Round, Stored
 from qfuse.ir.ops.linear import FusedLinear
 from qfuse.ir.quant.reference import dequantize
 from qfuse.ir.quant.spec import QuantSpec
@@ -18,7 +18,7 @@ from qfuse.testing.quant import per_tensor, stored_like
 
 F32, BF16 = torch.float32, torch.bfloat16
 SPEC = per_tensor(2, torch.uint8)
-STEPS: list[tuple[str, Step]] = [
+STEPS: list[tuple[str, EpilogueOp]] = [
     (f"add(0,1.0,stored,1,2,{SPEC})", Add(0, 1.0, Stored(1, 2, SPEC))),
     (f"add(3,-0.5,stored,1,-,{SPEC})", Add(3, -0.5, Stored(1, None, SPEC))),
     (f"mul(0,stored,1,2,{SPEC})", Mul(0, None, Stored(1, 2, SPEC))),
@@ -35,10 +35,10 @@ STEPS: list[tuple[str, Step]] = [
 
 
 @pytest.mark.parametrize(("text", "step"), STEPS)
-def test_a_step_and_its_text(text: str, step: Step) -> None:
+def test_a_step_and_its_text(text: str, step: EpilogueOp) -> None:
     assert str(step) == text
-    assert Epilogue.parse(text).steps == (step,)
-    assert Epilogue.parse(f"act(relu)|{text}|cast(bfloat16)").steps[1] == step
+    assert Epilogue.parse(text).ops == (step,)
+    assert Epilogue.parse(f"act(relu)|{text}|cast(bfloat16)").ops[1] == step
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_a_stored_operand_counts_as_its_dequantized_value(
     assert torch.equal(added.apply(y, extras), torch.add(y, other, alpha=alpha))
     assert torch.equal(product.apply(y, extras), y * other)
     for epilogue in (added, product):
-        assert epilogue.real_types(BF16, extras) == (BF16, float_dtype)
-        (wide,) = epilogue.widened().steps
+        assert epilogue.float_types(BF16, extras) == (BF16, float_dtype)
+        (wide,) = epilogue.widened().ops
         assert isinstance(wide, (Add, Mul))
         assert wide.stored == Stored(1, stored.zero_point, spec.widened())
 
@@ -133,7 +133,7 @@ def test_slopes_broadcast_and_promote(float_dtype: torch.dtype) -> None:
     made = epilogue.apply(y, [slopes.reshape(3, 1, 1)])
 
     assert torch.equal(made.nan_to_num(7), F.prelu(y, slopes).nan_to_num(7))
-    assert epilogue.real_types(BF16, [slopes]) == (BF16, float_dtype)
+    assert epilogue.float_types(BF16, [slopes]) == (BF16, float_dtype)
     assert epilogue.apply(y, [slopes.double().reshape(3, 1, 1)]).dtype is torch.float64
 
 

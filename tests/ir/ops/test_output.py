@@ -23,7 +23,7 @@ from qfuse.ir.ops.epilogue import Act, Epilogue, Mul
 from qfuse.ir.ops.library import stored_spec
 from qfuse.ir.ops.norm_spec import NormSpec, Root, Statistic
 from qfuse.ir.ops.norms import LayerNorm, RmsNorm, as_fused_norm, as_layer_norm, as_rms_norm
-from qfuse.ir.ops.output import Keep, Output, keep_text, parse_keep
+from qfuse.ir.ops.output import ExtraOutput, Output, extra_outputs_text, parse_extra_outputs
 from qfuse.ir.ops.value_range import bounds_of
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.choose import ChooseSpec, Formula, choose_qparams
@@ -45,11 +45,11 @@ ASYMMETRIC = ChooseSpec(
 SYMMETRIC = ChooseSpec(
     Formula.AO_SYMMETRIC, torch.int8, -128, 127, (1, 1, None), 1e-5, F32, torch.int8
 )
-KEEPS = [frozenset(k) for n in range(3) for k in itertools.combinations(Keep, n)]
+KEEPS = [frozenset(k) for n in range(3) for k in itertools.combinations(ExtraOutput, n)]
 
 
 def build(
-    output: str, keep: frozenset[Keep], *, layer: bool = False
+    output: str, keep: frozenset[ExtraOutput], *, layer: bool = False
 ) -> tuple[GraphBuilder, OptimizedGraph]:
     """A graph of one fused norm with residual and weight that gives all that it has."""
     b = GraphBuilder()
@@ -80,12 +80,12 @@ def build(
         (output, keep)
         for output in ("static", "symmetric", "asymmetric", "float")
         for keep in KEEPS
-        if output != "float" or Keep.FLOAT not in keep
+        if output != "float" or ExtraOutput.FLOAT not in keep
     ],
 )
 @pytest.mark.parametrize("layer", [False, True])
 def test_results_come_in_order_and_expand_to_the_same_bits(
-    output: str, keep: frozenset[Keep], layer: bool
+    output: str, keep: frozenset[ExtraOutput], layer: bool
 ) -> None:
     _, program = build(output, keep, layer=layer)
     verify(program)
@@ -110,13 +110,15 @@ def test_results_come_in_order_and_expand_to_the_same_bits(
         elif output != "float":
             scale, zero = choose_qparams(y, ASYMMETRIC if output == "asymmetric" else SYMMETRIC)
             want = [quantize(y, scale, zero, STORED), scale, zero]
-        want += [{Keep.FLOAT: y, Keep.SUM: total}[k] for k in Keep if k in keep]
+        want += [
+            {ExtraOutput.FLOAT: y, ExtraOutput.SUM: total}[k] for k in ExtraOutput if k in keep
+        ]
         assert bits_same(run(source, [x, r]), tuple(want))
         assert bits_same(run(lowered, [x, r]), tuple(want))
 
 
 def test_golden_text() -> None:
-    _, program = build("asymmetric", frozenset({Keep.SUM}))
+    _, program = build("asymmetric", frozenset({ExtraOutput.SUM}))
     assert_expected_inline(
         to_text(program.graph),
         """\
@@ -136,7 +138,7 @@ def test_the_gate_of_swiglu_is_an_activation() -> None:
     b = GraphBuilder()
     gate, up = b.arg("gate", F32, "m", 3, 8), b.arg("up", F32, "m", 3, 8)
     steps = Epilogue((Act("silu"), Mul(0)))
-    block = Output(None, (STORED, SYMMETRIC), frozenset({Keep.FLOAT}))
+    block = Output(None, (STORED, SYMMETRIC), frozenset({ExtraOutput.FLOAT}))
     node = b.call(ops.activation, *Activation(gate, gate, None, steps, (up,), block).call_args())
     program = b.done(*[b.item(node, i) for i in range(4)], stage=OptimizedGraph)
     verify(program)
@@ -156,7 +158,7 @@ def calls(program: OptimizedGraph) -> list[Node]:
 @pytest.mark.parametrize("layer", [False, True])
 @pytest.mark.parametrize("output", ["static", "asymmetric", "float"])
 def test_a_view_gives_its_arguments_back(layer: bool, output: str) -> None:
-    _, program = build(output, frozenset({Keep.SUM}), layer=layer)
+    _, program = build(output, frozenset({ExtraOutput.SUM}), layer=layer)
     (node,) = calls(program)
     view = as_fused_norm(node)
     assert view is not None
@@ -167,7 +169,7 @@ def test_a_view_gives_its_arguments_back(layer: bool, output: str) -> None:
 
 
 def test_what_is_known_of_the_results() -> None:
-    _, program = build("asymmetric", frozenset({Keep.FLOAT}))
+    _, program = build("asymmetric", frozenset({ExtraOutput.FLOAT}))
     q, scale, zero, y = program.graph.output_node().all_input_nodes
     assert stored_spec(q) == STORED
     assert [stored_spec(n) for n in (scale, zero, y)] == [None] * 3
@@ -205,15 +207,15 @@ def test_eps_is_a_number_that_is_not_negative(eps: float) -> None:
         NormSpec(1, eps, F32, F32, F32, F32)
 
 
-@pytest.mark.parametrize("keep", KEEPS, ids=keep_text)
-def test_what_is_kept_is_its_text(keep: frozenset[Keep]) -> None:
-    assert parse_keep(keep_text(keep)) == keep
+@pytest.mark.parametrize("keep", KEEPS, ids=extra_outputs_text)
+def test_what_is_kept_is_its_text(keep: frozenset[ExtraOutput]) -> None:
+    assert parse_extra_outputs(extra_outputs_text(keep)) == keep
 
 
 @pytest.mark.parametrize("text", ["sum|float", "float|float", "mean", "float|"])
 def test_other_texts_keep_nothing(text: str) -> None:
     with pytest.raises(NormalizeError):
-        parse_keep(text)
+        parse_extra_outputs(text)
 
 
 @pytest.mark.parametrize("root", Root)
@@ -255,7 +257,7 @@ def test_a_whole_layer_norm_is_the_op_of_torch(dtype: torch.dtype, shape: tuple[
     ],
 )
 def test_refuses_arguments_that_do_not_fit(index: int, value: str | None, word: str) -> None:
-    _, program = build("symmetric", frozenset({Keep.SUM}))
+    _, program = build("symmetric", frozenset({ExtraOutput.SUM}))
     (node,) = calls(program)
     node.args = tuple(value if i == index else a for i, a in enumerate(node.args))
     with pytest.raises(VerifyError, match=word):
@@ -287,7 +289,7 @@ def test_the_types_that_steps_give() -> None:
     operands = torch.randn(3, dtype=torch.bfloat16), torch.tensor(2.0), torch.tensor([3])
     epilogue = Epilogue.parse("mul(1)|add(0,2.0)|act(silu)|mul(2)|cast(float16)|mul(0)|mul(1)")
     y, want = torch.randn(3, dtype=torch.bfloat16), [BF16]
-    for step in epilogue.steps:
+    for step in epilogue.ops:
         y = Epilogue((step,)).apply(y, operands)
         want.append(y.dtype)
-    assert epilogue.real_types(BF16, operands) == tuple(want)
+    assert epilogue.float_types(BF16, operands) == tuple(want)

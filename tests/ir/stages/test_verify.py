@@ -26,7 +26,7 @@ from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.norm_spec import NormSpec
 from qfuse.ir.ops.norms import RmsNorm
-from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.output import ExtraOutput, Output
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.element import ScaleFormat
@@ -320,7 +320,7 @@ def test_a_second_level_of_scales_is_there_if_the_spec_has_one() -> None:
     assert_broken(program, "qfuse.quantize", "second level")
 
 
-def norm(keep: frozenset[Keep], *, residual: bool) -> StageGraph:
+def norm(keep: frozenset[ExtraOutput], *, residual: bool) -> StageGraph:
     b, x, _ = builder()
     spec = NormSpec(1, 1e-6, F32, F32, F32, F32)
     r = x if residual else None
@@ -329,13 +329,13 @@ def norm(keep: frozenset[Keep], *, residual: bool) -> StageGraph:
 
 
 def test_there_is_no_sum_without_a_residual() -> None:
-    program = norm(frozenset({Keep.SUM}), residual=True)
+    program = norm(frozenset({ExtraOutput.SUM}), residual=True)
     verify(program)
 
     assert_broken(with_args(program, ops.rms_norm, {1: None}), "rms_norm", "no sum to keep")
 
 
-def activation(steps: str, keep: frozenset[Keep]) -> StageGraph:
+def activation(steps: str, keep: frozenset[ExtraOutput]) -> StageGraph:
     """An activation whose first result is quantized."""
     b, x, scale = builder()
     block = Output(QuantParams(SPEC, scale, None), None, keep)
@@ -345,16 +345,16 @@ def activation(steps: str, keep: frozenset[Keep]) -> StageGraph:
 
 
 def test_an_activation_without_steps_has_no_float_result_of_its_own() -> None:
-    verify(activation("act(relu)", frozenset({Keep.FLOAT})))
+    verify(activation("act(relu)", frozenset({ExtraOutput.FLOAT})))
 
-    program = activation("act(relu)", frozenset({Keep.FLOAT}))
+    program = activation("act(relu)", frozenset({ExtraOutput.FLOAT}))
     node = call_of(program, ops.activation)
     index = node.args.index("act(relu)")
     assert_broken(with_args(program, ops.activation, {index: ""}), "activation", "empty epilogue")
 
 
 def test_an_activation_has_no_sum() -> None:
-    program = activation("act(relu)", frozenset({Keep.FLOAT}))
+    program = activation("act(relu)", frozenset({ExtraOutput.FLOAT}))
     node = call_of(program, ops.activation)
     index = len(node.args) - 1
     assert node.args[index] == "float"
@@ -362,7 +362,7 @@ def test_an_activation_has_no_sum() -> None:
 
 
 def test_results_are_as_many_as_the_arguments_say() -> None:
-    program = activation("act(relu)", frozenset({Keep.FLOAT}))
+    program = activation("act(relu)", frozenset({ExtraOutput.FLOAT}))
     node = call_of(program, ops.activation)
     node.meta["val"] = node.meta["val"][:1]
 

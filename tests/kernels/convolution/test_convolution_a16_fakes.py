@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.cases.convolution_kernel import window
+from tests.support.cases.convolution_kernel import GEOMETRIES, WINDOW, Window, window
+from tests.support.cases.fake_kernels import OPCHECKS, to_meta
 from tests.support.cases.linear_kernel import REAL
 from tests.support.cases.weight_only_convolution import (
     WeightOnlyConvolution,
@@ -16,24 +17,7 @@ from tests.support.cases.weight_only_convolution import (
 from qfuse.ir.errors import InputError
 from qfuse.kernels import KernelLibrary, convolution_w8a16
 
-CHECKS = (
-    "test_schema",
-    "test_autograd_registration",
-    "test_faketensor",
-    "test_aot_dispatch_dynamic",
-)
-GEOMETRIES = [
-    ((2, 6, 9), window(3, stride=2, padding=1, groups=2)),
-    ((6, 9), window(3, dilation=2)),
-    ((2, 6, 9, 8), window(3, 3, stride=2, padding=(0, 2, 1, 0))),
-    ((2, 6, 9, 8), window(3, 3, stride=2, padding=1)),
-    ((6, 9, 8), window(1, 1)),
-    ((0, 6, 9, 8), window(1, 1)),
-    ((2, 6, 9, 8), window(3, 3, padding=1, groups=6)),
-    ((2, 6, 5, 9, 8), window(3, 3, 1, padding=(1, 1, 0))),
-    ((2, 6, 9, 8), window(3, 2, stride=2, output_padding=(1, 0), transposed=True, groups=2)),
-]
-WINDOW = ("kernel", "stride", "padding", "dilation", "output_padding", "transposed", "groups")
+DEPTHWISE = ((2, 6, 9, 8), window(3, 3, padding=1, groups=6))
 
 
 def arguments(case: WeightOnlyConvolution) -> list[Any]:
@@ -47,24 +31,21 @@ def arguments(case: WeightOnlyConvolution) -> list[Any]:
     ]  # fmt: skip
 
 
-def to_meta(args: list[Any]) -> list[Any]:
-    meta: list[Any] = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
-    return meta
-
-
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("index", [0, 2, 3, 6, 8])
-def test_opcheck(library: KernelLibrary, index: int, *, last: bool) -> None:
+@pytest.mark.parametrize("geometry", [*(GEOMETRIES[i] for i in (0, 2, 3, 7)), DEPTHWISE], ids=str)
+def test_opcheck(
+    library: KernelLibrary, geometry: tuple[tuple[int, ...], Window], *, last: bool
+) -> None:
     del library
-    shape, w = GEOMETRIES[index]
+    shape, w = geometry
     ops = torch.ops.qfuse
     for bits, op in ((4, ops.convolution_w4a16), (8, ops.convolution_w8a16)):
         case = weight_only_convolution(shape, 12, w, bits=bits, last=last, zero_point=True)
-        torch.library.opcheck(op.default, tuple(arguments(case)), test_utils=CHECKS)
+        torch.library.opcheck(op.default, tuple(arguments(case)), test_utils=OPCHECKS)
 
 
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("geometry", [*GEOMETRIES, DEPTHWISE], ids=str)
 def test_fake_results_are_like_real_ones(
     library: KernelLibrary, geometry: tuple[tuple[int, ...], Any], *, last: bool
 ) -> None:

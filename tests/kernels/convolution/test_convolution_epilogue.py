@@ -37,7 +37,7 @@ def test_steps_round_as_torch_rounds(isa: str, text: str, real: torch.dtype) -> 
     for types, w in itertools.product(itertools.product(REAL, repeat=2), WINDOWS.values()):
         case = convolution((2, 8, 6, 5), 70, w)
         extras = [torch.randn(SHAPE, dtype=t) for t in types]
-        y = case.with_options(extras=extras, epilogue=text, real=real)
+        y = case.with_options(extras=extras, epilogue=text, product_dtype=real)
         out_dtype = y.expected().dtype
 
         assert torch.equal(y.with_options(out_dtype=out_dtype).run(), y.expected())

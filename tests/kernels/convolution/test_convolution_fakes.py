@@ -6,41 +6,29 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.cases.convolution_kernel import Convolution, convolution, depthwise, window
+from tests.support.cases.convolution_kernel import (
+    GEOMETRIES,
+    WINDOW,
+    Convolution,
+    convolution,
+    depthwise,
+    window,
+)
+from tests.support.cases.fake_kernels import OPCHECKS, to_meta
 from tests.support.cases.linear_kernel import REAL, STORED
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels import KernelLibrary, convolution_w8a8
 
-CHECKS = (
-    "test_schema",
-    "test_autograd_registration",
-    "test_faketensor",
-    "test_aot_dispatch_dynamic",
-)
 EPILOGUE = "act(gelu)|add(0,1.0)|cast(float32)"
-GEOMETRIES = [
-    ((2, 6, 9), window(3, stride=2, padding=1, groups=2)),
-    ((6, 9), window(3, dilation=2)),
-    ((2, 6, 9, 8), window(3, 3, stride=2, padding=(0, 2, 1, 0))),
-    ((2, 6, 9, 8), window(3, 3, stride=2, padding=1)),
-    ((6, 9, 8), window(1, 1)),
-    ((0, 6, 9, 8), window(1, 1)),
-    ((2, 6, 5, 9, 8), window(3, 3, 1, padding=(1, 1, 0))),
-    ((2, 6, 9, 8), window(3, 2, stride=2, output_padding=(1, 0), transposed=True, groups=2)),
-    ((2, 6, 9), window(4, stride=3, padding=2, transposed=True)),
-]
 
 
 def arguments(case: Convolution, **options: Any) -> list[Any]:
     """Every argument of ``qfuse::convolution_w8a8``, by position."""
     (x, *rest), named = case.with_options(epilogue=EPILOGUE, **options).arguments()
     extra = torch.randn(1, 1, dtype=torch.bfloat16)
-    window_names = (
-        "kernel", "stride", "padding", "dilation", "output_padding", "transposed", "groups",
-    )  # fmt: skip
-    real = named.get("real", torch.float32)
-    given = [named[name] for name in window_names if name in named]
+    real = named.get("product_dtype", torch.float32)
+    given = [named[name] for name in WINDOW if name in named]
     return [
         x, *rest, named["w_zero_point"], named["bias"], *given,
         [extra], EPILOGUE, real, torch.float32,
@@ -53,11 +41,6 @@ def output(dtype: torch.dtype) -> list[Any]:
     return [torch.tensor([0.1]), torch.tensor([1]), low, low + 255, True, False, dtype]
 
 
-def to_meta(args: list[Any]) -> list[Any]:
-    meta: list[Any] = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), args)
-    return meta
-
-
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("index", [0, 2, 3, 4, 7])
 def test_opcheck(library: KernelLibrary, index: int, *, last: bool) -> None:
@@ -67,14 +50,14 @@ def test_opcheck(library: KernelLibrary, index: int, *, last: bool) -> None:
     stored = (*args[:-1], *output(torch.int8))
     ops = torch.ops.qfuse
 
-    torch.library.opcheck(ops.convolution_w8a8.default, tuple(args), test_utils=CHECKS)
-    torch.library.opcheck(ops.convolution_w8a8_quantized.default, stored, test_utils=CHECKS)
+    torch.library.opcheck(ops.convolution_w8a8.default, tuple(args), test_utils=OPCHECKS)
+    torch.library.opcheck(ops.convolution_w8a8_quantized.default, stored, test_utils=OPCHECKS)
     if not w.transposed:
         args = arguments(depthwise(shape, w, last=last, multiple=2, weight_zero_point=True))
         stored = (*args[:-1], *output(torch.uint8))
         op, quantized = ops.convolution_depthwise_w8a8, ops.convolution_depthwise_w8a8_quantized
-        torch.library.opcheck(op.default, tuple(args), test_utils=CHECKS)
-        torch.library.opcheck(quantized.default, stored, test_utils=CHECKS)
+        torch.library.opcheck(op.default, tuple(args), test_utils=OPCHECKS)
+        torch.library.opcheck(quantized.default, stored, test_utils=OPCHECKS)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -85,7 +68,8 @@ def test_fake_results_are_like_real_ones(
     del library
     case = convolution(geometry[0], 10, geometry[1], last=last)
     calls = [
-        (torch.ops.qfuse.convolution_w8a8.default, arguments(case, real=real)) for real in REAL
+        (torch.ops.qfuse.convolution_w8a8.default, arguments(case, product_dtype=real))
+        for real in REAL
     ]
     calls += [
         (
@@ -137,7 +121,7 @@ def test_sizes_may_be_symbolic(library: KernelLibrary) -> None:
         (10, [-1, 1], "padding must not be negative"),
         (14, 0, "groups must be positive"),
         (14, 4, "cannot be split into 4 groups"),
-        (17, torch.float64, "real must be one of"),
+        (17, torch.float64, "product_dtype must be one of"),
         (18, torch.int8, "the result must be one of"),
     ],
 )
@@ -159,10 +143,10 @@ def test_fakes_refuse_what_cannot_be(
     [
         (0, torch.ones(2, 6, 9, 8), "x must be int8 or uint8"),
         (0, torch.ones(6, 9, dtype=torch.int8), "x must have 3 or 4 axes"),
-        (0, torch.ones(2, 7, 9, 8, dtype=torch.int8), "n=6 is no multiple of 7"),
+        (0, torch.ones(2, 7, 9, 8, dtype=torch.int8), "n=6 is not a multiple of 7"),
         (3, torch.ones(1, 2, 64, 4, dtype=torch.int8), "does not fit"),
         (9, [1], "stride must have 2 numbers"),
-        (14, torch.float64, "real must be one of"),
+        (14, torch.float64, "product_dtype must be one of"),
         (15, torch.int8, "the result must be one of"),
     ],
 )

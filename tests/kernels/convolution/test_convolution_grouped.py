@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.cases.convolution_kernel import Convolution, convolution, in_format_of, window
+from tests.support.cases.fake_kernels import OPCHECKS, to_meta
 from tests.support.cases.linear_kernel import STORED
 from tests.support.guard_pages import assert_same_with_guards
 
@@ -36,12 +37,6 @@ WINDOWS = {
     "transposed": window(3, 2, stride=2, output_padding=(1, 0), transposed=True),
     "transposed groups": window(2, 2, stride=3, transposed=True, groups=2),
 }
-CHECKS = (
-    "test_schema",
-    "test_autograd_registration",
-    "test_faketensor",
-    "test_aot_dispatch_dynamic",
-)
 OUTPUT: dict[str, Any] = {
     "out_scale": torch.tensor([0.05]), "out_zero_point": torch.tensor([3]), "quant_min": -128,
     "quant_max": 127, "out_dtype": torch.int8,
@@ -176,12 +171,12 @@ def test_opcheck(library: KernelLibrary, name: str) -> None:
     stored = [*OUTPUT.values()]
     ops = torch.ops.qfuse
     torch.library.opcheck(
-        ops.convolution_w8a8_grouped.default, (*whole, torch.float32), test_utils=CHECKS
+        ops.convolution_w8a8_grouped.default, (*whole, torch.float32), test_utils=OPCHECKS
     )
     torch.library.opcheck(
         ops.convolution_w8a8_grouped_quantized.default,
         (*whole, *stored[:-1], True, False, stored[-1]),
-        test_utils=CHECKS,
+        test_utils=OPCHECKS,
     )
 
 
@@ -204,7 +199,7 @@ def test_refuses(library: KernelLibrary, index: int, value: Any, message: str) -
 
     with pytest.raises(RuntimeError, match=message):
         convolution_w8a8_grouped(*changed, **options)
-    meta = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in changed]
+    meta = to_meta(changed)
     with pytest.raises(InputError):
         convolution_w8a8_grouped(*meta, **{**options, "bias": None})
 

@@ -19,13 +19,13 @@ from qfuse.ir.quant.spec import Arithmetic, QuantSpec
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels.pack4 import unpack_weight4
 from qfuse.lower.operands.groups import (
-    first_code,
-    fits_four_bits,
+    check_four_bits,
+    first_value,
     group_count,
     group_scales,
     group_zero_points,
 )
-from qfuse.lower.operands.packing import Packer, least_code
+from qfuse.lower.operands.packing import Packer, least_value
 from qfuse.testing.build import GraphBuilder
 
 N, K = 70, 64
@@ -53,34 +53,34 @@ def test_codes_and_parameters_say_what_the_source_says(
     assert view is not None
     packer = Packer()
 
-    packed = packer.codes(q, view.params.spec, 4)
+    packed = packer.pack_values(q, view.params.spec, 4)
 
     groups = group_count(spec, K)
     assert isinstance(groups, int)
     scales = group_scales(view.params, q.shape)
-    zeros = group_zero_points(view.params, q.shape) - least_code(q, view.params.spec, 4)
+    zeros = group_zero_points(view.params, q.shape) - least_value(q, view.params.spec, 4)
     assert scales.shape == zeros.shape == (groups, N)
     codes = unpack_weight4(packed, N, K).to(torch.int32)
     steps = codes - zeros.t().repeat_interleave(K // groups, 1)
     weight = steps.float() * scales.t().repeat_interleave(K // groups, 1)
     assert torch.equal(weight, dequantize(q, scale, zero, spec))
-    assert packer.codes(q, view.params.spec, 4) is packed
+    assert packer.pack_values(q, view.params.spec, 4) is packed
 
 
 def test_the_zero_point_of_a_symmetric_range_is_the_middle_code() -> None:
     stored = torch.zeros(2, 8, dtype=torch.int8)
 
-    assert first_code(stored, SPEC) == -8
-    assert first_code(stored, replace(SPEC, quant_min=-7)) == -8
-    assert first_code(stored, QuantSpec(torch.uint8, 0, 15, (1, 32))) == 0
-    assert first_code(stored + 9, SPEC) == 9, "numbers beyond the range are taken as they are"
+    assert first_value(stored, SPEC) == -8
+    assert first_value(stored, replace(SPEC, quant_min=-7)) == -8
+    assert first_value(stored, QuantSpec(torch.uint8, 0, 15, (1, 32))) == 0
+    assert first_value(stored + 9, SPEC) == 9, "numbers beyond the range are taken as they are"
 
 
 def test_sixteen_numbers_in_a_row_fit() -> None:
-    assert fits_four_bits(torch.tensor([[-8, 7]], dtype=torch.int8))
-    assert fits_four_bits(torch.zeros(0, 8, dtype=torch.int8))
-    assert not fits_four_bits(torch.tensor([[-9, 7]], dtype=torch.int8))
-    assert not fits_four_bits(torch.tensor([[0.0, 1.0]]))
+    assert check_four_bits(torch.tensor([[-8, 7]], dtype=torch.int8)) is None
+    assert check_four_bits(torch.zeros(0, 8, dtype=torch.int8)) is None
+    assert check_four_bits(torch.tensor([[-9, 7]], dtype=torch.int8)) is not None
+    assert check_four_bits(torch.tensor([[0.0, 1.0]])) is not None
 
 
 def test_scales_are_rounded_as_the_source_rounds_them() -> None:
@@ -121,10 +121,10 @@ def test_all_rows_share_the_codes_of_a_weight() -> None:
             node, params = weight_of(q, spec)
             stored, packer = constant_of(node), Packer()
             assert stored is not None
-            codes = packer.codes(stored, spec, bits) if first else None
+            codes = packer.pack_values(stored, spec, bits) if first else None
             grouped = packer.pack_grouped(node, params, four=bits == 4)
 
-            codes = packer.codes(stored, spec, bits) if codes is None else codes
+            codes = packer.pack_values(stored, spec, bits) if codes is None else codes
             assert codes is grouped.weight
             if bits == 8:
                 assert packer.pack(node, params).weight is codes
@@ -146,7 +146,7 @@ def test_a_tensor_that_was_packed_lives_as_long_as_what_was_made_of_it() -> None
     packer = Packer()
     stored = torch.zeros(N, K, dtype=torch.int8)
     alive = ref(stored)
-    packer.codes(stored, SPEC, 4)
+    packer.pack_values(stored, SPEC, 4)
     del stored
 
     assert alive() is not None

@@ -23,9 +23,9 @@ from qfuse.ir.refusal import Refusal
 from qfuse.lower.kernels.linear_w8a8 import LinearW8A8
 from qfuse.lower.operands.int8_linear import linear_rowwise_work
 from qfuse.lower.operands.packing import Packer
+from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.linear import LinearProblem
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem, linear_rowwise_problem
-from qfuse.lower.select.kernel import Claim
 from qfuse.rewrite.compare import compare_rounded
 from qfuse.rewrite.tolerance import SITE
 from qfuse.testing.run import random_inputs, run
@@ -157,7 +157,7 @@ def events_of(low: LoweredGraph) -> list[Lowered]:
 def last_step(program: OptimizedGraph) -> torch.Tensor | None:
     """What one step of the rounding is worth that the float result ends with, if one does."""
     (fused,) = filter(None, map(as_activation, program.graph.nodes))
-    last = fused.epilogue.steps[-1] if fused.epilogue.steps else None
+    last = fused.epilogue.ops[-1] if fused.epilogue.ops else None
     if not isinstance(last, Round) or fused.output.spec is not None:
         return None
     return program.module.get_buffer(str(fused.extras[last.scale].target))

@@ -16,11 +16,11 @@ from qfuse.optimize.schedule import move
 
 aten = torch.ops.aten
 cast = aten._to_copy.default
-REALS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+COMPUTE_DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 WIDENING = [
     (narrow, wide)
-    for narrow in REALS
-    for wide in REALS
+    for narrow in COMPUTE_DTYPES
+    for wide in COMPUTE_DTYPES
     if narrow != wide and torch.promote_types(narrow, wide) == wide
 ]
 
@@ -56,7 +56,7 @@ return (%2)""",
 
 @pytest.mark.numeric
 @pytest.mark.parametrize(("narrow", "wide"), WIDENING, ids=str)
-@pytest.mark.parametrize("compute", REALS, ids=str)
+@pytest.mark.parametrize("compute", COMPUTE_DTYPES, ids=str)
 @pytest.mark.parametrize("storage", [torch.int8, torch.uint8], ids=str)
 def test_every_type_and_arithmetic(
     narrow: torch.dtype, wide: torch.dtype, compute: torch.dtype, storage: torch.dtype

@@ -16,7 +16,7 @@ from qfuse.optimize.schedule import move
 
 aten = torch.ops.aten
 cast = aten._to_copy.default
-REALS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+COMPUTE_DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def dequantized(
@@ -52,9 +52,9 @@ return (%1)""",
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("float_dtype", REALS, ids=str)
-@pytest.mark.parametrize("compute", REALS, ids=str)
-@pytest.mark.parametrize("given", REALS, ids=str)
+@pytest.mark.parametrize("float_dtype", COMPUTE_DTYPES, ids=str)
+@pytest.mark.parametrize("compute", COMPUTE_DTYPES, ids=str)
+@pytest.mark.parametrize("given", COMPUTE_DTYPES, ids=str)
 def test_one_rounding_is_one_rounding(
     float_dtype: torch.dtype, compute: torch.dtype, given: torch.dtype
 ) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.cases.convolution import CONV, PADDED, Conv
+from tests.support.cases.convolution import PADDED, Conv
+from tests.support.cases.quantized_convolution import OPS
 from tests.support.values import bits_same
 from torch.fx import Node
 
@@ -117,7 +118,7 @@ def test_values_are_the_same_bits(
         y = b.call(TRANSPOSED[spatial], x, w, None, [2], [1], [1], groups, [1])
     else:
         w = weight(b, per_channel(spatial + 2), 8, 4 // groups, *kernel)
-        y = b.call(CONV[spatial], x, w, None, [2], [1], [2], groups)
+        y = b.call(OPS[spatial], x, w, None, [2], [1], [2], groups)
 
     fused = fuse(b.done(y), m=3)
     assert (fused.groups, fused.transposed) == (groups, transposed)

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops.activation import as_activation
+from qfuse.ir.ops.epilogue import Mul
 from qfuse.rewrite.prelude import aten
 
 pytestmark = pytest.mark.numeric
@@ -90,8 +91,10 @@ def test_a_gate_of_quantized_values_and_a_product_with_other_users() -> None:
 
     assert fused(program, n=2).fired == {"fuse-activation-quantize": 1}
     (found,) = filter(None, map(as_activation, program.graph.nodes))
-    assert found.epilogue.steps[0].stored is not None  # type: ignore[union-attr]
-    assert found.output.keep_text == "float"
+    (product_op,) = found.epilogue.ops
+    assert isinstance(product_op, Mul)
+    assert product_op.stored is not None
+    assert found.output.extra_outputs_text == "float"
 
 
 def test_an_image_that_gates_itself() -> None:

@@ -22,7 +22,7 @@ from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.norm_spec import Root, Statistic
 from qfuse.ir.ops.norms import LayerNorm, RmsNorm
-from qfuse.ir.ops.output import Keep
+from qfuse.ir.ops.output import ExtraOutput
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.optimize.fuse.norm import FuseNormQuantize
@@ -205,7 +205,11 @@ def test_what_others_read_too_is_kept(who: str, first: bool, what: str) -> None:
     applied(program, FuseNormQuantize)
     norm = the_norm(program)
     # Of two quantizes of one result the first takes the norm in.
-    want = {"result": {Keep.FLOAT}, "sum": {Keep.SUM}, "both": {Keep.FLOAT, Keep.SUM}}[what]
+    want = {
+        "result": {ExtraOutput.FLOAT},
+        "sum": {ExtraOutput.SUM},
+        "both": {ExtraOutput.FLOAT, ExtraOutput.SUM},
+    }[what]
     assert norm.output.keep == want
     assert norm.residual is not None
     assert_lowered_alike(program, source)
@@ -222,7 +226,7 @@ def test_a_scale_that_others_read_is_that_of_the_op() -> None:
     more = w.call(ops.quantize, y, choice, q.args[2], str(q.args[3]).replace("-128,127", "-8,7"))
     program = w.done(q, early, more, q.args[2])  # type: ignore[arg-type]
     norm = fused(program)
-    assert norm.output.keep == {Keep.FLOAT}
+    assert norm.output.keep == {ExtraOutput.FLOAT}
 
 
 @pytest.mark.numeric
@@ -233,7 +237,7 @@ def test_a_cast_that_others_read_stays_for_them() -> None:
     y = rms_of(w, wide)
     norm = fused(w.done(w.static(y), w.call(aten.neg.default, wide)), m=3)
     assert norm.residual is not None
-    assert norm.output.keep == {Keep.SUM}
+    assert norm.output.keep == {ExtraOutput.SUM}
 
 
 def rms_of(w: Writer, x: Node) -> Node:
@@ -260,7 +264,7 @@ def test_a_constant_that_comes_late_is_read_anew() -> None:
     y = w.spelled(Spelling())
     early = w.call(aten.neg.default, y)
     program = w.done(early, w.static(y))
-    assert fused(program, m=3).output.keep == {Keep.FLOAT}
+    assert fused(program, m=3).output.keep == {ExtraOutput.FLOAT}
 
 
 @pytest.mark.numeric
@@ -293,7 +297,7 @@ def test_strided_inputs_keep_their_strides() -> None:
     program = w.done(w.static(y), y)
     source = clone(program)
     applied(program, FuseNormQuantize)
-    assert the_norm(program).output.keep == {Keep.FLOAT}
+    assert the_norm(program).output.keep == {ExtraOutput.FLOAT}
     assert_lowered_alike(program, source)
 
 

@@ -17,7 +17,7 @@ from tests.support.graphs.board import (
     told,
 )
 
-from qfuse.ir.dtypes import REALS
+from qfuse.ir.dtypes import COMPUTE_DTYPES
 from qfuse.ir.events import MissCode
 from qfuse.ir.ops.linear import as_linear
 from qfuse.rewrite.pattern import ANY, CAST, Const, Operand, Read, Scalar, V, cast, op, through
@@ -42,7 +42,7 @@ def test_two_reads_of_one_constant_are_one_value(on: Board) -> None:
 
 
 def test_captures_are_typed(on: Board) -> None:
-    real = V("r", REALS)
+    real = V("r", COMPUTE_DTYPES)
     hit(op(aten.abs.default, real), on.abs(on.x))
     at = on.abs(on.q)
     assert told(op(aten.abs.default, real), at)[:2] == (MissCode.DTYPE, "q")

@@ -25,7 +25,7 @@ from qfuse.rewrite.pattern import (
     Pattern,
     PatternRule,
     cast,
-    explain,
+    explain_miss,
     op,
     where,
 )
@@ -62,16 +62,16 @@ def chain() -> Pattern:
 
 def test_a_pattern_shows_where_it_failed(on: Board) -> None:
     scaled = on.clamp(on.round(on.floor(on.div(on.x, on.y))), -8, 7)
-    assert explain(miss(chain(), on.to(scaled, INT8))) == (
+    assert explain_miss(miss(chain(), on.to(scaled, INT8))) == (
         "cast(clamp((round({(x / s) | (x * reciprocal(s))}) + z)?, low, high), int8)\n"
         "                  ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ "
         "expected aten.div.Tensor or aten.mul.Tensor, found aten.floor (%floor_default)"
     )
     open_above = on.clamp(on.round(on.div(on.x, on.y)), -8)
-    assert explain(miss(chain(), on.to(open_above, INT8))).splitlines()[1] == (
+    assert explain_miss(miss(chain(), on.to(open_above, INT8))).splitlines()[1] == (
         " " * 63 + "^^^^ expected a number for high, found None (%clamp_default_1)"
     )
-    assert explain(Miss(MissCode.AXIS, on.x, "no pattern")) == "no pattern"
+    assert explain_miss(Miss(MissCode.AXIS, on.x, "no pattern")) == "no pattern"
 
 
 def test_a_long_pattern_is_cut_around_the_caret(on: Board) -> None:
@@ -79,7 +79,9 @@ def test_a_long_pattern_is_cut_around_the_caret(on: Board) -> None:
     node = on.neg(on.x)
     for _ in range(40):
         pattern, node = op(aten.neg.default, pattern), on.neg(node)
-    text, caret = explain(miss(op(aten.abs.default, pattern), on.abs(on.neg(on.x)))).splitlines()
+    text, caret = explain_miss(
+        miss(op(aten.abs.default, pattern), on.abs(on.neg(on.x)))
+    ).splitlines()
     assert len(text) < 110
     assert text[caret.index("^") : caret.rindex("^") + 1] == "neg"
 

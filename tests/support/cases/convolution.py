@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from tests.support.cases.quantized_convolution import OPS
 from tests.support.fixed_order import run_fixed_order
 from tests.support.values import bits_same
 from torch.fx import Node
@@ -23,7 +24,6 @@ from qfuse.testing.quant import stored_like
 from qfuse.testing.run import random_inputs
 
 aten = torch.ops.aten
-CONV = {1: aten.conv1d.default, 2: aten.conv2d.default, 3: aten.conv3d.default}
 PADDED = {1: aten.conv1d.padding, 2: aten.conv2d.padding, 3: aten.conv3d.padding}
 
 
@@ -53,7 +53,7 @@ class Conv:
         rank = len(self.kernel)
         if self.padding is not None:
             return b.call(PADDED[rank], x, weight, bias, (1,) * rank, self.padding, *self.settings)
-        return b.call(CONV[rank], x, weight, bias, *self.settings)
+        return b.call(OPS[rank], x, weight, bias, *self.settings)
 
     def weight(self, b: GraphBuilder, shape: tuple[int, ...], name: str) -> Node:
         """Add its weight."""

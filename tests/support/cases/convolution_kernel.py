@@ -25,6 +25,9 @@ from qfuse.kernels import (
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 _NOT_DEPTHWISE = ("output_padding", "transposed", "groups")
+WINDOW = ("kernel", "stride", "padding", "dilation", "output_padding", "transposed", "groups")
+"""The spatial arguments, in the order of the ops."""
+
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -39,6 +42,21 @@ class Window:
     output_padding: tuple[int, ...]
     transposed: bool
     groups: int
+
+    def named(self) -> dict[str, Any]:
+        """The arguments of an op."""
+        given = {name: getattr(self, name) for name in WINDOW}
+        return {n: list(value) if isinstance(value, tuple) else value for n, value in given.items()}
+
+    def weight_shape(self, channels: int, features: int) -> tuple[int, ...]:
+        """The shape of torch's weight."""
+        if self.transposed:
+            return (channels, features // self.groups, *self.kernel)
+        return (features, channels // self.groups, *self.kernel)
+
+    def features(self, weight: torch.Tensor) -> int:
+        """The output channels of torch's weight."""
+        return weight.shape[1] * self.groups if self.transposed else weight.shape[0]
 
 
 def window(
@@ -61,6 +79,19 @@ def window(
     )  # fmt: skip
 
 
+GEOMETRIES = [
+    ((2, 6, 9), window(3, stride=2, padding=1, groups=2)),
+    ((6, 9), window(3, dilation=2)),
+    ((2, 6, 9, 8), window(3, 3, stride=2, padding=(0, 2, 1, 0))),
+    ((2, 6, 9, 8), window(3, 3, stride=2, padding=1)),
+    ((6, 9, 8), window(1, 1)),
+    ((0, 6, 9, 8), window(1, 1)),
+    ((2, 6, 5, 9, 8), window(3, 3, 1, padding=(1, 1, 0))),
+    ((2, 6, 9, 8), window(3, 2, stride=2, output_padding=(1, 0), transposed=True, groups=2)),
+    ((2, 6, 9), window(4, stride=3, padding=2, transposed=True)),
+]
+
+
 @dataclass(frozen=True)
 class Convolution:
     """One problem. ``weight`` is torch's; everything else is what the op takes."""
@@ -79,8 +110,7 @@ class Convolution:
     @property
     def features(self) -> int:
         """Output channels."""
-        w = self.window
-        return self.weight.shape[1] * w.groups if w.transposed else self.weight.shape[0]
+        return self.window.features(self.weight)
 
     def packed(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The weight and its sums as the op takes them."""
@@ -97,11 +127,9 @@ class Convolution:
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args = (self.x, self.x_scale, self.x_zero_point, *self.packed(), self.w_scale)
         options = {"w_zero_point": self.w_zero_point, "bias": self.bias, **self.options}
-        spatial = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in vars(self.window).items()
-            if not (self.depthwise and name in _NOT_DEPTHWISE)
-        }
+        spatial = self.window.named()
+        for name in _NOT_DEPTHWISE if self.depthwise else ():
+            del spatial[name]
         return args, {**spatial, **options}
 
     def run(self) -> torch.Tensor:
@@ -125,13 +153,7 @@ class Convolution:
             zero = zero.expand(self.features).reshape(shape)
             parts = weight.reshape(shape[0], -1, *weight.shape[1:])
             weight = (parts - zero.reshape(*zero.shape, *[1] * len(w.kernel))).flatten(0, 1)
-        x = x.contiguous()
-        if w.transposed:
-            convolve = _TRANSPOSED[len(w.kernel)]
-            return convolve(
-                x, weight, None, w.stride, w.padding, w.output_padding, w.groups, w.dilation
-            )
-        return convolved(x, weight, w)
+        return convolved(x.contiguous(), weight, w)
 
     def real(self) -> torch.Tensor:
         """The convolution in float32, in the order that the op promises."""
@@ -141,7 +163,7 @@ class Convolution:
 
     def expected(self) -> torch.Tensor:
         """The result, in the memory format of torch's."""
-        y = self.real().to(self.options.get("real", torch.float32))
+        y = self.real().to(self.options.get("product_dtype", torch.float32))
         y = Epilogue.parse(self.options.get("epilogue", "")).apply(
             y, self.options.get("extras", [])
         )
@@ -153,8 +175,11 @@ class Convolution:
 
 
 def convolved(x: torch.Tensor, weight: torch.Tensor, w: Window) -> torch.Tensor:
-    """Return an ordinary convolution, whose paddings before and after an axis may differ."""
+    """Return a convolution; if it is not transposed, the paddings of an axis may differ."""
     axes = len(w.kernel)
+    if w.transposed:
+        settings = (w.stride, w.padding, w.output_padding, w.groups, w.dilation)
+        return _TRANSPOSED[axes](x, weight, None, *settings)
     sides = zip(w.padding[:axes], w.padding[-axes:], strict=True)
     x = F.pad(x, [pad for side in reversed(list(sides)) for pad in side])
     return _CONV[axes](x, weight, None, w.stride, 0, w.dilation, w.groups)
@@ -166,6 +191,11 @@ def in_format_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     memory_format = _LAST[x.dim()] if last else torch.contiguous_format
     # Not `contiguous`, which takes any strides of axes of size 1.
     return torch.empty(y.shape, dtype=y.dtype, memory_format=memory_format).copy_(y)
+
+
+def image(x: torch.Tensor, *, last: bool) -> torch.Tensor:
+    """Return ``x``, channels last if its rank has that."""
+    return x.contiguous(memory_format=_LAST[x.dim()]) if last and x.dim() in _LAST else x
 
 
 def per_channel(values: torch.Tensor, w: Window) -> torch.Tensor:
@@ -190,16 +220,12 @@ def convolution(  # noqa: PLR0913 - what a problem can have
     Args:
         last: Whether ``x`` is channels last, if its rank has that.
     """
-    channels = shape[-1 - len(w.kernel)]
-    sizes = (channels, features // w.groups) if w.transposed else (features, channels // w.groups)
-    x = codes(shape, dtype)
-    if last and x.dim() in _LAST:
-        x = x.contiguous(memory_format=_LAST[x.dim()])
+    x = image(codes(shape, dtype), last=last)
     info = torch.iinfo(dtype)
     zero = torch.randint(info.min, info.max + 1, (1,), dtype=torch.int32)
     return Convolution(
         x=x,
-        weight=codes((*sizes, *w.kernel), torch.int8),
+        weight=codes(w.weight_shape(shape[-1 - len(w.kernel)], features), torch.int8),
         window=w,
         x_scale=torch.rand(1) * 0.01 + 0.003,
         w_scale=torch.rand(features if per_channel_scale else 1) * 0.01 + 0.003,

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from tests.support.cases.linear_kernel import Linear, linear
 
-from qfuse.ir.ops.epilogue import Epilogue, Glu, Step
+from qfuse.ir.ops.epilogue import Epilogue, EpilogueOp, Glu
 from qfuse.kernels import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows, pack_weight
 from qfuse.kernels.rowwise import RowwiseOutput
 
 
 @dataclass(frozen=True)
-class Halves:
+class GluOrder:
     """A linear of ``2 * h`` features with a glu among its steps."""
 
     linear: Linear
@@ -32,7 +32,7 @@ class Halves:
             "bias": case.bias,
             "extras": list(self.extras),
             "epilogue": self.epilogue,
-            "real": self.float_dtype,
+            "product_dtype": self.float_dtype,
         }
 
     def dtype(self) -> torch.dtype:
@@ -57,19 +57,19 @@ class Halves:
 
         The activation is the kernel's own, so this is the same bit for bit.
         """
-        steps = Epilogue.parse(self.epilogue).steps
+        steps = Epilogue.parse(self.epilogue).ops
         at = next(i for i, step in enumerate(steps) if isinstance(step, Glu))
         glu = steps[at]
         assert isinstance(glu, Glu)
         half = self.linear.weight.shape[0] // 2
         parts = [self.part(slice(i * half, (i + 1) * half), steps[:at]) for i in (0, 1)]
-        gate, up = parts if glu.halves == "gate-first" else parts[::-1]
+        gate, up = parts if glu.order == "gate-first" else parts[::-1]
         if gate.numel() == 0:
             return Epilogue(steps[at + 1 :]).apply(gate * up, self.extras)
         y = activated(gate, str(glu.act)) * up
         return Epilogue(steps[at + 1 :]).apply(y, self.extras)
 
-    def part(self, columns: slice, steps: tuple[Step, ...] = ()) -> torch.Tensor:
+    def part(self, columns: slice, steps: tuple[EpilogueOp, ...] = ()) -> torch.Tensor:
         """One half of the linear, with the steps in front of the glu."""
         case = self.linear
         zero = case.w_zero_point
@@ -81,7 +81,7 @@ class Halves:
             bias=None if case.bias is None else case.bias[columns],
         )
         wide = [_columns(e, columns, case.weight.shape[0]) for e in self.extras]
-        y = one.with_options(real=self.float_dtype, out_dtype=self.float_dtype).run()
+        y = one.with_options(product_dtype=self.float_dtype, out_dtype=self.float_dtype).run()
         return Epilogue(steps).apply(y, wide)
 
 
@@ -106,6 +106,6 @@ def activated(gate: torch.Tensor, act: str) -> torch.Tensor:
     return y.reshape(gate.shape).to(gate.dtype)
 
 
-def halves(shape: tuple[int, ...], h: int, **kind: Any) -> Halves:
+def halves(shape: tuple[int, ...], h: int, **kind: Any) -> GluOrder:
     """A random problem of ``2 * h`` features."""
-    return Halves(linear(shape, 2 * h, **kind))
+    return GluOrder(linear(shape, 2 * h, **kind))

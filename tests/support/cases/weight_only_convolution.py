@@ -7,20 +7,16 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from tests.support.cases.convolution_kernel import Window, convolved, in_format_of
+from tests.support.cases.convolution_kernel import Window, convolved, image, in_format_of
 from tests.support.cases.weight_only import ROUNDING, SUM_EPSILONS, TINY
 
 from qfuse.kernels import (
     convolution_w4a16,
     convolution_w8a16,
-    pack_codes,
     pack_groups,
-    pack_transposed_codes,
+    pack_transposed_values,
+    pack_values,
 )
-
-_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 @dataclass(frozen=True)
@@ -42,14 +38,13 @@ class WeightOnlyConvolution:
     @property
     def features(self) -> int:
         """Output channels."""
-        w = self.window
-        return self.codes.shape[1] * w.groups if w.transposed else self.codes.shape[0]
+        return self.window.features(self.codes)
 
     def packed(self) -> torch.Tensor:
         w = self.window
         if w.transposed:
-            return pack_transposed_codes(self.codes, w.stride, w.dilation, w.groups)
-        return pack_codes(self.codes)
+            return pack_transposed_values(self.codes, w.stride, w.dilation, w.groups)
+        return pack_values(self.codes)
 
     def parameter(self, values: torch.Tensor) -> torch.Tensor:
         """Values as the op takes them: in groups, they are repeated for every tap."""
@@ -59,16 +54,12 @@ class WeightOnlyConvolution:
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         zero = self.zero_point
-        window = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in vars(self.window).items()
-        }
         return (self.x, self.packed(), self.parameter(self.scale)), {
             "w_zero_point": None if zero is None else self.parameter(zero),
             "out_channels": self.features,
             "bias": self.bias,
             "compute": self.compute,
-            **window,
+            **self.window.named(),
         }
 
     def run(self, **options: Any) -> torch.Tensor:
@@ -100,13 +91,7 @@ class WeightOnlyConvolution:
         return w.to(self.x.dtype).double()
 
     def convolved(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        w, x = self.window, x.double().contiguous()
-        if w.transposed:
-            convolve = _TRANSPOSED[len(w.kernel)]
-            return convolve(
-                x, weight, None, w.stride, w.padding, w.output_padding, w.groups, w.dilation
-            )
-        return convolved(x, weight, w)
+        return convolved(x.double().contiguous(), weight, self.window)
 
     def exact(self) -> torch.Tensor:
         """The result in float64."""
@@ -168,14 +153,10 @@ def weight_only_convolution(  # noqa: PLR0913 - what a problem can have
         inputs: Groups of input channels with parameters of their own.
         last: Whether ``x`` is channels last, if its rank has that.
     """
-    channels = shape[-1 - len(w.kernel)]
-    sizes = (channels, features // w.groups) if w.transposed else (features, channels // w.groups)
     low, high, stored = (0, 16, torch.uint8) if bits == 4 else (-128, 128, torch.int8)
-    codes = torch.randint(low, high, (*sizes, *w.kernel)).to(stored)
+    codes = torch.randint(low, high, w.weight_shape(shape[-1 - len(w.kernel)], features)).to(stored)
     codes.reshape(-1)[:2] = torch.tensor([low, high - 1], dtype=stored)[: codes.numel()]
-    x = torch.randn(shape).to(dtype)
-    if last and x.dim() in _LAST:
-        x = x.contiguous(memory_format=_LAST[x.dim()])
+    x = image(torch.randn(shape).to(dtype), last=last)
     grid = (features, inputs)
     return WeightOnlyConvolution(
         x=x,

@@ -13,7 +13,7 @@ from qfuse.ir.ops.epilogue import (
     Cast,
     Epilogue,
     Glu,
-    Halves,
+    GluOrder,
     Mul,
     Prelu,
     Round,
@@ -126,7 +126,7 @@ def epilogues() -> st.SearchStrategy[Epilogue]:
         st.builds(Mul, index, st.none() | rounded),
         st.builds(Prelu, index),
         st.builds(Cast, st.sampled_from(FLOATS)),
-        st.builds(Glu, act, st.sampled_from(Halves)),
+        st.builds(Glu, act, st.sampled_from(GluOrder)),
         rounded,
     )
     return st.builds(Epilogue, st.lists(step, max_size=6).map(tuple))

@@ -9,12 +9,12 @@ from torch.fx import Node
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.movement.slice import Slice
 from qfuse.ir.ops.casts import cast_source
-from qfuse.ir.ops.epilogue import Halves
+from qfuse.ir.ops.epilogue import GluOrder
 from qfuse.ir.ops.views import shape_of
 
 
 @dataclass(frozen=True, slots=True)
-class TwoHalves:
+class GluSplit:
     """A value that is split in the middle of its last axis.
 
     Attributes:
@@ -24,11 +24,11 @@ class TwoHalves:
     """
 
     source: Node
-    order: Halves
+    order: GluOrder
     cuts: frozenset[Node]
 
 
-def halves_of(gate: Node, up: Node) -> TwoHalves | None:
+def glu_split_of(gate: Node, up: Node) -> GluSplit | None:
     """View two nodes as the first and the second half of one value, in any order, or ``None``."""
     cut = movement_of(gate)
     if not isinstance(cut, Slice):
@@ -38,12 +38,12 @@ def halves_of(gate: Node, up: Node) -> TwoHalves | None:
     if not isinstance(size, int) or size % 2:
         return None
     low, high = (0, size // 2), (size // 2, size)
-    orders = {(low, high): Halves.GATE_FIRST, (high, low): Halves.UP_FIRST}
+    orders = {(low, high): GluOrder.GATE_FIRST, (high, low): GluOrder.UP_FIRST}
     bounds = _bounds(gate, source), _bounds(up, source)
     if bounds[0] is None or bounds[1] is None or bounds not in orders:
         return None
     nodes = {gate, up, *gate.all_input_nodes, *up.all_input_nodes} - {source}
-    return TwoHalves(source, orders[bounds[0], bounds[1]], frozenset(nodes))
+    return GluSplit(source, orders[bounds[0], bounds[1]], frozenset(nodes))
 
 
 def uncast(node: Node) -> tuple[list[Node], Node]:

@@ -12,7 +12,7 @@ from torch.fx import Node
 from qfuse.ir.ops.declare import Op, define_op
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.fields import ArgInfo
-from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.output import ExtraOutput, Output
 from qfuse.ir.ops.views import QuantParams
 
 
@@ -36,7 +36,7 @@ class Activation(Op):
 
     def problems(self) -> Iterator[str]:
         """Check that the op does not return its input as its float result."""
-        if Keep.FLOAT in self.output.keep and not self.epilogue.steps:
+        if ExtraOutput.FLOAT in self.output.keep and not self.epilogue.ops:
             yield "with an empty epilogue its float result is its input"
 
 

@@ -12,7 +12,7 @@ from qfuse.ir.errors import BlockError
 from qfuse.ir.ops.declare import Op
 from qfuse.ir.ops.epilogue import Add, Epilogue, Mul, Round
 from qfuse.ir.ops.fields import RESULT
-from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.output import ExtraOutput, Output
 from qfuse.ir.ops.qdq import Dequantize
 from qfuse.ir.ops.views import QuantParams, dtype_of, tensor_of
 from qfuse.ir.quant.spec import QuantSpec
@@ -29,7 +29,7 @@ def problems_of(op: Op) -> Iterator[str]:
             yield f"float values are {real}, the spec says {spec}"
     yield from op.problems()
     if (output := getattr(op, "output", None)) is not None:
-        if Keep.SUM in output.keep and getattr(op, "residual", None) is None:
+        if ExtraOutput.SUM in output.keep and getattr(op, "residual", None) is None:
             yield "without a residual there is no sum to keep"
         yield from _check_results(op.node.meta["val"], output)
 
@@ -47,7 +47,7 @@ def _rounded(op: Op) -> Iterator[tuple[torch.dtype, QuantSpec]]:
     """Yield the float dtype of each value that an epilogue rounds, with the rounding's spec."""
     epilogue: Epilogue = getattr(op, "epilogue", Epilogue())
     # There is one type more than steps: the last one is that of the result.
-    for step, real in zip(epilogue.steps, op.float_types(), strict=False):
+    for step, real in zip(epilogue.ops, op.float_types(), strict=False):
         if isinstance(step, Round):
             yield real, step.spec
         elif isinstance(step, Mul) and step.rounded is not None:
@@ -59,7 +59,7 @@ def _check_epilogue(op: Op) -> Iterator[str]:
     epilogue: Epilogue = getattr(op, "epilogue", Epilogue())
     extras: Sequence[Node] = getattr(op, "extras", ())
     values = [tensor_of(extra) for extra in extras]
-    for step in epilogue.steps:
+    for step in epilogue.ops:
         if isinstance(step, (Add, Mul)) and step.stored is not None:
             scale, zero, spec = step.stored.values(values)
             params = [scale] if zero is None else [scale, zero]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
@@ -10,6 +12,7 @@ from qfuse.ir.aten import aten
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.view_ops import RESHAPES, TURNS
+from qfuse.ir.ops.views import QuantParams
 
 # Ops that importers and users apply to scales and zero points before their use.
 _FOLDABLE = frozenset(
@@ -76,6 +79,16 @@ def number_of(value: object) -> int | float | None:
         return None
     item: int | float = tensor.item()
     return item
+
+
+def constant_params(
+    params: QuantParams, value: Callable[[Node], torch.Tensor | None] = constant_value
+) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """Return scale and zero point, or ``None`` if ``value`` does not know one of them."""
+    scale = value(params.scale)
+    zero = None if params.zero_point is None else value(params.zero_point)
+    absent = scale is None or (zero is None and params.zero_point is not None)
+    return None if scale is None or absent else (scale, zero)
 
 
 def _is_small(node: Node) -> bool:

@@ -96,12 +96,19 @@ class Convolution:
             return (0,) * self.spatial
         if named != "same":
             return self.per_axis("padding")
-        kernel = shape_of(self.weight)[2:]
-        if not all(isinstance(size, int) for size in kernel):
+        whole = self.same_padding
+        if whole is None or any(size % 2 for size in whole):
             return "same"
-        whole = [d * (int(k) - 1) for d, k in zip(self.per_axis("dilation"), kernel, strict=True)]
+        return tuple(size // 2 for size in whole)
+
+    @property
+    def same_padding(self) -> tuple[int, ...] | None:
+        """What ``"same"`` adds to every axis, both sides together; ``None`` for unknown kernels."""
+        kernel = [size for size in shape_of(self.weight)[2:] if isinstance(size, int)]
+        if len(kernel) < self.spatial:
+            return None
         # torch accepts it only with unit strides.
-        return "same" if any(size % 2 for size in whole) else tuple(size // 2 for size in whole)
+        return tuple(d * (k - 1) for d, k in zip(self.per_axis("dilation"), kernel, strict=True))
 
     @property
     def spatial(self) -> int:

@@ -154,7 +154,7 @@ class Op:
         if epilogue is None:
             return (self.float_dtype,)
         extras: Sequence[Node] = getattr(self, "extras", ())
-        return epilogue.real_types(self.float_dtype, [tensor_of(extra) for extra in extras])
+        return epilogue.float_types(self.float_dtype, [tensor_of(extra) for extra in extras])
 
     def problems(self) -> Iterator[str]:
         """Yield problems of the call that the types of its fields do not imply."""

@@ -183,7 +183,7 @@ class Cast:
         return f"cast({dtype_name(self.dtype)})"
 
 
-class Halves(StrEnum):
+class GluOrder(StrEnum):
     """Which half of the last axis is the gate."""
 
     GATE_FIRST = "gate-first"
@@ -195,10 +195,10 @@ class Glu:
     """GLU: multiply the activation of one half of the last axis by the other half."""
 
     act: Act
-    halves: Halves
+    order: GluOrder
 
     def __str__(self) -> str:
-        return f"glu({','.join((self.act.name, *map(repr, self.act.args), self.halves))})"
+        return f"glu({','.join((self.act.name, *map(repr, self.act.args), self.order))})"
 
     def apply(self, y: torch.Tensor) -> torch.Tensor:
         """Return the product.
@@ -209,31 +209,31 @@ class Glu:
         half = y.shape[-1] // 2
         # Slices rather than a split, whose number of results could depend on a size.
         parts = y[..., :half], y[..., half:]
-        gate, up = parts if self.halves is Halves.GATE_FIRST else parts[::-1]
+        gate, up = parts if self.order is GluOrder.GATE_FIRST else parts[::-1]
         return ACTIVATIONS[self.act.name](gate, *self.act.args) * up
 
 
-Step = Act | Add | Mul | Prelu | Cast | Glu | Round
+EpilogueOp = Act | Add | Mul | Prelu | Cast | Glu | Round
 
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
     """The epilogue ops in order. The text joins them with ``|``; an empty epilogue is ""."""
 
-    steps: tuple[Step, ...] = ()
+    ops: tuple[EpilogueOp, ...] = ()
 
     def __str__(self) -> str:
-        return "|".join(map(str, self.steps))
+        return "|".join(map(str, self.ops))
 
-    def then(self, step: Step) -> Epilogue:
+    def then(self, step: EpilogueOp) -> Epilogue:
         """Return the epilogue with one more op."""
-        return Epilogue((*self.steps, step))
+        return Epilogue((*self.ops, step))
 
     @classmethod
     def parse(cls, text: str) -> Epilogue:
         """Parse the canonical text.
 
-        >>> Epilogue.parse("act(relu)|add(0,1.0)|cast(bfloat16)").steps[1]
+        >>> Epilogue.parse("act(relu)|add(0,1.0)|cast(bfloat16)").ops[1]
         Add(index=0, alpha=1.0)
 
         Raises:
@@ -243,7 +243,7 @@ class Epilogue:
 
     def apply(self, y: torch.Tensor, extras: Sequence[torch.Tensor]) -> torch.Tensor:
         """Apply the epilogue to ``y``; type promotion is torch's own."""
-        for step in self.steps:
+        for step in self.ops:
             match step:
                 case Act(name, args):
                     y = ACTIVATIONS[name](y, *args)
@@ -262,9 +262,9 @@ class Epilogue:
 
     def widened(self) -> Epilogue:
         """Return the epilogue that computes in float64."""
-        return Epilogue(tuple(map(_widened, self.steps)))
+        return Epilogue(tuple(map(_widened, self.ops)))
 
-    def real_types(
+    def float_types(
         self, first: torch.dtype, extras: Sequence[torch.Tensor]
     ) -> tuple[torch.dtype, ...]:
         """Return the float dtype before every op, and the one after the last.
@@ -274,12 +274,12 @@ class Epilogue:
             extras: The operands, of which only dtypes and ranks are used.
         """
         types = [first]
-        for step in self.steps:
+        for step in self.ops:
             types.append(_type_behind(step, types[-1], extras))
         return tuple(types)
 
 
-def _widened(step: Step) -> Step:
+def _widened(step: EpilogueOp) -> EpilogueOp:
     match step:
         case Cast(dtype) if dtype in FLOATS:
             return Cast(torch.float64)
@@ -294,7 +294,7 @@ def _widened(step: Step) -> Step:
 
 
 def _type_behind(
-    step: Step, float_dtype: torch.dtype, extras: Sequence[torch.Tensor]
+    step: EpilogueOp, float_dtype: torch.dtype, extras: Sequence[torch.Tensor]
 ) -> torch.dtype:
     match step:
         case Cast(dtype):
@@ -324,7 +324,7 @@ def _parse(text: str) -> Epilogue:
     return Epilogue(tuple(_parse_step(part) for part in text.split("|") if text))
 
 
-def _parse_step(text: str) -> Step:
+def _parse_step(text: str) -> EpilogueOp:
     found = _STEP.fullmatch(text)
     if found is None:
         raise NormalizeError(f"not an epilogue step: {text!r}")
@@ -343,7 +343,7 @@ def _parse_act(text: str) -> Act:
 
 def _parse_glu(text: str) -> Glu:
     act, _, halves = text.rpartition(",")
-    return Glu(_parse_act(act), Halves(halves))
+    return Glu(_parse_act(act), GluOrder(halves))
 
 
 def _parse_add(text: str) -> Add:
@@ -371,7 +371,7 @@ def _parse_params(text: str) -> tuple[int, int | None, QuantSpec]:
     return int(scale), None if zero == "-" else int(zero), QuantSpec.parse(spec)
 
 
-_PARSERS: dict[str, Callable[[str], Step]] = {
+_PARSERS: dict[str, Callable[[str], EpilogueOp]] = {
     "act": _parse_act,
     "add": _parse_add,
     "mul": _parse_mul,

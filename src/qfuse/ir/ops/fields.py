@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_origin
 from torch.fx import Node
 from torch.fx.node import Argument
 
-from qfuse.ir.ops.output import Output, parse_keep
+from qfuse.ir.ops.output import Output, parse_extra_outputs
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.choose import ChooseSpec
 from qfuse.ir.quant.spec import QuantSpec
@@ -181,7 +181,7 @@ def _output(name: str) -> Field:
     given_params = _params("out_params", ArgInfo(levels=1), optional=True)
 
     def read(given: Given, leaf: TensorCheck) -> Output:
-        keep = parse_keep(given["keep"])
+        keep = parse_extra_outputs(given["keep"])
         if not given["choose"]:
             return Output(given_params.read(given, leaf), None, keep)
         chosen = QuantSpec.parse(given["out_spec"]), ChooseSpec.parse(given["choose"])
@@ -189,8 +189,8 @@ def _output(name: str) -> Field:
 
     def write(value: Output) -> Sequence[Argument]:
         if value.chosen is None:
-            return (*given_params.write(value.params), "", value.keep_text)
-        return (None, None, *map(str, value.chosen), value.keep_text)
+            return (*given_params.write(value.params), "", value.extra_outputs_text)
+        return (None, None, *map(str, value.chosen), value.extra_outputs_text)
 
     return Field(name, (*given_params.formals, "str choose", "str keep"), read, write)
 

@@ -2,7 +2,7 @@
 
 The result is float, quantized with static parameters, or quantized with dynamic parameters. The op
 returns a list: the result; with dynamic parameters, the scale and zero point; then the extra
-outputs, in the order of :class:`Keep`.
+outputs, in the order of :class:`ExtraOutput`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qfuse.ir.quant.reference import quantize
 from qfuse.ir.quant.spec import QuantSpec
 
 
-class Keep(StrEnum):
+class ExtraOutput(StrEnum):
     """Extra outputs of a fused op: intermediate values that have other users.
 
     ``FLOAT``: the result before it is quantized. ``SUM``: the sum of input and residual.
@@ -30,23 +30,23 @@ class Keep(StrEnum):
     SUM = "sum"
 
 
-def keep_text(keep: frozenset[Keep]) -> str:
+def extra_outputs_text(keep: frozenset[ExtraOutput]) -> str:
     """Format the extra outputs as ``float|sum``."""
-    return "|".join(k for k in Keep if k in keep)
+    return "|".join(k for k in ExtraOutput if k in keep)
 
 
-def parse_keep(text: str) -> frozenset[Keep]:
+def parse_extra_outputs(text: str) -> frozenset[ExtraOutput]:
     """Parse the canonical text.
 
     Raises:
         NormalizeError: The text is malformed.
     """
     try:
-        keep = frozenset(map(Keep, text.split("|"))) if text else frozenset()
+        keep = frozenset(map(ExtraOutput, text.split("|"))) if text else frozenset()
     except ValueError as error:
         raise NormalizeError(f"not the text of what is kept: {text!r}") from error
     # Specs are compared as text, so there must be one text per meaning.
-    if keep_text(keep) != text:
+    if extra_outputs_text(keep) != text:
         raise NormalizeError(f"not the canonical text of what is kept: {text!r}")
     return keep
 
@@ -63,13 +63,15 @@ class Output:
 
     params: QuantParams | None = None
     chosen: tuple[QuantSpec, ChooseSpec] | None = None
-    keep: frozenset[Keep] = frozenset()
+    keep: frozenset[ExtraOutput] = frozenset()
 
     def __post_init__(self) -> None:
         assert self.params is None or self.chosen is None, "parameters are static or dynamic"
         is_float = self.params is None and self.chosen is None
         assert self.chosen is None or not self.chosen[1].outer, "one level of scales is chosen"
-        assert not (is_float and Keep.FLOAT in self.keep), "a float result is not an extra output"
+        assert not (is_float and ExtraOutput.FLOAT in self.keep), (
+            "a float result is not an extra output"
+        )
 
     @property
     def spec(self) -> QuantSpec | None:
@@ -84,20 +86,20 @@ class Output:
         return None if self.chosen is None else self.chosen[1]
 
     @property
-    def keep_text(self) -> str:
+    def extra_outputs_text(self) -> str:
         """The extra outputs as text."""
-        return keep_text(self.keep)
+        return extra_outputs_text(self.keep)
 
     @property
     def count(self) -> int:
         """Number of results of the op."""
         return self.place(None)
 
-    def place(self, what: Keep | None) -> int:
+    def place(self, what: ExtraOutput | None) -> int:
         """Return the index of an extra output; for ``None``, the index after the last one."""
         # With dynamic parameters, scale and zero point stand before the extra outputs.
         first = 1 if self.chosen is None else 3
-        order = [k for k in Keep if k in self.keep]
+        order = [k for k in ExtraOutput if k in self.keep]
         return first + (len(order) if what is None else order.index(what))
 
     def widened(self) -> Self:
@@ -114,8 +116,8 @@ class Output:
             y: The float result.
             total: The sum of input and residual, if the op adds them.
         """
-        values = {Keep.FLOAT: y, Keep.SUM: total}
-        kept = [value for k in Keep if k in self.keep and (value := values[k]) is not None]
+        values = {ExtraOutput.FLOAT: y, ExtraOutput.SUM: total}
+        kept = [value for k in ExtraOutput if k in self.keep and (value := values[k]) is not None]
         assert len(kept) == len(self.keep), "without a residual there is no sum to keep"
         if self.chosen is None:
             params: Any = self.params

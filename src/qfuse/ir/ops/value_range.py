@@ -32,6 +32,7 @@ _SAME_VALUES = (
     aten._to_copy.default,
 )
 _ROUNDINGS = (aten.round.default, aten.floor.default, aten.ceil.default, aten.trunc.default)
+_INT32 = torch.iinfo(torch.int32)
 _CLAMPS = (aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default)
 _ZEROS = (aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default)
 _FULLS = (aten.full_like.default, aten.full.default, aten.new_full.default)
@@ -71,6 +72,12 @@ def bounds_of(node: Node, *, look: bool = True) -> Bounds | None:
     if not found.whole or math.inf in {-found.low, found.high}:
         return None
     return int(found.low), int(found.high)
+
+
+def fits_int32(zero: Node) -> bool:
+    """Whether a zero point is an integer of at most 32 bits."""
+    bounds = None if dtype_of(zero).is_floating_point else bounds_of(zero)
+    return bounds is not None and _INT32.min <= bounds[0] and bounds[1] <= _INT32.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +132,7 @@ def _found_range(node: Node, depth: int) -> _Range | None:
         return _clamped(node, depth)
     if is_call(node, aten.add.Tensor, aten.sub.Tensor):
         return _shifted(node, depth)
-    return _range_of_codes(node)
+    return _range_of_quantized(node)
 
 
 def _range_of_constant(value: torch.Tensor) -> _Range | None:
@@ -172,7 +179,7 @@ def _shifted(node: Node, depth: int) -> _Range | None:
     return _Range(inner.low + by, inner.high + by, inner.whole)
 
 
-def _range_of_codes(node: Node) -> _Range | None:
+def _range_of_quantized(node: Node) -> _Range | None:
     """Return the range of quantized values, or of a dynamic zero point for them."""
     codes = stored_spec(node)
     # Quantize clamps to its range.

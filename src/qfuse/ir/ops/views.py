@@ -89,6 +89,15 @@ def result_of(value: object) -> tuple[Node, int] | None:
     return (source, index) if isinstance(index, int) else None
 
 
+def results_of(node: Node) -> dict[int, Node]:
+    """Return the ``getitem`` users of a node with several results, by index."""
+    return {
+        int(u.args[1]): u  # type: ignore[arg-type]
+        for u in node.users
+        if u.target is operator.getitem
+    }
+
+
 def tensor_of(node: Node) -> torch.Tensor:
     """Return the fake tensor of ``node``."""
     value = node.meta["val"]

@@ -22,6 +22,20 @@ def covers(b: int | None, size: Size) -> bool:
     return b is None or (isinstance(size, int) and 0 < size <= b)
 
 
+def is_whole(block: Block, shape: Sequence[Size]) -> bool:
+    """Whether one scale covers a tensor of ``shape``."""
+    return all(map(covers, block, shape))
+
+
+def rows_share_scale(block: Block, shape: Sequence[Size]) -> bool:
+    """Whether every row (all axes but the last) has its own scale.
+
+    The block size of an axis of static size 1 does not matter.
+    """
+    lead = zip(block[:-1], shape[:-1], strict=True)
+    return covers(block[-1], shape[-1]) and all(b == 1 or same_size(s, 1) for b, s in lead)
+
+
 def same_grid(a: Block, b: Block, shape: Sequence[Size]) -> bool:
     """Whether two blocks divide a shape in the same way."""
     return all(

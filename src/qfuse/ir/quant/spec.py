@@ -16,6 +16,7 @@ from functools import cache
 
 import torch
 
+from qfuse.ir.dtypes import bit_width
 from qfuse.ir.errors import BlockError, NormalizeError
 from qfuse.ir.quant.block import block_grid, block_text, check_grid, parse_block
 from qfuse.ir.quant.element import CONTAINER, Element, ScaleFormat, greatest
@@ -153,7 +154,7 @@ class QuantSpec:
         if self.element is not Element.WHOLE:
             return 1 + self.element.exponent_bits + self.element.mantissa_bits
         if self.dtype.is_floating_point:
-            return self.dtype.itemsize * 8
+            return bit_width(self.dtype)
         # A range of a single value still takes a bit.
         return max(1, (self.quant_max - self.quant_min).bit_length())
 

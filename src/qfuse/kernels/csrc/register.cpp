@@ -40,10 +40,10 @@ std::vector<Tensor> list_of(const Extras& extras) {
 Tensor linear_w8a8(const Tensor& x, const Tensor& x_scale, const optional<Tensor>& x_zero_point,
                    const Tensor& w_packed, const Tensor& w_sums, const Tensor& w_scale,
                    const optional<Tensor>& w_zero_point, const optional<Tensor>& bias,
-                   Extras extras, std::string_view epilogue, ScalarType real,
+                   Extras extras, std::string_view epilogue, ScalarType product_dtype,
                    ScalarType out_dtype) {
   return qfuse::linear_w8a8({x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point,
-                             bias, list_of(extras), epilogue, real},
+                             bias, list_of(extras), epilogue, product_dtype},
                             nullptr, out_dtype);
 }
 
@@ -51,14 +51,14 @@ Tensor linear_w8a8_quantized(const Tensor& x, const Tensor& x_scale,
                              const optional<Tensor>& x_zero_point, const Tensor& w_packed,
                              const Tensor& w_sums, const Tensor& w_scale,
                              const optional<Tensor>& w_zero_point, const optional<Tensor>& bias,
-                             Extras extras, std::string_view epilogue, ScalarType real,
+                             Extras extras, std::string_view epilogue, ScalarType product_dtype,
                              const Tensor& out_scale, const optional<Tensor>& out_zero_point,
                              int64_t quant_min, int64_t quant_max, bool reciprocal,
                              bool zero_point_first, ScalarType out_dtype) {
   const qfuse::Output output{out_scale, out_zero_point, quant_min,
                              quant_max, reciprocal,     zero_point_first};
   return qfuse::linear_w8a8({x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point,
-                             bias, list_of(extras), epilogue, real},
+                             bias, list_of(extras), epilogue, product_dtype},
                             &output, out_dtype);
 }
 
@@ -68,11 +68,12 @@ Tensor convolution_w8a8(const Tensor& x, const Tensor& x_scale,
                         const optional<Tensor>& w_zero_point, const optional<Tensor>& bias,
                         IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
                         IntArrayRef dilation, IntArrayRef output_padding, bool transposed,
-                        int64_t groups, Extras extras, std::string_view epilogue, ScalarType real,
+                        int64_t groups, Extras extras, std::string_view epilogue,
+                        ScalarType product_dtype,
                         ScalarType out_dtype) {
   return qfuse::convolution_w8a8(
       {x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias, list_of(extras),
-       epilogue, real},
+       epilogue, product_dtype},
       {kernel, stride, padding, dilation, output_padding, transposed, groups}, nullptr, out_dtype);
 }
 
@@ -81,14 +82,15 @@ Tensor convolution_w8a8_quantized(
     const Tensor& w_packed, const Tensor& w_sums, const Tensor& w_scale,
     const optional<Tensor>& w_zero_point, const optional<Tensor>& bias, IntArrayRef kernel,
     IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, IntArrayRef output_padding,
-    bool transposed, int64_t groups, Extras extras, std::string_view epilogue, ScalarType real,
+    bool transposed, int64_t groups, Extras extras, std::string_view epilogue,
+    ScalarType product_dtype,
     const Tensor& out_scale, const optional<Tensor>& out_zero_point, int64_t quant_min,
     int64_t quant_max, bool reciprocal, bool zero_point_first, ScalarType out_dtype) {
   const qfuse::Output output{out_scale, out_zero_point, quant_min,
                              quant_max, reciprocal,     zero_point_first};
   return qfuse::convolution_w8a8(
       {x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias, list_of(extras),
-       epilogue, real},
+       epilogue, product_dtype},
       {kernel, stride, padding, dilation, output_padding, transposed, groups}, &output, out_dtype);
 }
 
@@ -98,11 +100,12 @@ Tensor convolution_depthwise_w8a8(const Tensor& x, const Tensor& x_scale,
                                   const optional<Tensor>& w_zero_point,
                                   const optional<Tensor>& bias, IntArrayRef kernel,
                                   IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                                  Extras extras, std::string_view epilogue, ScalarType real,
+                                  Extras extras, std::string_view epilogue,
+                                  ScalarType product_dtype,
                                   ScalarType out_dtype) {
   return qfuse::convolution_depthwise_w8a8(
       {x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias, list_of(extras),
-       epilogue, real},
+       epilogue, product_dtype},
       {kernel, stride, padding, dilation, {}, false, 1}, nullptr, out_dtype);
 }
 
@@ -111,14 +114,14 @@ Tensor convolution_depthwise_w8a8_quantized(
     const Tensor& w_packed, const Tensor& w_sums, const Tensor& w_scale,
     const optional<Tensor>& w_zero_point, const optional<Tensor>& bias, IntArrayRef kernel,
     IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, Extras extras,
-    std::string_view epilogue, ScalarType real, const Tensor& out_scale,
+    std::string_view epilogue, ScalarType product_dtype, const Tensor& out_scale,
     const optional<Tensor>& out_zero_point, int64_t quant_min, int64_t quant_max, bool reciprocal,
     bool zero_point_first, ScalarType out_dtype) {
   const qfuse::Output output{out_scale, out_zero_point, quant_min,
                              quant_max, reciprocal,     zero_point_first};
   return qfuse::convolution_depthwise_w8a8(
       {x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias, list_of(extras),
-       epilogue, real},
+       epilogue, product_dtype},
       {kernel, stride, padding, dilation, {}, false, 1}, &output, out_dtype);
 }
 
@@ -138,11 +141,11 @@ Tensor convolution_w8a8_grouped(const Tensor& x, const Tensor& x_scale,
                                 const optional<Tensor>& bias, IntArrayRef kernel,
                                 IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
                                 IntArrayRef output_padding, bool transposed, int64_t groups,
-                                Extras extras, std::string_view epilogue, ScalarType real,
+                                Extras extras, std::string_view epilogue, ScalarType product_dtype,
                                 ScalarType out_dtype) {
   return qfuse::convolution_w8a8_grouped(
       {x, x_scale, x_zero_point, w_packed, w_sums, w_scale, std::nullopt, bias, list_of(extras),
-       epilogue, real},
+       epilogue, product_dtype},
       {kernel, stride, padding, dilation, output_padding, transposed, groups}, out_channels,
       nullptr, out_dtype);
 }
@@ -152,14 +155,14 @@ Tensor convolution_w8a8_grouped_quantized(
     const Tensor& w_packed, const Tensor& w_sums, const Tensor& w_scale, int64_t out_channels,
     const optional<Tensor>& bias, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
     IntArrayRef dilation, IntArrayRef output_padding, bool transposed, int64_t groups,
-    Extras extras, std::string_view epilogue, ScalarType real, const Tensor& out_scale,
+    Extras extras, std::string_view epilogue, ScalarType product_dtype, const Tensor& out_scale,
     const optional<Tensor>& out_zero_point, int64_t quant_min, int64_t quant_max, bool reciprocal,
     bool zero_point_first, ScalarType out_dtype) {
   const qfuse::Output output{out_scale, out_zero_point, quant_min,
                              quant_max, reciprocal,     zero_point_first};
   return qfuse::convolution_w8a8_grouped(
       {x, x_scale, x_zero_point, w_packed, w_sums, w_scale, std::nullopt, bias, list_of(extras),
-       epilogue, real},
+       epilogue, product_dtype},
       {kernel, stride, padding, dilation, output_padding, transposed, groups}, out_channels,
       &output, out_dtype);
 }
@@ -184,9 +187,10 @@ Tensor linear_grouped(const Tensor& x, const Tensor& x_scale, const optional<Ten
                       const Tensor& w_packed, const Tensor& w_sums, const Tensor& w_scale,
                       const optional<Tensor>& w_zero_point, int64_t out_features,
                       const optional<Tensor>& bias, Extras extras, std::string_view epilogue,
-                      ScalarType real, ScalarType out_dtype) {
+                      ScalarType product_dtype, ScalarType out_dtype) {
   return qfuse::linear_grouped({Bits, x, x_scale, x_zero_point, w_packed, w_sums, w_scale,
-                                w_zero_point, out_features, bias, list_of(extras), epilogue, real},
+                                w_zero_point, out_features, bias, list_of(extras), epilogue,
+                                product_dtype},
                                nullptr, out_dtype);
 }
 
@@ -196,14 +200,16 @@ Tensor linear_grouped_quantized(const Tensor& x, const Tensor& x_scale,
                                 const Tensor& w_sums, const Tensor& w_scale,
                                 const optional<Tensor>& w_zero_point, int64_t out_features,
                                 const optional<Tensor>& bias, Extras extras,
-                                std::string_view epilogue, ScalarType real, const Tensor& out_scale,
+                                std::string_view epilogue,
+                                ScalarType product_dtype, const Tensor& out_scale,
                                 const optional<Tensor>& out_zero_point, int64_t quant_min,
                                 int64_t quant_max, bool reciprocal, bool zero_point_first,
                                 ScalarType out_dtype) {
   const qfuse::Output output{out_scale, out_zero_point, quant_min,
                              quant_max, reciprocal,     zero_point_first};
   return qfuse::linear_grouped({Bits, x, x_scale, x_zero_point, w_packed, w_sums, w_scale,
-                                w_zero_point, out_features, bias, list_of(extras), epilogue, real},
+                                w_zero_point, out_features, bias, list_of(extras), epilogue,
+                                product_dtype},
                                &output, out_dtype);
 }
 
@@ -213,11 +219,11 @@ qfuse::RowResult linear_grouped_rows(const Tensor& x, const Tensor& x_scale,
                                      const Tensor& w_sums, const Tensor& w_scale,
                                      const optional<Tensor>& w_zero_point, int64_t out_features,
                                      const optional<Tensor>& bias, Extras extras,
-                                     std::string_view epilogue, ScalarType real,
+                                     std::string_view epilogue, ScalarType product_dtype,
                                      ScalarType float_dtype, QFUSE_ROW_OUTPUT) {
   return qfuse::linear_grouped_rows(
       {Bits, x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, out_features, bias,
-       list_of(extras), epilogue, real},
+       list_of(extras), epilogue, product_dtype},
       float_dtype, QFUSE_ROW_OUTPUT_GIVEN);
 }
 
@@ -226,28 +232,31 @@ qfuse::RowResult linear_w8a8_rows(const Tensor& x, const Tensor& x_scale,
                                   const Tensor& w_sums, const Tensor& w_scale,
                                   const optional<Tensor>& w_zero_point,
                                   const optional<Tensor>& bias, Extras extras,
-                                  std::string_view epilogue, ScalarType real,
+                                  std::string_view epilogue, ScalarType product_dtype,
                                   ScalarType float_dtype, QFUSE_ROW_OUTPUT) {
   return qfuse::linear_w8a8_rows({x, x_scale, x_zero_point, w_packed, w_sums, w_scale,
-                                  w_zero_point, bias, list_of(extras), epilogue, real},
+                                  w_zero_point, bias, list_of(extras), epilogue, product_dtype},
                                  float_dtype, QFUSE_ROW_OUTPUT_GIVEN);
 }
 
 qfuse::RowResult rms_norm_quantized(const Tensor& x, const optional<Tensor>& residual,
                                     const optional<Tensor>& weight, double eps, ScalarType inner,
-                                    ScalarType real, QFUSE_ROW_OUTPUT) {
-  return qfuse::rms_norm_quantized(x, residual, weight, eps, inner, real, QFUSE_ROW_OUTPUT_GIVEN);
+                                    ScalarType float_dtype, QFUSE_ROW_OUTPUT) {
+  return qfuse::rms_norm_quantized(x, residual, weight, eps, inner, float_dtype,
+                                   QFUSE_ROW_OUTPUT_GIVEN);
 }
 
 qfuse::RowResult layer_norm_quantized(const Tensor& x, const optional<Tensor>& residual,
                                       const optional<Tensor>& weight, const optional<Tensor>& bias,
-                                      double eps, ScalarType real, QFUSE_ROW_OUTPUT) {
-  return qfuse::layer_norm_quantized(x, residual, weight, bias, eps, real, QFUSE_ROW_OUTPUT_GIVEN);
+                                      double eps, ScalarType float_dtype, QFUSE_ROW_OUTPUT) {
+  return qfuse::layer_norm_quantized(x, residual, weight, bias, eps, float_dtype,
+                                     QFUSE_ROW_OUTPUT_GIVEN);
 }
 
 qfuse::RowResult activation_quantized(const Tensor& x, Extras extras, std::string_view epilogue,
-                                      ScalarType real, QFUSE_ROW_OUTPUT) {
-  return qfuse::activation_quantized(x, list_of(extras), epilogue, real, QFUSE_ROW_OUTPUT_GIVEN);
+                                      ScalarType float_dtype, QFUSE_ROW_OUTPUT) {
+  return qfuse::activation_quantized(x, list_of(extras), epilogue, float_dtype,
+                                     QFUSE_ROW_OUTPUT_GIVEN);
 }
 
 #undef QFUSE_ROW_OUTPUT
@@ -264,12 +273,13 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
   m.def(
       "linear_w8a8(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, Tensor w_sums, "
       "Tensor w_scale, Tensor? w_zero_point, Tensor? bias, Tensor[]? extras, str epilogue, "
-      "ScalarType real, ScalarType out_dtype) -> Tensor",
+      "ScalarType product_dtype, ScalarType out_dtype) -> Tensor",
       tags);
   m.def(
       "linear_w8a8_quantized(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, "
       "Tensor w_sums, Tensor w_scale, Tensor? w_zero_point, Tensor? bias, Tensor[]? extras, "
-      "str epilogue, ScalarType real, Tensor out_scale, Tensor? out_zero_point, int quant_min, "
+      "str epilogue, ScalarType product_dtype, Tensor out_scale, Tensor? out_zero_point, "
+      "int quant_min, "
       "int quant_max, bool reciprocal, bool zero_point_first, ScalarType out_dtype) -> Tensor",
       tags);
   for (const std::string name : {"linear_w4a16", "linear_w8a16"}) {
@@ -293,14 +303,15 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
   define_rows(
       "linear_w8a8_rows(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, "
       "Tensor w_sums, Tensor w_scale, Tensor? w_zero_point, Tensor? bias, Tensor[]? extras, "
-      "str epilogue, ScalarType real, ScalarType float_dtype, ");
+      "str epilogue, ScalarType product_dtype, ScalarType float_dtype, ");
   define_rows(
       "rms_norm_quantized(Tensor x, Tensor? residual, Tensor? weight, float eps, "
-      "ScalarType inner, ScalarType real, ");
+      "ScalarType inner, ScalarType float_dtype, ");
   define_rows(
       "layer_norm_quantized(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, "
-      "ScalarType real, ");
-  define_rows("activation_quantized(Tensor x, Tensor[]? extras, str epilogue, ScalarType real, ");
+      "ScalarType float_dtype, ");
+  define_rows(
+      "activation_quantized(Tensor x, Tensor[]? extras, str epilogue, ScalarType float_dtype, ");
   const std::string output =
       "Tensor out_scale, Tensor? out_zero_point, int quant_min, int quant_max, bool reciprocal, "
       "bool zero_point_first, ";
@@ -309,7 +320,7 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
     const std::string start =
         "(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, Tensor w_sums, "
         "Tensor w_scale, Tensor? w_zero_point, int out_features, Tensor? bias, Tensor[]? extras, "
-        "str epilogue, ScalarType real, ";
+        "str epilogue, ScalarType product_dtype, ";
     m.def((name + start + end).c_str(), tags);
     m.def((name + "_quantized" + start + output + end).c_str(), tags);
     define_rows(name + "_rows" + start + "ScalarType float_dtype, ");
@@ -323,7 +334,7 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
         "Tensor w_scale, " +
         weight +
         "Tensor? bias, int[] kernel, int[] stride, int[] padding, int[] dilation, " + window +
-        "Tensor[]? extras, str epilogue, ScalarType real, ";
+        "Tensor[]? extras, str epilogue, ScalarType product_dtype, ";
     m.def((name + start + end).c_str(), tags);
     m.def((name + "_quantized" + start + output + end).c_str(), tags);
   };

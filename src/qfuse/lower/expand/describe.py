@@ -11,17 +11,17 @@ from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.linear import FusedLinear
 from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
+from qfuse.ir.quant.block import rows_share_scale
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.spec import Granularity, QuantSpec, dtype_name, stored_name
 from qfuse.ir.sizes import Size
-from qfuse.lower.operands.checks import rows_share_scale
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
 from qfuse.lower.problems.problem import Problem
 from qfuse.lower.problems.product import ProductProblem
 from qfuse.lower.problems.rowwise import RowwiseOp, RowwiseProblem
 
 
-def describe(problem: Problem) -> str:
+def describe_problem(problem: Problem) -> str:
     """Describe what a kernel computes: operands, epilogue ops and results."""
     match problem:
         case ProductProblem():

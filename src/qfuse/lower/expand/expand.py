@@ -5,7 +5,6 @@ The calls are traced from the op's reference, so the arithmetic is defined only 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -106,12 +105,3 @@ class _Slot:
 
     def __repr__(self) -> str:
         return f"<{self._index}>"
-
-
-def results_of(node: Node) -> dict[int, Node]:
-    """Return the ``getitem`` users of a node with several results, by index."""
-    return {
-        int(u.args[1]): u  # type: ignore[arg-type]
-        for u in node.users
-        if u.target is operator.getitem
-    }

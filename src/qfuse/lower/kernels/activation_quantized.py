@@ -10,16 +10,17 @@ from torch.fx.node import Argument
 
 from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.ops.activation import Activation
-from qfuse.ir.ops.epilogue import Epilogue, Glu, Halves, Mul, Step
+from qfuse.ir.ops.epilogue import Epilogue, EpilogueOp, Glu, GluOrder, Mul
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_shape
-from qfuse.lower.operands.checks import MOST_EXTRAS, MOST_STEPS
 from qfuse.lower.operands.epilogue import is_covered
-from qfuse.lower.operands.rowwise import RowwiseKernel
-from qfuse.lower.problems.rowwise import RowwiseProblem, check_output, rowwise_output_args
-from qfuse.lower.select.kernel import ACTIVATION, Claim, Span
+from qfuse.lower.operands.rowwise import RowwiseKernel, check_output, rowwise_output_args
+from qfuse.lower.problems.claim import Claim
+from qfuse.lower.problems.epilogue_limits import MOST_EPILOGUE_OPERANDS, MOST_EPILOGUE_OPS
+from qfuse.lower.problems.rowwise import RowwiseProblem
+from qfuse.lower.problems.span import ACTIVATION, Span
 from qfuse.rewrite.prelude import Node, Rewriter
 
 
@@ -56,13 +57,13 @@ class ActivationQuantized(RowwiseKernel):
 
 def _glu(op: Activation) -> Glu | None:
     """Return the GLU if it is the first epilogue op."""
-    first = next(iter(op.epilogue.steps), None)
+    first = next(iter(op.epilogue.ops), None)
     return first if isinstance(first, Glu) else None
 
 
-def _steps(op: Activation) -> tuple[Step, ...]:
+def _steps(op: Activation) -> tuple[EpilogueOp, ...]:
     """Return the epilogue on the gate half, with the other GLU half as the first operand."""
-    glu, steps = _glu(op), op.epilogue.steps
+    glu, steps = _glu(op), op.epilogue.ops
     # The op language has the halves in one operand, the kernel has two operands of one shape.
     return steps if glu is None else (glu.act, Mul(0), *steps[1:])
 
@@ -73,7 +74,7 @@ def _halves(x: Node, glu: Glu, rw: Rewriter) -> tuple[Node, Node]:
     assert isinstance(size, int), "only an axis of known size is halved"
     cut = torch.ops.aten.slice.Tensor
     low, high = rw.call(cut, x, -1, 0, size // 2), rw.call(cut, x, -1, size // 2, size)
-    return (low, high) if glu.halves is Halves.GATE_FIRST else (high, low)
+    return (low, high) if glu.order is GluOrder.GATE_FIRST else (high, low)
 
 
 def _check_steps(op: Activation) -> Refusal | None:
@@ -86,7 +87,7 @@ def _check_steps(op: Activation) -> Refusal | None:
     if not all(map(is_covered, steps)) or not halved:
         return Refusal(f"it does not support all of {op.epilogue}")
     # The kernel has arrays of fixed size for both.
-    if len(steps) > MOST_STEPS or len(op.extras) > MOST_EXTRAS:
+    if len(steps) > MOST_EPILOGUE_OPS or len(op.extras) > MOST_EPILOGUE_OPERANDS:
         return Refusal("it has too many epilogue ops")
     for extra in op.extras:
         if dtype_of(extra) not in FLOATS:

@@ -24,8 +24,9 @@ from qfuse.lower.operands.checks import (
     typed,
 )
 from qfuse.lower.operands.packing import Packer
+from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.linear import LinearProblem
-from qfuse.lower.select.kernel import LINEAR, Claim, Span
+from qfuse.lower.problems.span import LINEAR, Span
 from qfuse.rewrite.prelude import Node, Rewriter, aten
 from qfuse.targets.target import Target
 

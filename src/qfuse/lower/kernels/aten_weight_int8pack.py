@@ -9,12 +9,11 @@ import torch
 
 from qfuse.cost.sizes import AtPoints
 from qfuse.cost.work import Bits, ComputeKind, Work, linear_work
-from qfuse.ir.dtypes import FLOATS
+from qfuse.ir.dtypes import FLOATS, bit_width
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import shape_of
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import (
-    bit_width,
     channel_granularity,
     check_bias,
     check_qparams,
@@ -22,8 +21,9 @@ from qfuse.lower.operands.checks import (
     scale_vector,
 )
 from qfuse.lower.operands.packing import Packer
+from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.linear import LinearProblem
-from qfuse.lower.select.kernel import LINEAR, Claim, Span
+from qfuse.lower.problems.span import LINEAR, Span
 from qfuse.rewrite.prelude import Node, Rewriter, aten
 from qfuse.targets.target import Target
 

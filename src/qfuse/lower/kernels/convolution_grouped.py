@@ -71,12 +71,12 @@ class ConvolutionGrouped(Int8Convolution):
         geometry = (fused.transposed, fused.stride, fused.dilation, fused.groups)
         tensors = (stored, constant_of(params.scale))
         make = partial(_pack, problem, stored)
-        codes, sums, scales = self.packer.once(
+        values, sums, scales = self.packer.once(
             make, tensors, "grouped taps", str(params.spec), geometry
         )
         name = fused.weight.target
         return [
-            rw.constant(codes, f"{name}_packed"),
+            rw.constant(values, f"{name}_packed"),
             rw.constant(sums, f"{name}_sums"),
             rw.constant(scales, f"{name}_scales"),
             problem.n,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.groups import fits_four_bits
-from qfuse.lower.operands.real_convolution import WeightOnlyConvolution
+from qfuse.lower.operands.groups import check_four_bits
+from qfuse.lower.operands.weight_only_convolution import WeightOnlyConvolution
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,4 @@ class ConvolutionW4A16(WeightOnlyConvolution):
 
     def check(self, stored: torch.Tensor) -> Refusal | None:
         """Refuse weights that do not fit 4 bits."""
-        if fits_four_bits(stored):
-            return None
-        return Refusal("the weight's values span more than 15, which does not fit four bits")
+        return check_four_bits(stored)

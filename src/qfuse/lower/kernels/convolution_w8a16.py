@@ -8,7 +8,7 @@ import torch
 
 from qfuse.ir.dtypes import BYTES
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.real_convolution import WeightOnlyConvolution
+from qfuse.lower.operands.weight_only_convolution import WeightOnlyConvolution
 
 
 @dataclass(frozen=True, slots=True)

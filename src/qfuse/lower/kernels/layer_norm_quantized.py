@@ -15,13 +15,16 @@ from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.rowwise import (
     RowwiseKernel,
+    check_output,
     check_residual,
     check_types,
     check_vectors,
     float_vector,
+    rowwise_output_args,
 )
-from qfuse.lower.problems.rowwise import RowwiseProblem, check_output, rowwise_output_args
-from qfuse.lower.select.kernel import LAYER_NORM, Claim, Span
+from qfuse.lower.problems.claim import Claim
+from qfuse.lower.problems.rowwise import RowwiseProblem
+from qfuse.lower.problems.span import LAYER_NORM, Span
 from qfuse.rewrite.prelude import Node, Rewriter
 
 

@@ -11,17 +11,18 @@ from torch.fx.node import Argument
 from qfuse.ir.dtypes import BYTES
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams
+from qfuse.ir.quant.block import rows_share_scale
 from qfuse.ir.quant.spec import dtype_range
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import (
     check_activation,
     check_bias,
+    check_constant_integers,
     check_qparams,
     check_rows,
     check_zero_point,
-    rows_share_scale,
 )
-from qfuse.lower.operands.groups import first_code, fits_four_bits, group_count
+from qfuse.lower.operands.groups import check_four_bits, first_value, group_count
 from qfuse.lower.operands.int8_linear import Int8Linear
 from qfuse.lower.problems.linear import LinearProblem
 from qfuse.rewrite.prelude import Rewriter
@@ -61,7 +62,7 @@ class LinearGrouped(Int8Linear):
         )
         if refusal is not None:
             return refusal
-        return _check_codes(problem) if self.weight_bits == _FOUR else _check_bytes(problem)
+        return _check_values(problem) if self.weight_bits == _FOUR else _check_bytes(problem)
 
     def depth(self, problem: LinearProblem) -> int:
         """Return the input features, plus the overhead of the groups."""
@@ -96,11 +97,11 @@ def _check_weight(problem: LinearProblem) -> Refusal | None:
     params = fused.weight_params
     if params is None:
         return Refusal("the weight is not quantized")
-    if params.spec.dtype.is_floating_point:
-        return Refusal(f"the weight is stored as {params.spec.dtype}")
-    if any(constant_of(part) is None for part in (fused.weight, *params.tensors)):
-        return Refusal("the weight or its parameters are computed at run time")
-    return check_qparams(params, "weight") or _check_groups(problem, params)
+    return (
+        check_constant_integers(fused.weight, params)
+        or check_qparams(params, "weight")
+        or _check_groups(problem, params)
+    )
 
 
 def _check_groups(problem: LinearProblem, params: QuantParams) -> Refusal | None:
@@ -113,13 +114,14 @@ def _check_groups(problem: LinearProblem, params: QuantParams) -> Refusal | None
     return None
 
 
-def _check_codes(problem: LinearProblem) -> Refusal | None:
+def _check_values(problem: LinearProblem) -> Refusal | None:
     stored, params = problem.weight, problem.fused.weight_params
     assert stored is not None, "it is a constant"
     assert params is not None, "checked before"
-    if not fits_four_bits(stored):
-        return Refusal("the weight's values span more than 15, which does not fit four bits")
-    least = first_code(stored, params.spec)
+    refusal = check_four_bits(stored)
+    if refusal is not None:
+        return refusal
+    least = first_value(stored, params.spec)
     low, high = dtype_range(torch.int8)
     # Packing moves the least value to code 0, and the
     # zero points with it; the kernel has them in int8.

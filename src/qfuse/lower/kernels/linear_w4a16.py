@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.groups import fits_four_bits
-from qfuse.lower.operands.weight_only import WeightOnlyLinear, zero_points_of
+from qfuse.lower.operands.groups import check_four_bits
+from qfuse.lower.operands.weight_only_linear import WeightOnlyLinear, zero_points_of
 from qfuse.lower.problems.linear import LinearProblem
 
 _BITS = 4
@@ -22,15 +22,16 @@ class LinearW4A16(WeightOnlyLinear):
 
     def check(self, problem: LinearProblem) -> Refusal | None:
         """Refuse weights that do not fit 4 bits."""
-        return _check_codes(problem)
+        return _check_values(problem)
 
 
-def _check_codes(problem: LinearProblem) -> Refusal | None:
+def _check_values(problem: LinearProblem) -> Refusal | None:
     stored, params = problem.weight, problem.fused.weight_params
     assert stored is not None, "it is a constant"
     assert params is not None, "checked before"
-    if not fits_four_bits(stored):
-        return Refusal("the weight's values span more than 15, which does not fit four bits")
+    refusal = check_four_bits(stored)
+    if refusal is not None:
+        return refusal
     zero, _ = zero_points_of(stored, params, _BITS)
     # The kernel ignores all but four bits of a zero point.
     if zero.numel() and not 0 <= int(zero.min()) <= int(zero.max()) <= _MOST_ZERO:

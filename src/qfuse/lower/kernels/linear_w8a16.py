@@ -8,7 +8,7 @@ import torch
 
 from qfuse.ir.dtypes import BYTES
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.weight_only import WeightOnlyLinear, zero_points_of
+from qfuse.lower.operands.weight_only_linear import WeightOnlyLinear, zero_points_of
 from qfuse.lower.problems.linear import LinearProblem
 
 _BITS = 8

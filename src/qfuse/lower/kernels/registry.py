@@ -20,21 +20,20 @@ from qfuse.lower.kernels.linear_w8a8 import LinearW8A8
 from qfuse.lower.kernels.linear_w8a16 import LinearW8A16
 from qfuse.lower.kernels.rms_norm_quantized import RmsNormQuantized
 from qfuse.lower.operands.packing import Packer
-from qfuse.lower.operands.weight_only import RealWeights
-from qfuse.lower.select.kernel import LINEAR, Kernel
+from qfuse.lower.problems.span import LINEAR
+from qfuse.lower.select.kernel import Kernel
 
 
 def all_kernels(library: KernelLibrary) -> tuple[Kernel[Any], ...]:
     """Return new kernels for one lowering: they cache packed weights."""
     # One packer for all, so that two kernels with the same layout share a packed weight.
     packer = Packer()
-    weights = RealWeights(packer)
     return (
         LinearW8A8(library, packer),
         LinearGrouped(library, packer, 4),
         LinearGrouped(library, packer, 8),
-        LinearW4A16(library, weights),
-        LinearW8A16(library, weights),
+        LinearW4A16(library, packer),
+        LinearW8A16(library, packer),
         # The only ones for linears where there is no compiler.
         IntMM(packer),
         WeightInt8Pack(packer),

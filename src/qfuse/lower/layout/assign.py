@@ -9,11 +9,11 @@ from torch.fx.node import map_arg
 
 from qfuse.cost import WorkRange, pointwise_work, size_range
 from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.memory_formats import channels_last_of, format_of
 from qfuse.ir.ops.views import result_of, tensor_of
-from qfuse.lower.layout.memory_formats import channels_last_of, format_of
 from qfuse.lower.layout.regions import Region, find_regions
+from qfuse.lower.problems.span import CONVOLUTION
 from qfuse.lower.select.context import LoweringContext
-from qfuse.lower.select.kernel import CONVOLUTION
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
 
 NAME = "channels-last"

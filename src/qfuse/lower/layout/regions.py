@@ -18,10 +18,10 @@ from torch.fx.node import map_arg
 
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import StageGraph
+from qfuse.ir.memory_formats import channels_last_of, format_of, has_fastest_channels
 from qfuse.ir.ops.convolution import FusedConvolution, as_fused_convolution
 from qfuse.ir.ops.views import tensor_of
 from qfuse.ir.sizes import is_row_major, same_shape, same_size, same_strides
-from qfuse.lower.layout.memory_formats import channels_last_of, format_of, has_fastest_channels
 from qfuse.lower.layout.shuffles import Shuffle, find_shuffles
 
 aten = torch.ops.aten

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import torch
 from torch.fx.node import Argument
@@ -11,24 +11,18 @@ from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.product import FusedProduct
-from qfuse.ir.ops.value_range import bounds_of
+from qfuse.ir.ops.value_range import bounds_of, fits_int32
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
-from qfuse.ir.quant.block import covers
+from qfuse.ir.quant.block import is_whole, rows_share_scale
 from qfuse.ir.quant.element import ScaleFormat
-from qfuse.ir.quant.spec import Block, Granularity, ZeroPointDomain, dtype_name, dtype_range
+from qfuse.ir.quant.spec import Granularity, ZeroPointDomain, dtype_name, dtype_range
 from qfuse.ir.refusal import Refusal
-from qfuse.ir.sizes import Size, same_size
 from qfuse.kernels import KernelLibrary
 from qfuse.lower.problems.linear import LinearProblem
 from qfuse.lower.problems.product import ProductProblem
 from qfuse.rewrite.prelude import Node, Rewriter
 from qfuse.targets.target import Target
 
-_INT32 = torch.iinfo(torch.int32)
-
-# The limits of qfuse's own kernels, see kernels/csrc/kernel_api.h.
-MOST_STEPS = 8
-MOST_EXTRAS = 4
 # Dequantization dtypes that integer kernels may replace: see ``check_qparams``.
 COMPUTES = (torch.float32, torch.bfloat16)
 
@@ -38,20 +32,6 @@ def check_platform(library: KernelLibrary, target: Target) -> Refusal | None:
     if target.device != "cpu":
         return Refusal(f"it is a CPU kernel, the target is {target.device}")
     return None if library.available else Refusal(library.reason)
-
-
-def is_whole(block: Block, shape: Sequence[Size]) -> bool:
-    """Whether one scale covers a tensor of ``shape``."""
-    return all(map(covers, block, shape))
-
-
-def rows_share_scale(block: Block, shape: Sequence[Size]) -> bool:
-    """Whether every row (all axes but the last) has its own scale.
-
-    The block size of an axis of static size 1 does not matter.
-    """
-    lead = zip(block[:-1], shape[:-1], strict=True)
-    return covers(block[-1], shape[-1]) and all(b == 1 or same_size(s, 1) for b, s in lead)
 
 
 def check_rows(problem: LinearProblem) -> Refusal | None:
@@ -162,7 +142,22 @@ def typed(node: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     return rw.call(torch.ops.aten._to_copy.default, node, dtype=dtype)
 
 
-def check_extras(problem: ProductProblem) -> Refusal | None:
+def check_constant_integers(weight: Node, params: QuantParams) -> Refusal | None:
+    """Refuse weights of floats, and weights or parameters that are not constants."""
+    if params.spec.dtype.is_floating_point:
+        return Refusal(f"the weight is stored as {params.spec.dtype}")
+    if any(constant_of(part) is None for part in (weight, *params.tensors)):
+        return Refusal("the weight or its parameters are computed at run time")
+    return None
+
+
+def float_bias(problem: ProductProblem, rw: Rewriter) -> Node | None:
+    """Return the bias in the dtype of qfuse's kernels."""
+    bias = problem.fused.bias
+    return None if bias is None else typed(bias, torch.float32, rw)
+
+
+def check_epilogue_operands(problem: ProductProblem) -> Refusal | None:
     """Refuse epilogue operands that are not floats of at most 32 bits."""
     strange = [dtype_of(e) for e in problem.fused.extras if dtype_of(e) not in FLOATS]
     return Refusal(f"an operand of the epilogue is {dtype_name(strange[0])}") if strange else None
@@ -178,20 +173,9 @@ def rows_of(x: Node, k: int, rw: Rewriter) -> Node:
     return rw.call(torch.ops.aten.contiguous.default, flat)
 
 
-def fits_int32(zero: Node) -> bool:
-    """Whether a zero point can be converted to the dtype of the kernels."""
-    bounds = None if dtype_of(zero).is_floating_point else bounds_of(zero)
-    return bounds is not None and _INT32.min <= bounds[0] and bounds[1] <= _INT32.max
-
-
 def float_out(fused: FusedProduct) -> torch.dtype:
     """Return the float dtype of the epilogue's result, before a quantize."""
     return dtype_of(fused.node) if fused.out_params is None else fused.out_params.spec.float_dtype
-
-
-def bit_width(dtype: torch.dtype) -> int:
-    """Return the bits of one quantized value."""
-    return dtype.itemsize * 8
 
 
 def stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:

@@ -9,14 +9,13 @@ from torch.fx.node import Argument
 
 from qfuse.ir.errors import RewriteError
 from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.memory_formats import formats_of_rank
 from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
-from qfuse.ir.quant.block import covers
+from qfuse.ir.quant.block import covers, is_whole
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_strides
 from qfuse.kernels.weight_only import GROUP_MULTIPLE
-from qfuse.lower.layout.memory_formats import formats_of_rank
-from qfuse.lower.operands.checks import is_whole
 from qfuse.lower.problems.convolution import ConvolutionProblem
 from qfuse.rewrite.prelude import Node, Rewriter, aten
 
@@ -119,12 +118,12 @@ def settings_of(problem: ConvolutionProblem, groups: int) -> list[Argument]:
 
 def channel_vector(params: QuantParams, problem: ConvolutionProblem, rw: Rewriter) -> Node:
     """Return the scale of every output channel, after rounding it to the source's compute dtype."""
-    value = per_channel(problem, params.scale)
+    value = channel_values(problem, params.scale)
     rounded = value.detach().to(params.spec.arithmetic.compute).to(torch.float32)
     return rw.constant(rounded.contiguous(), f"{params.scale.target}_vector")
 
 
-def per_channel(problem: ConvolutionProblem, part: Node) -> torch.Tensor:
+def channel_values(problem: ConvolutionProblem, part: Node) -> torch.Tensor:
     """Return a scale or zero point as one number per output channel of the whole convolution.
 
     The groups of a transposed convolution share those of its weight's second axis.

@@ -16,11 +16,11 @@ from qfuse.kernels.weight_only import GROUP_MULTIPLE
 _CODES = 16
 
 
-def first_code(stored: torch.Tensor, spec: QuantSpec) -> int:
+def first_value(stored: torch.Tensor, spec: QuantSpec) -> int:
     """Return the least quantized value of a weight, or of its range if that fits four bits.
 
     A symmetric range such as [-7, 7] is extended downwards, so that its zero point is in the middle
-    of the 4-bit codes.
+    of the 4-bit values.
     """
     least = spec.quant_min
     if spec.quant_max - least == _CODES - 2 and least == -spec.quant_max:
@@ -31,14 +31,13 @@ def first_code(stored: torch.Tensor, spec: QuantSpec) -> int:
     return least if least <= low and high < least + _CODES else low
 
 
-def fits_four_bits(stored: torch.Tensor) -> bool:
-    """Whether a weight's quantized values lie within 16 consecutive integers."""
-    if stored.dtype.is_floating_point:
-        return False
-    if stored.numel() == 0:
-        return True
-    low, high = map(int, stored.aminmax())
-    return high - low < _CODES
+def check_four_bits(stored: torch.Tensor) -> Refusal | None:
+    """Refuse a weight whose quantized values do not lie within 16 consecutive integers."""
+    if not stored.dtype.is_floating_point:
+        low, high = map(int, stored.aminmax()) if stored.numel() else (0, 0)
+        if high - low < _CODES:
+            return None
+    return Refusal("the weight's values span more than 15, which does not fit four bits")
 
 
 def group_count(spec: QuantSpec, k: int) -> int | Refusal:

@@ -2,44 +2,34 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
-import torch
 from torch.fx.node import Argument
 
 from qfuse.cost.sizes import AtPoints, at_points
 from qfuse.cost.work import Bits, ComputeKind, Work, WorkRange, linear_work
+from qfuse.ir.dtypes import bit_width
 from qfuse.ir.refusal import Refusal
-from qfuse.kernels import KernelLibrary
 from qfuse.lower.operands.checks import (
-    bit_width,
-    check_extras,
-    check_platform,
+    check_epilogue_operands,
     float_out,
     output_args,
-    scale_node,
-    stored_zero,
     takes_output,
-    typed,
 )
 from qfuse.lower.operands.epilogue import (
-    claimed_dtype,
-    claims_output,
-    covered_steps,
-    kernel_extras,
-    kernel_steps,
-    loops_behind,
+    kernel_epilogue,
 )
-from qfuse.lower.operands.packing import Packer
-from qfuse.lower.problems.epilogue_text import KernelSteps
+from qfuse.lower.operands.int8_kernel import Int8Kernel
+from qfuse.lower.operands.rowwise import check_output, rowwise_output_args
+from qfuse.lower.problems.claim import Claim
+from qfuse.lower.problems.epilogue_text import KernelEpilogue
 from qfuse.lower.problems.linear import LinearProblem
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
-from qfuse.lower.problems.rowwise import check_output, rowwise_output_args
-from qfuse.lower.select.kernel import LINEAR, LINEAR_ROWWISE, Claim, Span
-from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
-from qfuse.targets.target import Target
+from qfuse.lower.problems.span import LINEAR, LINEAR_ROWWISE, Span
+from qfuse.rewrite.prelude import Node, Rewriter
 
 # An upper bound: the kernel's own tiles are smaller.
 _PIECES = 64
@@ -47,26 +37,13 @@ _ONE_PASS = "the linear and the following op are one pass"
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Linear(ABC):
-    """A linear of quantized activations, as three ops.
+class Int8Linear(Int8Kernel):
+    """A linear of quantized activations.
 
-    ``qfuse::name`` returns floats, ``qfuse::name_quantized`` quantized values with static
-    parameters, ``qfuse::name_rows`` the quantized values of a fused rowwise op.
-
-    Attributes:
-        library: The compiled kernels, or the reason why they are not available.
-        packer: Packs weights; shared by all kernels of one lowering.
+    It has a third op: ``qfuse::name_rows`` returns the quantized values of a fused rowwise op.
     """
 
     covers: ClassVar[tuple[Span, ...]] = (LINEAR, LINEAR_ROWWISE)
-
-    library: KernelLibrary
-    packer: Packer
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The name in the report: ``qfuse.`` and the name of the first op."""
 
     @property
     @abstractmethod
@@ -93,28 +70,20 @@ class Int8Linear(ABC):
         """Return the input features, plus overhead in units of one feature."""
         return problem.k
 
-    def supported(self, target: Target) -> Refusal | None:
-        """Refuse if the kernels could not be built."""
-        return check_platform(self.library, target)
-
     def accepts(self, problem: LinearProblem | LinearRowwiseProblem) -> Claim | Refusal:
         """Accept the linear with its leading epilogue ops, or with the following rowwise op."""
         if isinstance(problem, LinearRowwiseProblem):
             both = problem.problem
-            refusal = self.check(both) or check_extras(both) or check_rowwise_output(problem)
+            refusal = (
+                self.check(both) or check_epilogue_operands(both) or check_rowwise_output(problem)
+            )
             if refusal is not None:
                 return refusal
             work = linear_rowwise_work(problem, self.depth(both), self.weight_bits)
             # No steps are counted: the text of the problem has
             # those of both ops, and none may be left over.
             return Claim(0, problem.rows is not None, work, _ONE_PASS)
-        refusal = self.check(problem)
-        if refusal is not None:
-            return refusal
-        steps = covered_steps(problem)
-        output = claims_output(problem, steps)
-        work = [*self._work(problem, output=output), *loops_behind(problem, steps)]
-        return Claim(steps, output, work)
+        return self.check(problem) or self.claim(problem, partial(self._work, problem))
 
     def emit(
         self, problem: LinearProblem | LinearRowwiseProblem, claim: Claim, rw: Rewriter
@@ -122,53 +91,35 @@ class Int8Linear(ABC):
         """Emit the call with packed constants."""
         if isinstance(problem, LinearRowwiseProblem):
             return self._emit_rowwise(problem, rw)
-        fused = problem.fused
-        args = self._arguments(problem, kernel_steps(problem, claim), rw)
-        if not claim.output:
-            return {0: rw.call(self._op(""), *args, claimed_dtype(problem, claim))}
-        assert fused.out_params is not None, "the claim covers the output"
-        return {0: rw.call(self._op("_quantized"), *args, *output_args(fused.out_params, rw))}
+        args = self._arguments(problem, kernel_epilogue(problem, claim), rw)
+        return {0: self.call(problem, claim, args, rw)}
 
     def _emit_rowwise(self, problem: LinearRowwiseProblem, rw: Rewriter) -> dict[int, Node]:
         fused, rows = problem.problem.fused, problem.rows
-        steps = KernelSteps(problem.steps, fused.extras, problem.halved)
+        steps = KernelEpilogue(problem.steps, fused.extras, problem.halved)
         args = self._arguments(problem.problem, steps, rw)
         if rows is None:
-            return {0: rw.call(self._op(""), *args, float_out(fused))}
+            return {0: rw.call(self.op(), *args, float_out(fused))}
         if is_stored_at_once(problem):
             assert fused.out_params is not None, "its parameters are given"
-            return {0: rw.call(self._op("_quantized"), *args, *output_args(fused.out_params, rw))}
-        call = rw.call(self._op("_rows"), *args, rows.spec.float_dtype, *rowwise_output_args(rows))
+            return {0: rw.call(self.op("_quantized"), *args, *output_args(fused.out_params, rw))}
+        call = rw.call(self.op("_rows"), *args, rows.spec.float_dtype, *rowwise_output_args(rows))
         indices = [replaced.index for replaced in problem.replaced]
         return {index: rw.item(call, rows.kernel_result(index)) for index in indices}
 
     def _arguments(
-        self, problem: LinearProblem, steps: KernelSteps, rw: Rewriter
+        self, problem: LinearProblem, steps: KernelEpilogue, rw: Rewriter
     ) -> list[Argument]:
         """Return the leading arguments, which the three ops share."""
-        fused, x = problem.fused, problem.fused.x_params
-        assert x is not None, "accepted without activation params"
         return [
-            fused.x,
-            scale_node(x, rw),
-            None if x.zero_point is None else stored_zero(x.zero_point, x.spec.dtype, rw),
+            *self.activation_arguments(problem, rw),
             *self.weight_operands(problem, rw, halves=steps.halved),
-            None if fused.bias is None else typed(fused.bias, torch.float32, rw),
-            kernel_extras(steps, rw),
-            steps.text,
-            problem.float_dtype,
+            *self.epilogue_arguments(problem, steps, rw, []),
         ]
 
-    def _op(self, kind: str) -> OpOverload:
-        name = self.name.removeprefix("qfuse.") + kind
-        op: OpOverload = getattr(torch.ops.qfuse, name).default
-        return op
-
-    def _work(self, problem: LinearProblem, *, output: bool) -> list[WorkRange]:
-        out_bits = 8 if output else bit_width(float_out(problem.fused))
+    def _work(self, problem: LinearProblem, out_bits: int) -> WorkRange:
         bits = Bits(8, self.weight_bits, out_bits)
-        depth = self.depth(problem)
-        return [linear_work(problem.rows, depth, problem.n, bits, ComputeKind.INT8)]
+        return linear_work(problem.rows, self.depth(problem), problem.n, bits, ComputeKind.INT8)
 
 
 def check_rowwise_output(problem: LinearRowwiseProblem) -> Refusal | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.kernels import PackedGroups, pack_bytes, pack_grouped, pack_weight4, weight_sums
 from qfuse.kernels.pack import BLOCK
-from qfuse.lower.operands.groups import first_code, group_scales, group_zero_points
+from qfuse.lower.operands.groups import first_value, group_scales, group_zero_points
 from qfuse.rewrite.prelude import Node, Rewriter
 
 Made = TypeVar("Made")
@@ -36,7 +37,7 @@ class Packed:
     zero_point: torch.Tensor | None
 
 
-class CodeLayout(Hashable, Protocol):
+class ValueLayout(Hashable, Protocol):
     """How a kernel packs the weight of a convolution; equal layouts pack the same."""
 
     def pack(self, weight: torch.Tensor, /) -> torch.Tensor:
@@ -77,14 +78,14 @@ class Packer:
         made: Made = self._known[key][1]
         return made
 
-    def codes(self, stored: torch.Tensor, spec: QuantSpec, bits: int) -> torch.Tensor:
-        """Pack the codes of a weight; four bits must fit them: see ``fits_four_bits``.
+    def pack_values(self, stored: torch.Tensor, spec: QuantSpec, bits: int) -> torch.Tensor:
+        """Pack the quantized values of a weight; four bits must fit them: see ``check_four_bits``.
 
-        Codes are the quantized values minus ``least_code``, of any dtype.
+        Packed values are the quantized values minus ``least_value``, of any dtype.
         """
-        least = least_code(stored, spec, bits)
+        least = least_value(stored, spec, bits)
         pack = pack_weight4 if bits == _FOUR else pack_bytes
-        return self._codes(lambda: pack(_moved(stored, least, bits)), stored, bits, least)
+        return self._packed_once(lambda: pack(_moved(stored, least, bits)), stored, bits, least)
 
     def pack(self, node: Node, params: QuantParams, *, halves: bool = False) -> Packed:
         """Pack the constant of ``node``, with ``halves`` its GLU halves separately.
@@ -96,12 +97,13 @@ class Packer:
         apart = _apart(stored, halves=halves)
 
         def packed() -> Packed:
-            least = least_code(stored, params.spec, 8)
+            least = least_value(stored, params.spec, 8)
             signed = _moved(stored, least, 8)
             full = None if zero is None else zero.expand(stored.shape[0]).contiguous()
             # Cached by themselves, so that users with other parameters share them.
-            codes = self._codes(lambda: pack_bytes(signed, halves=apart), stored, 8, least, apart)
-            return Packed(codes, weight_sums(signed, full), full)
+            pack = partial(pack_bytes, signed, halves=apart)
+            values = self._packed_once(pack, stored, 8, least, apart)
+            return Packed(values, weight_sums(signed, full), full)
 
         numbers = None if zero is None else tuple(zero.tolist())
         return self.once(packed, (stored,), "rows", numbers, apart)
@@ -123,18 +125,18 @@ class Packer:
         zero = signed_zero_point(stored, params)
 
         def packed() -> Packed:
-            signed = _moved(stored, least_code(stored, params.spec, 8), 8)
+            signed = _moved(stored, least_value(stored, params.spec, 8), 8)
             full = None if zero is None else zero.repeat(channels // zero.numel())
             return Packed(layout.pack(signed, full), layout.sums(signed, full), full)
 
         numbers = None if zero is None else tuple(zero.tolist())
         return self.once(packed, (stored,), "taps", numbers, layout)
 
-    def tap_codes(
-        self, stored: torch.Tensor, spec: QuantSpec, bits: int, layout: CodeLayout
+    def tap_values(
+        self, stored: torch.Tensor, spec: QuantSpec, bits: int, layout: ValueLayout
     ) -> torch.Tensor:
-        """Pack the codes of the weight of a convolution; see :meth:`codes`."""
-        least = least_code(stored, spec, bits)
+        """Pack the quantized values of the weight of a convolution; see :meth:`pack_values`."""
+        least = least_value(stored, spec, bits)
 
         def packed() -> torch.Tensor:
             return layout.pack(_moved(stored, least, bits))
@@ -153,13 +155,13 @@ class Packer:
         apart = _apart(stored, halves=halves)
 
         def packed() -> PackedGroups:
-            least = least_code(stored, params.spec, bits)
+            least = least_value(stored, params.spec, bits)
             scales = group_scales(params, stored.shape).t()
             zeros = (group_zero_points(params, stored.shape) - least).t()
-            codes = _moved(stored, least, bits)
-            made = pack_grouped(codes, scales, _as_one(zeros), halves=apart)
-            # Other kernels may have packed the same codes.
-            weight = self._codes(lambda: made.weight, stored, bits, least, apart)
+            values = _moved(stored, least, bits)
+            made = pack_grouped(values, scales, _as_one(zeros), halves=apart)
+            # Other kernels may have packed the same values.
+            weight = self._packed_once(lambda: made.weight, stored, bits, least, apart)
             return made._replace(weight=weight)
 
         tensors = (stored, *map(constant_of, params.tensors))
@@ -175,7 +177,7 @@ class Packer:
         laid_out = self.once(stored.contiguous, (stored,), "contiguous")
         return rw.constant(laid_out, f"{node.target}_contiguous")
 
-    def _codes(
+    def _packed_once(
         self,
         make: Callable[[], torch.Tensor],
         stored: torch.Tensor,
@@ -191,9 +193,9 @@ def signed_values(stored: torch.Tensor) -> torch.Tensor:
     return _moved(stored, _unsigned_shift(stored), 8)
 
 
-def least_code(stored: torch.Tensor, spec: QuantSpec, bits: int) -> int:
-    """Return the quantized value that becomes code 0; zero points shift by it too."""
-    return first_code(stored, spec) if bits == _FOUR else _unsigned_shift(stored)
+def least_value(stored: torch.Tensor, spec: QuantSpec, bits: int) -> int:
+    """Return the quantized value that is packed as 0; zero points shift by it too."""
+    return first_value(stored, spec) if bits == _FOUR else _unsigned_shift(stored)
 
 
 def _unsigned_shift(stored: torch.Tensor) -> int:
@@ -201,7 +203,7 @@ def _unsigned_shift(stored: torch.Tensor) -> int:
 
 
 def _moved(stored: torch.Tensor, least: int, bits: int) -> torch.Tensor:
-    """Return the codes of a weight in the dtype of the kernels."""
+    """Return the quantized values of a weight in the dtype of the kernels."""
     dtype = torch.uint8 if bits == _FOUR else torch.int8
     if stored.dtype is dtype and least == 0:
         return stored

@@ -14,7 +14,7 @@ from qfuse.ir.ops.convolution import FusedConvolution
 from qfuse.ir.ops.views import shape_of
 from qfuse.ir.sizes import product
 from qfuse.lower.problems.product import ProductProblem
-from qfuse.lower.select.kernel import CONVOLUTION, Span
+from qfuse.lower.problems.span import CONVOLUTION, Span
 
 
 @dataclass(frozen=True, slots=True)

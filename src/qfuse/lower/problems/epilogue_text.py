@@ -10,16 +10,34 @@ from torch.fx import Node
 
 from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.graph.stage_graph import constant_of
-from qfuse.ir.movement.glu_halves import TwoHalves, halves_of, uncast
+from qfuse.ir.movement.glu_halves import GluSplit, glu_split_of, uncast
 from qfuse.ir.ops.activation import Activation
-from qfuse.ir.ops.epilogue import Act, Add, Cast, Epilogue, Glu, Mul, Prelu, Round, Step, Stored
+from qfuse.ir.ops.epilogue import (
+    Act,
+    Add,
+    Cast,
+    Epilogue,
+    EpilogueOp,
+    Glu,
+    Mul,
+    Prelu,
+    Round,
+    Stored,
+)
 from qfuse.ir.ops.linear import FusedLinear
 from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of, tensor_of
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.checks import COMPUTES, MOST_EXTRAS, MOST_STEPS
-from qfuse.lower.problems.activations import KERNEL_ACTIVATIONS, PRELU
+from qfuse.lower.problems.epilogue_limits import (
+    KERNEL_ACTIVATIONS,
+    MOST_EPILOGUE_OPERANDS,
+    MOST_EPILOGUE_OPS,
+    PRELU,
+)
+
+# The dtypes that kernels dequantize an operand to.
+_OPERAND_DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +45,13 @@ class GluProduct:
     """A GLU: the product of the halves of a value's last axis.
 
     Attributes:
-        halves: The value, and the ops that split it.
+        split: The value, and the ops that split it.
         up: The half without the activation, as an operand of the op, perhaps after casts.
         casts: The dtypes that it is cast to, in order.
         between: All nodes between the value and the op.
     """
 
-    halves: TwoHalves
+    split: GluSplit
     up: Node
     casts: tuple[torch.dtype, ...]
     between: frozenset[Node]
@@ -41,19 +59,19 @@ class GluProduct:
 
 def product_of(op: Activation) -> GluProduct | None:
     """Return the GLU of ``op``, whose factors are halves of one value, or ``None``."""
-    for step in op.epilogue.steps:
+    for step in op.epilogue.ops:
         if not isinstance(step, Mul):
             continue
         up = op.extras[step.index]
         casts, part = uncast(up)
-        halves = halves_of(op.x, part)
+        halves = glu_split_of(op.x, part)
         if halves is not None:
             return GluProduct(halves, up, tuple(map(dtype_of, casts)), halves.cuts | {*casts})
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class KernelSteps:
+class KernelEpilogue:
     """Epilogue ops in the syntax of the kernels.
 
     Attributes:
@@ -69,7 +87,7 @@ class KernelSteps:
     @classmethod
     def of(
         cls, linear: FusedLinear, op: Activation, product: GluProduct | None
-    ) -> KernelSteps | Refusal:
+    ) -> KernelEpilogue | Refusal:
         """Write the epilogues of both in order, or refuse the first unsupported op."""
         writer = _Writer(linear.extras)
         refusal = writer.write_all(linear)
@@ -84,10 +102,10 @@ class KernelSteps:
         return writer.done()
 
     @classmethod
-    def of_product(cls, fused: FusedProduct, count: int) -> KernelSteps | Refusal:
+    def of_product(cls, fused: FusedProduct, count: int) -> KernelEpilogue | Refusal:
         """Write the first ``count`` epilogue ops, or refuse the first unsupported op."""
         writer = _Writer(fused.extras)
-        shown = replace(fused, epilogue=Epilogue(fused.epilogue.steps[:count]))
+        shown = replace(fused, epilogue=Epilogue(fused.epilogue.ops[:count]))
         return writer.write_all(shown) or writer.done()
 
 
@@ -115,18 +133,18 @@ class _Writer:
         """Continue with the epilogue of the rowwise op."""
         self.known, self.product = op.extras, product
         if product is not None:
-            self.words.append(f"halves({product.halves.order})")
+            self.words.append(f"halves({product.split.order})")
 
     def write_all(self, op: FusedProduct | Activation) -> Refusal | None:
         """Write the epilogue of an op, up to the first unsupported op."""
         # `_types` has one entry more, the dtype of the result.
-        for step, real in zip(op.epilogue.steps, _types(op), strict=False):
+        for step, real in zip(op.epilogue.ops, _types(op), strict=False):
             refusal = _refuse_activation(step) or self._write(step, real)
             if refusal is not None:
                 return refusal
         return None
 
-    def _write(self, step: Step, float_dtype: torch.dtype) -> Refusal | None:
+    def _write(self, step: EpilogueOp, float_dtype: torch.dtype) -> Refusal | None:
         """Write an epilogue op whose input has the dtype ``float_dtype``."""
         match step:
             case Cast(dtype):
@@ -150,9 +168,9 @@ class _Writer:
                 self._add(str(Glu(act, order)))
         return None
 
-    def done(self) -> KernelSteps | Refusal:
+    def done(self) -> KernelEpilogue | Refusal:
         """Return the text, if it is within the limits of the kernels."""
-        if self.count > MOST_STEPS or len(self.extras) > MOST_EXTRAS:
+        if self.count > MOST_EPILOGUE_OPS or len(self.extras) > MOST_EPILOGUE_OPERANDS:
             return Refusal("its epilogue has too many ops")
         if self.multiplied > 1:
             return Refusal("there are two GLUs")
@@ -160,7 +178,7 @@ class _Writer:
         # would be loaded from memory that is not written.
         if self.product is not None and self.product.up in self.extras:
             return Refusal("a GLU half has another use after the product")
-        return KernelSteps("|".join(self.words), tuple(self.extras), self.multiplied == 1)
+        return KernelEpilogue("|".join(self.words), tuple(self.extras), self.multiplied == 1)
 
     def _add(self, word: str) -> None:
         self.words.append(word)
@@ -203,7 +221,7 @@ class _Writer:
         if isinstance(zero, torch.Tensor) and zero.dtype.is_floating_point:
             return Refusal(f"an operand's zero point is stored as {dtype_name(zero.dtype)}")
         other = stored.spec.float_dtype
-        if other not in COMPUTES or float_dtype not in FLOATS:
+        if other not in _OPERAND_DTYPES or float_dtype not in FLOATS:
             names = dtype_name(other), dtype_name(float_dtype)
             return Refusal("an operand is dequantized to {} beside {}".format(*names))
         self._add(f"{word},{scale.to(torch.float32).item()!r},{int(zero)})")
@@ -230,7 +248,7 @@ class _Writer:
         return None
 
 
-def _refuse_activation(step: Step) -> Refusal | None:
+def _refuse_activation(step: EpilogueOp) -> Refusal | None:
     """Refuse an activation that no kernel has."""
     match step:
         case Act(name) | Glu(Act(name)):
@@ -244,7 +262,7 @@ def _refuse_activation(step: Step) -> Refusal | None:
 
 def _types(op: FusedProduct | Activation) -> tuple[torch.dtype, ...]:
     """Return the input dtype of every epilogue op, and the dtype of the last result."""
-    return op.epilogue.real_types(op.float_dtype, [tensor_of(extra) for extra in op.extras])
+    return op.epilogue.float_types(op.float_dtype, [tensor_of(extra) for extra in op.extras])
 
 
 def _check_result(op: Activation) -> Refusal | None:

@@ -13,7 +13,7 @@ from qfuse.ir.graph.stage_graph import SymbolRange
 from qfuse.ir.ops.linear import FusedLinear
 from qfuse.ir.ops.views import shape_of
 from qfuse.lower.problems.product import ProductProblem
-from qfuse.lower.select.kernel import LINEAR, Span
+from qfuse.lower.problems.span import LINEAR, Span
 
 
 @dataclass(frozen=True, slots=True)

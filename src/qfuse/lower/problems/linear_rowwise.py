@@ -10,17 +10,16 @@ from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.graph.stage_graph import SymbolRange
 from qfuse.ir.ops.activation import Activation, as_activation
 from qfuse.ir.ops.linear import FusedLinear, as_fused_linear
-from qfuse.ir.ops.output import Keep
-from qfuse.ir.ops.views import dtype_of, shape_of, tensor_of
+from qfuse.ir.ops.output import ExtraOutput
+from qfuse.ir.ops.views import dtype_of, results_of, shape_of, tensor_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import is_row_major, same_shape
-from qfuse.lower.expand.expand import results_of
-from qfuse.lower.problems.epilogue_text import GluProduct, KernelSteps, product_of
+from qfuse.lower.problems.epilogue_text import GluProduct, KernelEpilogue, product_of
 from qfuse.lower.problems.linear import LinearProblem, linear_problem
 from qfuse.lower.problems.problem import Problem, Replaced
 from qfuse.lower.problems.rowwise import RowwiseProblem, rowwise_problem
-from qfuse.lower.select.kernel import LINEAR_ROWWISE, Span
+from qfuse.lower.problems.span import LINEAR_ROWWISE, Span
 from qfuse.rewrite.prelude import Node
 
 _SPREAD = "an operand is broadcast to the result, or the result to it"
@@ -88,7 +87,7 @@ class LinearRowwiseProblem(Problem):
     def kept_at(self) -> int:
         """The result index of the linear's own result, if it is shared."""
         assert self.rows is not None, "a shared linear needs a quantized result"
-        return self.rows.output.place(Keep.FLOAT)
+        return self.rows.output.place(ExtraOutput.FLOAT)
 
 
 def linear_rowwise_problem(
@@ -106,11 +105,11 @@ def linear_rowwise_problem(
     if op is None:
         return None
     product = product_of(op)
-    linear = as_fused_linear(op.x if product is None else product.halves.source)
+    linear = as_fused_linear(op.x if product is None else product.split.source)
     if linear is None:
         return None
     shared = product is None and set(linear.node.users) != {op.node}
-    written = _check_between(linear, op, product) or KernelSteps.of(linear, op, product)
+    written = _check_between(linear, op, product) or KernelEpilogue.of(linear, op, product)
     if isinstance(written, Refusal):
         return written
     refusal = _check_shapes(linear, op, written)
@@ -133,7 +132,7 @@ def _rows_of(
     if op.output.spec is None:
         return None
     # Where the op only quantizes, its float result is that of the linear.
-    keep = op.output.keep | ({Keep.FLOAT} if shared else set())
+    keep = op.output.keep | ({ExtraOutput.FLOAT} if shared else set())
     return rowwise_problem(replace(op, output=replace(op.output, keep=keep)), symbols)
 
 
@@ -150,7 +149,7 @@ def _check_between(
     keeps = (
         product is None
         and op.output.choose is not None
-        and not op.epilogue.steps
+        and not op.epilogue.ops
         and is_row_major(tensor_of(linear.node))
     )
     # The value between the two is never stored, so nobody else can read it.
@@ -159,7 +158,7 @@ def _check_between(
     return None if 0 in results_of(op.node) else Refusal("the result has no user")
 
 
-def _check_shapes(linear: FusedLinear, op: Activation, written: KernelSteps) -> Refusal | None:
+def _check_shapes(linear: FusedLinear, op: Activation, written: KernelEpilogue) -> Refusal | None:
     """Refuse operands of the op that do not have the shape of its result."""
     values = op.node.meta["val"]
     features = shape_of(linear.weight)[0]

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch.fx import Node
 
-from qfuse.lower.select.kernel import Span
+from qfuse.lower.problems.span import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from qfuse.cost.sizes import SizeRange
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.product import FusedProduct
+from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.problem import Problem, Replaced
-from qfuse.lower.select.kernel import Claim
 from qfuse.rewrite.prelude import Node
 
 
@@ -56,5 +56,5 @@ class ProductProblem(Problem):
 
 def split_epilogue(problem: ProductProblem, claim: Claim) -> tuple[Epilogue, Epilogue]:
     """Split the epilogue into the part that the kernel covers and the rest."""
-    steps = problem.fused.epilogue.steps
-    return Epilogue(steps[: claim.steps]), Epilogue(steps[claim.steps :])
+    steps = problem.fused.epilogue.ops
+    return Epilogue(steps[: claim.ops]), Epilogue(steps[claim.ops :])

@@ -7,45 +7,30 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch.fx.node import Argument
 
 from qfuse.cost import pointwise_work, size_range, without_calls
 from qfuse.cost.model import Workload
 from qfuse.cost.sizes import SizeRange
 from qfuse.cost.work import WorkRange
-from qfuse.ir.dtypes import BYTES, FLOATS
+from qfuse.ir.dtypes import FLOATS, bit_width
 from qfuse.ir.graph.stage_graph import SymbolRange
 from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.norms import LayerNorm, RmsNorm
-from qfuse.ir.ops.output import Keep, Output
-from qfuse.ir.ops.views import dtype_of, shape_of
-from qfuse.ir.quant.choose import Formula
-from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain, dtype_name
+from qfuse.ir.ops.output import ExtraOutput, Output
+from qfuse.ir.ops.views import dtype_of, results_of, shape_of
+from qfuse.ir.quant.spec import QuantSpec, dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import Size, is_row_major, product, same_shape
-from qfuse.lower.expand.expand import results_of
-from qfuse.lower.operands.checks import bit_width, fits_int32, is_whole, rows_share_scale
+from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.problem import Problem, Replaced
-from qfuse.lower.select.kernel import Claim, Span
+from qfuse.lower.problems.span import Span
 from qfuse.rewrite.prelude import Node, Rewriter
 
 RowwiseOp = RmsNorm | LayerNorm | Activation
 
-ROWWISE_FORMULAS = (
-    Formula.AO_SYMMETRIC,
-    Formula.AO_SYMMETRIC_NO_CLIPPING,
-    Formula.AO_ASYMMETRIC,
-    Formula.DECOMPOSED_AFFINE,
-    Formula.DECOMPOSED_SYMMETRIC,
-    Formula.TOKEN_SYMMETRIC,
-    Formula.TOKEN_ASYMMETRIC,
-)
-"""The formulas of dynamic scales in the kernels, see kernels/csrc/rowwise/choose.h."""
 
-_SCALES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_ZEROS = (*_SCALES, torch.int64, torch.int32, torch.int8, torch.uint8)
 # Result index of the extra outputs; quantized values, scale and zero point come first.
-_KEPT = {Keep.FLOAT: 3, Keep.SUM: 4}
+_KEPT = {ExtraOutput.FLOAT: 3, ExtraOutput.SUM: 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +125,11 @@ class RowwiseProblem(Problem):
         return [pointwise_work(self.elements, bits, [])]
 
     def _written(self) -> WorkRange:
-        kept = {Keep.FLOAT: self.spec.float_dtype, Keep.SUM: dtype_of(self.op.x)}
+        kept = {ExtraOutput.FLOAT: self.spec.float_dtype, ExtraOutput.SUM: dtype_of(self.op.x)}
         if not isinstance(self.op, Activation) and self.op.residual is not None:
             both = dtype_of(self.op.x), dtype_of(self.op.residual)
             # torch promotes a bfloat16 hidden state plus a float32 residual to float32.
-            kept[Keep.SUM] = torch.promote_types(*both)
+            kept[ExtraOutput.SUM] = torch.promote_types(*both)
         bits = [bit_width(self.spec.dtype), *(bit_width(kept[k]) for k in self.output.keep)]
         return pointwise_work(self.made, [], bits)
 
@@ -175,75 +160,3 @@ def loops_of(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> Workload:
         pointwise_work(written, [], [bit_width(value.dtype)]),
     ]
     return [without_calls(work) for work in works]
-
-
-def check_output(problem: RowwiseProblem) -> Refusal | None:
-    """Refuse results that are not 8-bit, or quantized neither per row nor per tensor."""
-    spec = problem.spec
-    if spec.dtype not in BYTES:
-        return Refusal(f"its result is stored as {dtype_name(spec.dtype)}")
-    if spec.domain is ZeroPointDomain.FLOAT_OFFSET:
-        return Refusal("its zero point is a float offset")
-    if not spec.is_plain:
-        return Refusal("its scale has a special format, or two levels")
-    for dtype in (spec.float_dtype, spec.arithmetic.compute):
-        if dtype not in FLOATS:
-            return Refusal(
-                f"it is quantized from {dtype_name(spec.float_dtype)} in {dtype_name(dtype)}"
-            )
-    return _check_given(problem) if problem.output.choose is None else _check_chosen(problem)
-
-
-def _check_given(problem: RowwiseProblem) -> Refusal | None:
-    params = problem.output.params
-    assert params is not None, "a quantized output has static or dynamic parameters"
-    if not is_whole(params.spec.block, problem.shape):
-        return Refusal(f"its result is scaled in blocks of {params.spec.block_text()}")
-    if dtype_of(params.scale) not in _SCALES:
-        return Refusal(f"its scale is {dtype_name(dtype_of(params.scale))}")
-    if params.zero_point is not None and not fits_int32(params.zero_point):
-        return Refusal("its zero point may not fit 32 bits")
-    return None
-
-
-def _check_chosen(problem: RowwiseProblem) -> Refusal | None:
-    choose, spec = problem.output.choose, problem.spec
-    assert choose is not None, "its parameters are chosen"
-    # The kernels find the extremes of a row while it
-    # is in the cache, and no larger or smaller block.
-    if not rows_share_scale(choose.block, problem.shape) or choose.block != spec.block:
-        return Refusal(f"its scale is computed for blocks of {spec.block_text()}, not per row")
-    if choose.formula not in ROWWISE_FORMULAS:
-        return Refusal(f"its scale is computed as {choose.formula}")
-    # The kernels have one range: a scale chosen for
-    # [-127, 127] and used with [-128, 127] needs two.
-    span = choose.dtype, choose.quant_min, choose.quant_max
-    if span != (spec.dtype, spec.quant_min, spec.quant_max):
-        return Refusal("its parameters are computed for another range than that of its result")
-    if choose.scale_dtype not in _SCALES or choose.zero_point_dtype not in _ZEROS:
-        return Refusal("its scale or zero point has an unsupported dtype")
-    return None
-
-
-def rowwise_output_args(problem: RowwiseProblem) -> list[Argument]:
-    """Return the output quantization arguments of a rowwise kernel."""
-    spec, choose, params = problem.spec, problem.output.choose, problem.output.params
-    math = spec.arithmetic
-    given: list[Argument] = [None, None] if params is None else [params.scale, params.zero_point]
-    # Static parameters: the empty formula tells the kernel to choose nothing.
-    chosen: list[Argument] = ["", 0.0, torch.float32, torch.int32]
-    if choose is not None:
-        chosen = [str(choose.formula), choose.eps, choose.scale_dtype, choose.zero_point_dtype]
-    keep = problem.output.keep
-    return [
-        *given,
-        *chosen,
-        spec.quant_min,
-        spec.quant_max,
-        spec.dtype,
-        math.compute,
-        math.reciprocal,
-        math.zero_point_first,
-        Keep.FLOAT in keep,
-        Keep.SUM in keep,
-    ]

@@ -9,8 +9,9 @@ from typing import Any
 from qfuse.cost import seconds_text
 from qfuse.cost.model import CostModel
 from qfuse.ir.refusal import Refusal
+from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.problem import Problem
-from qfuse.lower.select.kernel import Claim, Kernel
+from qfuse.lower.select.kernel import Kernel
 from qfuse.targets.target import Target
 
 Losers = tuple[tuple[str, str], ...]

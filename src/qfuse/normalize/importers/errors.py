@@ -22,10 +22,10 @@ def cannot_run(
     kind: type[E] = NormalizeError,  # type: ignore[assignment]
 ) -> E:
     """Return the error for a call that its own op would reject at run time."""
-    return kind(what, where=where(node), fix=fix)
+    return kind(what, where=location_of(node), fix=fix)
 
 
-def where(node: Node) -> str:
+def location_of(node: Node) -> str:
     """Return the location of ``node``: its op, its module, and the line of user code."""
     place = place_of(node)
     known = [part for part in (place.module, place.source) if part]

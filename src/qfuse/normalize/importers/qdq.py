@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.dtypes import REALS, exact_integers
+from qfuse.ir.dtypes import COMPUTE_DTYPES, exact_integers
 from qfuse.ir.ops.value_range import Bounds, bounds_of, is_zero
 from qfuse.ir.ops.views import dtype_of
 from qfuse.ir.quant.spec import (
@@ -75,7 +75,7 @@ class QdqRule(SourceRule[QdqSite], ABC):
         rw.replace(site.node, rw.replay(self.op, args, {}, site.node.meta["val"]))
 
 
-def code_range(node: Node, low: Argument, high: Argument) -> Bounds:
+def quant_range(node: Node, low: Argument, high: Argument) -> Bounds:
     """Return the range of quantized values that a source op names.
 
     Raises:
@@ -114,13 +114,13 @@ def make_spec(
         text = "its range [{}, {}] does not fit in {}"
         raise RefusedError(MissCode.RANGE, node, text, *codes, dtype_name(dtype))
     for name, kind in (("real side", float_dtype), ("arithmetic", arithmetic.compute)):
-        if kind not in REALS:
+        if kind not in COMPUTE_DTYPES:
             text = "its {} is {}, which canonical ops do not support"
             raise RefusedError(MissCode.DTYPE, node, text, name, dtype_name(kind))
     return QuantSpec(dtype, *codes, block, float_dtype, arithmetic)
 
 
-def check_codes(node: Node, dtype: torch.dtype, codes: Bounds) -> None:
+def check_quant_range(node: Node, dtype: torch.dtype, codes: Bounds) -> None:
     """Check a range as an op of the ``quantized_decomposed`` namespace does at run time.
 
     Raises:

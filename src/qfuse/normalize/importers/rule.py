@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.dtypes import REALS
+from qfuse.ir.dtypes import COMPUTE_DTYPES
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rule, arguments
 
@@ -76,8 +76,8 @@ def promoted(at: Node, one: torch.dtype, other: torch.dtype) -> torch.dtype:
     Raises:
         RefusedError: Torch does not promote them; that is so for float8.
     """
-    if (one not in REALS and one.is_floating_point) or (
-        other not in REALS and other.is_floating_point
+    if (one not in COMPUTE_DTYPES and one.is_floating_point) or (
+        other not in COMPUTE_DTYPES and other.is_floating_point
     ):
         text = "torch does not promote {} and {} to a common dtype"
         raise RefusedError(MissCode.DTYPE, at, text, dtype_name(one), dtype_name(other))

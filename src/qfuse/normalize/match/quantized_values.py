@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.dtypes import REALS, exact_integers
+from qfuse.ir.dtypes import COMPUTE_DTYPES, exact_integers
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.casts import cast_source
@@ -52,7 +52,7 @@ VIEWS_OF_Q: Capture[Path] = Capture("views_of_q")
 
 def _exact_cast(node: Node) -> Node | None:
     # 8-bit values are exact in all of these.
-    exact = dtype_of(node) in REALS or dtype_of(node) in _WIDE_INTEGERS
+    exact = dtype_of(node) in COMPUTE_DTYPES or dtype_of(node) in _WIDE_INTEGERS
     return cast_source(node) if exact else None
 
 
@@ -75,7 +75,7 @@ def _keeps_fractions(q: Node, casts_of_difference: Path | None, views_of_q: Path
 
 _PLAIN = through(Q, _EXACT_CAST, _WIDE_VIEW, path=VIEWS_OF_Q)
 # A difference in the dtype of the quantized values wraps: its result is another set of them.
-_DIFFERENCE = (_PLAIN - ZERO).giving(*REALS, *_WIDE_INTEGERS)
+_DIFFERENCE = (_PLAIN - ZERO).giving(*COMPUTE_DTYPES, *_WIDE_INTEGERS)
 QUANTIZED = Maybe(through(_DIFFERENCE, _EXACT_CAST, path=_DIFFERENCES), _PLAIN).given(
     _keeps_fractions
 )
@@ -141,7 +141,7 @@ def keeps_integers(source: Node, dtype: torch.dtype) -> bool:
         return True
     bounds = bounds_of(source)
     low, high = exact_integers(dtype)
-    return dtype in REALS and bounds is not None and low <= bounds[0] and bounds[1] <= high
+    return dtype in COMPUTE_DTYPES and bounds is not None and low <= bounds[0] and bounds[1] <= high
 
 
 def spec_of_dequantize(

@@ -71,7 +71,7 @@ class MergeQueries(Rule[MergeQueriesSite]):
         query, key, value = (shape_of(node_of(a[name])) for name in ("query", "key", "value"))
         if not (len(query) == len(key) == len(value) == _RANK and same_size(query[2], 1)):
             text = "it has queries of several tokens, or tensors whose rank is not four"
-            return Miss(MissCode.SHAPE, node, text, progress=1)
+            return Miss(MissCode.SHAPE, node, text)
         # A causal mask would show row 1 of a group one more
         # key than row 0, though both are the same token.
         if a["is_causal"] or a["dropout_p"] != 0.0:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Self, TypeAlias
 
+from qfuse.cost.model import CostModel
 from qfuse.cost.work import WorkRange
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.movement.base import Moved
@@ -17,7 +18,7 @@ from qfuse.ir.ops.linear import as_linear
 from qfuse.ir.ops.qdq import Dequantize, Quantize, as_dequantize
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.spec import QuantSpec
-from qfuse.optimize.match.memory_cost import passed
+from qfuse.optimize.match.memory_cost import passed, saved
 from qfuse.optimize.match.move_qparams import QuantizedMover, moved_params
 from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, Rewriter, aten
 
@@ -78,6 +79,10 @@ class Crossing:
     apply: Apply = unchanged
     work: Callable[[], Work] | None = None
     parts: bool = False
+
+    def gain(self, cost: CostModel) -> float | None:
+        """Return the time saved: that of the bytes that are converted and copied."""
+        return None if self.work is None else saved(cost, *self.work())
 
 
 class Commutes(ABC):

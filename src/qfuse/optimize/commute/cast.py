@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from qfuse.ir.dtypes import REALS, widens
+from qfuse.ir.dtypes import COMPUTE_DTYPES, widens
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.casts import cast_source
@@ -70,7 +70,7 @@ class CommutingCast(Commutes):
         params = dequantize.params
         made = dtype_of(self.node)
         # A cast to an integer truncates; a dequantize has no such rounding.
-        if made not in REALS:
+        if made not in COMPUTE_DTYPES:
             text = "a dequantize does not return {}"
             return Miss(MissCode.DTYPE, self.node, text, dtype_name(made), progress=2)
         compute, real = params.spec.arithmetic.compute, params.spec.float_dtype

@@ -145,14 +145,14 @@ class Clamp(Commutes):
         table = table_of(params)
         if isinstance(table, Miss):
             return table
-        cut = self(table.reals)
+        cut = self(table.float_values)
         codes = torch.arange(table.low, table.high + 1, device=cut.device)
         # Values that the clamp keeps are the new range; clamping to it must have the op's result
         # bit for bit, for all quantized values of all blocks.
-        kept = codes[(cut == table.reals).all(1)]
+        kept = codes[(cut == table.float_values).all(1)]
         if kept.numel():
             low, high = int(kept[0]), int(kept[-1])
-            if bits_equal(table.reals[codes.clamp(low, high) - table.low], cut):
+            if bits_equal(table.float_values[codes.clamp(low, high) - table.low], cut):
                 # A bound that is the end of the dtype clips
                 # nothing; without both, the op is dropped.
                 return None if low == table.low else low, None if high == table.high else high

@@ -83,7 +83,7 @@ class MovementOp(Commutes):
         if op is None or not (op.is_view or op in MOVEMENT_OPS):
             return None
         text = "it is not supported how {} moves parameters, with these arguments"
-        return Miss(MissCode.ARGUMENT, node, text, op_name(node), progress=1)
+        return Miss(MissCode.ARGUMENT, node, text, op_name(node))
 
     @property
     def across_ranks(self) -> bool:

@@ -12,6 +12,7 @@ from torch.fx.node import Argument
 
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of, op_name
+from qfuse.ir.ops.constants import constant_params
 from qfuse.ir.ops.qdq import Dequantize, Quantize
 from qfuse.ir.ops.views import QuantParams, bits_equal, node_of, shape_of, tensor_of
 from qfuse.ir.quant.block import covers
@@ -140,13 +141,11 @@ def _known(params: QuantParams) -> tuple[torch.Tensor, torch.Tensor | None] | Mi
     if params.outer_scale is not None:
         text = "its scales have a second level"
         return Miss(MissCode.GRANULARITY, params.outer_scale, text, progress=2)
-    scale = constant_of(params.scale)
-    zero = None if params.zero_point is None else constant_of(params.zero_point)
-    absent = params.zero_point is not None and zero is None
-    if scale is None or absent or scale.is_meta or (zero is not None and zero.is_meta):
+    known = constant_params(params, constant_of)
+    if known is None or any(value is not None and value.is_meta for value in known):
         text = "the parameters are computed at run time, and the padding is a constant"
         return Miss(MissCode.NOT_CONSTANT, params.scale, text, progress=3)
-    return scale, zero
+    return known
 
 
 def _quantized(params: QuantParams, value: float, node: Node) -> int | Miss:

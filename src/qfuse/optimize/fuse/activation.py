@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
-
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.epilogue import Mul
-from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.output import ExtraOutput, Output
 from qfuse.ir.ops.product import as_fused_product
 from qfuse.ir.ops.qdq import as_dequantize, as_quantize
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
 from qfuse.ir.sizes import same_shape, same_size
 from qfuse.optimize.fuse.epilogue_operand import EpilogueOperand, stored_operand
 from qfuse.optimize.fuse.quantized_output import (
-    Kept,
+    ExtraValue,
+    FuseQuantizeSite,
     QuantizedResult,
-    available,
-    insertion_point,
+    fuse_site,
     quantized,
     quantized_result,
-    replace_results,
-    results_like,
 )
 from qfuse.patterns.gated import A_GATED, GATED, Gated
 from qfuse.rewrite.pattern import (
@@ -46,31 +40,12 @@ _MATRIX = 2
 _STEPS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class FuseActivationQuantizeSite:
-    """An activation, possibly with a gate, and the quantize of its result.
-
-    Attributes:
-        fused: The fused op; its node is the quantize.
-        result: The quantize, and the choice of its parameters.
-        kept: The float result, if it has other users.
-        point: The node in front of which the op is inserted.
-        values: The op's (fake) results.
-    """
-
-    fused: Activation
-    result: QuantizedResult
-    kept: tuple[Kept, ...]
-    point: Node
-    values: list[torch.Tensor]
+_SITE = Capture[FuseQuantizeSite]("site")
 
 
-_SITE = Capture[FuseActivationQuantizeSite]("site")
-
-
-def _site(gated: Gated, result: QuantizedResult) -> FuseActivationQuantizeSite | Miss:
+def _site(gated: Gated, result: QuantizedResult) -> FuseQuantizeSite | Miss:
     y, params = result.quantize.x, result.quantize.params
-    own = Kept(Keep.FLOAT, y, frozenset(result.ends))
+    own = ExtraValue(ExtraOutput.FLOAT, y, frozenset(result.ends))
     # Without epilogue ops the float result is the op's own input, whose other users are unaffected.
     kept = (own,) if own.users and gated.steps else ()
     keep = frozenset(k.what for k in kept)
@@ -83,14 +58,7 @@ def _site(gated: Gated, result: QuantizedResult) -> FuseActivationQuantizeSite |
         gated.extras,
         Output(params if chosen is None else None, chosen, keep),
     )
-    args = fused.call_args()
-    point = insertion_point(result, kept, args)
-    if isinstance(point, Miss):
-        return point
-    values = results_like(fused.overload, args, result, kept)
-    if isinstance(values, Miss):
-        return values
-    return FuseActivationQuantizeSite(fused, result, kept, point, values)
+    return fuse_site(fused, result, kept)
 
 
 def _edge(x: Node) -> tuple[Node, QuantParams | None]:
@@ -230,8 +198,4 @@ class FuseActivationQuantize(PatternRule):
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Insert the op in front of the first user of its results."""
-        found = site[_SITE]
-        with rw.before(found.point):
-            args = available(found.fused.call_args(), found.point, rw)
-            node = rw.replay(found.fused.overload, args, {}, found.values)
-            replace_results(node, found.result, found.fused.output, found.kept, rw)
+        site[_SITE].insert(rw)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from qfuse.ir.graph.stage_graph import op_name
-from qfuse.ir.ops.epilogue import Step
+from qfuse.ir.ops.epilogue import EpilogueOp
 from qfuse.ir.ops.product import FusedProduct, as_fused_product, kind_of
 from qfuse.ir.ops.views import tensor_of
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter
@@ -39,8 +39,8 @@ def open_product(value: object, user: Node, *also: Node) -> FusedProduct | Miss:
     return fused
 
 
-def append_step(
-    fused: FusedProduct, user: Node, step: Step, rw: Rewriter, extras: Sequence[Node] = ()
+def append_op(
+    fused: FusedProduct, user: Node, step: EpilogueOp, rw: Rewriter, extras: Sequence[Node] = ()
 ) -> None:
     """Replace ``user`` by ``fused`` with one more epilogue op.
 
@@ -54,7 +54,7 @@ def append_step(
     replace_by(extended(fused, step, extras), user, rw)
 
 
-def extended(fused: FusedProduct, step: Step, extras: Sequence[Node] = ()) -> FusedProduct:
+def extended(fused: FusedProduct, step: EpilogueOp, extras: Sequence[Node] = ()) -> FusedProduct:
     """Return ``fused`` with one more epilogue op, whose operands are appended to the others."""
     return replace(fused, epilogue=fused.epilogue.then(step), extras=(*fused.extras, *extras))
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from qfuse.ir.ops.epilogue import Act
 from qfuse.ir.ops.product import FusedProduct
-from qfuse.optimize.fuse.epilogue import append_step, open_product
+from qfuse.optimize.fuse.epilogue import append_op, open_product
 from qfuse.patterns.activations import ACTIVATION_OPS, activated, activation_of
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
 
@@ -47,4 +47,4 @@ class FuseActivation(Rule[ActivationSite]):
 
     def rewrite(self, site: ActivationSite, rw: Rewriter) -> None:
         """Replace the activation by the extended op."""
-        append_step(site.fused, site.node, site.act, rw)
+        append_op(site.fused, site.node, site.act, rw)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.epilogue import Add, Mul
 from qfuse.ir.ops.product import FusedProduct, kind_of
-from qfuse.optimize.fuse.epilogue import append_step, extended, open_product
+from qfuse.optimize.fuse.epilogue import append_op, extended, open_product
 from qfuse.optimize.fuse.epilogue_operand import EpilogueOperand, minus_one, operand_of
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -63,7 +63,7 @@ class FuseAdd(Rule[AddSite]):
         a = arguments(node)
         left, right, alpha = a["self"], a["other"], a["alpha"]
         if not isinstance(alpha, (int, float)):
-            return Miss(MissCode.ARGUMENT, node, "alpha is not a number", progress=1)
+            return Miss(MissCode.ARGUMENT, node, "alpha is not a number")
         scale = -float(alpha) if is_call(node, aten.sub.Tensor) else float(alpha)
         first = self._match_side(node, left, right, (1.0, scale))
         if not isinstance(first, Miss):
@@ -95,4 +95,4 @@ class FuseAdd(Rule[AddSite]):
             fused = extended(fused, Mul(len(fused.extras)), minus_one(fused).extras(rw))
         at = len(fused.extras)
         step = Add(at, site.alpha, site.other.stored(at))
-        append_step(fused, site.node, step, rw, site.other.extras(rw))
+        append_op(fused, site.node, step, rw, site.other.extras(rw))

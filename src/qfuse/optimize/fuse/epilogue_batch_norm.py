@@ -10,7 +10,7 @@ import torch
 from qfuse.ir.ops.epilogue import Add, Mul
 from qfuse.ir.ops.product import FusedProduct, kind_of
 from qfuse.ir.ops.views import dtype_of, shape_of
-from qfuse.optimize.fuse.epilogue import append_step, extended, open_product
+from qfuse.optimize.fuse.epilogue import append_op, extended, open_product
 from qfuse.optimize.fuse.epilogue_operand import refuse_shape
 from qfuse.optimize.match.batch_norm import (
     BATCH_NORMS,
@@ -84,7 +84,7 @@ class FuseBatchNorm(Rule[EpilogueNormSite]):
         factor = rw.constant(site.factor, f"{hint}_norm_factor")
         shift = rw.constant(site.shift, f"{hint}_norm_shift")
         scaled = extended(fused, Mul(len(fused.extras)), (factor,))
-        append_step(scaled, site.result, Add(len(scaled.extras)), rw, (shift,))
+        append_op(scaled, site.result, Add(len(scaled.extras)), rw, (shift,))
 
 
 def _site(fused: FusedProduct, node: Node, result: Node) -> EpilogueNormSite | Miss:

@@ -10,7 +10,7 @@ import torch
 from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.ops.epilogue import Cast
 from qfuse.ir.ops.product import FusedProduct
-from qfuse.optimize.fuse.epilogue import append_step, open_product
+from qfuse.optimize.fuse.epilogue import append_op, open_product
 from qfuse.patterns.casts import besides_dtype
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -63,4 +63,4 @@ class FuseCast(Rule[CastSite]):
 
     def rewrite(self, site: CastSite, rw: Rewriter) -> None:
         """Replace the cast by the extended op."""
-        append_step(site.fused, site.node, Cast(site.dtype), rw)
+        append_op(site.fused, site.node, Cast(site.dtype), rw)

@@ -9,7 +9,7 @@ from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.epilogue import Mul
 from qfuse.ir.ops.linear import FusedLinear
 from qfuse.ir.ops.product import FusedProduct
-from qfuse.optimize.fuse.epilogue import append_step, open_product
+from qfuse.optimize.fuse.epilogue import append_op, open_product
 from qfuse.optimize.fuse.epilogue_operand import EpilogueOperand, operand_of
 from qfuse.patterns.activations import ACTIVATION_OPS
 from qfuse.rewrite.prelude import (
@@ -41,7 +41,7 @@ class FuseMul(Rule[MulSite]):
     it is stored.
 
     Refuses: the product of a linear and an activation that is not in a linear's epilogue, which are
-    one op with the quantize behind it; an op that is multiplied by itself; integer factors; numbers
+    one op with the following quantize; an op that is multiplied by itself; integer factors; numbers
     in narrow float dtypes; a factor of another shape, except for one value per channel or feature;
     a product whose memory order is that of the other factor.
     """
@@ -72,7 +72,7 @@ class FuseMul(Rule[MulSite]):
         """Replace the product by the extended op."""
         at = len(site.fused.extras)
         step = Mul(at, stored=site.other.stored(at))
-        append_step(site.fused, site.node, step, rw, site.other.extras(rw))
+        append_op(site.fused, site.node, step, rw, site.other.extras(rw))
 
 
 def _refuse_gate(fused: FusedProduct, other: object) -> Miss | None:

@@ -10,7 +10,7 @@ from qfuse.ir.ops.epilogue import Prelu
 from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.views import dtype_of, node_of, shape_of
 from qfuse.ir.sizes import Size
-from qfuse.optimize.fuse.epilogue import append_step, open_product
+from qfuse.optimize.fuse.epilogue import append_op, open_product
 from qfuse.optimize.fuse.epilogue_operand import refuse_shape
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -76,7 +76,7 @@ class FusePrelu(Rule[PreluSite]):
             else:
                 slopes = rw.constant(value.reshape(site.shape), f"{slopes.target}_per_channel")
         step = Prelu(len(site.fused.extras))
-        append_step(site.fused, site.node, step, rw, (slopes,))
+        append_op(site.fused, site.node, step, rw, (slopes,))
 
 
 def _broadcast(shape: tuple[Size, ...], rank: int) -> tuple[Size, ...]:

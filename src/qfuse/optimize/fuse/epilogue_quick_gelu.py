@@ -8,7 +8,7 @@ from qfuse.ir.ops.epilogue import Act
 from qfuse.ir.ops.product import FusedProduct, as_fused_product
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.sizes import same_shape
-from qfuse.optimize.fuse.epilogue import append_step, open_product
+from qfuse.optimize.fuse.epilogue import append_op, open_product
 from qfuse.patterns.written_out import FACTOR, QUICK_GELU
 from qfuse.rewrite.pattern import Capture, Match, PatternRule, check, guard, let
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter
@@ -73,4 +73,4 @@ class FuseQuickGelu(PatternRule):
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Replace the product with the sigmoid by the extended op."""
-        append_step(site[FUSED], site.node, Act("quick_gelu", (float(site[FACTOR]),)), rw)
+        append_op(site[FUSED], site.node, Act("quick_gelu", (float(site[FACTOR]),)), rw)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qfuse.ir.movement.glu_halves import halves_of, uncast
+from qfuse.ir.movement.glu_halves import glu_split_of, uncast
 from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.epilogue import Mul
 from qfuse.ir.ops.linear import as_fused_linear
@@ -32,7 +32,7 @@ def _whole(found: Gated) -> Node | None:
     """Return the value whose two halves are multiplied, if the epilogue is a GLU."""
     for step in found.steps:
         if isinstance(step, Mul):
-            halves = halves_of(found.x, uncast(found.extras[step.index])[1])
+            halves = glu_split_of(found.x, uncast(found.extras[step.index])[1])
             # The other half may be cast before the product.
             return None if halves is None else halves.source
     # The epilogue op names the GLU split; without it the factors are not halves of one tensor.

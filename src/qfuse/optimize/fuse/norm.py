@@ -2,50 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
-
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops.norms import FusedNorm, LayerNorm, RmsNorm
-from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.output import ExtraOutput, Output
 from qfuse.ir.ops.views import shape_of
 from qfuse.ir.sizes import same_shape
 from qfuse.optimize.fuse.quantized_output import (
-    Kept,
+    ExtraValue,
+    FuseQuantizeSite,
     QuantizedResult,
-    available,
-    insertion_point,
+    fuse_site,
     quantized,
-    replace_results,
-    results_like,
 )
 from qfuse.patterns.norm import A_NORM, Norm
 from qfuse.patterns.statistics import X
 from qfuse.rewrite.pattern import Capture, Match, PatternRule, V, check, let, match
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter
 
-
-@dataclass(frozen=True, slots=True)
-class FuseNormQuantizeSite:
-    """A norm and the quantize of its result.
-
-    Attributes:
-        fused: The fused op; its node is the quantize.
-        result: The quantize, and the choice of its parameters.
-        kept: The float values with other users, in the order of the op's results.
-        point: The node in front of which the op is inserted.
-        values: The op's (fake) results.
-    """
-
-    fused: FusedNorm
-    result: QuantizedResult
-    kept: tuple[Kept, ...]
-    point: Node
-    values: list[torch.Tensor]
-
-
-_SITE = Capture[FuseNormQuantizeSite]("site")
+_SITE = Capture[FuseQuantizeSite]("site")
 _RESIDUAL = V("residual", X.dtypes)
 _SUM = X + _RESIDUAL
 
@@ -61,7 +35,7 @@ def _refuse_shared(norm: Norm) -> Miss | None:
     return None
 
 
-def _site(norm: Norm, result: QuantizedResult) -> FuseNormQuantizeSite | Miss:
+def _site(norm: Norm, result: QuantizedResult) -> FuseQuantizeSite | Miss:
     # Fusing the residual sum too is better, but the fusion must not fail because of it.
     plain, added = _site_of(norm, result, None), match(_SUM, norm.x)
     if isinstance(added, Miss):
@@ -77,24 +51,19 @@ def _site(norm: Norm, result: QuantizedResult) -> FuseNormQuantizeSite | Miss:
 
 def _site_of(
     norm: Norm, result: QuantizedResult, added: tuple[Node, Node] | None
-) -> FuseNormQuantizeSite | Miss:
+) -> FuseQuantizeSite | Miss:
     kept = _kept(norm, result, added)
     fused = _fused(norm, result, added, result.block(frozenset(k.what for k in kept)))
-    args = fused.call_args()
-    point = insertion_point(result, kept, args)
-    if isinstance(point, Miss):
-        return point
-    values = results_like(fused.overload, args, result, kept)
-    if isinstance(values, Miss):
-        return values
-    return FuseNormQuantizeSite(fused, result, kept, point, values)
+    return fuse_site(fused, result, kept)
 
 
-def _kept(norm: Norm, result: QuantizedResult, added: tuple[Node, Node] | None) -> tuple[Kept, ...]:
+def _kept(
+    norm: Norm, result: QuantizedResult, added: tuple[Node, Node] | None
+) -> tuple[ExtraValue, ...]:
     """Return the values with other users, in the order of the output block."""
-    possible = [Kept(Keep.FLOAT, norm.node, frozenset(result.ends))]
+    possible = [ExtraValue(ExtraOutput.FLOAT, norm.node, frozenset(result.ends))]
     if added is not None:
-        possible.append(Kept(Keep.SUM, norm.x, norm.dying()))
+        possible.append(ExtraValue(ExtraOutput.SUM, norm.x, norm.dying()))
     return tuple(k for k in possible if k.users)
 
 
@@ -135,8 +104,4 @@ class FuseNormQuantize(PatternRule):
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Insert the op in front of the first user of its results."""
-        found = site[_SITE]
-        with rw.before(found.point):
-            args = available(found.fused.call_args(), found.point, rw)
-            node = rw.replay(found.fused.overload, args, {}, found.values)
-            replace_results(node, found.result, found.fused.output, found.kept, rw)
+        site[_SITE].insert(rw)

@@ -10,7 +10,9 @@ from torch.fx.node import Argument, map_arg
 
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.output import Keep, Output
+from qfuse.ir.ops.activation import Activation
+from qfuse.ir.ops.norms import FusedNorm
+from qfuse.ir.ops.output import ExtraOutput, Output
 from qfuse.ir.ops.qdq import Choose, Quantize, as_choose, as_quantize
 from qfuse.ir.ops.views import result_of, shape_of, tensor_of
 from qfuse.ir.quant.block import block_text, same_grid
@@ -40,7 +42,7 @@ class QuantizedResult:
         choice = () if self.choose is None else (self.choose.node,)
         return (*choice, self.quantize.node)
 
-    def block(self, keep: frozenset[Keep]) -> Output:
+    def block(self, keep: frozenset[ExtraOutput]) -> Output:
         """Return the output block of an op with this result."""
         params = self.quantize.params
         if self.choose is None:
@@ -49,7 +51,7 @@ class QuantizedResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ExtraValue:
     """A float value that has other users, and so becomes an extra output.
 
     Attributes:
@@ -58,7 +60,7 @@ class Kept:
         dying: Those of its users that the fusion removes.
     """
 
-    what: Keep
+    what: ExtraOutput
     node: Node
     dying: frozenset[Node]
 
@@ -141,8 +143,51 @@ def _is_format_of(dtype: torch.dtype, scale_format: ScaleFormat) -> bool:
     return dtype.itemsize > 1
 
 
-def insertion_point(
-    result: QuantizedResult, kept: Sequence[Kept], args: Sequence[Argument]
+@dataclass(frozen=True, slots=True)
+class FuseQuantizeSite:
+    """A norm or an activation, and the quantize of its result.
+
+    Attributes:
+        fused: The fused op; its node is the quantize.
+        result: The quantize, and the choice of its parameters.
+        kept: The float values with other users, in the order of the op's results.
+        point: The node in front of which the op is inserted.
+        values: The op's (fake) results.
+    """
+
+    fused: FusedNorm | Activation
+    result: QuantizedResult
+    kept: tuple[ExtraValue, ...]
+    point: Node
+    values: list[torch.Tensor]
+
+    def insert(self, rw: Rewriter) -> None:
+        """Insert the op in front of the first user of its results."""
+        with rw.before(self.point):
+            args = _available(self.fused.call_args(), self.point, rw)
+            node = rw.replay(self.fused.overload, args, {}, self.values)
+            _replace_results(node, self.result, self.fused.output, self.kept, rw)
+
+
+def fuse_site(
+    fused: FusedNorm | Activation, result: QuantizedResult, kept: tuple[ExtraValue, ...]
+) -> FuseQuantizeSite | Miss:
+    """Return where the op is inserted, and its results.
+
+    Refuses: operands that are computed too late; strides that would change.
+    """
+    args = fused.call_args()
+    point = _insertion_point(result, kept, args)
+    if isinstance(point, Miss):
+        return point
+    values = _results_like(fused.overload, args, result, kept)
+    if isinstance(values, Miss):
+        return values
+    return FuseQuantizeSite(fused, result, kept, point, values)
+
+
+def _insertion_point(
+    result: QuantizedResult, kept: Sequence[ExtraValue], args: Sequence[Argument]
 ) -> Node | Miss:
     """Return the first user of the new op's results, if all operands come before it.
 
@@ -157,8 +202,8 @@ def insertion_point(
     return point
 
 
-def results_like(
-    op: OpOverload, args: Sequence[Argument], result: QuantizedResult, kept: Sequence[Kept]
+def _results_like(
+    op: OpOverload, args: Sequence[Argument], result: QuantizedResult, kept: Sequence[ExtraValue]
 ) -> list[torch.Tensor] | Miss:
     """Return the (fake) results of the new op, with the strides of the values that they replace.
 
@@ -180,8 +225,8 @@ def results_like(
     return list(new)
 
 
-def replace_results(
-    node: Node, result: QuantizedResult, output: Output, kept: Sequence[Kept], rw: Rewriter
+def _replace_results(
+    node: Node, result: QuantizedResult, output: Output, kept: Sequence[ExtraValue], rw: Rewriter
 ) -> None:
     """Replace all uses of the old values by the results of the new op.
 
@@ -203,7 +248,7 @@ def replace_results(
         rw.replace(k.node, items[output.place(k.what)], but=k.dying)
 
 
-def available(args: Sequence[Argument], point: Node, rw: Rewriter) -> tuple[Argument, ...]:
+def _available(args: Sequence[Argument], point: Node, rw: Rewriter) -> tuple[Argument, ...]:
     """Return the arguments of a call at ``point``; constants defined later are loaded again."""
 
     def earlier(node: Node) -> Node:

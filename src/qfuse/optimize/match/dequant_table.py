@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from qfuse.ir.ops.constants import constant_value
+from qfuse.ir.ops.constants import constant_params, constant_value
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.reference import dequantize as dequantize_reference
 from qfuse.ir.quant.spec import dtype_name, dtype_range
-from qfuse.rewrite.prelude import Miss, MissCode, Node
+from qfuse.rewrite.prelude import Miss, MissCode
 
 # A table of int32 would have 4 billion rows, and the
 # bits of float8 are not in the order of their values.
@@ -26,25 +26,24 @@ class Table:
     Attributes:
         low: The smallest quantized value of the dtype.
         high: The largest quantized value.
-        reals: The float value of each, ascending, per block: shape ``[high - low + 1, blocks]``.
+        float_values: The float value of each, ascending, per block:
+            ``[high - low + 1, blocks]``.
     """
 
     low: int
     high: int
-    reals: torch.Tensor
+    float_values: torch.Tensor
 
 
 def known_params(params: QuantParams) -> tuple[torch.Tensor, torch.Tensor | None] | Miss:
     """Return scale and zero point; refuse those that are computed at run time."""
-    values = [
-        None if node is None else constant_value(node) for node in (params.scale, params.zero_point)
-    ]
-    scale, zero = values
-    if scale is None or (zero is None and params.zero_point is not None):
-        text = "the scale or the zero point is computed at run time"
-        at: Node = params.scale if scale is None or params.zero_point is None else params.zero_point
-        return Miss(MissCode.NOT_CONSTANT, at, text, progress=3)
-    return scale, zero
+    known = constant_params(params)
+    if known is not None:
+        return known
+    text = "the scale or the zero point is computed at run time"
+    known_scale = constant_value(params.scale) is not None
+    at = params.zero_point if known_scale and params.zero_point is not None else params.scale
+    return Miss(MissCode.NOT_CONSTANT, at, text, progress=3)
 
 
 def table_of(params: QuantParams) -> Table | Miss:
@@ -71,15 +70,17 @@ def table_of(params: QuantParams) -> Table | Miss:
         return Miss(MissCode.GRANULARITY, params.scale, text, scale.numel(), progress=3)
     # In int32 first: 128, the end of the range of int8, is not an int8.
     codes = torch.arange(low, high + 1, dtype=torch.int32, device=scale.device).to(spec.dtype)
-    reals = dequantize_reference(
+    float_values = dequantize_reference(
         codes[:, None].expand(count, scale.numel()),
         scale.reshape(1, -1),
         None if zero is None else zero.reshape(1, -1),
         spec.with_block((None, 1)),
     )
-    ordered = bool((reals[1:] >= reals[:-1]).all()) and not bool(reals.isnan().any())
-    negative_zero = bool(((reals == 0) & torch.signbit(reals)).any())
+    ordered = bool((float_values[1:] >= float_values[:-1]).all()) and not bool(
+        float_values.isnan().any()
+    )
+    negative_zero = bool(((float_values == 0) & torch.signbit(float_values)).any())
     if not ordered or negative_zero:
         text = "larger quantized values do not always represent larger float values"
         return Miss(MissCode.RANGE, params.scale, text, progress=3)
-    return Table(low, high, reals)
+    return Table(low, high, float_values)

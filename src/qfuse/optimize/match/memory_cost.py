@@ -11,6 +11,7 @@ from torch.fx import Node
 from qfuse.cost import size_range
 from qfuse.cost.model import CostModel
 from qfuse.cost.work import WorkRange, pointwise_work
+from qfuse.ir.dtypes import bit_width
 from qfuse.ir.ops.views import shape_of
 
 
@@ -20,7 +21,7 @@ def passed(node: Node, reads: torch.dtype, writes: torch.dtype) -> WorkRange:
     Calls are not counted: the compiler fuses pointwise kernels in any case.
     """
     count = size_range(math.prod(shape_of(node)))
-    work = pointwise_work(count, [reads.itemsize * 8], [writes.itemsize * 8])
+    work = pointwise_work(count, [bit_width(reads)], [bit_width(writes)])
     low, hint, high = (w.with_calls(0) for w in work.values)
     return type(work)(low, hint, high)
 

@@ -17,7 +17,7 @@ from qfuse.cost import (
     at_points,
     pointwise_work,
 )
-from qfuse.ir.dtypes import BYTES
+from qfuse.ir.dtypes import BYTES, bit_width
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.qdq import Quantize, as_dequantize, as_quantize
@@ -57,7 +57,7 @@ def merged_work(
     narrow = stored and len(found) == len(group) and _agree(found)
     work = [_work(group[0], x, outs, sum(s.n for s in group), stored, narrow=narrow)]
     if stored and not narrow:
-        bits = dtype_of(group[0].op.node).itemsize * 8
+        bits = bit_width(dtype_of(group[0].op.node))
         parts = zip(quantizes, outs, strict=True)
         # Loops of their own: a separate convolution would quantize its result in its epilogue.
         work += [pointwise_work(o, [bits], [8]) for q, o in parts if q is not None]

@@ -14,6 +14,7 @@ from qfuse.cost import (
     pointwise_work,
     size_range,
 )
+from qfuse.ir.dtypes import bit_width
 from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import StageGraph
@@ -88,7 +89,7 @@ class MergeConvolutions(MergeSiblings):
         x = size_range(math.prod(shape_of(group[0].op.x)), symbols)
         outs = [size_range(math.prod(shape_of(s.op.node)), symbols) for s in group]
         before, after = separate_work(group, x, outs), merged_work(group, x, outs)
-        bits = dtype_of(group[0].op.node).itemsize * 8
+        bits = bit_width(dtype_of(group[0].op.node))
         # A part whose user needs dense memory is copied, which may cost more than is saved.
         after += [
             pointwise_work(out, [bits], [bits])

@@ -18,6 +18,7 @@ from qfuse.cost import (
     pointwise_work,
     size_range,
 )
+from qfuse.ir.dtypes import bit_width
 from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.stage_graph import StageGraph
 from qfuse.ir.ops.linear import as_linear
@@ -124,7 +125,7 @@ def price(
 
 def _arithmetic(sibling: Sibling) -> tuple[Bits, ComputeKind]:
     real = dtype_of(sibling.op.node)
-    wide = real.itemsize * 8
+    wide = bit_width(real)
     plain = ComputeKind.BF16 if real is torch.bfloat16 else ComputeKind.F32
     stored = sibling.stored
     if stored is None:
@@ -137,4 +138,4 @@ def _arithmetic(sibling: Sibling) -> tuple[Bits, ComputeKind]:
     dtype = activation.params.spec.dtype
     whole = not dtype.is_floating_point and not spec.dtype.is_floating_point
     kind = ComputeKind.INT8 if whole else plain
-    return Bits(dtype.itemsize * 8, spec.bits, wide), kind
+    return Bits(bit_width(dtype), spec.bits, wide), kind

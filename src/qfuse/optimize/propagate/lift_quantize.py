@@ -14,7 +14,6 @@ from qfuse.ir.ops.qdq import Quantize, as_quantize
 from qfuse.ir.ops.views import tensor_of
 from qfuse.optimize.commute.base import Crossing, unchanged
 from qfuse.optimize.commute.registry import COMMUTING, Families, commuting
-from qfuse.optimize.match.memory_cost import saved
 from qfuse.optimize.match.move_qparams import FakeMover, GraphMover
 from qfuse.optimize.match.strides import refuse_layout
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
@@ -75,8 +74,7 @@ class LiftQuantize(Rule[LiftQuantizeSite]):
 
     def gain(self, site: LiftQuantizeSite, cost: CostModel) -> float | None:
         """Compare the bytes that are quantized and copied, before and after."""
-        work = site.crossing.work
-        return None if work is None else saved(cost, *work())
+        return site.crossing.gain(cost)
 
     def rewrite(self, site: LiftQuantizeSite, rw: Rewriter) -> None:
         """Quantize every operand, equal ones once, and apply the op to the quantized values."""

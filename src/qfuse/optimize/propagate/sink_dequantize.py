@@ -13,7 +13,6 @@ from qfuse.ir.ops.qdq import Dequantize, as_dequantize
 from qfuse.ir.ops.views import tensor_of
 from qfuse.optimize.commute.base import USERS, Commutes, Crossing
 from qfuse.optimize.commute.registry import COMMUTING, Families, commuting
-from qfuse.optimize.match.memory_cost import saved
 from qfuse.optimize.match.move_qparams import FakeMover, GraphMover
 from qfuse.optimize.match.strides import refuse_sunk
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
@@ -82,8 +81,7 @@ class SinkDequantize(Rule[SinkDequantizeSite]):
 
     def gain(self, site: SinkDequantizeSite, cost: CostModel) -> float | None:
         """Compare the bytes that are dequantized and copied, before and after."""
-        work = site.crossing.work
-        return None if work is None else saved(cost, *work())
+        return site.crossing.gain(cost)
 
     def rewrite(self, site: SinkDequantizeSite, rw: Rewriter) -> None:
         """Apply the op to quantized values, and dequantize every result."""

@@ -16,6 +16,7 @@ from torch.fx.node import map_arg
 from qfuse.cost import pointwise_work, size_range
 from qfuse.cost.model import CostModel
 from qfuse.cost.work import WorkRange
+from qfuse.ir.dtypes import bit_width
 from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import op_name
@@ -106,7 +107,7 @@ class SinkSplit(Rule[SinkSplitSite]):
         found = [movement_of(part) for _, part in items]
         parts = [part for part in found if isinstance(part, Slice)]
         if len(parts) < len(found):
-            return Miss(MissCode.SHAPE, node, "a part of unknown size", progress=1)
+            return Miss(MissCode.SHAPE, node, "a part of unknown size")
         closest = Miss(
             MissCode.PATTERN, node, "there are no isomorphic ops on its parts", progress=0
         )
@@ -378,7 +379,7 @@ def _passed(source: Node, value: torch.Tensor, *, absorbed: bool = False) -> Wor
     As an epilogue it is written instead of the linear's result, without another call.
     """
     count = size_range(math.prod(value.shape))
-    read, written = dtype_of(source).itemsize * 8, value.dtype.itemsize * 8
+    read, written = bit_width(dtype_of(source)), bit_width(value.dtype)
     if not absorbed:
         return pointwise_work(count, [read], [written])
     work = pointwise_work(count, [], [max(written - read, 0)])

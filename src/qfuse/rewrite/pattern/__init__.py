@@ -1,4 +1,4 @@
-"""Patterns of expressions that explain why they did not match."""
+"""Patterns of expressions that explain_miss why they did not match."""
 
 from qfuse.rewrite.pattern.captures import (
     ANY,
@@ -13,7 +13,7 @@ from qfuse.rewrite.pattern.captures import (
     V,
 )
 from qfuse.rewrite.pattern.guards import bind, check, guard, let, single_use, where
-from qfuse.rewrite.pattern.match import Match, PatternRule, explain, match, pointed
+from qfuse.rewrite.pattern.match import Match, PatternRule, explain_miss, match, pointed
 from qfuse.rewrite.pattern.parts import Either, Literal, Maybe, Opt, Pattern, op
 from qfuse.rewrite.pattern.through import CAST, Path, Step, Via, cast, through
 
@@ -42,7 +42,7 @@ __all__ = [
     "bind",
     "cast",
     "check",
-    "explain",
+    "explain_miss",
     "guard",
     "let",
     "match",

@@ -120,7 +120,7 @@ class Part(ABC):
             yield from self._inside(value, search, frame)
             return
         if not search.agrees(self.label, found):
-            fields = {"capture": self.label, "found": describe(value)}
+            fields = {"capture": self.label, "found": argument_text(value)}
             text = "expected the same value for {capture}, found another {found}"
             search.fail(frame, Mismatch(MissCode.PATTERN, text, fields))
             return
@@ -136,12 +136,12 @@ class Part(ABC):
         if isinstance(found, Mismatch):
             text = found.text if self.refusal is None else self.refusal[1]
             code = found.code if self.refusal is None else self.refusal[0]
-            return Mismatch(code, text, {"found": describe(value), **found.fields})
+            return Mismatch(code, text, {"found": argument_text(value), **found.fields})
         if self.dtypes and (not is_tensor(value) or dtype_of(value) not in self.dtypes):
             text = f"expected {{wanted}} for {self.label}" if self.label else "expected {wanted}"
             code, text = self.refusal or (MissCode.DTYPE, text + ", found {found}")
             wanted = " or ".join(map(dtype_name, self.dtypes))
-            kind = dtype_name(dtype_of(value)) if is_tensor(value) else describe(value)
+            kind = dtype_name(dtype_of(value)) if is_tensor(value) else argument_text(value)
             return Mismatch(code, text, {"found": kind, "wanted": wanted})
         return found
 
@@ -174,6 +174,6 @@ def is_tensor(value: object) -> TypeGuard[Node]:
     return isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor)
 
 
-def describe(value: object) -> str:
+def argument_text(value: object) -> str:
     """Format an argument for a message."""
     return op_name(value) if isinstance(value, Node) else repr(value)

@@ -100,7 +100,7 @@ def unbound(pattern: Pattern) -> list[str]:
     return sorted(read - bound)
 
 
-def explain(miss: Miss) -> str:
+def explain_miss(miss: Miss) -> str:
     """Return the pattern with a caret at the part that failed, and the reason; two lines."""
     shown = pointed(miss)
     return f"{shown} {miss.reason} (%{miss.at.name})" if shown else miss.reason

@@ -13,7 +13,7 @@ from qfuse.ir.aten import aten
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.schema import argument_defaults, argument_names, arguments, is_call, overload_of
 from qfuse.ir.quant.spec import dtype_name
-from qfuse.rewrite.pattern.base import Part, describe
+from qfuse.rewrite.pattern.base import Part, argument_text
 from qfuse.rewrite.pattern.search import Frame, Mismatch, Search, same_value
 from qfuse.rewrite.pattern.writer import Writer
 
@@ -80,7 +80,7 @@ class Literal(Pattern):
         """Compare with the literal."""
         if same_value(self.value, value):
             return value
-        fields = {"wanted": _text(self.value), "found": describe(value)}
+        fields = {"wanted": _text(self.value), "found": argument_text(value)}
         name = f"{self.name}=" if self.name else ""
         text = f"expected {{node}} with {name}{{wanted}}, found {{found}}"
         return Mismatch(self.code, text, fields)

@@ -21,11 +21,11 @@ const void* moved(const void* from, int64_t bytes) {
 
 Finish::Finish(const Int8Operands& o, const Geometry& g, bool grouped) {
   kept.reserve(4 + o.extras.size());
-  type = parse_steps(o.epilogue, o.extras, o.real, epilogue);
+  type = parse_steps(o.epilogue, o.extras, o.product_dtype, epilogue);
   for (const at::Tensor& extra : o.extras) extras.push_back(extra_of(extra, g, kept));
   if (grouped) {
     epilogue.real_sums = true;
-    epilogue.real = real_of(o.real, "real");
+    epilogue.real = real_of(o.product_dtype, "product_dtype");
     if (o.bias) epilogue.bias = keep_floats(*o.bias, g.features, "bias", kept);
   } else {
     read_features(o, g.features, epilogue, kept);

@@ -25,7 +25,7 @@ uint32_t flip_of(const at::Tensor& x) { return x.scalar_type() == at::kChar ? 0x
 
 void read_features(const Int8Operands& o, int64_t n, Epilogue& epilogue,
                    std::vector<at::Tensor>& kept) {
-  epilogue.real = real_of(o.real, "real");
+  epilogue.real = real_of(o.product_dtype, "product_dtype");
   epilogue.w_scale = keep_floats(o.w_scale, n, "w_scale", kept);
   epilogue.w_sums = o.w_sums.const_data_ptr<int32_t>();
   if (o.bias) epilogue.bias = keep_floats(*o.bias, n, "bias", kept);

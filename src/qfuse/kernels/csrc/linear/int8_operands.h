@@ -23,7 +23,7 @@ struct Int8Operands {
   const std::optional<at::Tensor>& bias;
   const std::vector<at::Tensor> extras;
   std::string_view epilogue;
-  at::ScalarType real;
+  at::ScalarType product_dtype;
 };
 
 // Checks the type of `x`, and that int32 sums over `k` products are exact.
@@ -32,7 +32,7 @@ void check_int8(const Int8Operands& o, int64_t k);
 // What makes unsigned bytes of those of `x`: 0x80 per byte of signed ones.
 uint32_t flip_of(const at::Tensor& x);
 
-// Reads what every output feature has, and the type `real`. `kept` keeps the memory alive.
+// Reads what every output feature has, and the type `product_dtype`. `kept` keeps the memory alive.
 void read_features(const Int8Operands& o, int64_t n, Epilogue& epilogue,
                    std::vector<at::Tensor>& kept);
 

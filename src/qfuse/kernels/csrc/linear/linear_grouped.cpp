@@ -74,11 +74,12 @@ struct Problem {
         shape(l.x.sizes().vec()) {
     TORCH_CHECK(l.features >= 0, "out_features cannot be ", l.features);
     shape.back() = l.features;
-    type = read_steps(l.epilogue, l.extras, shape, l.real, epilogue, kept, /*takes_halves=*/true);
+    type = read_steps(l.epilogue, l.extras, shape, l.product_dtype, epilogue, kept,
+                      /*takes_halves=*/true);
     size = grouped_size(l, x, epilogue.half > 0);
     shape.back() = size.columns();
     epilogue.real_sums = true;
-    epilogue.real = real_of(l.real, "real");
+    epilogue.real = real_of(l.product_dtype, "product_dtype");
     epilogue.scale_per_row = l.x_scale.numel() != 1;
     epilogue.x_scale = floats(l.x_scale, epilogue.scale_per_row ? size.rows : 1, "x_scale");
     if (l.bias) epilogue.bias = floats(*l.bias, size.n, "bias");

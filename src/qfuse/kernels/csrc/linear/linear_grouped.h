@@ -28,7 +28,7 @@ struct GroupedLinear {
   const std::optional<at::Tensor>& bias;
   const std::vector<at::Tensor> extras;
   std::string_view epilogue;
-  at::ScalarType real;
+  at::ScalarType product_dtype;
 };
 
 // Returns a float tensor, or quantized values if `output` is set.

@@ -111,7 +111,8 @@ struct Problem {
       : path(path_for(x.rows)), w(l.w_packed.const_data_ptr<int8_t>()), shape(l.x.sizes().vec()) {
     kept.reserve(8 + l.extras.size());
     shape.back() = l.w_sums.numel();
-    type = read_steps(l.epilogue, l.extras, shape, l.real, epilogue, kept, /*takes_halves=*/true);
+    type = read_steps(l.epilogue, l.extras, shape, l.product_dtype, epilogue, kept,
+                      /*takes_halves=*/true);
     size = size_of(l, x, epilogue.half > 0);
     shape.back() = size.columns();
     read_features(l, size.n, epilogue, kept);

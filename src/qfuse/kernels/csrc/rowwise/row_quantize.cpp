@@ -291,39 +291,41 @@ RowResult quantize_rows(at::IntArrayRef shape, at::ScalarType type, const RowOut
 
 RowResult rms_norm_quantized(const at::Tensor& x, const std::optional<at::Tensor>& residual,
                              const std::optional<at::Tensor>& weight, double eps,
-                             at::ScalarType inner, at::ScalarType real, const RowOutput& output) {
+                             at::ScalarType inner, at::ScalarType float_dtype,
+                             const RowOutput& output) {
   Call call(x, residual, output.keep_sum);
   call.job.kind = RowKind::rms_norm;
   call.job.eps = static_cast<float>(eps);
   call.job.weight = call.vector(weight, "weight");
   call.job.inner = real_of(inner, "inner");
-  call.job.real = real_of(real, "real");
-  call.real = real;
+  call.job.real = real_of(float_dtype, "float_dtype");
+  call.real = float_dtype;
   return quantized(call, x, output);
 }
 
 RowResult layer_norm_quantized(const at::Tensor& x, const std::optional<at::Tensor>& residual,
                                const std::optional<at::Tensor>& weight,
                                const std::optional<at::Tensor>& bias, double eps,
-                               at::ScalarType real, const RowOutput& output) {
+                               at::ScalarType float_dtype, const RowOutput& output) {
   Call call(x, residual, output.keep_sum);
   call.job.kind = RowKind::layer_norm;
   call.job.eps = static_cast<float>(eps);
   call.job.weight = call.vector(weight, "weight");
   call.job.bias = call.vector(bias, "bias");
   call.job.inner = Real::f32;
-  call.job.real = real_of(real, "real");
-  call.real = real;
+  call.job.real = real_of(float_dtype, "float_dtype");
+  call.real = float_dtype;
   return quantized(call, x, output);
 }
 
 RowResult activation_quantized(const at::Tensor& x, const std::vector<at::Tensor>& extras,
-                               std::string_view epilogue, at::ScalarType real,
+                               std::string_view epilogue, at::ScalarType float_dtype,
                                const RowOutput& output) {
   Call call(x, std::nullopt, output.keep_sum);
   Epilogue steps{};
   call.real = read_steps(epilogue, extras, x.sizes(), call.real, steps, call.kept);
-  TORCH_CHECK(call.real == real, "the epilogue gives ", call.real, ", not ", real);
+  TORCH_CHECK(call.real == float_dtype, "the epilogue gives ", call.real, ", not ",
+              float_dtype);
   call.job.steps = steps.steps;
   std::copy_n(steps.step, kMaxSteps, call.job.step);
   std::copy_n(steps.extra, kMaxExtras, call.job.extra);

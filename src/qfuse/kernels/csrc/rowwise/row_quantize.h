@@ -43,15 +43,16 @@ RowResult quantize_rows(at::IntArrayRef shape, at::ScalarType type, const RowOut
 
 RowResult rms_norm_quantized(const at::Tensor& x, const std::optional<at::Tensor>& residual,
                              const std::optional<at::Tensor>& weight, double eps,
-                             at::ScalarType inner, at::ScalarType real, const RowOutput& output);
+                             at::ScalarType inner, at::ScalarType float_dtype,
+                             const RowOutput& output);
 
 RowResult layer_norm_quantized(const at::Tensor& x, const std::optional<at::Tensor>& residual,
                                const std::optional<at::Tensor>& weight,
                                const std::optional<at::Tensor>& bias, double eps,
-                               at::ScalarType real, const RowOutput& output);
+                               at::ScalarType float_dtype, const RowOutput& output);
 
 RowResult activation_quantized(const at::Tensor& x, const std::vector<at::Tensor>& extras,
-                               std::string_view epilogue, at::ScalarType real,
+                               std::string_view epilogue, at::ScalarType float_dtype,
                                const RowOutput& output);
 
 }  // namespace qfuse

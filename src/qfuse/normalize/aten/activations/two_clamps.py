@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qfuse.normalize.aten.activations.written_out import is_quantized, keeps_type
+from qfuse.normalize.aten.activations.written_out import follows_quantized_product, keeps_type
 from qfuse.patterns.written_out import HIGH, LOW, TWO_CLAMPS, X
 from qfuse.rewrite.pattern import Match, PatternRule, guard
 from qfuse.rewrite.prelude import Exactness, MissCode, Rewriter, aten
@@ -32,7 +32,7 @@ class MergeClamps(PatternRule):
 
     name = "merge-clamps"
     exactness = Exactness.EXACT
-    pattern = TWO_CLAMPS.given(keeps_type, is_quantized).core().given(_is_ordered)
+    pattern = TWO_CLAMPS.given(keeps_type, follows_quantized_product).core().given(_is_ordered)
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Call the one op."""

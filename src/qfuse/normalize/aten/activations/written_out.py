@@ -18,7 +18,7 @@ def keeps_type(node: Node, x: Node) -> bool:
 
 
 @guard(MissCode.NOT_QUANTIZED, "the operand does not come from a quantized product", at="x")
-def is_quantized(x: Node) -> bool:
+def follows_quantized_product(x: Node) -> bool:
     """Whether the op may become part of a quantized linear or convolution."""
     return comes_from_quantized_product(x)
 
@@ -47,7 +47,7 @@ class SpellActivation(PatternRule):
     name = "spell-activation"
     exactness = Exactness.ROUNDING
     # Arithmetic is no near miss of an activation, and that of float models is left alone.
-    pattern = Either(WRITTEN_OUT, PIECEWISE).given(keeps_type, is_quantized).core()
+    pattern = Either(WRITTEN_OUT, PIECEWISE).given(keeps_type, follows_quantized_product).core()
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Call the one op."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qfuse.ir.ops.convolution import Convolution, as_convolution
-from qfuse.ir.ops.views import shape_of, tensor_of
+from qfuse.ir.ops.views import tensor_of
 from qfuse.ir.sizes import element_count, is_row_major
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule, aten
 
@@ -64,12 +64,9 @@ class SpellPadding(Rule[PaddingSite]):
         if not isinstance(conv.padding, str):
             # The view names a padding only if the two sides differ or the kernel is unknown.
             return PaddingSite(conv, conv.padding, (0,) * conv.spatial)
-        # The padding of "same" is `dilation * (kernel - 1)` in all: a number only for a known
-        # kernel.
-        kernel = [size for size in shape_of(conv.weight)[2:] if isinstance(size, int)]
-        if len(kernel) < conv.spatial:
+        whole = conv.same_padding
+        if whole is None:
             return Miss(MissCode.SHAPE, conv.weight, "the size of its kernel is not known")
-        whole = [d * (k - 1) for d, k in zip(conv.per_axis("dilation"), kernel, strict=True)]
         x = tensor_of(conv.x)
         # `_padded` types its result as row-major if a size is symbolic; and torch adds a batch axis
         # before it pads, which changes the order that it sees.

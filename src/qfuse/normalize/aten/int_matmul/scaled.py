@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.dtypes import BYTES, REALS
+from qfuse.ir.dtypes import BYTES, COMPUTE_DTYPES
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
@@ -34,7 +34,7 @@ _HALF = torch.float16
 def _real(node: Node) -> Node | None:
     # A cast to float8 is not just a rounding: it quantizes, and may overflow.
     source = cast_source(node)
-    return source if source is not None and dtype_of(node) in REALS else None
+    return source if source is not None and dtype_of(node) in COMPUTE_DTYPES else None
 
 
 def _long(node: Node) -> Node | None:
@@ -107,7 +107,7 @@ class ScaledProduct:
         """Return the dtypes of the result since the last factor."""
         casts = tuple(dtype_of(n) for n in path.of(_REAL_CAST))
         mine = dtype_of(self.node)
-        return (mine, *casts) if mine in REALS and mine is not self.float_dtype else casts
+        return (mine, *casts) if mine in COMPUTE_DTYPES and mine is not self.float_dtype else casts
 
     def _shifted(self, node: Node) -> ScaledProduct | Miss:
         found = match(SHIFTED, node)
@@ -122,7 +122,7 @@ class ScaledProduct:
             return Miss(MissCode.DTYPE, by, "the factor is not a tensor")
         if self.float_dtype is None:
             return self._integers_scaled(path, node, by)
-        if self.float_dtype not in REALS:
+        if self.float_dtype not in COMPUTE_DTYPES:
             text = "it is a product of {}: cast the operands to a float type, or use torch._int_mm"
             return Miss(MissCode.DTYPE, self.base, text, self.float_dtype)
         scaled = Miss(MissCode.PATTERN, node, "both operands are scaled already")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qfuse.ir.dtypes import REALS
+from qfuse.ir.dtypes import COMPUTE_DTYPES
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.linear import as_linear
 from qfuse.ir.ops.views import dtype_of, shape_of
@@ -83,7 +83,7 @@ def _behind(node: Node) -> tuple[Path, Node] | None:
 
 def _continues(user: Node, y: Node) -> bool:
     if is_call(user, aten.mul.Tensor):
-        return dtype_of(user) in REALS
+        return dtype_of(user) in COMPUTE_DTYPES
     if not is_call(user, aten.sub.Tensor):
         return False
     a = arguments(user)
@@ -128,7 +128,7 @@ class FuseScaledProduct(PatternRule):
     exactness = Exactness.ROUNDING
     pattern = Either(
         (through(Read("product", _unscaled, "product").core(), *STEPS, path=PATH) * ANY)
-        .giving(*REALS)
+        .giving(*COMPUTE_DTYPES)
         .given(_ONE_USER, let(SCALED, _read)),
         (
             through(Read("product", _uncorrected, "product"), *STEPS, path=PATH)

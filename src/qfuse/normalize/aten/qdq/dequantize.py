@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.dtypes import REALS
+from qfuse.ir.dtypes import COMPUTE_DTYPES
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.qdq import as_quantize
@@ -115,7 +115,7 @@ class DequantizeChain(PatternRule):
     exactness = Exactness.EXACT
     pattern = (
         (QUANTIZED.named("value") * SCALE.given(_is_scale).core())
-        .giving(*REALS)
+        .giving(*COMPUTE_DTYPES)
         .given(let(SCALE_FACTOR, _scale_factor), _may_be_shifted, _is_zero_point)
         .given(let(ZERO_FACTOR, _zero_factor))
     )

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from qfuse.ir.dtypes import REALS
+from qfuse.ir.dtypes import COMPUTE_DTYPES
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
@@ -52,7 +52,7 @@ class FoldCastIntoDequantize(Rule[CastOfDequantize]):
         if dequantize is None:
             return Miss(MissCode.PATTERN, node, "it is not a cast of a dequantize", progress=0)
         spec = dequantize.params.spec
-        if dtype_of(node) not in REALS:
+        if dtype_of(node) not in COMPUTE_DTYPES:
             text = "a dequantize does not return {}"
             return Miss(MissCode.DTYPE, node, text, dtype_name(dtype_of(node)), progress=2)
         # From float32 to bfloat16 to float16 a value may be rounded to another neighbour than

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.dtypes import BYTES, REALS
+from qfuse.ir.dtypes import BYTES, COMPUTE_DTYPES
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
@@ -20,7 +20,7 @@ from qfuse.rewrite.pattern.guards import bind, guard, let
 from qfuse.rewrite.pattern.parts import Either, Maybe, Opt, op
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, aten
 
-X, LOW, HIGH = V("x", REALS), Num("low"), Num("high")
+X, LOW, HIGH = V("x", COMPUTE_DTYPES), Num("low"), Num("high")
 SCALE, INVERSE, ZERO = Operand("scale"), Operand("inverse"), Operand("zero_point")
 DIVIDES, ZERO_FIRST = Capture[bool]("divides"), Capture[bool]("zero_first")
 SCALED = Capture[Node]("scaled")

@@ -62,7 +62,7 @@ class ExpandMovement(Rule[SpelledMovement]):
             same_size(size, 1) or same_size(a, b) for size, a, b in steps
         ):
             text = "the simpler spelling of {} has other strides"
-            return Miss(MissCode.SHAPE, node, text, op_name(node), progress=1)
+            return Miss(MissCode.SHAPE, node, text, op_name(node))
         return SpelledMovement(node, spell)
 
     def rewrite(self, site: SpelledMovement, rw: Rewriter) -> None:

@@ -63,7 +63,7 @@ class LiftTranspose(Rule[WeightTranspose]):
             text = "it is not computed elementwise from a constant"
             return Miss(MissCode.PATTERN, made, text, progress=0)
         if not is_constant_expression(made):
-            return Miss(MissCode.NOT_CONSTANT, made, "it is computed at run time", progress=1)
+            return Miss(MissCode.NOT_CONSTANT, made, "it is computed at run time")
         return WeightTranspose(node, source)
 
     def rewrite(self, site: WeightTranspose, rw: Rewriter) -> None:

@@ -14,7 +14,7 @@ from qfuse.ir.quant.spec import dtype_name
 from qfuse.normalize.importers.choose import ChooseRule, ChooseSite, used_results
 from qfuse.normalize.importers.errors import cannot_run
 from qfuse.normalize.importers.pt2e.per_tensor import check_readable
-from qfuse.normalize.importers.qdq import code_range
+from qfuse.normalize.importers.qdq import quant_range
 from qfuse.normalize.importers.rule import RefusedError, dtype_argument, known_arguments
 from qfuse.normalize.importers.torch_ops import Registered
 from qfuse.rewrite.prelude import MissCode, Node
@@ -46,7 +46,7 @@ class NormalizeChoosePerTensor(ChooseRule):
         x, dtype, eps = node_of(a["input"]), dtype_argument(a["dtype"]), a["eps"]
         assert isinstance(eps, float), f"the schema says so: {eps!r}"
         check_readable(node, x)
-        low, high = code_range(node, a["quant_min"], a["quant_max"])
+        low, high = quant_range(node, a["quant_min"], a["quant_max"])
         # The op checks at run time that the range has 0 and more than one value in it.
         if not low <= 0 <= high or low == high:
             raise cannot_run(node, f"the range [{low}, {high}] does not reach both sides of 0")

@@ -23,13 +23,13 @@ from qfuse.normalize.importers.qdq import (
     QdqRule,
     QdqSite,
     check_clamp,
-    check_codes,
     check_operand_dtype,
+    check_quant_range,
     check_rounds_nothing,
     check_subtraction,
     check_zero_point_dtype,
-    code_range,
     make_spec,
+    quant_range,
 )
 from qfuse.normalize.importers.qparams import check_float, fit, fit_zero_point
 from qfuse.normalize.importers.rule import RefusedError, dtype_argument, known_arguments, promoted
@@ -58,8 +58,8 @@ class NormalizeQuantizePerChannel(QdqRule):
         check_readable(node, x)
         check_rounds_nothing(node, dtype)
         check_float(scale)
-        codes = code_range(node, a["quant_min"], a["quant_max"])
-        check_codes(node, dtype, codes)
+        codes = quant_range(node, a["quant_min"], a["quant_max"])
+        check_quant_range(node, dtype, codes)
         block = _block(node, x, scale, a["axis"])
         # The source widens 16-bit data to float32 first.
         compute = promoted(node, torch.float32, dtype_of(scale))
@@ -99,8 +99,8 @@ class NormalizeDequantizePerChannel(QdqRule):
         if dtype.is_floating_point:
             # Torch does not promote float8.
             raise cannot_run(node, f"it multiplies {dtype_name(dtype)} by {dtype_name(compute)}")
-        codes = code_range(node, a["quant_min"], a["quant_max"])
-        check_codes(node, dtype, codes)
+        codes = quant_range(node, a["quant_min"], a["quant_max"])
+        check_quant_range(node, dtype, codes)
         block = _block(node, q, scale, a["axis"])
         real = dtype_argument(a["out_dtype"], torch.float32)
         spec = make_spec(node, (dtype, codes), block, real, Arithmetic(compute))

@@ -23,8 +23,8 @@ from qfuse.normalize.importers.qdq import (
     check_rounds_nothing,
     check_subtraction,
     check_zero_point_dtype,
-    code_range,
     make_spec,
+    quant_range,
 )
 from qfuse.normalize.importers.qparams import check_float, fit, fit_zero_point
 from qfuse.normalize.importers.rule import RefusedError, dtype_argument, known_arguments, promoted
@@ -56,7 +56,7 @@ class NormalizeQuantizePerGroup(QdqRule):
         dtype = dtype_argument(a["dtype"])
         check_rounds_nothing(node, dtype)
         check_float(scale)
-        codes = code_range(node, a["quant_min"], a["quant_max"])
+        codes = quant_range(node, a["quant_min"], a["quant_max"])
         block = _block(node, x, scale, a["group_size"])
         math = Arithmetic(promoted(node, dtype_of(x), dtype_of(scale)), zero_point_first=True)
         spec = make_spec(node, (dtype, codes), block, dtype_of(x), math)
@@ -89,7 +89,7 @@ class NormalizeDequantizePerGroup(QdqRule):
         check_float(scale)
         if dtype.is_floating_point:
             raise cannot_run(node, f"it subtracts integers from {dtype_name(dtype)}")
-        codes = code_range(node, a["quant_min"], a["quant_max"])
+        codes = quant_range(node, a["quant_min"], a["quant_max"])
         block = _block(node, q, scale, a["group_size"])
         math = Arithmetic(dtype_of(scale), zero_point_first=True)
         real = dtype_argument(a["output_dtype"])

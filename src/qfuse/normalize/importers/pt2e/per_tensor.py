@@ -27,12 +27,12 @@ from qfuse.normalize.importers.qdq import (
     QdqRule,
     QdqSite,
     check_clamp,
-    check_codes,
     check_operand_dtype,
+    check_quant_range,
     check_rounds_nothing,
-    code_range,
     exact_difference,
     make_spec,
+    quant_range,
 )
 from qfuse.normalize.importers.qparams import Param, check_float, fit, fit_zero_point, literal
 from qfuse.normalize.importers.rule import RefusedError, dtype_argument, known_arguments, promoted
@@ -68,8 +68,8 @@ class NormalizeQuantizePerTensor(QdqRule):
         x, dtype = node_of(a["input"]), dtype_argument(a["dtype"])
         check_readable(node, x)
         check_rounds_nothing(node, dtype)
-        codes = code_range(node, number_of(a["quant_min"]), number_of(a["quant_max"]))
-        check_codes(node, dtype, codes)
+        codes = quant_range(node, number_of(a["quant_min"]), number_of(a["quant_max"]))
+        check_quant_range(node, dtype, codes)
         block = (None,) * len(shape_of(x))
         spec = make_spec(node, (dtype, codes), block, dtype_of(x), Arithmetic())
         check_clamp(node, spec)
@@ -96,7 +96,7 @@ class NormalizeDequantizePerTensor(QdqRule):
         a = known_arguments(node, (*_ARGUMENTS, "out_dtype"))
         q, dtype = node_of(a["input"]), dtype_argument(a["dtype"])
         check_operand_dtype(node, q, dtype)
-        codes = code_range(node, number_of(a["quant_min"]), number_of(a["quant_max"]))
+        codes = quant_range(node, number_of(a["quant_min"]), number_of(a["quant_max"]))
         real = dtype_argument(a["out_dtype"], torch.float32)
         # Python numbers are not rounded in 16-bit arithmetic, so the product is rounded once, from
         # float32.

@@ -29,12 +29,12 @@ from qfuse.normalize.importers.qdq import (
     QdqRule,
     QdqSite,
     check_clamp,
-    check_codes,
+    check_quant_range,
     check_rounds_nothing,
     check_subtraction,
     check_zero_point_dtype,
-    code_range,
     make_spec,
+    quant_range,
 )
 from qfuse.normalize.importers.qparams import check_float, fit, fit_zero_point
 from qfuse.normalize.importers.rule import RefusedError, dtype_argument, known_arguments, promoted
@@ -84,8 +84,8 @@ class NormalizeQuantizePerToken(QdqRule):
         dtype, real = dtype_argument(a["dtype"]), dtype_of(x)
         check_rounds_nothing(node, dtype)
         chosen = _chosen(scale, zero)
-        codes = code_range(node, a["quant_min"], a["quant_max"])
-        check_codes(node, dtype, codes)
+        codes = quant_range(node, a["quant_min"], a["quant_max"])
+        check_quant_range(node, dtype, codes)
         of_scale = dtype_of(scale) if chosen is None else chosen.spec.scale_dtype
         # The source adds the zero point and then rounds, unlike per tensor and per channel.
         math = Arithmetic(promoted(node, real, of_scale), zero_point_first=True)
@@ -121,7 +121,7 @@ class NormalizeDequantizePerToken(QdqRule):
         if dtype.is_floating_point:
             raise cannot_run(node, f"it subtracts integers from {dtype_name(dtype)}")
         chosen = _chosen(scale, zero)
-        codes = code_range(node, a["quant_min"], a["quant_max"])
+        codes = quant_range(node, a["quant_min"], a["quant_max"])
         of_scale = dtype_of(scale) if chosen is None else chosen.spec.scale_dtype
         math = Arithmetic(of_scale, zero_point_first=True)
         real = dtype_argument(a["output_dtype"])

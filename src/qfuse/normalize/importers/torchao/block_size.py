@@ -11,7 +11,7 @@ from qfuse.ir.ops.views import shape_of
 from qfuse.ir.quant.spec import Block, dtype_name, dtype_range
 from qfuse.ir.sizes import Size, element_count, same_size, sizes_of
 from qfuse.normalize.importers.errors import cannot_run
-from qfuse.normalize.importers.qdq import code_range
+from qfuse.normalize.importers.qdq import quant_range
 from qfuse.normalize.importers.rule import RefusedError
 from qfuse.rewrite.prelude import MissCode, Node
 
@@ -47,7 +47,7 @@ def storage_of(
         stored, ends = dtype, dtype_range(dtype)
     else:
         raise cannot_run(node, f"torchao does not quantize to {dtype_name(dtype)}")
-    codes = code_range(node, ends[0] if low is None else low, ends[1] if high is None else high)
+    codes = quant_range(node, ends[0] if low is None else low, ends[1] if high is None else high)
     if codes[0] < ends[0] or codes[1] > ends[1]:
         raise cannot_run(node, f"the range {list(codes)} exceeds {dtype_name(dtype)} {list(ends)}")
     return stored, codes

@@ -1,4 +1,4 @@
-"""The activations that qfuse's kernels compute in an epilogue."""
+"""What an epilogue of qfuse's kernels may have, see kernels/csrc/kernel_api.h."""
 
 from __future__ import annotations
 
@@ -23,4 +23,10 @@ KERNEL_ACTIVATIONS = frozenset(
         PRELU,
     }
 )
-"""The activations of ``StepKind`` in kernels/csrc/kernel_api.h."""
+"""The activations of ``StepKind``."""
+
+MOST_EPILOGUE_OPS = 8
+"""Ops."""
+
+MOST_EPILOGUE_OPERANDS = 4
+"""Operands."""

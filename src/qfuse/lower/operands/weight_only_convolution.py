@@ -1,29 +1,27 @@
-"""Packed weights for float activations: checks, packing and cost of weight-only convolutions."""
+"""Weight-only convolutions: checks, packing and cost."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import ClassVar
 
 import torch
-from torch.fx.node import Argument
 
 from qfuse.cost.sizes import at_points
 from qfuse.cost.work import Work, WorkRange
+from qfuse.ir.dtypes import bit_width
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.refusal import Refusal
-from qfuse.kernels import KernelLibrary, pack_codes, pack_groups, pack_transposed_codes
+from qfuse.kernels import pack_groups, pack_transposed_values, pack_values
 from qfuse.lower.operands.checks import (
-    bit_width,
     check_bias,
-    check_platform,
     check_qparams,
     check_zero_point,
-    typed,
+    float_bias,
 )
 from qfuse.lower.operands.convolution import (
     by_channel,
@@ -32,22 +30,20 @@ from qfuse.lower.operands.convolution import (
     with_strides_of,
 )
 from qfuse.lower.operands.epilogue import (
-    claimed_dtype,
-    covered_steps,
-    kernel_extras,
-    kernel_steps,
+    covered_ops,
     loops_behind,
 )
-from qfuse.lower.operands.packing import Packer, least_code
+from qfuse.lower.operands.packing import least_value
 from qfuse.lower.operands.weight_only import (
     COMPUTE_KINDS,
-    RealWeight,
-    check_constant_integers,
+    WeightOnlyKernel,
+    WeightOnlyOperand,
+    check_operands,
 )
+from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.convolution import ConvolutionProblem
-from qfuse.lower.select.kernel import CONVOLUTION, Claim, Span
-from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
-from qfuse.targets.target import Target
+from qfuse.lower.problems.span import CONVOLUTION, Span
+from qfuse.rewrite.prelude import Node, Rewriter
 
 _IMPLIED = {4: 8, 8: 0}
 """The zero point that the kernels assume if they are given none, by bits."""
@@ -57,9 +53,9 @@ _IMPLIED = {4: 8, 8: 0}
 class Matrix:
     """The weights of all groups as one matrix."""
 
-    def pack(self, codes: torch.Tensor) -> torch.Tensor:
-        """Pack the codes of a weight."""
-        return pack_codes(codes)
+    def pack(self, values: torch.Tensor) -> torch.Tensor:
+        """Pack the quantized values of a weight."""
+        return pack_values(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,46 +66,24 @@ class PhaseMatrices:
     dilation: tuple[int, ...]
     groups: int
 
-    def pack(self, codes: torch.Tensor) -> torch.Tensor:
-        """Pack the codes of a weight."""
-        return pack_transposed_codes(codes, self.stride, self.dilation, self.groups)
+    def pack(self, values: torch.Tensor) -> torch.Tensor:
+        """Pack the quantized values of a weight."""
+        return pack_transposed_values(values, self.stride, self.dilation, self.groups)
 
 
 @dataclass(frozen=True, slots=True)
-class WeightOnlyConvolution(ABC):
-    """A convolution of float activations with a packed weight, as the op ``qfuse::name``.
-
-    Attributes:
-        library: The compiled kernels, or the reason why they are not available.
-        packer: Packs weights; shared by all kernels of one lowering.
-    """
+class WeightOnlyConvolution(WeightOnlyKernel):
+    """A convolution of float activations with a packed weight."""
 
     covers: ClassVar[tuple[Span, ...]] = (CONVOLUTION,)
-
-    library: KernelLibrary
-    packer: Packer
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The name in the report: ``qfuse.`` and the name of the op."""
-
-    @property
-    @abstractmethod
-    def bits(self) -> int:
-        """Bits per packed weight."""
 
     @abstractmethod
     def check(self, stored: torch.Tensor) -> Refusal | None:
         """Refuse weights that do not fit the packed format."""
 
-    def supported(self, target: Target) -> Refusal | None:
-        """Refuse if the kernels could not be built."""
-        return check_platform(self.library, target)
-
     def accepts(self, problem: ConvolutionProblem) -> Claim | Refusal:
         """Accept float activations, and integers with scales per output channel or in groups."""
-        refusal = check_real_weight(problem)
+        refusal = _check_convolution(problem)
         if refusal is not None:
             return refusal
         stored = problem.weight
@@ -117,35 +91,22 @@ class WeightOnlyConvolution(ABC):
         refusal = self.check(stored) or self._check_zero_points(problem, stored)
         if refusal is not None:
             return refusal
-        steps = covered_steps(problem)
+        steps = covered_ops(problem)
         return Claim(steps, False, [self._work(problem, steps), *loops_behind(problem, steps)])
 
     def emit(self, problem: ConvolutionProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
         """Emit the call with the packed weight."""
-        op: OpOverload = getattr(torch.ops.qfuse, self.name.removeprefix("qfuse.")).default
-        y = rw.call(op, *self._arguments(problem, claim, rw))
-        return {0: with_strides_of(problem.fused.node, y, rw)}
-
-    def _arguments(self, problem: ConvolutionProblem, claim: Claim, rw: Rewriter) -> list[Argument]:
-        fused, params = problem.fused, problem.fused.weight_params
-        assert params is not None, "accepted without weight params"
-        weight, steps, name = self._pack(problem), kernel_steps(problem, claim), fused.weight.target
-        zero = weight.zero_point
-        return [
-            fused.x,
-            rw.constant(weight.codes, f"{name}_packed"),
-            rw.constant(weight.scale, f"{name}_scales"),
-            None if zero is None else rw.constant(zero, f"{name}_zeros"),
+        fused = problem.fused
+        args = [
+            *self.weight_arguments(problem, self._pack(problem), rw),
             problem.n,
-            None if fused.bias is None else typed(fused.bias, torch.float32, rw),
+            float_bias(problem, rw),
             *settings_of(problem, fused.groups),
-            kernel_extras(steps, rw),
-            steps.text,
-            params.spec.arithmetic.compute,
-            claimed_dtype(problem, claim),
+            *self.epilogue_arguments(problem, claim, rw),
         ]
+        return {0: with_strides_of(fused.node, rw.call(self.op(), *args), rw)}
 
-    def _pack(self, problem: ConvolutionProblem) -> RealWeight:
+    def _pack(self, problem: ConvolutionProblem) -> WeightOnlyOperand:
         stored, params = problem.weight, problem.fused.weight_params
         assert stored is not None, "it is a constant"
         assert params is not None, "accepted without weight params"
@@ -153,7 +114,7 @@ class WeightOnlyConvolution(ABC):
         layout = _layout(problem)
         make = partial(self._packed, problem, stored, params, layout)
         settings = str(params.spec), self.bits, problem.fused.groups
-        return self.packer.once(make, tensors, "real taps", *settings, layout)
+        return self.packer.once(make, tensors, "weight-only taps", *settings, layout)
 
     def _packed(
         self,
@@ -161,26 +122,26 @@ class WeightOnlyConvolution(ABC):
         stored: torch.Tensor,
         params: QuantParams,
         layout: Matrix | PhaseMatrices,
-    ) -> RealWeight:
+    ) -> WeightOnlyOperand:
         scale = constant_of(params.scale)
         assert scale is not None, "it is a constant"
         rounded = scale.detach().to(params.spec.arithmetic.compute).to(torch.float32)
         zero = self._zero_points(problem, stored)
         narrow = zero.to(torch.uint8 if self.bits == 4 else torch.int8)  # noqa: PLR2004
         kept = None if bool((zero == _IMPLIED[self.bits]).all()) else narrow
-        codes = self.packer.tap_codes(stored, params.spec, self.bits, layout)
+        values = self.packer.tap_values(stored, params.spec, self.bits, layout)
         scales = pack_groups(by_channel(problem, rounded))
         zeros = None if kept is None else pack_groups(by_channel(problem, kept))
-        return RealWeight(codes, scales, zeros, None)
+        return WeightOnlyOperand(values, scales, zeros, None)
 
     def _zero_points(self, problem: ConvolutionProblem, stored: torch.Tensor) -> torch.Tensor:
-        """Return the zero points of the codes in the grid of the scales, as int32."""
+        """Return the zero points of the values in the grid of the scales, as int32."""
         params = problem.fused.weight_params
         assert params is not None, "checked before"
         grid = tuple(map(int, params.spec.grid(stored.shape)))
         zero = None if params.zero_point is None else constant_of(params.zero_point)
         whole = torch.zeros(grid, dtype=torch.int32) if zero is None else zero.to(torch.int32)
-        return whole - least_code(stored, params.spec, self.bits)
+        return whole - least_value(stored, params.spec, self.bits)
 
     def _check_zero_points(
         self, problem: ConvolutionProblem, stored: torch.Tensor
@@ -212,22 +173,15 @@ class WeightOnlyConvolution(ABC):
         return at_points(build, problem.rows, problem.elements)
 
 
-def check_real_weight(problem: ConvolutionProblem) -> Refusal | None:
-    """Refuse convolutions that no weight-only kernel supports, whatever the bits of its codes."""
-    fused = problem.fused
-    params = fused.weight_params
-    if fused.x_params is not None:
-        return Refusal("the activation is quantized")
-    if problem.float_dtype not in COMPUTE_KINDS:
-        return Refusal(f"the convolution computes in {problem.float_dtype}")
-    if params is None:
-        return Refusal("the weight is not quantized")
-    refusal = check_constant_integers(fused.weight, params)
+def _check_convolution(problem: ConvolutionProblem) -> Refusal | None:
+    """Refuse convolutions that no weight-only kernel supports, whatever the bits of its values."""
+    refusal = check_operands(problem, "convolution")
     if refusal is not None:
         return refusal
-    groups = groups_per_channel(problem)
+    groups, params = groups_per_channel(problem), problem.fused.weight_params
     if isinstance(groups, Refusal):
         return groups
+    assert params is not None, "checked before"
     return (
         check_qparams(params, "weight") or check_zero_point(params, "weight") or check_bias(problem)
     )
