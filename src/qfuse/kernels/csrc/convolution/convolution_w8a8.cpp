@@ -245,7 +245,7 @@ class Worker {
       const int64_t ld = part.depth * kGroup;
       auto* panel = panel_.as<uint8_t>();
       const auto zero = static_cast<uint8_t>(p_.finish.x_zero ^ flip);
-      gather({p_.x, p_.g.in, part.phase, p_.g.in_channels(), zero}, first, rows, channel, panel, ld);
+      gather(p_.path, {p_.x, p_.g.in, part.phase, p_.g.in_channels(), zero}, first, rows, channel, panel, ld);
       matrix = {panel, ld, flip};
       if (p_.unsigned_only() && flip) {
         for (int64_t i = 0; i < rows * ld; ++i) panel[i] ^= 0x80;
