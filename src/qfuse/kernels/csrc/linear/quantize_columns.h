@@ -67,7 +67,8 @@ QFUSE_INLINE bool stays_small(const qfuse::Epilogue& e, const Columns<Vectors>& 
   const Floats scale = magnitude(broadcast(e.x_scale[0]));
   bool small = !e.scale_per_row;
   c.each([&](int64_t v, int64_t) QFUSE_LAMBDA {
-    const Floats y = magnitude(c.scale[v]) * scale * 0x1p31f + magnitude(c.bias[v]) + added.reach();
+    // In the order of the operations, so that what overflows in them does so here.
+    const Floats y = 0x1p31f * scale * magnitude(c.scale[v]) + magnitude(c.bias[v]) + added.reach();
     const Floats x = y * broadcast(e.quantizer.factor);
     small = small && _mm512_cmp_ps_mask(magnitude(x), broadcast(0x1p29f), _CMP_NLT_UQ) == 0;
   });
