@@ -25,6 +25,8 @@ STAMP := $(VENV)/.installed-torch-$(TORCH_VERSION)-$(subst $(comma),-,$(EXTRAS))
 
 # What the caller's shell points Python to must not stand in for what is in the environment.
 unexport PYTHONPATH PYTHONHOME
+# Bytecode is kept: the tests start many processes, each of which would compile every module.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast check format bench bench-kernels asan fuzz replay docs clean

@@ -35,6 +35,27 @@ def test_a_wrong_argument_is_named(given: dict[str, Any], word: str) -> None:
         qfuse.compile(nn.Linear(4, 4).eval(), (torch.randn(2, 4),), **given)
 
 
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"backend": "fast"}, "backend='fast' is not one of 'auto', 'aoti', 'eager'"),
+        ({"cache": 1}, "'cache' must be a bool"),
+        ({"own_kernels": "no"}, "'own_kernels' must be a bool"),
+        ({"without": "merge-linears"}, "list of names"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_named(given: dict[str, Any], word: str) -> None:
+    with pytest.raises(OptionsError, match=word):
+        qfuse.Options(**given)
+    with pytest.raises(OptionsError, match=word):
+        qfuse.Options.of(given)
+
+
+def test_options_are_given_by_name_or_by_member() -> None:
+    assert qfuse.Options(backend="eager") == qfuse.Options.of(EAGER)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("x", [torch.ones(2, 4), torch.ones(2, 4, dtype=torch.int64)], ids=str)
 def test_examples_of_another_type_than_the_model(x: torch.Tensor) -> None:
     with pytest.raises(CaptureError, match="example inputs") as raised:

@@ -44,6 +44,9 @@ class Options:
         own_kernels: Use qfuse's own C++ kernels where they are predicted to be faster.
         without: Names of rewrites of the optimize stage to disable, such as ``merge-linears``: to
             measure what one brings, or to work around it.
+
+    Raises:
+        OptionsError: A value is not one of the valid ones; the message lists them.
     """
 
     backend: Backend = field(default=Backend.AUTO, metadata={"help": "what runs the lowered graph"})
@@ -56,6 +59,14 @@ class Options:
     without: tuple[str, ...] = field(
         default=(), metadata={"help": "a rewrite to disable, such as merge-linears"}
     )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "backend", choice(Backend, self.backend, "backend"))
+        for name in ("cache", "own_kernels"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise OptionsError(f"option {name!r} must be a bool, not {value!r}")
+        object.__setattr__(self, "without", _names(self.without))
 
     @classmethod
     def of(cls, value: Options | Mapping[str, Any] | None) -> Options:
@@ -79,15 +90,7 @@ class Options:
             raise OptionsError(
                 f"unknown option {unknown[0]!r}", fix=f"the options are {', '.join(sorted(known))}"
             )
-        given = dict(value)
-        if "backend" in given:
-            given["backend"] = choice(Backend, given["backend"], "backend")
-        for name in ("cache", "own_kernels"):
-            if not isinstance(given.get(name, True), bool):
-                raise OptionsError(f"option {name!r} must be a bool, not {given[name]!r}")
-        if "without" in given:
-            given["without"] = _names(given["without"])
-        return cls(**given)
+        return cls(**value)
 
 
 def _names(value: object) -> tuple[str, ...]:

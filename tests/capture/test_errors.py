@@ -197,3 +197,36 @@ def test_names_that_torch_keeps_for_itself(name: str) -> None:
         capture(model, (torch.randn(2, 2),))
     # What the message says to do helps.
     capture(module(lambda self, x: self.inner(x), inner=model), (torch.randn(2, 2),))
+
+
+class Converted(nn.Module):
+    """A convolution that eager-mode quantization prepares, or converts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3)
+        self.qconfig = torch.ao.quantization.get_default_qconfig("x86")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+@pytest.mark.parametrize(
+    ("convert", "text", "fix"),
+    [
+        (False, "prepared for quantization and not converted", "call convert_pt2e"),
+        (True, r"layer is a quantized module of eager mode", "PT2E or torchao"),
+    ],
+)
+def test_quantization_that_is_not_finished_or_cannot_be_traced(
+    convert: bool, text: str, fix: str
+) -> None:
+    x = torch.randn(1, 3, 8, 8)
+    model = torch.ao.quantization.prepare(Converted().eval())
+    model(x)
+    model = torch.ao.quantization.convert(model) if convert else model
+    with pytest.raises(CaptureError, match=text) as error:
+        capture(model, (x,))
+    assert fix in str(error.value.fix)

@@ -161,7 +161,16 @@ def test_functional_dropout_follows_the_mode() -> None:
         capture(module(forward).train(), (torch.randn(3),))
     assert error.value.where is not None
     assert "nn.functional.dropout(x, 0.5" in error.value.where
+    assert "call model.eval()" in str(error.value.fix)
     assert not captured(module(forward), torch.randn(3)).log.events
+
+
+def test_an_exported_module_in_training_mode() -> None:
+    model = module(lambda self, x: self.drop(x), drop=nn.Dropout(0.5)).train()
+    exported = torch.export.export(model, (torch.randn(4),)).module()
+    with pytest.raises(CaptureError, match="was captured in training mode") as error:
+        capture(exported, (torch.randn(4),))
+    assert "move_exported_model_to_eval(model)" in str(error.value.fix)
 
 
 def test_random_numbers_on_purpose_are_a_warning() -> None:

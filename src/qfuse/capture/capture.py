@@ -27,10 +27,11 @@ from qfuse.capture.constants import check_names, check_written, collect_constant
 from qfuse.capture.containers import note_cache
 from qfuse.capture.diagnose import capture_error
 from qfuse.capture.example import Leaf, Parameters, leaves_of, read_call
+from qfuse.capture.preparation import check_preparation
 from qfuse.capture.provenance import UserFiles, annotate, source_line
 from qfuse.capture.signature import note_fixed_sizes, read_interface
 from qfuse.capture.size_one import check_size_one
-from qfuse.capture.training import check_modules, check_random
+from qfuse.capture.training import check_modules, check_random, eval_mode_fix
 from qfuse.capture.untouched import untouched
 from qfuse.ir.errors import CaptureError
 from qfuse.ir.events import EventLog, Noted
@@ -49,14 +50,14 @@ class _Traced:
         parameters: The parameters of ``forward``.
         call: The example ``(args, kwargs)``; ``None`` if the program has none.
         autocast: Whether an ambient autocast is part of the program.
-        training: Whether a module was in training mode, or this is unknown.
+        eval_mode_fix: How to bring the model into eval mode; ``None`` if it is.
     """
 
     program: ExportedProgram
     parameters: Parameters
     call: tuple[Any, Any] | None
     autocast: bool
-    training: bool
+    eval_mode_fix: str | None
 
 
 def capture(
@@ -106,7 +107,8 @@ def _given(program: ExportedProgram, dynamic_shapes: Any) -> _Traced:
         )
     parameters = Parameters(orig_arg_names(program))
     # Whether the program was exported in training mode is not recorded, so it is assumed.
-    return _Traced(program, parameters, program.example_inputs, autocast=False, training=True)
+    fix = "export programs from models in eval mode: call model.eval() first"
+    return _Traced(program, parameters, program.example_inputs, autocast=False, eval_mode_fix=fix)
 
 
 def _trace(
@@ -117,6 +119,7 @@ def _trace(
     log: EventLog,
 ) -> _Traced:
     _check_model(model)
+    check_preparation(model)
     check_modules(model)
     new_args, new_kwargs, parameters = read_call(model, args, kwargs)
     for name, value in parameters.name(new_args, new_kwargs):
@@ -125,7 +128,9 @@ def _trace(
             log.add(Noted("capture", text, warn=True))
     program = _export(model, (new_args, new_kwargs), dynamic_shapes, log)
     training = any(module.training for module in model.modules())
-    return _Traced(program, parameters, (new_args, new_kwargs), autocast=True, training=training)
+    fix = eval_mode_fix(model) if training else None
+    call = (new_args, new_kwargs)
+    return _Traced(program, parameters, call, autocast=True, eval_mode_fix=fix)
 
 
 def _export(
@@ -232,7 +237,7 @@ def _assemble(
         if node.target in written:
             node.meta[MUTABLE_META] = True
     # Behind `annotate`, since its errors name the user's line.
-    check_random(module, log, training=traced.training)
+    check_random(module, log, eval_mode_fix=traced.eval_mode_fix)
     note_fixed_sizes(interface.signature, leaves, log)
     return CapturedGraph(module, interface.signature, log)
 

@@ -59,13 +59,21 @@ def _acts_differently(module: nn.Module) -> bool:
             return isinstance(module, _NORMS) and module.track_running_stats
 
 
-def check_random(module: GraphModule, log: EventLog, *, training: bool) -> None:
+def eval_mode_fix(model: nn.Module) -> str:
+    """Return how to bring a model into eval mode; the ops of an exported graph stay as they are."""
+    if isinstance(model, GraphModule):
+        return "call torchao.quantization.pt2e.move_exported_model_to_eval(model) before capture"
+    return "call model.eval() before capture"
+
+
+def check_random(module: GraphModule, log: EventLog, *, eval_mode_fix: str | None) -> None:
     """Check the random ops of the graph: an error if the model was in training mode.
 
     Args:
         module: The captured graph, with the origins of its nodes.
         log: Receives a warning for each node that is random in eval mode.
-        training: Whether any module was in training mode, or this is unknown.
+        eval_mode_fix: What to do if an op was captured in training mode; ``None`` if all modules
+            were in eval mode.
 
     Raises:
         CaptureError: A functional dropout or batch norm was captured in training mode.
@@ -74,12 +82,12 @@ def check_random(module: GraphModule, log: EventLog, *, training: bool) -> None:
         if not isinstance(node.target, OpOverload):
             continue
         trains = _trains(node)
-        if trains and training:
+        if trains and eval_mode_fix is not None:
             place = place_of(node)
             raise CaptureError(
                 f"{place.op} was captured in training mode",
                 where=place.source or str(place),
-                fix="call model.eval() before capture; export programs from models in eval mode",
+                fix=eval_mode_fix,
             )
         if (trains and "momentum" not in arguments(node)) or _draws(node):
             log.add(

@@ -42,6 +42,8 @@ def _quantize_reason(node: Node, x: Node, dynamic: bool) -> str:
     )
     if x.op == "placeholder":
         return f"it quantizes an input of the model; {feeds}"
+    if x.op == "get_attr":
+        return f"it quantizes a constant of the model; {feeds}"
     result = result_of(x)
     source = op_name(x if result is None else result[0])
     # A fused op has one block of output arguments, so a second quantize of its result stays.

@@ -37,7 +37,12 @@ def note_unrecognized(program: NormalGraph, dialects: Sequence[Dialect], stage: 
     reasons = {e.anchor.node: e.reason for e in program.log.of(Missed)}
     for node in program.graph.nodes:
         op = overload_of(node)
-        if op is None or op.namespace not in namespaces:
+        if op is None:
+            continue
+        if _is_fake_quantize(op):
+            text = f"{op_name(node)} rounds in float: convert the model, as with convert_pt2e"
+            program.log.add(Noted(stage, text, place_of(node), warn=True))
+        if op.namespace not in namespaces:
             continue
         if not _has_kernel(op, node):
             raise cannot_run(
@@ -50,6 +55,11 @@ def note_unrecognized(program: NormalGraph, dialects: Sequence[Dialect], stage: 
         why = reasons.get(node.name) or limits.get(_qualified(op).partition(".")[0])
         text = f"{op_name(node)} stays as it is: {why or 'no dialect supports it'}"
         program.log.add(Noted(stage, text, place_of(node), warn=True))
+
+
+def _is_fake_quantize(op: OpOverload) -> bool:
+    """Whether ``op`` is one of quantization-aware training, which returns floats."""
+    return op.namespace == "aten" and "fake_quant" in str(op).partition(".")[2]
 
 
 def _has_kernel(op: OpOverload, node: Node) -> bool:

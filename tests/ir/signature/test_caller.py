@@ -160,7 +160,8 @@ def test_exact_sizes() -> None:
     error = refusal(caller, torch.randn(4, 5))
     assert error.what == "x: expected float32[4, 3], got float32[4, 5]"
     assert error.fix == (
-        "pass 3 in axis 1, or compile with dynamic_shapes={'x': {1: Dim(...)}} if it varies"
+        "pass 3 in axis 1, or compile with a Dim for axis 1 of x in dynamic_shapes if the "
+        "model works for other sizes"
     )
     assert refusal(caller, torch.randn(4)).fix == "pass 2 dimensions"
 

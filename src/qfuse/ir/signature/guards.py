@@ -199,8 +199,8 @@ class Guards:
             if isinstance(want, int) and want != came:
                 return InputError(
                     what,
-                    fix=f"pass {want} in axis {axis}, or compile with dynamic_shapes="
-                    f"{{{spec.name!r}: {{{axis}: Dim(...)}}}} if it varies",
+                    fix=f"pass {want} in axis {axis}, or compile with a Dim for axis {axis} of "
+                    f"{spec.name} in dynamic_shapes if the model works for other sizes",
                 )
         return InputError(what)
 

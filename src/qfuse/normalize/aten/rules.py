@@ -7,6 +7,7 @@ from typing import Any
 from qfuse.normalize.aten.activations.two_clamps import MergeClamps
 from qfuse.normalize.aten.activations.written_out import SpellActivation
 from qfuse.normalize.aten.convolution.padding import SpellPadding
+from qfuse.normalize.aten.convolution.weight import DequantizeWeight
 from qfuse.normalize.aten.int_matmul.exact import ExactIntMm
 from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
 from qfuse.normalize.aten.int_matmul.shift import IntMmShift
@@ -36,8 +37,9 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     ExactIntMm,
     IntMmShift,
     FuseBias,
-    # Every padding of a convolution is in numbers.
+    # Every padding of a convolution is in numbers, and every quantized weight is dequantized.
     SpellPadding,
+    DequantizeWeight,
     # Quantization written as arithmetic.
     QuantizeChain,
     ChooseChain,

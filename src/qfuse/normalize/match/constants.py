@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx.node import map_arg
 
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import constant_of
-from qfuse.ir.ops.views import bits_equal, has_values
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.views import bits_equal, has_values, result_of
 from qfuse.rewrite.prelude import Node, Rewriter, aten
 
 # Bounds the search, which runs in `match`.
 _EXPRESSION = 64
 # Larger tensors are compared by identity.
 _LIMIT = 1 << 22
+# A weight that the graph quantizes. A dequantized weight would be larger than the stored one.
+_QUANTIZING = (ops.quantize, ops.choose_qparams)
 
 
 def evaluated(node: Node) -> torch.Tensor | None:
     """Compute a constant expression of any ATen ops and any size, or return ``None``.
 
-    For values that would otherwise be computed in every call, such as weights that are unpacked.
+    For values that would otherwise be computed in every call, such as weights that are unpacked, or
+    that the graph quantizes.
     """
     if not is_constant_expression(node):
         return None
-    known: dict[Node, torch.Tensor] = {}
+    known: dict[Node, Any] = {}
     stack = [node]
     while stack:
         top = stack[-1]
@@ -35,19 +41,27 @@ def evaluated(node: Node) -> torch.Tensor | None:
         if top in known:
             continue
         value = _called(top, known)
-        if not isinstance(value, torch.Tensor) or value.is_meta:
+        parts = value if isinstance(value, (tuple, list)) else [value]
+        if any(not isinstance(part, torch.Tensor) or part.is_meta for part in parts):
             return None
         known[top] = value
-    return known[node]
+    value = known[node]
+    return value if isinstance(value, torch.Tensor) else None
 
 
-def _called(node: Node, known: dict[Node, torch.Tensor]) -> object:
-    """Return the value of a constant, or of a deterministic ATen call of known values."""
+def _called(node: Node, known: dict[Node, Any]) -> object:
+    """Return the value of a constant, or of a deterministic call of known values."""
     if node.op == "get_attr":
         return constant_of(node)
+    result = result_of(node)
+    if result is not None:
+        source, index = result
+        return known[source][index]
     op = overload_of(node)
     # Another library's op may have effects, and a random one has other values in each call.
-    if op is None or op.namespace != "aten" or torch.Tag.nondeterministic_seeded in op.tags:
+    if op is None or torch.Tag.nondeterministic_seeded in op.tags:
+        return None
+    if op.namespace != "aten" and op not in _QUANTIZING:
         return None
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
     with torch.no_grad():

@@ -58,6 +58,8 @@ class FusePad(Rule[PadSite]):
     name = "fuse-pad"
     anchors: ClassVar[tuple[OpOverload, ...]] = (ops.convolution,)
     exactness = Exactness.EXACT
+    # The same products; a library picks its algorithm, and so an order of sums, by the padding.
+    proof = Exactness.ROUNDING
 
     def match(self, node: Node) -> PadSite | Miss:
         """Match a convolution of a padded activation."""

@@ -110,3 +110,33 @@ def test_values_are_the_same_bits() -> None:
     result = assert_same_values(finish(b, *outs), [], FoldStored(), exact=True)
 
     assert result.fired == {"fold-stored": 3}
+
+
+def test_golden_a_weight_that_the_graph_quantizes_is_quantized_once() -> None:
+    b = GraphBuilder()
+    weight, scale = b.const("w", torch.randn(4, 8)), b.const("s", scales(4, 1))
+    q = b.call(ops.quantize, weight, scale, None, SPEC)
+    program = finish(b, b.call(ops.dequantize, q, scale, None, SPEC))
+
+    assert_expected_inline(
+        golden(program, FoldStored()),
+        """\
+const %s: float32[4, 1]
+const %quantize_default_stored: int8[4, 8]
+%0 = qfuse.dequantize(%quantize_default_stored, %s, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[4, 8]
+return (%0)
+fired: fold-stored 1""",
+    )
+
+
+@pytest.mark.numeric
+def test_parameters_that_are_chosen_from_a_weight_are_computed_once() -> None:
+    b = GraphBuilder()
+    weight = b.const("w", torch.randn(4, 8))
+    largest = b.call(aten.amax.default, b.call(aten.abs.default, weight), [1], True)
+    scale = b.call(aten.div.Tensor, largest, 127)
+    q = b.call(ops.quantize, weight, scale, None, SPEC)
+    program = finish(b, b.call(ops.dequantize, q, scale, None, SPEC))
+
+    result = assert_same_values(program, [], FoldStored(), exact=True)
+    assert result.fired == {"fold-stored": 1}

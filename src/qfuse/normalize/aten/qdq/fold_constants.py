@@ -39,7 +39,7 @@ class FoldStored(Rule[FoldStoredSite]):
         const q_t, const scale_view -> qfuse.dequantize
 
     Exact. A view of ``q`` shares the memory of the old constant; a computed ``q``, such as unpacked
-    nibbles, is computed once, at compile time.
+    nibbles or a weight that the graph quantizes, is computed once, at compile time.
 
     Refuses: operands that are constants already, or that are computed at run time or at random.
     """
@@ -89,6 +89,8 @@ def _computed(node: Node | None) -> tuple[Node, torch.Tensor] | None:
     if node is None or constant_of(node) is not None:
         return None
     value = constant_value(node)
+    if value is None:
+        value = evaluated(node)
     if value is None:
         return None
     moved = moved_constant(node)

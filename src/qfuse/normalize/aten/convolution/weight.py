@@ -1,0 +1,96 @@
+"""Weights of convolutions that are quantized values cast to float get a dequantize."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.fx.node import Argument
+
+from qfuse.ir.dtypes import BYTES
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.convolution import CONVOLUTIONS, Convolution, as_convolution
+from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.quant.spec import Arithmetic, QuantSpec, dtype_name, dtype_range
+from qfuse.normalize.aten.qdq.scale_factor import Factor, zero_factor
+from qfuse.normalize.match.constants import shared_constant
+from qfuse.normalize.match.quantized_values import QuantizedValues, moved_constant, quantized_values
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSite:
+    """A convolution, the quantized values of its weight, and their zero point."""
+
+    conv: Convolution
+    q: Node
+    zero_point: Factor | None
+
+
+class DequantizeWeight(Rule[WeightSite]):
+    """``conv(x, cast(w) - z)`` becomes ``conv(x, dequantize(w, 1, z))``.
+
+    Before::
+
+        const w int8 -> cast -> sub(z) -> conv2d -> mul(scale)
+
+    After::
+
+        const w int8 -> qfuse.dequantize(1, z) -> conv2d -> mul(scale)
+
+    Exact: 8-bit integers and their differences are exact in every float dtype. A constant scale
+    behind the convolution becomes that of the weight in the stage after this one (``fold-scale``).
+
+    Refuses: a weight that is not constant 8-bit integers; a zero point that is not one constant
+    integer; views between the cast and the convolution.
+    """
+
+    name = "dequantize-weight"
+    anchors: ClassVar[tuple[OpOverload, ...]] = CONVOLUTIONS
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> WeightSite | Miss:
+        """Match a convolution whose weight is cast."""
+        conv = as_convolution(node)
+        assert conv is not None, "the anchor is a convolution"
+        stored = quantized_values(conv.weight)
+        if stored is None or stored.q is conv.weight:
+            text = "the weight is not a cast of quantized values"
+            return Miss(MissCode.PATTERN, node, text, progress=0)
+        refusal = _refuse(conv.weight, stored)
+        if refusal is not None:
+            return refusal
+        zero = _zero_point(conv.weight, stored.zero, dtype_of(stored.q))
+        return zero if isinstance(zero, Miss) else WeightSite(conv, stored.q, zero)
+
+    def rewrite(self, site: WeightSite, rw: Rewriter) -> None:
+        """Replace the weight by a dequantize with the scale 1."""
+        weight, dtype = site.conv.weight, dtype_of(site.q)
+        kind, rank = dtype_of(weight), len(shape_of(weight))
+        compute = torch.float64 if kind is torch.float64 else torch.float32
+        block = (None,) * rank
+        spec = QuantSpec(dtype, *dtype_range(dtype), block, kind, Arithmetic(compute))
+        one = torch.ones((1,) * rank, dtype=compute)
+        scale = shared_constant(rw, site.q, one, f"one_of_rank_{rank}")
+        zero = None if site.zero_point is None else site.zero_point.build(rw)
+        rw.replace(weight, rw.call(ops.dequantize, site.q, scale, zero, str(spec)))
+
+
+def _refuse(weight: Node, stored: QuantizedValues) -> Miss | None:
+    """Refuse anything but a cast of constant 8-bit integers."""
+    if stored.views:
+        return Miss(MissCode.PATTERN, weight, "the cast weight is reshaped")
+    if moved_constant(stored.q) is None:
+        return Miss(MissCode.NOT_CONSTANT, stored.q, "the cast weight is computed at run time")
+    if dtype_of(stored.q) not in BYTES:
+        return Miss(MissCode.DTYPE, stored.q, "the weight is {}", dtype_name(dtype_of(stored.q)))
+    return None
+
+
+def _zero_point(weight: Node, zero: Argument, dtype: torch.dtype) -> Factor | Miss | None:
+    found = zero_factor(weight, zero, (1,) * len(shape_of(weight)), dtype)
+    if isinstance(found, Factor) and found.value is None:
+        text = "the zero point is computed at run time"
+        return Miss(MissCode.NOT_CONSTANT, found.home, text)
+    return found
