@@ -159,6 +159,22 @@ struct DepthwiseTile {
   bool flip;
 };
 
+constexpr int64_t kLongestRun = 384;  // bytes
+constexpr int64_t kRunSlack = 64;
+
+// Rows of a patch matrix, each of `runs` runs of at most kLongestRun bytes, one after the other. Run
+// `r` of row `i` is copied from from[r] + i * step[r]. kRunSlack bytes behind each run may be read,
+// and as many behind each row be written, before the next row is.
+struct PatchRows {
+  const uint8_t* const* from;
+  const int64_t* step;
+  int64_t runs;
+  int64_t bytes;
+  int64_t rows;
+  uint8_t* to;
+  int64_t ld;
+};
+
 // A tile of a float matmul: sums[i * 64 + j] = sum over k of a[i * lda + k] * panel[k][j],
 // accumulated if `add`. `a` and the panel have the same type, float32 or bfloat16; the sums are
 // float32.
@@ -318,6 +334,7 @@ struct Path {
   bool dense;
   void (*multiply)(const Tile& tile, int32_t* sums);
   void (*depthwise)(const DepthwiseTile& tile, int32_t* sums);
+  void (*copy_rows)(const PatchRows& rows);
   // `sums` are int32, or float32 if the epilogue says so.
   // Writes `rows` rows from `row` on, features [column, column + columns).
   void (*finish)(const Epilogue& epilogue, const void* sums, int64_t row, int64_t rows,

@@ -156,7 +156,7 @@ class Worker {
     if (p_.distance) return {c.x.data + first * *p_.distance + channel, *p_.distance};
     const int64_t ld = part.depth * p_.size;
     auto* panel = patches_.as<uint8_t>();
-    gather({c.x, c.g.in, part.phase, bytes, 0}, first, rows, channel, panel, ld);
+    gather(c.path, {c.x, c.g.in, part.phase, bytes, 0}, first, rows, channel, panel, ld);
     // Weights there are undefined, and what is not a number would stay so times zero.
     const int64_t end = part.k * p_.size;
     for (int64_t i = 0; end < ld && i < rows; ++i) {

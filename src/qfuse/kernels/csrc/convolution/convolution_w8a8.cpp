@@ -57,6 +57,7 @@ struct Problem {
   const Path& path;
   const Finish& finish;
   const Scales* scales;  // null if they differ by output channel only
+  const int8_t* w;
   Pixels x;
   std::vector<Part> parts;
   int64_t blocks;  // of a group
@@ -100,6 +101,7 @@ Problem::Problem(const Int8Operands& o, const Geometry& geometry, const Path& us
       path(used),
       finish(f),
       scales(along),
+      w(o.w_packed.const_data_ptr<int8_t>()),
       x(pixels_of(o.x, g)),
       blocks((g.out_channels() + kBlock - 1) / kBlock),
       depth(depth_of(g)) {
@@ -245,7 +247,7 @@ class Worker {
       const int64_t ld = part.depth * kGroup;
       auto* panel = panel_.as<uint8_t>();
       const auto zero = static_cast<uint8_t>(p_.finish.x_zero ^ flip);
-      gather({p_.x, p_.g.in, part.phase, p_.g.in_channels(), zero}, first, rows, channel, panel, ld);
+      gather(p_.path, {p_.x, p_.g.in, part.phase, p_.g.in_channels(), zero}, first, rows, channel, panel, ld);
       matrix = {panel, ld, flip};
       if (p_.unsigned_only() && flip) {
         for (int64_t i = 0; i < rows * ld; ++i) panel[i] ^= 0x80;
@@ -263,8 +265,7 @@ class Worker {
     const int64_t column = group * p_.g.out_channels() + block * kBlock;
     const int64_t columns = std::min(kBlock, p_.g.out_channels() - block * kBlock);
     const int64_t depth = (group * p_.blocks + block) * p_.depth + part.weight;
-    const int8_t* weight =
-        p_.operands.w_packed.const_data_ptr<int8_t>() + depth * kBlock * kGroup;
+    const int8_t* weight = p_.w + depth * kBlock * kGroup;
     const int64_t phase = &part.phase - p_.g.phases.data();
     const int32_t* w_sums = p_.scales ? nullptr : p_.finish.epilogue.w_sums + phase * p_.g.features;
     const Groups groups = p_.scales ? groups_of(part, group * p_.blocks + block) : Groups{};

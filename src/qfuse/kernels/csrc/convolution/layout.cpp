@@ -79,7 +79,8 @@ std::optional<int64_t> read_in_order(const Geometry& g, const Pixels& x) {
 
 Extra extra_of(const at::Tensor& extra, const Geometry& g, std::vector<at::Tensor>& kept) {
   TORCH_CHECK(extra.dim() >= 1, "an extra must have at least one axis");
-  at::Tensor spread = extra.expand(g.shape());
+  const std::vector<int64_t> shape = g.shape();
+  at::Tensor spread = extra.sizes() == at::IntArrayRef(shape) ? extra : extra.expand(shape);
   if (!has_adjacent_channels(spread, g) || !strides_of(spread, g).row(g.out)) {
     spread = channels_last(spread, g);
   }

@@ -5,11 +5,12 @@
 
 #include "convolution/geometry.h"
 #include "convolution/layout.h"
+#include "kernel_api.h"
 
 namespace qfuse {
 
 // Bytes behind a panel that `gather` may write.
-constexpr int64_t kPanelSlack = 64;
+constexpr int64_t kPanelSlack = kRunSlack;
 
 // Where the pixels of a phase come from.
 struct Patches {
@@ -23,7 +24,7 @@ struct Patches {
 // Writes `count` rows from output pixel `first` of the phase on, counted over all images; channels
 // start at the byte `channel` of a pixel. Rows are `ld` bytes apart and in order of the taps; what
 // lies between them is undefined.
-void gather(const Patches& p, int64_t first, int64_t count, int64_t channel, uint8_t* panel,
-            int64_t ld);
+void gather(const Path& path, const Patches& p, int64_t first, int64_t count, int64_t channel,
+            uint8_t* panel, int64_t ld);
 
 }  // namespace qfuse

@@ -3,6 +3,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include "convolution/copy_rows.h"
 #include "convolution/depthwise.h"
 #include "linear/finish.h"
 #include "linear/groups_avx2.h"
@@ -83,6 +84,7 @@ const Path& avx2_path() {
       .dense = false,
       .multiply = &multiply,
       .depthwise = &depthwise,
+      .copy_rows = &copy_rows,
       .finish = &finish,
       .finish_halves = &finish_halves,
       .release = &release,

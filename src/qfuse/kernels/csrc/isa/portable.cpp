@@ -1,4 +1,5 @@
 // The path for any processor: the compiler's vector types, without specific instructions.
+#include "convolution/copy_rows.h"
 #include "convolution/depthwise.h"
 #include "linear/finish.h"
 #include "linear/groups.h"
@@ -58,6 +59,7 @@ const Path& portable_path() {
       .dense = false,
       .multiply = &multiply,
       .depthwise = &depthwise,
+      .copy_rows = &copy_rows,
       .finish = &finish,
       .finish_halves = &finish_halves,
       .release = &release,

@@ -1,32 +1,9 @@
 // From integer sums to the output: scales, bias, epilogue ops, conversion. See Epilogue.
 #pragma once
 
-#include "rowwise/steps.h"
+#include "linear/quantize_columns.h"
 
 namespace {
-
-// The constants of adjacent output features.
-template <int Vectors>
-class Columns : public Span<Vectors> {
- public:
-  QFUSE_INLINE Columns(const qfuse::Epilogue& e, int64_t column, int64_t columns)
-      : Span<Vectors>{column, columns} {
-    this->each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
-      const int64_t at = column + v * kLanes;
-      if (e.w_scale) scale[v] = load<Floats>(e.w_scale + at, count);
-      if (e.w_sums) sums[v] = load<Ints>(e.w_sums + at, count);
-      if (e.w_zero) zero[v] = load<Ints>(e.w_zero + at, count);
-      if (e.bias) bias[v] = load<Floats>(e.bias + at, count);
-      if (e.x_zero && !e.zero_per_row) offset[v] = bits<Words>(sums[v]) * static_cast<uint32_t>(e.x_zero[0]);
-    });
-  }
-
-  Floats scale[kVectors];
-  Floats bias[kVectors] = {};
-  Ints sums[kVectors];
-  Ints zero[kVectors];
-  Words offset[kVectors];  // the sums times the zero point, if all rows have the same
-};
 
 template <int Vectors>
 QFUSE_INLINE void integer_totals(const qfuse::Epilogue& e, const Columns<Vectors>& c,
@@ -91,34 +68,6 @@ QFUSE_INLINE void apply_steps(const qfuse::Epilogue& e, int64_t first, int64_t l
   for (int64_t s = first; s < last; ++s) apply(e.step[s], e.extra, c, row, y);
 }
 
-// Whether integer sums become quantized values without anything in between that differs by row.
-inline bool only_quantizes(const qfuse::Epilogue& e) {
-  const bool stored = e.out_type == qfuse::Element::s8 || e.out_type == qfuse::Element::u8;
-  const bool plain = stored && e.quantizer.plain && !e.quantizer.divide;
-  return plain && !e.real_sums && !e.zero_per_row && !e.w_zero && e.steps == 0 &&
-         e.real == qfuse::Real::f32;
-}
-
-// The same operations as below, with all constants in registers.
-template <int Vectors>
-void quantize_columns(const qfuse::Epilogue& e, const int32_t* sums, int64_t row, int64_t rows,
-                      int64_t column, int64_t columns) {
-  const Columns<Vectors> c(e, column, columns);
-  const qfuse::Quantizer q = e.quantizer;
-  const Ints zero = broadcast(static_cast<int32_t>(q.zero));
-  auto* out = static_cast<int8_t*>(e.out) + (row - e.out_row) * e.out_ld + column;
-  for (int64_t i = 0; i < rows; ++i, sums += qfuse::kBlock, out += e.out_ld) {
-    const float scale = e.x_scale[e.scale_per_row ? row + i : 0];
-    c.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
-      const Words total = bits<Words>(load<Ints>(sums + v * kLanes, kLanes)) - c.offset[v];
-      const Floats x = __builtin_convertvector(bits<Ints>(total), Floats) * scale * c.scale[v];
-      // Without a bias this is x + 0, which quantizes to the same.
-      const Floats y = clamp((x + c.bias[v]) * q.factor, q.least, q.most);
-      store(out + v * kLanes, __builtin_convertvector(moved_nearest(y, zero), Bytes), count);
-    });
-  }
-}
-
 template <int Vectors>
 void finish_columns(const qfuse::Epilogue& e, const void* sums, int64_t row, int64_t rows,
                     int64_t column, int64_t columns) {
@@ -151,12 +100,19 @@ QFUSE_INLINE void each_width(int64_t columns, const F& f, int64_t first = 0) {
 void finish(const qfuse::Epilogue& e, const void* sums, int64_t row, int64_t rows, int64_t column,
             int64_t columns) {
   const auto* from = static_cast<const int32_t*>(sums);
-  const bool simple = only_quantizes(e);
+  const auto quantize = quantizing(e);
   each_width(columns, [&]<int Vectors>(int64_t first, int64_t count) {
-    if (simple) {
-      quantize_columns<Vectors>(e, from + first, row, rows, column + first, count);
-    } else {
-      finish_columns<Vectors>(e, from + first, row, rows, column + first, count);
+    switch (quantize) {
+      case Quantizing::sums:
+        return quantize_columns<Vectors, NoAddend>(e, from + first, row, rows, column + first, count);
+      case Quantizing::plus_s8:
+        return quantize_columns<Vectors, Addend<qfuse::Element::s8>>(e, from + first, row, rows,
+                                                                     column + first, count);
+      case Quantizing::plus_u8:
+        return quantize_columns<Vectors, Addend<qfuse::Element::u8>>(e, from + first, row, rows,
+                                                                     column + first, count);
+      case Quantizing::other:
+        return finish_columns<Vectors>(e, from + first, row, rows, column + first, count);
     }
   });
 }

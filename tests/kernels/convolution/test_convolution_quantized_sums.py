@@ -1,0 +1,131 @@
+"""Sums that become quantized values at once: every width, range and addend, and what overflows."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.support.cases.convolution_kernel import Convolution, convolution, depthwise, window
+from tests.support.cases.linear_kernel import STORED, codes
+
+pytestmark = pytest.mark.numeric
+
+# Blocks of 64, 32 and 16 columns, and of fewer; all of them in 127.
+FEATURES = (9, 16, 24, 32, 48, 64, 96, 112, 127, 192)
+SHAPE = (2, 5, 4, 3)
+
+
+def output_of(
+    dtype: torch.dtype, low: int = 0, high: int = 255, zero: int = 0, scale: float = 0.037
+) -> dict[str, Any]:
+    """A result in steps of ``scale``; the range counts from the least value of ``dtype``."""
+    least = torch.iinfo(dtype).min
+    return {
+        "out_scale": torch.tensor([scale]),
+        "out_zero_point": torch.tensor([zero + least]),
+        "quant_min": low + least,
+        "quant_max": high + least,
+        "out_dtype": dtype,
+    }
+
+
+def quantized(y: torch.Tensor, output: dict[str, Any]) -> torch.Tensor:
+    """What the op promises, in torch; what is not a number becomes 0."""
+    y = (y * output["out_scale"].reciprocal()).round() + output["out_zero_point"].float()
+    return y.clamp(output["quant_min"], output["quant_max"]).nan_to_num(0.0).to(output["out_dtype"])
+
+
+def check(case: Convolution, output: dict[str, Any]) -> None:
+    y, expected = case.run_quantized(**output), quantized(case.expected(), output)
+    assert torch.equal(y, expected), (case.options, output)
+
+
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("dtype", STORED)
+def test_every_width_and_range(isa: str, features: int, dtype: torch.dtype) -> None:
+    del isa
+    cases = [
+        convolution(SHAPE, features, window(3, 3, padding=1), bias=features % 2 == 0),
+        depthwise((2, features, 4, 5), window(3, 3, padding=1)),
+    ]
+    ranges = ((0, 255, 0), (0, 255, 131), (0, 255, 255), (3, 200, 17), (7, 7, 0), (0, 127, 300))
+    for case, text in itertools.product(cases, ("", "act(relu)", "act(hardtanh,-0.2,1.3)")):
+        for low, high, zero in ranges:
+            check(case.with_options(epilogue=text), output_of(dtype, low, high, zero))
+
+
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("dtype", STORED)
+def test_a_quantized_addend(isa: str, features: int, dtype: torch.dtype) -> None:
+    del isa
+    scale, zero = 0.0371, 5
+    for stored, alpha, last in itertools.product(STORED, (1.0, -0.5), (False, True)):
+        case = convolution(SHAPE, features, window(1, 1), last=last)
+        wide = codes((2, features + 3, 4, 3), stored)
+        if last:
+            wide = wide.contiguous(memory_format=torch.channels_last)
+        for q in (wide[:, 3:], codes((features, 1, 1), stored), codes((1,), stored)):
+            extra = (q.float() - zero) * torch.tensor(scale)
+            sums = case.with_options(extras=[extra], epilogue=f"add(0,{alpha})|act(relu)")
+            output = output_of(dtype, zero=99)
+            text = f"add(0,{alpha},{scale},{zero})|act(relu)"
+
+            y = sums.with_options(extras=[q], epilogue=text).run_quantized(**output)
+
+            assert torch.equal(y, quantized(sums.expected(), output))
+
+
+LARGE = {
+    "saturates": (0.05, 0.05, 1.0, 0.001),
+    "as large as 32 bits": (1.0, 1.0, 1e9, 1.0),
+    "beyond 32 bits": (1e3, 1e3, 1e9, 1e-3),
+    "infinite scale": (math.inf, 0.01, 0.0, 0.05),
+    "infinite bias": (0.01, 0.01, math.inf, 0.05),
+    "not a number": (0.01, math.nan, 0.0, 0.05),
+    "tiny scales": (1e-30, 1e-30, 0.0, 1e-38),
+    "tiny step": (0.01, 0.01, 0.1, 1e-38),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("dtype", STORED)
+def test_values_that_do_not_fit(isa: str, name: str, dtype: torch.dtype) -> None:
+    """One channel of many: the others keep their values."""
+    del isa
+    x_scale, w_scale, bias, step = LARGE[name]
+    case = convolution(SHAPE, 127, window(1, 1))
+    weights, biases = case.w_scale.clone(), torch.zeros(127)
+    for at in (0, 33, 70, 100, 126):
+        weights[at], biases[at] = w_scale, bias if at % 2 else -bias
+    case = replace(case, x_scale=torch.tensor([x_scale]), w_scale=weights, bias=biases)
+
+    check(case, output_of(dtype, zero=100, scale=step))
+
+
+@pytest.mark.parametrize("features", [64, 96, 24])
+def test_sums_that_overflow_between_the_scales(isa: str, features: int) -> None:
+    """The product of both scales is small, but a sum times the first one is not."""
+    del isa
+    case = convolution(SHAPE, features, window(1, 1), bias=False)
+    case = replace(case, x_scale=torch.tensor([1e36]), w_scale=torch.full((features,), 1e-38))
+    assert case.real().isinf().any()
+
+    check(case, output_of(torch.uint8, zero=100, scale=0.5))
+
+
+@pytest.mark.parametrize("scale", [math.inf, math.nan, 1e36, 0.0])
+def test_addends_that_do_not_fit(isa: str, scale: float) -> None:
+    del isa
+    case = convolution(SHAPE, 96, window(1, 1))
+    q = codes((2, 96, 4, 3), torch.uint8).contiguous(memory_format=torch.channels_last)
+    extra = (q.float() - 7) * torch.tensor(scale)
+    sums = case.with_options(extras=[extra], epilogue="add(0,1.0)")
+    output = output_of(torch.uint8, zero=100)
+
+    y = sums.with_options(extras=[q], epilogue=f"add(0,1.0,{scale},7)").run_quantized(**output)
+
+    assert torch.equal(y, quantized(sums.expected(), output))
