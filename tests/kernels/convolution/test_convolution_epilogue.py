@@ -94,8 +94,12 @@ def test_quantized_extras_broadcast(isa: str, name: str, dtype: torch.dtype) -> 
     for case in cases:
         q = codes(EXTRAS[name], dtype)
         extra = (q.float() - zero) * torch.tensor(scale)
-        for real in REAL:
-            y = case.with_options(extras=[extra], epilogue="add(0,0.5)|act(relu)|mul(0)", real=real)
+        for dtype_of_product in REAL:
+            y = case.with_options(
+                extras=[extra],
+                epilogue="add(0,0.5)|act(relu)|mul(0)",
+                product_dtype=dtype_of_product,
+            )
             text = f"add(0,0.5,{scale},{zero})|act(relu)|mul(0,{scale},{zero})"
             new = y.with_options(extras=[q], epilogue=text, out_dtype=torch.float32)
 
