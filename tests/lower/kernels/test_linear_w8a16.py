@@ -112,6 +112,11 @@ def test_the_graph_has_one_call() -> None:
         (per_channel(dtype=torch.float8_e4m3fn, domain=ZeroPointDomain.NONE), (48, 64), "float8"),
         (per_channel(arithmetic=Arithmetic(torch.float64)), (48, 64), "dequantized in float64"),
         (per_channel(float_dtype=torch.float64), (48, 64), "computes in torch.float64"),
+        (
+            per_channel(arithmetic=Arithmetic(torch.bfloat16)),
+            (48, 64),
+            "dequantized in bfloat16 and multiplied in float32",
+        ),
     ],
 )
 def test_refuses_weights(spec: QuantSpec, shape: tuple[int, int], reason: str) -> None:

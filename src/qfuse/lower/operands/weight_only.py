@@ -94,4 +94,7 @@ def check_operands(problem: ProductProblem, op: str) -> Refusal | None:
         return Refusal(f"the {op} computes in {problem.float_dtype}")
     if params is None:
         return Refusal("the weight is not quantized")
+    # Kernels do not round weights to bfloat16; in a float32 product that is visible.
+    if params.spec.arithmetic.compute is torch.bfloat16 and problem.float_dtype is torch.float32:
+        return Refusal("the weight is dequantized in bfloat16 and multiplied in float32")
     return check_constant_integers(fused.weight, params)
