@@ -58,7 +58,7 @@ class EpilogueOperand:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes of an operand that is no number."""
+        """The nodes of an operand that is a node itself."""
         assert isinstance(self.value, Node), "a number has to become a constant first"
         return (self.value, *(() if self.params is None else self.params.tensors))
 
