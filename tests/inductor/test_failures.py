@@ -62,7 +62,11 @@ ERRORS = [RuntimeError("injected"), KeyError("injected"), RewriteError("injected
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize(
     ("where", "name", "on"),
-    [(hooks, "merge_products", 1), (merge, "plan_epilogue", 2), (hooks.inductor, "frozen_inputs", 1)],
+    [
+        (hooks, "merge_products", 1),
+        (merge, "plan_epilogue", 2),
+        (hooks.inductor, "frozen_inputs", 1),
+    ],
     ids=["behind-all", "half-way", "in-front"],
 )
 def test_a_failure_leaves_the_graph_as_it_was(

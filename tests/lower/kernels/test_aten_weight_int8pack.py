@@ -56,7 +56,7 @@ def test_values_of_a_slice_and_of_a_weight_that_is_stored_transposed() -> None:
     [
         (0, torch.float32, "no input features"),
         (40, torch.bfloat16, "not a multiple of 16"),
-        (1, torch.bfloat16, "not a multiple of 16"),
+        (1, torch.float32, "one input feature, whose stride"),
         (64, torch.float64, "computes in torch.float64"),
     ],
 )

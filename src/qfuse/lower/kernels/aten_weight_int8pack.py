@@ -88,6 +88,10 @@ def _check_activation(problem: LinearProblem) -> Refusal | None:
         return Refusal(f"the linear computes in {problem.float_dtype}")
     if problem.k == 0:
         return Refusal("the linear has no input features")
+    # An axis of one element may have any stride, also in a contiguous tensor, and the op raises if
+    # it is not 1.
+    if problem.k == 1:
+        return Refusal("the linear has one input feature, whose stride need not be 1")
     if problem.float_dtype is torch.bfloat16 and problem.k % _BFLOAT16_BLOCK:
         what = f"not a multiple of {_BFLOAT16_BLOCK}, and in bfloat16"
         return Refusal(f"{problem.k} input features are {what} it reads beyond the end of a row")
