@@ -49,7 +49,7 @@ def test_quantizes_rise_and_become_one() -> None:
     before = bits_of(module, inputs)
     outcome = LiftCombineQuantize()(module)
 
-    assert outcome.fired == {"lift-quantize": 2, "combine": 2}
+    assert outcome.fired == {"lift-quantize": 1, "combine": 2}
     assert ops_of(module)["qfuse.quantize"] == 1
     (quantize,) = module.graph.find_nodes(
         op="call_function", target=torch.ops.qfuse.quantize.default

@@ -126,22 +126,15 @@ def _needed(
     for node in leading:
         names.update(origins(node))
     now = set(program.graph.nodes)
-    gone = {node.name for node in before if node not in now and node.name not in combined}
-    needed = {node.name for node in leading} | gone
+    rewritten = {node.name for node in before if node not in now and node.name not in combined}
+    needed = {node.name for node in leading} | rewritten
     for node, origin in before.items():
         if node.op == "get_attr":
             continue  # Deduplicated constants do not change their users.
         # A combined node is needed if its replacement is, which may have been rewritten since.
-        if node not in now and _final(node.name, combined) in needed:
+        if node not in now and combined.get(node.name, node.name) in needed:
             names.update(origin)
     return frozenset(names)
-
-
-def _final(name: str, combined: Mapping[str, str]) -> str:
-    """Return the node that a node was combined with, or its own name."""
-    while name in combined:
-        name = combined[name]
-    return name
 
 
 def _leading(nodes: Sequence[Node]) -> set[Node]:

@@ -15,7 +15,7 @@ constexpr int64_t kMostInChunks = 256;  // longer runs are left to memcpy
 inline uint8_t* copy(uint8_t* to, const uint8_t* from, int64_t bytes, const uint8_t* end) {
   if (bytes <= kMostInChunks && end - from >= bytes + kChunk) {
     for (int64_t i = 0; i < bytes; i += kChunk) __builtin_memcpy(to + i, from + i, kChunk);
-  } else {
+  } else if (bytes > 0) {  // an empty image has no memory
     std::memcpy(to, from, bytes);
   }
   return to + bytes;
