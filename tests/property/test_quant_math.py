@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tests.support.strategies.quant_specs import FLOATS, SEEDS, arithmetics, blocks, shapes
 
 from qfuse.ir.quant.reference import dequantize, expand_blocks, quantize, reduce_blocks
-from qfuse.ir.quant.spec import Block, QuantSpec, ZeroPointDomain
+from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, ZeroPointDomain
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
 
@@ -188,7 +188,20 @@ def test_quantizing_again_gives_the_same_codes(
     assert torch.equal(again.float(), q.float())
 
 
+# Its least value, about -20.4, is rounded to bfloat16.
+OFFSET = QuantSpec(
+    torch.uint8,
+    0,
+    255,
+    (),
+    torch.float32,
+    Arithmetic(torch.float32, reciprocal=False, zero_point_first=False),
+    ZeroPointDomain.FLOAT_OFFSET,
+)
+
+
 @given(cases(fine=True))
+@example(((), OFFSET, torch.tensor(0.1611).bfloat16(), torch.tensor(0.1992).bfloat16()))
 def test_what_is_in_range_moves_by_half_a_step_at_most(
     case: tuple[tuple[int, ...], QuantSpec, torch.Tensor, torch.Tensor | None],
 ) -> None:
@@ -199,10 +212,11 @@ def test_what_is_in_range_moves_by_half_a_step_at_most(
     x = dequantize(codes, scale.double(), zero, spec).double()
     assert x.dtype is torch.float64
     moved = dequantize(quantize(x.float(), scale, zero, spec), scale, zero, spec).double() - x
-    # Rounding x, the reciprocal (in the scale's own type) and the product: a few units in the last
-    # place of the operands.
+    # Rounding x, the product, and, in the scale's own type, the reciprocal and the least value of a
+    # float offset: a few units in the last place of the operands.
     size = x.abs() + step * max(abs(spec.quant_min), spec.quant_max)
-    coarsest = scale.dtype if spec.arithmetic.reciprocal else torch.float32
+    in_scale_dtype = spec.arithmetic.reciprocal or spec.domain is ZeroPointDomain.FLOAT_OFFSET
+    coarsest = scale.dtype if in_scale_dtype else torch.float32
     slack = 8 * max(torch.finfo(d).eps for d in (coarsest, torch.float32)) * size
     assert bool((moved.abs() <= step / 2 + slack).all())
 

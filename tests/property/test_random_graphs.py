@@ -70,6 +70,15 @@ def without_negative_zero(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x.double() == 0, torch.zeros_like(x), x) if x.is_floating_point() else x
 
 
+# These round the bias or the scale of the weight instead of the result.
+FOLDS = frozenset({"optimize/fold-scale", "optimize/fold-shift"})
+
+
+def exact_only(fuel: int | None = None) -> RewriteContext:
+    """Allow rewrites that keep the bits of sums in one order."""
+    return RewriteContext("optimize", budget=RewriteBudget(fuel, FOLDS))
+
+
 def optimized(case: Case, context: RewriteContext | None = None) -> OptimizedGraph:
     """Optimize a copy."""
     return optimize(clone(case.program), context)
@@ -106,15 +115,17 @@ def test_optimize_keeps_every_bit_and_comes_to_rest(case: Case) -> None:
     # Merging linears changes the order in which a library sums, and nothing else.
     old = list(run_fixed_order(case.program, inputs))
     before = to_text(case.program.graph)
-    program = optimized(case)
+    program = optimized(case, exact_only())
 
     verify(program)
     assert to_text(case.program.graph) == before, "the copy was rewritten, the source was not"
     assert_same(list(run_fixed_order(program, inputs)), old, program)
     text = to_text(program.graph)
-    assert to_text(optimized(case).graph) == text, "optimizing is deterministic"
+    assert to_text(optimized(case, exact_only()).graph) == text, "optimizing is deterministic"
     again = NormalGraph(program.module, program.signature, EventLog())
-    assert to_text(optimize(again).graph) == text, "optimizing twice is optimizing once"
+    assert to_text(optimize(again, exact_only()).graph) == text, (
+        "optimizing twice is optimizing once"
+    )
 
 
 @given(cases(exact=False), st.integers(0, 6))
@@ -122,7 +133,7 @@ def test_any_number_of_rewrites_keeps_every_bit(case: Case, fuel: int) -> None:
     inputs, _ = source_values(case)
     # Merging linears changes the order in which a library sums, and nothing else.
     old = list(run_fixed_order(case.program, inputs))
-    program = optimized(case, RewriteContext("optimize", budget=RewriteBudget(fuel)))
+    program = optimized(case, exact_only(fuel))
     assert_same(list(run_fixed_order(program, inputs)), old, program)
 
 
