@@ -8,6 +8,7 @@ Here such a rewrite must be bitwise equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from qfuse.ir.aten import aten
 from qfuse.ir.graph.stage_graph import StageGraph
 from qfuse.ir.ops.convolution import Convolution, FusedConvolution, as_convolution
 from qfuse.ir.ops.declare import Op
-from qfuse.ir.ops.epilogue import Epilogue
+from qfuse.ir.ops.epilogue import Act, Epilogue
 from qfuse.ir.ops.linear import FusedLinear
 
 _FUNCTIONS = frozenset(
@@ -101,7 +102,18 @@ def _float_linear(
     extras: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     """Compute ``qfuse::linear`` in float, with sequential sums."""
-    return epilogue.apply(_linear(x, weight, bias), extras)
+    return _epilogue(_linear(x, weight, bias), epilogue, extras)
+
+
+def _epilogue(y: torch.Tensor, epilogue: Epilogue, extras: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Apply the epilogue ops, activations in whole vectors."""
+    for op in epilogue.ops:
+        one = Epilogue((op,))
+        if isinstance(op, Act):
+            y = _in_vectors(partial(one.apply, extras=extras), y)
+        else:
+            y = one.apply(y, extras)
+    return y
 
 
 def _linear(
@@ -147,7 +159,7 @@ def _float_convolution(  # noqa: PLR0913, PLR0917 - its arguments are the op's f
     pairs = tuple(zip(padding[: len(stride)], padding[-len(stride) :], strict=True))
     settings = Settings(stride, pairs, dilation, groups, transposed, output_padding)
     y = convolution(x, weight, settings, _linear)
-    return epilogue.apply(_biased(y, bias, x.dim() - len(stride) - 1), extras)
+    return _epilogue(_biased(y, bias, x.dim() - len(stride) - 1), epilogue, extras)
 
 
 def _padding(conv: Convolution, kernel: Sequence[int]) -> tuple[tuple[int, int], ...]:
