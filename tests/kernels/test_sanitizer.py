@@ -82,10 +82,10 @@ def test_a_broken_kernel_is_caught(tmp_path: Path) -> None:
     right = run(CALLING, str(SOURCES))
     sources = tmp_path / "csrc"
     shutil.copytree(SOURCES, sources)
-    text = (sources / "linear" / "finish.h").read_text()
+    text = (sources / "linear" / "columns.h").read_text()
     good, bad = "load<Floats>(e.w_scale + at, count)", "load<Floats>(e.w_scale + at, kLanes)"
     assert text.count(good) == 1
-    (sources / "linear" / "finish.h").write_text(text.replace(good, bad))
+    (sources / "linear" / "columns.h").write_text(text.replace(good, bad))
     broken = run(CALLING, str(sources), cache=tmp_path)
 
     assert (right.stdout, right.returncode) == ("120.0\n", 0), right.stderr
