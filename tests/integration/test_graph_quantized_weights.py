@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -108,3 +109,21 @@ def test_fake_quantize_is_named() -> None:
 
     (note,) = [note.text for note in fast.report.notes if "fake_quantize" in note.text]
     assert "rounds in float: convert the model" in note
+
+
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_a_reference_model_of_fx_graph_mode_is_quantized() -> None:
+    from torch.ao.quantization import get_default_qconfig_mapping  # noqa: PLC0415
+    from torch.ao.quantization import quantize_fx as fx  # noqa: PLC0415
+
+    x = torch.randn(2, 3, 8, 8)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).eval()
+    prepared: Any = fx.prepare_fx(model, get_default_qconfig_mapping("x86"), (x,))
+    prepared(x)
+    source = fx._convert_to_reference_decomposed_fx(prepared)
+    target = Target.for_testing()
+    fast = qfuse.compile(source, (x,), target=target, check="site", options={"backend": "eager"})
+
+    assert fast.report.kernels == {"qfuse.convolution_w8a8": 1, "qfuse.linear_w8a8": 1}
+    assert sqnr(source(x), fast(x)) > 60

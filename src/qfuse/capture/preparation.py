@@ -10,6 +10,8 @@ from qfuse.ir.errors import CaptureError
 _OBSERVERS = frozenset({"ObserverBase", "FakeQuantizeBase"})
 # Modules of eager mode and of FX graph mode, which hold packed weights.
 _PACKED = ("torch.ao.nn.quantized.", "torch.ao.nn.intrinsic.quantized.")
+# Those of a reference model hold float weights, and may be written in decomposed ops.
+_REFERENCE = "torch.ao.nn.quantized.reference."
 
 
 def check_preparation(model: nn.Module) -> None:
@@ -27,9 +29,10 @@ def check_preparation(model: nn.Module) -> None:
                 fix="call convert_pt2e on a model from prepare_pt2e or prepare_qat_pt2e, or "
                 "convert in another flow",
             )
-        if kind.__module__.startswith(_PACKED):
+        place = kind.__module__
+        if place.startswith(_PACKED) and not place.startswith(_REFERENCE):
             raise CaptureError(
-                f"{name or 'the model'} is a quantized module of eager mode ({kind.__module__}."
+                f"{name or 'the model'} is a quantized module of eager mode ({place}."
                 f"{kind.__name__}), which torch.export cannot trace",
                 fix="quantize the float model with PT2E or torchao.quantization.quantize_",
             )

@@ -76,6 +76,11 @@ def is_unit(scale: Node) -> bool:
     return value is not None and not value.is_meta and value.numel() == 1 and value.item() == 1
 
 
+def unit_scale(rw: Rewriter, q: Node, rank: int) -> Node:
+    """Return the scale 1 of quantized values whose scale is applied later, or is 1."""
+    return shared_constant(rw, q, torch.ones((1,) * rank), f"one_of_rank_{rank}")
+
+
 def is_constant_expression(node: Node) -> bool:
     """Whether ``node`` depends only on constants: a weight, however it is computed.
 

@@ -161,21 +161,20 @@ def spec_of_dequantize(
         block: The block that ``grid`` implies; the quantize may be more specific where an axis is
             1.
     """
-    compute = torch.float64 if float_dtype is torch.float64 else torch.float32
     root: Node | None = stored
     made = None
     # The quantize knows the range; the dtype alone would allow every value.
     while root is not None and made is None:
         made = as_quantize(root)
         root = view_source(root)
+    whole_range = full_range_spec(stored, block, float_dtype)
     if made is None:
-        dtype = dtype_of(stored)
-        return QuantSpec(dtype, *dtype_range(dtype), block, float_dtype, Arithmetic(compute))
+        return whole_range
     spec = made.params.spec
     # The blocks of the quantize apply only if they have the same grid in this shape.
     if spec.rank == len(shape) and same_shape(spec.grid(shape), grid):
         block = spec.block
-    arithmetic = replace(spec.arithmetic, compute=compute)
+    arithmetic = replace(spec.arithmetic, compute=whole_range.arithmetic.compute)
     if not spec.is_plain:
         # Here they are multiplied by one float per block, in whatever format the scales were.
         whole, plain = Element.WHOLE, ScaleFormat.FLOAT
@@ -218,3 +217,9 @@ _MOVES = (
     aten.permute.default,
     aten.slice.Tensor,
 )
+
+
+def full_range_spec(q: Node, block: Block, float_dtype: torch.dtype) -> QuantSpec:
+    """Return the spec of quantized values of which only the dtype is known."""
+    dtype, compute = dtype_of(q), torch.float64 if float_dtype is torch.float64 else torch.float32
+    return QuantSpec(dtype, *dtype_range(dtype), block, float_dtype, Arithmetic(compute))

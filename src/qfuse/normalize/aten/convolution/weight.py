@@ -12,10 +12,15 @@ from qfuse.ir.dtypes import BYTES
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.convolution import CONVOLUTIONS, Convolution, as_convolution
 from qfuse.ir.ops.views import dtype_of, shape_of
-from qfuse.ir.quant.spec import Arithmetic, QuantSpec, dtype_name, dtype_range
+from qfuse.ir.quant.spec import dtype_name
 from qfuse.normalize.aten.qdq.scale_factor import Factor, zero_factor
-from qfuse.normalize.match.constants import shared_constant
-from qfuse.normalize.match.quantized_values import QuantizedValues, moved_constant, quantized_values
+from qfuse.normalize.match.constants import unit_scale
+from qfuse.normalize.match.quantized_values import (
+    QuantizedValues,
+    full_range_spec,
+    moved_constant,
+    quantized_values,
+)
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
 
 
@@ -66,13 +71,10 @@ class DequantizeWeight(Rule[WeightSite]):
 
     def rewrite(self, site: WeightSite, rw: Rewriter) -> None:
         """Replace the weight by a dequantize with the scale 1."""
-        weight, dtype = site.conv.weight, dtype_of(site.q)
-        kind, rank = dtype_of(weight), len(shape_of(weight))
-        compute = torch.float64 if kind is torch.float64 else torch.float32
-        block = (None,) * rank
-        spec = QuantSpec(dtype, *dtype_range(dtype), block, kind, Arithmetic(compute))
-        one = torch.ones((1,) * rank, dtype=compute)
-        scale = shared_constant(rw, site.q, one, f"one_of_rank_{rank}")
+        weight = site.conv.weight
+        rank = len(shape_of(weight))
+        spec = full_range_spec(site.q, (None,) * rank, dtype_of(weight))
+        scale = unit_scale(rw, site.q, rank)
         zero = None if site.zero_point is None else site.zero_point.build(rw)
         rw.replace(weight, rw.call(ops.dequantize, site.q, scale, zero, str(spec)))
 

@@ -15,7 +15,7 @@ from qfuse.ir.ops.views import shape_of
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.ir.sizes import Size
 from qfuse.normalize.match.broadcast import Broadcast, block_of, broadcast_of
-from qfuse.normalize.match.constants import derived, is_unit, shared_constant
+from qfuse.normalize.match.constants import derived, is_unit, shared_constant, unit_scale
 from qfuse.normalize.match.quantized_values import integers_of, spec_of_dequantize
 from qfuse.normalize.match.views import reapply_views, rows_source, with_shape
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
@@ -104,7 +104,7 @@ class ActivationOperand:
         if self.rows and zero is not None:
             # The zero points are per row, so the scale 1 is expanded to their shape.
             return rw.call(aten.ones_like.default, zero, dtype=torch.float32)
-        return shared_constant(rw, self.q, torch.ones(ones), f"one_of_rank_{len(ones)}")
+        return unit_scale(rw, self.q, len(ones))
 
 
 def place(

@@ -12,7 +12,7 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
-from qfuse.ir.quant.spec import Arithmetic, QuantSpec, dtype_name, dtype_range
+from qfuse.ir.quant.spec import QuantSpec, dtype_name
 from qfuse.normalize.aten.qdq.scale_factor import (
     Factor,
     check_range,
@@ -21,8 +21,12 @@ from qfuse.normalize.aten.qdq.scale_factor import (
     zero_factor,
 )
 from qfuse.normalize.match.broadcast import Broadcast, broadcast_of
-from qfuse.normalize.match.constants import derived, is_unit, shared_constant
-from qfuse.normalize.match.quantized_values import moved_constant, quantized_values
+from qfuse.normalize.match.constants import derived, is_unit, unit_scale
+from qfuse.normalize.match.quantized_values import (
+    full_range_spec,
+    moved_constant,
+    quantized_values,
+)
 from qfuse.rewrite.pattern.base import is_tensor
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter
 
@@ -80,7 +84,7 @@ class Weight:
         """Return the weight with the scale 1."""
         if self.spec is not None or self.q is None:
             return self
-        return replace(self, node=None, spec=_spec(self.q, float_dtype, (None, None)))
+        return replace(self, node=None, spec=full_range_spec(self.q, (None, None), float_dtype))
 
     def scaled(self, at: Node, scale: Factor, float_dtype: torch.dtype) -> Weight | Miss:
         """Return the weight with a scale."""
@@ -99,7 +103,11 @@ class Weight:
         if isinstance(zero, Miss):
             return zero
         return replace(
-            self, node=None, scale=scale, zero=zero, spec=_spec(self.q, float_dtype, block)
+            self,
+            node=None,
+            scale=scale,
+            zero=zero,
+            spec=full_range_spec(self.q, block, float_dtype),
         )
 
     def range_refusal(self, at: Node) -> Miss | None:
@@ -124,7 +132,7 @@ class Weight:
         if isinstance(self.scale, Factor):
             scale = self.scale.build(rw)
         else:
-            scale = self.scale or shared_constant(rw, q, torch.ones(1, 1), "one_of_rank_2")
+            scale = self.scale or unit_scale(rw, q, 2)
         return rw.call(ops.dequantize, q, scale, zero, str(self.spec))
 
 
@@ -160,8 +168,3 @@ def _zero(at: Node, q: Node, zero: Argument, scale: Factor) -> Factor | Miss | N
         text = "the zero point is not a constant, and no op that chooses zero points returned it"
         return Miss(MissCode.NOT_CONSTANT, factor.home, text)
     return factor
-
-
-def _spec(q: Node, float_dtype: torch.dtype, block: tuple[int | None, ...]) -> QuantSpec:
-    dtype, compute = dtype_of(q), torch.float64 if float_dtype is torch.float64 else torch.float32
-    return QuantSpec(dtype, *dtype_range(dtype), block, float_dtype, Arithmetic(compute))
