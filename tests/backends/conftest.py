@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from tests.support.graphs.lowered import decode_constants, decode_graph, projection_graph
 
-from qfuse.backends import BackendOptions, CompiledModule, build, compile_graph
+from qfuse.backends import BackendOptions, CompiledModule, compile_graph
 from qfuse.ir.graph.stage_graph import LoweredGraph
 from qfuse.targets.compiler import find_compiler
 
@@ -33,14 +32,6 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache that the workers of one test run share, and no other run sees."""
     base = tmp_path_factory.getbasetemp()
     return (base.parent if "popen-gw" in base.name else base) / "aoti-cache"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def steady_sources() -> Iterator[None]:
-    """Editing qfuse while its tests run does not make them compile everything again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "package_digest", lambda: "qfuse under test")
-        yield
 
 
 @pytest.fixture(scope="session")
