@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 from filelock import Timeout
+from torch._ops import OpOverload
+from torch.fx import GraphModule
 
 from qfuse.backends import _inductor_api
 from qfuse.backends.aoti import AotiRunner
@@ -26,6 +28,7 @@ from qfuse.ir.errors import BackendError, CacheError, InputError
 from qfuse.ir.events import Noted
 from qfuse.ir.graph.stage_graph import LoweredGraph
 from qfuse.ir.signature.size_expr import SizeFunction, parse_size
+from qfuse.kernels.library import c_declarations
 from qfuse.targets.storage import cache_directory
 
 _logger = logging.getLogger("qfuse")
@@ -123,7 +126,11 @@ class _Compilation:
 
     def _build(self, package: Path) -> Built:
         self._tell("checking the C++ compiler")
-        patches = {**check_toolchain(self._folder), **self._options.inductor}
+        patches = {
+            **check_toolchain(self._folder),
+            **_c_functions(self._program.module),
+            **self._options.inductor,
+        }
         self._tell("compiling with AOTInductor (C++)")
         program = self._program
         ranges = {symbol: (size.low, size.high) for symbol, size in program.sizes.items()}
@@ -161,6 +168,14 @@ class _Compilation:
             "inductor": _inductor_api.config_digest(),
             "options": repr(sorted(self._options.inductor.items())),
         }
+
+
+def _c_functions(module: GraphModule) -> dict[str, dict[OpOverload, list[str]]]:
+    """Return the option to call the kernels of a graph as C functions, not through a dispatcher."""
+    graphs = [m.graph for m in module.modules() if isinstance(m, GraphModule)]
+    used = {node.target for graph in graphs for node in graph.nodes}
+    declared = {op: [text] for op, text in c_declarations().items() if op in used}
+    return {"aot_inductor.custom_ops_to_c_shims": declared} if declared else {}
 
 
 def _isa_of(package: Path) -> str:

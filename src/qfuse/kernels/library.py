@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from qfuse.ir.errors import OptionsError
 from qfuse.kernels.build import KernelBuildError, build, find_kernel_compiler
@@ -116,6 +117,17 @@ def load() -> KernelLibrary:
     return _LOADER.load()
 
 
+def c_declarations() -> dict[OpOverload, str]:
+    """Return the C declarations of the functions of the ops, for AOTInductor.
+
+    The functions are visible to libraries that are loaded later. Empty if no kernels are loaded.
+    """
+    if not is_loaded():
+        return {}
+    texts: dict[str, str] = torch.ops.qfuse.c_functions()
+    return {op.overload: texts[op.name] for op in OPS}
+
+
 @contextlib.contextmanager
 def instruction_set(name: str) -> Iterator[None]:
     """Context manager that makes all kernels of the process use one instruction set.
@@ -148,8 +160,13 @@ def _register(path: Path) -> None:
     torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
 
 
+def is_loaded() -> bool:
+    """Whether this process has the ops."""
+    return hasattr(torch.ops.qfuse, "linear_w8a8")
+
+
 def _load() -> KernelLibrary:
-    if hasattr(torch.ops.qfuse, "linear_w8a8"):
+    if is_loaded():
         # Loading two libraries that define the same ops aborts the process.
         return _loaded(None, compiled=False)
     compiler = find_kernel_compiler()

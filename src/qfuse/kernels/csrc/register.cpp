@@ -1,7 +1,9 @@
 // Schemas and dispatch. Fake kernels are in src/qfuse/kernels/ops.py: they must support symbolic
 // sizes, and are needed for tracing, but not for running a compiled graph.
+#include <dlfcn.h>
 #include <torch/library.h>
 
+#include "c_shim.h"
 #include "convolution/convolution_a16.h"
 #include "convolution/convolution_depthwise.h"
 #include "convolution/convolution_w8a8.h"
@@ -16,6 +18,7 @@ namespace {
 using at::IntArrayRef;
 using at::ScalarType;
 using at::Tensor;
+using qfuse::WeightBits;
 using std::optional;
 
 // AOTInductor's proxy executor passes an empty list as None.
@@ -266,6 +269,48 @@ void choose_kernels(std::string_view name) {
   TORCH_CHECK(qfuse::choose_path(name), "no kernel path '", name, "' on this processor");
 }
 
+// Every kernel: the name of its op, and its function.
+#define QFUSE_KERNELS(KERNEL) \
+  KERNEL(linear_w8a8, linear_w8a8) \
+  KERNEL(linear_w8a8_quantized, linear_w8a8_quantized) \
+  KERNEL(linear_w8a8_rows, linear_w8a8_rows) \
+  KERNEL(convolution_w8a8, convolution_w8a8) \
+  KERNEL(convolution_w8a8_quantized, convolution_w8a8_quantized) \
+  KERNEL(convolution_w8a8_grouped, convolution_w8a8_grouped) \
+  KERNEL(convolution_w8a8_grouped_quantized, convolution_w8a8_grouped_quantized) \
+  KERNEL(convolution_depthwise_w8a8, convolution_depthwise_w8a8) \
+  KERNEL(convolution_depthwise_w8a8_quantized, convolution_depthwise_w8a8_quantized) \
+  KERNEL(linear_w4a8, linear_grouped<WeightBits::four>) \
+  KERNEL(linear_w4a8_quantized, linear_grouped_quantized<WeightBits::four>) \
+  KERNEL(linear_w4a8_rows, linear_grouped_rows<WeightBits::four>) \
+  KERNEL(linear_w8a8_grouped, linear_grouped<WeightBits::eight>) \
+  KERNEL(linear_w8a8_grouped_quantized, linear_grouped_quantized<WeightBits::eight>) \
+  KERNEL(linear_w8a8_grouped_rows, linear_grouped_rows<WeightBits::eight>) \
+  KERNEL(linear_w4a16, weight_only<&qfuse::linear_w4a16>) \
+  KERNEL(linear_w8a16, weight_only<&qfuse::linear_w8a16>) \
+  KERNEL(convolution_w4a16, weight_only_convolution<&qfuse::convolution_w4a16>) \
+  KERNEL(convolution_w8a16, weight_only_convolution<&qfuse::convolution_w8a16>) \
+  KERNEL(rms_norm_quantized, rms_norm_quantized) \
+  KERNEL(layer_norm_quantized, layer_norm_quantized) \
+  KERNEL(activation_quantized, activation_quantized)
+
+// Makes the C functions visible to libraries that are loaded from now on, and returns their
+// declarations by the name of the op.
+c10::Dict<std::string, std::string> c_functions() {
+  static const char here = 0;
+  Dl_info info;
+  TORCH_CHECK(dladdr(&here, &info) != 0 &&
+                  dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL) != nullptr,
+              "the kernel library cannot be made visible to others");
+  c10::Dict<std::string, std::string> all;
+#define QFUSE_DECLARATION(name, ...)                             \
+  all.insert(#name, "AOTITorchError (*const aoti_torch_cpu_" #name ")(" + \
+                        qfuse::CSignature<decltype(&__VA_ARGS__)>::text() + ")");
+  QFUSE_KERNELS(QFUSE_DECLARATION)
+#undef QFUSE_DECLARATION
+  return all;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(qfuse, m) {
@@ -351,33 +396,29 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
         "ScalarType compute, ScalarType out_dtype) -> Tensor";
     m.def(schema.c_str(), tags);
   }
+  m.def("c_functions() -> Dict(str, str)", &c_functions);
   m.def("list_kernels() -> str[]", &qfuse::path_names);
   m.def("chosen_kernels() -> str", &qfuse::chosen_path);
   m.def("choose_kernels(str name) -> ()", &choose_kernels);
 }
 
 TORCH_LIBRARY_IMPL(qfuse, CPU, m) {
-  m.impl("linear_w8a8", &linear_w8a8);
-  m.impl("linear_w8a8_quantized", &linear_w8a8_quantized);
-  m.impl("convolution_w8a8", &convolution_w8a8);
-  m.impl("convolution_w8a8_quantized", &convolution_w8a8_quantized);
-  m.impl("convolution_w8a8_grouped", &convolution_w8a8_grouped);
-  m.impl("convolution_w8a8_grouped_quantized", &convolution_w8a8_grouped_quantized);
-  m.impl("convolution_depthwise_w8a8", &convolution_depthwise_w8a8);
-  m.impl("convolution_depthwise_w8a8_quantized", &convolution_depthwise_w8a8_quantized);
-  using qfuse::WeightBits;
-  m.impl("linear_w4a8", &linear_grouped<WeightBits::four>);
-  m.impl("linear_w4a8_quantized", &linear_grouped_quantized<WeightBits::four>);
-  m.impl("linear_w4a8_rows", &linear_grouped_rows<WeightBits::four>);
-  m.impl("linear_w8a8_grouped", &linear_grouped<WeightBits::eight>);
-  m.impl("linear_w8a8_grouped_quantized", &linear_grouped_quantized<WeightBits::eight>);
-  m.impl("linear_w8a8_grouped_rows", &linear_grouped_rows<WeightBits::eight>);
-  m.impl("linear_w8a8_rows", &linear_w8a8_rows);
-  m.impl("linear_w4a16", &weight_only<&qfuse::linear_w4a16>);
-  m.impl("linear_w8a16", &weight_only<&qfuse::linear_w8a16>);
-  m.impl("convolution_w4a16", &weight_only_convolution<&qfuse::convolution_w4a16>);
-  m.impl("convolution_w8a16", &weight_only_convolution<&qfuse::convolution_w8a16>);
-  m.impl("rms_norm_quantized", &rms_norm_quantized);
-  m.impl("layer_norm_quantized", &layer_norm_quantized);
-  m.impl("activation_quantized", &activation_quantized);
+#define QFUSE_IMPL(name, ...) m.impl(#name, &__VA_ARGS__);
+  QFUSE_KERNELS(QFUSE_IMPL)
+#undef QFUSE_IMPL
 }
+
+// Pointers, since a missing variable is an error when a library that uses it is loaded; a missing
+// function ends the process when it is called.
+#define QFUSE_C_FUNCTION(name, ...)                                                  \
+  namespace {                                                                        \
+  constexpr char name##_op[] = "qfuse::" #name;                                      \
+  }                                                                                  \
+  extern "C" {                                                                       \
+  __attribute__((visibility("default"))) extern const qfuse::CFunctionOf<&__VA_ARGS__>::Type \
+      aoti_torch_cpu_##name;                                                         \
+  const qfuse::CFunctionOf<&__VA_ARGS__>::Type aoti_torch_cpu_##name =               \
+      &qfuse::CFunctionOf<&__VA_ARGS__>::call<name##_op>;                            \
+  }
+QFUSE_KERNELS(QFUSE_C_FUNCTION)
+#undef QFUSE_C_FUNCTION
