@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 from filelock import Timeout
-from torch._ops import OpOverload
 from torch.fx import GraphModule
 
 from qfuse.backends import _inductor_api
@@ -128,7 +127,7 @@ class _Compilation:
         self._tell("checking the C++ compiler")
         patches = {
             **check_toolchain(self._folder),
-            **_c_functions(self._program.module),
+            **_called_directly(self._program.module),
             **self._options.inductor,
         }
         self._tell("compiling with AOTInductor (C++)")
@@ -170,12 +169,12 @@ class _Compilation:
         }
 
 
-def _c_functions(module: GraphModule) -> dict[str, dict[OpOverload, list[str]]]:
+def _called_directly(module: GraphModule) -> dict[str, object]:
     """Return the option to call the kernels of a graph as C functions, not through a dispatcher."""
     graphs = [m.graph for m in module.modules() if isinstance(m, GraphModule)]
     used = {node.target for graph in graphs for node in graph.nodes}
-    declared = {op: [text] for op, text in c_declarations().items() if op in used}
-    return {"aot_inductor.custom_ops_to_c_shims": declared} if declared else {}
+    declarations = {op: text for op, text in c_declarations().items() if op in used}
+    return _inductor_api.called_directly(declarations)
 
 
 def _isa_of(package: Path) -> str:

@@ -120,7 +120,8 @@ def load() -> KernelLibrary:
 def c_declarations() -> dict[OpOverload, str]:
     """Return the C declarations of the functions of the ops, for AOTInductor.
 
-    The functions are visible to libraries that are loaded later. Empty if no kernels are loaded.
+    Empty if the process has no kernels. Code that calls the functions can be loaded only after the
+    kernels, see :func:`load`.
     """
     if not is_loaded():
         return {}
@@ -191,6 +192,8 @@ def _loaded(path: Path | None, *, compiled: bool) -> KernelLibrary:
     for op in OPS:
         # After loading: a fake is registered for the schema that the library defines.
         op.register_fake()
+    # Compiled packages, also those from a cache, refer to the functions by name.
+    torch.ops.qfuse.publish_c_functions()
     library = KernelLibrary(
         available=True,
         path=path,
