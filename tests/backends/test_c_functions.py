@@ -205,7 +205,7 @@ def test_declarations_are_those_of_the_schemas(made: Graph) -> None:
     declarations = c_declarations()
     assert len(declarations) == len(OPS)
     for op, text in declarations.items():
-        schema = op._schema  # noqa: SLF001
+        schema = op._schema
         types = [C_TYPES[str(a.real_type)] for a in schema.arguments]
         results = ["AtenTensorHandle*"] * len(schema.returns)
         name = f"aoti_torch_cpu_{schema.name.removeprefix('qfuse::')}"

@@ -21,7 +21,7 @@ CHANNELS = 1
 """The axis that a batch norm has its statistics for."""
 
 
-def is_training(node: Node) -> bool:
+def computes_statistics(node: Node) -> bool:
     """Whether a norm computes the statistics of its input."""
     return arguments(node).get("training", False) is not False
 

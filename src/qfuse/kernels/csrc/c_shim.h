@@ -171,8 +171,8 @@ struct CFunction<Op, std::tuple<C...>, std::index_sequence<Out...>> {
     AOTI_TORCH_CONVERT_EXCEPTION_TO_ERROR_CODE({
       // For profilers, as the dispatcher does.
       RECORD_FUNCTION(Name, c10::ArrayRef<const c10::IValue>());
-      constexpr auto each = std::make_index_sequence<std::tuple_size_v<typename Signature::Arguments>>();
-      auto values = as_tuple(run(All(given...), each));
+      constexpr size_t count = std::tuple_size_v<typename Signature::Arguments>;
+      auto values = as_tuple(run(All(given...), std::make_index_sequence<count>()));
       ((*results = torch::aot_inductor::new_tensor_handle(std::move(std::get<Out>(values)))), ...);
     })
   }

@@ -1,6 +1,6 @@
-// Dispatch, and C functions. The schemas are in schemas.cpp. Fake kernels are in
-// src/qfuse/kernels/ops.py: they must support symbolic sizes, and are needed for tracing, but not for
-// running a compiled graph.
+// Dispatch, and C functions; the schemas are in schemas.cpp. Fake kernels are in
+// src/qfuse/kernels/ops.py: they must support symbolic sizes, and are needed for tracing, but not
+// for running a compiled graph.
 #include <dlfcn.h>
 #include <torch/library.h>
 
@@ -307,7 +307,7 @@ void publish_c_functions() {
 // Declarations of the C functions, by the name of the op.
 c10::Dict<std::string, std::string> c_functions() {
   c10::Dict<std::string, std::string> all;
-#define QFUSE_DECLARATION(name, ...)                             \
+#define QFUSE_DECLARATION(name, ...)                                      \
   all.insert(#name, "AOTITorchError (*const aoti_torch_cpu_" #name ")(" + \
                         qfuse::CSignature<decltype(&__VA_ARGS__)>::text() + ")");
   QFUSE_KERNELS(QFUSE_DECLARATION)
@@ -333,15 +333,16 @@ TORCH_LIBRARY_IMPL(qfuse, CPU, m) {
 
 // Pointers, since a missing variable is an error when a library that uses it is loaded; a missing
 // function ends the process when it is called.
-#define QFUSE_C_FUNCTION(name, ...)                                                  \
-  namespace {                                                                        \
-  constexpr char name##_op[] = "qfuse::" #name;                                      \
-  }                                                                                  \
-  extern "C" {                                                                       \
-  __attribute__((visibility("default"))) extern const qfuse::CFunctionOf<&__VA_ARGS__>::Type \
-      aoti_torch_cpu_##name;                                                         \
-  const qfuse::CFunctionOf<&__VA_ARGS__>::Type aoti_torch_cpu_##name =               \
-      &qfuse::CFunctionOf<&__VA_ARGS__>::call<name##_op>;                            \
+#define QFUSE_C_FUNCTION(name, ...)                                    \
+  namespace {                                                          \
+  constexpr char name##_op[] = "qfuse::" #name;                        \
+  using name##_function = qfuse::CFunctionOf<&__VA_ARGS__>;            \
+  }                                                                    \
+  extern "C" {                                                         \
+  __attribute__((visibility("default"))) extern const name##_function::Type \
+      aoti_torch_cpu_##name;                                           \
+  const name##_function::Type aoti_torch_cpu_##name =                  \
+      &name##_function::call<name##_op>;                               \
   }
 QFUSE_KERNELS(QFUSE_C_FUNCTION)
 #undef QFUSE_C_FUNCTION

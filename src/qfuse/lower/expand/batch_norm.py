@@ -10,8 +10,8 @@ from qfuse.ir.graph.schema import arguments, is_call
 from qfuse.ir.ops.batch_norm import (
     BATCH_NORMS,
     CHANNELS,
+    computes_statistics,
     constant_factors,
-    is_training,
     only_result,
 )
 from qfuse.ir.ops.views import dtype_of, shape_of
@@ -51,7 +51,7 @@ class _Expansion:
 def _site(node: Node) -> _Expansion | None:
     x, result = arguments(node)["input"], only_result(node)
     assert isinstance(x, Node), "a norm has an input"
-    if result is None or is_training(node):
+    if result is None or computes_statistics(node):
         return None
     shape = shape_of(x)
     n = shape[CHANNELS]

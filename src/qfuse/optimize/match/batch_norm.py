@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from qfuse.ir.ops.batch_norm import constant_factors, is_training, only_result
+from qfuse.ir.ops.batch_norm import computes_statistics, constant_factors, only_result
 from qfuse.rewrite.prelude import Miss, MissCode, Node
 
 
 def refuse_training(node: Node) -> Miss | None:
     """Refuse a norm that computes the statistics of its input."""
-    if not is_training(node):
+    if not computes_statistics(node):
         return None
     return Miss(MissCode.ARGUMENT, node, "it computes statistics of its input", progress=2)
 
