@@ -13,6 +13,7 @@ from qfuse.ir.errors import RewriteError
 from qfuse.ir.events import Fired
 from qfuse.ir.graph.memory import address_of
 from qfuse.ir.graph.stage_graph import StageGraph, constant_of, op_name, place_of
+from qfuse.ir.ops.views import dtype_of
 from qfuse.optimize.match.constant_region import ConstantRegions, held_bytes
 from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.rewrite.graph_pass import Pass
@@ -54,7 +55,9 @@ class FoldConstants(Pass):
         for home, ends, miss in regions.groups():
             covered = all(map(context.covers, ends))
             if miss is not None:
-                if held_bytes(home) >= _REPORTED:
+                # The integers of a product have its kernel, or are widened for lack of one.
+                is_float = dtype_of(miss.at).is_floating_point
+                if held_bytes(home) >= _REPORTED and is_float:
                     result.miss(program, context, self.name, miss.at, miss)
             elif covered and self._fold(home, ends, regions.shared_views(home), session):
                 result.fired[self.name] += 1
