@@ -17,8 +17,11 @@ from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
 from qfuse.normalize.aten.qdq.dequantize import DequantizeChain
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
+from qfuse.normalize.aten.qdq.inverse_scale import InverseScale
+from qfuse.normalize.aten.qdq.narrow_integers import NarrowIntegers
 from qfuse.normalize.aten.qdq.quantize import QuantizeChain
 from qfuse.normalize.aten.qdq.regroup import RegroupDequantize
+from qfuse.normalize.aten.qdq.scale_of_product import ScaleOfProduct
 from qfuse.normalize.aten.views.cancel_transpose import CancelTranspose
 from qfuse.normalize.aten.views.drop_copy import DropCopy
 from qfuse.normalize.aten.views.drop_expand import DropExpand
@@ -48,6 +51,9 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     SpellPadding,
     DequantizeWeight,
     # Quantization written as arithmetic.
+    NarrowIntegers,
+    InverseScale,
+    ScaleOfProduct,
     QuantizeChain,
     ChooseChain,
     DequantizeChain,
