@@ -16,6 +16,7 @@ from qfuse.normalize.aten.linear.bias import FuseBias
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
 from qfuse.normalize.aten.qdq.dequantize import DequantizeChain
+from qfuse.normalize.aten.qdq.fake_quantize import ImportFakeQuantize
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
 from qfuse.normalize.aten.qdq.inverse_scale import InverseScale
 from qfuse.normalize.aten.qdq.narrow_integers import NarrowIntegers
@@ -51,6 +52,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     SpellPadding,
     DequantizeWeight,
     # Quantization written as arithmetic.
+    ImportFakeQuantize,
     NarrowIntegers,
     InverseScale,
     ScaleOfProduct,
