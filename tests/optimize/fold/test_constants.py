@@ -219,7 +219,8 @@ class _Autocast(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.table(ids)
         with torch.autocast("cpu", torch.bfloat16):
-            return self.q(x) * self.k(x) + self.v(x)
+            result: torch.Tensor = self.q(x) * self.k(x) + self.v(x)
+        return result
 
 
 @pytest.mark.numeric

@@ -179,11 +179,12 @@ def moved_down(movement: Movement, dequantize: Dequantize) -> Moved | Miss:
 
 def _is_long(last: Movement) -> bool:
     """Whether more movements than a quantize crosses end in ``last``."""
-    step: Movement | None = last
+    step = last
     for _ in range(_MOST_MOVEMENTS):
-        step = movement_of(step.source)
-        if step is None:
+        above = movement_of(step.source)
+        if above is None:
             return False
+        step = above
     return True
 
 

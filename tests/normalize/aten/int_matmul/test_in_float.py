@@ -70,6 +70,10 @@ def test_largest_sums_are_exact(k: int, dtype: torch.dtype) -> None:
 class _IntMm(nn.Module):
     """One public way to write a product of quantized values and its scales."""
 
+    w: torch.Tensor
+    scale: torch.Tensor
+    shifted: torch.Tensor
+
     def __init__(self, form: str) -> None:
         super().__init__()
         w = torch.randint(-127, 128, (48, 64), dtype=torch.int8)

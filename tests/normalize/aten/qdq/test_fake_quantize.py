@@ -117,6 +117,9 @@ def test_values_of_channels_are_the_same_bits(axis: int) -> None:
 class _Trained(nn.Module):
     """A linear with fake-quantized activation and weight."""
 
+    scale: torch.Tensor
+    zero: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.fc = nn.Linear(64, 48)

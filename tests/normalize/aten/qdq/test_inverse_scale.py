@@ -82,6 +82,9 @@ def test_values_agree_up_to_rounding(dtype: torch.dtype) -> None:
 class _Dynamic(nn.Module):
     """Dynamic quantization with its scale in one public form."""
 
+    w: torch.Tensor
+    scale: torch.Tensor
+
     def __init__(self, form: str) -> None:
         super().__init__()
         self.register_buffer("w", torch.randint(-127, 128, (48, 64), dtype=torch.int8))

@@ -63,6 +63,10 @@ def test_values_are_the_same_bits(dtype: torch.dtype, real: torch.dtype) -> None
 class _Weight(nn.Module):
     """A linear whose quantized weight is held or packed in one way."""
 
+    q: torch.Tensor
+    scale: torch.Tensor
+    shifts: torch.Tensor
+
     def __init__(self, form: str) -> None:
         super().__init__()
         self.form = form

@@ -98,7 +98,7 @@ def shared_scale(rw: Rewriter, site: Match) -> Node:
         if not is_call(user, aten.div.Tensor):
             return False
         a = arguments(user)
-        return a["self"] is peak and not isinstance(a["other"], Node) and a["other"] == top
+        return a["self"] is peak and not isinstance(a["other"], Node) and bool(a["other"] == top)
 
     known = [user for user in peak.users if is_scale(user)]
     with rw.before(min((site.node, *known))):
