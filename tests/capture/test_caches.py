@@ -10,10 +10,12 @@ import torch
 from tests.support.graphs.capture_models import assert_same, captured
 from torch.export import Dim
 
+import qfuse
 from qfuse.capture import capture
 from qfuse.ir.errors import CaptureError, InputError
 from qfuse.ir.events import Noted
 from qfuse.ir.signature.run import run_functional
+from qfuse.targets import Target
 from qfuse.zoo._torchao_api import quiet_imports
 
 transformers = pytest.importorskip("transformers")
@@ -147,3 +149,44 @@ def test_a_cache_that_counts_in_python(llama: Any) -> None:
     cache.early_initialization(BATCH, HEADS, WIDTH, torch.float32, torch.device("cpu"))
     with pytest.raises(CaptureError, match=r"StaticSlidingWindowLayer.*length in Python"):
         capture(llama, (ids(1),), {"past_key_values": cache})
+
+
+def test_decode_steps_of_an_exportable_module_with_a_static_cache() -> None:
+    """Its cache holds the buffers in plain objects."""
+    with quiet_imports():
+        from transformers.integrations.executorch import (  # noqa: PLC0415
+            TorchExportableModuleWithStaticCache,
+        )
+
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+    )
+    inner = transformers.LlamaForCausalLM(config).eval()
+    inner.generation_config.cache_implementation = "static"
+    inner.generation_config.cache_config = {"batch_size": 1, "max_cache_len": 16}
+    model = TorchExportableModuleWithStaticCache(inner).eval()
+    twin = copy.deepcopy(model)
+
+    def step(index: int) -> dict[str, torch.Tensor]:
+        ids = torch.tensor([[7 * index % 64]])
+        return {"input_ids": ids, "cache_position": torch.tensor([index])}
+
+    fast = qfuse.compile(
+        model,
+        (),
+        step(0),
+        options={"backend": "eager"},
+        target=Target.for_testing(),
+    )
+    assert not model.get_buffer("key_cache_0").any(), "capture wrote the cache"
+    for index in range(5):
+        with torch.no_grad():
+            assert torch.equal(fast(**step(index)), twin(**step(index)))
+    for (name, mine), (_, theirs) in zip(model.named_buffers(), twin.named_buffers(), strict=True):
+        assert torch.equal(mine, theirs), name

@@ -244,3 +244,69 @@ def test_a_written_tensor_must_be_a_buffer_and_stays_as_it_was() -> None:
     assert "self.register_buffer('" in str(e.value)
     assert_same(model.direct, torch.ones(3))
     assert_same(model.nested["deep"][0], torch.ones(3))
+
+
+class _Box:
+    """Holds tensors, and is neither a module nor a container that torch knows."""
+
+    def __init__(self, **tensors: torch.Tensor) -> None:
+        self.__dict__.update(tensors)
+
+
+def boxed_model() -> Any:
+    """A model that writes its buffers through a plain object that holds them too."""
+
+    def forward(self: Any, x: torch.Tensor, position: torch.Tensor) -> Any:
+        self.box.keys.index_copy_(0, position, self.fc(x))
+        self.box.steps.add_(1)
+        return self.box.keys.sum(0) * self.box.steps
+
+    model = module(
+        forward,
+        fc=nn.Linear(4, 4),
+        b_keys=torch.zeros(8, 4),
+        b_steps=torch.zeros((), dtype=torch.int64),
+    )
+    model.box = _Box(keys=model.b_keys, steps=model.b_steps)
+    return model
+
+
+def test_a_buffer_that_a_plain_object_holds_too_is_written() -> None:
+    torch.manual_seed(0)
+    model, twin = boxed_model(), boxed_model()
+    twin.load_state_dict(model.state_dict())
+    program = captured(model, torch.randn(2, 4), torch.tensor([0, 1]))
+
+    assert not model.b_keys.any(), "capture wrote the cache"
+    assert model.b_steps == 0
+    assert {m.buffer for m in program.signature.mutations} == {"b_keys", "b_steps"}
+    for step in range(3):
+        x, position = torch.randn(2, 4), torch.tensor([2 * step, 2 * step + 1])
+        _, result = run_functional(program, x, position)
+        with torch.no_grad():
+            assert_same(result, twin(x, position))
+        assert_same(dict(model.named_buffers()), dict(twin.named_buffers()))
+
+
+def test_a_tensor_that_only_a_plain_object_holds_is_an_error() -> None:
+    model = boxed_model()
+    model.box = _Box(keys=torch.zeros(8, 4), steps=model.b_steps)
+    with pytest.raises(CaptureError, match="a tensor that is not a buffer"):
+        capture(model, (torch.randn(2, 4), torch.tensor([0, 1])))
+
+
+def test_buffers_without_a_tensor_and_one_that_is_written() -> None:
+    def forward(self: Any, x: torch.Tensor) -> Any:
+        self.b_count.add_(1)
+        return x + self.b_count if self.b_first is None and self.b_second is None else x
+
+    state = {"b_first": None, "b_second": None, "b_count": torch.zeros(4), "b_last": None}
+    model, twin = module(forward, **state), module(forward, **state)
+    twin.b_count = twin.b_count.clone()
+    program = captured(model, torch.ones(2, 4))
+
+    assert list(model._buffers) == list(state)
+    assert not {"b_first", "b_second", "b_last"} & set(vars(model))
+    _, result = run_functional(program, torch.ones(2, 4))
+    assert_same(result, twin(torch.ones(2, 4)))
+    assert_same(model.b_count, twin.b_count)

@@ -179,3 +179,13 @@ def test_random_numbers_on_purpose_are_a_warning() -> None:
 
     assert len(texts) == 2
     assert all("draws random numbers" in text for text in texts)
+
+
+def test_recurrent_layers_in_eval_mode_draw_nothing() -> None:
+    model = module(
+        lambda self, x: self.gru(self.lstm(x)[0])[0],
+        lstm=nn.LSTM(4, 4, 2, dropout=0.3),
+        gru=nn.GRU(4, 4, 2, dropout=0.3),
+    )
+    texts = [event.text for event in captured(model, torch.randn(3, 2, 4)).log.of(Noted)]
+    assert not [text for text in texts if "random" in text]

@@ -100,9 +100,10 @@ def test_it_runs_on_quantized_values(
     assert sqnr(model(example), fast(example)) > 100
 
 
-def test_fake_quantize_is_named() -> None:
+def test_fake_quantize_with_computed_parameters_is_named() -> None:
     def forward(_: Layer, x: torch.Tensor) -> torch.Tensor:
-        return torch.fake_quantize_per_tensor_affine(x, 0.03, 120, 0, 255)
+        scale, zero_point = x.abs().amax().reshape(1) / 127, torch.zeros(1, dtype=torch.int32)
+        return torch.fake_quantize_per_tensor_affine(x, scale, zero_point, -128, 127)
 
     model = Layer(CONV, forward).eval()
     fast = qfuse.compile(model, (torch.randn(PIXELS),), options={"backend": "eager"})

@@ -32,10 +32,44 @@ def export(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     dynamic_shapes: Any,
+    *,
+    strict: bool = False,
 ) -> ExportedProgram:
-    """Trace ``model``; :func:`trace_errors` lists the errors that this raises."""
-    with _quiet():
-        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    """Trace ``model``; :func:`trace_errors` lists the errors that this raises.
+
+    Args:
+        model: The model.
+        args: Positional arguments of the example call.
+        kwargs: Keyword arguments of the example call.
+        dynamic_shapes: In the format of ``torch.export.export``.
+        strict: Trace the bytecode of ``forward``, which recognizes a buffer that a plain object
+            holds too.
+    """
+    with _quiet(), _without_empty_buffers(model):
+        return torch.export.export(
+            model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
+        )
+
+
+@contextmanager
+def _without_empty_buffers(model: torch.nn.Module) -> Iterator[None]:
+    """Make buffers of the root module that are ``None`` plain attributes for a while.
+
+    torch.export counts them among the buffers that were written, and fails with an IndexError.
+    """
+    buffers = model._buffers
+    before, attributes = dict(buffers), vars(model)
+    empty = [name for name, value in before.items() if value is None and name not in attributes]
+    for name in empty:
+        del buffers[name]
+        attributes[name] = None
+    try:
+        yield
+    finally:
+        for name in empty:
+            attributes.pop(name, None)
+        buffers.clear()
+        buffers.update(before)
 
 
 def decompose(program: ExportedProgram, *, autocast: bool) -> ExportedProgram:

@@ -22,7 +22,12 @@ from qfuse.capture._export_api import (
     trace_errors,
 )
 from qfuse.capture.aliasing import returned_inputs, written_inputs
-from qfuse.capture.constants import check_names, check_written, collect_constants
+from qfuse.capture.constants import (
+    check_names,
+    check_written,
+    collect_constants,
+    writes_shared_buffer,
+)
 from qfuse.capture.containers import note_cache
 from qfuse.capture.diagnose import capture_error
 from qfuse.capture.example import Leaf, Parameters, leaves_of, read_call
@@ -51,6 +56,7 @@ class _Traced:
         call: The example ``(args, kwargs)``; ``None`` if the program has none.
         autocast: Whether an ambient autocast is part of the program.
         eval_mode_fix: How to bring the model into eval mode; ``None`` if it is.
+        strict: Whether the bytecode of ``forward`` was traced.
     """
 
     program: ExportedProgram
@@ -58,6 +64,7 @@ class _Traced:
     call: tuple[Any, Any] | None
     autocast: bool
     eval_mode_fix: str | None
+    strict: bool = False
 
 
 def capture(
@@ -127,18 +134,26 @@ def _trace(
         if text is not None:
             log.add(Noted("capture", text, warn=True))
     program = _export(model, (new_args, new_kwargs), dynamic_shapes, log)
+    strict = writes_shared_buffer(model, program, written_inputs(program))
+    if strict:
+        program = _export(model, (new_args, new_kwargs), dynamic_shapes, log, strict=True)
     training = any(module.training for module in model.modules())
     fix = eval_mode_fix(model) if training else None
     call = (new_args, new_kwargs)
-    return _Traced(program, parameters, call, autocast=True, eval_mode_fix=fix)
+    return _Traced(program, parameters, call, autocast=True, eval_mode_fix=fix, strict=strict)
 
 
 def _export(
-    model: torch.nn.Module, call: tuple[Any, Any], dynamic_shapes: Any, log: EventLog
+    model: torch.nn.Module,
+    call: tuple[Any, Any],
+    dynamic_shapes: Any,
+    log: EventLog,
+    *,
+    strict: bool = False,
 ) -> ExportedProgram:
     try:
         with untouched(model), _warnings_to(log):
-            return export(model, *call, dynamic_shapes)
+            return export(model, *call, dynamic_shapes, strict=strict)
     except trace_errors() as error:
         raise capture_error(error, "tracing the model") from error
 
@@ -159,7 +174,8 @@ class _SmallModel:
         """Trace a call with these leaves and static sizes."""
         in_spec = self.traced.program.call_spec.in_spec
         assert in_spec is not None, "the program has no in_spec"
-        return _export(self.model, unflatten(leaves, in_spec), None, EventLog())
+        call = unflatten(leaves, in_spec)
+        return _export(self.model, call, None, EventLog(), strict=self.traced.strict)
 
     def capture(self, program: ExportedProgram) -> CapturedGraph:
         """Functionalize such a trace."""

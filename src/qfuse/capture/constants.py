@@ -88,6 +88,23 @@ def check_written(traced: ExportedProgram, written: set[str]) -> None:
                 )
 
 
+def writes_shared_buffer(
+    model: torch.nn.Module, traced: ExportedProgram, written: set[str]
+) -> bool:
+    """Whether ``forward`` writes a buffer of ``model`` through an object that is not a module.
+
+    Such a buffer is traced as two tensors: as a buffer, and as a constant that is written.
+    """
+    values, buffers = _tensors(traced), {_identity(buffer) for buffer in model.buffers()}
+    return any(
+        spec.kind is InputKind.CONSTANT_TENSOR
+        and spec.arg.name in written
+        and spec.target in values
+        and _identity(values[spec.target]) in buffers
+        for spec in _constants(traced)
+    )
+
+
 def _constants(program: ExportedProgram) -> Iterable[InputSpec]:
     return (s for s in program.graph_signature.input_specs if s.kind in CONSTANT_KINDS)
 

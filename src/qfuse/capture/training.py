@@ -89,7 +89,7 @@ def check_random(module: GraphModule, log: EventLog, *, eval_mode_fix: str | Non
                 where=place.source or str(place),
                 fix=eval_mode_fix,
             )
-        if (trains and "momentum" not in arguments(node)) or _draws(node):
+        if (trains and "momentum" not in arguments(node)) or is_random(node):
             log.add(
                 Noted(
                     "capture",
@@ -101,19 +101,11 @@ def check_random(module: GraphModule, log: EventLog, *, eval_mode_fix: str | Non
             )
 
 
-def _draws(node: Node) -> bool:
-    """Return whether ``node`` draws random numbers; attention does only with dropout."""
-    assert isinstance(node.target, OpOverload), "only ops are asked"
-    if torch.Tag.nondeterministic_seeded not in node.target.tags:
-        return False
-    given = arguments(node)
-    return any(given[name] != 0 for name in ("dropout_p", "p") if name in given) or not (
-        {"dropout_p", "p"} & set(given)
-    )
-
-
 def is_random(node: Node) -> bool:
-    """Return whether ``node`` draws random numbers; attention without dropout does not."""
+    """Return whether ``node`` draws random numbers.
+
+    Attention without dropout does not, nor do dropouts and recurrent layers in eval mode.
+    """
     op = overload_of(node)
     if op is None or torch.Tag.nondeterministic_seeded not in op.tags:
         return False

@@ -11,10 +11,13 @@ import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
 
+# Bounds the search through plain objects, which may lead anywhere.
+_MOST = 10_000
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
@@ -63,8 +66,15 @@ class _Snapshot:
                     stack += value
                 case tuple():
                     stack += value
-                case _:
+                case torch.nn.Module() | type() | ModuleType():
                     continue
+                case _:
+                    # A plain object, such as a cache, may hold buffers, which a trace that does not
+                    # recognize them would write.
+                    attributes = getattr(value, "__dict__", None)
+                    if not isinstance(attributes, dict) or len(self._seen) > _MOST:
+                        continue
+                    stack += attributes.values()
             self._seen.add(id(value))
 
     def _keep_tensor(self, tensor: torch.Tensor) -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from qfuse.ir.graph.stage_graph import CapturedGraph, NormalGraph
 from qfuse.ir.stages.verify import verify
-from qfuse.normalize.builtin import BUILTIN
+from qfuse.normalize.aten.int_matmul.in_float import FuseIntProduct
+from qfuse.normalize.builtin import ATEN, BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, discover, rules_of
 from qfuse.normalize.unrecognized import note_unrecognized
 from qfuse.rewrite.context import RewriteContext
@@ -39,7 +40,11 @@ def normalize(
     known = (*BUILTIN, *discover()) if dialects is None else tuple(dialects)
     context = context or RewriteContext("normalize")
     # A malformed op is the user's to repair; an error of a rule costs only one rewrite.
-    apply_rules(captured, rules_of(known), replace(context, raise_model_errors=True))
+    context = replace(context, raise_model_errors=True)
+    apply_rules(captured, rules_of(known), context)
+    # When every scale and correction of a product of integers has been found.
+    if ATEN in known:
+        apply_rules(captured, [FuseIntProduct()], context)
     # Such as the float weights that a quantizer left unused.
     GraphEditor(captured.module).sweep()
     normal = NormalGraph(captured.module, captured.signature, captured.log)

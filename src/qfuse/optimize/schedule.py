@@ -15,6 +15,7 @@ from qfuse.ir.stages.verify import verify
 from qfuse.optimize.attention.fuse_repeated_heads import FuseRepeatedHeads
 from qfuse.optimize.attention.merge_queries import MergeQueries
 from qfuse.optimize.fold.batch_norm import FoldBatchNorm
+from qfuse.optimize.fold.constants import FoldConstants
 from qfuse.optimize.fold.scale import FoldScale
 from qfuse.optimize.fold.shift import FoldShift
 from qfuse.optimize.fuse.activation import FuseActivationQuantize
@@ -105,6 +106,7 @@ REWRITES: tuple[type[Rule[Any] | Pass], ...] = (
     *ATTENTION_RULES,
     FuseGate,
     Combine,
+    FoldConstants,
     MergeLinears,
     MergeConvolutions,
     LowerPrecision,
@@ -194,6 +196,8 @@ def optimize(
     GraphEditor(program.module).sweep()
     # First, so that the quantizes of siblings are one node and a shared dequantize is visible.
     Combine().run(program, context)
+    # After CSE, so that a cast of a shared weight is folded once.
+    FoldConstants().run(program, context)
     # Constants around products first: they would keep activations and quantizes away from them.
     apply_rules(program, [rule() for rule in FOLD_RULES], context)
     # Quantize moves up, dequantize moves down, and where they meet they cancel. Before fusing, so

@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 from tests.support.sources.aten_spellings import aten, finish
 
-from qfuse.ir.ops.constants import constant_value, number_of
-from qfuse.normalize.match.constants import derived, is_constant_expression, is_unit
+from qfuse.ir.ops.constants import constant_value, is_constant_expression, number_of
+from qfuse.normalize.match.constants import derived, is_unit
 from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.testing.build import GraphBuilder
 

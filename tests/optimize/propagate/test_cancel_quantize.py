@@ -180,7 +180,39 @@ def test_refuses_a_scale_of_run_time() -> None:
     assert only_miss(program, CancelQuantize).code is MissCode.NOT_CONSTANT
 
 
-def test_refuses_to_give_the_caller_the_tensor_from_before() -> None:
+@pytest.mark.numeric
+def test_the_caller_gets_a_copy_of_an_input() -> None:
     g, q = pair(SPEC, SPEC)
+    program = g.b.done(q)
 
-    assert only_miss(g.b.done(q), CancelQuantize).code is MissCode.SHARED
+    assert applied(program, CancelQuantize).fired == {"cancel-quantize": 1}
+    assert [n.name for n in program.graph.find_nodes(op="call_function", target=aten.clone.default)]
+
+
+def of_output() -> tuple[Graph, list[Any]]:
+    """A model whose outputs are quantized, dequantized and quantized again."""
+    g = Graph(1)
+    y = g.b.arg("y", torch.float32, 4, 6)
+    params = g.params(y, SPEC)
+    q = g.quantize(y, SPEC, params)
+    real = g.dequantize(q, SPEC, params)
+    return g, [g.quantize(real, SPEC, params), g.quantize(real, SPEC, params)]
+
+
+@pytest.mark.numeric
+def test_an_output_is_the_quantized_tensor_and_a_second_one_a_copy() -> None:
+    g, outs = of_output()
+    program = g.b.done(*outs)
+
+    assert applied(program, CancelQuantize).fired == {"cancel-quantize": 2}
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%x: float32[1]
+%y: float32[4, 6]
+const %scale1: float32[1, 1]
+const %zero2: int32[1, 1]
+%0 = qfuse.quantize(%y, %scale1, %zero2, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): int8[4, 6]
+%1 = aten.clone(%0): int8[4, 6]
+return (%0, %1)""",
+    )

@@ -275,3 +275,32 @@ def test_refuses_what_is_not_covered_by_name(op: Any, args: tuple[Any, ...]) -> 
 
     assert (miss.code, miss.at) == (MissCode.ARGUMENT, x)
     assert op.overloadpacket.__name__ in miss.reason
+
+
+def test_quantizes_on_the_rungs_of_a_long_chain_are_lifted_over_short_distances_only() -> None:
+    """Otherwise each of them would repeat the whole chain: quadratic time and memory."""
+    g = Graph(8, 8)
+    value, rungs = g.x, 100
+    outs = []
+    for _ in range(rungs):
+        value = g.b.call(aten.t.default, value)
+        outs.append(g.b.call(aten.neg.default, quantized(g, value, None, None)))
+    program = g.b.done(*outs)
+    applied(program, LiftQuantize)
+
+    lifted = [n for n in program.graph.nodes if n.target is ops.quantize and n.args[0] is g.x]
+    assert len(lifted) == 32
+    movements = program.graph.find_nodes(op="call_function", target=aten.t.default)
+    movements += program.graph.find_nodes(op="call_function", target=aten.permute.default)
+    # 32 chains of up to 32 movements, and the chain itself.
+    assert len(movements) <= rungs + 33 * 32 // 2
+
+
+def test_refuses_a_chain_of_more_movements_than_a_quantize_crosses() -> None:
+    g = Graph(8, 8)
+    value = g.x
+    for _ in range(33):
+        value = g.call(aten.t.default, value)
+    miss = only_miss(g.done(quantized(g, value, None, None)), LiftQuantize)
+    assert miss.code is MissCode.PROFIT
+    assert "more than 32 movements" in miss.reason

@@ -37,6 +37,8 @@ _FOLDABLE = frozenset(
 _LIMIT = 1 << 22
 # Bounds the recursion, which rules start at every scale and zero point that they look at.
 _DEPTH = 12
+# Bounds the search of a whole expression, which runs in `match`.
+_EXPRESSION = 64
 
 
 def constant_value(value: object, depth: int = _DEPTH) -> torch.Tensor | None:
@@ -65,6 +67,29 @@ def constant_value(value: object, depth: int = _DEPTH) -> torch.Tensor | None:
     with torch.no_grad():
         result = op(*args, **kwargs)
     return result if isinstance(result, torch.Tensor) else None
+
+
+def is_constant_expression(node: Node) -> bool:
+    """Whether ``node`` depends only on constants: a weight, however it is computed.
+
+    The search is bounded; a larger expression does not count as a weight.
+    """
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        top = stack.pop()
+        if top in seen:
+            continue
+        seen.add(top)
+        if len(seen) > _EXPRESSION:
+            return False
+        if top.op == "get_attr":
+            if constant_of(top) is None:
+                return False
+        elif top.op != "call_function" or not top.all_input_nodes:
+            return False
+        stack.extend(top.all_input_nodes)
+    return True
 
 
 def number_of(value: object) -> int | float | None:

@@ -11,21 +11,28 @@ from qfuse.normalize.aten.convolution.weight import DequantizeWeight
 from qfuse.normalize.aten.int_matmul.exact import ExactIntMm
 from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
 from qfuse.normalize.aten.int_matmul.shift import IntMmShift
+from qfuse.normalize.aten.int_matmul.swap_factors import SwapFactors
 from qfuse.normalize.aten.linear.bias import FuseBias
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
 from qfuse.normalize.aten.qdq.dequantize import DequantizeChain
+from qfuse.normalize.aten.qdq.fake_quantize import ImportFakeQuantize
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
+from qfuse.normalize.aten.qdq.inverse_scale import InverseScale
+from qfuse.normalize.aten.qdq.narrow_integers import NarrowIntegers
 from qfuse.normalize.aten.qdq.quantize import QuantizeChain
 from qfuse.normalize.aten.qdq.regroup import RegroupDequantize
+from qfuse.normalize.aten.qdq.scale_of_product import ScaleOfProduct
 from qfuse.normalize.aten.views.cancel_transpose import CancelTranspose
 from qfuse.normalize.aten.views.drop_copy import DropCopy
+from qfuse.normalize.aten.views.drop_expand import DropExpand
 from qfuse.normalize.aten.views.drop_view import DropView
 from qfuse.normalize.aten.views.expand import ExpandMovement
 from qfuse.normalize.aten.views.lift_size import LiftSize
 from qfuse.normalize.aten.views.lift_transpose import LiftTranspose
 from qfuse.normalize.aten.views.lift_view import LiftView
 from qfuse.normalize.aten.views.merge_views import MergeViews
+from qfuse.normalize.aten.views.sink_transpose import SinkTranspose
 from qfuse.normalize.aten.views.sink_view import SinkView
 from qfuse.rewrite.rule import Rule
 
@@ -34,14 +41,21 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     *LINEAR_FROM.values(),
     # Products of quantized values with all their scales and corrections; then the remaining integer
     # products, which have to be correct on every machine.
+    DropExpand,
+    SinkTranspose,
     FuseScaledProduct,
     ExactIntMm,
+    SwapFactors,
     IntMmShift,
     FuseBias,
     # Every padding of a convolution is in numbers, and every quantized weight is dequantized.
     SpellPadding,
     DequantizeWeight,
     # Quantization written as arithmetic.
+    ImportFakeQuantize,
+    NarrowIntegers,
+    InverseScale,
+    ScaleOfProduct,
     QuantizeChain,
     ChooseChain,
     DequantizeChain,

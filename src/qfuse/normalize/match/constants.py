@@ -10,11 +10,10 @@ from torch.fx.node import map_arg
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.constants import is_constant_expression
 from qfuse.ir.ops.views import bits_equal, has_values, result_of
 from qfuse.rewrite.prelude import Node, Rewriter, aten
 
-# Bounds the search, which runs in `match`.
-_EXPRESSION = 64
 # Larger tensors are compared by identity.
 _LIMIT = 1 << 22
 # A weight that the graph quantizes. A dequantized weight would be larger than the stored one.
@@ -79,29 +78,6 @@ def is_unit(scale: Node) -> bool:
 def unit_scale(rw: Rewriter, q: Node, rank: int) -> Node:
     """Return the scale 1 of quantized values whose scale is applied later, or is 1."""
     return shared_constant(rw, q, torch.ones((1,) * rank), f"one_of_rank_{rank}")
-
-
-def is_constant_expression(node: Node) -> bool:
-    """Whether ``node`` depends only on constants: a weight, however it is computed.
-
-    The search is bounded; a larger expression does not count as a weight.
-    """
-    seen: set[Node] = set()
-    stack = [node]
-    while stack:
-        top = stack.pop()
-        if top in seen:
-            continue
-        seen.add(top)
-        if len(seen) > _EXPRESSION:
-            return False
-        if top.op == "get_attr":
-            if constant_of(top) is None:
-                return False
-        elif top.op != "call_function" or not top.all_input_nodes:
-            return False
-        stack.extend(top.all_input_nodes)
-    return True
 
 
 def derived(rw: Rewriter, home: Node, value: torch.Tensor, what: str) -> Node:

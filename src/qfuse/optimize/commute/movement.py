@@ -44,6 +44,10 @@ from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, arguments, a
 # Movements that show a part of their source: other parts of it are priced together with them.
 _PICKS = (Slice, Select, Index, Gather)
 
+# A chain with a quantize on each rung would be repeated for each of them, which takes quadratic
+# time and memory; no model has a longer chain without reason.
+_MOST_MOVEMENTS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class MovementOp(Commutes):
@@ -95,6 +99,9 @@ class MovementOp(Commutes):
         first, spec = self.movement, quantize.params.spec
         if not moves_stored(first, spec.dtype):
             return _refuse_dtype(first, spec)
+        if _is_long(first):
+            text = "there are more than {} movements above it, which would be repeated for it"
+            return Miss(MissCode.PROFIT, quantize.node, text, _MOST_MOVEMENTS)
 
         def crosses(movement: Movement) -> bool:
             # The first movement may cost something, which `gain` decides; the rest of the chain is
@@ -168,6 +175,17 @@ def moved_down(movement: Movement, dequantize: Dequantize) -> Moved | Miss:
     if isinstance(step, Refusal):
         return _refuse_block(movement, step, spec, dequantize.node, "below")
     return step
+
+
+def _is_long(last: Movement) -> bool:
+    """Whether more movements than a quantize crosses end in ``last``."""
+    step = last
+    for _ in range(_MOST_MOVEMENTS):
+        above = movement_of(step.source)
+        if above is None:
+            return False
+        step = above
+    return True
 
 
 def _refuse_dtype(movement: Movement, spec: QuantSpec) -> Miss:

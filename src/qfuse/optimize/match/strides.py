@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 
 from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import op_name
-from qfuse.ir.movement.registry import movement_of
+from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.ops.views import tensor_of
 from qfuse.ir.sizes import same_strides
 from qfuse.optimize.match.move_qparams import GraphMover, reads_any_strides
@@ -58,7 +60,8 @@ def _other_strides(node: Node) -> Miss:
 def restride(old: Node, new: Node, rw: Rewriter) -> None:
     """Replace ``old`` by ``new``, which may have other strides, and its views by views of ``new``.
 
-    A view that the new strides do not allow becomes a ``reshape``, which copies. Other ops accept
+    A view that the new strides do not allow becomes a ``reshape``, which copies; a split is
+    repeated, and so are the views of its parts. Other ops accept
     strided operands as they are.
 
     Args:
@@ -71,24 +74,37 @@ def restride(old: Node, new: Node, rw: Rewriter) -> None:
         before, after = stack.pop()
         users = list(before.users)
         rw.replace(before, after)
-        stack += [(r, _again(r, after, rw)) for r in users if _shows(r, after)]
+        for user in users:
+            if not _shows(user, after):
+                continue
+            parts = _parts(user)
+            stack += [(user, _again(user, after, rw))] if parts is None else _split(user, parts, rw)
 
 
 def stride_sensitive_user(node: Node) -> Node | None:
     """Return a view of ``node`` that cannot be rebuilt on other strides.
 
-    It depends on memory and not on elements, as ``as_strided`` does; or it has several results,
-    whose own views would have to be rebuilt too.
+    It depends on memory and not on elements, as ``as_strided`` does.
     """
     stack = [node]
     while stack:
         source = stack.pop()
         for user in source.users:
-            if _shows(user, source):
-                if movement_of(user) is None:
-                    return user
-                stack.append(user)
+            if not _shows(user, source):
+                continue
+            parts = _parts(user)
+            if parts is None and movement_of(user) is None:
+                return user
+            stack += [user] if parts is None else parts
     return None
+
+
+def _parts(user: Node) -> list[Node] | None:
+    """Return the parts of a split, ``None`` for another op."""
+    if overload_of(user) not in SPLITS:
+        return None
+    parts = list(user.users)
+    return parts if all(part.target is operator.getitem for part in parts) else None
 
 
 def _shows(user: Node, source: Node) -> bool:
@@ -98,6 +114,21 @@ def _shows(user: Node, source: Node) -> bool:
     if op is None or not (op.is_view or is_call(user, *views)):
         return False
     return user.all_input_nodes[0] is source
+
+
+def _split(user: Node, parts: list[Node], rw: Rewriter) -> list[tuple[Node, Node]]:
+    """Repeat a split whose operand was replaced; return each part with its new value."""
+    op = overload_of(user)
+    assert op is not None, "it is a split"
+    with rw.before(user):
+        split = rw.call(op, *user.args, **user.kwargs)
+    made = []
+    for part in parts:
+        index = part.args[1]
+        assert isinstance(index, int), f"not a part: {part.format_node()}"
+        with rw.before(part):
+            made.append((part, rw.item(split, index)))
+    return made
 
 
 def _again(user: Node, source: Node, rw: Rewriter) -> Node:

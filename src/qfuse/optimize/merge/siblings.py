@@ -15,6 +15,7 @@ from qfuse.ir.events import Fired
 from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.stage_graph import ASSUMED_META, StageGraph, constant_of, op_name, place_of
 from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.constants import is_constant_expression
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of
 from qfuse.ir.quant.spec import ZeroPointDomain, dtype_name
@@ -226,6 +227,8 @@ def refuse_parts(op: Weighted, stored: Dequantize | None, weight: Node) -> Miss 
     for part in parts:
         if part is not None and constant_of(part) is None:
             text = "its weight, bias or scale is computed at run time or given by the caller"
+            if is_constant_expression(part):
+                text = "its weight, bias or scale is computed from constants in every call"
             return Miss(MissCode.NOT_CONSTANT, part, text, progress=3)
     # The only user of a quantized weight may be its dequantize.
     users = {op.node} if stored is None else {stored.node}

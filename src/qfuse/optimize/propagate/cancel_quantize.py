@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from qfuse.ir.graph.alias import leaves_graph, memory_of
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.movement.registry import movement_of
@@ -47,11 +48,13 @@ class CancelQuantizeSite:
         quantize: The quantize.
         dequantize: Its operand.
         cut: The range, if it may clip some of the quantized values.
+        copies: Whether the caller gets the result, and may see the quantized values elsewhere too.
     """
 
     quantize: Quantize
     dequantize: Dequantize
     cut: tuple[int, int] | None
+    copies: bool = False
 
 
 class CancelQuantize(Rule[CancelQuantizeSite]):
@@ -91,15 +94,27 @@ class CancelQuantize(Rule[CancelQuantizeSite]):
         )
         # Dequantize does not clamp: a quantized value of 200 is 200 again only if the range has it.
         cut = None if wrong else _cut(dequantize.q, new.spec)
-        wrong = wrong or refuse_layout(node, tensor_of(dequantize.q), moves=cut is None)
-        return wrong or CancelQuantizeSite(quantize, dequantize, cut)
+        copies = cut is None and leaves_graph(node) and _is_visible(dequantize.q)
+        moved = tensor_of(dequantize.q)
+        with torch.no_grad():
+            moved = torch.empty_like(moved) if copies else moved
+        wrong = wrong or refuse_layout(node, moved, moves=False)
+        return wrong or CancelQuantizeSite(quantize, dequantize, cut, copies)
 
     def rewrite(self, site: CancelQuantizeSite, rw: Rewriter) -> None:
         """Replace the quantize by the quantized values it started from."""
         q = site.dequantize.q
         if site.cut is not None:
             q = rw.call(aten.clamp.default, q, *site.cut)
+        if site.copies:
+            q = rw.call(aten.clone.default, q)
         rw.replace(site.quantize.node, q)
+
+
+def _is_visible(q: Node) -> bool:
+    """Whether the caller can see the memory of ``q``: an input, a constant, or an output."""
+    owner = memory_of(q)
+    return owner.op != "call_function" or leaves_graph(owner)
 
 
 def _refuse_spec(node: Node, new: QuantSpec, old: QuantSpec) -> Miss | None:

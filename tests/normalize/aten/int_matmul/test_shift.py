@@ -231,3 +231,30 @@ def test_the_unsigned_spelling_gives_the_signed_integers(m: int) -> None:
     result = assert_same_values(finish(b, y), [codes(m, K)], IntMmShift(), exact=True)
 
     assert result.fired == {"int-mm-shift": 1}
+
+
+def compensated(b: GraphBuilder, factor: int, op: torch._ops.OpOverload, off: int = 0) -> Node:
+    """A product whose correction was multiplied ahead of time; ``off`` makes it wrong."""
+    weight = codes(N, K)
+    constant = factor * weight.sum(1, dtype=torch.int32)
+    constant[-1] += off
+    y, _ = product(b, b.arg("x", torch.int8, "m", K), b.const("w", weight))
+    return b.call(op, y, b.const("correction", constant))
+
+
+@pytest.mark.parametrize("op", [aten.sub.Tensor, aten.add.Tensor])
+def test_refuses_a_constant_that_is_no_multiple_of_the_sums(op: torch._ops.OpOverload) -> None:
+    b = GraphBuilder()
+    assert refusal(finish(b, compensated(b, 3, op, off=1)), IntMmShift())[0] is MissCode.PATTERN
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("op", [aten.sub.Tensor, aten.add.Tensor])
+@pytest.mark.parametrize("factor", [-7, 128])
+def test_a_constant_correction_gives_the_same_integers(
+    op: torch._ops.OpOverload, factor: int
+) -> None:
+    b = GraphBuilder()
+    program = finish(b, compensated(b, factor, op))
+    result = assert_same_values(program, [codes(4, K)], IntMmShift(), exact=True)
+    assert result.fired == {"int-mm-shift": 1}

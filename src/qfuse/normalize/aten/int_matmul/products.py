@@ -86,10 +86,12 @@ _WIDE_X = through(X, WIDENING)
 _LEFT = Either(_WIDE_X, (_WIDE_X - ZERO.given(_NUMBER)).giving(*_WIDER))
 _RIGHT = through(_CONSTANT, _TRANSPOSE, _COPY, WIDENING, path=TO_WEIGHT)
 # `mm` of int8 without casts returns int8, which wraps, so the result has to be wide.
-_PRODUCT = Either(
+INT_PRODUCT = Either(
     op((aten.mm.default, aten._int_mm.default), _LEFT, _RIGHT),
     op(aten.matmul.default, _LEFT, _RIGHT),
 ).giving(*_SUMS)
+"""A product of an 8-bit activation and a constant 8-bit weight; see :func:`as_int_product`."""
+
 _SUMMED = op(
     aten.sum.dim_IntList,
     through(_CONSTANT, _TRANSPOSE, _COPY, WIDENING, _WIDE_FLOAT, path=TO_WEIGHT),
@@ -99,10 +101,20 @@ _SUMMED = op(
 )
 
 
+_LEFT_WEIGHT = op(aten.mm.default, _RIGHT, through(X, _TRANSPOSE, _COPY, WIDENING)).giving(*_SUMS)
+
+
+def has_weight_on_the_left(value: Node) -> bool:
+    """Whether ``value`` is a matrix product of a constant 8-bit weight and an 8-bit activation."""
+    if not is_call(value, aten.mm.default) or as_int_product(value) is not None:
+        return False
+    return not isinstance(match(_LEFT_WEIGHT, value), Miss)
+
+
 def as_int_product(value: Node) -> IntProduct | None:
     """View ``value`` as the product of an 8-bit activation and a constant 8-bit weight."""
-    assert _PRODUCT.heads is not None, "it is a call"
-    found = match(_PRODUCT, value) if is_call(value, *_PRODUCT.heads) else None
+    assert INT_PRODUCT.heads is not None, "it is a call"
+    found = match(INT_PRODUCT, value) if is_call(value, *INT_PRODUCT.heads) else None
     if found is None or isinstance(found, Miss):
         return None
     # The right factor is `[K, N]`: an odd number of transposes in front means `[N, K]` in memory.
@@ -139,6 +151,28 @@ def is_column_sum(value: Node, weight: Node, *, rows: bool) -> bool:
         and [d % _MATRIX for d in dims if isinstance(d, int)] == [axis]
         and not any(size > _EXACT_TERMS for size in shape_of(weight))
     )
+
+
+def multiple_of_sums(value: torch.Tensor, weight: Node, *, rows: bool) -> int | None:
+    """Return the integer whose product with the sums of a weight over K is ``value``.
+
+    Args:
+        value: One integer per output feature.
+        weight: The constant.
+        rows: Whether its shape is ``[N, K]``; otherwise it is ``[K, N]``.
+
+    Returns:
+        ``None`` if there is none, if every sum is 0, or if there are no values to compare.
+    """
+    held = constant_of(weight)
+    if held is None or held.is_meta or value.is_meta or value.dtype not in _SUMS:
+        return None
+    sums, own = held.sum(1 if rows else 0, dtype=torch.int64), value.reshape(-1).long()
+    first = sums.nonzero()[:1].reshape(-1)
+    if own.shape != sums.shape or not first.numel():
+        return None
+    factor = int(own[first]) // int(sums[first])
+    return factor if torch.equal(own, sums * factor) else None
 
 
 def _are_sums(value: torch.Tensor, weight: Node, axis: int) -> bool:

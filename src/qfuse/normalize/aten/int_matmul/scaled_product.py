@@ -136,6 +136,7 @@ class FuseScaledProduct(PatternRule):
         ).given(_ONE_USER, let(SCALED, _read)),
         # A product that is only shifted is left to `int-mm-shift`, which is exact.
         (through(Read("product", _integers, "product"), path=PATH) - ANY).given(let(SCALED, _read)),
+        (through(Read("product", _integers, "product"), path=PATH) + ANY).given(let(SCALED, _read)),
     )
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:

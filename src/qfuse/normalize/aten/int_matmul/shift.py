@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx.node import Argument
 
+from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.constants import number_of
 from qfuse.ir.ops.value_range import bounds_of
 from qfuse.ir.ops.views import dtype_of, node_of, shape_of, tensor_of
@@ -13,10 +14,14 @@ from qfuse.normalize.aten.int_matmul.products import (
     IntProduct,
     as_int_product,
     is_column_sum,
+    multiple_of_sums,
 )
 from qfuse.normalize.match.broadcast import Broadcast, broadcast_of, is_per_feature
 from qfuse.rewrite.pattern import (
     Arg,
+    Const,
+    Either,
+    Known,
     Match,
     PatternRule,
     Read,
@@ -24,6 +29,7 @@ from qfuse.rewrite.pattern import (
     cast,
     check,
     guard,
+    let,
     match,
     op,
     through,
@@ -62,7 +68,7 @@ def _are_per_feature(product: IntProduct, sums: Node) -> bool:
     return is_per_feature(shape_of(sums), shape_of(product.node))
 
 
-def _zero_refusal(product: IntProduct, zero: Argument, correction: Node) -> Miss | None:
+def _zero_refusal(product: IntProduct, zero: Argument, node: Node) -> Miss | None:
     if isinstance(zero, Node):
         spread = broadcast_of(shape_of(zero), shape_of(product.node))
         if spread not in {Broadcast.ROWS, Broadcast.TENSOR}:
@@ -72,7 +78,7 @@ def _zero_refusal(product: IntProduct, zero: Argument, correction: Node) -> Miss
             return None
     elif isinstance(zero, int) and not isinstance(zero, bool):
         return None
-    at = zero if isinstance(zero, Node) else correction
+    at = zero if isinstance(zero, Node) else node
     return Miss(MissCode.DTYPE, at, "the zero point is not an integer")
 
 
@@ -93,13 +99,35 @@ def _fits_32_bits(node: Node, product: IntProduct, zero: Argument) -> bool:
     return small and all(size <= most for size in shape_of(product.weight))
 
 
-SHIFTED = op(
+def _known_zero(node: Node, product: IntProduct, sums: Known) -> Argument | Miss:
+    """Return the zero point of a correction that was multiplied ahead of time."""
+    factor = multiple_of_sums(sums.value, product.weight, rows=product.rows)
+    if factor is None:
+        text = "the constant is not a multiple of the sums of the weight over K"
+        return Miss(MissCode.PATTERN, sums.node, text)
+    return -factor if is_call(node, aten.add.Tensor) else factor
+
+
+@guard(MissCode.AXIS, "the constant is not one number per output feature", at="product")
+def _is_vector(product: IntProduct, sums: Known) -> bool:
+    return is_per_feature(shape_of(sums.node), shape_of(product.node))
+
+
+_GUARDS = (_is_single_use, check(_zero_refusal), _fits_32_bits)
+_MULTIPLIED = op(
     aten.sub.Tensor,
     PRODUCT.given(_is_uncorrected),
     op(aten.mul.Tensor, ZERO, SUMS.given(_are_sums)).named("correction").core(),
     alpha=1,
 ).given(_is_single_use, _are_per_feature, check(_zero_refusal), _fits_32_bits)
-"""``product - ZERO * SUMS`` in integers."""
+_CONSTANT = tuple(
+    op(target, PRODUCT.given(_is_uncorrected), Const("sums"), alpha=1).given(
+        _is_vector, let(ZERO, _known_zero), *_GUARDS
+    )
+    for target in (aten.sub.Tensor, aten.add.Tensor)
+)
+SHIFTED = Either(_MULTIPLIED, *_CONSTANT)
+"""``product - ZERO * SUMS`` in integers, whose second term may be a constant."""
 
 
 def shifted(found: Match) -> tuple[Node, Argument]:
@@ -128,6 +156,7 @@ class IntMmShift(PatternRule):
 
         x -> sub(zero_point) -> mm(w)
 
+    The second term may be a constant that was multiplied ahead of time, also one that is added.
     If the zero point is 128 and ``x`` is ``uint8(y + 128)`` of an int8 ``y``, the spelling for
     machines that multiply unsigned by signed integers, the result is ``mm(y, w)``.
 

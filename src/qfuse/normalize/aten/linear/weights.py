@@ -7,9 +7,10 @@ import torch
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.casts import cast_source
+from qfuse.ir.ops.constants import is_constant_expression
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of, tensor_of
-from qfuse.normalize.match.constants import derived, is_constant_expression
+from qfuse.normalize.match.constants import derived
 from qfuse.normalize.match.views import transpose_source
 from qfuse.rewrite.prelude import Node, Rewriter, aten
 

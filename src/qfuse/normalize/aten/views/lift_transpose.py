@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.casts import cast_source
+from qfuse.ir.ops.constants import is_constant_expression
 from qfuse.ir.ops.linear import as_linear
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.normalize.aten.linear.weights import transposed
-from qfuse.normalize.match.constants import is_constant_expression
 from qfuse.normalize.match.views import transpose_source
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule, aten
 

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from tests.support.sources.aten_spellings import assert_same_values, aten, finish, golden, refusal
+from torch import nn
+from torch.fx import Node
+
+import qfuse
+from qfuse.ir.events import MissCode
+from qfuse.normalize.aten.int_matmul.in_float import FuseIntProduct
+from qfuse.targets import Target
+from qfuse.testing.build import GraphBuilder
+
+
+def product(b: GraphBuilder, k: int, dtype: torch.dtype = torch.int8) -> Node:
+    w = b.const("w", torch.full((k, 6), -128, dtype=torch.int8))
+    left, right = (
+        b.call(aten._to_copy.default, n, dtype=torch.int32) for n in (b.arg("x", dtype, "n", k), w)
+    )
+    return b.call(aten.mm.default, left, right)
+
+
+def test_golden_a_linear_on_both_dequantized() -> None:
+    b = GraphBuilder()
+    assert_expected_inline(
+        golden(finish(b, product(b, 8)), FuseIntProduct()),
+        """\
+%x: int8[s0, 8]
+const %one_of_rank_2: float32[1, 1]
+%0 = qfuse.dequantize(%x, %one_of_rank_2, None, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): float32[s0, 8]
+const %w_t: int8[6, 8]
+const %one_of_rank_2: float32[1, 1]
+%1 = qfuse.dequantize(%w_t, %one_of_rank_2, None, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): float32[6, 8]
+%2 = aten.linear(%0, %1): float32[s0, 6]
+%3 = aten._to_copy(%2, dtype=int32): int32[s0, 6]
+return (%3)
+fired: fuse-int-product 1""",
+    )
+
+
+@pytest.mark.parametrize(("k", "dtype"), [(1025, torch.int8), (515, torch.uint8)])
+def test_refuses_sums_that_float32_rounds(k: int, dtype: torch.dtype) -> None:
+    b = GraphBuilder()
+    y = product(b, k, dtype)
+    assert refusal(finish(b, y), FuseIntProduct()) == (MissCode.RANGE, y.name)
+
+
+def test_refuses_a_zero_point() -> None:
+    b = GraphBuilder()
+    x = b.call(aten._to_copy.default, b.arg("x", torch.int8, 3, 8), dtype=torch.int32)
+    w = b.const("w", torch.ones(8, 6, dtype=torch.int8))
+    right = b.call(aten._to_copy.default, w, dtype=torch.int32)
+    y = b.call(aten.mm.default, b.call(aten.sub.Tensor, x, 3), right)
+    assert refusal(finish(b, y), FuseIntProduct()) == (MissCode.ARGUMENT, y.name)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(("k", "dtype"), [(1, torch.int8), (1024, torch.int8), (514, torch.uint8)])
+def test_largest_sums_are_exact(k: int, dtype: torch.dtype) -> None:
+    b = GraphBuilder()
+    x = torch.full((3, k), torch.iinfo(dtype).min or 255, dtype=dtype)
+    x[1:, ::3] = 77
+    program = finish(b, product(b, k, dtype))
+    fired = assert_same_values(program, [x], FuseIntProduct(), exact=True).fired
+    assert fired == {"fuse-int-product": 1}
+
+
+class _IntMm(nn.Module):
+    """One public way to write a product of quantized values and its scales."""
+
+    w: torch.Tensor
+    scale: torch.Tensor
+    shifted: torch.Tensor
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        w = torch.randint(-127, 128, (48, 64), dtype=torch.int8)
+        self.register_buffer("w", w)
+        self.register_buffer("scale", torch.rand(48) * 0.01 + 0.001)
+        self.register_buffer("shifted", 128 * w.sum(1, dtype=torch.int32))
+        self.form = form
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # noqa: PLR0911
+        s = x.abs().amax(-1, keepdim=True).clamp(min=1e-5) / 127
+        q = torch.clamp(torch.round(x / s), -128, 127).to(torch.int8)
+        if self.form.startswith("uint8"):
+            u = (q.to(torch.int16) + 128).to(torch.uint8)
+            sums = u.to(torch.int32) @ self.w.t().to(torch.int32)
+            minus = self.form == "uint8 subtracted"
+            sums = sums - self.shifted if minus else sums + -self.shifted
+            return sums.float() * s * self.scale
+        if self.form.startswith("swapped"):
+            sums = torch._int_mm(self.w, q.t())
+            y = sums * self.scale[:, None] * s.t()
+            return y.t() if self.form == "swapped" else y
+        sums = torch._int_mm(q, self.w.t())
+        match self.form:
+            case "bare":
+                return sums
+            case "expanded rows":
+                return sums * s.expand(sums.shape) * self.scale
+            case "expanded both":
+                return sums.float() * s.expand(sums.shape) * self.scale.expand(sums.shape)
+            case "product of expanded":
+                return sums * (s.expand(sums.shape) * self.scale)
+            case "columns":
+                return ((sums * s).t() * self.scale[:, None]).t()
+            case "weight first":
+                return (self.scale * sums) * s
+            case _:
+                return sums * ((s * 0.5) * self.scale)
+
+
+@pytest.mark.numeric
+@pytest.mark.own_kernels
+@pytest.mark.parametrize("isa", ["avx512_vnni", "avx2"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("bare", "expanded rows", "expanded both", "product of expanded", "columns"),
+        *("weight first", "scales first", "swapped", "swapped and kept"),
+        *("uint8 subtracted", "uint8 added"),
+    ],
+)
+def test_every_spelling_runs_on_the_int8_kernel(form: str, isa: str) -> None:
+    model, x = _IntMm(form).eval(), torch.randn(24, 64)
+    target = Target.for_testing(isa=isa)
+    fast = qfuse.compile(model, (x,), options={"backend": "eager"}, check="site", target=target)
+    assert [event.kernel for event in fast.report.fused] == ["qfuse.linear_w8a8"]
+    assert fast.report.rolled_back == ()
+    mine, theirs = fast(x), model(x)
+    if form == "bare":
+        assert torch.equal(mine, theirs)
+    else:
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-4)
+    assert mine.stride() == theirs.stride()
