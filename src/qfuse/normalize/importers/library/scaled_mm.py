@@ -57,9 +57,9 @@ class ScaledSite:
 class NormalizeScaledMm(ProductRule[ScaledSite]):
     """``_scaled_mm(x, weight, scale_x, scale_weight, bias)`` becomes a float32 linear and a cast.
 
-    Refuses: a factor other than float8; a right factor that is not a constant; scales other than one
-    for the tensor, or one per row of the left and per column of the right factor; a result that is
-    not a float type to compute in.
+    Refuses: a factor other than float8; a right factor that is not a constant; scales other than
+    one for the tensor, or one per row of the left and per column of the right factor; a result that
+    is not a float type to compute in.
     """
 
     name = "normalize-scaled-mm"
