@@ -282,7 +282,7 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
       "int quant_min, "
       "int quant_max, bool reciprocal, bool zero_point_first, ScalarType out_dtype) -> Tensor",
       tags);
-  for (const std::string name : {"linear_w4a16", "linear_w8a16"}) {
+  for (const std::string name : {"linear_w4a16", "linear_w8a16", "linear_w16a32"}) {
     const std::string schema =
         name +
         "(Tensor x, Tensor w_packed, Tensor w_scale, Tensor? w_zero_point, Tensor? w_offset, "
@@ -375,6 +375,7 @@ TORCH_LIBRARY_IMPL(qfuse, CPU, m) {
   m.impl("linear_w8a8_rows", &linear_w8a8_rows);
   m.impl("linear_w4a16", &weight_only<&qfuse::linear_w4a16>);
   m.impl("linear_w8a16", &weight_only<&qfuse::linear_w8a16>);
+  m.impl("linear_w16a32", &weight_only<&qfuse::linear_w16a32>);
   m.impl("convolution_w4a16", &weight_only_convolution<&qfuse::convolution_w4a16>);
   m.impl("convolution_w8a16", &weight_only_convolution<&qfuse::convolution_w8a16>);
   m.impl("rms_norm_quantized", &rms_norm_quantized);

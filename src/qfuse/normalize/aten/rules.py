@@ -12,6 +12,7 @@ from qfuse.normalize.aten.int_matmul.exact import ExactIntMm
 from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
 from qfuse.normalize.aten.int_matmul.shift import IntMmShift
 from qfuse.normalize.aten.linear.bias import FuseBias
+from qfuse.normalize.aten.linear.half_weight import DequantizeHalfWeight
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
 from qfuse.normalize.aten.qdq.dequantize import DequantizeChain
@@ -41,6 +42,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     # Every padding of a convolution is in numbers, and every quantized weight is dequantized.
     SpellPadding,
     DequantizeWeight,
+    DequantizeHalfWeight,
     # Quantization written as arithmetic.
     QuantizeChain,
     ChooseChain,
