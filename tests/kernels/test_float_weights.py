@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -117,7 +118,7 @@ def test_what_does_not_go_together() -> None:
     x, packed = torch.randn(2, 8), pack_floats(torch.randn(64, 8).to(torch.float8_e5m2))
     zero = torch.zeros(64, dtype=torch.int8)
     half = pack_floats(torch.randn(64, 8).half())
-    cases = (
+    cases: tuple[tuple[Any, ...], ...] = (
         (linear_w8a16, x, packed, {"w_zero_point": zero}, "neither zero points nor offsets"),
         (linear_w16a32, x.half(), half, {}, "multiply.*activations of float32|multiply float32"),
         (linear_w8a16, x, half, {}, "does not fit|cannot have type"),

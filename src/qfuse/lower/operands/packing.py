@@ -91,6 +91,7 @@ class Packer:
         Packed values are the quantized values minus ``least_value``, of any dtype.
         """
         least = least_value(stored, spec, bits)
+        pack: Callable[[torch.Tensor], torch.Tensor]
         pack = pack_weight4 if bits == _FOUR else pack_bytes
         if stored.dtype.is_floating_point:
             pack = pack_floats
