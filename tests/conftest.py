@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import zlib
@@ -99,6 +100,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(mark)
 
 
+def pytest_collection_finish() -> None:
+    """Take what lives as long as the process, modules and tests, out of every garbage collection."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     """Note how many examples a property test drew, where a report carries it to the main process."""
@@ -145,5 +152,6 @@ def seed(request: pytest.FixtureRequest) -> Iterator[int]:
     chosen = zlib.crc32(request.node.nodeid.encode()) ^ run
     print(f"torch.manual_seed({chosen}) by {SEED_VARIABLE}={run}")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(chosen)
+        # `torch.manual_seed` also seeds accelerators, and formats a stack for each that is absent.
+        torch.default_generator.manual_seed(chosen)
         yield chosen

@@ -19,7 +19,7 @@ from qfuse.ir.ops.norms import as_fused_norm
 from qfuse.ir.ops.views import results_of
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.stages.verify import verify
-from qfuse.lower.expand.describe import describe_problem, describe_rowwise
+from qfuse.lower.expand.describe import describe_problem, describe_rest, describe_rowwise
 from qfuse.lower.expand.expand import Expander
 from qfuse.lower.fold import drop_unused_constants, fold_constants
 from qfuse.lower.kernels.aten_int_product import lower_int_products
@@ -181,8 +181,9 @@ class _Lowering:
             return _NotLowered(choice.losers)
         name, place = offer.kernel.name, place_of(problem.place)
         losers = (*choice.losers, *self._apart.get(problem.place, ()))
-        what, seconds, note = describe_problem(problem), offer.seconds, offer.claim.note
-        event = Lowered(self._context.stage, place, name, what, seconds, losers, note)
+        what, seconds = describe_problem(problem), offer.seconds
+        why = "; ".join(filter(None, (offer.claim.note, describe_rest(problem, offer.claim))))
+        event = Lowered(self._context.stage, place, name, what, seconds, losers, why)
         done = self._session.rewrite(
             problem.rule,
             problem.anchor,

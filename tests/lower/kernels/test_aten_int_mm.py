@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.support.cases.lowering import NO_KERNELS, lowered, pairs, the_kernel, why_not
 
-from qfuse.ir.events import Exactness
+from qfuse.ir.events import Exactness, Lowered
 from qfuse.ir.ops import library as ops
 from qfuse.rewrite.compare import compare
 from qfuse.rewrite.tolerance import SITE
@@ -53,6 +53,21 @@ def test_refuses_sizes_that_may_be_one(shape: tuple[int | str, ...], n: int, k: 
 
     assert the_kernel(low) == "expand"
     assert why_not(low, NAME) == "it returns garbage when a size is 1"
+
+
+def test_what_runs_after_the_kernel_is_named() -> None:
+    b = symmetric(4)
+    (bare,) = lowered(b.done(last(b)), NO_KERNELS).log.of(Lowered)
+    assert (bare.kernel, bare.why) == (NAME, "")
+
+    b = symmetric(4)
+    y = b.call(aten.gelu.default, last(b))
+    spec = per_tensor(2)
+    scale = b.const("out_scale", torch.full((1, 1), 0.05))
+    q = b.call(ops.quantize, y, scale, None, str(spec))
+    program = b.done(b.call(ops.dequantize, q, scale, None, str(spec)))
+    (event,) = lowered(program, NO_KERNELS).log.of(Lowered)
+    assert (event.kernel, event.why) == (NAME, "after the kernel: act(gelu) and quantize")
 
 
 @pytest.mark.numeric

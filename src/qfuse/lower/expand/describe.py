@@ -15,9 +15,10 @@ from qfuse.ir.quant.block import rows_share_scale
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.spec import Granularity, QuantSpec, dtype_name, stored_name
 from qfuse.ir.sizes import Size
+from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
 from qfuse.lower.problems.problem import Problem
-from qfuse.lower.problems.product import ProductProblem
+from qfuse.lower.problems.product import ProductProblem, split_epilogue
 from qfuse.lower.problems.rowwise import RowwiseOp, RowwiseProblem
 
 
@@ -32,6 +33,16 @@ def describe_problem(problem: Problem) -> str:
             return describe_rowwise(problem.op)
         case _:
             raise AssertionError(f"a problem of another kind: {type(problem)}")
+
+
+def describe_rest(problem: Problem, claim: Claim) -> str:
+    """Name the epilogue ops and the quantize that run as ops of their own after the kernel."""
+    if not isinstance(problem, ProductProblem):
+        return ""
+    epilogue = split_epilogue(problem, claim)[1]
+    quantize = problem.fused.out_params is not None and not claim.output
+    left = [str(epilogue)] * bool(epilogue.ops) + ["quantize"] * quantize
+    return f"after the kernel: {' and '.join(left)}" if left else ""
 
 
 def describe_rowwise(op: RowwiseOp) -> str:
