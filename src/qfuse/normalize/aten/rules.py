@@ -11,6 +11,7 @@ from qfuse.normalize.aten.convolution.weight import DequantizeWeight
 from qfuse.normalize.aten.int_matmul.exact import ExactIntMm
 from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
 from qfuse.normalize.aten.int_matmul.shift import IntMmShift
+from qfuse.normalize.aten.linear.batched_weight import ExpandBatchedWeight
 from qfuse.normalize.aten.linear.bias import FuseBias
 from qfuse.normalize.aten.linear.half_weight import DequantizeHalfWeight
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
@@ -43,6 +44,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     SpellPadding,
     DequantizeWeight,
     DequantizeHalfWeight,
+    ExpandBatchedWeight,
     # Quantization written as arithmetic.
     QuantizeChain,
     ChooseChain,
