@@ -93,7 +93,9 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
             return Miss(MissCode.PATTERN, node, text, progress=0)
         params, q = constant_params(made.params), constant_of(made.q)
         if q is None or params is None or not has_values(q):
-            return Miss(MissCode.NOT_CONSTANT, made.q, "its weights are computed at run time")
+            # A product of two activations is not a near miss: the weights are the core.
+            text = "its weights are computed at run time"
+            return Miss(MissCode.NOT_CONSTANT, made.q, text, progress=0)
         spec, (scale, zero) = made.params.spec, params
         refusal = _refuse(node, x, spec, q)
         if refusal is not None:
