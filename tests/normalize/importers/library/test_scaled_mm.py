@@ -4,7 +4,7 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.sources.dialects import fired
-from tests.support.sources.library import NOISE, Model, close, compiled, miss_of
+from tests.support.sources.library import NOISE, Model, close, compiled, kernel_of, miss_of
 
 from qfuse.capture import capture
 from qfuse.ir.events import MissCode
@@ -59,6 +59,7 @@ def test_values(dtype: torch.dtype, rowwise: bool, bias: bool) -> None:
     x = torch.randn(5, 48).to(torch.float8_e4m3fn)
     done = compiled(source, x)
     assert done.report.fired["normalize-scaled-mm"] == 1
+    assert kernel_of(done.report) == "qfuse.linear_w8a16"
     close(done(x), source(x), NOISE[dtype])
 
 
