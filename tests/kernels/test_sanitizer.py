@@ -28,7 +28,7 @@ x, one = torch.ones(3, 8, dtype=torch.int8), torch.ones(1)
 print(kernels.linear_w8a8(x, one, None, packed, sums, torch.ones(5)).sum().item())
 """
 SMALL = """
-extern "C" int sum(const int* values, int count) {
+extern "C" __attribute__((visibility("default"))) int sum(const int* values, int count) {
   int total = 0;
   for (int i = 0; i <= count; ++i) total += values[i];
   return total;

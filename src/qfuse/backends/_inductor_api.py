@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -113,6 +114,20 @@ def config_digest() -> str:
 
     digest: bytes = config.get_hash()
     return digest.hex()
+
+
+def called_directly(declarations: Mapping[OpOverload, str]) -> dict[str, object]:
+    """Return the option to call ops as the C functions with these declarations.
+
+    Their calls go through a dispatcher otherwise, for which each argument is boxed.
+    """
+    from torch._inductor import config  # noqa: PLC0415
+
+    known = hasattr(config.aot_inductor, "custom_ops_to_c_shims")
+    if not (declarations and known):
+        return {}
+    shims = {op: [text] for op, text in declarations.items()}
+    return {"aot_inductor.custom_ops_to_c_shims": shims}
 
 
 def arch_flags() -> tuple[str, ...]:

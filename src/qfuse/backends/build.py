@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from filelock import Timeout
+from torch.fx import GraphModule
 
 from qfuse.backends import _inductor_api
 from qfuse.backends.aoti import AotiRunner
@@ -26,6 +27,7 @@ from qfuse.ir.errors import BackendError, CacheError, InputError
 from qfuse.ir.events import Noted
 from qfuse.ir.graph.stage_graph import LoweredGraph
 from qfuse.ir.signature.size_expr import SizeFunction, parse_size
+from qfuse.kernels.library import c_declarations
 from qfuse.targets.storage import cache_directory
 
 _logger = logging.getLogger("qfuse")
@@ -123,7 +125,11 @@ class _Compilation:
 
     def _build(self, package: Path) -> Built:
         self._tell("checking the C++ compiler")
-        patches = {**check_toolchain(self._folder), **self._options.inductor}
+        patches = {
+            **check_toolchain(self._folder),
+            **_called_directly(self._program.module),
+            **self._options.inductor,
+        }
         self._tell("compiling with AOTInductor (C++)")
         program = self._program
         ranges = {symbol: (size.low, size.high) for symbol, size in program.sizes.items()}
@@ -161,6 +167,14 @@ class _Compilation:
             "inductor": _inductor_api.config_digest(),
             "options": repr(sorted(self._options.inductor.items())),
         }
+
+
+def _called_directly(module: GraphModule) -> dict[str, object]:
+    """Return the option to call the kernels of a graph as C functions, not through a dispatcher."""
+    graphs = [m.graph for m in module.modules() if isinstance(m, GraphModule)]
+    used = {node.target for graph in graphs for node in graph.nodes}
+    declarations = {op: text for op, text in c_declarations().items() if op in used}
+    return _inductor_api.called_directly(declarations)
 
 
 def _isa_of(package: Path) -> str:

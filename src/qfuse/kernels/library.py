@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from qfuse.ir.errors import OptionsError
 from qfuse.kernels.build import KernelBuildError, build, find_kernel_compiler
@@ -117,6 +118,18 @@ def load() -> KernelLibrary:
     return _LOADER.load()
 
 
+def c_declarations() -> dict[OpOverload, str]:
+    """Return the C declarations of the functions of the ops, for AOTInductor.
+
+    Empty if the process has no kernels. Code that calls the functions can be loaded only after the
+    kernels, see :func:`load`.
+    """
+    if not is_loaded():
+        return {}
+    texts: dict[str, str] = torch.ops.qfuse.c_functions()
+    return {op.overload: texts[op.name] for op in OPS}
+
+
 @contextlib.contextmanager
 def instruction_set(name: str) -> Iterator[None]:
     """Context manager that makes all kernels of the process use one instruction set.
@@ -149,8 +162,13 @@ def _register(path: Path) -> None:
     torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
 
 
+def is_loaded() -> bool:
+    """Whether this process has the ops."""
+    return hasattr(torch.ops.qfuse, "linear_w8a8")
+
+
 def _load() -> KernelLibrary:
-    if hasattr(torch.ops.qfuse, "linear_w8a8"):
+    if is_loaded():
         # Loading two libraries that define the same ops aborts the process.
         return _loaded(None, compiled=False)
     compiler = find_kernel_compiler()
@@ -175,6 +193,8 @@ def _loaded(path: Path | None, *, compiled: bool) -> KernelLibrary:
     for op in OPS:
         # After loading: a fake is registered for the schema that the library defines.
         op.register_fake()
+    # Compiled packages, also those from a cache, refer to the functions by name.
+    torch.ops.qfuse.publish_c_functions()
     library = KernelLibrary(
         available=True,
         path=path,

@@ -19,6 +19,7 @@ from qfuse.ir.ops.norms import as_fused_norm
 from qfuse.ir.ops.views import results_of
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.stages.verify import verify
+from qfuse.lower.expand.batch_norm import expand_batch_norms
 from qfuse.lower.expand.describe import describe_problem, describe_rest, describe_rowwise
 from qfuse.lower.expand.expand import Expander
 from qfuse.lower.fold import drop_unused_constants, fold_constants
@@ -116,6 +117,8 @@ class _Lowering:
                 self._lower_rowwise(op)
         # After linears: the products that are left are part of none of them.
         lower_int_products(self._session, self._context.target)
+        # After products, which multiply their sums by the factors of a norm.
+        expand_batch_norms(self._session)
         # Last, since kernels inspect the canonical ops of scales and zero points.
         for node in list(self._graph.nodes):
             if is_call(node, *ops.CANONICAL, *ops.FUSED):

@@ -1,7 +1,10 @@
-// Schemas and dispatch. Fake kernels are in src/qfuse/kernels/ops.py: they must support symbolic
-// sizes, and are needed for tracing, but not for running a compiled graph.
+// Dispatch, and C functions; the schemas are in schemas.cpp. Fake kernels are in
+// src/qfuse/kernels/ops.py: they must support symbolic sizes, and are needed for tracing, but not
+// for running a compiled graph.
+#include <dlfcn.h>
 #include <torch/library.h>
 
+#include "c_shim.h"
 #include "convolution/convolution_a16.h"
 #include "convolution/convolution_depthwise.h"
 #include "convolution/convolution_w8a8.h"
@@ -16,6 +19,7 @@ namespace {
 using at::IntArrayRef;
 using at::ScalarType;
 using at::Tensor;
+using qfuse::WeightBits;
 using std::optional;
 
 // AOTInductor's proxy executor passes an empty list as None.
@@ -266,119 +270,80 @@ void choose_kernels(std::string_view name) {
   TORCH_CHECK(qfuse::choose_path(name), "no kernel path '", name, "' on this processor");
 }
 
+// Every kernel: the name of its op, and its function.
+#define QFUSE_KERNELS(KERNEL) \
+  KERNEL(linear_w8a8, linear_w8a8) \
+  KERNEL(linear_w8a8_quantized, linear_w8a8_quantized) \
+  KERNEL(linear_w8a8_rows, linear_w8a8_rows) \
+  KERNEL(convolution_w8a8, convolution_w8a8) \
+  KERNEL(convolution_w8a8_quantized, convolution_w8a8_quantized) \
+  KERNEL(convolution_w8a8_grouped, convolution_w8a8_grouped) \
+  KERNEL(convolution_w8a8_grouped_quantized, convolution_w8a8_grouped_quantized) \
+  KERNEL(convolution_depthwise_w8a8, convolution_depthwise_w8a8) \
+  KERNEL(convolution_depthwise_w8a8_quantized, convolution_depthwise_w8a8_quantized) \
+  KERNEL(linear_w4a8, linear_grouped<WeightBits::four>) \
+  KERNEL(linear_w4a8_quantized, linear_grouped_quantized<WeightBits::four>) \
+  KERNEL(linear_w4a8_rows, linear_grouped_rows<WeightBits::four>) \
+  KERNEL(linear_w8a8_grouped, linear_grouped<WeightBits::eight>) \
+  KERNEL(linear_w8a8_grouped_quantized, linear_grouped_quantized<WeightBits::eight>) \
+  KERNEL(linear_w8a8_grouped_rows, linear_grouped_rows<WeightBits::eight>) \
+  KERNEL(linear_w4a16, weight_only<&qfuse::linear_w4a16>) \
+  KERNEL(linear_w8a16, weight_only<&qfuse::linear_w8a16>) \
+  KERNEL(linear_w16a32, weight_only<&qfuse::linear_w16a32>) \
+  KERNEL(convolution_w4a16, weight_only_convolution<&qfuse::convolution_w4a16>) \
+  KERNEL(convolution_w8a16, weight_only_convolution<&qfuse::convolution_w8a16>) \
+  KERNEL(rms_norm_quantized, rms_norm_quantized) \
+  KERNEL(layer_norm_quantized, layer_norm_quantized) \
+  KERNEL(activation_quantized, activation_quantized)
+
+// Makes the C functions visible to libraries that are loaded from now on.
+void publish_c_functions() {
+  static const char here = 0;
+  Dl_info info;
+  TORCH_CHECK(dladdr(&here, &info) != 0 &&
+                  dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL) != nullptr,
+              "the kernel library cannot be made visible to others");
+}
+
+// Declarations of the C functions, by the name of the op.
+c10::Dict<std::string, std::string> c_functions() {
+  c10::Dict<std::string, std::string> all;
+#define QFUSE_DECLARATION(name, ...)                                      \
+  all.insert(#name, "AOTITorchError (*const aoti_torch_cpu_" #name ")(" + \
+                        qfuse::CSignature<decltype(&__VA_ARGS__)>::text() + ")");
+  QFUSE_KERNELS(QFUSE_DECLARATION)
+#undef QFUSE_DECLARATION
+  return all;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(qfuse, m) {
-  const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag};
-  m.def(
-      "linear_w8a8(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, Tensor w_sums, "
-      "Tensor w_scale, Tensor? w_zero_point, Tensor? bias, Tensor[]? extras, str epilogue, "
-      "ScalarType product_dtype, ScalarType out_dtype) -> Tensor",
-      tags);
-  m.def(
-      "linear_w8a8_quantized(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, "
-      "Tensor w_sums, Tensor w_scale, Tensor? w_zero_point, Tensor? bias, Tensor[]? extras, "
-      "str epilogue, ScalarType product_dtype, Tensor out_scale, Tensor? out_zero_point, "
-      "int quant_min, "
-      "int quant_max, bool reciprocal, bool zero_point_first, ScalarType out_dtype) -> Tensor",
-      tags);
-  for (const std::string name : {"linear_w4a16", "linear_w8a16", "linear_w16a32"}) {
-    const std::string schema =
-        name +
-        "(Tensor x, Tensor w_packed, Tensor w_scale, Tensor? w_zero_point, Tensor? w_offset, "
-        "int out_features, Tensor? bias, Tensor[]? extras, str epilogue, ScalarType compute, "
-        "ScalarType out_dtype) -> Tensor";
-    m.def(schema.c_str(), tags);
-  }
-  const auto define_rows = [&](const std::string& start) {
-    const std::string schema =
-        start +
-        "Tensor? out_scale, Tensor? out_zero_point, str formula, float choose_eps, "
-        "ScalarType scale_dtype, ScalarType zero_point_dtype, int quant_min, int quant_max, "
-        "ScalarType out_dtype, ScalarType compute, bool reciprocal, bool zero_point_first, "
-        "bool keep, bool keep_sum) "
-        "-> (Tensor, Tensor, Tensor, Tensor, Tensor)";
-    m.def(schema.c_str(), tags);
-  };
-  define_rows(
-      "linear_w8a8_rows(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, "
-      "Tensor w_sums, Tensor w_scale, Tensor? w_zero_point, Tensor? bias, Tensor[]? extras, "
-      "str epilogue, ScalarType product_dtype, ScalarType float_dtype, ");
-  define_rows(
-      "rms_norm_quantized(Tensor x, Tensor? residual, Tensor? weight, float eps, "
-      "ScalarType inner, ScalarType float_dtype, ");
-  define_rows(
-      "layer_norm_quantized(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, "
-      "ScalarType float_dtype, ");
-  define_rows(
-      "activation_quantized(Tensor x, Tensor[]? extras, str epilogue, ScalarType float_dtype, ");
-  const std::string output =
-      "Tensor out_scale, Tensor? out_zero_point, int quant_min, int quant_max, bool reciprocal, "
-      "bool zero_point_first, ";
-  const std::string end = "ScalarType out_dtype) -> Tensor";
-  const auto define_grouped = [&](const std::string& name) {
-    const std::string start =
-        "(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, Tensor w_sums, "
-        "Tensor w_scale, Tensor? w_zero_point, int out_features, Tensor? bias, Tensor[]? extras, "
-        "str epilogue, ScalarType product_dtype, ";
-    m.def((name + start + end).c_str(), tags);
-    m.def((name + "_quantized" + start + output + end).c_str(), tags);
-    define_rows(name + "_rows" + start + "ScalarType float_dtype, ");
-  };
-  define_grouped("linear_w4a8");
-  define_grouped("linear_w8a8_grouped");
-  const auto define_convolution = [&](const std::string& name, const std::string& weight,
-                                      const std::string& window) {
-    const std::string start =
-        "(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, Tensor w_sums, "
-        "Tensor w_scale, " +
-        weight +
-        "Tensor? bias, int[] kernel, int[] stride, int[] padding, int[] dilation, " + window +
-        "Tensor[]? extras, str epilogue, ScalarType product_dtype, ";
-    m.def((name + start + end).c_str(), tags);
-    m.def((name + "_quantized" + start + output + end).c_str(), tags);
-  };
-  const std::string geometry = "int[] output_padding, bool transposed, int groups, ";
-  define_convolution("convolution_w8a8", "Tensor? w_zero_point, ", geometry);
-  define_convolution("convolution_w8a8_grouped", "int out_channels, ", geometry);
-  define_convolution("convolution_depthwise_w8a8", "Tensor? w_zero_point, ", "");
-  for (const std::string name : {"convolution_w4a16", "convolution_w8a16"}) {
-    const std::string schema =
-        name +
-        "(Tensor x, Tensor w_packed, Tensor w_scale, Tensor? w_zero_point, int out_channels, "
-        "Tensor? bias, int[] kernel, int[] stride, int[] padding, int[] dilation, "
-        "int[] output_padding, bool transposed, int groups, Tensor[]? extras, str epilogue, "
-        "ScalarType compute, ScalarType out_dtype) -> Tensor";
-    m.def(schema.c_str(), tags);
-  }
+  m.def("publish_c_functions() -> ()", &publish_c_functions);
+  m.def("c_functions() -> Dict(str, str)", &c_functions);
   m.def("list_kernels() -> str[]", &qfuse::path_names);
   m.def("chosen_kernels() -> str", &qfuse::chosen_path);
   m.def("choose_kernels(str name) -> ()", &choose_kernels);
 }
 
 TORCH_LIBRARY_IMPL(qfuse, CPU, m) {
-  m.impl("linear_w8a8", &linear_w8a8);
-  m.impl("linear_w8a8_quantized", &linear_w8a8_quantized);
-  m.impl("convolution_w8a8", &convolution_w8a8);
-  m.impl("convolution_w8a8_quantized", &convolution_w8a8_quantized);
-  m.impl("convolution_w8a8_grouped", &convolution_w8a8_grouped);
-  m.impl("convolution_w8a8_grouped_quantized", &convolution_w8a8_grouped_quantized);
-  m.impl("convolution_depthwise_w8a8", &convolution_depthwise_w8a8);
-  m.impl("convolution_depthwise_w8a8_quantized", &convolution_depthwise_w8a8_quantized);
-  using qfuse::WeightBits;
-  m.impl("linear_w4a8", &linear_grouped<WeightBits::four>);
-  m.impl("linear_w4a8_quantized", &linear_grouped_quantized<WeightBits::four>);
-  m.impl("linear_w4a8_rows", &linear_grouped_rows<WeightBits::four>);
-  m.impl("linear_w8a8_grouped", &linear_grouped<WeightBits::eight>);
-  m.impl("linear_w8a8_grouped_quantized", &linear_grouped_quantized<WeightBits::eight>);
-  m.impl("linear_w8a8_grouped_rows", &linear_grouped_rows<WeightBits::eight>);
-  m.impl("linear_w8a8_rows", &linear_w8a8_rows);
-  m.impl("linear_w4a16", &weight_only<&qfuse::linear_w4a16>);
-  m.impl("linear_w8a16", &weight_only<&qfuse::linear_w8a16>);
-  m.impl("linear_w16a32", &weight_only<&qfuse::linear_w16a32>);
-  m.impl("convolution_w4a16", &weight_only_convolution<&qfuse::convolution_w4a16>);
-  m.impl("convolution_w8a16", &weight_only_convolution<&qfuse::convolution_w8a16>);
-  m.impl("rms_norm_quantized", &rms_norm_quantized);
-  m.impl("layer_norm_quantized", &layer_norm_quantized);
-  m.impl("activation_quantized", &activation_quantized);
+#define QFUSE_IMPL(name, ...) m.impl(#name, &__VA_ARGS__);
+  QFUSE_KERNELS(QFUSE_IMPL)
+#undef QFUSE_IMPL
 }
+
+// Pointers, since a missing variable is an error when a library that uses it is loaded; a missing
+// function ends the process when it is called.
+#define QFUSE_C_FUNCTION(name, ...)                                    \
+  namespace {                                                          \
+  constexpr char name##_op[] = "qfuse::" #name;                        \
+  using name##_function = qfuse::CFunctionOf<&__VA_ARGS__>;            \
+  }                                                                    \
+  extern "C" {                                                         \
+  __attribute__((visibility("default"))) extern const name##_function::Type \
+      aoti_torch_cpu_##name;                                           \
+  const name##_function::Type aoti_torch_cpu_##name =                  \
+      &name##_function::call<name##_op>;                               \
+  }
+QFUSE_KERNELS(QFUSE_C_FUNCTION)
+#undef QFUSE_C_FUNCTION

@@ -5,14 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from qfuse.ir.ops.batch_norm import BATCH_NORMS, CHANNELS
 from qfuse.optimize.fold.affine import AffineSite, affine_site, fold, foldable
-from qfuse.optimize.match.batch_norm import (
-    BATCH_NORMS,
-    CHANNELS,
-    factor_and_shift,
-    normalized,
-    refuse_training,
-)
+from qfuse.optimize.match.batch_norm import factor_and_shift, normalized, refuse_training
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,

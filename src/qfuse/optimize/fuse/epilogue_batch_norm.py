@@ -7,18 +7,13 @@ from typing import ClassVar
 
 import torch
 
+from qfuse.ir.ops.batch_norm import BATCH_NORMS, CHANNELS
 from qfuse.ir.ops.epilogue import Add, Mul
 from qfuse.ir.ops.product import FusedProduct, kind_of
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.optimize.fuse.epilogue import append_op, extended, open_product
 from qfuse.optimize.fuse.epilogue_operand import refuse_shape
-from qfuse.optimize.match.batch_norm import (
-    BATCH_NORMS,
-    CHANNELS,
-    factor_and_shift,
-    normalized,
-    refuse_training,
-)
+from qfuse.optimize.match.batch_norm import factor_and_shift, normalized, refuse_training
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
