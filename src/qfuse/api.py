@@ -280,7 +280,8 @@ def _refuse_devices(captured: CapturedGraph) -> None:
 
 
 def _constant_bytes(plan: Plan) -> int:
-    buffers = plan.lowered.module.buffers()
+    # A weight that a library packed has no storage to ask.
+    buffers = [b for b in plan.lowered.module.buffers() if b.layout is torch.strided]
     return sum(
         {b.untyped_storage().data_ptr(): b.untyped_storage().nbytes() for b in buffers}.values()
     )

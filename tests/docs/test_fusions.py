@@ -142,12 +142,18 @@ SCHEMES = {
     "bfloat16, int8 per channel": Scheme(None, torch.int8, float_dtype=torch.bfloat16),
     "float32, 4 bits in groups": Scheme(None, torch.int8, "group", bits=4),
     "float32, float8 per channel": Scheme(None, torch.float8_e4m3fn),
+    "bfloat16, float8 per channel": Scheme(None, torch.float8_e5m2, float_dtype=torch.bfloat16),
+    "float8 static, float8 per channel": Scheme(torch.float8_e4m3fn, torch.float8_e4m3fn),
+    "float8 dynamic per row, float8 per channel": Scheme(
+        torch.float8_e4m3fn, torch.float8_e4m3fn, rows=True, dynamic=True
+    ),
+    "float32, float16": Scheme(None, torch.float16, "tensor"),
 }
 
 
 def program_of(family: Family, scheme: Scheme) -> NormalGraph | None:
     """Return the source graph; ``None`` if the scheme does not exist for the family."""
-    if scheme.rows and not family.is_linear:
+    if (scheme.rows or scheme.weight is torch.float16) and not family.is_linear:
         return None
     spec = scheme.weight_spec(family)
     if any(b is not None and size % b for b, size in zip(spec.block, family.weight, strict=True)):

@@ -12,6 +12,9 @@ COMPUTE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 """Those of at most 32 bits."""
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+"""The float dtypes of 8 bits, which are storage types."""
+
 BYTES = (torch.int8, torch.uint8)
 """The integer dtypes of 8 bits."""
 

@@ -38,7 +38,7 @@ from qfuse.kernels.grouped_ops import (
 )
 from qfuse.kernels.library import KernelLibrary, instruction_set, load
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
-from qfuse.kernels.pack import pack_bytes, pack_weight, unpack_weight, weight_sums
+from qfuse.kernels.pack import pack_bytes, pack_floats, pack_weight, unpack_weight, weight_sums
 from qfuse.kernels.pack4 import pack_weight4, unpack_weight4
 from qfuse.kernels.pack_convolution import (
     convolution_sums,
@@ -51,7 +51,7 @@ from qfuse.kernels.pack_convolution import (
     unpack_convolution,
 )
 from qfuse.kernels.pack_groups import PackedGroups, pack_grouped, pack_groups
-from qfuse.kernels.weight_only import linear_w4a16, linear_w8a16
+from qfuse.kernels.weight_only import linear_w4a16, linear_w8a16, linear_w16a32
 from qfuse.kernels.weight_only_convolution import convolution_w4a16, convolution_w8a16
 
 __all__ = [
@@ -83,10 +83,12 @@ __all__ = [
     "linear_w8a8_quantized",
     "linear_w8a8_rows",
     "linear_w8a16",
+    "linear_w16a32",
     "load",
     "pack_bytes",
     "pack_convolution",
     "pack_depthwise",
+    "pack_floats",
     "pack_grouped",
     "pack_groups",
     "pack_transposed",

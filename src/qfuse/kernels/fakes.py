@@ -10,11 +10,19 @@ from collections.abc import Collection
 
 import torch
 
-from qfuse.ir.dtypes import BYTES, FLOATS
+from qfuse.ir.dtypes import BYTES, FLOAT8, FLOATS
 from qfuse.ir.errors import InputError
 from qfuse.kernels.pack import BLOCK, GROUP
 
-_CODES_PER_BYTE = {torch.uint8: 2, torch.int8: 1}
+_HALF = 16
+_WORD = 32
+
+PACKED_DTYPES = {
+    4: (torch.uint8,),
+    8: (torch.int8, *FLOAT8),
+    16: (torch.float16,),
+}
+"""The dtypes of packed weights, by the bits of their values."""
 
 
 def glu_factor(epilogue: str) -> int:
@@ -45,16 +53,23 @@ def _check_axes(x: torch.Tensor) -> None:
 
 
 def check_packed(
-    x: torch.Tensor, w_packed: torch.Tensor, stored: torch.dtype, n: int, halves: int = 1
+    x: torch.Tensor,
+    w_packed: torch.Tensor,
+    bits: int,
+    n: int,
+    halves: int = 1,
+    *,
+    floats: bool = False,
 ) -> tuple[int, int]:
     """Check that a packed weight matches its activation.
 
     Args:
         x: Activation ``[..., K]``.
         w_packed: The weight.
-        stored: uint8 for 4-bit weights, int8 for 8-bit weights.
+        bits: Of its values; see :data:`PACKED_DTYPES`.
         n: Output features.
         halves: Number of GLU halves, each of which starts a new block.
+        floats: Whether the values may be floats.
 
     Returns:
         The number of features per half, and the total number of blocks.
@@ -64,14 +79,23 @@ def check_packed(
     k, columns = x.shape[-1], n // halves
     # Each half is padded to whole blocks, so that its first feature begins a block.
     blocks = halves * ((columns + BLOCK - 1) // BLOCK)
-    step = GROUP * _CODES_PER_BYTE[stored]
-    expected = (blocks, (k + step - 1) // step, BLOCK, GROUP)
-    if n % halves or w_packed.dtype != stored or w_packed.shape != expected:
+    stored = PACKED_DTYPES[bits] if floats else PACKED_DTYPES[bits][:1]
+    expected = (blocks, packed_words(k, bits), BLOCK, 2 if bits == _HALF else GROUP)
+    if n % halves or w_packed.dtype not in stored or w_packed.shape != expected:
         raise InputError(
             f"w_packed {tuple(w_packed.shape)} does not fit n={n}, k={k}"
             f"{' in two halves' * (halves - 1)}"
         )
     return columns, blocks
+
+
+def packed_words(k: int, bits: int) -> int:
+    """Return the 32-bit words that ``k`` packed values of a feature fill."""
+    # Whole groups of four values, since products read four at a time.
+    if bits == _HALF:
+        return (k + GROUP - 1) // GROUP * 2
+    step = _WORD // bits
+    return (k + step - 1) // step
 
 
 def check_parameters(

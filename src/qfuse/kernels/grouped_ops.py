@@ -55,7 +55,7 @@ def _columns(stored: torch.dtype, a: Any) -> int:
     """Return the number of output features; check the operands."""
     check_stored(a.x)
     n, halves = a.out_features, glu_factor(a.epilogue)
-    columns, blocks = check_packed(a.x, a.w_packed, stored, n, halves)
+    columns, blocks = check_packed(a.x, a.w_packed, 4 if stored == torch.uint8 else 8, n, halves)
     _check_groups(a.x.shape[-1], stored, blocks, a.w_sums, a.w_scale, a.w_zero_point)
     if not a.x_scale.dtype.is_floating_point:
         raise InputError(f"x_scale must be float, not {a.x_scale.dtype}")

@@ -35,7 +35,7 @@ from qfuse.kernels.grouped_ops import (
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
 from qfuse.kernels.rowwise import ROWWISE_OPS
-from qfuse.kernels.weight_only import linear_w4a16, linear_w8a16
+from qfuse.kernels.weight_only import linear_w4a16, linear_w8a16, linear_w16a32
 from qfuse.kernels.weight_only_convolution import convolution_w4a16, convolution_w8a16
 
 _log = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ OPS: tuple[KernelOp[Any], ...] = (
     linear_w8a8_grouped_rows,
     linear_w4a16,
     linear_w8a16,
+    linear_w16a32,
     convolution_w8a8,
     convolution_w8a8_quantized,
     convolution_w8a8_grouped,

@@ -84,8 +84,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from qfuse.kernels.fakes import check_packed, check_stored, glu_factor
 from qfuse.kernels.linear_ops import linear_ops
 
@@ -94,7 +92,7 @@ def _columns(a: Any) -> int:
     """Return the number of output features; check the operands."""
     check_stored(a.x)
     n = a.w_sums.shape[0]
-    return check_packed(a.x, a.w_packed, torch.int8, n, glu_factor(a.epilogue))[0]
+    return check_packed(a.x, a.w_packed, 8, n, glu_factor(a.epilogue))[0]
 
 
 linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows = linear_ops(

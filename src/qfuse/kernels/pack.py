@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from qfuse.ir.dtypes import FLOAT8
 from qfuse.ir.errors import InputError
 
 BLOCK = 64
@@ -61,6 +62,33 @@ def pack_bytes(weight: torch.Tensor, *, halves: bool = False) -> torch.Tensor:
     if weight.shape[0] % 2:
         raise InputError(f"{weight.shape[0]} output features cannot be split into halves")
     return torch.cat([_blocks(part) for part in weight.chunk(2)])
+
+
+def pack_floats(weight: torch.Tensor) -> torch.Tensor:
+    """Pack a weight of floats of 8 or 16 bits.
+
+    Args:
+        weight: float8 or float16 ``[N, K]``.
+
+    Returns:
+        Of the same dtype, contiguous: float8 ``[ceil(N / 64), ceil(K / 4), 64, 4]``, float16
+        ``[ceil(N / 64), 2 * ceil(K / 4), 64, 2]``.
+
+    Raises:
+        InputError: The weight is not 2-D, or of another dtype.
+    """
+    if weight.dtype in FLOAT8:
+        # torch does not pad float8, and the bits of 0.0 are those of the integer.
+        return pack_bytes(weight.contiguous().view(torch.int8)).view(weight.dtype)
+    if weight.dtype is not torch.float16 or weight.dim() != 2:  # noqa: PLR2004
+        raise InputError(
+            f"a float weight to pack must be float8 or float16 [N, K], not {weight.dtype} "
+            f"{tuple(weight.shape)}"
+        )
+    n, k = weight.shape
+    padded = F.pad(weight, (0, -k % GROUP, 0, -n % BLOCK))
+    blocks = padded.reshape(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // 2, 2)
+    return blocks.permute(0, 2, 1, 3).contiguous()
 
 
 def _blocks(weight: torch.Tensor) -> torch.Tensor:

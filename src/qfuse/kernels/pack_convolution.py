@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from qfuse.ir.errors import InputError
-from qfuse.kernels.pack import GROUP, pack_bytes, unpack_weight, weight_sums
+from qfuse.kernels.pack import GROUP, pack_bytes, pack_floats, unpack_weight, weight_sums
 from qfuse.kernels.pack4 import pack_weight4
 
 _LEAST_AXES, _MOST_AXES = 3, 5
@@ -163,6 +163,8 @@ def pack_values(values: torch.Tensor) -> torch.Tensor:
         InputError: The values have another dtype or number of axes.
     """
     matrix = as_matrix(values)
+    if values.dtype.is_floating_point:
+        return pack_floats(matrix)
     return pack_weight4(matrix) if values.dtype == torch.uint8 else pack_bytes(matrix)
 
 

@@ -1,9 +1,10 @@
 """Weight-only linears: float activations with packed quantized weights, and their fakes.
 
 ``linear_w4a16`` takes 4-bit values, 0 to 15, from :func:`qfuse.kernels.pack4.pack_weight4`;
-``linear_w8a16`` takes int8 from :func:`qfuse.kernels.pack.pack_weight`. With ``x`` of shape
-``[..., K]`` and a weight of ``N`` output features, whose input features are split into groups of
-equal size with separate parameters:
+``linear_w8a16`` takes int8 from :func:`qfuse.kernels.pack.pack_weight`, or float8 in the same
+layout; ``linear_w16a32`` takes float16, for float32 activations. With ``x`` of shape ``[..., K]``
+and a weight of ``N`` output features, whose input features are split into groups of equal size with
+separate parameters:
 
 1. ``w = (code - zero_point) * scale + offset``, rounded to ``compute`` after the product and after
    the sum, and then to the dtype of ``x``, as by a dequantize in the source graph.
@@ -30,13 +31,13 @@ The ops do not mutate their arguments. The result is contiguous.
 =================  ==============================================================================
 ``x``              float32, bfloat16 or float16, ``[..., K]``, at least one axis; any strides, also
                    zero. Rows at a fixed distance are read in place, others are copied.
-``w_packed``       the packed weight
+``w_packed``       the packed weight: uint8 of 4 bits; int8 or float8 of 8 bits; float16
 ``w_scale``        any float dtype, used as float32: ``[N]``, or groupwise ``[ceil(N / 64), groups,
                    64]`` from :func:`qfuse.kernels.pack_groups.pack_groups`. More than one group,
                    and offsets, need groups of a multiple of 8 input features.
 ``w_zero_point``   ``None``, or of the same shape: uint8 0 to 15 (``None`` means 8) for
                    ``linear_w4a16``, where higher bits are ignored; int8 (``None`` means 0) for
-                   ``linear_w8a16``
+                   ``linear_w8a16``; floats have none
 ``w_offset``       ``None``, or float of the same shape
 ``out_features``   ``N``; optional if the scales are ``[N]``
 ``bias``           ``None`` or float ``[N]``
@@ -56,6 +57,7 @@ import torch
 
 from qfuse.ir.errors import InputError
 from qfuse.kernels.fakes import (
+    PACKED_DTYPES,
     check_bias_size,
     check_floats,
     check_packed,
@@ -87,23 +89,38 @@ def _complete_features(name: str, a: dict[str, Any]) -> None:
     a[name] = scale.shape[0]
 
 
-def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
+def _fake(bits: int, a: Any) -> torch.Tensor:
     check_floats(a.x, compute=a.compute, out_dtype=a.out_dtype)
+    check_float_weight(a)
     if glu_factor(a.epilogue) != 1:
         raise InputError(f"this kernel does not support GLU: {a.epilogue!r}")
-    n, blocks = check_packed(a.x, a.w_packed, stored, a.out_features)
+    n, blocks = check_packed(a.x, a.w_packed, bits, a.out_features, floats=True)
     groups = a.w_scale.shape[1] if a.w_scale.dim() == 3 else 1  # noqa: PLR2004
     # A single group with offsets is processed like several: offsets multiply the sum of its inputs.
     _check_groups(a.x.shape[-1], groups, whole=groups == 1 and a.w_offset is None)
     shapes = [(blocks, groups, BLOCK), *([(n,)] if groups == 1 else [])]
     check_parameters("w_scale", a.w_scale, None, *shapes)
     if a.w_zero_point is not None:
-        check_parameters("w_zero_point", a.w_zero_point, (stored,), *shapes)
+        check_parameters("w_zero_point", a.w_zero_point, PACKED_DTYPES[bits][:1], *shapes)
     if a.w_offset is not None:
         check_parameters("w_offset", a.w_offset, None, *shapes)
     check_bias_size(a.bias, n)
     result: torch.Tensor = a.x.new_empty((*a.x.shape[:-1], n), dtype=a.out_dtype)
     return result
+
+
+def check_float_weight(a: Any) -> None:
+    """Check what does not go together with a packed weight of floats.
+
+    Raises:
+        InputError: It has zero points or offsets, or is float16 and activations are not float32.
+    """
+    if not a.w_packed.dtype.is_floating_point:
+        return
+    if a.w_zero_point is not None or getattr(a, "w_offset", None) is not None:
+        raise InputError(f"{a.w_packed.dtype} weights have neither zero points nor offsets")
+    if a.w_packed.dtype is torch.float16 and a.x.dtype is not torch.float32:
+        raise InputError(f"float16 weights multiply float32 activations, not {a.x.dtype}")
 
 
 def _check_groups(k: int, groups: int, *, whole: bool) -> None:
@@ -132,9 +149,10 @@ def weight_only_op(
     return KernelOp(name, fake, defaults=known, like={"out_dtype": "x"}, complete=complete)
 
 
-def _linear(name: str, stored: torch.dtype) -> KernelOp[torch.Tensor]:
-    return weight_only_op(name, partial(_fake, stored), "out_features", w_offset=None)
+def _linear(name: str, bits: int) -> KernelOp[torch.Tensor]:
+    return weight_only_op(name, partial(_fake, bits), "out_features", w_offset=None)
 
 
-linear_w4a16 = _linear("linear_w4a16", torch.uint8)
-linear_w8a16 = _linear("linear_w8a16", torch.int8)
+linear_w4a16 = _linear("linear_w4a16", 4)
+linear_w8a16 = _linear("linear_w8a16", 8)
+linear_w16a32 = _linear("linear_w16a32", 16)

@@ -55,17 +55,22 @@ import torch
 from qfuse.ir.errors import InputError
 from qfuse.kernels._torch_api import memory_format_of
 from qfuse.kernels.convolution_ops import check_settings, output_size, transposed_size
-from qfuse.kernels.fakes import check_bias_size, check_floats, check_parameters
+from qfuse.kernels.fakes import (
+    PACKED_DTYPES,
+    check_bias_size,
+    check_floats,
+    check_parameters,
+    packed_words,
+)
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.pack import BLOCK, GROUP
 from qfuse.kernels.pack_convolution import taps_of_phases
-from qfuse.kernels.weight_only import GROUP_MULTIPLE, weight_only_op
-
-_CODES_PER_WORD = {torch.int8: 4, torch.uint8: 8}
+from qfuse.kernels.weight_only import GROUP_MULTIPLE, check_float_weight, weight_only_op
 
 
-def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
+def _fake(bits: int, a: Any) -> torch.Tensor:
     check_floats(a.x, compute=a.compute, out_dtype=a.out_dtype)
+    check_float_weight(a)
     axes, n = len(a.kernel), a.out_channels
     check_settings(a, "output_padding")
     if a.x.dim() not in {axes + 1, axes + 2}:
@@ -75,7 +80,7 @@ def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
     *batch, channels = a.x.shape[:-axes]
     if n < 0 or channels % a.groups or n % a.groups:
         raise InputError(f"{channels} channels and n={n} cannot be split into {a.groups} groups")
-    _check_weight(a, stored, channels // a.groups)
+    _check_weight(a, bits, channels // a.groups)
     check_bias_size(a.bias, n)
     size = a.x.shape[-axes:]
     if a.transposed:
@@ -86,17 +91,16 @@ def _fake(stored: torch.dtype, a: Any) -> torch.Tensor:
     return torch.empty([*batch, n, *out], dtype=a.out_dtype, device=a.x.device, memory_format=kept)
 
 
-def _check_weight(a: Any, stored: torch.dtype, channels: int) -> None:
+def _check_weight(a: Any, bits: int, channels: int) -> None:
     """Check the packed weight and its parameters; ``channels`` are those of a group."""
     phases = [prod(a.kernel)]
     if a.transposed:
         taps = taps_of_phases(a.kernel, a.stride, a.dilation)
         phases = [prod(map(len, phase)) for phase in taps]
-    codes = _CODES_PER_WORD[stored]
-    words = sum(-(-count * channels // codes) for count in phases)
+    words = sum(packed_words(count * channels, bits) for count in phases)
     n, k = a.out_channels, sum(phases) * channels
     expected = ((n + BLOCK - 1) // BLOCK, words, BLOCK, GROUP)
-    if a.w_packed.dtype != stored or a.w_packed.shape != expected:
+    if a.w_packed.dtype not in PACKED_DTYPES[bits] or a.w_packed.shape != expected:
         raise InputError(f"w_packed {tuple(a.w_packed.shape)} does not fit, expected {expected}")
     groups = a.w_scale.shape[1] if a.w_scale.dim() == 3 else 1  # noqa: PLR2004
     if groups != 1:
@@ -104,7 +108,7 @@ def _check_weight(a: Any, stored: torch.dtype, channels: int) -> None:
     shapes = [(expected[0], groups, BLOCK), *([(n,)] if groups == 1 else [])]
     check_parameters("w_scale", a.w_scale, None, *shapes)
     if a.w_zero_point is not None:
-        check_parameters("w_zero_point", a.w_zero_point, (stored,), *shapes)
+        check_parameters("w_zero_point", a.w_zero_point, PACKED_DTYPES[bits][:1], *shapes)
 
 
 def _check_groups(k: int, groups: int, channels: int) -> None:
@@ -116,10 +120,10 @@ def _check_groups(k: int, groups: int, channels: int) -> None:
         )
 
 
-def _convolution(name: str, stored: torch.dtype) -> KernelOp[torch.Tensor]:
-    fake = partial(_fake, stored)
+def _convolution(name: str, bits: int) -> KernelOp[torch.Tensor]:
+    fake = partial(_fake, bits)
     return weight_only_op(name, fake, "out_channels", transposed=False, groups=1)
 
 
-convolution_w4a16 = _convolution("convolution_w4a16", torch.uint8)
-convolution_w8a16 = _convolution("convolution_w8a16", torch.int8)
+convolution_w4a16 = _convolution("convolution_w4a16", 4)
+convolution_w8a16 = _convolution("convolution_w8a16", 8)

@@ -42,7 +42,8 @@ def note_unrecognized(program: NormalGraph, dialects: Sequence[Dialect], stage: 
         if _is_fake_quantize(op):
             text = f"{op_name(node)} rounds in float: convert the model, as with convert_pt2e"
             program.log.add(Noted(stage, text, place_of(node), warn=True))
-        if op.namespace not in namespaces:
+        name = _qualified(op).partition(".")[0]
+        if op.namespace not in namespaces and name not in limits:
             continue
         if not _has_kernel(op, node):
             raise cannot_run(
@@ -52,7 +53,7 @@ def note_unrecognized(program: NormalGraph, dialects: Sequence[Dialect], stage: 
                 "or quantize with another recipe",
             )
         # The refusal names this very call, a limit only its op.
-        why = reasons.get(node.name) or limits.get(_qualified(op).partition(".")[0])
+        why = reasons.get(node.name) or limits.get(name)
         text = f"{op_name(node)} stays as it is: {why or 'no dialect supports it'}"
         program.log.add(Noted(stage, text, place_of(node), warn=True))
 

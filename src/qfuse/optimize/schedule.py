@@ -42,6 +42,7 @@ from qfuse.optimize.propagate.fuse_requantize import FuseRequantize
 from qfuse.optimize.propagate.lift_choose import LiftChoose
 from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 from qfuse.optimize.propagate.lift_requantize import LiftRequantize
+from qfuse.optimize.propagate.sink_below_bag_lookup import SinkBelowBagLookup
 from qfuse.optimize.propagate.sink_below_collective import SinkBelowCollective
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 from qfuse.optimize.splits.cancel_split import CancelSplit
@@ -59,6 +60,7 @@ MOVING_RULES: tuple[type[Rule[Any]], ...] = (
     LiftQuantize,
     # Down, below every op that `optimize/commute` covers.
     SinkDequantize,
+    SinkBelowBagLookup,
     # Where the two meet: cancelling is cheapest, then one fused op, then two ops.
     CancelQuantize,
     FuseRange,

@@ -327,8 +327,10 @@ def _functional(node: Node) -> Any:
 
 def _memory(tensor: torch.Tensor) -> int:
     """Return a key that identifies the memory of a constant."""
-    # Without memory there is no address; such tensors are told apart as objects.
-    if is_valueless(tensor) or tensor.untyped_storage().nbytes() == 0:
+    # Without memory, or packed by a library, a tensor has no address; objects tell such apart.
+    if is_valueless(tensor) or tensor.layout is not torch.strided:
+        return id(tensor)
+    if tensor.untyped_storage().nbytes() == 0:
         return id(tensor)
     return tensor.untyped_storage().data_ptr()
 

@@ -55,6 +55,8 @@ def _why_none(report: Report) -> str:
     # Misses do not tell: rules also decline at the linears of a float model.
     if report.left:
         return "none: the quantized ops could not be fused, see below"
+    if any(note.stage == "normalize" and note.warn for note in report.notes):
+        return "none: the quantized ops are not supported, see the warnings below"
     return "none: the model is not quantized, or its quantization was not recognized"
 
 

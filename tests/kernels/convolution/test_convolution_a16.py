@@ -279,7 +279,7 @@ def test_scales_may_be_one_per_channel(isa: str) -> None:
         ({"x": torch.zeros(1, 5, 5, 5)}, "w_packed must be"),
         ({"x": torch.zeros(5, 5)}, "x has 2 axes, expected 3 or 4"),
         ({"x": torch.zeros(1, 4, 2, 5)}, "the kernel reaches over 3 pixels"),
-        ({"w_packed": torch.zeros(1, 9, 64, 4, dtype=torch.uint8)}, "w_packed must be"),
+        ({"w_packed": torch.zeros(1, 9, 64, 4, dtype=torch.uint8)}, "w_packed of 8 bits cannot"),
         ({"w_scale": torch.ones(4)}, "w_scale has 4 elements"),
         ({"w_scale": torch.ones(6, dtype=torch.int32)}, "w_scale has type Int"),
         ({"w_scale": torch.ones(1, 9, 64)}, "groups, and weights with offsets"),

@@ -13,6 +13,7 @@ from tests.support.cases.lowering import (
 
 from qfuse.ir.events import Exactness
 from qfuse.ir.ops import library as ops
+from qfuse.ir.quant.element import Element
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import compare
@@ -23,6 +24,14 @@ from qfuse.testing.run import random_inputs, run
 
 aten = torch.ops.aten
 NAME = "qfuse.linear_w8a16"
+FLOAT4 = QuantSpec(
+    torch.float8_e4m3fn,
+    -6,
+    6,
+    (1, None),
+    domain=ZeroPointDomain.NONE,
+    element=Element("float4_e2m1"),
+)
 
 pytestmark = pytest.mark.own_kernels
 
@@ -109,7 +118,7 @@ def test_the_graph_has_one_call() -> None:
         (per_channel().with_block((1, 12)), (48, 60), "blocks of 1x12: groups must be whole"),
         (per_channel().with_block((1, 32)), (48, 80), "blocks of 1x32: groups must be whole"),
         (per_channel(dtype=torch.int16), (48, 64), "stored as torch.int16"),
-        (per_channel(dtype=torch.float8_e4m3fn, domain=ZeroPointDomain.NONE), (48, 64), "float8"),
+        (FLOAT4, (48, 64), "stored as float4_e2m1"),
         (per_channel(arithmetic=Arithmetic(torch.float64)), (48, 64), "dequantized in float64"),
         (per_channel(float_dtype=torch.float64), (48, 64), "computes in torch.float64"),
         (

@@ -10,6 +10,9 @@ import torch
 
 def address_of(value: torch.Tensor) -> int:
     """Return the address of the storage of ``value``, 0 if it does not have one."""
+    # A weight that a library packed is opaque.
+    if value.layout is not torch.strided:
+        return 0
     return value.untyped_storage().data_ptr()
 
 

@@ -132,8 +132,8 @@ def _same_tensor(a: Node | None, b: Node | None) -> bool:
 
 
 def has_values(constant: torch.Tensor) -> bool:
-    """Whether a constant has data; on the meta device it does not."""
-    return not constant.is_meta
+    """Whether a constant has data that can be read; on the meta device or packed it does not."""
+    return not constant.is_meta and constant.layout is torch.strided
 
 
 def bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:

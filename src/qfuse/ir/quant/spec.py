@@ -31,6 +31,7 @@ STORAGE_DTYPES = (
     torch.int32,
     torch.float8_e4m3fn,
     torch.float8_e5m2,
+    torch.float16,
 )
 
 

@@ -203,11 +203,14 @@ struct RealDepthwiseTile {
 
 constexpr int64_t kStreamRows = 4;
 
+// The format of packed weights.
+enum class Format : int32_t { four, eight, e4m3, e5m2, half };
+
 // One block of a packed weight, and the parameters of its groups along K. A weight is
 //   (code - zero) * scale + offset
 // rounded to `compute` after the product and after the sum, and to `real` at the end.
 struct RealBlock {
-  const uint8_t* codes;  // 32-bit words [depth / (32 / bits)][64]
+  const uint8_t* codes;  // 32-bit words [depth / values per word][64]
   int64_t depth;         // input features, padded to whole words
   int64_t group;         // input features per group: a multiple of 8, or all
   const float* scale;    // [groups][64]; null if the epilogue scales: weights are `code - zero`
@@ -223,7 +226,7 @@ struct CodeKernels {
   // Writes a panel of `depth` weights per feature, from input feature `k` on.
   void (*widen)(const RealBlock& block, int64_t k, int64_t depth, Real type, void* panel);
   // The type of rows that `stream` requires. bfloat16 for four bits has the order of `kStreamOrder`
-  // in every eight input features; float32 for eight bits is less than `kStreamLarge`.
+  // in every eight input features; float32 for other bits is less than `kStreamLarge`.
   Real (*stream_type)(Real x, int64_t rows);
   // For at most kStreamRows rows, where weights are read once: sums without a panel. Weights are
   // not rounded; the scale multiplies the sum of a group.
@@ -246,6 +249,9 @@ struct RealKernels {
   void (*depthwise)(const RealDepthwiseTile& tile, float* sums);
   CodeKernels four;
   CodeKernels eight;
+  CodeKernels e4m3;
+  CodeKernels e5m2;
+  CodeKernels half;  // for activations of float32
 };
 
 enum class RowKind : int32_t { plain, rms_norm, layer_norm };

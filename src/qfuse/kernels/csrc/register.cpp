@@ -289,6 +289,7 @@ void choose_kernels(std::string_view name) {
   KERNEL(linear_w8a8_grouped_rows, linear_grouped_rows<WeightBits::eight>) \
   KERNEL(linear_w4a16, weight_only<&qfuse::linear_w4a16>) \
   KERNEL(linear_w8a16, weight_only<&qfuse::linear_w8a16>) \
+  KERNEL(linear_w16a32, weight_only<&qfuse::linear_w16a32>) \
   KERNEL(convolution_w4a16, weight_only_convolution<&qfuse::convolution_w4a16>) \
   KERNEL(convolution_w8a16, weight_only_convolution<&qfuse::convolution_w8a16>) \
   KERNEL(rms_norm_quantized, rms_norm_quantized) \

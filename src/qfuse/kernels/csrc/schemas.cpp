@@ -15,7 +15,7 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
       "int quant_min, "
       "int quant_max, bool reciprocal, bool zero_point_first, ScalarType out_dtype) -> Tensor",
       tags);
-  for (const std::string name : {"linear_w4a16", "linear_w8a16"}) {
+  for (const std::string name : {"linear_w4a16", "linear_w8a16", "linear_w16a32"}) {
     const std::string schema =
         name +
         "(Tensor x, Tensor w_packed, Tensor w_scale, Tensor? w_zero_point, Tensor? w_offset, "

@@ -18,6 +18,7 @@ from qfuse.lower.kernels.linear_grouped import LinearGrouped
 from qfuse.lower.kernels.linear_w4a16 import LinearW4A16
 from qfuse.lower.kernels.linear_w8a8 import LinearW8A8
 from qfuse.lower.kernels.linear_w8a16 import LinearW8A16
+from qfuse.lower.kernels.linear_w16a32 import LinearW16A32
 from qfuse.lower.kernels.rms_norm_quantized import RmsNormQuantized
 from qfuse.lower.operands.packing import Packer
 from qfuse.lower.problems.span import LINEAR
@@ -34,6 +35,7 @@ def all_kernels(library: KernelLibrary) -> tuple[Kernel[Any], ...]:
         LinearGrouped(library, packer, 8),
         LinearW4A16(library, packer),
         LinearW8A16(library, packer),
+        LinearW16A32(library, packer),
         # The only ones for linears where there is no compiler.
         IntMM(packer),
         WeightInt8Pack(packer),

@@ -14,8 +14,8 @@ from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.value_range import bounds_of, fits_int32
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
 from qfuse.ir.quant.block import is_whole, rows_share_scale
-from qfuse.ir.quant.element import ScaleFormat
-from qfuse.ir.quant.spec import Granularity, ZeroPointDomain, dtype_name, dtype_range
+from qfuse.ir.quant.element import Element, ScaleFormat
+from qfuse.ir.quant.spec import Granularity, QuantSpec, ZeroPointDomain, dtype_name, dtype_range
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels import KernelLibrary
 from qfuse.lower.problems.linear import LinearProblem
@@ -144,11 +144,33 @@ def typed(node: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
 
 def check_constant_integers(weight: Node, params: QuantParams) -> Refusal | None:
     """Refuse weights of floats, and weights or parameters that are not constants."""
-    if params.spec.dtype.is_floating_point:
-        return Refusal(f"the weight is stored as {params.spec.dtype}")
+    return check_constant_weight(weight, params, ())
+
+
+def check_constant_weight(
+    weight: Node, params: QuantParams, floats: Collection[torch.dtype]
+) -> Refusal | None:
+    """Refuse weights of other floats, and weights or parameters that are not constants.
+
+    Args:
+        weight: The weight.
+        params: Its parameters.
+        floats: The float dtypes that the kernel knows.
+    """
+    spec = params.spec
+    if spec.dtype.is_floating_point:
+        if spec.dtype not in floats or spec.element is not Element.WHOLE:
+            return Refusal(f"the weight is stored as {stored_name_of(spec)}")
+        if params.zero_point is not None:
+            return Refusal(f"the weight is stored as {spec.dtype} and has a zero point")
     if any(constant_of(part) is None for part in (weight, *params.tensors)):
         return Refusal("the weight or its parameters are computed at run time")
     return None
+
+
+def stored_name_of(spec: QuantSpec) -> str:
+    """Return how quantized values are stored, such as ``torch.int8`` or ``float4_e2m1``."""
+    return str(spec.dtype) if spec.element is Element.WHOLE else spec.element.value
 
 
 def float_bias(problem: ProductProblem, rw: Rewriter) -> Node | None:

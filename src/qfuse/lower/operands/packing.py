@@ -12,7 +12,14 @@ import torch
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.spec import QuantSpec
-from qfuse.kernels import PackedGroups, pack_bytes, pack_grouped, pack_weight4, weight_sums
+from qfuse.kernels import (
+    PackedGroups,
+    pack_bytes,
+    pack_floats,
+    pack_grouped,
+    pack_weight4,
+    weight_sums,
+)
 from qfuse.kernels.pack import BLOCK
 from qfuse.lower.operands.groups import first_value, group_scales, group_zero_points
 from qfuse.rewrite.prelude import Node, Rewriter
@@ -84,7 +91,10 @@ class Packer:
         Packed values are the quantized values minus ``least_value``, of any dtype.
         """
         least = least_value(stored, spec, bits)
+        pack: Callable[[torch.Tensor], torch.Tensor]
         pack = pack_weight4 if bits == _FOUR else pack_bytes
+        if stored.dtype.is_floating_point:
+            pack = pack_floats
         return self._packed_once(lambda: pack(_moved(stored, least, bits)), stored, bits, least)
 
     def pack(self, node: Node, params: QuantParams, *, halves: bool = False) -> Packed:
@@ -204,6 +214,8 @@ def _unsigned_shift(stored: torch.Tensor) -> int:
 
 def _moved(stored: torch.Tensor, least: int, bits: int) -> torch.Tensor:
     """Return the quantized values of a weight in the dtype of the kernels."""
+    if stored.dtype.is_floating_point:
+        return stored
     dtype = torch.uint8 if bits == _FOUR else torch.int8
     if stored.dtype is dtype and least == 0:
         return stored

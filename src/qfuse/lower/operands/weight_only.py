@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch.fx.node import Argument
 
 from qfuse.cost.work import ComputeKind
+from qfuse.ir.dtypes import FLOAT8
+from qfuse.ir.ops import library as ops
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.checks import check_constant_integers
+from qfuse.lower.operands.checks import check_constant_weight
 from qfuse.lower.operands.epilogue import claimed_dtype, epilogue_operands, kernel_epilogue
 from qfuse.lower.operands.own_kernel import PackingKernel
 from qfuse.lower.problems.claim import Claim
@@ -48,6 +52,9 @@ class WeightOnlyKernel(PackingKernel):
 
     __slots__ = ()
 
+    floats: ClassVar[tuple[torch.dtype, ...]] = ()
+    """The float dtypes of weights that it knows."""
+
     @property
     @abstractmethod
     def bits(self) -> int:
@@ -58,8 +65,12 @@ class WeightOnlyKernel(PackingKernel):
     ) -> list[Argument]:
         """Return the activation, and the packed weight with its scales and zero points."""
         zero, name = weight.zero_point, problem.fused.weight.target
+        x, params = problem.fused.x, problem.fused.x_params
+        if params is not None:
+            # A float8 activation, which is expanded with the other dequantizes.
+            x = rw.call(ops.dequantize, *params.call_args(x))
         return [
-            problem.fused.x,
+            x,
             rw.constant(weight.packed, f"{name}_packed"),
             rw.constant(weight.scale, f"{name}_scales"),
             None if zero is None else rw.constant(zero, f"{name}_zeros"),
@@ -79,16 +90,19 @@ class WeightOnlyKernel(PackingKernel):
         ]
 
 
-def check_operands(problem: ProductProblem, op: str) -> Refusal | None:
-    """Refuse quantized activations, unsupported dtypes, and weights other than constant integers.
+def check_operands(
+    problem: ProductProblem, op: str, floats: Collection[torch.dtype]
+) -> Refusal | None:
+    """Refuse activations of integers, unsupported dtypes, and weights that are not constants.
 
     Args:
         problem: The product.
         op: What it is called in a reason.
+        floats: The float dtypes of weights that the kernel knows.
     """
     fused = problem.fused
     params = fused.weight_params
-    if fused.x_params is not None:
+    if fused.x_params is not None and fused.x_params.spec.dtype not in FLOAT8:
         return Refusal("the activation is quantized")
     if problem.float_dtype not in COMPUTE_KINDS:
         return Refusal(f"the {op} computes in {problem.float_dtype}")
@@ -97,4 +111,4 @@ def check_operands(problem: ProductProblem, op: str) -> Refusal | None:
     # Kernels do not round weights to bfloat16; in a float32 product that is visible.
     if params.spec.arithmetic.compute is torch.bfloat16 and problem.float_dtype is torch.float32:
         return Refusal("the weight is dequantized in bfloat16 and multiplied in float32")
-    return check_constant_integers(fused.weight, params)
+    return check_constant_weight(fused.weight, params, floats)

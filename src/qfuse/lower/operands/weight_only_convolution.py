@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -83,7 +84,7 @@ class WeightOnlyConvolution(WeightOnlyKernel):
 
     def accepts(self, problem: ConvolutionProblem) -> Claim | Refusal:
         """Accept float activations, and integers with scales per output channel or in groups."""
-        refusal = _check_convolution(problem)
+        refusal = _check_convolution(problem, self.floats)
         if refusal is not None:
             return refusal
         stored = problem.weight
@@ -173,9 +174,11 @@ class WeightOnlyConvolution(WeightOnlyKernel):
         return at_points(build, problem.rows, problem.elements)
 
 
-def _check_convolution(problem: ConvolutionProblem) -> Refusal | None:
+def _check_convolution(
+    problem: ConvolutionProblem, floats: Collection[torch.dtype]
+) -> Refusal | None:
     """Refuse convolutions that no weight-only kernel supports, whatever the bits of its values."""
-    refusal = check_operands(problem, "convolution")
+    refusal = check_operands(problem, "convolution", floats)
     if refusal is not None:
         return refusal
     groups, params = groups_per_channel(problem), problem.fused.weight_params

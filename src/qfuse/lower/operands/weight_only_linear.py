@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -62,7 +63,11 @@ class WeightOnlyLinear(WeightOnlyKernel):
 
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
         """Accept float activations, and weights with one scale per group of input features."""
-        return _check_linear(problem) or self.check(problem) or claim_of(problem, self.bits)
+        return (
+            _check_linear(problem, self.floats)
+            or self.check(problem)
+            or claim_of(problem, self.bits)
+        )
 
     def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
         """Emit the call with the packed weight."""
@@ -114,9 +119,9 @@ def zero_points_of(
     return (narrow if torch.equal(narrow.to(torch.int32), zero) else zero), 8 if four else 0
 
 
-def _check_linear(problem: LinearProblem) -> Refusal | None:
+def _check_linear(problem: LinearProblem, floats: Collection[torch.dtype]) -> Refusal | None:
     """Refuse linears that no weight-only kernel supports, whatever the bits of its values."""
-    refusal = check_operands(problem, "linear")
+    refusal = check_operands(problem, "linear", floats)
     return refusal or _check_parameters(problem) or check_bias(problem)
 
 
@@ -156,7 +161,7 @@ def _check_range(problem: LinearProblem, params: QuantParams) -> Refusal | None:
         return None
     # In float64, in which the bound itself cannot overflow.
     zero = group_zero_points(params, stored.shape).double()
-    low, high = map(float, stored.aminmax())
+    low, high = map(float, stored.double().aminmax())
     most = torch.maximum((low - zero).abs(), (high - zero).abs())
     bound = most * group_scales(params, stored.shape).double().abs()
     offset = group_offsets(params, stored.shape)

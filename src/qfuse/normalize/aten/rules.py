@@ -12,7 +12,9 @@ from qfuse.normalize.aten.int_matmul.exact import ExactIntMm
 from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
 from qfuse.normalize.aten.int_matmul.shift import IntMmShift
 from qfuse.normalize.aten.int_matmul.swap_factors import SwapFactors
+from qfuse.normalize.aten.linear.batched_weight import ExpandBatchedWeight
 from qfuse.normalize.aten.linear.bias import FuseBias
+from qfuse.normalize.aten.linear.half_weight import DequantizeHalfWeight
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
 from qfuse.normalize.aten.qdq.dequantize import DequantizeChain
@@ -51,6 +53,8 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     # Every padding of a convolution is in numbers, and every quantized weight is dequantized.
     SpellPadding,
     DequantizeWeight,
+    DequantizeHalfWeight,
+    ExpandBatchedWeight,
     # Quantization written as arithmetic.
     ImportFakeQuantize,
     NarrowIntegers,

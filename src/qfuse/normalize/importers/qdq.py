@@ -24,7 +24,9 @@ from qfuse.normalize.importers.errors import cannot_run
 from qfuse.normalize.importers.rule import RefusedError, SourceRule, promoted
 from qfuse.rewrite.prelude import MissCode, Node, OpOverload, Rewriter
 
-_DECOMPOSED_STORAGE = (*STORAGE_DTYPES, torch.uint16)
+# What quantizers store; float16 is a cast, not a quantize.
+_SOURCE_STORAGE = tuple(dtype for dtype in STORAGE_DTYPES if dtype is not torch.float16)
+_DECOMPOSED_STORAGE = (*_SOURCE_STORAGE, torch.uint16)
 
 
 class Recipe(Protocol):
@@ -106,7 +108,7 @@ def make_spec(
         RefusedError: A canonical spec cannot express it.
     """
     dtype, codes = storage
-    if dtype not in STORAGE_DTYPES:
+    if dtype not in _SOURCE_STORAGE:
         text = "{} is not a storage type"
         raise RefusedError(MissCode.DTYPE, node, text, dtype_name(dtype))
     low, high = dtype_range(dtype)

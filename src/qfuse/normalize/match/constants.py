@@ -130,7 +130,7 @@ def shared_constant(rw: Rewriter, near: Node, value: torch.Tensor, name: str) ->
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
         return False
-    if a.is_meta or b.is_meta:
+    if not has_values(a) or not has_values(b):
         # A meta tensor has no bits, so only the object itself is known to be equal.
         return a is b
     if a.data_ptr() == b.data_ptr() and a.stride() == b.stride():

@@ -207,19 +207,15 @@ void run_panels(const RealConvolution& c) {
   });
 }
 
-int64_t words_of(int64_t k, int64_t bits) {
-  const int64_t codes = 32 / bits;
-  return (k + codes - 1) / codes;
-}
-
 RealWeight weight_of(const WeightOnlyConvolution& c, const Geometry& g, int64_t bits) {
+  const Format format = format_of(c.w_packed, bits);
   int64_t k = 0, words = 0;
   for (const Phase& phase : g.phases) {
     k += phase.taps() * g.in_channels();
-    words += words_of(phase.taps() * g.in_channels(), bits);
+    words += words_of(phase.taps() * g.in_channels(), format);
   }
   RealWeight weight =
-      real_weight_of({c.w_packed, c.w_scale, c.w_zero_point, std::nullopt, c.compute}, bits,
+      real_weight_of({c.w_packed, c.w_scale, c.w_zero_point, std::nullopt, c.compute}, format,
                      g.features, k, words, c.x.scalar_type());
   const int64_t channels = weight.groups > 1 ? k / weight.groups : 1;
   TORCH_CHECK(channels > 0 && g.in_channels() % channels == 0, "groups of ", channels,
@@ -235,7 +231,7 @@ at::Tensor convolve(const WeightOnlyConvolution& c, const Window& window, int64_
     const Path& path = path_for(g.images * g.pixels());
     const bool depthwise = g.groups > 1 && g.in_channels() == 1;
     const Real type = depthwise ? Real::f32 : path.real->type_for(weight.real);
-    const CodeKernels& kernels = bits == 4 ? path.real->four : path.real->eight;
+    const CodeKernels& kernels = kernels_for(path, weight.format);
     const RealConvolution convolution{g,      weight, path, kernels,
                                       finish, type,   pixels_of(c.x.to(scalar_type(type)), g)};
     (depthwise ? run_depthwise : run_panels)(convolution);
@@ -245,7 +241,7 @@ at::Tensor convolve(const WeightOnlyConvolution& c, const Window& window, int64_
 }  // namespace
 
 int64_t words_of(const RealWeight& weight, const Geometry& g, const Phase& phase) {
-  return words_of(phase.taps() * g.in_channels(), weight.bits);
+  return words_of(phase.taps() * g.in_channels(), weight.format);
 }
 
 at::Tensor convolution_w4a16(const WeightOnlyConvolution& c, const Window& window) {

@@ -97,7 +97,7 @@ void multiply_real(const RealTile& t, Real type, float* sums) {
 const RealKernels& real_kernels() {
   const RealKernels& own = real_avx512();
   static const RealKernels kernels{own.type_for, &multiply_real, own.depthwise, own.four,
-                                   own.eight};
+                                   own.eight,    own.e4m3,       own.e5m2,      own.half};
   return kernels;
 }
 

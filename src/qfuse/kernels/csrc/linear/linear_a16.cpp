@@ -87,10 +87,10 @@ void read_stream(Problem& p, const Rows& x) {
   p.factors.fill(1.0f);
   if (p.type == Real::bf16) {
     auto* to = copy.mutable_data_ptr<at::BFloat16>();
-    (p.weight.bits == 4 ? copy_rows<true, From, at::BFloat16>
+    (p.weight.format == Format::four ? copy_rows<true, From, at::BFloat16>
                         : copy_rows<false, From, at::BFloat16>)(x, p.factors, to, ld);
   } else {
-    if (p.weight.bits == 8) p.factors = factors_of<From>(x);
+    if (p.weight.format != Format::four) p.factors = factors_of<From>(x);
     copy_rows<false, From>(x, p.factors, copy.mutable_data_ptr<float>(), ld);
   }
   p.x = {copy, x.rows, ld, ld};
@@ -178,9 +178,10 @@ void multiply(const Problem& p, const Epilogue& epilogue) {
 
 RealWeight weight_of(const WeightOnlyLinear& l, int64_t bits) {
   TORCH_CHECK(l.x.dim() >= 1, "x must have at least one axis");
-  const int64_t codes = 32 / bits, k = l.x.size(-1);
-  return real_weight_of({l.w_packed, l.w_scale, l.w_zero_point, l.w_offset, l.compute}, bits,
-                        l.out_features, k, (k + codes - 1) / codes, l.x.scalar_type());
+  const int64_t k = l.x.size(-1);
+  const Format format = format_of(l.w_packed, bits);
+  return real_weight_of({l.w_packed, l.w_scale, l.w_zero_point, l.w_offset, l.compute}, format,
+                        l.out_features, k, words_of(k, format), l.x.scalar_type());
 }
 
 at::Tensor linear(const WeightOnlyLinear& l, int64_t bits) {
@@ -209,7 +210,7 @@ at::Tensor linear(const WeightOnlyLinear& l, int64_t bits) {
 
   const int64_t rows = out.numel() / n;
   const Path& path = path_for(rows);
-  const CodeKernels& kernels = bits == 4 ? path.real->four : path.real->eight;
+  const CodeKernels& kernels = kernels_for(path, weight.format);
   if (rows <= kStreamRows) {
     const Real product = kernels.stream_type(weight.real, rows);
     Problem problem{path, kernels, weight, product, {}};
@@ -227,5 +228,7 @@ at::Tensor linear(const WeightOnlyLinear& l, int64_t bits) {
 at::Tensor linear_w4a16(const WeightOnlyLinear& l) { return linear(l, 4); }
 
 at::Tensor linear_w8a16(const WeightOnlyLinear& l) { return linear(l, 8); }
+
+at::Tensor linear_w16a32(const WeightOnlyLinear& l) { return linear(l, 16); }
 
 }  // namespace qfuse

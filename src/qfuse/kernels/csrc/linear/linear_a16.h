@@ -1,4 +1,4 @@
-// Weight-only linears: float activations times packed weights of four or eight bits.
+// Weight-only linears: float activations times packed weights of 4, 8 or 16 bits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,5 +26,6 @@ struct WeightOnlyLinear {
 
 at::Tensor linear_w4a16(const WeightOnlyLinear& linear);
 at::Tensor linear_w8a16(const WeightOnlyLinear& linear);
+at::Tensor linear_w16a32(const WeightOnlyLinear& linear);
 
 }  // namespace qfuse

@@ -59,18 +59,49 @@ RealBlock RealWeight::block(int64_t index, int64_t word) const {
           real};
 }
 
-RealWeight real_weight_of(const RealWeightArguments& a, int64_t bits, int64_t n, int64_t k,
+Format format_of(const at::Tensor& packed, int64_t bits) {
+  const at::ScalarType type = packed.scalar_type();
+  if (bits == 4 && type == at::kByte) return Format::four;
+  if (bits == 8 && type == at::kChar) return Format::eight;
+  if (bits == 8 && type == at::kFloat8_e4m3fn) return Format::e4m3;
+  if (bits == 8 && type == at::kFloat8_e5m2) return Format::e5m2;
+  if (bits == 16 && type == at::kHalf) return Format::half;
+  TORCH_CHECK(false, "w_packed of ", bits, " bits cannot have type ", type);
+}
+
+const CodeKernels& kernels_for(const Path& path, Format format) {
+  switch (format) {
+    case Format::four:
+      return path.real->four;
+    case Format::eight:
+      return path.real->eight;
+    case Format::e4m3:
+      return path.real->e4m3;
+    case Format::e5m2:
+      return path.real->e5m2;
+    default:
+      return path.real->half;
+  }
+}
+
+RealWeight real_weight_of(const RealWeightArguments& a, Format format, int64_t n, int64_t k,
                           int64_t words, at::ScalarType real) {
   TORCH_CHECK(n >= 0, "out_features is ", n);
   const int64_t groups = a.scale.dim() == 3 ? a.scale.size(1) : 1;
-  RealWeight w{bits,     n,  words, groups, groups == 1 && !a.offset, real_of(a.compute, "compute"),
+  RealWeight w{format,   n,  words, groups, groups == 1 && !a.offset, real_of(a.compute, "compute"),
                real_of(real, "x"), a.packed, {}, {}, {}};
-  const at::ScalarType stored = bits == 4 ? at::kByte : at::kChar;
-  TORCH_CHECK(a.packed.scalar_type() == stored && a.packed.is_contiguous() &&
-                  a.packed.sizes() == at::IntArrayRef({w.blocks(), words, kBlock, kGroup}),
-              "w_packed must be contiguous ", toString(stored), " [ceil(N / 64), ", words,
-              ", 64, 4] with N = ", n, " for K = ", k, ", not ", a.packed.scalar_type(), " ",
+  const bool is_float = format != Format::four && format != Format::eight;
+  const at::ScalarType stored = format == Format::four ? at::kByte : at::kChar;
+  const int64_t values = format == Format::half ? 2 : kGroup;
+  TORCH_CHECK(a.packed.is_contiguous() &&
+                  a.packed.sizes() == at::IntArrayRef({w.blocks(), words, kBlock, values}),
+              "w_packed must be contiguous [ceil(N / 64), ", words, ", 64, ", values,
+              "] with N = ", n, " for K = ", k, ", not ", a.packed.scalar_type(), " ",
               a.packed.sizes());
+  TORCH_CHECK(!is_float || (!a.zero_point && !a.offset), "weights of type ",
+              a.packed.scalar_type(), " have neither zero points nor offsets");
+  TORCH_CHECK(format != Format::half || real == at::kFloat,
+              "weights of float16 multiply activations of float32, not ", real);
   check_groups(w, k);
   w.scale = parameters_of(a.scale, at::kFloat, w, "w_scale");
   if (a.zero_point) w.zero = parameters_of(*a.zero_point, stored, w, "w_zero_point");

@@ -1,4 +1,4 @@
-// Packed 4-bit and 8-bit weights to float weights, for any instruction set.
+// Packed weights of 4, 8 and 16 bits to float weights, for any instruction set.
 //
 // If many rows use a weight, a panel of it is dequantized once and multiplied from the cache;
 // otherwise it is dequantized in registers, so that only packed weights are read from memory.
@@ -36,11 +36,47 @@ QFUSE_INLINE void with_flag(bool yes, const F& f) {
   }
 }
 
+// Formats are named by the bits of their values; formats of floats follow.
+constexpr int kE4m3 = 43;
+constexpr int kE5m2 = 52;
+constexpr int kHalf = 16;
 template <int Bits>
-constexpr int kCodes = 32 / Bits;  // per word
+constexpr bool kIsFloat = Bits > 8;
+template <int Bits>
+constexpr int kCodes = Bits == 4 ? 8 : Bits == kHalf ? 2 : 4;  // per word
 // The middle value, which 4-bit values are relative to.
 template <int Bits>
 constexpr int kMiddle = Bits == 4 ? 8 : 0;
+
+// A float8 of four exponent bits, in the low byte of a lane. Without arithmetic on subnormal floats,
+// which a process may flush to zero.
+QFUSE_INLINE Floats from_e4m3(Words byte) {
+  const Words size = (byte & 0x7fu) << 20;  // its mantissa above that of a float
+  const Floats normal = bits<Floats>(size + (120u << 23));
+  const Floats small = bits<Floats>(size | (121u << 23)) - 0x1.0p-6f;
+  Words value = size < (1u << 23) ? bits<Words>(small) : bits<Words>(normal);
+  value = size == (0x7fu << 20) ? Words{} + 0x7fc00000u : value;
+  return bits<Floats>(value | ((byte & 0x80u) << 24));
+}
+
+// A float8 of five exponent bits: the high byte of a float16.
+QFUSE_INLINE Floats from_e5m2(Words byte) {
+  const Words size = (byte & 0x7fu) << 21;
+  const Floats normal = bits<Floats>(size + (112u << 23));
+  const Floats small = bits<Floats>(size | (113u << 23)) - 0x1.0p-14f;
+  Words value = size < (1u << 23) ? bits<Words>(small) : bits<Words>(normal);
+  value = size >= (0x7cu << 21) ? size | 0x7f800000u : value;
+  return bits<Floats>(value | ((byte & 0x80u) << 24));
+}
+
+// A float16 in the low half of a lane.
+QFUSE_INLINE Floats from_half(Words low) {
+#if defined(__AVX512F__)
+  return bits<Floats>(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits<__m512i>(low))));
+#else
+  return from_f16(__builtin_convertvector(low & 0xffffu, Halves));
+#endif
+}
 
 // Words of one vector of features.
 template <int Bits>
@@ -58,6 +94,12 @@ class Codes {
   QFUSE_INLINE Floats at() const {
     if constexpr (Bits == 8) {
       return __builtin_convertvector((words_ << (24 - 8 * K)) >> 24, Floats);
+    } else if constexpr (Bits == kE4m3) {
+      return from_e4m3(words() >> (8 * K));
+    } else if constexpr (Bits == kE5m2) {
+      return from_e5m2(words() >> (8 * K));
+    } else if constexpr (Bits == kHalf) {
+      return from_half(words() >> (16 * K));
     } else {
       constexpr int kShift = K % 4 * 8 + K / 4 * 4;
 #if defined(__AVX512F__)

@@ -11,7 +11,7 @@ QFUSE_INLINE void dot(Floats& sum, Ints a, Ints b) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 }
 
-// 8-bit integers are exact in bfloat16: the low half of their float32 is zero.
+// 8-bit integers and floats are exact in bfloat16: the low half of their float32 is zero.
 QFUSE_INLINE Words exact_pair(Floats low, Floats high) {
   return bits<Words>(high) | (bits<Words>(low) >> 16);
 }

@@ -54,6 +54,9 @@ constexpr qfuse::RealKernels f32_kernels{
     .depthwise = &depthwise_f32,
     .four = f32_codes<4, Vectors>,
     .eight = f32_codes<8, Vectors>,
+    .e4m3 = f32_codes<kE4m3, Vectors>,
+    .e5m2 = f32_codes<kE5m2, Vectors>,
+    .half = f32_codes<kHalf, Vectors>,
 };
 
 }  // namespace

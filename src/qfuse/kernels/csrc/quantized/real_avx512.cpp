@@ -107,7 +107,10 @@ const RealKernels& real_avx512() {
                                    &multiply,
                                    &depthwise_f32,
                                    {&widen<4>, &stream_type<4>, &stream<4>},
-                                   {&widen<8>, &stream_type<8>, &stream<8>}};
+                                   {&widen<8>, &stream_type<8>, &stream<8>},
+                                   {&widen<kE4m3>, &stream_type<kE4m3>, &stream<kE4m3>},
+                                   {&widen<kE5m2>, &stream_type<kE5m2>, &stream<kE5m2>},
+                                   f32_codes<kHalf, kAllVectors>};
   return kernels;
 }
 

@@ -6,11 +6,12 @@ import torch
 from torch.fx.node import Argument
 
 from qfuse.ir.dtypes import COMPUTE_DTYPES
+from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.qdq import as_quantize
 from qfuse.ir.ops.value_range import bounds_of
-from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.ops.views import dtype_of, has_values, shape_of
 from qfuse.ir.quant.spec import dtype_name, dtype_range
 from qfuse.normalize.aten.qdq.scale_factor import (
     Factor,
@@ -19,6 +20,7 @@ from qfuse.normalize.aten.qdq.scale_factor import (
     zero_factor,
 )
 from qfuse.normalize.match.broadcast import block_of
+from qfuse.normalize.match.lookup import lookup_of
 from qfuse.normalize.match.quantized_values import (
     QUANTIZED,
     QuantizedValues,
@@ -36,10 +38,26 @@ ZERO_FACTOR = Capture[Factor | None]("zero_factor")
 
 
 def _is_parameter(q: Node, param: Node) -> bool:
-    """Whether ``param`` was chosen at run time, or is a parameter of the quantize of ``q``."""
+    """Whether ``param`` was chosen at run time, or is a parameter of the quantize of ``q``.
+
+    So is the constant whose rows are looked up by the indices by which the rows of ``q`` are.
+    """
+    rows, scales = lookup_of(q), lookup_of(param)
+    if rows is not None and scales is not None and rows.by == scales.by:
+        return _is_positive(scales.table)
     made = as_quantize(_unviewed(q))
     root, params = _unviewed(param), () if made is None else made.params.tensors
     return chosen_at_run_time(param) or any(_unviewed(p) is root for p in params)
+
+
+def _is_positive(scale: Node) -> bool:
+    """Whether a table holds scales, or integers."""
+    value = constant_of(scale)
+    if value is None or not has_values(value):
+        return False
+    if not dtype_of(scale).is_floating_point:
+        return True
+    return bool((value.isfinite() & (value >= 0)).all())
 
 
 def _unviewed(node: Node) -> Node:
@@ -106,9 +124,9 @@ class DequantizeChain(PatternRule):
     rounds the float32 product once, as ``qfuse.dequantize`` does.
 
     Refuses: a scale that is neither a constant, nor chosen by a dynamic quantization, nor the scale
-    of the quantize of ``q``, since then it is only a factor; a scale per element, or one that
-    broadcasts the quantized values to a larger shape; a zero point that is not an 8-bit integer, or
-    has other blocks than the scale.
+    of the quantize of ``q``, nor looked up with the rows of ``q``, since then it is only a factor;
+    a scale per element, or one that broadcasts the quantized values to a larger shape; a zero point
+    that is not an 8-bit integer, or has other blocks than the scale.
     """
 
     name = "dequantize-chain"

@@ -1,0 +1,154 @@
+"""Products with a batch of quantized weights, such as those of experts, become linears."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.constants import constant_params
+from qfuse.ir.ops.qdq import as_dequantize
+from qfuse.ir.ops.views import has_values, node_of, shape_of
+from qfuse.ir.quant.block import covers
+from qfuse.ir.quant.spec import QuantSpec
+from qfuse.ir.sizes import same_size
+from qfuse.normalize.aten.linear.weights import call_linear
+from qfuse.normalize.match.constants import derived
+from qfuse.rewrite.prelude import (
+    Exactness,
+    Miss,
+    MissCode,
+    Node,
+    OpOverload,
+    Rewriter,
+    Rule,
+    arguments,
+    aten,
+)
+
+_BATCHED = 3
+# Every weight is a call of a kernel.
+_MOST_WEIGHTS = 128
+_LEAST_ELEMENTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class BatchedWeightSite:
+    """A product with a batch of weights.
+
+    Attributes:
+        node: The product.
+        x: The left factor, ``[E, M, K]``.
+        home: The constant that holds the quantized weights.
+        q: Its values as ``[E, K, N]``.
+        scale: Their scales, in that order of axes.
+        zero_point: Their zero points, or ``None``.
+        spec: Their encoding, in that order of axes.
+    """
+
+    node: Node
+    x: Node
+    home: Node
+    q: torch.Tensor
+    scale: torch.Tensor
+    zero_point: torch.Tensor | None
+    spec: QuantSpec
+
+
+class ExpandBatchedWeight(Rule[BatchedWeightSite]):
+    """``bmm(x, dequantize(w))`` with a constant ``w`` becomes one linear for every entry of it.
+
+    Before::
+
+        x [E, M, K], w [E, K, N] -> dequantize -> bmm
+
+    After::
+
+        x[e], w[e] -> dequantize -> linear, for all e -> stack
+
+    Each weight then stays quantized and has the kernels of linears. A library may sum in another
+    order, so this is rounding.
+
+    Refuses: weights that are not constant; scales shared by some weights, or of two levels; many
+    weights, and small ones, whose calls would cost more than they save.
+    """
+
+    name = "expand-batched-weight"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.bmm.default, aten.matmul.default)
+    exactness = Exactness.ROUNDING
+
+    def match(self, node: Node) -> BatchedWeightSite | Miss:
+        """Match a product whose right factor is a batch of dequantized weights."""
+        a = arguments(node)
+        x, right = node_of(a["self"]), node_of(a["mat2" if "mat2" in a else "other"])
+        turned = _turned(right)
+        made = as_dequantize(right if turned is None else turned)
+        ranks = len(shape_of(x)), len(shape_of(right))
+        if made is None or ranks != (_BATCHED, _BATCHED):
+            text = "it multiplies no batch of dequantized weights"
+            return Miss(MissCode.PATTERN, node, text, progress=0)
+        params, q = constant_params(made.params), constant_of(made.q)
+        if q is None or params is None or not has_values(q):
+            # A product of two activations is not a near miss: the weights are the core.
+            text = "its weights are computed at run time"
+            return Miss(MissCode.NOT_CONSTANT, made.q, text, progress=0)
+        spec, (scale, zero) = made.params.spec, params
+        refusal = _refuse(node, x, spec, q)
+        if refusal is not None:
+            return refusal
+        if turned is not None:
+            q, scale = q.transpose(1, 2), scale.transpose(1, 2)
+            zero = None if zero is None else zero.transpose(1, 2)
+            spec = spec.with_block((spec.block[0], spec.block[2], spec.block[1]))
+        return BatchedWeightSite(node, x, made.q, q, scale, zero, spec)
+
+    def rewrite(self, site: BatchedWeightSite, rw: Rewriter) -> None:
+        """Add the linears, each with a constant of its own, and stack their results."""
+        # Linears have the weight as [N, K].
+        spec = site.spec.with_block((site.spec.block[2], site.spec.block[1]))
+        results = []
+        for index in range(site.q.shape[0]):
+
+            def part(value: torch.Tensor, what: str, index: int = index) -> Node:
+                entry = value[index if value.shape[0] > 1 else 0].t()
+                return derived(rw, site.home, entry, f"{what}_{index}")
+
+            zero = None if site.zero_point is None else part(site.zero_point, "zero_point")
+            values, scale = part(site.q, "part"), part(site.scale, "scale")
+            weight = rw.call(ops.dequantize, values, scale, zero, str(spec))
+            x = rw.call(aten.select.int, site.x, 0, index)
+            results.append(call_linear(rw, x, weight))
+        rw.replace(site.node, rw.call(aten.stack.default, results))
+
+
+def _turned(node: Node) -> Node | None:
+    """Return what is transposed in its last two axes, ``None`` for other nodes."""
+    if is_call(node, aten.transpose.int):
+        a = arguments(node)
+        axes = {d % _BATCHED for d in (a["dim0"], a["dim1"]) if isinstance(d, int)}
+        return node_of(a["self"]) if axes == {1, 2} and len(shape_of(node)) == _BATCHED else None
+    if is_call(node, aten.permute.default):
+        a = arguments(node)
+        dims = a["dims"]
+        assert isinstance(dims, (list, tuple)), "axes are a list"
+        order = [d % _BATCHED for d in dims if isinstance(d, int)]
+        return node_of(a["self"]) if order == [0, 2, 1] else None
+    return None
+
+
+def _refuse(node: Node, x: Node, spec: QuantSpec, q: torch.Tensor) -> Miss | None:
+    count = q.shape[0]
+    # `matmul` broadcasts a batch of one.
+    if not same_size(shape_of(x)[0], count):
+        return Miss(MissCode.SHAPE, x, "the batch is broadcast")
+    if spec.outer is not None or (spec.block[0] != 1 and not covers(spec.block[0], count)):
+        text = "its weights are scaled in blocks of {}"
+        return Miss(MissCode.GRANULARITY, node, text, spec.block_text())
+    if not 1 <= count <= _MOST_WEIGHTS or q[0].numel() < _LEAST_ELEMENTS:
+        text = "{} weights of {} elements are not worth a call of a kernel each"
+        return Miss(MissCode.PROFIT, node, text, count, q[0].numel() if count else 0)
+    return None

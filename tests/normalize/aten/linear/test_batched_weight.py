@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from tests.support.sources.dialects import fired
+from tests.support.sources.library import NOISE, Model, close, compiled
+
+from qfuse.capture import capture
+from qfuse.ir.events import MissCode, Missed
+from qfuse.ir.graph.text import to_text
+from qfuse.normalize import normalize
+from qfuse.normalize.aten.linear.batched_weight import ExpandBatchedWeight
+
+E, K, N = 3, 64, 72
+
+
+def model(
+    dtype: torch.dtype = torch.int8,
+    *,
+    scales: tuple[int, int, int] = (E, 1, N),
+    turned: bool = False,
+    matmul: bool = False,
+    count: int = E,
+) -> Model:
+    if dtype.is_floating_point:
+        weight = torch.randn(count, K, N).to(dtype)
+    else:
+        weight = torch.randint(-8, 8, (count, K, N)).to(dtype)
+    scale = torch.rand(scales) * 0.1 + 0.01
+    if turned:
+        weight, scale = weight.transpose(1, 2).contiguous(), scale.transpose(1, 2).contiguous()
+    op = torch.matmul if matmul else torch.bmm
+
+    def forward(s: Model, x: torch.Tensor) -> torch.Tensor:
+        real = s.w.float() * s.s  # type: ignore[operator]
+        return op(x, real.transpose(1, 2) if turned else real)
+
+    return Model(forward, w=weight, s=scale)
+
+
+def test_golden() -> None:
+    program = normalize(capture(model(count=2, scales=(2, 1, N)), (torch.randn(2, 4, K),)))
+    assert ExpandBatchedWeight.name in fired(program)
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%args_0: float32[2, 4, 64]
+const %w_part_0: int8[72, 64]
+const %w_scale_0: float32[72, 1]
+%0 = qfuse.dequantize(%w_part_0, %w_scale_0, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[72, 64]
+%1 = aten.select.int(%args_0, 0, 0): float32[4, 64]
+%2 = aten.linear(%1, %0): float32[4, 72]
+const %w_part_1: int8[72, 64]
+const %w_scale_1: float32[72, 1]
+%3 = qfuse.dequantize(%w_part_1, %w_scale_1, None, 'int8[-128,127] 1x* float32 float32:reciprocal:round-zp int'): float32[72, 64]
+%4 = aten.select.int(%args_0, 0, 1): float32[4, 64]
+%5 = aten.linear(%4, %3): float32[4, 72]
+%6 = aten.stack((%2, %5)): float32[2, 4, 72]
+return (%6)""",
+    )
+
+
+@pytest.mark.numeric
+@pytest.mark.own_kernels
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("matmul", [False, True])
+@pytest.mark.parametrize("scales", [(1, 1, 1), (E, 1, 1), (E, 1, N), (1, 1, N)])
+def test_weights_stay_quantized(
+    dtype: torch.dtype, turned: bool, matmul: bool, scales: tuple[int, int, int]
+) -> None:
+    source = model(dtype, scales=scales, turned=turned, matmul=matmul)
+    x = torch.randn(E, 5, K)
+    done = compiled(source, x)
+    assert done.report.fired[ExpandBatchedWeight.name] == 1
+    assert len(done.report.fused) == E
+    held = [b for b in done.plan.lowered.module.buffers() if b.numel() >= K * N // 2]
+    assert {b.dtype.itemsize for b in held} == {1}
+    close(done(x), source(x), NOISE[torch.float32])
+
+
+@pytest.mark.own_kernels
+def test_quantized_activations() -> None:
+    def forward(s: Model, x: torch.Tensor) -> torch.Tensor:
+        q = (x / 0.05).round().clamp(-128, 127).to(torch.int8)
+        return torch.bmm(q.float() * 0.05, s.w.float() * s.s)  # type: ignore[operator]
+
+    weight = torch.randint(-128, 128, (E, K, N), dtype=torch.int8)
+    source, x = Model(forward, w=weight, s=torch.rand(E, 1, N)), torch.randn(E, 5, K)
+    done = compiled(source, x)
+    assert done.report.kernels["qfuse.linear_w8a8"] == E
+    close(done(x), source(x), NOISE[torch.float32])
+
+
+def miss(source: Model, *args: torch.Tensor) -> Missed:
+    program = normalize(capture(source, args))
+    (found,) = (m for m in program.log.of(Missed) if m.rule == ExpandBatchedWeight.name)
+    return found
+
+
+def test_refuses_a_broadcast_batch() -> None:
+    assert miss(model(matmul=True), torch.randn(1, 5, K)).code is MissCode.SHAPE
+
+
+def test_refuses_small_weights() -> None:
+    source = Model(
+        lambda s, x: torch.bmm(x, s.w.float() * s.s),
+        w=torch.randint(-8, 8, (2, 8, 8), dtype=torch.int8),
+        s=torch.rand(2, 1, 8),
+    )
+    found = miss(source, torch.randn(2, 4, 8))
+    assert found.code is MissCode.PROFIT
+    assert found.reason == "2 weights of 64 elements are not worth a call of a kernel each"
