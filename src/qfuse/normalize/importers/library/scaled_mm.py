@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from qfuse.ir.dtypes import FLOATS
+from qfuse.ir.ops.constants import is_constant_expression
 from qfuse.ir.ops.views import dtype_of, node_of, optional_node, shape_of
 from qfuse.ir.quant.spec import Arithmetic, Block, dtype_range
 from qfuse.ir.sizes import Size, element_count, same_shape
@@ -21,7 +22,6 @@ from qfuse.normalize.importers.library.encoding import (
 from qfuse.normalize.importers.qdq import make_spec
 from qfuse.normalize.importers.qparams import fit
 from qfuse.normalize.importers.rule import RefusedError, dtype_argument, known_arguments
-from qfuse.normalize.match.constants import is_constant_expression
 from qfuse.rewrite.prelude import MissCode, Node, OpOverload, Rewriter, aten
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
