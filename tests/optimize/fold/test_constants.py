@@ -256,15 +256,21 @@ def test_projections_of_a_quantized_model_merge_under_autocast(name: str) -> Non
     assert fast.report.rolled_back == ()
 
 
+class Wide(nn.Module):
+    """A product with a weight that is copied and cast in every call."""
+
+    w: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("w", torch.randn(6, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.w.t().contiguous().bfloat16().float()
+
+
 def test_a_value_gets_the_strides_that_were_traced() -> None:
-    model = nn.Module()
-    model.register_buffer("w", torch.randn(6, 8))
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        w: torch.Tensor = model.w
-        return x @ w.t().contiguous().bfloat16().float()
-
-    model.forward = forward  # type: ignore[method-assign]
+    model = Wide()
     fast = qfuse.compile(model, (torch.randn(3, 8),), options={"backend": "eager"}, check="site")
     assert fast.report.rolled_back == ()
     x = torch.randn(3, 8)

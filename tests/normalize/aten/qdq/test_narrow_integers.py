@@ -48,6 +48,46 @@ def test_refuses_integers_with_other_users() -> None:
     assert refusal(program, NarrowIntegers()) == (MissCode.SHARED, "w")
 
 
+def test_golden_a_product_with_floats_casts_by_itself() -> None:
+    b = GraphBuilder()
+    w = b.const("w", torch.tensor([[-128, 3, 0, 1], [127, 5, 6, 7]]))
+    real = b.call(aten.mul.Tensor, b.const("s", torch.rand(2, 1)), w)
+    y = b.call(aten.linear.default, b.arg("x", torch.float32, 3, 4), real)
+    assert_expected_inline(
+        golden(finish(b, y), NarrowIntegers()),
+        """const %s: float32[2, 1]
+const %w_narrow: int8[2, 4]
+%0 = aten._to_copy(%w_narrow, dtype=float32): float32[2, 4]
+%1 = aten.mul.Tensor(%0, %s): float32[2, 4]
+%x: float32[3, 4]
+%2 = aten.linear(%x, %1): float32[3, 2]
+return (%2)
+fired: narrow-integers 1""",
+    )
+
+
+def test_refuses_a_product_of_integers() -> None:
+    b = GraphBuilder()
+    w = b.const("w", torch.tensor([[-128, 3, 0, 1], [127, 5, 6, 7]]))
+    program = finish(b, b.call(aten.mul.Tensor, b.arg("x", torch.int64, 2, 4), w))
+    assert refusal(program, NarrowIntegers())[0] is MissCode.DTYPE
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("number", [0.5, 3.0])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int64, torch.bool])
+def test_products_have_the_same_bits(dtype: torch.dtype, number: float) -> None:
+    for factor in (number, torch.rand(2, 1), torch.rand(4, dtype=torch.float64).bfloat16()):
+        b = GraphBuilder()
+        w = b.const("w", torch.tensor([[0, 255, 1, 0], [3, 0, 9, 200]]).to(dtype))
+        other = b.const("s", factor) if isinstance(factor, torch.Tensor) else factor
+        real = b.call(aten.mul.Tensor, w, other)
+        y = b.call(aten.add.Tensor, b.arg("x", real.meta["val"].dtype, 2, 4), real)
+        x = torch.randn(2, 4).to(real.meta["val"].dtype)
+        fired = assert_same_values(finish(b, y), [x], NarrowIntegers(), exact=True).fired
+        assert fired == {"narrow-integers": 1}
+
+
 @pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64, torch.bool])
 @pytest.mark.parametrize("real", [torch.float32, torch.bfloat16])

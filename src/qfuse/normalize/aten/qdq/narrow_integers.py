@@ -5,11 +5,23 @@ from __future__ import annotations
 import torch
 
 from qfuse.ir.dtypes import COMPUTE_DTYPES
+from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.constants import is_constant_expression
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of
 from qfuse.normalize.match.constants import derived, evaluated
-from qfuse.rewrite.pattern import Arg, Capture, Match, PatternRule, Read, guard, let, op
+from qfuse.rewrite.pattern import (
+    Arg,
+    Capture,
+    Either,
+    Match,
+    Operand,
+    PatternRule,
+    Read,
+    guard,
+    let,
+    op,
+)
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, aten
 
 _WIDE = (torch.bool, torch.int16, torch.int32, torch.int64)
@@ -23,6 +35,7 @@ def _integers(node: Node) -> Node | None:
 
 
 INTEGERS = Read("integers", _integers, "constant matrix of wide integers")
+FACTOR = Operand("factor")
 NARROW = Capture[torch.Tensor]("narrow")
 
 
@@ -56,7 +69,8 @@ class NarrowIntegers(PatternRule):
 
         const w' int8 -> cast float32
 
-    The integers may be computed, as those that are unpacked from nibbles by shifts and masks.
+    The cast may be the implicit one of a product with floats. The integers may be computed, as
+    those that are unpacked from nibbles by shifts and masks.
 
     Exact: 8-bit integers are exact in every float dtype, as the wide ones of the same value are.
 
@@ -65,14 +79,16 @@ class NarrowIntegers(PatternRule):
 
     name = "narrow-integers"
     exactness = Exactness.EXACT
-    pattern = (
-        op(aten._to_copy.default, INTEGERS.core(), dtype=Arg("dtype"))
-        .giving(*COMPUTE_DTYPES)
-        .given(_is_single_use, let(NARROW, _narrow))
-    )
+    pattern = Either(
+        op(aten._to_copy.default, INTEGERS.core(), dtype=Arg("dtype")).giving(*COMPUTE_DTYPES),
+        op(aten.mul.Tensor, INTEGERS.core(), FACTOR).giving(*COMPUTE_DTYPES),
+    ).given(_is_single_use, let(NARROW, _narrow))
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Cast the narrow constant instead."""
         narrow = derived(rw, site[INTEGERS], site[NARROW], "narrow")
         real = rw.call(aten._to_copy.default, narrow, dtype=dtype_of(site.node))
+        if is_call(site.node, aten.mul.Tensor):
+            # The operands of a product are cast to the type of its result.
+            real = rw.call(aten.mul.Tensor, real, site[FACTOR])
         rw.replace(site.node, real)
