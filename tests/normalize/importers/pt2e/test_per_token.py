@@ -62,7 +62,7 @@ def test_golden_the_choice_and_its_readers() -> None:
 %1 = getitem(%0, 0): float64[s0, s1, 1]
 %2 = getitem(%0, 1): int64[s0, s1, 1]
 %3 = qfuse.quantize(%x, %1, %2, 'int8[-128,127] 1x1x* bfloat16 float64:reciprocal:zp-round int'): int8[s0, s1, 8]
-%4 = qfuse.dequantize(%3, %1, %2, 'int8[-128,127] 1x1x* bfloat16 float64:reciprocal:zp-round int'): bfloat16[s0, s1, 8]
+%4 = qfuse.dequantize(%3, %1, %2, 'int8[-128,127] 1x1x* bfloat16 float32:reciprocal:zp-round int'): bfloat16[s0, s1, 8]
 return (%4)""",
     )
 
@@ -211,3 +211,51 @@ def test_a_choice_for_another_type_than_int8_can_never_run() -> None:
 
     with pytest.raises(NormalizeError, match="it chooses only for int8, not for uint8"):
         normalize(source.done(q))
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("real", FLOATS)
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float64])
+def test_a_choice_in_a_narrow_float_is_dequantized_in_float32(
+    dtype: torch.dtype, real: torch.dtype
+) -> None:
+    x = torch.randn(5, 3, 257) * torch.tensor([1e-30, 1e-4, 1.0, 30.0, 1e3])[:, None, None]
+    x[0, 0] = 0
+    source = Source()
+    pair = source.b.call(
+        d.choose_qparams_per_token_asymmetric.default, source.arg(x.to(dtype)), torch.int8
+    )
+    s, z = source.b.item(pair, 0), source.b.item(pair, 1)
+    q = source.arg(codes(tuple(x.shape), torch.int8))
+    y = source.b.call(d.dequantize_per_token.default, q, s, z, *FULL, real)
+    program = assert_same_bits(source, y)
+
+    # A float32 scale times a difference has 33 bits, and two roundings of these may differ.
+    narrow = dtype is not torch.float64 and (real is torch.float32 or dtype is not torch.float32)
+    assert (" float32:" in to_text(program.graph)) == narrow
+    assert (" float64:" in to_text(program.graph)) == (not narrow)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(
+    ("scale", "zero", "real", "narrow"),
+    [
+        (0.5, 3, torch.float32, True),
+        (0.5, 2000, torch.float32, False),
+        (0.5, 2**40, torch.float32, False),
+        (0.1, 3, torch.float32, False),
+        (0.5, 3, torch.bfloat16, False),
+        (0.5, 3, torch.float64, False),
+    ],
+)
+def test_a_constant_scale_is_read_in_float32_where_that_is_exact(
+    scale: float, zero: int, real: torch.dtype, narrow: bool
+) -> None:
+    source = Source()
+    s = source.b.const("s", torch.full((4, 1), scale, dtype=torch.float64))
+    z = source.b.const("z", torch.full((4, 1), zero))
+    q = source.arg(codes((4, 33), torch.int8))
+    y = source.b.call(d.dequantize_per_token.default, q, s, z, *FULL, real)
+    program = assert_same_bits(source, y)
+
+    assert (" float32:" in to_text(program.graph)) == narrow

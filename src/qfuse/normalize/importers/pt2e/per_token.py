@@ -25,6 +25,7 @@ from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, dtype_name
 from qfuse.ir.sizes import element_count, same_size
 from qfuse.normalize.importers.errors import cannot_run
+from qfuse.normalize.importers.pt2e.narrow_scale import is_exact_in_float32
 from qfuse.normalize.importers.qdq import (
     QdqRule,
     QdqSite,
@@ -100,6 +101,9 @@ class NormalizeQuantizePerToken(QdqRule):
 class NormalizeDequantizePerToken(QdqRule):
     """``dequantize_per_token`` becomes ``qfuse.dequantize`` with one scale per token.
 
+    A float64 scale that holds values of a narrower float, as those chosen from float32 tokens do,
+    is multiplied in float32 where that has the same bits: kernels compute in float32.
+
     Refuses: parameters without axes; a zero point of another shape than the scale, or whose
     difference from the quantized values may not be exact; a dtype argument, which the op ignores,
     that is not the dtype of the quantized values.
@@ -123,8 +127,10 @@ class NormalizeDequantizePerToken(QdqRule):
         chosen = _chosen(scale, zero)
         codes = quant_range(node, a["quant_min"], a["quant_max"])
         of_scale = dtype_of(scale) if chosen is None else chosen.spec.scale_dtype
-        math = Arithmetic(of_scale, zero_point_first=True)
         real = dtype_argument(a["output_dtype"])
+        if of_scale is torch.float64 and is_exact_in_float32(q, scale, zero, real):
+            of_scale = torch.float32
+        math = Arithmetic(of_scale, zero_point_first=True)
         spec = make_spec(node, (dtype, codes), _block(node, q, scale, zero), real, math)
         if chosen is not None:
             return QdqSite(node, q, chosen, None, spec)
