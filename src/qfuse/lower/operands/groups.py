@@ -15,6 +15,16 @@ from qfuse.kernels.weight_only import GROUP_MULTIPLE
 
 _CODES = 16
 
+PER_INPUT = (
+    "the weight's scales run along the input features, one each: "
+    "kernels take one per output feature"
+)
+
+
+def is_per_input(spec: QuantSpec) -> bool:
+    """Whether a weight has one scale per input feature, which all output features share."""
+    return spec.block == (None, 1)
+
 
 def first_value(stored: torch.Tensor, spec: QuantSpec) -> int:
     """Return the least quantized value of a weight, or of its range if that fits four bits.
@@ -49,6 +59,8 @@ def group_count(spec: QuantSpec, k: int) -> int | Refusal:
     if k == 0:
         return Refusal("the weight is scaled in groups of no input features")
     if size % GROUP_MULTIPLE or k % size:
+        if is_per_input(spec):
+            return Refusal(f"{PER_INPUT} or per group of a multiple of {GROUP_MULTIPLE} inputs")
         blocks = f"the weight is scaled in blocks of {spec.block_text()}"
         return Refusal(f"{blocks}: groups must be whole, of a multiple of {GROUP_MULTIPLE}")
     return k // size
