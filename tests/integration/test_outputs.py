@@ -94,3 +94,36 @@ def test_what_is_not_on_the_cpu_is_refused() -> None:
     model = nn.Linear(4, 4, device="meta").eval()
     with pytest.raises(OptionsError, match=r"model\.cpu\(\)"):
         qfuse.compile(model, (torch.randn(2, 4, device="meta"),), options=EAGER)
+
+
+def test_strides_of_results_follow_the_sizes_of_the_call() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> object:
+        return (w @ x.t()), (w @ x.t()).t(), (x[:, None] * w).transpose(0, 2), x.nonzero()
+
+    rows = torch.export.Dim("rows", min=2, max=64)
+    source = Function(function)
+    fast = qfuse.compile(
+        source, (torch.randn(4, 6),), dynamic_shapes={"x": {0: rows}}, options=EAGER
+    )
+    for count in (4, 17):
+        x = torch.randn(count, 6)
+        for new, old in zip(fast(x), source(x), strict=True):
+            assert new.stride() == old.stride()
+            torch.testing.assert_close(new, old)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_strides_of_an_integer_product_with_the_weight_on_the_left(scaled: bool) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> object:
+        y = torch._int_mm(w.to(torch.int8), x.t())
+        return y * w[:, :1] if scaled else y
+
+    source = Function(function)
+    source.weight = torch.randint(-128, 128, (16, 32)).float()
+    rows = torch.export.Dim("rows", min=2, max=64)
+    x = torch.randint(-128, 128, (4, 32), dtype=torch.int8)
+    fast = qfuse.compile(source, (x,), dynamic_shapes={"x": {0: rows}}, options=EAGER)
+    for count in (4, 17):
+        x = torch.randint(-128, 128, (count, 32), dtype=torch.int8)
+        assert fast(x).stride() == source(x).stride() == (count, 1)
+        torch.testing.assert_close(fast(x), source(x))

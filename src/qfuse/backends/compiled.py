@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from qfuse.backends.layout import dense_strides
 from qfuse.backends.runner import Runner
 from qfuse.ir.graph.stage_graph import Signature
 from qfuse.ir.signature.caller import Caller
@@ -31,13 +32,9 @@ class CompiledModule:
         fed = [i for i, leaf in enumerate(signature.inputs) if leaf.placeholder is not None]
         written = [m.input_index for m in signature.mutations if m.input_index is not None]
         self._written = tuple((leaf, fed.index(leaf)) for leaf in written)
-        self._strides = tuple(
-            {
-                (spec.index, spec.strides)
-                for spec in signature.outputs
-                if spec.index is not None and spec.input_index is None and spec.strides is not None
-            }
-        )
+        made = [(s.index, s) for s in signature.outputs if s.input_index is None]
+        self._strides = tuple({(i, s.strides) for i, s in made if i is not None and s.strides})
+        self._orders = tuple({(i, s.order) for i, s in made if i is not None and s.order})
 
     @property
     def backend(self) -> str:
@@ -55,10 +52,12 @@ class CompiledModule:
         outputs = self.runner.run(tensors)
         if self._written:
             self._write_back(leaves, tensors)
+        # The caller gets the strides of the source model, whatever the code prefers.
         for index, strides in self._strides:
-            # The caller gets the strides of the source model, whatever the code prefers.
-            if outputs[index].stride() != strides:
-                outputs[index] = _restrided(outputs[index], strides)
+            outputs[index] = _restrided(outputs[index], strides)
+        for index, order in self._orders:
+            strides = dense_strides(outputs[index].shape, order)
+            outputs[index] = _restrided(outputs[index], strides)
         return self._caller.rebuild(outputs, leaves)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
@@ -85,6 +84,8 @@ class CompiledModule:
 
 def _restrided(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """Return ``value`` with ``strides``; those of axes of size one are ignored."""
+    if value.stride() == strides:
+        return value
     pairs = zip(value.shape, value.stride(), strides, strict=True)
     if value.numel() == 0 or all(size == 1 or have == want for size, have, want in pairs):
         return value

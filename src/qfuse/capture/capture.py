@@ -215,10 +215,17 @@ def _check_parts(program: ExportedProgram) -> None:
         name = higher_order_name(node)
         if name is not None:
             raise CaptureError(
-                f"the model calls {name}, which contains a subgraph",
+                f"the model calls {name}, {_what_it_does(name)}",
                 where=source_line(node.meta.get("stack_trace"), files),
-                fix="use torch.where instead, or keep this part out of the compiled model",
+                fix="use torch.where instead of a branch, an op that returns its result instead of "
+                "one that writes it, or keep this part out of the compiled model",
             )
+
+
+def _what_it_does(name: str) -> str:
+    if name.startswith("auto_functionalized"):
+        return "which calls an op that writes to its arguments and has no functional form"
+    return "which contains a subgraph"
 
 
 def _make_functional(traced: _Traced, dynamic_shapes: Any, log: EventLog) -> CapturedGraph:

@@ -84,10 +84,7 @@ class _Reader:
 
     def _order(self, leaf: Leaf, value: torch.Tensor) -> tuple[int, ...] | None:
         """Return the order of the axes of the traced layout, ``None`` for a contiguous tensor."""
-        # The order of symbolic strides is that of the traced sizes.
-        shape = [_hint(size, self.program) for size in value.shape]
-        strides = [_hint(step, self.program) for step in value.stride()]
-        order = axis_order(shape, strides)
+        order = self._axis_order(value)
         if order is None:
             raise CaptureError(
                 f"{leaf.name} was exported with strides {tuple(value.stride())} for the shape "
@@ -113,6 +110,13 @@ class _Reader:
                 mutation = Mutation(len(found), buffer=self.constants[name])
                 found.append((spec.arg.name, name, mutation))
         return found
+
+    def _axis_order(self, value: torch.Tensor) -> tuple[int, ...] | None:
+        """Return the axes from the largest stride to the smallest; ``None`` if there are gaps."""
+        # The order of symbolic strides is that of the traced sizes.
+        shape = [_hint(size, self.program) for size in value.shape]
+        strides = [_hint(step, self.program) for step in value.stride()]
+        return axis_order(shape, strides)
 
     def results(self, inputs: tuple[InputSpec, ...]) -> tuple[list[OutputSpec], list[str]]:
         """Return the specs of the model's flat results, and the nodes that the graph returns."""
@@ -147,11 +151,16 @@ class _Reader:
         # A tensor that is returned twice is one output.
         if name not in nodes:
             nodes.append(name)
-        strides = None
-        # Strides that depend on sizes differ from call to call.
-        if isinstance(value, torch.Tensor) and all(isinstance(s, int) for s in value.stride()):
-            strides = tuple(value.stride())
-        return OutputSpec(nodes.index(name), strides=strides)
+        index = nodes.index(name)
+        if not isinstance(value, torch.Tensor):
+            return OutputSpec(index)
+        if all(isinstance(step, int) for step in value.stride()):
+            return OutputSpec(index, strides=tuple(value.stride()))
+        sizes = [read_size(size, self.program) for size in value.shape]
+        if any(not isinstance(size, int) and size.hint is None for size in sizes):
+            return OutputSpec(index)  # a size that the trace does not know
+        # Strides that depend on sizes differ from call to call; their order does not.
+        return OutputSpec(index, order=self._axis_order(value))
 
 
 def read_interface(

@@ -45,7 +45,7 @@ def norm(b: GraphBuilder, x: Node, values: tuple[torch.Tensor | None, ...], eps:
 @pytest.mark.parametrize("shape", [(3, C), (2, C, 7), (2, C, 4, 6), (1, C, 2, 3, 4), (0, C, 4, 4)])
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("eps", [1e-5, 0.25])
-def test_a_norm_is_a_product_and_a_sum(shape: tuple[int, ...], affine: bool, eps: float) -> None:
+def test_a_norm_is_three_steps(shape: tuple[int, ...], affine: bool, eps: float) -> None:
     weight, bias, mean, var = parameters()
     given = (weight, bias, mean, var) if affine else (None, None, mean, var)
     b = GraphBuilder()
@@ -54,7 +54,7 @@ def test_a_norm_is_a_product_and_a_sum(shape: tuple[int, ...], affine: bool, eps
 
     (y,) = run(low, [x])
 
-    assert targets(low) == [aten.mul.Tensor, aten.add.Tensor]
+    assert targets(low) == [aten.sub.Tensor, aten.mul.Tensor, aten.add.Tensor]
     doubles = [None if value is None else value.double() for value in given]
     exact = F.batch_norm(x.double(), doubles[2], doubles[3], doubles[0], doubles[1], eps=eps)
     # Two roundings of operands and two of steps, each of the size of the terms.
@@ -65,6 +65,21 @@ def test_a_norm_is_a_product_and_a_sum(shape: tuple[int, ...], affine: bool, eps
     )
     terms = terms + (bias.double().abs().reshape(spread) if affine else 0)
     assert bool(((y.double() - exact).abs() <= 2 * torch.finfo(torch.float32).eps * terms).all())
+
+
+def test_a_mean_that_is_large_beside_the_deviation_does_not_cancel() -> None:
+    weight, bias, _, _ = parameters()
+    mean, var = torch.full((C,), 100.0), torch.full((C,), 1e-4)
+    b = GraphBuilder()
+    low = lowered(b, norm(b, b.arg("x", torch.float32, 64, C), (weight, bias, mean, var), 0.0))
+    x = mean + torch.randn(64, C) * 0.01
+
+    (y,) = run(low, [x])
+
+    exact = F.batch_norm(
+        x.double(), mean.double(), var.double(), weight.double(), bias.double(), eps=0.0
+    )
+    assert (y - exact).abs().max() < 1e-5
 
 
 def test_memory_formats_are_kept() -> None:

@@ -254,3 +254,18 @@ def test_projections_of_a_quantized_model_merge_under_autocast(name: str) -> Non
     assert fast.report.fired["merge-linears"] == 1
     assert all(check.passed for check in fast.report.checks)
     assert fast.report.rolled_back == ()
+
+
+def test_a_value_gets_the_strides_that_were_traced() -> None:
+    model = nn.Module()
+    model.register_buffer("w", torch.randn(6, 8))
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        w: torch.Tensor = model.w
+        return x @ w.t().contiguous().bfloat16().float()
+
+    model.forward = forward  # type: ignore[method-assign]
+    fast = qfuse.compile(model, (torch.randn(3, 8),), options={"backend": "eager"}, check="site")
+    assert fast.report.rolled_back == ()
+    x = torch.randn(3, 8)
+    assert torch.equal(fast(x), model(x))

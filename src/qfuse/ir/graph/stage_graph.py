@@ -63,6 +63,8 @@ class OutputSpec:
         input_index: The flat input that the leaf *is*, when the model returns an input.
         strides: Strides of the captured value if they are static, because a user may rely on them.
         size: An integer leaf that depends on sizes, as an expression over ``Signature.symbols``.
+        order: The axes of a captured value with symbolic strides, from the largest stride to the
+            smallest; ``None`` if they are static or leave gaps.
     """
 
     index: int | None
@@ -70,6 +72,7 @@ class OutputSpec:
     input_index: int | None = None
     strides: tuple[int, ...] | None = None
     size: str | None = None
+    order: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

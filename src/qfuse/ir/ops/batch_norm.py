@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch._ops import OpOverload
 from torch.fx import Node
@@ -35,8 +37,22 @@ def only_result(node: Node) -> Node | None:
     return users[0] if len(parts) == 1 and parts[0] is not None and parts[0][1] == 0 else None
 
 
-def constant_factors(n: int, node: Node) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return what a norm of ``n`` channels multiplies by, and what it adds then; float64, ``[n]``.
+@dataclass(frozen=True, slots=True)
+class ConstantNorm:
+    """What a norm of constants computes: ``(x - mean) * factor + bias``; float64, ``[n]`` each."""
+
+    mean: torch.Tensor
+    factor: torch.Tensor
+    bias: torch.Tensor
+
+    @property
+    def shift(self) -> torch.Tensor:
+        """What is added to ``x * factor``."""
+        return self.bias - self.mean * self.factor
+
+
+def constant_norm(n: int, node: Node) -> ConstantNorm | None:
+    """Return the constants of a norm of ``n`` channels.
 
     ``None`` if its statistics or parameters are computed at run time. A variance of 0 with eps 0
     gives factors that are not finite.
@@ -51,4 +67,4 @@ def constant_factors(n: int, node: Node) -> tuple[torch.Tensor, torch.Tensor] | 
     assert isinstance(eps, (int, float)), "eps is a number in the schema"
     # In float64, as the factor is rounded only once it is part of a scale or of an operand.
     factor = gamma.double() / (var.double() + eps).sqrt()
-    return factor, beta.double() - mean.double() * factor
+    return ConstantNorm(mean.double(), factor, beta.double())

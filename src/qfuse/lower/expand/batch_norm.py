@@ -1,4 +1,4 @@
-"""Batch norms that no product took: two steps per element."""
+"""Batch norms that no product took: three steps per element."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qfuse.ir.ops.batch_norm import (
     BATCH_NORMS,
     CHANNELS,
     computes_statistics,
-    constant_factors,
+    constant_norm,
     only_result,
 )
 from qfuse.ir.ops.views import dtype_of, shape_of
@@ -21,10 +21,11 @@ from qfuse.rewrite.session import RewriteSession
 
 
 def expand_batch_norms(session: RewriteSession) -> None:
-    """Replace float32 norms with constant statistics by ``x * factor + shift``.
+    """Replace float32 norms with constant statistics by ``(x - mean) * factor + bias``.
 
-    That is what torch's kernel computes. Inductor instead inlines the definition with its root and
-    its reciprocal, which take longer than everything else in a loop over 8-bit values.
+    Inductor inlines the definition with its root and its reciprocal, which take longer than
+    everything else in a loop over 8-bit values. The mean stays apart from the bias: their sum would
+    cancel in a channel whose mean is large beside its deviation.
     """
     for node in list(session.program.graph.nodes):
         found = _site(node) if is_call(node, *BATCH_NORMS) else None
@@ -34,18 +35,23 @@ def expand_batch_norms(session: RewriteSession) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Expansion:
-    """Replaces one norm; ``factor`` and ``shift`` are float32 and broadcast to ``x``."""
+    """Replaces one norm; the constants are float32 and broadcast to ``x``."""
 
     x: Node
     result: Node
+    mean: torch.Tensor
     factor: torch.Tensor
-    shift: torch.Tensor
+    bias: torch.Tensor
 
     def __call__(self, rw: Rewriter) -> None:
-        factor = rw.constant(self.factor, f"{self.result.name}_factor")
-        shift = rw.constant(self.shift, f"{self.result.name}_shift")
-        scaled = rw.call(aten.mul.Tensor, self.x, factor)
-        rw.replace(self.result, rw.call(aten.add.Tensor, scaled, shift))
+        y = self.x
+        for op, value, name in (
+            (aten.sub.Tensor, self.mean, "mean"),
+            (aten.mul.Tensor, self.factor, "factor"),
+            (aten.add.Tensor, self.bias, "bias"),
+        ):
+            y = rw.call(op, y, rw.constant(value, f"{self.result.name}_{name}"))
+        rw.replace(self.result, y)
 
 
 def _site(node: Node) -> _Expansion | None:
@@ -58,11 +64,11 @@ def _site(node: Node) -> _Expansion | None:
     # A result of float32 for other inputs does not exist, but parameters may be wider.
     if not isinstance(n, int) or {dtype_of(x), dtype_of(result)} != {torch.float32}:
         return None
-    factors = constant_factors(n, node)
-    if factors is None or not same_strides(x.meta["val"], result.meta["val"]):
+    norm = constant_norm(n, node)
+    if norm is None or not same_strides(x.meta["val"], result.meta["val"]):
         return None
     spread = (n, *(1,) * (len(shape) - CHANNELS - 1))
-    factor, shift = (part.float().reshape(spread) for part in factors)
-    if not bool((factor.isfinite() & shift.isfinite()).all()):
+    parts = [p.float().reshape(spread) for p in (norm.mean, norm.factor, norm.bias)]
+    if not all(bool(part.isfinite().all()) for part in parts):
         return None
-    return _Expansion(x, result, factor, shift)
+    return _Expansion(x, result, *parts)

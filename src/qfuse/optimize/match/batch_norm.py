@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from qfuse.ir.ops.batch_norm import computes_statistics, constant_factors, only_result
+from qfuse.ir.ops.batch_norm import computes_statistics, constant_norm, only_result
 from qfuse.rewrite.prelude import Miss, MissCode, Node
 
 
@@ -28,11 +28,11 @@ def factor_and_shift(n: int, node: Node) -> tuple[torch.Tensor, torch.Tensor] | 
 
     Refuses: statistics or parameters that are computed at run time; factors that are not finite.
     """
-    factors = constant_factors(n, node)
-    if factors is None:
+    norm = constant_norm(n, node)
+    if norm is None:
         text = "its statistics or parameters are computed at run time"
         return Miss(MissCode.NOT_CONSTANT, node, text, progress=2)
-    factor, shift = factors
+    factor, shift = norm.factor, norm.shift
     if not bool((factor + shift).isfinite().all()):
         return Miss(MissCode.RANGE, node, "its factors are not finite", progress=2)
     return factor, shift

@@ -43,6 +43,15 @@ fired: inverse-scale 1""",
     )
 
 
+def test_a_factor_that_the_graph_returns_stays() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 3, 8)
+    factor = inverse(b, x)
+    q = b.call(aten.round.default, b.call(aten.mul.Tensor, x, factor))
+    result = assert_same_values(finish(b, q, factor), [torch.randn(3, 8)], InverseScale())
+    assert result.fired == {"inverse-scale": 1}
+
+
 def test_refuses_a_factor_whose_product_is_not_rounded() -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.float32, 3, 8)

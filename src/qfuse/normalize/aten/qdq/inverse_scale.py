@@ -112,6 +112,8 @@ def _exchanged(rw: Rewriter, user: Node, inverse: Node, scale: Node) -> Node | N
     """Return what ``user`` computes from the scale; ``None`` for a user that keeps the inverse."""
     if is_call(user, aten.reciprocal.default):
         return scale
+    if user.op != "call_function":
+        return None  # the result of the graph
     a = arguments(user)
     with rw.before(user):
         if _is_factor_of(user, inverse):
