@@ -13,7 +13,6 @@ import torch
 from qfuse.ir.errors import VerifyError
 from qfuse.ir.graph.stage_graph import (
     MUTABLE_META,
-    RULE_META,
     SOURCE_META,
     CapturedGraph,
     LoweredGraph,
@@ -144,18 +143,6 @@ STRUCTURE: dict[str, tuple[Callable[[], StageGraph], str, str]] = {
 @pytest.mark.parametrize(("build", "at", "why"), STRUCTURE.values(), ids=list(STRUCTURE))
 def test_structure(build: Callable[[], StageGraph], at: str, why: str) -> None:
     assert_broken(build(), at, why)
-
-
-@pytest.mark.parametrize(
-    ("rule", "fix"), [(None, "a bug of qfuse"), ("acme-dequantize", "fix the rule acme-dequantize")]
-)
-def test_the_rule_that_made_a_broken_node_is_named(rule: str | None, fix: str) -> None:
-    program = no_value()
-    if rule is not None:
-        call_of(program, aten.neg.default).meta[RULE_META] = rule
-
-    with pytest.raises(VerifyError, match=fix):
-        verify(program)
 
 
 def test_a_node_that_is_read_before_it_is_made() -> None:

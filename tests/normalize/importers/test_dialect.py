@@ -13,7 +13,9 @@ import torch
 from tests.architecture.source import PACKAGE as PACKAGE_FOLDER
 from tests.support.sources.dialects import Source, fired
 
-from qfuse.ir.errors import NormalizeError
+from qfuse.ir.errors import NormalizeError, VerifyError
+from qfuse.ir.graph.stage_graph import RULE_META
+from qfuse.ir.stages.verify import verify
 from qfuse.normalize import normalize
 from qfuse.normalize.aten.cast_rules import CASTS
 from qfuse.normalize.aten.qdq.fold_cast_into_quantize import FoldCastIntoQuantize
@@ -189,6 +191,17 @@ def test_anchors_that_match_nothing_are_an_error(
         rules_of([Dialect("odd", lambda: [Named()])])
     assert "Named of the dialect 'odd'" in str(caught.value)
     assert fix in str(caught.value)
+
+
+def test_the_rule_that_made_a_broken_node_is_named() -> None:
+    source = Source()
+    program = source.done(source.b.call(aten.relu.default, source.arg(torch.ones(3))))
+    (node,) = program.graph.find_nodes(op="call_function", target=aten.relu.default)
+    node.meta[RULE_META] = "acme-dequantize"
+    del node.meta["val"]
+
+    with pytest.raises(VerifyError, match="fix the rule acme-dequantize"):
+        verify(program)
 
 
 def test_the_built_in_dialects_agree_on_names() -> None:

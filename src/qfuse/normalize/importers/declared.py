@@ -5,7 +5,7 @@ from __future__ import annotations
 from inspect import get_annotations
 from typing import Any
 
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import OpOverload
 
 from qfuse.ir.errors import NormalizeError
 from qfuse.rewrite.prelude import Rule
@@ -43,11 +43,11 @@ def check_declared(rule: Rule[Any], dialect: str) -> None:
 
 def _spelled(anchor: object) -> str:
     """Return how to write an anchor: with the namespace and the overload."""
-    if isinstance(anchor, (OpOverload, OpOverloadPacket)):
-        name = str(anchor)
-        return (
-            f"torch.ops.{name}" if isinstance(anchor, OpOverload) else f"torch.ops.{name}.default"
-        )
+    if isinstance(anchor, OpOverload):
+        return f"torch.ops.{anchor}"
+    # A packet of overloads, such as `torch.ops.aten.relu`.
+    if hasattr(anchor, "overloads"):
+        return f"torch.ops.{anchor}.default"
     if isinstance(anchor, str):
         return f"torch.ops.{anchor.replace('::', '.')}.default"
     return "torch.ops.NAMESPACE.NAME.default"
