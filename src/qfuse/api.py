@@ -236,7 +236,8 @@ class _Session:
         """Combine the logged events with the facts about the whole compilation."""
         facts: dict[str, Any] = {
             "target": f"{self.target.model or self.target.architecture}, "
-            f"{self.target.threads} threads, {self.target.aten_capability}",
+            f"{self.target.threads} thread{'s' * (self.target.threads != 1)}, "
+            f"{self.target.aten_capability}",
             "torch": self.target.torch_version,
             "backend": backend or "none (explained, not compiled)",
             "check": self.check.value,

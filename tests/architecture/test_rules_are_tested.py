@@ -126,7 +126,8 @@ def untested(package: Path, tests: Path) -> list[str]:
         places = mirrored(rule, tests)
         test = next((place for place in places if place.is_file()), None)
         if test is None:
-            missing.append(rule.module.at(rule.node, f"{rule.node.name} has no {places[0].name}"))
+            shown = places[0].relative_to(tests.parent)
+            missing.append(rule.module.at(rule.node, f"{rule.node.name} has no {shown}"))
             continue
         text = test.read_text()
         lacks = {"golden", "refuses", "numeric"} - families(ast.parse(text))
@@ -164,7 +165,7 @@ NUMERIC = "@pytest.mark.numeric\ndef test_values(): ...\n"
 @pytest.mark.parametrize(
     ("tests", "complaints"),
     [
-        ({}, ["FuseThings has no test_fuse_things.py"]),
+        ({}, ["FuseThings has no tests/optimize/test_fuse_things.py"]),
         ({"optimize/test_fuse_things.py": GOLDEN + REFUSES + NUMERIC}, []),
         (
             {"optimize/test_fuse_things.py": REFUSES + NUMERIC + "# FuseThings"},

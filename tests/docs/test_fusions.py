@@ -229,4 +229,6 @@ def test_the_table_says_what_runs() -> None:
     written = replace_section(text, "fusions", table)
     if os.environ.get("QFUSE_WRITE_DOCS"):
         PAGE.write_text(written, encoding="utf-8")
-    assert PAGE.read_text(encoding="utf-8") == written
+    assert PAGE.read_text(encoding="utf-8") == written, (
+        "QFUSE_WRITE_DOCS=1 pytest tests/docs/test_fusions.py writes the table; read the diff"
+    )

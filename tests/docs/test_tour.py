@@ -38,7 +38,9 @@ def test_the_tour_shows_what_happens() -> None:
     if os.environ.get(WRITE_VARIABLE):
         TOUR.write_text(made, encoding="utf-8")
         page = made
-    assert made == page
+    assert made == page, (
+        "QFUSE_WRITE_DOCS=1 pytest tests/docs/test_tour.py writes the page; read the diff"
+    )
 
 
 def test_the_tour_passes_all_five_stages() -> None:

@@ -116,4 +116,4 @@ def test_who_follows_the_page_has_a_tested_rule(tmp_path: Path) -> None:
     assert page.count("```text\n```") == 0, "every output is shown"
     lacking = untested(tmp_path / "src" / "qfuse", tmp_path / "tests")
     assert [line for line in lacking if "leaky_relu.py" in line] == []
-    checkout.python("-m", "pytest", "-q", "tests/normalize/aten/test_leaky_relu.py")
+    checkout.python("-m", "pytest", "-q", "tests/normalize/aten/activations/test_leaky_relu.py")

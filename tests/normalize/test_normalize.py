@@ -2,11 +2,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.sources.dialects import DIALECTS, Source, assert_same_bits, fired, ops_of, scales
+from tests.support.sources.dialects import (
+    DIALECTS,
+    Source,
+    assert_same_bits,
+    codes,
+    fired,
+    only_miss,
+    ops_of,
+    scales,
+)
 
 from qfuse.ir.errors import NormalizeError
 from qfuse.ir.events import Fired, Noted
-from qfuse.ir.graph.stage_graph import MODULE_META, SOURCE_META, NormalGraph
+from qfuse.ir.graph.stage_graph import MODULE_META, REFUSED_META, SOURCE_META, NormalGraph
 from qfuse.normalize import normalize
 from qfuse.normalize.importers.dialect import Dialect
 from qfuse.rewrite.budget import RewriteBudget
@@ -88,6 +97,8 @@ def test_an_unknown_op_stays_works_and_is_named() -> None:
     (note,) = normal.log.of(Noted)
     assert note.warn
     assert note.stage == "normalize"
+    (strange,) = (n for n in normal.graph.nodes if REFUSED_META in n.meta)
+    assert strange.meta[REFUSED_META] == "no dialect translates: nobody knows what it means"
     assert note.text == "qfuse_test_made_up.strange stays as it is: nobody knows what it means"
     assert note.place is not None
     assert note.place.module == "net.layer"
@@ -161,3 +172,16 @@ def test_a_gate_that_stops_half_way_leaves_a_graph_that_works(fuel: int) -> None
     assert len(fired(normal)) == fuel
     assert {e.stage for e in normal.log.of(Fired)} <= {"stage"}
     assert len(normal.log.of(Noted)) == 3 - fuel
+
+
+def test_later_stages_know_which_rule_refused_an_op() -> None:
+    source = Source()
+    q, s = source.arg(codes((4, 8), torch.int8)), source.b.const("s", scales((4,)))
+    zero = source.b.const("z", torch.ones(4, dtype=torch.float64))
+    y = source.b.call(d.dequantize_per_channel.default, q, s, zero, 0, -128, 127, torch.int8)
+    normal = normalize(source.done(y))
+
+    miss = only_miss(normal)
+    (kept,) = (n for n in normal.graph.nodes if REFUSED_META in n.meta)
+    why = f"the rule normalize-dequantize-per-channel refused: {miss.reason}"
+    assert kept.meta[REFUSED_META] == why

@@ -5,9 +5,13 @@ import torch
 from tests.support.cases.propagate import Graph, priced, spec_of, steps
 from tests.support.sources.dialects import equal_but_for_nan
 
-from qfuse.ir.events import Missed
-from qfuse.optimize.schedule import MOVING_RULES, move
+from qfuse.ir.events import MissCode, Missed
+from qfuse.ir.graph.stage_graph import place_of
+from qfuse.ir.ops import library as ops
+from qfuse.optimize.schedule import MOVING_RULES, move, optimize
 from qfuse.rewrite.clone import clone
+from qfuse.testing.build import GraphBuilder
+from qfuse.testing.quant import QuantizedLinear
 from qfuse.testing.run import random_inputs, run
 
 aten = torch.ops.aten
@@ -77,3 +81,17 @@ def test_what_is_refused_is_told_once() -> None:
 
 def test_every_moving_rule_has_a_name_of_its_own() -> None:
     assert len({rule.name for rule in MOVING_RULES}) == len(MOVING_RULES)
+
+
+def test_misses_at_nodes_that_were_fused_after_all_are_not_logged() -> None:
+    b = GraphBuilder()
+    program = b.done(QuantizedLinear(b, 4, 8).linear(b.arg("x", torch.float32, 3, 8)))
+    stored = next(n for n in program.graph.nodes if n.target is ops.dequantize)
+    for node in (stored, next(iter(program.graph.nodes))):
+        place = place_of(node)
+        miss = Missed("optimize", "a-rule", MissCode.SHARED, "shared", place, place, 1)
+        program.log.add(miss)
+    kept = optimize(program).log.of(Missed)
+
+    assert stored.name not in {miss.anchor.node for miss in kept}
+    assert [miss.anchor.op for miss in kept if miss.rule == "a-rule"] == ["placeholder"]

@@ -9,7 +9,7 @@ from rich.console import Console
 from torch import nn
 
 import qfuse
-from qfuse.ir.events import Event, Exactness, Fired, Left, MissCode, Missed, Place
+from qfuse.ir.events import Checked, Event, Exactness, Fired, Left, MissCode, Missed, Place
 from qfuse.report import Report
 
 LINEAR = Place("linear", "aten.linear")
@@ -115,3 +115,10 @@ quantize-chain: expected aten.round to the nearest integer, found aten.floor
   cast to 8 bits({clamp((round({(x / scale) | (x * (reciprocal(scale) * 1)?) | (x * inverse)}) + zero_...
                          ^^^^^""",
     )
+
+
+def test_the_error_is_told_in_rounding_errors_of_the_source() -> None:
+    check = Checked("check", "model", True, Exactness.ROUNDING, 0.12, 8.0)
+    text = str(Report((check,), FACTS))
+
+    assert "passed (error: 0.12 x the source's own rounding error; up to 8 x passes)" in text

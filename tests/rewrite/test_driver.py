@@ -242,3 +242,4 @@ def test_a_rule_that_fails_to_look_costs_a_warning_not_the_model() -> None:
     (note,) = program.log.of(Noted)
     assert note.warn
     assert "the rule blind failed here" in note.text
+    assert "fix tests.support.toy_rules" in note.text, "it is not a rule of qfuse"

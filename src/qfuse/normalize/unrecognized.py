@@ -8,7 +8,7 @@ import torch
 
 from qfuse.ir.events import Missed, Noted
 from qfuse.ir.graph.schema import overload_of
-from qfuse.ir.graph.stage_graph import NormalGraph, op_name, place_of
+from qfuse.ir.graph.stage_graph import REFUSED_META, NormalGraph, op_name, place_of
 from qfuse.normalize.importers.dialect import Dialect
 from qfuse.normalize.importers.errors import cannot_run
 from qfuse.rewrite.prelude import Node, OpOverload
@@ -34,7 +34,7 @@ def note_unrecognized(program: NormalGraph, dialects: Sequence[Dialect], stage: 
     """
     namespaces = _QUANTIZED.union(*(d.namespaces for d in dialects))
     limits = {op: why for d in dialects for op, why in d.limits.items()}
-    reasons = {e.anchor.node: e.reason for e in program.log.of(Missed)}
+    misses = _closest(program)
     for node in program.graph.nodes:
         op = overload_of(node)
         if op is None:
@@ -43,6 +43,12 @@ def note_unrecognized(program: NormalGraph, dialects: Sequence[Dialect], stage: 
             text = f"{op_name(node)} rounds in float: convert the model, as with convert_pt2e"
             program.log.add(Noted(stage, text, place_of(node), warn=True))
         name = _qualified(op).partition(".")[0]
+        missed = misses.get(node.name)
+        # For later stages, which see only that the op is still there.
+        if missed is not None:
+            node.meta[REFUSED_META] = f"the rule {missed.rule} refused: {missed.reason}"
+        elif name in limits:
+            node.meta[REFUSED_META] = f"no dialect translates: {limits[name]}"
         if op.namespace not in namespaces and name not in limits:
             continue
         if not _has_kernel(op, node):
@@ -53,9 +59,19 @@ def note_unrecognized(program: NormalGraph, dialects: Sequence[Dialect], stage: 
                 "or quantize with another recipe",
             )
         # The refusal names this very call, a limit only its op.
-        why = reasons.get(node.name) or limits.get(name)
+        why = missed.reason if missed is not None else limits.get(name)
         text = f"{op_name(node)} stays as it is: {why or 'no dialect supports it'}"
         program.log.add(Noted(stage, text, place_of(node), warn=True))
+
+
+def _closest(program: NormalGraph) -> dict[str, Missed]:
+    """Return the miss of the rule that came closest, by the name of the node."""
+    closest: dict[str, Missed] = {}
+    for miss in program.log.of(Missed):
+        best = closest.get(miss.anchor.node)
+        if best is None or miss.progress > best.progress:
+            closest[miss.anchor.node] = miss
+    return closest
 
 
 def _is_fake_quantize(op: OpOverload) -> bool:

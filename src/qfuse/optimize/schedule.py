@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from qfuse.ir.events import Missed
+from qfuse.ir.events import EventLog, Missed
 from qfuse.ir.graph.stage_graph import NormalGraph, OptimizedGraph, StageGraph
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.attention.fuse_repeated_heads import FuseRepeatedHeads
@@ -179,6 +179,16 @@ def _log(program: StageGraph, events: Sequence[Missed]) -> None:
         program.log.add(event)
 
 
+def _without_resolved(program: StageGraph, stage: str) -> EventLog:
+    """Return the log without the misses at nodes that a later phase fused or removed."""
+    names = {node.name for node in program.graph.nodes}
+    return EventLog(
+        event
+        for event in program.log
+        if not isinstance(event, Missed) or event.stage != stage or event.anchor.node in names
+    )
+
+
 def optimize(
     program: NormalGraph,
     context: RewriteContext | None = None,
@@ -231,6 +241,7 @@ def optimize(
     # After fusion, so that only products that no fused op covers are lowered.
     if float_dtype is torch.bfloat16:
         LowerPrecision().run(program, context)
-    done = OptimizedGraph(program.module, program.signature, program.log)
+    log = _without_resolved(program, context.stage)
+    done = OptimizedGraph(program.module, program.signature, log)
     verify(done)
     return done

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from qfuse.cost import CostModel
 from qfuse.ir.events import Missed
 from qfuse.ir.graph.schema import overload_of
-from qfuse.ir.graph.stage_graph import CapturedGraph, StageGraph
+from qfuse.ir.graph.stage_graph import RULE_META, CapturedGraph, StageGraph
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.stages.verify import StageSpec, verify_node
@@ -21,7 +21,7 @@ from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import Edit, RewriteContext
 from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.prelude import Node, OpOverload
-from qfuse.rewrite.rewriter import RULE_META, origins
+from qfuse.rewrite.rewriter import origins
 
 _ANY = StageSpec(own=(*ops.CANONICAL, *ops.FUSED), kernels=True)
 

@@ -9,9 +9,9 @@ from torch.fx import Node
 
 from qfuse.ir.graph.alias import memory_of
 from qfuse.ir.graph.schema import is_call
-from qfuse.ir.graph.stage_graph import StageGraph
+from qfuse.ir.graph.stage_graph import RULE_META, StageGraph
 from qfuse.ir.movement.registry import SPLITS
-from qfuse.rewrite.rewriter import RULE_META, GraphEditor
+from qfuse.rewrite.rewriter import GraphEditor
 
 _NAME = "own-outputs"
 

@@ -13,14 +13,20 @@ from torch.fx.node import map_arg
 from qfuse.capture.provenance import annotate
 from qfuse.ir.events import EventLog
 from qfuse.ir.graph.schema import is_call
-from qfuse.ir.graph.stage_graph import ASSUMED_META, MUTABLE_META, CapturedGraph, Signature
+from qfuse.ir.graph.stage_graph import (
+    ASSUMED_META,
+    MUTABLE_META,
+    RULE_META,
+    CapturedGraph,
+    Signature,
+)
 from qfuse.ir.signature._tree_api import structure
 from qfuse.passes._torch_api import empty_like, is_fake
 from qfuse.passes.examples import Examples
 from qfuse.passes.fakes import Fakes, fill, is_valueless, without_values
 from qfuse.passes.in_place import functional_of
 from qfuse.passes.refuse import attribute_of, is_aside
-from qfuse.rewrite.rewriter import ORIGIN_META, RULE_META, origins
+from qfuse.rewrite.rewriter import ORIGIN_META, origins
 
 _COPY = torch.ops.aten.copy_.default
 _CHECK = torch.ops.aten._assert_tensor_metadata.default  # noqa: SLF001 - an op of ATen

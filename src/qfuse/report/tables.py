@@ -64,8 +64,8 @@ def _verdict(check: Checked) -> str:
     verdict = "passed" if check.passed else f"FAILED: {check.note}"
     if not check.allowed:
         return f"{verdict} (the same bits)" if check.passed else verdict
-    size = f"{check.error:.2g} of {check.allowed:.2g} allowed"
-    return f"{verdict} (error {size}, in units of the source's noise)"
+    limit = f"up to {check.allowed:.2g} x passes"
+    return f"{verdict} (error: {check.error:.2g} x the source's own rounding error; {limit})"
 
 
 def _linears(report: Report) -> Iterator[Table]:

@@ -100,7 +100,9 @@ class _Run:
             ours = isinstance(error, QfuseError) and self._context.raise_model_errors
             if self._context.strict or ours:
                 raise
-            text = f"the rule {rule.name} failed here, which is a bug: please report it ({error!r})"
+            ours = type(rule).__module__.partition(".")[0] == "qfuse"
+            fix = "please report it" if ours else f"fix {type(rule).__module__}"
+            text = f"the rule {rule.name} failed here, which is a bug: {fix} ({error!r})"
             self._program.log.add(Noted(self._context.stage, text, place_of(node), warn=True))
             return Miss(MissCode.PATTERN, node, "the rule failed", progress=0)
         if isinstance(site, Miss):

@@ -14,15 +14,12 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import Argument, map_arg
 
 from qfuse.ir.errors import RewriteError
-from qfuse.ir.graph.stage_graph import MODULE_META, SOURCE_META, place_of
+from qfuse.ir.graph.stage_graph import MODULE_META, RULE_META, SOURCE_META, place_of
 from qfuse.ir.graph.text import type_text
 from qfuse.ir.sizes import same_shape
 
 ORIGIN_META = "qfuse_origin"
 """Meta key: names of the captured nodes that a node implements."""
-
-RULE_META = "qfuse_rule"
-"""Meta key: name of the rule that made the node."""
 
 
 @dataclass(slots=True)

@@ -117,6 +117,11 @@ def test_the_graph_has_one_call() -> None:
     [
         (per_channel().with_block((1, 12)), (48, 60), "blocks of 1x12: groups must be whole"),
         (per_channel().with_block((1, 32)), (48, 80), "blocks of 1x32: groups must be whole"),
+        (
+            per_channel().with_block((None, 1)),
+            (48, 64),
+            "run along the input features, one each: kernels take one per output feature or per group",
+        ),
         (per_channel(dtype=torch.int16), (48, 64), "stored as torch.int16"),
         (FLOAT4, (48, 64), "stored as float4_e2m1"),
         (per_channel(arithmetic=Arithmetic(torch.float64)), (48, 64), "dequantized in float64"),

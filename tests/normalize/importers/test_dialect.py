@@ -13,12 +13,17 @@ import torch
 from tests.architecture.source import PACKAGE as PACKAGE_FOLDER
 from tests.support.sources.dialects import Source, fired
 
-from qfuse.ir.errors import NormalizeError
+from qfuse.ir.errors import NormalizeError, VerifyError
+from qfuse.ir.graph.stage_graph import RULE_META
+from qfuse.ir.stages.verify import verify
 from qfuse.normalize import normalize
 from qfuse.normalize.aten.cast_rules import CASTS
+from qfuse.normalize.aten.qdq.fold_cast_into_quantize import FoldCastIntoQuantize
 from qfuse.normalize.builtin import BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, discover, rules_of
 from qfuse.normalize.importers.pt2e.dialect import DECOMPOSED
+from qfuse.normalize.importers.qdq import QdqRule, QdqSite
+from qfuse.rewrite.prelude import Node, aten
 
 PACKAGE = """
 from qfuse.normalize.importers.dialect import Dialect
@@ -136,6 +141,67 @@ def test_what_is_no_rule_is_an_error() -> None:
 
     with pytest.raises(NormalizeError, match="which is not a rule"):
         rules_of([Dialect("odd", rules)])
+
+
+class Named(FoldCastIntoQuantize):
+    """A rule that differs from a working one in what a test sets."""
+
+    name = "named"
+
+
+class Nameless(QdqRule):
+    """A rule whose author forgot its name."""
+
+    anchors = (aten.relu.default,)
+
+    def read(self, node: Node) -> QdqSite:
+        """Not called."""
+        raise AssertionError(node)
+
+
+class Opless(Nameless):
+    """A rule that does not say what it makes."""
+
+    name = "opless"
+
+
+@pytest.mark.parametrize(("kind", "lacks"), [(Nameless, "name"), (Opless, "op")])
+def test_a_rule_that_declares_too_little_is_an_error(kind: type[QdqRule], lacks: str) -> None:
+    text = f"the rule {kind.__name__} of the dialect 'odd' has no '{lacks}'"
+
+    with pytest.raises(NormalizeError, match=text):
+        rules_of([Dialect("odd", lambda: [kind()])])
+
+
+@pytest.mark.parametrize(
+    ("anchors", "complaint", "fix"),
+    [
+        ((aten.relu,), "the anchor aten.relu of the rule", "write torch.ops.aten.relu.default"),
+        (("aten::relu",), "is not an OpOverload", "write torch.ops.aten.relu.default"),
+        (aten.relu.default, "are not a tuple", "write (torch.ops.aten.relu.default,)"),
+        ("aten::relu", "are not a tuple", "write (torch.ops.aten.relu.default,)"),
+    ],
+)
+def test_anchors_that_match_nothing_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, anchors: object, complaint: str, fix: str
+) -> None:
+    monkeypatch.setattr(Named, "anchors", anchors)
+
+    with pytest.raises(NormalizeError, match=complaint) as caught:
+        rules_of([Dialect("odd", lambda: [Named()])])
+    assert "Named of the dialect 'odd'" in str(caught.value)
+    assert fix in str(caught.value)
+
+
+def test_the_rule_that_made_a_broken_node_is_named() -> None:
+    source = Source()
+    program = source.done(source.b.call(aten.relu.default, source.arg(torch.ones(3))))
+    (node,) = program.graph.find_nodes(op="call_function", target=aten.relu.default)
+    node.meta[RULE_META] = "acme-dequantize"
+    del node.meta["val"]
+
+    with pytest.raises(VerifyError, match="fix the rule acme-dequantize"):
+        verify(program)
 
 
 def test_the_built_in_dialects_agree_on_names() -> None:

@@ -8,7 +8,7 @@ from expecttest import assert_expected_inline
 from tests.support.values import bits_same
 
 from qfuse.ir.events import MissCode
-from qfuse.ir.graph.stage_graph import NormalGraph
+from qfuse.ir.graph.stage_graph import REFUSED_META, NormalGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.optimize.fuse.linear import FuseLinear
@@ -104,6 +104,10 @@ def test_refuses_a_weight_of_an_op_that_no_dialect_translated() -> None:
         "the weight comes from quantized_decomposed.dequantize_per_channel, "
         "which no dialect translated"
     )
+    w.meta[REFUSED_META] = "the rule normalize-it refused: its scale is float64"
+    refused = FuseLinear().match(linear)
+    assert isinstance(refused, Miss)
+    assert refused.reason.endswith("which the rule normalize-it refused: its scale is float64")
 
 
 def test_refuses_a_weight_that_is_an_input() -> None:

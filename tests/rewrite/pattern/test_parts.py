@@ -163,3 +163,9 @@ def test_alternatives_are_undone_too(on: Board) -> None:
     sum_of_both = op(aten.sub.Tensor, inner, X * Y)
     found = hit(sum_of_both, on.sub(on.neg(on.x), on.mul(on.q, on.x)))
     assert (found[X], found[Y]) == (on.q, on.x)
+
+
+def test_a_number_may_stand_on_the_left_of_a_pattern(on: Board) -> None:
+    hit(0.5 * X, on.mul(on.x, 0.5))
+    hit(1 + X, on.add(on.x, 1))
+    assert told(0.5 * X, on.mul(on.x, 0.25))[0] is MissCode.PATTERN

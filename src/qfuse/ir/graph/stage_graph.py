@@ -22,6 +22,10 @@ MODULE_META = "qfuse_module"
 MUTABLE_META = "qfuse_mutable"
 ASSUMED_META = "qfuse_assumed"
 """Meta key: the node was matched assuming typical values for parameters without data."""
+RULE_META = "qfuse_rule"
+"""Meta key: name of the rule that made the node."""
+REFUSED_META = "qfuse_refused"
+"""Meta key: why no dialect translated the node, as the end of a sentence with "which"."""
 
 
 @dataclass(frozen=True, slots=True)

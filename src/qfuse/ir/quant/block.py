@@ -27,6 +27,11 @@ def is_whole(block: Block, shape: Sequence[Size]) -> bool:
     return all(map(covers, block, shape))
 
 
+def is_per_input(block: Block) -> bool:
+    """Whether a weight ``[N, K]`` has one scale per input feature, shared by all outputs."""
+    return block == (None, 1)
+
+
 def rows_share_scale(block: Block, shape: Sequence[Size]) -> bool:
     """Whether every row (all axes but the last) has its own scale.
 

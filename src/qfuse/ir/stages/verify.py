@@ -8,7 +8,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from qfuse.ir.errors import VerifyError
-from qfuse.ir.graph.stage_graph import StageGraph, constant_of, place_of
+from qfuse.ir.graph.stage_graph import RULE_META, StageGraph, constant_of, place_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.check import problems_of
 
@@ -105,8 +105,12 @@ def _verify_output(program: StageGraph) -> None:
 
 
 def _broken(node: Node, why: str) -> VerifyError:
+    rule = node.meta.get(RULE_META)
+    fix = "this is a bug of qfuse; please report it"
+    if rule is not None:
+        fix = f"fix the rule {rule}, which made it; please report it if the rule is qfuse's"
     return VerifyError(
         f"{node.format_node() or node.name}: {why}",
         where=str(place_of(node)),
-        fix="this is a bug in the rule or dialect that made the node; please report it",
+        fix=fix,
     )

@@ -11,7 +11,7 @@ from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.linear import FusedLinear
 from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
-from qfuse.ir.quant.block import rows_share_scale
+from qfuse.ir.quant.block import is_per_input, rows_share_scale
 from qfuse.ir.quant.element import ScaleFormat
 from qfuse.ir.quant.spec import Granularity, QuantSpec, dtype_name, stored_name
 from qfuse.ir.sizes import Size
@@ -114,7 +114,9 @@ def _edge(value: Node, params: QuantParams | None, rows: Granularity) -> str:
         name += f"[{spec.quant_min},{spec.quant_max}]"
     when = "" if constant_of(params.scale) is not None else " dynamic"
     zero = "" if params.zero_point is None else " asymmetric"
-    granularity = granularity_of(spec, shape_of(value), rows)
+    granularity = str(granularity_of(spec, shape_of(value), rows))
+    if rows is Granularity.PER_CHANNEL and is_per_input(spec.block):
+        granularity = "per input feature"
     scales = "" if spec.scale_format is ScaleFormat.FLOAT else f" {spec.scale_format}"
     levels = "" if spec.outer is None else " two-level"
     return f"{name} {granularity}{scales}{levels}{when}{zero}"

@@ -13,11 +13,12 @@ from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.value_range import bounds_of, fits_int32
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
-from qfuse.ir.quant.block import is_whole, rows_share_scale
+from qfuse.ir.quant.block import is_per_input, is_whole, rows_share_scale
 from qfuse.ir.quant.element import Element, ScaleFormat
 from qfuse.ir.quant.spec import Granularity, QuantSpec, ZeroPointDomain, dtype_name, dtype_range
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels import KernelLibrary
+from qfuse.lower.operands.groups import PER_INPUT
 from qfuse.lower.problems.linear import LinearProblem
 from qfuse.lower.problems.product import ProductProblem
 from qfuse.rewrite.prelude import Node, Rewriter
@@ -116,6 +117,8 @@ def channel_granularity(problem: LinearProblem) -> Granularity | Refusal:
         return Granularity.PER_TENSOR
     if rows_share_scale(block, shape):
         return Granularity.PER_CHANNEL
+    if is_per_input(block):
+        return Refusal(PER_INPUT)
     return Refusal(f"the weight is scaled in blocks of {params.spec.block_text()}")
 
 

@@ -8,12 +8,18 @@ import torch
 
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams
+from qfuse.ir.quant.block import is_per_input
 from qfuse.ir.quant.reference import expand_blocks
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels.weight_only import GROUP_MULTIPLE
 
 _CODES = 16
+
+PER_INPUT = (
+    "the weight's scales run along the input features, one each: "
+    "kernels take one per output feature"
+)
 
 
 def first_value(stored: torch.Tensor, spec: QuantSpec) -> int:
@@ -49,6 +55,8 @@ def group_count(spec: QuantSpec, k: int) -> int | Refusal:
     if k == 0:
         return Refusal("the weight is scaled in groups of no input features")
     if size % GROUP_MULTIPLE or k % size:
+        if is_per_input(spec.block):
+            return Refusal(f"{PER_INPUT} or per group of a multiple of {GROUP_MULTIPLE} inputs")
         blocks = f"the weight is scaled in blocks of {spec.block_text()}"
         return Refusal(f"{blocks}: groups must be whole, of a multiple of {GROUP_MULTIPLE}")
     return k // size

@@ -17,6 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from qfuse.ir.errors import USER_CODE_ERRORS, NormalizeError
+from qfuse.normalize.importers.declared import check_declared
 from qfuse.rewrite.prelude import OpOverload, Rule
 
 ENTRY_POINT_GROUP = "qfuse.dialects"
@@ -76,7 +77,8 @@ def rules_of(dialects: Sequence[Dialect]) -> list[Rule[Any]]:
     """Return the rules of all dialects, earlier dialects first.
 
     Raises:
-        NormalizeError: Two dialects or two rules have one name, or something is not a rule.
+        NormalizeError: Two dialects or two rules have one name; something is not a rule, or
+            lacks a class attribute, or has anchors that are not op overloads.
     """
     owners: dict[str, str] = {}
     rules: list[Rule[Any]] = []
@@ -89,6 +91,7 @@ def rules_of(dialects: Sequence[Dialect]) -> list[Rule[Any]]:
                     f"the dialect {dialect.name!r} gives {rule!r}, which is not a rule",
                     fix="give instances of subclasses of qfuse.rewrite.rule.Rule",
                 )
+            check_declared(rule, dialect.name)
             _claim(owners, f"rule {rule.name}", dialect.name)
             rules.append(rule)
     return rules

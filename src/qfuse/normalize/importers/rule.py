@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -54,7 +54,7 @@ class SourceRule(Rule[S], ABC):
         """
 
 
-def known_arguments(node: Node, known: Collection[str]) -> dict[str, Argument]:
+def known_arguments(node: Node, known: Sequence[str]) -> dict[str, Argument]:
     """Return the arguments of a call by name.
 
     Raises:
@@ -65,8 +65,9 @@ def known_arguments(node: Node, known: Collection[str]) -> dict[str, Argument]:
     # trailing arguments between versions.
     foreign = sorted(set(given) - set(known))
     if foreign:
-        text = "this version of the op has an argument that qfuse does not support: {}"
-        raise RefusedError(MissCode.ARGUMENT, node, text, ", ".join(foreign))
+        text = "this version of the op has an argument that qfuse does not support: {} "
+        text += "(the rule knows {})"
+        raise RefusedError(MissCode.ARGUMENT, node, text, ", ".join(foreign), ", ".join(known))
     return given
 
 

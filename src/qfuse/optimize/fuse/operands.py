@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qfuse.ir.graph.schema import overload_of
-from qfuse.ir.graph.stage_graph import constant_of, op_name
+from qfuse.ir.graph.stage_graph import REFUSED_META, constant_of, op_name
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
 from qfuse.ir.ops.views import QuantParams, dtype_of
 from qfuse.rewrite.prelude import Miss, MissCode, Node
@@ -52,5 +52,6 @@ def _float_weight(weight: Node) -> Miss:
     op = overload_of(weight)
     if op is None or op.namespace in _KNOWN:
         return Miss(MissCode.NOT_QUANTIZED, weight, "the weight is not quantized")
-    text = "the weight comes from {}, which no dialect translated"
-    return Miss(MissCode.NOT_QUANTIZED, weight, text, op_name(weight))
+    why = weight.meta.get(REFUSED_META, "no dialect translated")
+    text = "the weight comes from {}, which {}"
+    return Miss(MissCode.NOT_QUANTIZED, weight, text, op_name(weight), why)

@@ -48,6 +48,9 @@ class Pattern(Part):
     def __truediv__(self, other: object) -> Pattern:
         return op(aten.div.Tensor, self, other)
 
+    # Graphs have the tensor first: `0.5 * x` is traced as `mul(x, 0.5)`.
+    __radd__, __rmul__ = __add__, __mul__
+
 
 def fit_all(
     pairs: Sequence[tuple[Part, object]], search: Search, frame: Frame, index: int = 0

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.graph.stage_graph import RULE_META, constant_of
 from qfuse.ir.ops.linear import Linear, as_linear
 from qfuse.ir.ops.views import shape_of
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule, aten
-from qfuse.rewrite.rewriter import RULE_META, origins
+from qfuse.rewrite.rewriter import origins
 
 _PRODUCTS = frozenset((aten.mm.default, aten.addmm.default))
 _MATRIX = 2
