@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from qfuse.ir.errors import RewriteError
-from qfuse.ir.graph.stage_graph import MODULE_META, SOURCE_META, NormalGraph
+from qfuse.ir.graph.stage_graph import MODULE_META, RULE_META, SOURCE_META, NormalGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.stages.verify import verify
-from qfuse.rewrite.rewriter import ORIGIN_META, RULE_META, GraphEditor, Rewriter, origins
+from qfuse.rewrite.rewriter import ORIGIN_META, GraphEditor, Rewriter, origins
 from qfuse.testing.build import GraphBuilder
 
 aten = torch.ops.aten
