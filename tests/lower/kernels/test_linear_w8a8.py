@@ -117,7 +117,7 @@ def test_a_weight_read_by_two_linears_is_packed_once() -> None:
     ("weight", "reason"),
     [
         (QuantSpec(torch.int8, -128, 127, (1, 8)), "blocks of 1x8"),
-        (QuantSpec(torch.int8, -128, 127, (None, 1)), "blocks of \\*x1"),
+        (QuantSpec(torch.int8, -128, 127, (None, 1)), "run along the input features"),
         (replace(per_channel(), arithmetic=Arithmetic(torch.float64)), "float64"),
     ],
 )
