@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.cases.linear_kernel import REAL, codes
+from tests.support.cases.linear_kernel import REAL, codes, views_of_rows
 
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.kernels import KernelLibrary, instruction_set, linear_w8a16, pack_weight
@@ -113,19 +113,7 @@ def test_whole_numbers_are_exact(isa: str, dtype: torch.dtype, rows: int) -> Non
 @pytest.mark.parametrize("rows", [1, 9])
 def test_views(isa: str, dtype: torch.dtype, rows: int) -> None:
     del isa
-    k = 64
-    wide = torch.randn(rows, 3, 2 * k).to(dtype)
-    row = torch.randn(1, k).to(dtype)
-    views = {
-        "slice of columns": wide[:, 0, 5 : 5 + k],
-        "slice of rows": wide[:, ::2, :k],
-        "transpose": torch.randn(k, rows).to(dtype).t(),
-        "expanded row": row.expand(rows, k),
-        "row of stride 1": row.as_strided((1, k), (1, 1)),
-        "row of stride 0": row.as_strided((1, k), (0, 1)),
-        "every second column": wide[:, 1, ::2],
-    }
-    for name, x in views.items():
+    for name, x in views_of_rows(rows, 64, dtype).items():
         case = replace(linear(tuple(x.shape), 70, dtype=dtype), x=x)
 
         assert torch.equal(case.run(), replace(case, x=x.clone()).run()), name

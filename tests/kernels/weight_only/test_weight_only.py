@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.cases.linear_kernel import REAL
+from tests.support.cases.linear_kernel import REAL, views_of_rows
 from tests.support.cases.weight_only import weight_only
 
 from qfuse.ir.ops.epilogue import Epilogue
@@ -102,19 +102,7 @@ def test_many_rows_read_the_weight_of_the_source(isa: str, dtype: torch.dtype, b
 @pytest.mark.parametrize("bits", [4, 8])
 def test_views(isa: str, dtype: torch.dtype, rows: int, bits: int) -> None:
     del isa
-    k = 64
-    wide = torch.randn(rows, 3, 2 * k).to(dtype)
-    row = torch.randn(1, k).to(dtype)
-    views = {
-        "slice of columns": wide[:, 0, 5 : 5 + k],
-        "slice of rows": wide[:, ::2, :k],
-        "transpose": torch.randn(k, rows).to(dtype).t(),
-        "expanded row": row.expand(rows, k),
-        "row of stride 1": row.as_strided((1, k), (1, 1)),
-        "row of stride 0": row.as_strided((1, k), (0, 1)),
-        "every second column": wide[:, 1, ::2],
-    }
-    for name, x in views.items():
+    for name, x in views_of_rows(rows, 64, dtype).items():
         case = replace(weight_only(tuple(x.shape), 70, 2, bits=bits, dtype=dtype), x=x)
 
         assert torch.equal(case.run(), replace(case, x=x.clone()).run()), name

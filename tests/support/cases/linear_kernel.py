@@ -121,3 +121,18 @@ def identity(values: torch.Tensor) -> Linear:
         x_scale=torch.ones(1),
         w_scale=torch.ones(n),
     ).with_options(extras=[values])
+
+
+def views_of_rows(rows: int, k: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Random matrices of ``k`` columns in many layouts, by a name of the layout."""
+    wide = torch.randn(rows, 3, 2 * k).to(dtype)
+    row = torch.randn(1, k).to(dtype)
+    return {
+        "slice of columns": wide[:, 0, 5 : 5 + k],
+        "slice of rows": wide[:, ::2, :k],
+        "transpose": torch.randn(k, rows).to(dtype).t(),
+        "expanded row": row.expand(rows, k),
+        "row of stride 1": row.as_strided((1, k), (1, 1)),
+        "row of stride 0": row.as_strided((1, k), (0, 1)),
+        "every second column": wide[:, 1, ::2],
+    }

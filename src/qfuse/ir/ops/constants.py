@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.fx import Node
@@ -67,6 +67,22 @@ def constant_value(value: object, depth: int = _DEPTH) -> torch.Tensor | None:
     with torch.no_grad():
         result = op(*args, **kwargs)
     return result if isinstance(result, torch.Tensor) else None
+
+
+def operands_first(node: Node) -> Iterator[Node]:
+    """Yield what ``node`` depends on, each node once and behind its operands, then ``node``."""
+    done: set[Node] = set()
+    stack = [node]
+    while stack:
+        top = stack[-1]
+        missing = [n for n in top.all_input_nodes if n not in done]
+        if top not in done and missing:
+            stack += missing
+            continue
+        stack.pop()
+        if top not in done:
+            done.add(top)
+            yield top
 
 
 def is_constant_expression(node: Node) -> bool:

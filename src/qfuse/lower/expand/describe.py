@@ -39,9 +39,12 @@ def describe_rest(problem: Problem, claim: Claim) -> str:
     """Name the epilogue ops and the quantize that run as ops of their own after the kernel."""
     if not isinstance(problem, ProductProblem):
         return ""
+    left = []
     epilogue = split_epilogue(problem, claim)[1]
-    quantize = problem.fused.out_params is not None and not claim.output
-    left = [str(epilogue)] * bool(epilogue.ops) + ["quantize"] * quantize
+    if epilogue.ops:
+        left.append(str(epilogue))
+    if problem.fused.out_params is not None and not claim.output:
+        left.append("quantize")
     return f"after the kernel: {' and '.join(left)}" if left else ""
 
 

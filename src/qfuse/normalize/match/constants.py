@@ -10,7 +10,7 @@ from torch.fx.node import map_arg
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.constants import is_constant_expression
+from qfuse.ir.ops.constants import is_constant_expression, operands_first
 from qfuse.ir.ops.views import bits_equal, has_values, result_of
 from qfuse.rewrite.prelude import Node, Rewriter, aten
 
@@ -29,16 +29,7 @@ def evaluated(node: Node) -> torch.Tensor | None:
     if not is_constant_expression(node):
         return None
     known: dict[Node, Any] = {}
-    stack = [node]
-    while stack:
-        top = stack[-1]
-        missing = [n for n in top.all_input_nodes if n not in known]
-        if missing and top not in known:
-            stack.extend(missing)
-            continue
-        stack.pop()
-        if top in known:
-            continue
+    for top in operands_first(node):
         value = _called(top, known)
         parts = value if isinstance(value, (tuple, list)) else [value]
         if any(not isinstance(part, torch.Tensor) or part.is_meta for part in parts):

@@ -112,24 +112,30 @@ def with_shape(node: Node, shape: Sequence[Size]) -> Node | None:
     return None
 
 
-def transpose_source(value: object) -> Node | None:
-    """Return the matrix that ``value`` is the transpose of, or ``None``."""
+def transpose_source(value: object, rank: int = 2) -> Node | None:
+    """Return the matrix that ``value`` is the transpose of, or ``None``.
+
+    Args:
+        value: Any value.
+        rank: The axes of the matrix; all but the last two count a batch of matrices.
+    """
     if not isinstance(value, Node) or not isinstance(value.meta.get("val"), torch.Tensor):
         return None
-    if len(shape_of(value)) != 2:  # noqa: PLR2004
+    if len(shape_of(value)) != rank:
         return None
     if is_call(value, aten.t.default):
         return node_of(arguments(value)["self"])
     if is_call(value, aten.transpose.int):
         # `transpose` names two axes in any order.
         a = arguments(value)
-        axes = (_wrap(a["dim0"], 2), _wrap(a["dim1"], 2))
-        return node_of(a["self"]) if set(axes) == {0, 1} else None
+        axes = (_wrap(a["dim0"], rank), _wrap(a["dim1"], rank))
+        return node_of(a["self"]) if set(axes) == {rank - 2, rank - 1} else None
     if is_call(value, aten.permute.default):
         a = arguments(value)
         dims = a["dims"]
         assert isinstance(dims, (list, tuple)), f"not a list of axes: {value.format_node()}"
-        return node_of(a["self"]) if [_wrap(d, 2) for d in dims] == [1, 0] else None
+        turned = [*range(rank - 2), rank - 1, rank - 2]
+        return node_of(a["self"]) if [_wrap(d, rank) for d in dims] == turned else None
     return None
 
 

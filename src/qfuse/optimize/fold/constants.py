@@ -13,6 +13,7 @@ from qfuse.ir.errors import RewriteError
 from qfuse.ir.events import Fired
 from qfuse.ir.graph.memory import address_of
 from qfuse.ir.graph.stage_graph import StageGraph, constant_of, op_name, place_of
+from qfuse.ir.ops.constants import operands_first
 from qfuse.ir.ops.views import dtype_of
 from qfuse.optimize.match.constant_region import ConstantRegions, held_bytes
 from qfuse.rewrite.context import PassResult, RewriteContext
@@ -95,16 +96,8 @@ def _replace(home: Node, ends: Sequence[Node], shares: bool, rw: Rewriter) -> No
 def _compute(node: Node) -> torch.Tensor:
     """Return the value of ``node``, whose operands are all computed from constants."""
     known: dict[Node, Any] = {}
-    stack = [node]
-    while stack:
-        top = stack[-1]
-        missing = [n for n in top.all_input_nodes if n not in known]
-        if top in known:
-            stack.pop()
-        elif missing:
-            stack += missing
-        else:
-            known[stack.pop()] = _call(top, known)
+    for top in operands_first(node):
+        known[top] = _call(top, known)
     value: torch.Tensor = known[node]
     traced = node.meta["val"]
     if value.stride() != traced.stride():

@@ -13,6 +13,7 @@ from qfuse.cost import size_range
 from qfuse.cost.model import CostModel
 from qfuse.cost.work import pointwise_work
 from qfuse.ir.dtypes import bit_width
+from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
@@ -123,14 +124,11 @@ class SinkBelowBagLookup(Rule[BagLookupSite]):
         a["weight"], a["indices"] = _looked_up(site.table, rows, rw), places
         if site.padding is not None:
             a["padding_idx"] = 0
-        made = rw.call(_op(site.node), *a.values())
+        op = overload_of(site.node)
+        assert op is not None, "the anchor is a call of an op"
+        made = rw.call(op, *a.values())
         for index, old in results_of(site.node).items():
             rw.replace(old, rw.item(made, index))
-
-
-def _op(node: Node) -> OpOverload:
-    assert isinstance(node.target, OpOverload), "it is a call of an op"
-    return node.target
 
 
 def _refuse_table(table: Dequantize) -> Miss | None:

@@ -104,11 +104,11 @@ _SUMMED = op(
 _LEFT_WEIGHT = op(aten.mm.default, _RIGHT, through(X, _TRANSPOSE, _COPY, WIDENING)).giving(*_SUMS)
 
 
-def has_weight_on_the_left(value: Node) -> bool:
-    """Whether ``value`` is a matrix product of a constant 8-bit weight and an 8-bit activation."""
-    if not is_call(value, aten.mm.default) or as_int_product(value) is not None:
+def has_weight_on_the_left(node: Node) -> bool:
+    """Whether ``node`` is a matrix product of a constant 8-bit weight and an 8-bit activation."""
+    if not is_call(node, aten.mm.default) or as_int_product(node) is not None:
         return False
-    return not isinstance(match(_LEFT_WEIGHT, value), Miss)
+    return not isinstance(match(_LEFT_WEIGHT, node), Miss)
 
 
 def as_int_product(value: Node) -> IntProduct | None:

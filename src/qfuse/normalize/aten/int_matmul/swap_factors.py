@@ -6,13 +6,9 @@ from qfuse.ir.ops.views import node_of
 from qfuse.normalize.aten.int_matmul.products import has_weight_on_the_left
 from qfuse.normalize.aten.linear.weights import transposed
 from qfuse.rewrite.pattern import Match, PatternRule, V, op, where
-from qfuse.rewrite.prelude import Exactness, MissCode, Node, Rewriter, arguments, aten
+from qfuse.rewrite.prelude import Exactness, MissCode, Rewriter, arguments, aten
 
 _TEXT = "it is not a product of a constant 8-bit weight and an 8-bit activation"
-
-
-def _is_swapped(node: Node) -> bool:
-    return has_weight_on_the_left(node)
 
 
 class SwapFactors(PatternRule):
@@ -35,7 +31,7 @@ class SwapFactors(PatternRule):
     exactness = Exactness.EXACT
     pattern = (
         op(aten.mm.default, V("left"), V("right"))
-        .given(where(_is_swapped, MissCode.PATTERN, _TEXT))
+        .given(where(has_weight_on_the_left, MissCode.PATTERN, _TEXT))
         .core()
     )
 

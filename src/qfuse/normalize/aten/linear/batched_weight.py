@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import torch
 
-from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_params
@@ -18,6 +17,7 @@ from qfuse.ir.quant.spec import QuantSpec
 from qfuse.ir.sizes import same_size
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.match.constants import derived
+from qfuse.normalize.match.views import transpose_source
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -85,7 +85,7 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
         """Match a product whose right factor is a batch of dequantized weights."""
         a = arguments(node)
         x, right = node_of(a["self"]), node_of(a["mat2" if "mat2" in a else "other"])
-        turned = _turned(right)
+        turned = transpose_source(right, _BATCHED)
         made = as_dequantize(right if turned is None else turned)
         ranks = len(shape_of(x)), len(shape_of(right))
         if made is None or ranks != (_BATCHED, _BATCHED):
@@ -123,21 +123,6 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
             x = rw.call(aten.select.int, site.x, 0, index)
             results.append(call_linear(rw, x, weight))
         rw.replace(site.node, rw.call(aten.stack.default, results))
-
-
-def _turned(node: Node) -> Node | None:
-    """Return what is transposed in its last two axes, ``None`` for other nodes."""
-    if is_call(node, aten.transpose.int):
-        a = arguments(node)
-        axes = {d % _BATCHED for d in (a["dim0"], a["dim1"]) if isinstance(d, int)}
-        return node_of(a["self"]) if axes == {1, 2} and len(shape_of(node)) == _BATCHED else None
-    if is_call(node, aten.permute.default):
-        a = arguments(node)
-        dims = a["dims"]
-        assert isinstance(dims, (list, tuple)), "axes are a list"
-        order = [d % _BATCHED for d in dims if isinstance(d, int)]
-        return node_of(a["self"]) if order == [0, 2, 1] else None
-    return None
 
 
 def _refuse(node: Node, x: Node, spec: QuantSpec, q: torch.Tensor) -> Miss | None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec
@@ -94,6 +95,18 @@ def check_dtype(node: Node, what: str, dtype: torch.dtype, known: tuple[torch.dt
     """
     if dtype not in known:
         raise RefusedError(MissCode.DTYPE, node, "its {} is {}", what, dtype)
+
+
+def constant_values(operand: Node, what: str) -> torch.Tensor:
+    """Return the values of a constant operand; those that oneDNN packed, in their own shape.
+
+    Raises:
+        RefusedError: It is not a constant.
+    """
+    value = constant_of(operand)
+    if value is None or value.is_meta:
+        raise RefusedError(MissCode.NOT_CONSTANT, operand, "its {} is not a constant", what)
+    return value.to_dense() if value.layout is not torch.strided else value
 
 
 def check_feature_bias(node: Node, bias: Node | None, features: int | torch.SymInt) -> None:

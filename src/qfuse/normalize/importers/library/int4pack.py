@@ -7,10 +7,15 @@ from typing import ClassVar
 import torch
 
 from qfuse.ir.dtypes import FLOATS
-from qfuse.ir.graph.stage_graph import constant_of
-from qfuse.ir.ops.views import dtype_of, has_values, node_of, shape_of
+from qfuse.ir.ops.views import dtype_of, node_of, shape_of
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain
-from qfuse.normalize.importers.library.encoding import Encoding, Fixed, Unpacked, check_dtype
+from qfuse.normalize.importers.library.encoding import (
+    Encoding,
+    Fixed,
+    Unpacked,
+    check_dtype,
+    constant_values,
+)
 from qfuse.normalize.importers.library.int8pack import (
     WeightOnlyRule,
     WeightOnlySite,
@@ -44,7 +49,7 @@ class NormalizeInt4PackMm(WeightOnlyRule):
         float_dtype = dtype_of(x)
         check_dtype(node, "activation", float_dtype, FLOATS)
         check_dtype(node, "packed weight", dtype_of(packed), (torch.uint8,))
-        pairs = _constant(node_of(a["qScaleAndZeros"]), "pair of scale and zero")
+        pairs = constant_values(node_of(a["qScaleAndZeros"]), "pair of scale and zero")
         check_dtype(node, "scale", pairs.dtype, (float_dtype,))
         rows, k, group = int(shape_of(packed)[0]), shape_of(x)[-1], a["qGroupSize"]
         if not isinstance(k, int) or not isinstance(group, int):
@@ -53,7 +58,7 @@ class NormalizeInt4PackMm(WeightOnlyRule):
         if k % group or tuple(pairs.shape) != (k // group, rows, _PAIR):
             text = "its scales of shape {} are not one pair per group of {} of {} input features"
             raise RefusedError(MissCode.SHAPE, node, text, tuple(pairs.shape), group, k)
-        weight = unpack_int4(_constant(packed, "packed weight"), rows, k)
+        weight = unpack_int4(constant_values(packed, "packed weight"), rows, k)
         if weight is None:
             text = "its weight is not in the layout that this machine packs"
             raise RefusedError(MissCode.PATTERN, node, text)
@@ -70,10 +75,3 @@ class NormalizeInt4PackMm(WeightOnlyRule):
         )
         held = Unpacked(packed, weight)
         return WeightOnlySite(node, x, Encoding(held, Fixed(scale), Fixed(zero), spec))
-
-
-def _constant(operand: Node, what: str) -> torch.Tensor:
-    value = constant_of(operand)
-    if value is None or not has_values(value):
-        raise RefusedError(MissCode.NOT_CONSTANT, operand, "its {} is not a constant", what)
-    return value

@@ -9,13 +9,18 @@ import torch
 from torch.fx.node import Argument
 
 from qfuse.ir.dtypes import BYTES
-from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.value_range import is_zero
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, dtype_range
 from qfuse.ir.sizes import element_count
-from qfuse.normalize.importers.library.encoding import Encoding, Fixed, Unpacked, check_dtype
+from qfuse.normalize.importers.library.encoding import (
+    Encoding,
+    Fixed,
+    Unpacked,
+    check_dtype,
+    constant_values,
+)
 from qfuse.normalize.importers.qdq import Recipe, make_spec
 from qfuse.normalize.importers.qparams import fit, fit_zero_point
 from qfuse.normalize.importers.rule import RefusedError
@@ -170,7 +175,7 @@ def read_weight(
     Raises:
         RefusedError: It is not constant, or has zero points.
     """
-    stored = unpacked(packed)
+    stored = constant_values(packed, "packed weight")
     check_dtype(node, "weight", stored.dtype, (torch.int8, *FLOAT8))
     if axis == 1:
         stored = stored.t().contiguous()
@@ -188,19 +193,6 @@ def read_weight(
     held = stored.dtype, dtype_range(stored.dtype)
     spec = make_spec(node, held, block, torch.float32, Arithmetic(torch.float32))
     return Encoding(Unpacked(packed, stored), fit(node, scale, spec.grid(stored.shape)), None, spec)
-
-
-def unpacked(packed: Node) -> torch.Tensor:
-    """Return the values of a weight that oneDNN packed, in the shape of the packed one.
-
-    Raises:
-        RefusedError: It is not a constant.
-    """
-    value = constant_of(packed)
-    if value is None or value.is_meta:
-        text = "its packed weight is not a constant"
-        raise RefusedError(MissCode.NOT_CONSTANT, packed, text)
-    return value.to_dense() if value.layout is not torch.strided else value
 
 
 def is_number(value: Argument, *expected: float) -> bool:
