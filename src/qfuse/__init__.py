@@ -15,6 +15,7 @@ from qfuse.api import CompiledModel, compile, explain  # noqa: A004 - the field'
 from qfuse.ir.errors import (
     BackendError,
     CaptureError,
+    ExtensionError,
     GraphError,
     InputError,
     NormalizeError,
@@ -29,6 +30,7 @@ __all__ = [
     "BackendError",
     "CaptureError",
     "CompiledModel",
+    "ExtensionError",
     "GraphError",
     "InputError",
     "NormalizeError",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,16 +13,16 @@ from torch.export import ExportedProgram
 from torch.nn import Module
 
 from qfuse import kernels
-from qfuse.backends import BackendOptions, CompiledModule, compile_graph
+from qfuse.backends import Backend, BackendOptions, CompiledModule, chosen_backends
 from qfuse.capture import capture
 from qfuse.cost import CostModel, load_or_measure
 from qfuse.ir.errors import OptionsError
-from qfuse.ir.events import Noted
-from qfuse.ir.graph.stage_graph import CapturedGraph
+from qfuse.ir.events import Exactness, Noted
+from qfuse.ir.graph.stage_graph import CLAIM_META, CapturedGraph
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.signature.caller import Caller
 from qfuse.options import Check, Options, choice
-from qfuse.pipeline import Pipeline, Plan
+from qfuse.pipeline import Extensions, Pipeline, Plan
 from qfuse.report import Report
 from qfuse.targets import Target
 
@@ -84,6 +84,8 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
         NormalizeError: A quantization op is malformed, or cannot run on this machine.
         OptionsError: An option has an invalid value.
         BackendError: The requested backend does not work on this machine.
+        ExtensionError: An installed dialect, rule, kernel or backend is broken, or two of them have
+            one name.
     """
     session = _Session.start(target, check, float_dtype, options, progress)
     captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
@@ -91,11 +93,8 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
         with session.timed("plan"):
             plan = session.pipeline().plan(captured, inputs)
         with session.timed("compile"):
-            runner = compile_graph(
-                plan.lowered,
-                backend=session.options.backend.value,
-                options=session.backend_options(),
-                progress=session.progress,
+            runner = plan.compile(
+                str(session.options.backend), session.backend_options(), session.progress
             )
         runner = plan.confirm(runner, inputs)
     module = CompiledModule(plan.lowered.signature, runner)
@@ -143,6 +142,7 @@ class _Session:
     options: Options
     float_dtype: torch.dtype | None
     library: kernels.KernelLibrary
+    extensions: Extensions
     progress: Callable[[str], None] | None
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -157,6 +157,7 @@ class _Session:
     ) -> _Session:
         """Validate the request before any slow step."""
         chosen = Options.of(options)
+        backends = chosen_backends(chosen.backend)
         checked = choice(Check, check, "check")
         if float_dtype not in {None, torch.float32, torch.bfloat16}:
             raise OptionsError(
@@ -174,13 +175,10 @@ class _Session:
             raise OptionsError(f"progress must be a function of a text, not {progress!r}")
         if progress is not None:
             progress("detecting the machine")
-        library = (
-            kernels.load()
-            if chosen.own_kernels
-            else kernels.KernelLibrary(False, "disabled by option")
-        )
+        library = _library(chosen, backends)
+        extensions = Extensions.installed(library, backends)
         target = target or Target.detect(extensions=False)
-        return cls(target, checked, chosen, float_dtype, library, progress)
+        return cls(target, checked, chosen, float_dtype, library, extensions, progress)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -222,6 +220,7 @@ class _Session:
             self.float_dtype,
             self.progress,
             self.options.without,
+            self.extensions,
         )
 
     def backend_options(self) -> BackendOptions:
@@ -246,8 +245,12 @@ class _Session:
         }
         if self.float_dtype is not None:
             facts["float dtype"] = f"{dtype_name(self.float_dtype)} (lossy, by request)"
+        for used in plan.backends:
+            claimed = sum(n.meta.get(CLAIM_META) == used.name for n in plan.lowered.graph.nodes)
+            lossy = f", {used.exactness}" if used.exactness is Exactness.LOSSY else ""
+            facts[f"claimed by {used.name}"] = f"{claimed} nodes{lossy}"
         events = list(plan.lowered.log)
-        if self.options.own_kernels and not self.library.available:
+        if self.options.own_kernels and not plan.backends and not self.library.available:
             events.append(
                 Noted(
                     "lower",
@@ -256,6 +259,15 @@ class _Session:
                 )
             )
         return Report(tuple(events), facts)
+
+
+def _library(options: Options, backends: Sequence[Backend]) -> kernels.KernelLibrary:
+    """Return qfuse's own kernels, if they are wanted."""
+    if not options.own_kernels:
+        return kernels.KernelLibrary(False, "disabled by option")
+    if backends:
+        return kernels.KernelLibrary(False, "the backend runs the model")
+    return kernels.load()
 
 
 def _examples(

@@ -65,7 +65,7 @@ class ModelCheck:
                     noise[index] = torch.maximum(known, apart)
         return cls(outputs, tuple(noise))
 
-    def judge(self, outputs: Sequence[Any]) -> Verdict:
+    def judge(self, outputs: Sequence[Any], exactness: Exactness = Exactness.ROUNDING) -> Verdict:
         """Compare the outputs of a rewritten graph, mutated values first.
 
         Returns:
@@ -76,7 +76,7 @@ class ModelCheck:
         for index, (new, (old, noise)) in enumerate(zip(outputs, known, strict=True)):
             if not isinstance(old, torch.Tensor):
                 continue
-            found = compare(new, old, None, Exactness.ROUNDING, MODEL, noise)
+            found = compare(new, old, None, exactness, MODEL, noise)
             if found.wrong is not None:
                 return Verdict(f"output {index}: {found.wrong}", found.error, found.allowed)
             nearest = max(nearest, found, key=_share)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+from qfuse.extensions import extension_names
 from qfuse.ir.errors import OptionsError
 
 
@@ -23,8 +24,12 @@ class Check(StrEnum):
     OFF = "off"
 
 
-class Backend(StrEnum):
-    """What runs the lowered graph.
+BACKENDS_GROUP = "qfuse.backends"
+"""The group of entry points of backends."""
+
+
+class BuiltinBackend(StrEnum):
+    """What runs the lowered graph, without a backend of another package.
 
     ``AUTO`` means ``AOTI`` if a C++ compiler is found, and otherwise ``EAGER`` with a warning.
     """
@@ -39,7 +44,9 @@ class Options:
     """Options of :func:`qfuse.compile`; every field has a default.
 
     Attributes:
-        backend: What runs the lowered graph.
+        backend: What runs the lowered graph: ``auto``, ``aoti`` or ``eager``; or who claims its ops:
+            the name of an installed backend, a :class:`qfuse.backends.Backend`, or a tuple of
+            these, first choice first.
         cache: Reuse and store compiled packages on disk.
         own_kernels: Use qfuse's own C++ kernels where they are predicted to be faster.
         without: Names of rewrites of the optimize stage to disable, such as ``merge-linears``: to
@@ -49,7 +56,10 @@ class Options:
         OptionsError: A value is not one of the valid ones; the message lists them.
     """
 
-    backend: Backend = field(default=Backend.AUTO, metadata={"help": "what runs the lowered graph"})
+    backend: Any = field(
+        default=BuiltinBackend.AUTO,
+        metadata={"help": "what runs the lowered graph, or an installed backend", "open": True},
+    )
     cache: bool = field(
         default=True, metadata={"help": "reuse and store compiled packages on disk"}
     )
@@ -61,7 +71,7 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "backend", choice(Backend, self.backend, "backend"))
+        object.__setattr__(self, "backend", _backend(self.backend))
         for name in ("cache", "own_kernels"):
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -91,6 +101,26 @@ class Options:
                 f"unknown option {unknown[0]!r}", fix=f"the options are {', '.join(sorted(known))}"
             )
         return cls(**value)
+
+
+def _backend(value: object) -> Any:
+    """Return a built-in backend, or what names or is one of another package."""
+    known = (*BuiltinBackend, *extension_names(BACKENDS_GROUP))
+    if isinstance(value, str):
+        if value in known:
+            return BuiltinBackend(value) if value in set(BuiltinBackend) else value
+        names = ", ".join(repr(str(name)) for name in known)
+        raise OptionsError(f"backend={value!r} is not one of {names}")
+    if isinstance(value, (tuple, list)) and value:
+        parts = tuple(map(_backend, value))
+        if not any(isinstance(part, (BuiltinBackend, tuple)) for part in parts):
+            return parts
+    elif hasattr(value, "supported_ops") and hasattr(value, "is_legal"):
+        return value
+    raise OptionsError(
+        f"backend={value!r} is not a backend",
+        fix="give a name, a qfuse.backends.Backend, or a tuple of backends of other packages",
+    )
 
 
 def _names(value: object) -> tuple[str, ...]:

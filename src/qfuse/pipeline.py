@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from qfuse.backends import Runner, compile_graph
+from qfuse.backends import Backend, BackendOptions, Runner, compile_claimed, compile_graph
 from qfuse.cost.model import CostModel
-from qfuse.ir.errors import CaptureError, CheckError, OptionsError
+from qfuse.extensions import Extension
+from qfuse.ir.errors import (
+    RULE_ERRORS,
+    BackendError,
+    CaptureError,
+    CheckError,
+    OptionsError,
+)
 from qfuse.ir.events import Checked, Exactness, Noted, RolledBack
 from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.signature.run import run_flat
 from qfuse.ir.stages.verify import verify
 from qfuse.kernels import KernelLibrary
-from qfuse.lower import lower
+from qfuse.lower import claim_ops, lower
+from qfuse.lower.kernels.installed import MakeKernels, installed_kernels
 from qfuse.lower.kernels.registry import all_kernels
 from qfuse.model_check import ModelCheck, bisect
 from qfuse.normalize import normalize
-from qfuse.optimize import optimize, rewrite_names
+from qfuse.optimize import check_rule_names, installed_rules, optimize, rewrite_names
 from qfuse.options import Check
 from qfuse.rewrite.budget import RewriteBudget, rule_of
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import Verdict
 from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.scheduled import ScheduledRules
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.targets.target import Target
 
@@ -34,13 +43,35 @@ _ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A lowered graph, and the reference outputs of its source if they were measured."""
+    """A lowered graph, and how it is compiled and checked.
+
+    Attributes:
+        lowered: The graph.
+        reference: The outputs of its source, if they were measured.
+        backends: The backends of other packages that claimed ops.
+    """
 
     lowered: LoweredGraph
     reference: ModelCheck | None = None
+    backends: tuple[Backend, ...] = ()
 
     def __str__(self) -> str:
         return to_text(self.lowered.graph)
+
+    def compile(
+        self,
+        backend: str,
+        options: BackendOptions | None = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Runner:
+        """Compile the graph with the backends that claimed ops, or with a built-in one.
+
+        Raises:
+            BackendError: The backend does not work on this machine or for this graph.
+        """
+        if self.backends:
+            return compile_claimed(self.lowered, self.backends)
+        return compile_graph(self.lowered, backend=backend, options=options, progress=progress)
 
     def confirm(self, runner: Runner, inputs: Sequence[torch.Tensor]) -> Runner:
         """Check the compiled code too; if it is wrong, fall back to eager execution of the graph.
@@ -50,7 +81,7 @@ class Plan:
         if self.reference is None:
             return runner
         verdict = self._judge(runner, inputs)
-        self.lowered.log.add(_checked("compiled", verdict))
+        self.lowered.log.add(_checked("compiled", verdict, self._exactness))
         if verdict.wrong is None:
             return runner
         text = f"the {runner.backend} backend changed values; the model runs op by op instead"
@@ -62,8 +93,58 @@ class Plan:
         assert self.reference is not None, "nothing to judge by"
         copies = [t.clone() for t in inputs]
         fork = runner.fork()
-        outputs = fork.run(copies)
-        return self.reference.judge([*fork.written(copies), *outputs])
+        try:
+            outputs = fork.run(copies)
+        except RULE_ERRORS as error:
+            # Code that a compiler made does not raise; that of another package may.
+            if not self.backends:
+                raise
+            what = f"the backend {runner.backend} fails on the example inputs: {error!r}"
+            raise BackendError(what, fix="repair the backend, or choose another one") from error
+        return self.reference.judge([*fork.written(copies), *outputs], self._exactness)
+
+    @property
+    def _exactness(self) -> Exactness:
+        """How far compiled code may differ from the graph."""
+        lossy = any(backend.exactness is Exactness.LOSSY for backend in self.backends)
+        return Exactness.LOSSY if lossy else Exactness.ROUNDING
+
+
+@dataclass(frozen=True, slots=True)
+class Extensions:
+    """What other packages add to the stages, besides dialects, which `normalize` loads.
+
+    Attributes:
+        rules: Rules of the optimize stage.
+        kernels: Functions that return new kernels for one lowering.
+        backends: The backends that claim ops, first choice first; with them there are no kernels.
+    """
+
+    rules: tuple[ScheduledRules, ...] = ()
+    kernels: tuple[MakeKernels, ...] = ()
+    backends: tuple[Backend, ...] = ()
+
+    @classmethod
+    def installed(cls, library: KernelLibrary, backends: Sequence[Backend] = ()) -> Extensions:
+        """Load what installed packages add; the rules of backends run after those of packages.
+
+        Raises:
+            ExtensionError: A package is broken, or two names clash.
+        """
+        own = [
+            Extension(backend.name, scheduled, f"the backend {backend.name!r}")
+            for backend in backends
+            for scheduled in backend.rules()
+        ]
+        rules = (*installed_rules(), *own)
+        check_rule_names(rules)
+        kernels = installed_kernels(all_kernels(library))
+        return cls(tuple(some.value for some in rules), kernels, tuple(backends))
+
+    @property
+    def rule_names(self) -> frozenset[str]:
+        """The names of the rules."""
+        return frozenset(rule.name for scheduled in self.rules for rule in scheduled.rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +159,7 @@ class Pipeline:
         float_dtype: Dtype of unquantized ops; ``None`` keeps the source's dtypes.
         progress: Called with a short description when a step begins.
         without: Names of disabled rewrites of the optimize stage.
+        extensions: Rules, kernels and backends of other packages.
     """
 
     target: Target
@@ -87,9 +169,10 @@ class Pipeline:
     float_dtype: torch.dtype | None = None
     progress: Callable[[str], None] | None = None
     without: tuple[str, ...] = ()
+    extensions: Extensions = field(default_factory=Extensions)
 
     def __post_init__(self) -> None:
-        known = rewrite_names()
+        known = rewrite_names() | self.extensions.rule_names
         for name in self.without:
             if name not in known:
                 raise OptionsError(
@@ -117,8 +200,14 @@ class Pipeline:
             return RewriteContext(stage, self.cost, budget, checker, strict=False)
 
         normal = normalize(program, context("normalize"))
-        optimized = optimize(normal, context("optimize"), float_dtype=self.float_dtype)
-        kernels = all_kernels(self.kernels)
+        more = self.extensions
+        optimized = optimize(
+            normal, context("optimize"), float_dtype=self.float_dtype, added=more.rules
+        )
+        if more.backends:
+            return claim_ops(optimized, more.backends, context("lower"))
+        added = [kernel for make in more.kernels for kernel in make()]
+        kernels = (*all_kernels(self.kernels), *added)
         return lower(optimized, self.target, self.cost, kernels, context("lower"))
 
     def plan(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> Plan:
@@ -132,7 +221,7 @@ class Pipeline:
         self._say("rewriting the graph")
         lowered = self.rewrite(captured, inputs, budget)
         if self.check is Check.OFF:
-            return Plan(lowered)
+            return Plan(lowered, None, self.extensions.backends)
         self._say("checking values")
         reference = self._measure(captured, inputs)
         undone: list[RolledBack] = []
@@ -156,7 +245,7 @@ class Pipeline:
                 f"the model returns other values with every rewrite undone: {verdict.wrong}",
                 fix="this is a bug of qfuse; please report it with the model",
             )
-        return Plan(lowered, reference)
+        return Plan(lowered, reference, self.extensions.backends)
 
     def _measure(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> ModelCheck:
         try:
@@ -213,8 +302,8 @@ def _rolled_back(key: str, verdict: Verdict) -> RolledBack:
     return RolledBack(stage, rule, key, (), verdict.wrong or "", repro)
 
 
-def _checked(what: str, verdict: Verdict) -> Checked:
+def _checked(what: str, verdict: Verdict, exactness: Exactness = Exactness.ROUNDING) -> Checked:
     note = verdict.wrong or ""
     passed = verdict.wrong is None
     error, allowed = verdict.error, verdict.allowed
-    return Checked("check", what, passed, Exactness.ROUNDING, error, allowed, note)
+    return Checked("check", what, passed, exactness, error, allowed, note)

@@ -18,6 +18,7 @@ PUBLIC = {
     "BackendError",
     "CaptureError",
     "CompiledModel",
+    "ExtensionError",
     "GraphError",
     "InputError",
     "NormalizeError",

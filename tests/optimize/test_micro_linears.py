@@ -9,7 +9,6 @@ import pytest
 import torch
 from tests.support.cases.mx_linear import SPECS, dequantized, mx, nv, params
 from tests.support.cases.propagate import Graph
-from tests.support.fixed_order import run_fixed_order
 from tests.support.values import bits_same
 from torch.fx import Node
 
@@ -28,6 +27,7 @@ from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss, Rule
+from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import random_inputs
 
 aten = torch.ops.aten

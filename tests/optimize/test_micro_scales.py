@@ -8,7 +8,6 @@ import pytest
 import torch
 from tests.support.cases.mx_linear import SPECS, chosen, dequantized, mx, nv, params
 from tests.support.cases.propagate import Graph, applied, only_miss, steps
-from tests.support.fixed_order import run_fixed_order
 from tests.support.values import bits_same
 from torch.fx import Node
 
@@ -26,6 +25,7 @@ from qfuse.optimize.propagate.lift_quantize import LiftQuantize
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import RewriteContext
+from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import random_inputs
 
 aten = torch.ops.aten

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.fixed_order import run_fixed_order
 from tests.support.sources.dialects import difference, equal_but_for_nan, results, strides
 from tests.support.strategies.linear_steps import Case
 from tests.support.strategies.movement_steps import move_cases
@@ -32,6 +31,7 @@ from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rewriter import Journal
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.build import GraphBuilder
+from qfuse.testing.fixed_order import run_fixed_order
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]
 

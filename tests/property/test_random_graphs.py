@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.cases.lowering import NO_KERNELS
-from tests.support.fixed_order import run_fixed_order
 from tests.support.strategies.linear_steps import Case, cases
 from torch.fx import Node
 
@@ -34,6 +33,7 @@ from qfuse.rewrite.site_check import SiteChecker
 from qfuse.rewrite.tolerance import SITE
 from qfuse.targets import Target
 from qfuse.testing.build import GraphBuilder
+from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.quant import per_channel, per_token
 from qfuse.testing.run import run
 

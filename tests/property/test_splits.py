@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.fixed_order import run_fixed_order
 from tests.support.sources.dialects import equal_but_for_nan, strides
 from tests.support.strategies.quant_specs import SEEDS
 from tests.support.strategies.rowwise import Case
@@ -22,6 +21,7 @@ from qfuse.optimize.schedule import sink_splits
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import RewriteContext
 from qfuse.testing.build import GraphBuilder
+from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import random_inputs, run
 
 pytestmark = [pytest.mark.property, pytest.mark.numeric]

@@ -22,7 +22,7 @@ import qfuse
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.ir.errors import OptionsError
-from qfuse.options import Backend
+from qfuse.options import BuiltinBackend
 from qfuse.zoo import recipes
 from qfuse_bench.harness.machine import Setting
 from qfuse_bench.report.markdown import write_section
@@ -46,8 +46,8 @@ class AccuracyOptions:
 
     steps: int = field(default=400, metadata={"help": "steps of training"})
     seed: int = field(default=0, metadata={"help": "seed of the weights and of the batches"})
-    backend: Backend = field(
-        default=Backend.AUTO, metadata={"help": "what runs the compiled model"}
+    backend: BuiltinBackend = field(
+        default=BuiltinBackend.AUTO, metadata={"help": "what runs the compiled model"}
     )
     page: Path | None = field(
         default=None, metadata={"help": "a Markdown page to write the table into"}

@@ -25,7 +25,7 @@ from qfuse.cli.options import options_of
 from qfuse.cost import CostModel, load_or_measure
 from qfuse.ir.errors import OptionsError
 from qfuse.optimize.merge.merge_linears import MergeLinears, price
-from qfuse.options import Backend, choice
+from qfuse.options import BuiltinBackend, choice
 from qfuse.targets import Target
 from qfuse_bench.harness.machine import BackgroundLoad, IdleWait, Setting
 from qfuse_bench.harness.measure import LEAST_ROUNDS
@@ -73,8 +73,8 @@ class SiteOptions:
     patience: float = field(
         default=300.0, metadata={"help": "seconds to wait, in all, for other programs to be quiet"}
     )
-    backend: Backend = field(
-        default=Backend.AUTO, metadata={"help": "what runs the compiled sites"}
+    backend: BuiltinBackend = field(
+        default=BuiltinBackend.AUTO, metadata={"help": "what runs the compiled sites"}
     )
     quick: bool = field(default=False, metadata={"help": "one kind and one site only"})
     json: Path | None = field(
@@ -221,7 +221,7 @@ def _measured(
         target = Target.detect(extensions=False)
         cost = CostModel(load_or_measure(target))
         bench = Bench(
-            target, cost, kernels.load(), choice(Backend, options.backend, "backend").value
+            target, cost, kernels.load(), choice(BuiltinBackend, options.backend, "backend").value
         )
         patience = IdleWait(options.patience)
         found = (

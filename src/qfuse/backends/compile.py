@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from qfuse.backends.backend import Backend
 from qfuse.backends.build import compile_aoti
+from qfuse.backends.claimed import run_claimed
 from qfuse.backends.eager import run_eagerly
 from qfuse.backends.runner import BackendOptions, Progress, Runner
 from qfuse.ir.errors import BackendError, OptionsError
@@ -40,6 +44,17 @@ def compile_graph(
             return _compile_or_run(lowered, options, progress)
         case _:
             raise OptionsError(f"unknown backend {backend!r}", fix="use 'auto', 'aoti' or 'eager'")
+
+
+def compile_claimed(lowered: LoweredGraph, backends: Sequence[Backend]) -> Runner:
+    """Compile a graph whose ops are divided among backends; it is not changed.
+
+    Raises:
+        BackendError: The backend cannot compile the graph.
+    """
+    if len(backends) == 1:
+        return backends[0].compile(lowered)
+    return run_claimed(lowered, backends)
 
 
 def _compile_or_run(

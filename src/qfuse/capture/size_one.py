@@ -38,7 +38,7 @@ _IDLE = (
 )
 
 
-class Source(Protocol):
+class ProgramSource(Protocol):
     """A model that can be traced again with other sizes."""
 
     @property
@@ -56,7 +56,7 @@ class Source(Protocol):
 
 
 def check_size_one(
-    captured: CapturedGraph, traced: ExportedProgram, source: Source
+    captured: CapturedGraph, traced: ExportedProgram, source: ProgramSource
 ) -> CapturedGraph:
     """Return ``captured`` with ranges that start at 2 where the graph is wrong for 1.
 
@@ -87,7 +87,7 @@ def check_size_one(
 
 
 def _agrees(
-    captured: CapturedGraph, traced: ExportedProgram, source: Source, names: list[str]
+    captured: CapturedGraph, traced: ExportedProgram, source: ProgramSource, names: list[str]
 ) -> bool:
     """Whether the graph returns the model's results when the sizes ``names`` are 1."""
     leaves = [

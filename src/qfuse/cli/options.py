@@ -15,16 +15,16 @@ def options_of(kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., 
     """Return a decorator that adds one option per field of a dataclass.
 
     The default and type of a field determine the kind of its option, ``metadata["help"]`` its text.
-    An option for a field of type ``tuple[str, ...]`` may be repeated.
+    An option for a field of type ``tuple[str, ...]`` may be repeated. A field with
+    ``metadata["open"]`` also takes values that its type does not list.
     """
     hints = get_type_hints(kind)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for field in reversed(fields(kind)):
             assert field.default is not MISSING, f"option {field.name} has no default"
-            command = _option(field.name, field.default, hints[field.name], field.metadata["help"])(
-                command
-            )
+            hint = str if field.metadata.get("open") else hints[field.name]
+            command = _option(field.name, field.default, hint, field.metadata["help"])(command)
         return command
 
     return decorate
@@ -39,6 +39,11 @@ def _option(
         return click.option(f"{flag}/--no-{flag[2:]}", default=default, help=text)
     if isinstance(default, tuple):
         return click.option(flag, multiple=True, default=default, metavar="NAME", help=text)
+    if isinstance(default, StrEnum) and hint is str:
+        names = "|".join([*type(default), "NAME"])
+        return click.option(
+            flag, type=str, default=default.value, metavar=names, show_default=True, help=text
+        )
     if isinstance(default, StrEnum):
         choice = click.Choice([member.value for member in type(default)])
         return click.option(flag, type=choice, default=default.value, show_default=True, help=text)

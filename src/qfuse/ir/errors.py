@@ -86,6 +86,10 @@ class CacheError(QfuseError):
     """A cache entry is corrupt or foreign. Raised internally and handled by rebuilding."""
 
 
+class ExtensionError(QfuseError):
+    """A dialect, rule, kernel or backend of another package is broken, or clashes with one."""
+
+
 class OptionsError(QfuseError, ValueError):
     """An option has an invalid value."""
 

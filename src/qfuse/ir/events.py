@@ -118,13 +118,20 @@ class Missed(Event):
     pattern: str = ""
 
 
+EXPAND = "expand"
+"""In place of a kernel: the op became ATen ops."""
+
+HOST = "torch"
+"""In place of a kernel: a backend was asked to claim the op, refused, and torch runs it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lowered(Event):
-    """A kernel was chosen, or the op was expanded (``kernel == "expand"``).
+    """A kernel was chosen, a backend claimed the op, or the op was expanded.
 
     Attributes:
         place: The op that was lowered.
-        kernel: Name of the kernel.
+        kernel: Name of the kernel or of the backend; :data:`EXPAND` or :data:`HOST` without one.
         what: A description of the op: dtypes, granularities, epilogue.
         predicted: Seconds per call by the cost model; ``None`` when it was not costed.
         losers: The rejected kernels, each with its reason.

@@ -1,5 +1,6 @@
 """Lower fused ops to kernel calls and plain ATen: from OptimizedGraph to LoweredGraph."""
 
+from qfuse.lower.claims import claim_ops
 from qfuse.lower.lower import lower
 
-__all__ = ["lower"]
+__all__ = ["claim_ops", "lower"]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qfuse.cost.model import CostModel
-from qfuse.ir.errors import CheckError
-from qfuse.ir.events import Left, Lowered
+from qfuse.ir.events import EXPAND, Left, Lowered
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph, place_of
 from qfuse.ir.ops import library as ops
@@ -16,7 +15,6 @@ from qfuse.ir.ops.activation import as_activation
 from qfuse.ir.ops.convolution import as_fused_convolution
 from qfuse.ir.ops.linear import as_fused_linear
 from qfuse.ir.ops.norms import as_fused_norm
-from qfuse.ir.ops.views import results_of
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.stages.verify import verify
 from qfuse.lower.expand.batch_norm import expand_batch_norms
@@ -227,25 +225,8 @@ class _Lowering:
         Raises:
             CheckError: The expansion returns other values than the op.
         """
-        place = place_of(node)
-
-        def edit(rw: Rewriter) -> None:
-            made = self._expander.expand(node, rw)
-            if isinstance(made, Node):
-                rw.replace(node, made)
-                return
-            for index, user in results_of(node).items():
-                rw.replace(user, made[index])
-
-        # Outside of the rewrite budget: no backend runs the op itself.
-        done = self._session.rewrite_always("expand", node, edit, proof=Exactness.EXACT)
-        if isinstance(done, Refusal):
-            raise CheckError(
-                f"{node.name}: the expansion of {node.target} returns other values than the op",
-                where=str(place),
-                fix="this is a bug of qfuse; please report it with the model",
-            )
+        self._expander.replace(node, self._session)
 
     def _report_expanded(self, node: Node, what: str, losers: Losers, why: str) -> None:
         stage, place = self._context.stage, place_of(node)
-        self._log.add(Lowered(stage, place, "expand", what, losers=losers, why=why))
+        self._log.add(Lowered(stage, place, EXPAND, what, losers=losers, why=why))

@@ -1,6 +1,14 @@
 """The optimize stage: from the normal form to fused ops (NormalGraph to OptimizedGraph)."""
 
+from qfuse.optimize.installed import check_rule_names, installed_rules
 from qfuse.optimize.rewrite_names import ATTENTION, FUSING, rewrite_names
 from qfuse.optimize.schedule import optimize
 
-__all__ = ["ATTENTION", "FUSING", "optimize", "rewrite_names"]
+__all__ = [
+    "ATTENTION",
+    "FUSING",
+    "check_rule_names",
+    "installed_rules",
+    "optimize",
+    "rewrite_names",
+]

@@ -53,6 +53,7 @@ from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.graph_pass import Pass
 from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.rewrite.rule import Rule
+from qfuse.rewrite.scheduled import Phase, ScheduledRules
 
 MOVING_RULES: tuple[type[Rule[Any]], ...] = (
     # Up: the choice of parameters first, so that the quantize that uses them can follow.
@@ -116,8 +117,15 @@ REWRITES: tuple[type[Rule[Any] | Pass], ...] = (
 """Every rule and pass of this stage."""
 
 
+Rules = Sequence[type[Rule[Any]]]
+
+
 def move(
-    program: StageGraph, context: RewriteContext, *, across_ranks: bool = False
+    program: StageGraph,
+    context: RewriteContext,
+    *,
+    across_ranks: bool = False,
+    also: Rules = (),
 ) -> Counter[str]:
     """Move quantization through movements until nothing changes; count the rules that fired.
 
@@ -128,16 +136,15 @@ def move(
         context: Prices, permissions and proof.
         across_ranks: Send quantized values and their parameters between ranks. All ranks then have
             to make the same rewrites, or they deadlock.
+        also: Further rules of the phase.
     """
-    rules: list[type[Rule[Any]]] = list(MOVING_RULES)
+    rules: list[type[Rule[Any]]] = [*MOVING_RULES, *also]
     if across_ranks:
         rules.append(SinkBelowCollective)
     return settle_rules(program, rules, context)
 
 
-def settle_rules(
-    program: StageGraph, rules: Sequence[type[Rule[Any]]], context: RewriteContext
-) -> Counter[str]:
+def settle_rules(program: StageGraph, rules: Rules, context: RewriteContext) -> Counter[str]:
     """Alternate between ``rules`` and CSE until nothing changes; :func:`move` does so with all."""
     fired: Counter[str] = Counter()
     quiet = replace(context, log_misses=False)
@@ -158,7 +165,7 @@ def settle_rules(
     return fired
 
 
-def sink_splits(program: StageGraph, context: RewriteContext) -> Counter[str]:
+def sink_splits(program: StageGraph, context: RewriteContext, also: Rules = ()) -> Counter[str]:
     """Sink splits until nothing changes; count the rules that fired.
 
     Isomorphic ops are looked for far below a split, so a change there does not re-enqueue it.
@@ -166,7 +173,7 @@ def sink_splits(program: StageGraph, context: RewriteContext) -> Counter[str]:
     fired: Counter[str] = Counter()
     quiet = replace(context, log_misses=False)
     for _ in range(_SPLIT_ROUNDS):
-        sunk = apply_rules(program, [rule() for rule in SPLIT_RULES], quiet)
+        sunk = apply_rules(program, _instances(SPLIT_RULES, also), quiet)
         fired += sunk.fired
         if not sunk.modified:
             _log(program, sunk.missed)
@@ -177,6 +184,10 @@ def sink_splits(program: StageGraph, context: RewriteContext) -> Counter[str]:
 def _log(program: StageGraph, events: Sequence[Missed]) -> None:
     for event in events:
         program.log.add(event)
+
+
+def _instances(*rules: Rules) -> list[Rule[Any]]:
+    return [rule() for some in rules for rule in some]
 
 
 def _without_resolved(program: StageGraph, stage: str) -> EventLog:
@@ -194,6 +205,7 @@ def optimize(
     context: RewriteContext | None = None,
     *,
     float_dtype: torch.dtype | None = None,
+    added: Sequence[ScheduledRules] = (),
 ) -> OptimizedGraph:
     """Run every phase over ``program``, which is consumed.
 
@@ -202,8 +214,18 @@ def optimize(
         context: Prices, permissions and proof.
         float_dtype: ``torch.bfloat16`` lowers the remaining float products; any other value keeps
             the source's dtypes.
+        added: Rules of other packages.
     """
     context = context or RewriteContext("optimize")
+
+    def joining(phase: Phase) -> list[type[Rule[Any]]]:
+        return [rule for some in added if some.group is phase for rule in some.rules]
+
+    def run_after(phase: Phase) -> None:
+        for some in added:
+            if some.after is phase:
+                apply_rules(program, _instances(some.rules), context)
+
     # Dead nodes would count as users.
     GraphEditor(program.module).sweep()
     # First, so that the quantizes of siblings are one node and a shared dequantize is visible.
@@ -211,33 +233,39 @@ def optimize(
     # After CSE, so that a cast of a shared weight is folded once.
     FoldConstants().run(program, context)
     # Constants around products first: they would keep activations and quantizes away from them.
-    apply_rules(program, [rule() for rule in FOLD_RULES], context)
+    apply_rules(program, _instances(FOLD_RULES, joining(Phase.FOLD)), context)
+    run_after(Phase.FOLD)
     # Quantize moves up, dequantize moves down, and where they meet they cancel. Before fusing, so
     # that quantize is next to the producer, and dequantize next to the consumer.
-    move(program, context)
+    move(program, context, also=joining(Phase.MOVE))
+    run_after(Phase.MOVE)
     # Before fused ops exist, so that one pass serves linears of every kind.
     MergeLinears().run(program, context)
     MergeConvolutions().run(program, context)
+    run_after(Phase.MERGE)
     # Isomorphic ops on the parts of a merged result become one op on the whole. Before fusing, so
     # that a linear can fuse it into its epilogue.
-    sink_splits(program, context)
+    sink_splits(program, context, joining(Phase.SPLIT))
+    run_after(Phase.SPLIT)
     # Then extend linears and convolutions outward: operands first, then the epilogue, in the order
     # of the source.
     for _ in range(_ROUNDS):
-        apply_rules(program, [rule() for rule in FUSION_RULES], context)
+        apply_rules(program, _instances(FUSION_RULES, joining(Phase.FUSE)), context)
         # After linears, which fuse the residual sum before a norm, and the activation after the
         # linear, into a result that they write anyway. What is left costs a pass over memory.
-        apply_rules(program, [rule() for rule in RESULT_RULES], context)
+        apply_rules(program, _instances(RESULT_RULES), context)
         # A dequantize that was fused into a linear can now move for its other users.
-        if not move(program, context):
+        if not move(program, context, also=joining(Phase.MOVE)):
             break
+    run_after(Phase.FUSE)
     # After all rules that fuse a quantized product; the remaining products stay float.
     apply_rules(program, [FuseGate()], context)
     # Ops that moved up load constants again; CSE makes these one.
     Combine().run(program, context)
     # When no quantization is left that could cross the copies that repeat heads; before lowering
     # precision, so that keys and values are cast once and not once per head.
-    apply_rules(program, [rule() for rule in ATTENTION_RULES], context)
+    apply_rules(program, _instances(ATTENTION_RULES, joining(Phase.ATTENTION)), context)
+    run_after(Phase.ATTENTION)
     # After fusion, so that only products that no fused op covers are lowered.
     if float_dtype is torch.bfloat16:
         LowerPrecision().run(program, context)

@@ -9,7 +9,18 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from qfuse.ir.events import Checked, Event, Fired, Left, Lowered, Missed, Noted, RolledBack
+from qfuse.ir.events import (
+    EXPAND,
+    HOST,
+    Checked,
+    Event,
+    Fired,
+    Left,
+    Lowered,
+    Missed,
+    Noted,
+    RolledBack,
+)
 from qfuse.report.tables import render
 
 
@@ -29,13 +40,26 @@ class Report:
 
     @property
     def fused(self) -> tuple[Lowered, ...]:
-        """The quantized ops that were lowered to a kernel."""
-        return tuple(e for e in self._of(Lowered) if e.kernel != "expand")
+        """The quantized ops that were lowered to a kernel, or that a backend claimed."""
+        return tuple(e for e in self._of(Lowered) if e.kernel not in {EXPAND, HOST})
 
     @property
     def expanded(self) -> tuple[Lowered, ...]:
         """The quantized ops that no kernel accepts; they run as dequantize, float op, quantize."""
-        return tuple(e for e in self._of(Lowered) if e.kernel == "expand")
+        return tuple(e for e in self._of(Lowered) if e.kernel == EXPAND)
+
+    @property
+    def refused(self) -> tuple[Lowered, ...]:
+        """The ops of ATen that a backend was asked to claim, and refused."""
+        return tuple(e for e in self._of(Lowered) if e.kernel == HOST)
+
+    @property
+    def claims(self) -> dict[str, str]:
+        """What runs each op, by the name of its node: a kernel, a backend, or ``expand``.
+
+        Ops of ATen are listed if a backend was asked to claim them; ``torch`` runs the others.
+        """
+        return {e.place.node: e.kernel for e in self._of(Lowered)}
 
     @property
     def left(self) -> tuple[Left, ...]:
@@ -64,8 +88,8 @@ class Report:
 
     @property
     def kernels(self) -> Counter[str]:
-        """The number of ops per kernel; ``expand`` counts ops without one."""
-        return Counter(e.kernel for e in self._of(Lowered))
+        """The number of ops per kernel or backend; ``expand`` counts ops without one."""
+        return Counter(e.kernel for e in self._of(Lowered) if e.kernel != HOST)
 
     @property
     def closest_misses(self) -> tuple[Missed, ...]:

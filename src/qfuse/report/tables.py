@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from qfuse.ir.events import Checked, Missed, Place
+from qfuse.ir.events import EXPAND, HOST, Checked, Missed, Place
 
 if TYPE_CHECKING:
     from qfuse.report.report import Report
@@ -70,13 +70,13 @@ def _verdict(check: Checked) -> str:
 
 def _linears(report: Report) -> Iterator[Table]:
     groups: Counter[tuple[str, str, str]] = Counter()
-    for event in (*report.fused, *report.expanded):
+    for event in (*report.fused, *report.expanded, *report.refused):
         groups[event.kernel, event.what, _why(event)] += 1
     if not groups:
         return
     table = _table("Quantized ops", "count", "op", "kernel", "why this one")
     for (kernel, what, why), count in _top(groups):
-        style = "red" if kernel == "expand" else "green"
+        style = {EXPAND: "red", HOST: "dim"}.get(kernel, "green")
         table.add_row(str(count), escape(what), Text(kernel, style), escape(why))
     yield table
 

@@ -50,3 +50,11 @@ MODEL = Tolerance(
     codes=2e-2,
 )
 """A whole model, against the captured graph."""
+
+BACKEND_STEPS = 1
+"""How many steps a quantized result of a lossy backend may be off: fixed-point arithmetic rounds at
+other ties than float arithmetic."""
+
+BACKEND_LEVELS = 255
+"""A float result of a lossy backend may be off by its range divided by this: one step, if it were
+quantized to 8 bits."""

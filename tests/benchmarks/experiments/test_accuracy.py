@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from qfuse.ir.errors import OptionsError
-from qfuse.options import Backend
+from qfuse.options import BuiltinBackend
 from qfuse_bench.experiments.accuracy import AccuracyOptions, run_accuracy
 from qfuse_bench.workloads.digits import DigitsNet, predict, read_digits, train
 
@@ -45,7 +45,7 @@ def test_an_untrained_network_guesses() -> None:
 def test_quantizing_costs_little_and_compiling_nothing(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- begin: accuracy -->\n<!-- end: accuracy -->\n")
-    options = AccuracyOptions(steps=150, backend=Backend.EAGER, page=page)
+    options = AccuracyOptions(steps=150, backend=BuiltinBackend.EAGER, page=page)
     results = run_accuracy(options, Console(quiet=True))
     plain, quantized, compiled = results.rows
 

@@ -22,7 +22,7 @@ from qfuse.ir.graph.text import to_text
 from qfuse.ir.stages.verify import verify
 from qfuse.kernels import KernelLibrary
 from qfuse.optimize.merge.merge_linears import MergeLinears, price
-from qfuse.options import Backend
+from qfuse.options import BuiltinBackend
 from qfuse.targets import Target
 from qfuse_bench.experiments.merge_sites import ModelSites, SiteOptions, SiteResults, run_sites
 from qfuse_bench.harness.measure import Series
@@ -235,7 +235,7 @@ def test_refuses_what_cannot_be_measured(options: SiteOptions, message: str) -> 
 def test_a_models_sites_are_measured_and_written(tmp_path: Path) -> None:
     to = tmp_path / "sites.json"
     threads = torch.get_num_threads()
-    options = SiteOptions(json=to, patience=0.0, backend=Backend.EAGER)
+    options = SiteOptions(json=to, patience=0.0, backend=BuiltinBackend.EAGER)
     mine = ModelSites("mine", model(1), (torch.randn(3, 5, 8),), {})
     results = run_sites(options, Console(quiet=True), mine)
 

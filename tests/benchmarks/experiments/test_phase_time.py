@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 from tests.support.bench.results import SETTING
-from tests.support.fixed_order import run_fixed_order
+from qfuse.testing.fixed_order import run_fixed_order
 from tests.support.values import bits_same
 
 from qfuse.cost import CostModel, CostProfile

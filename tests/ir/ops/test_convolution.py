@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.support.fixed_order import run_fixed_order
+from qfuse.testing.fixed_order import run_fixed_order
 from tests.support.values import bits_same
 from torch.fx.node import map_arg
 

@@ -13,7 +13,7 @@ import torch
 from tests.architecture.source import PACKAGE as PACKAGE_FOLDER
 from tests.support.sources.dialects import Source, fired
 
-from qfuse.ir.errors import NormalizeError, VerifyError
+from qfuse.ir.errors import ExtensionError, VerifyError
 from qfuse.ir.graph.stage_graph import RULE_META
 from qfuse.ir.stages.verify import verify
 from qfuse.normalize import normalize
@@ -100,7 +100,7 @@ def test_a_broken_dialect_is_an_error_that_names_its_package(
 ) -> None:
     install(site, f"mine = {target}")
 
-    with pytest.raises(NormalizeError, match=complaint) as caught:
+    with pytest.raises(ExtensionError, match=complaint) as caught:
         discover()
     assert f"the dialect 'mine' of some-dialect 1.2 (entry point {target})" in str(caught.value)
     assert "uninstall it" in str(caught.value)
@@ -120,18 +120,18 @@ def test_the_order_does_not_depend_on_the_order_of_installation(
     def installed(group: str) -> list[EntryPoint]:
         return [point for point in points if point.group == group]
 
-    monkeypatch.setattr("qfuse.normalize.importers.dialect.entry_points", installed)
+    monkeypatch.setattr("qfuse.extensions.entry_points", installed)
 
     assert discover() == (DECOMPOSED, CASTS)
 
 
 def test_two_dialects_of_one_name_are_an_error() -> None:
-    with pytest.raises(NormalizeError, match="two of the name 'dialect casts'"):
+    with pytest.raises(ExtensionError, match="two of the name 'dialect casts'"):
         rules_of([CASTS, Dialect("casts", list)])
 
 
 def test_two_rules_of_one_name_are_an_error() -> None:
-    with pytest.raises(NormalizeError, match="in 'casts' and in 'other'"):
+    with pytest.raises(ExtensionError, match="in 'casts' and in 'other'"):
         rules_of([CASTS, Dialect("other", CASTS.rules)])
 
 
@@ -139,7 +139,7 @@ def test_what_is_no_rule_is_an_error() -> None:
     def rules() -> list[Any]:
         return [torch.relu]
 
-    with pytest.raises(NormalizeError, match="which is not a rule"):
+    with pytest.raises(ExtensionError, match="which is not a rule"):
         rules_of([Dialect("odd", rules)])
 
 
@@ -169,7 +169,7 @@ class Opless(Nameless):
 def test_a_rule_that_declares_too_little_is_an_error(kind: type[QdqRule], lacks: str) -> None:
     text = f"the rule {kind.__name__} of the dialect 'odd' has no '{lacks}'"
 
-    with pytest.raises(NormalizeError, match=text):
+    with pytest.raises(ExtensionError, match=text):
         rules_of([Dialect("odd", lambda: [kind()])])
 
 
@@ -187,7 +187,7 @@ def test_anchors_that_match_nothing_are_an_error(
 ) -> None:
     monkeypatch.setattr(Named, "anchors", anchors)
 
-    with pytest.raises(NormalizeError, match=complaint) as caught:
+    with pytest.raises(ExtensionError, match=complaint) as caught:
         rules_of([Dialect("odd", lambda: [Named()])])
     assert "Named of the dialect 'odd'" in str(caught.value)
     assert fix in str(caught.value)

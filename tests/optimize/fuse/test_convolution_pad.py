@@ -6,7 +6,6 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.cases.convolution_regions import SPEC, ConvolutionBoard
-from tests.support.fixed_order import run_fixed_order
 from tests.support.values import bits_same
 
 from qfuse.ir.events import MissCode
@@ -21,6 +20,7 @@ from qfuse.optimize.fuse.convolution_pad import FusePad
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss
+from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import random_inputs
 
 aten = torch.ops.aten

@@ -9,7 +9,6 @@ from expecttest import assert_expected_inline
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.cases.epilogue import calls
-from tests.support.fixed_order import run_fixed_order
 from tests.support.values import bits_same
 from torch.fx import Node
 
@@ -28,6 +27,7 @@ from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.build import GraphBuilder
+from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.quant import per_channel, stored_like
 from qfuse.testing.run import random_inputs, run
 

@@ -7,7 +7,6 @@ import torch
 from expecttest import assert_expected_inline
 from tests.support.cases.propagate import Graph, only_miss, priced, spec_of, steps
 from tests.support.cases.splits import matmuls, parts, sunk
-from tests.support.fixed_order import run_fixed_order
 from tests.support.values import bits_same
 from torch.fx import Node
 
@@ -22,6 +21,7 @@ from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Rule
 from qfuse.rewrite.site_check import SiteChecker
+from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.quant import QuantizedLinear, per_tensor
 from qfuse.testing.run import random_inputs
 

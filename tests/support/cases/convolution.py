@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from tests.support.cases.quantized_convolution import OPS
-from tests.support.fixed_order import run_fixed_order
 from tests.support.values import bits_same
 from torch.fx import Node
 from torch.fx.node import Argument
@@ -20,6 +19,7 @@ from qfuse.optimize.merge.merge_convolutions import MergeConvolutions
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.testing.build import GraphBuilder
+from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.quant import stored_like
 from qfuse.testing.run import random_inputs
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from tests.support.cases.propagate import Graph
-from tests.support.fixed_order import run_fixed_order
 from tests.support.sources.dialects import equal_but_for_nan, strides
 from torch.fx import Node
 
@@ -15,6 +14,7 @@ from qfuse.optimize.splits.sink_split import SinkSplit
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.rewrite.driver import apply_rules
+from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import random_inputs, run
 
 aten = torch.ops.aten

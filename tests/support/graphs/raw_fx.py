@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tests.support.fixed_order import run_fixed_order
 from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
@@ -22,6 +21,7 @@ from qfuse.passes.raw import take
 from qfuse.passes.refuse import check_graph
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.driver import apply_rules
+from qfuse.testing.fixed_order import run_fixed_order
 
 K = 8
 

@@ -24,6 +24,8 @@ ASSUMED_META = "qfuse_assumed"
 """Meta key: the node was matched assuming typical values for parameters without data."""
 RULE_META = "qfuse_rule"
 """Meta key: name of the rule that made the node."""
+CLAIM_META = "qfuse_claim"
+"""Meta key: name of the backend that runs the node."""
 REFUSED_META = "qfuse_refused"
 """Meta key: why no dialect translated the node, as the end of a sentence with "which"."""
 
@@ -179,7 +181,7 @@ class OptimizedGraph(StageGraph):
 
 @dataclass(frozen=True, slots=True)
 class LoweredGraph(StageGraph):
-    """Kernel calls and plain ATen only."""
+    """Kernel calls and plain ATen only, and the ops that a backend claimed."""
 
     stage: ClassVar[str] = "lowered"
 

@@ -91,6 +91,23 @@ class Op:
     @classmethod
     def compute(cls, reference: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Compute the op with another reference for its float part."""
+        return cls._evaluate((reference, quantize, dequantize), args, kwargs)
+
+    @classmethod
+    def in_parts(cls, *args: Any, **kwargs: Any) -> Any:
+        """Compute the op with calls of ``qfuse::quantize`` and ``dequantize``.
+
+        What an epilogue quantizes, and parameters that are chosen, are computed by plain ops.
+        """
+        parts = cls.reference, _calls("quantize"), _calls("dequantize")
+        return cls._evaluate(parts, args, kwargs)
+
+    @classmethod
+    def _evaluate(
+        cls, parts: Sequence[Callable[..., Any]], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Compute the op from a reference for its float part, a quantize and a dequantize."""
+        reference, to_stored, to_float = parts
         values = cls.values(args, kwargs)
         result: Any = None
         for block in cls.layout.params:
@@ -98,14 +115,14 @@ class Op:
             if block.of == RESULT:
                 result = params
             elif params is not None:
-                values[block.of] = dequantize(values[block.of], *params.reference_args)
+                values[block.of] = to_float(values[block.of], *params.reference_args)
         output: Output | None = values.pop("output", None)
         # The parameters were taken out above, so the fields that remain are the reference's, in
         # order.
         y = reference(*values.values())
         if output is not None:
-            return output.results(*y)
-        return y if result is None else quantize(y, *result.reference_args)
+            return output.results(*y, to_stored)
+        return y if result is None else to_stored(y, *result.reference_args)
 
     @classmethod
     def infer(cls, *args: Any, **kwargs: Any) -> Any:
@@ -196,6 +213,24 @@ def _layout(cls: type[Op]) -> ArgLayout:
         raise TypeError(f"the reference of {cls.__name__} does not take {', '.join(taken)}")
     returned = get_type_hints(cls.reference)["return"]
     return ArgLayout(found, "Tensor[]" if "output" in hints else _RESULTS[returned])
+
+
+def _calls(name: str) -> Callable[..., torch.Tensor]:
+    """Return the reference of quantize or dequantize, by a call of the op."""
+
+    def call(
+        value: torch.Tensor,
+        scale: torch.Tensor,
+        zero_point: torch.Tensor | None,
+        spec: QuantSpec,
+        outer_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        outer = () if outer_scale is None else (outer_scale,)
+        op = getattr(torch.ops.qfuse, name).default
+        result: torch.Tensor = op(value, scale, zero_point, str(spec), *outer)
+        return result
+
+    return call
 
 
 def _tensor(value: Any) -> torch.Tensor:

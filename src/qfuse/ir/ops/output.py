@@ -7,6 +7,7 @@ outputs, in the order of :class:`ExtraOutput`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
@@ -109,21 +110,27 @@ class Output:
             return replace(self, chosen=(spec.widened(), choose.widened()))
         return self if self.params is None else replace(self, params=self.params.widened())
 
-    def results(self, y: torch.Tensor, total: torch.Tensor | None) -> list[torch.Tensor]:
+    def results(
+        self,
+        y: torch.Tensor,
+        total: torch.Tensor | None,
+        to_stored: Callable[..., torch.Tensor] = quantize,
+    ) -> list[torch.Tensor]:
         """Return all results of an op, with parameters that hold tensors.
 
         Args:
             y: The float result.
             total: The sum of input and residual, if the op adds them.
+            to_stored: Quantizes the result.
         """
         values = {ExtraOutput.FLOAT: y, ExtraOutput.SUM: total}
         kept = [value for k in ExtraOutput if k in self.keep and (value := values[k]) is not None]
         assert len(kept) == len(self.keep), "without a residual there is no sum to keep"
         if self.chosen is None:
             params: Any = self.params
-            return [y if params is None else quantize(y, *params.reference_args), *kept]
+            return [y if params is None else to_stored(y, *params.reference_args), *kept]
         spec, choose = self.chosen
         scale, zero_point = choose_qparams(y, choose)
         # Zero zero points do not change the result, so it is the same with or without them.
         added = None if fixed_zero_point(choose) == 0 else zero_point
-        return [quantize(y, scale, added, spec), scale, zero_point, *kept]
+        return [to_stored(y, scale, added, spec), scale, zero_point, *kept]

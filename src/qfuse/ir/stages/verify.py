@@ -8,7 +8,13 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from qfuse.ir.errors import VerifyError
-from qfuse.ir.graph.stage_graph import RULE_META, StageGraph, constant_of, place_of
+from qfuse.ir.graph.stage_graph import (
+    CLAIM_META,
+    RULE_META,
+    StageGraph,
+    constant_of,
+    place_of,
+)
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.check import problems_of
 
@@ -20,10 +26,12 @@ class StageSpec:
     Attributes:
         own: Ops of the ``qfuse`` namespace that may appear, besides kernels.
         kernels: Whether kernel ops (every other op of the ``qfuse`` namespace) may appear.
+        claimed: Whether any op may appear that a backend claimed.
     """
 
     own: tuple[OpOverload, ...]
     kernels: bool = False
+    claimed: bool = False
 
 
 STAGES: dict[str, StageSpec] = {
@@ -31,7 +39,7 @@ STAGES: dict[str, StageSpec] = {
     "captured": StageSpec(own=ops.CANONICAL),
     "normal": StageSpec(own=ops.CANONICAL),
     "optimized": StageSpec(own=(*ops.CANONICAL, *ops.FUSED)),
-    "lowered": StageSpec(own=(), kernels=True),
+    "lowered": StageSpec(own=(), kernels=True, claimed=True),
 }
 """The spec of each stage, by ``StageGraph.stage``."""
 
@@ -78,7 +86,8 @@ def _verify_call(node: Node, spec: StageSpec) -> None:
         raise _broken(node, "it writes to its arguments, and graphs are functional")
     is_own = op.namespace == "qfuse"
     is_kernel = spec.kernels and ops.declaration_of(op) is None
-    if is_own and op not in spec.own and not is_kernel:
+    is_claimed = spec.claimed and CLAIM_META in node.meta
+    if is_own and op not in spec.own and not is_kernel and not is_claimed:
         raise _broken(node, "this op does not belong to this stage")
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from torch.fx import Node
 
 from qfuse.ir.graph.stage_graph import constant_of, op_name
-from qfuse.ir.ops.activation import Activation
+from qfuse.ir.ops.activation import Activation, as_activation
 from qfuse.ir.ops.linear import FusedLinear
-from qfuse.ir.ops.product import FusedProduct
+from qfuse.ir.ops.norms import as_fused_norm
+from qfuse.ir.ops.product import FusedProduct, as_fused_product
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
 from qfuse.ir.quant.block import is_per_input, rows_share_scale
 from qfuse.ir.quant.element import ScaleFormat
@@ -33,6 +34,14 @@ def describe_problem(problem: Problem) -> str:
             return describe_rowwise(problem.op)
         case _:
             raise AssertionError(f"a problem of another kind: {type(problem)}")
+
+
+def describe_node(node: Node) -> str:
+    """Describe a call: a fused op as for a kernel, any other op by its name."""
+    product, rowwise = as_fused_product(node), as_fused_norm(node) or as_activation(node)
+    if product is not None:
+        return _product(product)
+    return op_name(node) if rowwise is None else describe_rowwise(rowwise)
 
 
 def describe_rest(problem: Problem, claim: Claim) -> str:

@@ -13,23 +13,36 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import Argument, map_arg
 
+from qfuse.ir.errors import CheckError
 from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.stage_graph import place_of
 from qfuse.ir.ops.epilogue import Epilogue
-from qfuse.ir.ops.library import reference_of
-from qfuse.rewrite.prelude import Node, Rewriter
+from qfuse.ir.ops.library import declaration_of
+from qfuse.ir.ops.views import results_of
+from qfuse.ir.refusal import Refusal
+from qfuse.rewrite.prelude import Exactness, Node, Rewriter
+from qfuse.rewrite.session import RewriteSession
 
 
 class Expander:
-    """Traces each distinct call once and replays the trace for equal calls."""
+    """Traces each distinct call once and replays the trace for equal calls.
 
-    def __init__(self) -> None:
+    Args:
+        in_parts: Whether operands and results of fused ops are quantized by calls of
+            ``qfuse::quantize`` and ``dequantize`` instead of by plain ops.
+    """
+
+    def __init__(self, *, in_parts: bool = False) -> None:
+        self._in_parts = in_parts
         self._templates: dict[Hashable, GraphModule] = {}
 
     def expand(self, node: Node, rw: Rewriter) -> Node | tuple[Node, ...]:
         """Insert the expansion before ``node`` and return its result node or nodes."""
         op = overload_of(node)
         assert op is not None, f"not a call of an op: {node.format_node()}"
-        reference = reference_of(op)
+        declared = declaration_of(op)
+        assert declared is not None, f"not an op of qfuse: {node.format_node()}"
+        reference = declared.in_parts if self._in_parts else declared.meaning
         # A tensor that is passed twice is one input of the trace, so that it is also one operand.
         tensors = list(dict.fromkeys(node.all_input_nodes))
 
@@ -40,6 +53,31 @@ class Expander:
 
         result: Node | tuple[Node, ...] = self._inline(run, _call_text(node, tensors), tensors, rw)
         return result
+
+    def replace(self, node: Node, session: RewriteSession) -> None:
+        """Replace ``node`` by its expansion.
+
+        Raises:
+            CheckError: The expansion returns other values than the op.
+        """
+        place = place_of(node)
+
+        def edit(rw: Rewriter) -> None:
+            made = self.expand(node, rw)
+            if isinstance(made, Node):
+                rw.replace(node, made)
+                return
+            for index, user in results_of(node).items():
+                rw.replace(user, made[index])
+
+        # Outside of the rewrite budget: nothing runs the op itself.
+        done = session.rewrite_always("expand", node, edit, proof=Exactness.EXACT)
+        if isinstance(done, Refusal):
+            raise CheckError(
+                f"{node.name}: the expansion of {node.target} returns other values than the op",
+                where=str(place),
+                fix="this is a bug of qfuse; please report it with the model",
+            )
 
     def apply(self, epilogue: Epilogue, y: Node, extras: Sequence[Node], rw: Rewriter) -> Node:
         """Apply ``epilogue`` to ``y`` as ATen calls."""

@@ -10,6 +10,7 @@ import torch
 
 from qfuse.ir.dtypes import BYTES
 from qfuse.ir.graph.schema import arguments, is_call, overload_of
+from qfuse.ir.graph.stage_graph import CLAIM_META
 from qfuse.ir.ops.views import dtype_of
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
 from qfuse.rewrite.session import RewriteSession
@@ -20,9 +21,13 @@ _POOLS = (aten.max_pool2d.default, aten.max_pool3d.default)
 
 
 def widen_max_pools(session: RewriteSession) -> None:
-    """Pool 8-bit values as int32; a compiler fuses both casts into the loop of the pool."""
+    """Pool 8-bit values as int32; a compiler fuses both casts into the loop of the pool.
+
+    Pools that a backend claimed stay as they are.
+    """
     for node in list(session.program.graph.nodes):
-        if is_call(node, *_POOLS) and dtype_of(node) in BYTES:
+        is_claimed = CLAIM_META in node.meta
+        if is_call(node, *_POOLS) and dtype_of(node) in BYTES and not is_claimed:
             session.rewrite_always("widen-max-pool", node, _Widen(node), proof=Exactness.EXACT)
 
 

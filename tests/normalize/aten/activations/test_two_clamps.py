@@ -14,13 +14,13 @@ from tests.support.sources.aten_spellings import (
     golden,
     refusal,
 )
-from tests.support.sources.terms import Term, linear_result
 
 from qfuse.ir.events import MissCode
 from qfuse.normalize.aten.activations.two_clamps import MergeClamps
 from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss
 from qfuse.testing.build import GraphBuilder
+from qfuse.testing.terms import Term, linear_result
 
 Form = Callable[[Term], Term]
 CLAMP = aten.clamp.default

@@ -15,7 +15,6 @@ from tests.support.sources.aten_spellings import (
     golden,
     refusal,
 )
-from tests.support.sources.terms import Term, linear_result
 from torch.fx import Node
 
 from qfuse.ir.events import MissCode
@@ -24,6 +23,7 @@ from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.run import run
+from qfuse.testing.terms import Term, linear_result
 
 Form = Callable[[Term], Term]
 

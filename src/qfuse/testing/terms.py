@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from qfuse.ir.ops import library as ops
@@ -21,7 +22,7 @@ class Term:
     b: GraphBuilder
     node: Node
 
-    def call(self, op: torch._ops.OpOverload, *args: object) -> Term:
+    def call(self, op: OpOverload, *args: object) -> Term:
         """Call an op on it; operands may be terms."""
         plain = [a.node if isinstance(a, Term) else a for a in args]
         return Term(self.b, self.b.call(op, self.node, *plain))  # type: ignore[arg-type]

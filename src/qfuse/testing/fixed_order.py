@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.support.fixed_convolution import Settings, convolution
 from torch.fx import GraphModule, Interpreter, Node
 
 from qfuse.ir.aten import aten
@@ -22,6 +21,7 @@ from qfuse.ir.ops.convolution import Convolution, FusedConvolution, as_convoluti
 from qfuse.ir.ops.declare import Op
 from qfuse.ir.ops.epilogue import Act, Epilogue
 from qfuse.ir.ops.linear import FusedLinear
+from qfuse.testing.fixed_convolution import WindowSettings, sequential_convolution
 
 _FUNCTIONS = frozenset(
     (
@@ -138,8 +138,8 @@ def _convolution(
     late = conv.per_axis("output_padding") if conv.transposed else ()
     padding = _padding(conv, weight.shape[2:])
     stride, dilation = conv.per_axis("stride"), conv.per_axis("dilation")
-    settings = Settings(stride, padding, dilation, groups, conv.transposed, late)
-    return _biased(convolution(x, weight, settings, _linear), bias, conv.axis)
+    settings = WindowSettings(stride, padding, dilation, groups, conv.transposed, late)
+    return _biased(sequential_convolution(x, weight, settings, _linear), bias, conv.axis)
 
 
 def _float_convolution(  # noqa: PLR0913, PLR0917 - its arguments are the op's fields
@@ -157,8 +157,8 @@ def _float_convolution(  # noqa: PLR0913, PLR0917 - its arguments are the op's f
 ) -> torch.Tensor:
     """Compute ``qfuse::convolution`` in float, with sequential sums."""
     pairs = tuple(zip(padding[: len(stride)], padding[-len(stride) :], strict=True))
-    settings = Settings(stride, pairs, dilation, groups, transposed, output_padding)
-    y = convolution(x, weight, settings, _linear)
+    settings = WindowSettings(stride, pairs, dilation, groups, transposed, output_padding)
+    y = sequential_convolution(x, weight, settings, _linear)
     return _epilogue(_biased(y, bias, x.dim() - len(stride) - 1), epilogue, extras)
 
 

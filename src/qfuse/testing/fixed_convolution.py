@@ -1,4 +1,4 @@
-"""A convolution with sequential sums, see :mod:`tests.support.fixed_order`."""
+"""A convolution with sequential sums, see :mod:`qfuse.testing.fixed_order`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WindowSettings:
     """The settings of a convolution, one number per spatial axis.
 
     Attributes:
@@ -33,8 +33,8 @@ class Settings:
     output_padding: tuple[int, ...] = ()
 
 
-def convolution(
-    x: torch.Tensor, weight: torch.Tensor, settings: Settings, product: Product
+def sequential_convolution(
+    x: torch.Tensor, weight: torch.Tensor, settings: WindowSettings, product: Product
 ) -> torch.Tensor:
     """Compute a convolution without a bias as products of its windows with the weight.
 
@@ -45,7 +45,7 @@ def convolution(
         product: Multiplies the windows ``[..., window]`` by a weight ``[channels, window]``.
     """
     if x.dim() < weight.dim():
-        return convolution(x[None], weight, settings, product)[0]
+        return sequential_convolution(x[None], weight, settings, product)[0]
     if settings.transposed:
         x, weight, settings = _direct(x, weight, settings)
     x = F.pad(x, [size for pair in reversed(settings.padding) for size in pair])
@@ -54,7 +54,7 @@ def convolution(
 
 
 def _one_group(
-    x: torch.Tensor, weight: torch.Tensor, settings: Settings, product: Product
+    x: torch.Tensor, weight: torch.Tensor, settings: WindowSettings, product: Product
 ) -> torch.Tensor:
     sizes = zip(weight.shape[2:], settings.stride, settings.dilation, strict=True)
     for axis, (size, stride, dilation) in enumerate(sizes, 2):
@@ -66,8 +66,8 @@ def _one_group(
 
 
 def _direct(
-    x: torch.Tensor, weight: torch.Tensor, settings: Settings
-) -> tuple[torch.Tensor, torch.Tensor, Settings]:
+    x: torch.Tensor, weight: torch.Tensor, settings: WindowSettings
+) -> tuple[torch.Tensor, torch.Tensor, WindowSettings]:
     """Return the convolution that computes a transposed one: zeros between the elements of x."""
     sizes = [(size - 1) * step + 1 for size, step in zip(x.shape[2:], settings.stride, strict=True)]
     spread = x.new_zeros((*x.shape[:2], *sizes))

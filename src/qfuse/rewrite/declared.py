@@ -1,4 +1,4 @@
-"""What the class of a rule has to declare, checked before the rules of a dialect are used."""
+"""What the class of a rule has to declare, checked before rules of other packages are used."""
 
 from __future__ import annotations
 
@@ -7,35 +7,39 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-from qfuse.ir.errors import NormalizeError
-from qfuse.rewrite.prelude import Rule
+from qfuse.ir.errors import ExtensionError
+from qfuse.rewrite.rule import Rule
 
 
-def check_declared(rule: Rule[Any], dialect: str) -> None:
+def check_declared(rule: Rule[Any], where: str) -> None:
     """Check that a rule sets what its bases declare, and that its anchors are op overloads.
 
+    Args:
+        rule: The rule.
+        where: Where it is from, for messages, as "the dialect 'mine'".
+
     Raises:
-        NormalizeError: It does not. The rule would fail later, or never match.
+        ExtensionError: It does not. The rule would fail later, or never match.
     """
-    owner = f"{type(rule).__name__} of the dialect {dialect!r}"
+    owner = f"{type(rule).__name__} of {where}"
     for kind in reversed(type(rule).__mro__):
         # A base in another package may declare attributes that it sets elsewhere.
         if not kind.__module__.startswith("qfuse."):
             continue
         for name, declared in get_annotations(kind).items():
             if "ClassVar" in str(declared) and not hasattr(rule, name):
-                raise NormalizeError(
+                raise ExtensionError(
                     f"the rule {owner} has no {name!r}",
                     fix=f"set the class attribute {name!r}: {declared}",
                 )
     if not isinstance(rule.anchors, (tuple, list)):
-        raise NormalizeError(
+        raise ExtensionError(
             f"the anchors of the rule {owner} are not a tuple",
             fix=f"write ({_spelled(rule.anchors)},)",
         )
     for anchor in rule.anchors:
         if not isinstance(anchor, OpOverload):
-            raise NormalizeError(
+            raise ExtensionError(
                 f"the anchor {anchor} of the rule {owner} is not an OpOverload, so no node matches",
                 fix=f"write {_spelled(anchor)}",
             )

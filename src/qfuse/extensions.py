@@ -1,0 +1,134 @@
+"""Entry points: the objects that installed packages add to qfuse.
+
+There is one group per kind of object: ``qfuse.dialects``, ``qfuse.rules``, ``qfuse.kernels`` and
+``qfuse.backends``. Names are unique within a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from itertools import pairwise
+from typing import Generic, TypeVar
+
+from qfuse.ir.errors import USER_CODE_ERRORS, ExtensionError
+
+T = TypeVar("T")
+
+OWN = "qfuse"
+"""The origin of what is part of qfuse."""
+
+_FIX = "repair the package, or uninstall it to go on without it"
+
+
+@dataclass(frozen=True, slots=True)
+class Extension(Generic[T]):
+    """An object that an installed package adds.
+
+    Attributes:
+        name: The name of its entry point.
+        value: The object.
+        origin: Name and version of the distribution.
+    """
+
+    name: str
+    value: T
+    origin: str
+
+
+def extension_names(group: str) -> tuple[str, ...]:
+    """Return the names of the entry points of a group, sorted; no package is imported."""
+    return tuple(sorted({point.name for point in entry_points(group=group)}))
+
+
+def extension_origins(group: str, what: str) -> dict[str, str]:
+    """Return the origin of each entry point of a group, by name; no package is imported.
+
+    Raises:
+        ExtensionError: Two packages have entry points of one name.
+    """
+    return {point.name: _origin(point) for point in _points(group, what)}
+
+
+def load_extensions(group: str, kind: type[T], what: str) -> tuple[Extension[T], ...]:
+    """Load all objects of a group, in the order of their names.
+
+    Args:
+        group: The group of entry points.
+        kind: The type that every object must have.
+        what: The word for such an object in messages, as "dialect".
+
+    Raises:
+        ExtensionError: A package cannot be imported, gives an object of another type, or has an
+            entry point of the same name as another one.
+    """
+    return tuple(_load(point, kind, what) for point in _points(group, what))
+
+
+def load_extension(group: str, name: str, kind: type[T], what: str) -> Extension[T] | None:
+    """Load the object of one name, or return ``None``; no other package is imported.
+
+    Raises:
+        ExtensionError: As :func:`load_extensions`.
+    """
+    found = next((point for point in _points(group, what) if point.name == name), None)
+    return None if found is None else _load(found, kind, what)
+
+
+def check_unique(owners: Mapping[str, str], added: Iterable[tuple[str, str]], what: str) -> None:
+    """Check that names differ from one another and from known ones.
+
+    Args:
+        owners: The origin of each known name.
+        added: Further names, each with its origin.
+        what: The word for the named objects, as "rule".
+
+    Raises:
+        ExtensionError: A name occurs twice; the message names both origins.
+    """
+    seen = dict(owners)
+    for name, origin in added:
+        if name in seen:
+            raise _clash(what, name, seen[name], origin)
+        seen[name] = origin
+
+
+def _points(group: str, what: str) -> list[EntryPoint]:
+    """Return the entry points of a group in the order of their names, each once."""
+    # Sorted, since the order of installation must not matter. A folder that is twice on the path
+    # gives equal entry points.
+    points = sorted(entry_points(group=group), key=lambda p: (p.name, p.value))
+    distinct = list(dict.fromkeys(points))
+    for one, other in pairwise(distinct):
+        if one.name == other.name:
+            raise _clash(what, one.name, _origin(one), _origin(other))
+    return distinct
+
+
+def _clash(what: str, name: str, one: str, other: str) -> ExtensionError:
+    if one == other:
+        return ExtensionError(f"{one} has two {what}s {name!r}", fix="rename one of them")
+    return ExtensionError(
+        f"there are two {what}s {name!r}: one of {one} and one of {other}",
+        fix="uninstall one of the packages, or rename one of the two",
+    )
+
+
+def _origin(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+
+
+def _load(point: EntryPoint, kind: type[T], what: str) -> Extension[T]:
+    package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
+    text = f"the {what} {point.name!r}{package} (entry point {point.value})"
+    try:
+        loaded = point.load()
+    except USER_CODE_ERRORS as error:
+        raise ExtensionError(
+            f"{text} cannot be loaded: {type(error).__name__}: {error}", fix=_FIX
+        ) from error
+    if not isinstance(loaded, kind):
+        wanted = f"{kind.__module__}.{kind.__qualname__}"
+        raise ExtensionError(f"{text} is {loaded!r}, not a {wanted}", fix=_FIX)
+    return Extension(point.name, loaded, _origin(point))

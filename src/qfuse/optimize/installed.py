@@ -1,0 +1,39 @@
+"""Rules that installed packages add to the schedule.
+
+A package adds rules with an entry point::
+
+    [project.entry-points."qfuse.rules"]
+    mine = "my_package:rules"
+
+where ``my_package.rules`` is a :class:`~qfuse.rewrite.scheduled.ScheduledRules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from qfuse.extensions import OWN, Extension, check_unique, load_extensions
+from qfuse.optimize.rewrite_names import rewrite_names
+from qfuse.rewrite.scheduled import ScheduledRules
+
+RULES_GROUP = "qfuse.rules"
+
+
+def installed_rules() -> tuple[Extension[ScheduledRules], ...]:
+    """Load the rules of installed packages, in the order of the names of their entry points.
+
+    Raises:
+        ExtensionError: An entry point is broken.
+    """
+    return load_extensions(RULES_GROUP, ScheduledRules, "set of rules")
+
+
+def check_rule_names(added: Iterable[Extension[ScheduledRules]]) -> None:
+    """Check that added rules have names of their own.
+
+    Raises:
+        ExtensionError: Two rewrites have one name; the message names both origins.
+    """
+    own = dict.fromkeys(rewrite_names(), OWN)
+    names = ((rule.name, some.origin) for some in added for rule in some.value.rules)
+    check_unique(own, names, "rule")

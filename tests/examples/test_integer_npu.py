@@ -1,0 +1,219 @@
+"""The example backend: it passes the kit, runs models of the zoo, and saves programs."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.architecture.source import PACKAGE, ROOT
+from tests.support.graphs.tiny_models import tiny
+from torch.fx import Interpreter, Node
+
+import qfuse
+from qfuse.backends import chosen_backends
+from qfuse.ir.graph.stage_graph import CLAIM_META, LoweredGraph
+from qfuse.ir.signature.caller import Caller
+from qfuse.targets import Target
+from qfuse.testing import GraphBuilder, check_backend, per_tensor, refusal
+from qfuse.testing.quant import QuantizedLinear
+from qfuse.zoo import recipes
+
+EXAMPLE = ROOT / "examples" / "integer_npu"
+
+
+@pytest.fixture(scope="module")
+def npu() -> Iterator[ModuleType]:
+    """The package, from its source folder."""
+    sys.path.insert(0, str(EXAMPLE / "src"))
+    yield importlib.import_module("integer_npu")
+    sys.path.remove(str(EXAMPLE / "src"))
+
+
+@pytest.mark.slow
+@pytest.mark.numeric
+def test_it_passes_the_kit(npu: ModuleType) -> None:
+    coverage = check_backend(npu.backend)
+
+    assert coverage.claimed.keys() == {
+        "qfuse.linear",
+        "qfuse.convolution",
+        "qfuse.activation",
+        "qfuse.requantize",
+        "aten.max_pool2d",
+        "aten.clamp",
+    }
+    text = str(coverage)
+    assert "its weight has scales in groups" in text or "its weight: scales vary along" in text
+    assert "its result is not quantized" in text
+
+
+@pytest.mark.numeric
+def test_fixed_point_rounds_half_away_from_zero(npu: ModuleType) -> None:
+    fixed = importlib.import_module("integer_npu.fixed_point")
+    multiplier, shift = fixed.fixed_point([0.5, -0.5, 0.3, 1e-30, 1.0])
+    values = np.array([5, 5, 10, 2**31 - 1, -(2**31)], np.int64)
+
+    assert fixed.rescale(values, multiplier, shift).tolist() == [3, -3, 3, 0, -(2**31)]
+    assert fixed.fixed_point([float("nan")]) is None
+    assert fixed.fixed_point([2.0**40]) is None
+    some = torch.randint(-(2**31), 2**31, (4096,)).numpy()
+    for factor in (0.7, 0.00123, 0.999999, 3.3e-7):
+        m, s = fixed.fixed_point([factor])
+        apart = fixed.rescale(some, m, s) - some * factor
+        assert np.abs(apart).max() <= 0.5 + 2.0**-31 * np.abs(some * factor).max()
+
+
+def compiled(npu: ModuleType, name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Quantize a model of the zoo statically, and compile it for the accelerator."""
+    model = tiny(name)
+    quantized = recipes.quantize(model.module, "w8a8-static", model.args, model.kwargs).model
+    fast = qfuse.compile(
+        quantized,
+        model.args,
+        model.kwargs,
+        target=Target.for_testing(),
+        options={"backend": npu.backend},
+    )
+    return fast, model.args, model.kwargs
+
+
+class StepByStep(Interpreter):
+    """Runs the reference, and each claimed node on the accelerator with the same operands."""
+
+    def __init__(self, lowered: LoweredGraph, npu: ModuleType) -> None:
+        super().__init__(lowered.module)
+        self.npu = npu
+        self.apart: list[int] = []
+
+    def run_node(self, n: Node) -> Any:
+        """Compare, and go on with the value of the reference."""
+        value = super().run_node(n)
+        if n.meta.get(CLAIM_META) and "getitem" not in str(n.target):
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            own = self.npu.backend.implement(n)(*args, **kwargs)
+            pairs = zip(value, own, strict=True) if isinstance(value, list) else [(value, own)]
+            for one, other in pairs:
+                assert one.dtype == other.dtype
+                assert one.stride() == other.stride()
+                self.apart.append(int((one.int() - other.int()).abs().max()))
+        return value
+
+
+@pytest.mark.slow
+@pytest.mark.zoo
+@pytest.mark.numeric
+@pytest.mark.parametrize(("name", "least"), [("mobilenet", 50), ("bert", 1)])
+def test_models_of_the_zoo_run_within_one_step(npu: ModuleType, name: str, least: int) -> None:
+    fast, args, kwargs = compiled(npu, name)
+    report = fast.report
+
+    assert fast.backend == "integer-npu"
+    assert report.kernels["integer-npu"] >= least
+    assert "claimed by integer-npu" in report.facts
+    lowered = fast.plan.lowered
+    caller = Caller(lowered.signature)
+    inputs = caller.check(caller.bind(args, kwargs))
+    steps = StepByStep(lowered, npu)
+    with torch.no_grad():
+        steps.run(*inputs)
+    assert len(steps.apart) == report.kernels["integer-npu"]
+    assert max(steps.apart) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.zoo
+def test_a_saved_program_runs_without_the_model(npu: ModuleType, tmp_path: Path) -> None:
+    fast, args, kwargs = compiled(npu, "mobilenet")
+    caller = Caller(fast.signature)
+    inputs = caller.check(caller.bind(args, kwargs))
+    expected = fast.runner.run(list(inputs))
+    file = tmp_path / "mobilenet.npu"
+    npu.save(fast.runner, file)
+    torch.save({"inputs": inputs, "expected": expected}, tmp_path / "values.pt")
+    script = (
+        "import sys, torch, integer_npu\n"
+        "values = torch.load(sys.argv[2])\n"
+        "got = integer_npu.load(sys.argv[1]).run(values['inputs'])\n"
+        "assert all(map(torch.equal, got, values['expected'])), 'other values'\n"
+        "assert not any(m.startswith('transformers') for m in sys.modules)\n"
+        "print('same')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(file), str(tmp_path / "values.pt")],
+        env={"PYTHONPATH": f"{PACKAGE.parent}:{EXAMPLE / 'src'}"},
+        capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+
+    assert done.stdout.strip() == "same", done.stderr
+
+
+def test_a_program_checks_its_inputs(npu: ModuleType) -> None:
+    b = GraphBuilder()
+    block = QuantizedLinear(b, 4, 8)
+    x = block.quantized(b.arg("x", torch.float32, "n", 8), per_tensor(2))
+    lowered = b.done(b.call(torch.ops.aten.neg.default, x))
+    assert isinstance(lowered.graph.output_node(), Node)
+    runner = npu.backend.compile(LoweredGraph(lowered.module, lowered.signature, lowered.log))
+
+    assert runner.run([torch.ones(3, 8)])[0].shape == (3, 8)
+    with pytest.raises(qfuse.BackendError, match="the input x is torch.float32"):
+        runner.run([torch.ones(3, 9)])
+    with pytest.raises(qfuse.BackendError, match="the input x is torch.float64"):
+        runner.run([torch.ones(3, 8).double()])
+
+
+def test_what_does_not_become_a_program_cannot_be_saved(npu: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(qfuse.BackendError, match="there is no program to save"):
+        npu.save(object(), tmp_path / "x")
+
+
+def test_it_is_chosen_as_an_object(npu: ModuleType) -> None:
+    assert chosen_backends(npu.backend) == (npu.backend,)
+
+
+def add_graph(b: GraphBuilder, alpha: float = 1) -> Node:
+    """Add the quantized sum of two quantized inputs."""
+    block = QuantizedLinear(b, 4, 8)
+    x, y = (block.quantized(b.arg(name, torch.float32, 3, 8), per_tensor(2), name) for name in "xy")
+    total = b.call(torch.ops.aten.add.Tensor, x, y, alpha=alpha)
+    return block.stored(total, per_tensor(2), "out")[0]
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("alpha", [1, -2, 0.5])
+def test_sums_are_fused_exactly(npu: ModuleType, alpha: float) -> None:
+    rules = importlib.import_module("integer_npu.rules")
+    kit = importlib.import_module("qfuse.testing")
+    b = GraphBuilder()
+    program = b.done(add_graph(b, alpha))
+    inputs = kit.random_inputs(program)
+    result = kit.assert_same_values(program, inputs, rules.FuseQuantizedAdd(), exact=True)
+
+    assert result.fired == {"npu-fuse-add": 1}
+    assert "activation" in kit.ops_of(program)
+
+
+def test_refuses_a_sum_with_a_float(npu: ModuleType) -> None:
+    rules = importlib.import_module("integer_npu.rules")
+    b = GraphBuilder()
+    block = QuantizedLinear(b, 4, 8)
+    x = block.quantized(b.arg("x", torch.float32, 3, 8), per_tensor(2))
+    total = b.call(torch.ops.aten.add.Tensor, x, b.arg("y", torch.float32, 3, 8))
+    out = b.call(torch.ops.qfuse.dequantize.default, *_dequantized(block, total))
+    code, node = refusal(b.done(out), rules.FuseQuantizedAdd())
+
+    assert code == "not-quantized"
+    assert node == total.name
+
+
+def _dequantized(block: QuantizedLinear, x: Node) -> tuple[Any, ...]:
+    spec = per_tensor(2)
+    return (*block.stored(x, spec, "out"), str(spec))
