@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tests.architecture.source import PACKAGE, ROOT
+from tests.support.cases.quantized_convolution import ConvolutionCase
 from tests.support.graphs.tiny_models import tiny
 from torch.fx import Interpreter, Node
 
@@ -22,7 +23,7 @@ from qfuse.backends import chosen_backends
 from qfuse.ir.graph.stage_graph import CLAIM_META, LoweredGraph
 from qfuse.ir.signature.caller import Caller
 from qfuse.targets import Target
-from qfuse.testing import GraphBuilder, check_backend, per_tensor, refusal
+from qfuse.testing import BackendCase, GraphBuilder, check_backend, per_tensor, refusal
 from qfuse.testing.quant import QuantizedLinear
 from qfuse.zoo import recipes
 
@@ -48,11 +49,41 @@ def test_it_passes_the_kit(npu: ModuleType) -> None:
         "qfuse.activation",
         "qfuse.requantize",
         "aten.max_pool2d",
-        "aten.clamp",
     }
     text = str(coverage)
-    assert "its weight has scales in groups" in text or "its weight: scales vary along" in text
+    assert "its weight: scales vary along the axes 0, 1" in text
     assert "its result is not quantized" in text
+
+
+def clamped(b: GraphBuilder) -> Node:
+    return b.call(torch.ops.aten.clamp.default, b.arg("x", torch.int8, "n", 8), -5, 90)
+
+
+def convolved(b: GraphBuilder, case: ConvolutionCase) -> Node:
+    """Add a convolution with a quantized result."""
+    y = case.add(b, b.arg("x", torch.float32, *case.shape))
+    return QuantizedLinear(b, 4, 8).stored(y, per_tensor(len(case.shape)), "out")[0]
+
+
+def empty_images(b: GraphBuilder) -> Node:
+    return convolved(b, ConvolutionCase((0, 6, 9, 8)))
+
+
+def one_image(b: GraphBuilder) -> Node:
+    return convolved(b, ConvolutionCase((6, 9, 8), kernel=(3, 2), stride=2))
+
+
+def with_a_weight_zero_point(b: GraphBuilder) -> Node:
+    return convolved(b, ConvolutionCase(weight=torch.uint8, weight_zero=131))
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("build", [clamped, empty_images, one_image, with_a_weight_zero_point])
+def test_it_is_right_where_the_battery_has_no_graph(npu: ModuleType, build: Any) -> None:
+    sizes = ({"n": 1}, {"n": 9}) if build is clamped else ({},)
+    coverage = check_backend(npu.backend, [BackendCase(build.__name__, build, sizes)])
+
+    assert coverage.claimed.total() == 1
 
 
 @pytest.mark.numeric
