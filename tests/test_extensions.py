@@ -139,7 +139,7 @@ def test_two_packages_with_one_name_are_an_error_that_names_both(
     install("acme", f"qfuse.{group}", "same = some_extension:number")
     install("zenith", f"qfuse.{group}", "same = some_extension:rules")
 
-    with pytest.raises(ExtensionError, match="acme 1.2 and one of zenith 1.2"):
+    with pytest.raises(ExtensionError, match=r"acme 1.2 and one of zenith 1.2"):
         load_extensions(f"qfuse.{group}", object, "thing")
 
 
@@ -151,7 +151,7 @@ def test_a_dialect_that_clashes_names_its_distribution(install: Install, tmp_pat
     )
     install("acme", "qfuse.dialects", "other = some_extension:dialect")
 
-    with pytest.raises(ExtensionError, match="in 'casts' and in 'other' of acme 1.2"):
+    with pytest.raises(ExtensionError, match=r"in 'casts' and in 'other' of acme 1.2"):
         qfuse.explain(
             torch.nn.Linear(4, 4).eval(), (torch.ones(1, 4),), options={"own_kernels": False}
         )
@@ -167,7 +167,7 @@ def test_a_kernel_with_the_name_of_another_is_an_error(install: Install) -> None
 def test_a_backend_with_a_built_in_name_is_an_error(install: Install) -> None:
     install("acme", "qfuse.backends", "eager = some_extension:idle")
 
-    with pytest.raises(ExtensionError, match="'eager': one of qfuse and one of acme 1.2"):
+    with pytest.raises(ExtensionError, match=r"'eager': one of qfuse and one of acme 1.2"):
         chosen_backends(BuiltinBackend.EAGER)
 
 
@@ -178,7 +178,7 @@ def test_a_rule_with_the_name_of_another_is_an_error() -> None:
     from qfuse.extensions import Extension  # noqa: PLC0415
 
     scheduled = Extension("x", ScheduledRules((FuseLinear,), after=Phase.FOLD), "acme 1.2")
-    with pytest.raises(ExtensionError, match="'fuse-linear': one of qfuse and one of acme 1.2"):
+    with pytest.raises(ExtensionError, match=r"'fuse-linear': one of qfuse and one of acme 1.2"):
         check_rule_names([scheduled])
 
 
@@ -197,7 +197,6 @@ def test_rules_have_one_place(place: dict[str, Phase]) -> None:
 
 def test_rules_are_classes_that_declare_what_they_must() -> None:
     class Nameless(NegToMul):
-        name = None
         anchors = ("aten::neg",)  # type: ignore[assignment]
 
     with pytest.raises(ExtensionError, match="is not a class of rules"):
@@ -214,6 +213,7 @@ class Idle(Backend):
 
     def is_legal(self, node: Node) -> Refusal:
         """Refuse everything."""
+        del node
         return Refusal("never")
 
     def implement(self, node: Node) -> Callable[..., Any]:

@@ -44,8 +44,8 @@ class Options:
     """Options of :func:`qfuse.compile`; every field has a default.
 
     Attributes:
-        backend: What runs the lowered graph: ``auto``, ``aoti`` or ``eager``; or who claims its ops:
-            the name of an installed backend, a :class:`qfuse.backends.Backend`, or a tuple of
+        backend: What runs the lowered graph: ``auto``, ``aoti`` or ``eager``; or who claims its
+            ops: the name of an installed backend, a :class:`qfuse.backends.Backend`, or a tuple of
             these, first choice first.
         cache: Reuse and store compiled packages on disk.
         own_kernels: Use qfuse's own C++ kernels where they are predicted to be faster.

@@ -30,8 +30,8 @@ from qfuse.zoo import recipes
 EXAMPLE = ROOT / "examples" / "integer_npu"
 
 
-@pytest.fixture(scope="module")
-def npu() -> Iterator[ModuleType]:
+@pytest.fixture(scope="module", name="npu")
+def npu_package() -> Iterator[ModuleType]:
     """The package, from its source folder."""
     sys.path.insert(0, str(EXAMPLE / "src"))
     yield importlib.import_module("integer_npu")
@@ -87,7 +87,8 @@ def test_it_is_right_where_the_battery_has_no_graph(npu: ModuleType, build: Any)
 
 
 @pytest.mark.numeric
-def test_fixed_point_rounds_half_away_from_zero(npu: ModuleType) -> None:
+@pytest.mark.usefixtures("npu")
+def test_fixed_point_rounds_half_away_from_zero() -> None:
     fixed = importlib.import_module("integer_npu.fixed_point")
     multiplier, shift = fixed.fixed_point([0.5, -0.5, 0.3, 1e-30, 1.0])
     values = np.array([5, 5, 10, 2**31 - 1, -(2**31)], np.int64)
@@ -195,9 +196,9 @@ def test_a_program_checks_its_inputs(npu: ModuleType) -> None:
     runner = npu.backend.compile(LoweredGraph(lowered.module, lowered.signature, lowered.log))
 
     assert runner.run([torch.ones(3, 8)])[0].shape == (3, 8)
-    with pytest.raises(qfuse.BackendError, match="the input x is torch.float32"):
+    with pytest.raises(qfuse.BackendError, match=r"the input x is torch.float32"):
         runner.run([torch.ones(3, 9)])
-    with pytest.raises(qfuse.BackendError, match="the input x is torch.float64"):
+    with pytest.raises(qfuse.BackendError, match=r"the input x is torch.float64"):
         runner.run([torch.ones(3, 8).double()])
 
 
@@ -219,8 +220,9 @@ def add_graph(b: GraphBuilder, alpha: float = 1) -> Node:
 
 
 @pytest.mark.numeric
+@pytest.mark.usefixtures("npu")
 @pytest.mark.parametrize("alpha", [1, -2, 0.5])
-def test_sums_are_fused_exactly(npu: ModuleType, alpha: float) -> None:
+def test_sums_are_fused_exactly(alpha: float) -> None:
     rules = importlib.import_module("integer_npu.rules")
     kit = importlib.import_module("qfuse.testing")
     b = GraphBuilder()
@@ -232,7 +234,8 @@ def test_sums_are_fused_exactly(npu: ModuleType, alpha: float) -> None:
     assert "activation" in kit.ops_of(program)
 
 
-def test_refuses_a_sum_with_a_float(npu: ModuleType) -> None:
+@pytest.mark.usefixtures("npu")
+def test_refuses_a_sum_with_a_float() -> None:
     rules = importlib.import_module("integer_npu.rules")
     b = GraphBuilder()
     block = QuantizedLinear(b, 4, 8)

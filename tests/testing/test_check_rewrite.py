@@ -53,7 +53,7 @@ def test_a_rule_that_did_not_fire_is_named_with_its_reasons() -> None:
 
 
 def test_an_op_that_is_missing_is_named() -> None:
-    with pytest.raises(AssertionError, match="the op 'qfuse.linear' was expected 1 times"):
+    with pytest.raises(AssertionError, match=r"the op 'qfuse.linear' was expected 1 times"):
         check_rewrite(Negations(), (torch.randn(3),), expect={"qfuse.linear": 1})
 
 

@@ -20,9 +20,9 @@ from qfuse.rewrite.scheduled import ScheduledRules
 class Backend(ABC):
     """Claims ops of an optimized graph, and runs them.
 
-    It sees the graph after optimize: fused ops such as ``qfuse::linear`` with quantized operands and
-    results, quantize and dequantize where nothing could be fused, and plain ATen. What it does not
-    claim is expanded to ATen, with the same bits, and runs in torch.
+    It sees the graph after optimize: fused ops such as ``qfuse::linear`` with quantized operands
+    and results, quantize and dequantize where nothing could be fused, and plain ATen. What it does
+    not claim is expanded to ATen, with the same bits, and runs in torch.
 
     Attributes:
         name: The name in options and in the report; the same as that of its entry point.

@@ -45,7 +45,7 @@ def chosen_backends(option: object) -> tuple[Backend, ...]:
 
 
 def _named(name: str) -> Backend:
-    found = load_extension(BACKENDS_GROUP, name, Backend, "backend")
+    found = load_extension(BACKENDS_GROUP, name, Backend, "backend")  # type: ignore[type-abstract]
     if found is None:
         installed = ", ".join(extension_names(BACKENDS_GROUP)) or "none"
         raise OptionsError(f"there is no backend {name!r}", fix=f"installed are: {installed}")

@@ -66,9 +66,7 @@ def claim_ops(
     return done
 
 
-def _offer(
-    node: Node, claimants: Sequence[Claimant], program: OptimizedGraph, stage: str
-) -> None:
+def _offer(node: Node, claimants: Sequence[Claimant], program: OptimizedGraph, stage: str) -> None:
     """Offer a node; record who claims it, or that it is expanded or runs in torch."""
     if node.target is operator.getitem:
         _inherit(node)

@@ -52,7 +52,8 @@ class ScheduledRules:
                 f"after={self.after}, group={self.group} is not a place of rules",
                 fix="give after=Phase.FUSE, or group=Phase.FUSE; Phase.MERGE can only be after",
             )
-        for rule in self.rules:
+        given: tuple[Any, ...] = self.rules
+        for rule in given:
             if not isinstance(rule, type) or not issubclass(rule, Rule):
                 raise ExtensionError(
                     f"{rule!r} is not a class of rules",

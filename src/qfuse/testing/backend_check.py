@@ -92,9 +92,8 @@ def check_backend(backend: Backend, cases: Iterable[BackendCase] | None = None) 
     if wrong:
         shown = "\n".join(f"- {outcome.case}: {outcome.wrong}" for outcome in wrong[:_SHOWN])
         more = f"\n... and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-        raise AssertionError(
-            f"the backend {backend.name!r} fails {len(wrong)} of {len(found)} graphs:\n{shown}{more}"
-        )
+        text = f"the backend {backend.name!r} fails {len(wrong)} of {len(found)} graphs"
+        raise AssertionError(f"{text}:\n{shown}{more}")
     coverage = BackendCoverage(found)
     assert coverage.claimed, (
         f"the backend {backend.name!r} claims nothing\n"

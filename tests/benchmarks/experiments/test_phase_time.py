@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 from tests.support.bench.results import SETTING
-from qfuse.testing.fixed_order import run_fixed_order
 from tests.support.values import bits_same
 
 from qfuse.cost import CostModel, CostProfile
@@ -18,6 +17,7 @@ from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.optimize.schedule import move
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import RewriteContext
+from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.run import random_inputs
 from qfuse_bench.experiments.phase_time import PhaseOptions, PhaseRow, run_phase_cost, verdicts
 from qfuse_bench.harness.stats import median

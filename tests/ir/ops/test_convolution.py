@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from qfuse.testing.fixed_order import run_fixed_order
 from tests.support.values import bits_same
 from torch.fx.node import map_arg
 
@@ -23,6 +22,7 @@ from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.prelude import Exactness
 from qfuse.rewrite.session import RewriteSession
 from qfuse.testing.build import GraphBuilder
+from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.quant import per_channel, per_tensor, stored_like
 from qfuse.testing.run import run
 

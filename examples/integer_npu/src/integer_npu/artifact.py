@@ -138,7 +138,7 @@ class _Builder:
         self.steps.append(step)
         return None
 
-    def _step(self, node: Node) -> dict[str, Any] | Refusal:
+    def _step(self, node: Node) -> dict[str, Any] | Refusal:  # noqa: PLR0911 - one per kind
         if node.op == "placeholder":
             return {"kind": "input", "index": self._feeds.index(str(node.target))}
         if node.op == "get_attr":

@@ -47,7 +47,7 @@ def function_of(name: str) -> Callable[..., Any]:
     return found
 
 
-def encode(value: Any, nodes: Mapping[Node, int]) -> Any:
+def encode(value: Any, nodes: Mapping[Node, int]) -> Any:  # noqa: PLR0911 - one per type
     """Return an argument as JSON, or a refusal if it has no form there."""
     if isinstance(value, Node):
         return {"node": nodes[value]}
@@ -69,7 +69,7 @@ def encode(value: Any, nodes: Mapping[Node, int]) -> Any:
     return Refusal(f"{value!r} has no form in a file")
 
 
-def decode(value: Any, values: Sequence[Any]) -> Any:
+def decode(value: Any, values: Sequence[Any]) -> Any:  # noqa: PLR0911 - one per type
     """Return an argument, with the values of earlier steps in place of nodes."""
     if isinstance(value, list):
         return [decode(part, values) for part in value]

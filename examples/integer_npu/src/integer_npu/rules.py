@@ -67,7 +67,7 @@ class FuseQuantizedAdd(Rule[AddSite]):
     anchors: ClassVar[tuple[OpOverload, ...]] = (ops.quantize,)
     exactness = Exactness.EXACT
 
-    def match(self, node: Node) -> AddSite | Miss:
+    def match(self, node: Node) -> AddSite | Miss:  # noqa: PLR0911 - one per reason
         """Match a static quantize of a sum of two dequantized tensors."""
         quantize = as_quantize(node)
         assert quantize is not None, "the anchor is a quantize"

@@ -121,7 +121,8 @@ class Op:
         # order.
         y = reference(*values.values())
         if output is not None:
-            return output.results(*y, to_stored)
+            float_result, total = y
+            return output.results(float_result, total, to_stored)
         return y if result is None else to_stored(y, *result.reference_args)
 
     @classmethod

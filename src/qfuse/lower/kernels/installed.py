@@ -5,8 +5,9 @@ A package adds kernels with an entry point::
     [project.entry-points."qfuse.kernels"]
     mine = "my_package:kernels"
 
-where ``my_package.kernels`` is a function that returns new :class:`~qfuse.lower.select.kernel.Kernel`
-objects. It is called once per lowering, since kernels may cache what they packed.
+where ``my_package.kernels`` is a function that returns new
+:class:`~qfuse.lower.select.kernel.Kernel` objects. It is called once per lowering, since kernels
+may cache what they packed.
 """
 
 from __future__ import annotations
