@@ -15,7 +15,7 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.qdq import as_quantize
 from qfuse.ir.refusal import Refusal
 from qfuse.testing import battery, check_backend
-from qfuse.testing.battery import BackendCase
+from qfuse.testing.cases import BackendCase
 
 CASES = [case for case in battery() if case.name.startswith("quantize: ")]
 

@@ -8,8 +8,8 @@ Graphs are built by hand (:class:`GraphBuilder`, :class:`Source`, :class:`Quanti
 """
 
 from qfuse.testing.backend_check import BackendCoverage, check_backend
-from qfuse.testing.battery import BackendCase, battery
 from qfuse.testing.build import GraphBuilder
+from qfuse.testing.cases import BackendCase, battery
 from qfuse.testing.dialect_check import DialectCoverage, check_dialect
 from qfuse.testing.fixed_order import run_fixed_order
 from qfuse.testing.lowering import check_lowered, lowered_with, refused_kernels, selected_kernel

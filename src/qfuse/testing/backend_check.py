@@ -19,7 +19,7 @@ from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import compare
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.tolerance import BACKEND_LEVELS, BACKEND_STEPS, SITE
-from qfuse.testing.battery import BackendCase, battery
+from qfuse.testing.cases import BackendCase, battery
 from qfuse.testing.rules import truth
 from qfuse.testing.run import random_inputs, run
 from qfuse.testing.source import describe_difference, equal_but_for_nan
@@ -82,7 +82,7 @@ def check_backend(backend: Backend, cases: Iterable[BackendCase] | None = None) 
 
     Args:
         backend: The backend.
-        cases: The graphs; by default :func:`qfuse.testing.battery.battery`.
+        cases: The graphs; by default :func:`qfuse.testing.battery`.
 
     Raises:
         AssertionError: A check failed; the message says for which graphs, what differs, and where.
