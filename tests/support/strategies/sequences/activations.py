@@ -121,6 +121,9 @@ def chosen_per_token(g: SequenceGrower, x: Value) -> Value:
 def affine(g: SequenceGrower, x: Value) -> Value:
     """Torchao with scales per row, or of the whole tensor, chosen at run time."""
     sizes = list(shape_of(x.node))
+    if sizes[-1] == 1:
+        # Torchao reduces every axis of a block of ones.
+        return static_numbers(g, x)
     whole = g.chance(3) and all(isinstance(size, int) for size in sizes)
     block: list[Argument] = [*sizes] if whole else [*[1] * (len(sizes) - 1), sizes[-1]]
     kind = g.pick(["SYMMETRIC", "ASYMMETRIC"])
@@ -210,7 +213,7 @@ def fake_quantized(g: SequenceGrower, x: Value) -> Value:
     op = aten.fake_quantize_per_tensor_affine.default
     if g.real(x) is not torch.float32:
         return static_numbers(g, x)
-    return g.made(op, x.node, *_number(g, bounds), low, high)
+    return g.add(g.call_like(x.node, op, x.node, *_number(g, bounds), low, high))
 
 
 def float8(g: SequenceGrower, x: Value) -> Value:

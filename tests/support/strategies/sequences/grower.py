@@ -38,6 +38,12 @@ class SequenceGrower(Grower):
         """Add a call."""
         return self.b.call(op, *args, **kwargs)
 
+    def call_like(self, like: Node, op: OpOverload, *args: Argument) -> Node:
+        """Add a call that gives what ``like`` is, by an op without a fake version."""
+        node = self.b.graph.call_function(op, args)
+        node.meta["val"] = like.meta["val"].new_empty(like.meta["val"].shape)
+        return node
+
     def made(self, op: OpOverload, *args: Argument, **kwargs: Argument) -> Value:
         """Add a call whose result is a sequence."""
         return self.add(self.call(op, *args, **kwargs))

@@ -16,6 +16,8 @@ from qfuse.ir.ops.views import shape_of
 
 aten = torch.ops.aten
 
+# In bfloat16 torch's kernel reads beyond its operands where the features are no multiple of this.
+_BLOCK = 16
 _FEATURES = [8, 16, 4, 12, 5, 32, 33, 1]
 
 
@@ -84,12 +86,15 @@ def _scaled_after(g: SequenceGrower, x: Value, n: int) -> Value:
     y = g.call(aten.linear.default, x.node, w)
     scale = g.scale(g.pick([(n,), (n,), (1, n), (1,)]), real)
     y = g.call(aten.mul.Tensor, y, scale)
-    return g.made(aten.add.Tensor, y, *_bias(g, n, real)) if g.draw_bool() else g.add(y)
+    return g.made(aten.add.Tensor, y, g.vector(n, real)) if g.draw_bool() else g.add(y)
 
 
 def _int_mm(g: SequenceGrower, x: Value, n: int) -> Value:
     """Rows quantized by hand, an integer product, and both scales."""
     real = g.real(x)
+    if g.features(x) == 1:
+        # Torch takes a transposed column for a column.
+        return _scaled_after(g, x, n)
     rows = Value(_rows(g, x.node))
     scale = row_scale(g, rows)
     q = g.call(aten.round.default, g.call(aten.div.Tensor, rows.node, scale))
@@ -112,6 +117,8 @@ def _int_mm(g: SequenceGrower, x: Value, n: int) -> Value:
 def _int8pack(g: SequenceGrower, x: Value, n: int) -> Value:
     """ATen's weight-only product."""
     real = g.real(x)
+    if real is torch.bfloat16 and g.features(x) % _BLOCK:
+        return _scaled_after(g, x, n)
     args = (values(g, n, g.features(x)), g.scale((n,), real))
     y = g.call(aten._weight_int8pack_mm.default, _rows(g, x.node), *args)
     return _back(g, y, x, n)

@@ -51,6 +51,9 @@ def _group_of(g: SequenceGrower, k: int) -> int:
 
 def _pt2e_groups(g: SequenceGrower, n: int, k: int, real: torch.dtype) -> Node:
     group = _group_of(g, k)
+    if group == 1:
+        # The op refuses groups of one.
+        return _cast_scale(g, n, k, real)
     zeros = torch.zeros((n, k // group), dtype=torch.int32)
     zero = g.b.const(g.name("zero"), zeros)
     args = (g.scale([n, k // group]), zero, -8, 7, torch.int8, group, real)
@@ -124,10 +127,10 @@ def _plain(g: SequenceGrower, n: int, k: int, real: torch.dtype) -> Node:
 def _quantized_here(g: SequenceGrower, n: int, k: int, real: torch.dtype) -> Node:
     """A float constant that the graph quantizes."""
     plain = g.b.const(g.name("w"), torch.randn((n, k), generator=g.random) * 0.1)
-    zero = g.b.const(g.name("zero"), torch.zeros(n, dtype=torch.int64))
+    zero = g.b.const(g.name("zero"), torch.zeros(n, dtype=torch.int32))
     args = (g.b.const(g.name("scale"), g.scales([n]) * 0.1 + 1e-3), zero, 0, -127, 127)
     if real is torch.float32 and g.draw_bool():
-        return g.call(aten.fake_quantize_per_channel_affine.default, plain, *args)
+        return g.call_like(plain, aten.fake_quantize_per_channel_affine.default, plain, *args)
     q = g.call(pt2e.quantize_per_channel.default, plain, *args, torch.int8)
     out = {} if real is torch.float32 else {"out_dtype": real}
     return g.call(pt2e.dequantize_per_channel.default, q, *args, torch.int8, **out)
