@@ -83,6 +83,13 @@ class Writes(Right):
         return result
 
 
+class Turns(Right):
+    """Returns other strides."""
+
+    def compute(self, *args: Any) -> torch.Tensor:
+        return super().compute(*args).t().contiguous().t()
+
+
 class Silent(Right):
     """Refuses without a reason."""
 
@@ -101,6 +108,20 @@ class Moody(Right):
         del node
         self.asked += 1
         return True if self.asked % 2 else Refusal("not now")
+
+
+class Passes(Right):
+    """Claims a relu, and returns its input."""
+
+    supported_ops = (torch.ops.aten.relu.default,)
+
+    def is_legal(self, node: Node) -> Literal[True] | Refusal:
+        del node
+        return True
+
+    def compute(self, *args: Any) -> torch.Tensor:
+        x: torch.Tensor = args[0]
+        return x.clamp(min=0) if bool((x < 0).any()) else x
 
 
 class Nothing(Right):
@@ -134,6 +155,7 @@ def test_a_right_backend_passes() -> None:
         (lossy(OffByTwo), "off by up to 2 steps, allowed are 1; first at (1, 2)"),
         (Second(), "the second call"),
         (Writes(), "it writes its inputs"),
+        (Turns(), "its result has the strides (1, 6), the op's has (16, 1)"),
         (Silent(), "without a reason"),
         (Moody(), "answers differently"),
     ],
@@ -147,6 +169,15 @@ def test_a_wrong_backend_is_found(backend: Backend, complaint: str) -> None:
     assert "the backend 'right' fails" in text
     assert "- quantize: int8 per-tensor: " in text
     assert "qfuse.quantize" in text
+
+
+def test_a_result_in_the_memory_of_an_input_is_found() -> None:
+    def build(b: Any) -> Node:
+        made: Node = b.call(torch.ops.aten.relu.default, b.arg("x", torch.int8, 3, 4))
+        return made
+
+    with pytest.raises(AssertionError, match="shares memory with an input; return a new tensor"):
+        check_backend(Passes(), [BackendCase("relu", build)])
 
 
 def test_one_step_is_allowed_to_a_lossy_backend() -> None:

@@ -50,7 +50,9 @@ class Backend(ABC):
         """Return the function that computes a claimed node.
 
         It is called with the arguments of the node, tensors in place of nodes, and returns what the
-        op returns. Constants can be read and packed here, once: ``constant_of`` gives their values.
+        op returns: new tensors with the dtype, shape and strides of ``node.meta["val"]``. It must
+        not write its arguments, and may be called by several threads. Constants can be read and
+        packed here, once: ``constant_of`` gives their values.
         """
 
     def rules(self) -> Sequence[ScheduledRules]:

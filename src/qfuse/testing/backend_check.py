@@ -22,7 +22,7 @@ from qfuse.rewrite.tolerance import BACKEND_LEVELS, BACKEND_STEPS, SITE
 from qfuse.testing.cases import BackendCase, battery
 from qfuse.testing.rules import truth
 from qfuse.testing.run import random_inputs, run
-from qfuse.testing.source import describe_difference, equal_but_for_nan
+from qfuse.testing.source import describe_difference, equal_but_for_nan, strides
 
 _SHOWN = 8
 
@@ -76,9 +76,9 @@ def check_backend(backend: Backend, cases: Iterable[BackendCase] | None = None) 
 
     For each graph: the backend answers the same when it is asked twice, with reasons, and does not
     edit the graph; every op that it does not claim is expanded, with the same bits; the compiled
-    graph returns the values of the reference, by the exactness class of the backend, also in a
-    second call, and does not write its inputs. Results of a ``LOSSY`` backend may be one step off;
-    floats one 255th of their range.
+    graph returns the values of the reference, by the exactness class of the backend, with its
+    strides and in new memory, also in a second call, and does not write its inputs. Results of a
+    ``LOSSY`` backend may be one step off; floats one 255th of their range.
 
     Args:
         backend: The backend.
@@ -169,7 +169,18 @@ def _call(
     (new,) = runner.run(list(inputs))
     if not all(map(equal_but_for_nan, inputs, kept)):
         return "it writes its inputs"
-    return _compare(new, old, meant, exactness)
+    if any(_shares_memory(new, value) for value in inputs):
+        return "its result shares memory with an input; return a new tensor"
+    wrong = _compare(new, old, meant, exactness)
+    # Other ops may rely on them, such as a view of the result.
+    if wrong is None and strides(new) != strides(old):
+        return f"its result has the strides {new.stride()}, the op's has {old.stride()}"
+    return wrong
+
+
+def _shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    memory = one.untyped_storage(), other.untyped_storage()
+    return memory[0].data_ptr() == memory[1].data_ptr() and memory[0].nbytes() > 0
 
 
 def _compare(
