@@ -67,8 +67,5 @@ def test_the_package_of_the_page_is_installed_used_and_tested(tmp_path: Path) ->
 
     assert made == page
     tests = str(tmp_path / "acme" / "tests" / "test_acme.py")
-    config = str(ROOT / "pyproject.toml")
-    ran = python(
-        elsewhere, "-m", "pytest", "-q", "-c", config, "--rootdir", ".", tests, path=installed
-    )
+    ran = python(elsewhere, "-m", "pytest", "-q", "--rootdir", ".", tests, path=installed)
     assert "4 passed" in ran
