@@ -248,7 +248,7 @@ class _Session:
         for used in plan.backends:
             claimed = sum(n.meta.get(CLAIM_META) == used.name for n in plan.lowered.graph.nodes)
             lossy = f", {used.exactness}" if used.exactness is Exactness.LOSSY else ""
-            facts[f"claimed by {used.name}"] = f"{claimed} nodes{lossy}"
+            facts[f"claimed by {used.name}"] = f"{claimed} node{'s' * (claimed != 1)}{lossy}"
         events = list(plan.lowered.log)
         if self.options.own_kernels and not plan.backends and not self.library.available:
             events.append(

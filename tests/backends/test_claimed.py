@@ -95,7 +95,7 @@ def test_state_is_written_and_copies_have_their_own() -> None:
     assert torch.equal(fast(x), other(x))
     assert backend.calls == 3
     assert set(fast.report.claims.values()) == {"counting"}
-    assert fast.report.facts["claimed by counting"] == "1 nodes"
+    assert fast.report.facts["claimed by counting"] == "1 node"
 
 
 def test_several_backends_share_a_graph() -> None:
@@ -149,7 +149,7 @@ def test_a_lossy_backend_is_not_compared_and_the_report_says_so() -> None:
     (check,) = [c for c in fast.report.checks if c.what == "compiled"]
 
     assert fast.backend == "lossy"
-    assert fast.report.facts["claimed by lossy"] == "1 nodes, lossy"
+    assert fast.report.facts["claimed by lossy"] == "1 node, lossy"
     assert check == Checked("check", "compiled", True, Exactness.LOSSY, 0.0, 0.0)
 
 
