@@ -7,8 +7,6 @@ add it to one of the two tuples here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch._ops import OpOverload
 from torch.fx import Node
 
@@ -39,11 +37,6 @@ rms_norm, layer_norm, activation = RmsNorm.overload, LayerNorm.overload, Activat
 def declaration_of(op: OpOverload | None) -> type[Op] | None:
     """Return the declaration of an op of qfuse; ``None`` for kernels and all other ops."""
     return None if op is None else _DECLARATIONS.get(op)
-
-
-def reference_of(op: OpOverload) -> Callable[..., object]:
-    """Return the Python reference of an op of qfuse."""
-    return _DECLARATIONS[op].meaning
 
 
 def as_op(value: object) -> Op | None:
