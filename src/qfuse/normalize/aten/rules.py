@@ -8,6 +8,7 @@ from qfuse.normalize.aten.activations.two_clamps import MergeClamps
 from qfuse.normalize.aten.activations.written_out import SpellActivation
 from qfuse.normalize.aten.convolution.padding import SpellPadding
 from qfuse.normalize.aten.convolution.weight import DequantizeWeight
+from qfuse.normalize.aten.int_matmul.divided import Divided, DividedExactly
 from qfuse.normalize.aten.int_matmul.exact import ExactIntMm
 from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
 from qfuse.normalize.aten.int_matmul.shift import IntMmShift
@@ -45,6 +46,8 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     # products, which have to be correct on every machine.
     DropExpand,
     SinkTranspose,
+    DividedExactly,
+    Divided,
     FuseScaledProduct,
     ExactIntMm,
     SwapFactors,
