@@ -10,6 +10,8 @@ from qfuse.normalize.aten.convolution.padding import SpellPadding
 from qfuse.normalize.aten.convolution.weight import DequantizeWeight
 from qfuse.normalize.aten.int_matmul.divided import Divided, DividedExactly
 from qfuse.normalize.aten.int_matmul.exact import ExactIntMm
+from qfuse.normalize.aten.int_matmul.expand_addmm import ExpandIntAddmm
+from qfuse.normalize.aten.int_matmul.fold_factor import FoldFactor
 from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
 from qfuse.normalize.aten.int_matmul.shift import IntMmShift
 from qfuse.normalize.aten.int_matmul.swap_factors import SwapFactors
@@ -46,6 +48,8 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     # products, which have to be correct on every machine.
     DropExpand,
     SinkTranspose,
+    ExpandIntAddmm,
+    FoldFactor,
     DividedExactly,
     Divided,
     FuseScaledProduct,
