@@ -19,6 +19,7 @@ from qfuse.normalize.aten.linear.batched_weight import ExpandBatchedWeight
 from qfuse.normalize.aten.linear.bias import FuseBias
 from qfuse.normalize.aten.linear.half_weight import DequantizeHalfWeight
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
+from qfuse.normalize.aten.qdq.choose_asymmetric import ChooseAsymmetric
 from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
 from qfuse.normalize.aten.qdq.dequantize import DequantizeChain
 from qfuse.normalize.aten.qdq.fake_quantize import ImportFakeQuantize
@@ -69,6 +70,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     ScaleOfProduct,
     QuantizeChain,
     ChooseChain,
+    ChooseAsymmetric,
     DequantizeChain,
     RegroupDequantize,
     # Activations of quantized linears and convolutions, written as arithmetic.
