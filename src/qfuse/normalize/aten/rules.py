@@ -41,6 +41,7 @@ from qfuse.normalize.aten.views.lift_view import LiftView
 from qfuse.normalize.aten.views.merge_views import MergeViews
 from qfuse.normalize.aten.views.sink_transpose import SinkTranspose
 from qfuse.normalize.aten.views.sink_view import SinkView
+from qfuse.normalize.aten.views.spell_cast import SpellCast
 from qfuse.rewrite.rule import Rule
 
 _RULES: tuple[type[Rule[Any]], ...] = (
@@ -80,6 +81,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     SpellActivation,
     # Movement: one spelling; views and copies that cancel are dropped, and weights are constants.
     ExpandMovement,
+    SpellCast,
     DropCopy,
     DropView,
     MergeViews,

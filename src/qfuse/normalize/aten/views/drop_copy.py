@@ -34,7 +34,7 @@ class IdleCopy:
 class DropCopy(Rule[IdleCopy]):
     """``clone``, ``detach`` and casts to the same dtype become their operand.
 
-    So does the cast back of a cast that widens.
+    So do a dropout that is not training, and the cast back of a cast that widens.
 
     Before::
 
@@ -44,8 +44,8 @@ class DropCopy(Rule[IdleCopy]):
 
         x: float32 -> relu
 
-    Refuses: a copy that changes dtype, device or strides, or pins memory; a copy that keeps a graph
-    output separate from an input, a constant or another output.
+    Refuses: a dropout that is training; a copy that changes dtype, device or strides, or pins
+    memory; a copy that keeps a graph output separate from an input, a constant or another output.
     """
 
     name = "drop-copy"
@@ -55,8 +55,14 @@ class DropCopy(Rule[IdleCopy]):
         aten.contiguous.default,
         aten.detach.default,
         aten.lift_fresh_copy.default,
+        aten.lift_fresh.default,
+        aten.alias_copy.default,
+        aten.detach_copy.default,
+        aten.dropout.default,
         aten.to.dtype,
         aten.to.dtype_layout,
+        aten.to.device,
+        aten.to.other,
         aten.type_as.default,
     )
     exactness = Exactness.EXACT
@@ -66,6 +72,8 @@ class DropCopy(Rule[IdleCopy]):
         a = arguments(node)
         source = _origin(node)
         old, new = tensor_of(source), tensor_of(node)
+        if a.get("train"):
+            return Miss(MissCode.ARGUMENT, node, "it drops elements at random", progress=0)
         same = old.dtype == new.dtype and old.device == new.device and old.layout == new.layout
         if not same or a.get("pin_memory"):
             return Miss(MissCode.DTYPE, node, "it changes the dtype or the device", progress=0)
@@ -87,7 +95,8 @@ class DropCopy(Rule[IdleCopy]):
 
 def _origin(node: Node) -> Node:
     """Return the operand of a copy; for the cast back of a cast that widens, that one's operand."""
-    source = node_of(arguments(node)["self"])
+    a = arguments(node)
+    source = node_of(a["self"] if "self" in a else a["input"])
     inner = cast_source(source) if cast_source(node) is source else None
     if inner is None or dtype_of(inner) != dtype_of(node):
         return source
