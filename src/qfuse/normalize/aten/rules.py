@@ -18,11 +18,13 @@ from qfuse.normalize.aten.int_matmul.swap_factors import SwapFactors
 from qfuse.normalize.aten.linear.batched_weight import ExpandBatchedWeight
 from qfuse.normalize.aten.linear.bias import FuseBias
 from qfuse.normalize.aten.linear.half_weight import DequantizeHalfWeight
+from qfuse.normalize.aten.linear.permute_features import PermuteFeatures
 from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.normalize.aten.qdq.choose_asymmetric import ChooseAsymmetric
 from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
 from qfuse.normalize.aten.qdq.dequantize import DequantizeChain
+from qfuse.normalize.aten.qdq.expanded_scale import ContractScale
 from qfuse.normalize.aten.qdq.fake_quantize import ImportFakeQuantize
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
 from qfuse.normalize.aten.qdq.inverse_scale import InverseScale
@@ -66,8 +68,10 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     DequantizeWeight,
     DequantizeHalfWeight,
     ExpandBatchedWeight,
+    PermuteFeatures,
     # Quantization written as arithmetic.
     ImportFakeQuantize,
+    ContractScale,
     NarrowIntegers,
     InverseScale,
     ScaleOfProduct,
