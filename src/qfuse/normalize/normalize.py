@@ -8,6 +8,7 @@ from dataclasses import replace
 from qfuse.ir.graph.stage_graph import CapturedGraph, NormalGraph
 from qfuse.ir.stages.verify import verify
 from qfuse.normalize.aten.int_matmul.in_float import FuseIntProduct
+from qfuse.normalize.aten.linear.cast_weight import DequantizeCast
 from qfuse.normalize.builtin import ATEN, BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, discover, rules_of
 from qfuse.normalize.unrecognized import note_unrecognized
@@ -44,7 +45,7 @@ def normalize(
     apply_rules(captured, rules_of(known), context)
     # When every scale and correction of a product of integers has been found.
     if ATEN in known:
-        apply_rules(captured, [FuseIntProduct()], context)
+        apply_rules(captured, [FuseIntProduct(), DequantizeCast()], context)
     # Such as the float weights that a quantizer left unused.
     GraphEditor(captured.module).sweep()
     normal = NormalGraph(captured.module, captured.signature, captured.log)

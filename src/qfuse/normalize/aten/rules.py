@@ -27,6 +27,7 @@ from qfuse.normalize.aten.qdq.dequantize import DequantizeChain
 from qfuse.normalize.aten.qdq.expanded_scale import ContractScale
 from qfuse.normalize.aten.qdq.fake_quantize import ImportFakeQuantize
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
+from qfuse.normalize.aten.qdq.fold_integers import FoldIntegers
 from qfuse.normalize.aten.qdq.inverse_scale import InverseScale
 from qfuse.normalize.aten.qdq.narrow_integers import NarrowIntegers
 from qfuse.normalize.aten.qdq.quantize import QuantizeChain
@@ -80,6 +81,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     ChooseAsymmetric,
     DequantizeChain,
     RegroupDequantize,
+    FoldIntegers,
     # Activations of quantized linears and convolutions, written as arithmetic.
     MergeClamps,
     SpellActivation,

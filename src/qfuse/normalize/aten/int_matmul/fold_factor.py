@@ -1,4 +1,4 @@
-"""Fold an 8-bit factor of an integer product that is computed from constants."""
+"""Fold an 8-bit factor of a product that is computed from constants."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import ClassVar
 
 import torch
 
-from qfuse.ir.dtypes import BYTES
+from qfuse.ir.dtypes import BYTES, COMPUTE_DTYPES
 from qfuse.ir.graph.alias import leaves_graph
+from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import is_constant_expression
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of
 from qfuse.normalize.aten.int_matmul.products import FACTOR_STEPS
 from qfuse.normalize.match.constants import derived, evaluated
 from qfuse.normalize.match.quantized_values import moved_constant
-from qfuse.rewrite.pattern import V, match, through
+from qfuse.rewrite.pattern import Step, V, match, through
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -29,7 +30,15 @@ from qfuse.rewrite.prelude import (
 
 _MATRIX = 2
 _FACTOR = V("factor")
-_BEHIND_STEPS = through(_FACTOR, *FACTOR_STEPS)
+
+
+def _float(node: Node) -> Node | None:
+    return cast_source(node) if dtype_of(node) in COMPUTE_DTYPES else None
+
+
+_BEHIND_STEPS = through(
+    _FACTOR, *FACTOR_STEPS, Step("cast to float", _float, (aten._to_copy.default,))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,8 @@ class ComputedFactor:
 
 class FoldFactor(Rule[ComputedFactor]):
     """``_int_mm(x, t(select(w, 0, 1)))`` uses the selected matrix as a constant.
+
+    So does a linear whose weight is a cast of such a matrix.
 
     Before::
 
@@ -64,6 +75,7 @@ class FoldFactor(Rule[ComputedFactor]):
         aten._int_mm.default,
         aten.mm.default,
         aten.matmul.default,
+        aten.linear.default,
     )
     exactness = Exactness.EXACT
 
