@@ -83,3 +83,14 @@ def test_bits_are_the_same(dtype: torch.dtype, stored: torch.dtype, zero: float 
     x = torch.randn(3, K).to(dtype)
     fired = assert_same_values(program, [x], DequantizeCast(), exact=True).fired
     assert fired == {"dequantize-cast": 1}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_values_have_the_same_bits(dtype: torch.dtype, stored: torch.dtype) -> None:
+    b = GraphBuilder()
+    q = b.const("w", torch.randn(N, K).to(stored))
+    program = program_of(dtype, weight=q, b=b)
+    fired = assert_same_values(program, [torch.randn(3, K).to(dtype)], DequantizeCast(), exact=True)
+    assert fired.fired == {"dequantize-cast": 1}

@@ -169,6 +169,35 @@ def test_baddbmm_agrees(shape: tuple[int, ...]) -> None:
     assert fired["fold-addmm-factors"] == 1
 
 
+class _Divided(nn.Module):
+    """A product with factors, whose weight is quantized by a division."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("w", torch.randint(-127, 128, (48, 64), dtype=torch.int8))
+        self.register_buffer("steps", torch.rand(48, 1) * 100 + 50)
+        self.register_buffer("bias", torch.randn(48))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        w, steps, bias = (b.to(x.dtype) for b in self.buffers())
+        return torch.addmm(bias, x, (w / steps).t(), alpha=-0.3, beta=2)
+
+
+@pytest.mark.numeric
+@pytest.mark.own_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_that_is_dequantized_later_is_folded(dtype: torch.dtype) -> None:
+    model, x = _Divided().eval(), torch.randn(24, 64, dtype=dtype)
+    target = Target.for_testing(isa="avx512_vnni")
+    fast = qfuse.compile(model, (x,), options={"backend": "eager"}, check="site", target=target)
+
+    assert [event.kernel for event in fast.report.fused] == ["qfuse.linear_w8a16"]
+    assert fast.report.rolled_back == ()
+    loose = dtype is torch.bfloat16
+    tolerance = {"rtol": 3e-2, "atol": 3e-2} if loose else {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(fast(x), model(x), **tolerance)
+
+
 class _Siblings(nn.Module):
     """Two products of one input, the second with factors."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -79,13 +80,15 @@ class DequantizeWeight(Rule[WeightSite]):
         rw.replace(weight, rw.call(ops.dequantize, site.q, scale, zero, str(spec)))
 
 
-def refuse_cast_weight(weight: Node, stored: QuantizedValues) -> Miss | None:
-    """Refuse anything but a cast of constant 8-bit integers."""
+def refuse_cast_weight(
+    weight: Node, stored: QuantizedValues, dtypes: Collection[torch.dtype] = BYTES
+) -> Miss | None:
+    """Refuse anything but a cast of constant values of one of ``dtypes``."""
     if stored.views:
         return Miss(MissCode.PATTERN, weight, "the cast weight is reshaped")
     if moved_constant(stored.q) is None:
         return Miss(MissCode.NOT_CONSTANT, stored.q, "the cast weight is computed at run time")
-    if dtype_of(stored.q) not in BYTES:
+    if dtype_of(stored.q) not in dtypes:
         return Miss(MissCode.DTYPE, stored.q, "the weight is {}", dtype_name(dtype_of(stored.q)))
     return None
 

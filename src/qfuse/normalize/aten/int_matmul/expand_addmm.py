@@ -33,8 +33,10 @@ class ExpandIntAddmm(PatternRule):
 
     name = "expand-int-addmm"
     exactness = Exactness.EXACT
-    pattern = op(aten.addmm.default, SUMMAND, X, WEIGHT, beta=BETA, alpha=ALPHA).given(
-        _is_of_integers
+    pattern = (
+        op(aten.addmm.default, SUMMAND, X, WEIGHT, beta=BETA, alpha=ALPHA)
+        .given(_is_of_integers)
+        .core()
     )
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:

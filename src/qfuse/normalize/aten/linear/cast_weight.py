@@ -11,7 +11,7 @@ from qfuse.ir.ops.views import dtype_of
 from qfuse.normalize.aten.convolution.weight import constant_zero_point, refuse_cast_weight
 from qfuse.normalize.aten.qdq.scale_factor import Factor
 from qfuse.normalize.match.constants import unit_scale
-from qfuse.normalize.match.quantized_values import full_range_spec, quantized_values
+from qfuse.normalize.match.quantized_values import STORED, full_range_spec, quantized_values
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule, aten
 
 
@@ -37,9 +37,9 @@ class DequantizeCast(Rule[CastWeight]):
 
     Applied when every scale behind the product has been found.
 
-    Exact: 8-bit integers and their differences are exact in every float dtype.
+    Exact: 8-bit values and the differences of integers are exact in every float dtype.
 
-    Refuses: a weight that is not constant 8-bit integers; a zero point that is not one constant
+    Refuses: a weight that is not constant 8-bit values; a zero point that is not one constant
     integer; views between the cast and the linear.
     """
 
@@ -54,7 +54,7 @@ class DequantizeCast(Rule[CastWeight]):
         if linear is None or stored is None or stored.q is linear.weight:
             text = "the weight is not a cast of quantized values"
             return Miss(MissCode.PATTERN, node, text, progress=0)
-        refusal = refuse_cast_weight(linear.weight, stored)
+        refusal = refuse_cast_weight(linear.weight, stored, STORED)
         if refusal is not None:
             return refusal
         zero = constant_zero_point(linear.weight, stored.zero, dtype_of(stored.q))

@@ -40,10 +40,10 @@ def _back(weight: Node, order: Node, axis: object, turned: bool | None) -> torch
     if known is None:
         return Miss(MissCode.NOT_CONSTANT, order, "the order is computed at run time")
     back = torch.argsort(known)
-    # Indices that repeat or leave out features are no permutation.
+    # Indices that repeat or leave out features are not a permutation.
     whole = torch.arange(int(shape_of(weight)[features]))
     if not torch.equal(known[back], whole):
-        return Miss(MissCode.ARGUMENT, order, "it is no permutation of the input features")
+        return Miss(MissCode.ARGUMENT, order, "it is not a permutation of the input features")
     return back
 
 
@@ -72,7 +72,7 @@ class PermuteFeatures(PatternRule):
 
     Rounding: the same products are summed in another order.
 
-    Refuses: permuted output features; indices that are no permutation, or are computed at run time.
+    Refuses: permuted output features; indices that are not a permutation, or are computed at run time.
     """
 
     name = "permute-features"

@@ -57,7 +57,9 @@ def read_expanded(node: Node) -> ExpandedScale | Miss:
     """View a product of constants as quantized values in groups."""
     given = list(_parts(node))
     if not given:
-        return Miss(MissCode.PATTERN, node, "it is no product of integers with a scale", progress=0)
+        return Miss(
+            MissCode.PATTERN, node, "it is not a product of integers with a scale", progress=0
+        )
     integers, zero, scale = given[0]
     known = [evaluated(part) for part in (integers, scale)]
     shift = None if zero is None else evaluated(zero)

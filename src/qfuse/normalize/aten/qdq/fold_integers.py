@@ -75,7 +75,7 @@ class FoldIntegers(Rule[FoldedIntegers]):
     def match(self, node: Node) -> FoldedIntegers | Miss:
         """Match a float matrix that is computed from integers."""
         if dtype_of(node) not in COMPUTE_DTYPES or len(shape_of(node)) != _MATRIX:
-            return Miss(MissCode.DTYPE, node, "it is no matrix of floats", progress=0)
+            return Miss(MissCode.DTYPE, node, "it is not a matrix of floats", progress=0)
         homes = [source for source in node.all_input_nodes if _holds_integers(source)]
         if not homes or quantized_values(node) is not None:
             return Miss(MissCode.PATTERN, node, "it shifts no integers of a weight", progress=0)
@@ -84,7 +84,7 @@ class FoldIntegers(Rule[FoldedIntegers]):
             return Miss(MissCode.NO_VALUES, node, "its values are not known", progress=0)
         narrow = _narrow(value)
         if narrow is None:
-            return Miss(MissCode.RANGE, node, "it holds no integers of 8 bits")
+            return Miss(MissCode.RANGE, node, "it holds no integers of 8 bits", progress=0)
         dequantize = as_dequantize(homes[0])
         return FoldedIntegers(node, homes[0] if dequantize is None else dequantize.q, narrow)
 
