@@ -72,7 +72,8 @@ class PermuteFeatures(PatternRule):
 
     Rounding: the same products are summed in another order.
 
-    Refuses: permuted output features; indices that are not a permutation, or are computed at run time.
+    Refuses: permuted output features; indices that are not a permutation, or are computed at run
+    time.
     """
 
     name = "permute-features"
