@@ -23,6 +23,7 @@ from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.normalize.aten.qdq.choose_asymmetric import ChooseAsymmetric
 from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
+from qfuse.normalize.aten.qdq.clamp_zero_point import ClampZeroPoint
 from qfuse.normalize.aten.qdq.dequantize import DequantizeChain
 from qfuse.normalize.aten.qdq.expanded_scale import ContractScale
 from qfuse.normalize.aten.qdq.fake_quantize import ImportFakeQuantize
@@ -76,6 +77,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     NarrowIntegers,
     InverseScale,
     ScaleOfProduct,
+    ClampZeroPoint,
     QuantizeChain,
     ChooseChain,
     ChooseAsymmetric,

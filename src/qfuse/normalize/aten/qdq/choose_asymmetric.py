@@ -178,7 +178,9 @@ FROM, LEAST, MOST = Num("from"), Num("least"), Num("most")
 QUANTIZE = Capture[Quantize]("quantize")
 
 _STEP = (HIGH - LOW) / TOP
-_SCALE = Either(op(aten.clamp.default, _STEP, EPS), op(aten.clamp_min.default, _STEP, EPS))
+STEP = Either(op(aten.clamp.default, _STEP, EPS), op(aten.clamp_min.default, _STEP, EPS))
+"""The scale: ``clamp((HIGH - LOW) / TOP, min=EPS)``."""
+
 _NO_SCALE = MissCode.PATTERN, "{found} is not a clamped step from the minimum to the maximum"
 
 
@@ -192,12 +194,14 @@ _BELOW = Either(
     _round(op(aten.neg.default, LOW / SCALE)),
     op(aten.neg.default, _RATIO),
 )
-_SHIFTED = Either(
+SHIFTED = Either(
     op(aten.rsub.Scalar, _RATIO, FROM),
     op(aten.add.Tensor, _BELOW, FROM),
     _BELOW.given(bind(FROM, 0)),
 )
-_ZERO = op(aten.clamp.default, _SHIFTED, LEAST, MOST).named(ZERO.label)
+"""The zero point: ``FROM - round(LOW / SCALE)``."""
+
+_ZERO = op(aten.clamp.default, SHIFTED, LEAST, MOST).named(ZERO.label)
 
 
 def _quantize(node: Node) -> Quantize:
@@ -268,7 +272,7 @@ class ChooseAsymmetric(PatternRule):
     pattern = op(
         ops.quantize,
         X,
-        through(_SCALE.otherwise(*_NO_SCALE).core().named(SCALE.label), VIEW),
+        through(STEP.otherwise(*_NO_SCALE).core().named(SCALE.label), VIEW),
         through(Via(_ZERO, CAST), VIEW),
         ANY,
         None,
