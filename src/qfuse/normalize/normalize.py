@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from qfuse.ir.graph.stage_graph import CapturedGraph, NormalGraph
 from qfuse.ir.stages.verify import verify
@@ -16,6 +17,7 @@ from qfuse.normalize.unrecognized import note_unrecognized
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.rule import Rule
 
 
 def normalize(
@@ -47,7 +49,7 @@ def normalize(
     # When every scale and correction of a product of integers has been found, and every weight
     # has been dequantized.
     if ATEN in known:
-        last = [FuseIntProduct(), DequantizeCast(), FoldAddmmFactors()]
+        last: list[Rule[Any]] = [FuseIntProduct(), DequantizeCast(), FoldAddmmFactors()]
         apply_rules(captured, last, context)
     # Such as the float weights that a quantizer left unused.
     GraphEditor(captured.module).sweep()

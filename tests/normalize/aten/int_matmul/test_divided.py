@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -279,6 +280,8 @@ class _Divided(nn.Module):
                 return F.linear(x, self.w.to(x.dtype)) / 127.0
             case "weight":
                 return F.linear(x, self.w.to(x.dtype) / self.steps.to(x.dtype)[:, None])
+            case _:
+                pass
         s = x.float().abs().amax(-1, keepdim=True).clamp(min=1e-5) / 127
         q = torch.clamp(torch.round(x.float() / s), -128, 127).to(torch.int8)
         y = torch._int_mm(q, self.w.t())
@@ -304,5 +307,7 @@ def test_every_spelling_runs_on_a_quantized_kernel(form: str, dtype: torch.dtype
     assert [event.kernel for event in fast.report.fused] == [kernel]
     assert fast.report.rolled_back == ()
     loose = dtype is torch.bfloat16
-    tolerance = {"rtol": 2e-2, "atol": 2e-2} if loose else {"rtol": 1e-4, "atol": 1e-4}
+    tolerance: dict[str, Any] = (
+        {"rtol": 2e-2, "atol": 2e-2} if loose else {"rtol": 1e-4, "atol": 1e-4}
+    )
     torch.testing.assert_close(fast(x), model(x), **tolerance)

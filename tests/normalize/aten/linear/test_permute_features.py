@@ -34,8 +34,8 @@ def program_of(
     index = b.const("order", ORDER if order is None else order)
     w = b.call(aten.index_select.default, b.const("w", whole(N, K)), axis, index)
     w = b.call(aten.t.default, w) if turned else w
-    operands = (b.arg("x", torch.float32, *lead, K), w)
-    operands += (b.const("bias", whole(N)),) if bias else ()
+    operands = [b.arg("x", torch.float32, *lead, K), w]
+    operands += [b.const("bias", whole(N))] if bias else []
     return finish(b, b.call(aten.linear.default, *operands))
 
 

@@ -194,7 +194,9 @@ def test_a_weight_that_is_dequantized_later_is_folded(dtype: torch.dtype) -> Non
     assert [event.kernel for event in fast.report.fused] == ["qfuse.linear_w8a16"]
     assert fast.report.rolled_back == ()
     loose = dtype is torch.bfloat16
-    tolerance = {"rtol": 3e-2, "atol": 3e-2} if loose else {"rtol": 1e-4, "atol": 1e-4}
+    tolerance: dict[str, Any] = (
+        {"rtol": 3e-2, "atol": 3e-2} if loose else {"rtol": 1e-4, "atol": 1e-4}
+    )
     torch.testing.assert_close(fast(x), model(x), **tolerance)
 
 
@@ -229,5 +231,7 @@ def test_siblings_merge(dtype: torch.dtype) -> None:
     assert fast.report.fired["merge-linears"] == 1
     assert fast.report.rolled_back == ()
     loose = dtype is torch.bfloat16
-    tolerance = {"rtol": 3e-2, "atol": 3e-2} if loose else {"rtol": 1e-4, "atol": 1e-4}
+    tolerance: dict[str, Any] = (
+        {"rtol": 3e-2, "atol": 3e-2} if loose else {"rtol": 1e-4, "atol": 1e-4}
+    )
     torch.testing.assert_close(fast(x), model(x), **tolerance)

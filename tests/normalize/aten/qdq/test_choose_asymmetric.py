@@ -130,7 +130,12 @@ fired: quantize-chain 1, dequantize-chain 1, choose-asymmetric 1""",
 
 def test_golden_a_whole_tensor() -> None:
     b = GraphBuilder()
-    changes = {"dims": (), "keepdim": False, "bounds": (-128, 127), "dtype": torch.int8}
+    changes: dict[str, Any] = {
+        "dims": (),
+        "keepdim": False,
+        "bounds": (-128, 127),
+        "dtype": torch.int8,
+    }
     program = finish(b, *source(b, b.arg("x", torch.float32, "m", K), **changes))
 
     assert_expected_inline(

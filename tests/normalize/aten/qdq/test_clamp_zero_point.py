@@ -59,7 +59,9 @@ def _zero(b: GraphBuilder, low: Node, scale: Node, start: int, negative: str) ->
 
 
 def test_golden_a_zero_point_of_an_interval_with_zero() -> None:
-    assert_expected_inline(golden(program_of(), ClampZeroPoint()), """\
+    assert_expected_inline(
+        golden(program_of(), ClampZeroPoint()),
+        """\
 %x: float32[s0, 8]
 %0 = aten.amin(%x, (-1), True): float32[s0, 1]
 %1 = aten.amax(%x, (-1), True): float32[s0, 1]
@@ -73,7 +75,8 @@ def test_golden_a_zero_point_of_an_interval_with_zero() -> None:
 %9 = aten.round(%8): float32[s0, 1]
 %10 = aten.clamp(%9, 0, 255): float32[s0, 1]
 return (%10)
-fired: clamp-zero-point 1""")
+fired: clamp-zero-point 1""",
+    )
 
 
 @pytest.mark.parametrize(

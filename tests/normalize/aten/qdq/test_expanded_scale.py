@@ -239,7 +239,7 @@ def test_gptq_runs_on_a_weight_only_kernel(
     assert [event.kernel for event in fast.report.fused] == [f"qfuse.linear_{kernel}"]
     assert fast.report.rolled_back == ()
     loose = dtype is torch.bfloat16
-    tolerance = (
+    tolerance: dict[str, Any] = (
         {"rtol": 3e-2, "atol": 2e-2 * float(model(x).abs().max())}
         if loose
         else {"rtol": 1e-4, "atol": 1e-4}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -180,7 +181,7 @@ def test_every_spelling_runs_on_a_four_bit_kernel(form: str, dtype: torch.dtype)
     assert [event.kernel for event in fast.report.fused] == ["qfuse.linear_w4a16"]
     assert fast.report.rolled_back == ()
     loose = dtype is torch.bfloat16
-    tolerance = (
+    tolerance: dict[str, Any] = (
         {"rtol": 3e-2, "atol": 1e-2}
         if loose
         else {"rtol": 1e-4, "atol": 1e-6 * float(model(x).abs().max())}

@@ -125,9 +125,9 @@ def _bounded_by_zero(node: Node, kind: _Kind) -> Node | None:
     if is_call(node, kind.bound):
         return node_of(a["self"]) if _is_zero_number(a[kind.name]) else None
     if is_call(node, aten.clamp.default):
-        other = "min" if kind.name == "max" else "max"
-        zero = _is_zero_number(a[kind.name]) and a[other] is None
-        return node_of(a["self"]) if zero else None
+        open_end = a["min" if kind.name == "max" else "max"] is None
+        is_bound = _is_zero_number(a[kind.name]) and open_end
+        return node_of(a["self"]) if is_bound else None
     if is_call(node, kind.pair):
         one, other = node_of(a["self"]), node_of(a["other"])
         # The type and shape have to be those of the extreme.
