@@ -24,6 +24,8 @@ from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, arg
 _MATRIX = 2
 # Smaller groups would take more memory for their scales than they save.
 _LEAST_GROUP = 8
+# The elements of a line by which lines are sorted.
+_KEYS = 256
 _PRODUCTS = (aten.mm.default, aten.matmul.default, aten.linear.default, aten.addmm.default)
 _TURNS = (aten.t.default, aten.transpose.int, aten.permute.default)
 
@@ -144,9 +146,9 @@ def _grouped(
     if math.prod(steps) >= _LEAST_GROUP:
         return _with_steps(node, home, values, scale, zeros, steps)
     for axis in range(_MATRIX):
-        order = _order(params, axis) if _feeds_product(node) else None
-        if order is None:
-            continue
+        if not _feeds_product(node):
+            break
+        order = _order(params, axis)
         moved = [p.index_select(axis, order) for p in params]
         steps = [_step(moved, each) for each in range(_MATRIX)]
         if math.prod(steps) < _LEAST_GROUP:
@@ -167,8 +169,8 @@ def _step(params: list[torch.Tensor], axis: int) -> int:
     size = params[0].shape[axis]
     changes: set[int] = set()
     for param in params:
-        lines = param.movedim(axis, 0)
-        differs = (lines[1:] != lines[:-1]).flatten(1).any(1)
+        after, before = param.narrow(axis, 1, size - 1), param.narrow(axis, 0, size - 1)
+        differs = (after != before).any(1 - axis)
         changes.update((differs.nonzero().reshape(-1) + 1).tolist())
     return math.gcd(size, *changes)
 
@@ -191,11 +193,13 @@ def _with_steps(
     return ExpandedScale(node, home, values.contiguous(), scale[first].contiguous(), zero, block)
 
 
-def _order(params: list[torch.Tensor], axis: int) -> torch.Tensor | None:
-    """Return the indices of an axis, sorted so that equal lines are neighbours."""
-    lines = torch.cat([p.movedim(axis, 0).double() for p in params], 1)
-    _, group = torch.unique(lines, dim=0, return_inverse=True)
-    return torch.argsort(group, stable=True)
+def _order(params: list[torch.Tensor], axis: int) -> torch.Tensor:
+    """Return the indices of an axis, sorted so that equal lines are likely to be neighbours."""
+    # By a part of each line: the groups are found by comparing whole lines afterwards.
+    parts = [p.movedim(axis, 0)[:, :: max(1, p.shape[1 - axis] // _KEYS)] for p in params]
+    lines = torch.cat([part.double() for part in parts], 1)
+    weights = torch.arange(1, lines.shape[1] + 1, dtype=torch.float64).sqrt()
+    return torch.argsort((lines * weights).sum(1), stable=True)
 
 
 def _feeds_product(node: Node) -> bool:
