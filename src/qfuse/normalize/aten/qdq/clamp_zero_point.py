@@ -81,7 +81,8 @@ class ClampZeroPoint(PatternRule):
 
     name = "clamp-zero-point"
     exactness = Exactness.ROUNDING
-    pattern = SHIFTED.given(_is_last, let(RANGE, _range)).giving(*_WIDE)
+    # Any rounding looks like the start of a zero point: what is none is not reported.
+    pattern = SHIFTED.given(_is_last, let(RANGE, _range)).core().giving(*_WIDE)
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Add the clamp."""
