@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.cases.norm import Spelling, Writer, refused
-from tests.support.cases.propagate import applied
+from tests.support.cases.propagate import applied, only_miss
 from torch.fx import Node
 
 from qfuse.ir.events import MissCode
@@ -189,6 +189,18 @@ def test_refuses_a_bias_of_an_rms_norm() -> None:
     w = Writer("m", 8)
     y = w.spelled(Spelling(bias=True))
     assert refused(w.done(w.static(y)), m=3) is MissCode.PATTERN
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_the_reason_tells_a_residual_from_a_bias(residual: bool) -> None:
+    w = Writer("m", 8)
+    y = w.spelled(Spelling())
+    other = w.x if residual else w.const(torch.randn(8))
+    program = w.done(w.static(w.call(aten.add.Tensor, y, other)))
+
+    miss = only_miss(program, FuseNormQuantize, context=None, m=3)
+    assert miss.code is MissCode.PATTERN
+    assert ("a residual is added after the norm" in miss.reason) == residual
 
 
 @pytest.mark.parametrize("alpha", [2, 0.5])

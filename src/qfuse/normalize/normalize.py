@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from qfuse.ir.graph.stage_graph import CapturedGraph, NormalGraph
 from qfuse.ir.stages.verify import verify
 from qfuse.normalize.aten.int_matmul.in_float import FuseIntProduct
+from qfuse.normalize.aten.linear.cast_weight import DequantizeCast
+from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
 from qfuse.normalize.builtin import ATEN, BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, discover, rules_of
 from qfuse.normalize.unrecognized import note_unrecognized
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rewriter import GraphEditor
+from qfuse.rewrite.rule import Rule
 
 
 def normalize(
@@ -42,9 +46,11 @@ def normalize(
     # A malformed op is the user's to repair; an error of a rule costs only one rewrite.
     context = replace(context, raise_model_errors=True)
     apply_rules(captured, rules_of(known), context)
-    # When every scale and correction of a product of integers has been found.
+    # When every scale and correction of a product of integers has been found, and every weight
+    # has been dequantized.
     if ATEN in known:
-        apply_rules(captured, [FuseIntProduct()], context)
+        last: list[Rule[Any]] = [FuseIntProduct(), DequantizeCast(), FoldAddmmFactors()]
+        apply_rules(captured, last, context)
     # Such as the float weights that a quantizer left unused.
     GraphEditor(captured.module).sweep()
     normal = NormalGraph(captured.module, captured.signature, captured.log)

@@ -162,7 +162,10 @@ def _refuse_weight(match: Match, node: Node, x: Node, weight: Node) -> Miss | No
 
 def _refuse_bias(match: Match, node: Node, x: Node, bias: Node) -> Miss | None:
     if CENTRED not in match:
-        return Miss(MissCode.PATTERN, node, "an RMS norm has no bias")
+        text = "the fused RMS norm takes no summand after its weight"
+        if same_shape(shape_of(bias), shape_of(node)):
+            text = "a residual is added after the norm, and the fused op adds one before it only"
+        return Miss(MissCode.PATTERN, node, text)
     return _refuse_operand(match, node, x, bias)
 
 

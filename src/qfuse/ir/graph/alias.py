@@ -18,6 +18,9 @@ _MAYBE_VIEWS = (
     aten.to.dtype,
     aten.to.dtype_layout,
     aten.to.device,
+    aten.to.other,
+    aten.dropout.default,
+    aten.lift_fresh.default,
     aten.type_as.default,
 )
 

@@ -33,6 +33,9 @@ _SAME_VALUES = (
 )
 _ROUNDINGS = (aten.round.default, aten.floor.default, aten.ceil.default, aten.trunc.default)
 _INT32 = torch.iinfo(torch.int32)
+_SHIFTS = (aten.add.Tensor, aten.sub.Tensor)
+# `rsub` is the second operand minus the first.
+_NEGATIONS = (aten.neg.default, aten.rsub.Scalar)
 _CLAMPS = (aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default)
 _ZEROS = (aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default)
 _FULLS = (aten.full_like.default, aten.full.default, aten.new_full.default)
@@ -130,7 +133,7 @@ def _found_range(node: Node, depth: int) -> _Range | None:
         return replace(inner, whole=inner.whole or is_call(node, *_ROUNDINGS))
     if is_call(node, *_CLAMPS):
         return _clamped(node, depth)
-    if is_call(node, aten.add.Tensor, aten.sub.Tensor):
+    if is_call(node, *_SHIFTS, *_NEGATIONS):
         return _shifted(node, depth)
     return _range_of_quantized(node)
 
@@ -169,12 +172,14 @@ def _clamped(node: Node, depth: int) -> _Range | None:
 
 
 def _shifted(node: Node, depth: int) -> _Range | None:
-    """Return the range of a sum or difference with a known integer."""
+    """Return the range of a sum or difference with a known integer, or of a negation."""
     a = arguments(node)
-    by = number_of(a["other"])
-    if by is None or math.isinf(by) or by != int(by) or a["alpha"] != 1:
+    by = number_of(a["other"]) if "other" in a else 0
+    if by is None or not math.isfinite(by) or by != int(by) or a.get("alpha", 1) != 1:
         return None
     inner = _range_of(node_of(a["self"]), depth - 1)
+    if is_call(node, *_NEGATIONS):
+        return _Range(int(by) - inner.high, int(by) - inner.low, inner.whole)
     by = int(by) if is_call(node, aten.add.Tensor) else -int(by)
     return _Range(inner.low + by, inner.high + by, inner.whole)
 

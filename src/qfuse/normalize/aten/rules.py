@@ -8,18 +8,27 @@ from qfuse.normalize.aten.activations.two_clamps import MergeClamps
 from qfuse.normalize.aten.activations.written_out import SpellActivation
 from qfuse.normalize.aten.convolution.padding import SpellPadding
 from qfuse.normalize.aten.convolution.weight import DequantizeWeight
+from qfuse.normalize.aten.int_matmul.divided import Divided, DividedExactly
 from qfuse.normalize.aten.int_matmul.exact import ExactIntMm
+from qfuse.normalize.aten.int_matmul.expand_addmm import ExpandIntAddmm
+from qfuse.normalize.aten.int_matmul.fold_factor import FoldFactor
 from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
 from qfuse.normalize.aten.int_matmul.shift import IntMmShift
 from qfuse.normalize.aten.int_matmul.swap_factors import SwapFactors
 from qfuse.normalize.aten.linear.batched_weight import ExpandBatchedWeight
 from qfuse.normalize.aten.linear.bias import FuseBias
 from qfuse.normalize.aten.linear.half_weight import DequantizeHalfWeight
+from qfuse.normalize.aten.linear.permute_features import PermuteFeatures
+from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
+from qfuse.normalize.aten.qdq.choose_asymmetric import ChooseAsymmetric
 from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
+from qfuse.normalize.aten.qdq.clamp_zero_point import ClampZeroPoint
 from qfuse.normalize.aten.qdq.dequantize import DequantizeChain
+from qfuse.normalize.aten.qdq.expanded_scale import ContractScale
 from qfuse.normalize.aten.qdq.fake_quantize import ImportFakeQuantize
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
+from qfuse.normalize.aten.qdq.fold_integers import FoldIntegers
 from qfuse.normalize.aten.qdq.inverse_scale import InverseScale
 from qfuse.normalize.aten.qdq.narrow_integers import NarrowIntegers
 from qfuse.normalize.aten.qdq.quantize import QuantizeChain
@@ -36,15 +45,21 @@ from qfuse.normalize.aten.views.lift_view import LiftView
 from qfuse.normalize.aten.views.merge_views import MergeViews
 from qfuse.normalize.aten.views.sink_transpose import SinkTranspose
 from qfuse.normalize.aten.views.sink_view import SinkView
+from qfuse.normalize.aten.views.spell_cast import SpellCast
 from qfuse.rewrite.rule import Rule
 
 _RULES: tuple[type[Rule[Any]], ...] = (
     # Every spelling of a linear becomes `aten.linear`.
     *LINEAR_FROM.values(),
+    FoldAddmmFactors,
     # Products of quantized values with all their scales and corrections; then the remaining integer
     # products, which have to be correct on every machine.
     DropExpand,
     SinkTranspose,
+    ExpandIntAddmm,
+    FoldFactor,
+    DividedExactly,
+    Divided,
     FuseScaledProduct,
     ExactIntMm,
     SwapFactors,
@@ -55,20 +70,26 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     DequantizeWeight,
     DequantizeHalfWeight,
     ExpandBatchedWeight,
+    PermuteFeatures,
     # Quantization written as arithmetic.
     ImportFakeQuantize,
+    ContractScale,
     NarrowIntegers,
     InverseScale,
     ScaleOfProduct,
+    ClampZeroPoint,
     QuantizeChain,
     ChooseChain,
+    ChooseAsymmetric,
     DequantizeChain,
     RegroupDequantize,
+    FoldIntegers,
     # Activations of quantized linears and convolutions, written as arithmetic.
     MergeClamps,
     SpellActivation,
     # Movement: one spelling; views and copies that cancel are dropped, and weights are constants.
     ExpandMovement,
+    SpellCast,
     DropCopy,
     DropView,
     MergeViews,

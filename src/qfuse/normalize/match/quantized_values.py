@@ -122,14 +122,32 @@ def quantized_values(value: object) -> QuantizedValues | None:
 
 
 def integers_of(value: Node) -> Node | None:
-    """Return the integers that ``value`` holds as floats; ``None`` if it may hold other values."""
+    """Return the integers that ``value`` holds as floats; ``None`` if it may hold other values.
+
+    They are floats where arithmetic rounded and clamped them: :func:`as_integers` casts these.
+    """
     node = value
     while dtype_of(node).is_floating_point:
         source = cast_source(node)
-        if source is None or not keeps_integers(source, dtype_of(node)):
+        if source is None:
+            return node if _is_int32(node) else None
+        if not keeps_integers(source, dtype_of(node)):
             return None
         node = source
     return node
+
+
+def as_integers(rw: Rewriter, zero: Node) -> Node:
+    """Return what :func:`integers_of` found in an integer dtype."""
+    if not dtype_of(zero).is_floating_point:
+        return zero
+    return rw.call(aten._to_copy.default, zero, dtype=torch.int32)
+
+
+def _is_int32(node: Node) -> bool:
+    bounds = bounds_of(node)
+    info = torch.iinfo(torch.int32)
+    return bounds is not None and info.min <= bounds[0] and bounds[1] <= info.max
 
 
 def keeps_integers(source: Node, dtype: torch.dtype) -> bool:
@@ -216,6 +234,7 @@ _MOVES = (
     aten.transpose.int,
     aten.permute.default,
     aten.slice.Tensor,
+    aten.select.int,
 )
 
 

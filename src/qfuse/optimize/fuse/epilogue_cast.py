@@ -54,7 +54,10 @@ class FuseCast(Rule[CastSite]):
             return fused
         dtype = a["dtype"]
         if dtype not in FLOATS or not isinstance(dtype, torch.dtype):
-            return Miss(MissCode.DTYPE, node, "a cast to {} is not an epilogue", dtype, progress=3)
+            # The integers of a product that nothing scales: the cast is the result itself.
+            is_float = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+            text = "a cast to {} is not an epilogue"
+            return Miss(MissCode.DTYPE, node, text, dtype, progress=3 if is_float else 0)
         moved = besides_dtype(node)
         if moved:
             text = "the copy also changes {}"

@@ -133,6 +133,55 @@ def test_every_spelling_runs_on_the_int8_kernel(form: str, isa: str) -> None:
     mine, theirs = fast(x), model(x)
     if form == "bare":
         assert torch.equal(mine, theirs)
+        # The cast to integers is the result, and no epilogue that was missed.
+        assert "fuse-cast" not in {miss.rule for miss in fast.report.closest_misses}
     else:
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-4)
     assert mine.stride() == theirs.stride()
+
+
+class _Shifted(nn.Module):
+    """A product of integers, corrected by a zero point that the caller gives."""
+
+    w: torch.Tensor
+    scale: torch.Tensor
+    sums: torch.Tensor
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        w = torch.randint(-127, 128, (48, 64), dtype=torch.int8)
+        self.register_buffer("w", w)
+        self.register_buffer("scale", torch.rand(48) * 0.01 + 0.001)
+        self.register_buffer("sums", w.sum(1, dtype=torch.int32))
+        self.form = form
+
+    def forward(self, q: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+        y = torch._int_mm(q, self.w.t())
+        match self.form:
+            case "integers":
+                return y - zero * self.sums
+            case "scaled integers":
+                return (y - zero * self.sums).float() * self.scale
+            case _:
+                return y.float() * self.scale - zero.float() * self.sums.float() * self.scale
+
+
+@pytest.mark.numeric
+@pytest.mark.own_kernels
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("form", ["integers", "scaled integers", "floats"])
+def test_a_zero_point_outside_of_int8_keeps_the_int8_kernel(form: str, large: bool) -> None:
+    model = _Shifted(form).eval()
+    q = torch.randint(-128, 128, (24, 64), dtype=torch.int8)
+    # The product with the sums wraps if it is large.
+    zero = torch.randint(-(2**31), 2**31, (24, 1)) if large else torch.randint(-300, 300, (24, 1))
+    args = q, zero.to(torch.int32)
+    target = Target.for_testing(isa="avx512_vnni")
+    fast = qfuse.compile(model, args, options={"backend": "eager"}, check="site", target=target)
+
+    assert [event.kernel for event in fast.report.fused] == ["qfuse.linear_w8a8"]
+    assert fast.report.rolled_back == ()
+    if form == "floats":
+        torch.testing.assert_close(fast(*args), model(*args), rtol=1e-5, atol=1e-3)
+    else:
+        assert torch.equal(fast(*args), model(*args))

@@ -102,3 +102,19 @@ def test_refuses_what_is_not_constant() -> None:
     assert miss.reason == "its pair of scale and zero is not a constant"
     source = Model(lambda s, x, p: ATEN._weight_int4pack_mm_for_cpu(x, p, 32, s.z), z=pairs(16, 2))
     assert miss_of(source, x, packed(16, 64)).reason == "its packed weight is not a constant"
+
+
+@pytest.mark.numeric
+def test_weights_that_the_graph_packs_are_packed_once() -> None:
+    source = Model(
+        lambda s, x: ATEN._weight_int4pack_mm_for_cpu(
+            x, ATEN._convert_weight_to_int4pack_for_cpu(s.q, 1), 32, torch.stack([s.s, s.o], -1)
+        ),
+        q=torch.randint(0, 16, (64, 128), dtype=torch.int32),
+        s=torch.rand(4, 64) * 0.1 + 0.01,
+        o=torch.randn(4, 64),
+    )
+    x = torch.randn(3, 128)
+    done = compiled(source, x)
+    assert kernel_of(done.report) == "qfuse.linear_w4a16"
+    close(done(x), source(x), NOISE[torch.float32])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -63,10 +64,10 @@ class DequantizeWeight(Rule[WeightSite]):
         if stored is None or stored.q is conv.weight:
             text = "the weight is not a cast of quantized values"
             return Miss(MissCode.PATTERN, node, text, progress=0)
-        refusal = _refuse(conv.weight, stored)
+        refusal = refuse_cast_weight(conv.weight, stored)
         if refusal is not None:
             return refusal
-        zero = _zero_point(conv.weight, stored.zero, dtype_of(stored.q))
+        zero = constant_zero_point(conv.weight, stored.zero, dtype_of(stored.q))
         return zero if isinstance(zero, Miss) else WeightSite(conv, stored.q, zero)
 
     def rewrite(self, site: WeightSite, rw: Rewriter) -> None:
@@ -79,18 +80,21 @@ class DequantizeWeight(Rule[WeightSite]):
         rw.replace(weight, rw.call(ops.dequantize, site.q, scale, zero, str(spec)))
 
 
-def _refuse(weight: Node, stored: QuantizedValues) -> Miss | None:
-    """Refuse anything but a cast of constant 8-bit integers."""
+def refuse_cast_weight(
+    weight: Node, stored: QuantizedValues, dtypes: Collection[torch.dtype] = BYTES
+) -> Miss | None:
+    """Refuse anything but a cast of constant values of one of ``dtypes``."""
     if stored.views:
         return Miss(MissCode.PATTERN, weight, "the cast weight is reshaped")
     if moved_constant(stored.q) is None:
         return Miss(MissCode.NOT_CONSTANT, stored.q, "the cast weight is computed at run time")
-    if dtype_of(stored.q) not in BYTES:
+    if dtype_of(stored.q) not in dtypes:
         return Miss(MissCode.DTYPE, stored.q, "the weight is {}", dtype_name(dtype_of(stored.q)))
     return None
 
 
-def _zero_point(weight: Node, zero: Argument, dtype: torch.dtype) -> Factor | Miss | None:
+def constant_zero_point(weight: Node, zero: Argument, dtype: torch.dtype) -> Factor | Miss | None:
+    """Return what is subtracted from a cast weight, if it is one constant integer."""
     found = zero_factor(weight, zero, (1,) * len(shape_of(weight)), dtype)
     if isinstance(found, Factor) and found.value is None:
         text = "the zero point is computed at run time"

@@ -11,12 +11,17 @@ from torch.fx.node import Argument
 
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_value, number_of
-from qfuse.ir.ops.views import shape_of
-from qfuse.ir.quant.spec import QuantSpec
+from qfuse.ir.ops.value_range import bounds_of
+from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.quant.spec import QuantSpec, dtype_name, dtype_range
 from qfuse.ir.sizes import Size
 from qfuse.normalize.match.broadcast import Broadcast, block_of, broadcast_of
 from qfuse.normalize.match.constants import derived, is_unit, shared_constant, unit_scale
-from qfuse.normalize.match.quantized_values import integers_of, spec_of_dequantize
+from qfuse.normalize.match.quantized_values import (
+    as_integers,
+    integers_of,
+    spec_of_dequantize,
+)
 from qfuse.normalize.match.views import reapply_views, rows_source, with_shape
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
 
@@ -66,7 +71,8 @@ class ActivationOperand:
     def build(self, rw: Rewriter, float_dtype: torch.dtype) -> Node:
         """Return the dequantized activation of dtype ``float_dtype``."""
         if self.spec is not None:
-            return rw.call(ops.dequantize, self.q, self.scale, self.zero, str(self.spec))
+            zero = as_integers(rw, self.zero) if isinstance(self.zero, Node) else self.zero
+            return rw.call(ops.dequantize, self.q, self.scale, zero, str(self.spec))
         q = self.q
         for view in self.before:
             q = reapply_views(rw, view, q)
@@ -87,7 +93,8 @@ class ActivationOperand:
 
     def _zero(self, rw: Rewriter, ones: tuple[int, ...]) -> Node | None:
         if isinstance(self.zero, Node):
-            return self.zero if self.rows else _single(rw, self.zero, ones, "zero_point")
+            zero = as_integers(rw, self.zero)
+            return zero if self.rows else _single(rw, zero, ones, "zero_point")
         if isinstance(self.zero, (int, float)) and not self.rows:
             value = torch.full(ones, int(self.zero), dtype=torch.int32)
             return shared_constant(rw, self.q, value, f"{self.q.name}_zero_point")
@@ -152,6 +159,22 @@ def place(
         text = "the zero point cannot be viewed in the rows of the scale"
         return Miss(MissCode.SHAPE, y, text)
     return ActivationOperand(x, scale, zero, before=views, rows=True)
+
+
+def refuse_outside(at: Node, x: Node, zero: Argument) -> Miss | None:
+    """Refuse a zero point that may lie outside of the range of ``x``.
+
+    Kernels hold it in that dtype, so such a product would be computed in float.
+    """
+    known = number_of(zero)
+    bounds = None if known is None or not math.isfinite(known) else (int(known), int(known))
+    if bounds is None and isinstance(zero, Node):
+        bounds = bounds_of(zero)
+    low, high = dtype_range(dtype_of(x))
+    if zero is None or (bounds is not None and low <= bounds[0] and bounds[1] <= high):
+        return None
+    text = "the zero point may lie outside [{}, {}], the range of {}: clamp it"
+    return Miss(MissCode.ZERO_POINT, at, text, low, high, dtype_name(dtype_of(x)))
 
 
 def _integer(zero: Argument, y: Node) -> Argument | Miss:

@@ -14,7 +14,7 @@ from qfuse.normalize.aten.int_matmul.products import is_column_sum
 from qfuse.normalize.aten.int_matmul.weight import Weight
 from qfuse.normalize.aten.qdq.scale_factor import Factor
 from qfuse.normalize.match.broadcast import Broadcast, broadcast_of, is_per_feature
-from qfuse.normalize.match.quantized_values import keeps_integers
+from qfuse.normalize.match.quantized_values import integers_of, keeps_integers
 from qfuse.normalize.match.views import VIEW, view_source
 from qfuse.rewrite.pattern import Match, Step, V, match, through
 from qfuse.rewrite.pattern.base import is_tensor
@@ -124,10 +124,14 @@ def _kind(
     kind, scale = ("weight_scale", weight.scale) if on_weight else ("x_scale", x.scale)
     if kind not in found and _is_scale(root, scale):
         return kind
-    if not on_weight and "zero" not in found and dtype_of(root) in _INTEGERS:
+    if not on_weight and "zero" not in found and _is_zero_point(root):
         return "zero"
     text = "a factor is neither a zero point, a scale, nor the sums of the weight, or occurs twice"
     return Miss(MissCode.PATTERN, factor, text)
+
+
+def _is_zero_point(root: Node) -> bool:
+    return dtype_of(root) in _INTEGERS or integers_of(root) is root
 
 
 def _is_scale(root: Node, scale: Argument | Factor) -> bool:
@@ -146,7 +150,7 @@ def _integers(factor: Node) -> Node:
     """Look through the casts of an integer zero point, but not through its views."""
     node = factor
     # Views of the integers stay: the caller picks the one that has the shape of the scale.
-    while dtype_of(node).is_floating_point:
+    while dtype_of(node).is_floating_point and integers_of(node) is not node:
         source = cast_source(node) or view_source(node)
         assert source is not None, "its root is an integer"
         node = source

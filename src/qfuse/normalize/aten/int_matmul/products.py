@@ -75,6 +75,9 @@ _WIDE_FLOAT = Step("cast to a wide float type", _wide_float, (aten._to_copy.defa
 _COPY = Step("copy", _copied, (aten.clone.default, aten.alias.default))
 _TRANSPOSE = Step("transpose", transpose_source)
 
+FACTOR_STEPS = (_TRANSPOSE, _COPY, WIDENING)
+"""Ops that may stand between a weight and its product."""
+
 X, ZERO, WEIGHT = V("x", BYTES), Arg("zero"), V("weight", BYTES, rank=_MATRIX)
 TO_WEIGHT = Capture[Path]("to_weight")
 _CONSTANT = WEIGHT.given(
@@ -84,7 +87,7 @@ _NUMBER = where(lambda zero: not isinstance(zero, bool), MissCode.PATTERN, "it i
 _WIDE_X = through(X, WIDENING)
 # A difference of 8-bit values in 8 bits wraps, so it counts as an activation, not as a shift.
 _LEFT = Either(_WIDE_X, (_WIDE_X - ZERO.given(_NUMBER)).giving(*_WIDER))
-_RIGHT = through(_CONSTANT, _TRANSPOSE, _COPY, WIDENING, path=TO_WEIGHT)
+_RIGHT = through(_CONSTANT, *FACTOR_STEPS, path=TO_WEIGHT)
 # `mm` of int8 without casts returns int8, which wraps, so the result has to be wide.
 INT_PRODUCT = Either(
     op((aten.mm.default, aten._int_mm.default), _LEFT, _RIGHT),

@@ -15,7 +15,11 @@ from qfuse.ir.ops.linear import as_linear
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec
-from qfuse.normalize.aten.int_matmul.activation import ActivationOperand, place
+from qfuse.normalize.aten.int_matmul.activation import (
+    ActivationOperand,
+    place,
+    refuse_outside,
+)
 from qfuse.normalize.aten.int_matmul.correction import read_zero
 from qfuse.normalize.aten.int_matmul.products import as_int_product
 from qfuse.normalize.aten.int_matmul.shift import SHIFTED, shifted
@@ -115,7 +119,9 @@ class ScaledProduct:
             return found
         assert self.activation is not None, "it is a product of integers"
         x, zero = shifted(found)
-        return replace(self, node=node, activation=replace(self.activation, q=x, zero=zero))
+        outside = refuse_outside(node, x, zero)
+        moved = replace(self, node=node, activation=replace(self.activation, q=x, zero=zero))
+        return outside or moved
 
     def _scaled(self, path: Path, node: Node, by: Argument) -> ScaledProduct | Miss:
         if isinstance(by, Node) and not is_tensor(by):
@@ -228,8 +234,10 @@ class ScaledProduct:
         if _HALF in self._dtypes(path):
             return Miss(MissCode.DTYPE, node, "the uncorrected result passes through float16")
         zero = read_zero(path.top, a["other"], x, self.weight)
-        if isinstance(zero, Miss):
-            return zero
+        refusal = zero if isinstance(zero, Miss) else refuse_outside(node, x.q, zero)
+        if refusal is not None:
+            return refusal
+        assert not isinstance(zero, Miss), "a miss was returned above"
         fitted = with_shape(zero, x.grid)
         if fitted is None:
             text = "a zero point of shape {} has other blocks than the scale of shape {}"

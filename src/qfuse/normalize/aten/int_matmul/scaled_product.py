@@ -34,7 +34,8 @@ _LONGEST = 12
 _ONE_USER = single_use("path", text="the unscaled result has other users")
 
 
-def _unscaled(node: Node) -> ScaledProduct | None:
+def unscaled(node: Node) -> ScaledProduct | None:
+    """View ``node`` as a product of which an operand has no scale yet."""
     found = as_scaled_product(node)
     takes = found is not None and (found.takes_row_scale or found.weight.is_open)
     return found if takes else None
@@ -127,7 +128,7 @@ class FuseScaledProduct(PatternRule):
     name = "fuse-scaled-product"
     exactness = Exactness.ROUNDING
     pattern = Either(
-        (through(Read("product", _unscaled, "product").core(), *STEPS, path=PATH) * ANY)
+        (through(Read("product", unscaled, "product").core(), *STEPS, path=PATH) * ANY)
         .giving(*COMPUTE_DTYPES)
         .given(_ONE_USER, let(SCALED, _read)),
         (

@@ -9,6 +9,7 @@ from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.constants import number_of
 from qfuse.ir.ops.value_range import bounds_of
 from qfuse.ir.ops.views import dtype_of, node_of, shape_of, tensor_of
+from qfuse.normalize.aten.int_matmul.activation import refuse_outside
 from qfuse.normalize.aten.int_matmul.products import (
     WIDENING,
     IntProduct,
@@ -144,6 +145,10 @@ def shifted(found: Match) -> tuple[Node, Argument]:
     return x, zero
 
 
+def _refuse_outside(match: Match, node: Node) -> Miss | None:
+    return refuse_outside(node, *shifted(match))
+
+
 class IntMmShift(PatternRule):
     """``mm(x, w) - zero_point * sum(w)`` in integers becomes ``mm(x - zero_point, w)``.
 
@@ -163,12 +168,13 @@ class IntMmShift(PatternRule):
     Exact: the same integers, also where they wrap.
 
     Refuses: a zero point that is neither per row nor a scalar; sums of another weight or over
-    another axis; a 64-bit result that could differ from 32 bits; a product with other users.
+    another axis; a 64-bit result that could differ from 32 bits; a product with other
+    users; a zero point that may lie outside of the range of ``x``, with which no kernel multiplies.
     """
 
     name = "int-mm-shift"
     exactness = Exactness.EXACT
-    pattern = SHIFTED
+    pattern = SHIFTED.given(check(_refuse_outside))
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Subtract before the product instead of after it."""

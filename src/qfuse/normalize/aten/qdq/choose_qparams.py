@@ -9,10 +9,22 @@ from torch.fx.node import Argument
 
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.qdq import Quantize, as_quantize
-from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.ops.views import dtype_of, result_of, shape_of
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.sizes import same_size
-from qfuse.rewrite.pattern import ANY, Arg, Capture, Either, Literal, Match, PatternRule, V, op
+from qfuse.rewrite.pattern import (
+    ANY,
+    Arg,
+    Capture,
+    Either,
+    Literal,
+    Match,
+    PatternRule,
+    Step,
+    V,
+    Via,
+    op,
+)
 from qfuse.rewrite.pattern.guards import guard, let
 from qfuse.rewrite.prelude import Exactness, MissCode, Node, Rewriter, aten
 
@@ -20,7 +32,19 @@ from qfuse.rewrite.prelude import Exactness, MissCode, Node, Rewriter, aten
 X = V("x", (torch.float32, torch.bfloat16, torch.float64))
 EPS = Arg("eps")
 SCALE, QUANTIZE = Capture[Node]("scale"), Capture[Quantize]("quantize")
-_PEAK = op(aten.amax.default, op(aten.abs.default, X), Arg("dims"), Arg("keepdim"))
+
+
+def _values(node: Node) -> Node | None:
+    """Return the ``max`` along an axis whose values, and not indices, are ``node``."""
+    found = result_of(node)
+    return found[0] if found is not None and found[1] == 0 else None
+
+
+_SIZE, _DIMS, _KEEPDIM = op(aten.abs.default, X), Arg("dims"), Arg("keepdim")
+_PEAK = Either(
+    op(aten.amax.default, _SIZE, _DIMS, _KEEPDIM),
+    Via(op(aten.max.dim, _SIZE, _DIMS, _KEEPDIM), Step("values", _values)),
+)
 _NO_LEAST = MissCode.PATTERN, "{found} has no least value, as clamp(min=...) gives one"
 _NO_ZERO = MissCode.ZERO_POINT, "it is quantized with a zero point, which no op has chosen"
 

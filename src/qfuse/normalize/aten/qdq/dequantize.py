@@ -8,6 +8,7 @@ from torch.fx.node import Argument
 from qfuse.ir.dtypes import COMPUTE_DTYPES
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.qdq import as_quantize
 from qfuse.ir.ops.value_range import bounds_of
@@ -47,7 +48,10 @@ def _is_parameter(q: Node, param: Node) -> bool:
         return _is_positive(scales.table)
     made = as_quantize(_unviewed(q))
     root, params = _unviewed(param), () if made is None else made.params.tensors
-    return chosen_at_run_time(param) or any(_unviewed(p) is root for p in params)
+    # A zero point in floats is cast for the quantize.
+    roots = [_unviewed(p) for p in params]
+    roots += [_unviewed(source) for source in map(cast_source, roots) if source is not None]
+    return chosen_at_run_time(param) or root in roots
 
 
 def _is_positive(scale: Node) -> bool:

@@ -81,6 +81,7 @@ class InverseScale(PatternRule):
         inverse = site.node
         scale = shared_scale(rw, site)
         for user in list(inverse.users):
+            _divide_apart(rw, user, inverse, scale)
             new = _exchanged(rw, user, inverse, scale)
             if new is not None:
                 rw.replace(user, new)
@@ -106,6 +107,24 @@ def shared_scale(rw: Rewriter, site: Match) -> Node:
     for other in known:
         rw.replace(other, scale)
     return scale
+
+
+def _divide_apart(rw: Rewriter, user: Node, inverse: Node, scale: Node) -> None:
+    """Divide by the factors of ``user`` one by one, if it is the inverse times a constant."""
+    if not is_call(user, aten.mul.Tensor):
+        return
+    a = arguments(user)
+    other = a["other"] if a["self"] is inverse else a["self"]
+    if isinstance(other, Node) and not is_constant_expression(other):
+        return
+    for quotient in list(user.users):
+        if not is_call(quotient, aten.div.Tensor):
+            continue
+        b = arguments(quotient)
+        if b["other"] is user and b["self"] is not user:
+            with rw.before(quotient):
+                y = rw.call(aten.mul.Tensor, b["self"], scale)
+                rw.replace(quotient, rw.call(aten.div.Tensor, y, other))
 
 
 def _exchanged(rw: Rewriter, user: Node, inverse: Node, scale: Node) -> Node | None:

@@ -9,6 +9,7 @@ from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.constants import is_constant_expression
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of
+from qfuse.normalize.aten.qdq.expanded_scale import ExpandedScale, read_expanded
 from qfuse.normalize.match.constants import derived, evaluated
 from qfuse.rewrite.pattern import (
     Arg,
@@ -42,6 +43,14 @@ NARROW = Capture[torch.Tensor]("narrow")
 @guard(MissCode.SHARED, "the integers have other users, so they would be stored twice", "integers")
 def _is_single_use(integers: Node) -> bool:
     return len(integers.users) == 1
+
+
+@guard(MissCode.PATTERN, "its zero points and scales are read together")
+def _is_read_alone(node: Node, integers: Node) -> bool:
+    # A difference of zero points has a wider range than the values.
+    if not is_call(integers, aten.sub.Tensor) or len(node.users) != 1:
+        return True
+    return not isinstance(read_expanded(next(iter(node.users))), ExpandedScale)
 
 
 def _narrow(integers: Node) -> torch.Tensor | Miss:
@@ -82,7 +91,7 @@ class NarrowIntegers(PatternRule):
     pattern = Either(
         op(aten._to_copy.default, INTEGERS.core(), dtype=Arg("dtype")).giving(*COMPUTE_DTYPES),
         op(aten.mul.Tensor, INTEGERS.core(), FACTOR).giving(*COMPUTE_DTYPES),
-    ).given(_is_single_use, let(NARROW, _narrow))
+    ).given(_is_single_use, _is_read_alone, let(NARROW, _narrow))
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Cast the narrow constant instead."""

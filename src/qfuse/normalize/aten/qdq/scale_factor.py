@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.views import dtype_of, shape_of
@@ -17,7 +17,7 @@ from qfuse.ir.quant.spec import QuantSpec, dtype_name, dtype_range
 from qfuse.ir.sizes import Size, is_one, same_shape
 from qfuse.normalize.match.broadcast import block_of, padded
 from qfuse.normalize.match.constants import derived
-from qfuse.normalize.match.quantized_values import integers_of
+from qfuse.normalize.match.quantized_values import as_integers, integers_of
 from qfuse.normalize.match.views import transpose_source, view_source, with_shape
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
 
@@ -45,7 +45,7 @@ class Factor:
         """Return a node of this shape."""
         if self.value is not None:
             return derived(rw, self.home, self.value, self.what)
-        node = self.home
+        node = self.home if self.what == "scale" else as_integers(rw, self.home)
         for _ in range(len(self.shape) - len(shape_of(node))):
             node = rw.call(aten.unsqueeze.default, node, 0)
         return node
@@ -212,8 +212,13 @@ def _run_time_zero(at: Node, zero: Node, grid: Sequence[Size]) -> Factor | Miss:
     node = integers_of(zero)
     if node is None:
         text = "the zero point is neither a constant nor known to be an integer"
+        if is_call(zero, aten.round.default):
+            text = "the zero point is rounded, but may be outside of the range of int32: clamp it"
         return Miss(MissCode.NOT_CONSTANT, zero, text)
     found = with_shape(node, grid)
+    # A scalar gets the axes of the data, as its scale does.
+    if found is None and not shape_of(node):
+        found = node
     # A view above may happen to have the shape of the grid, while the zero point itself is
     # broadcast in another way.
     if found is None or not same_shape(padded(shape_of(zero), len(grid)), grid):

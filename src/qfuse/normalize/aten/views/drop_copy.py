@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from qfuse.ir.dtypes import widens
 from qfuse.ir.graph.alias import leaves_graph, memory_of
-from qfuse.ir.ops.views import node_of, tensor_of
+from qfuse.ir.ops.casts import cast_source
+from qfuse.ir.ops.views import dtype_of, node_of, tensor_of
 from qfuse.ir.sizes import same_shape
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -23,7 +25,7 @@ from qfuse.rewrite.prelude import (
 
 @dataclass(frozen=True, slots=True)
 class IdleCopy:
-    """A copy, and its operand."""
+    """A copy, and the value that it equals."""
 
     node: Node
     source: Node
@@ -31,6 +33,8 @@ class IdleCopy:
 
 class DropCopy(Rule[IdleCopy]):
     """``clone``, ``detach`` and casts to the same dtype become their operand.
+
+    So do a dropout that is not training, and the cast back of a cast that widens.
 
     Before::
 
@@ -40,8 +44,8 @@ class DropCopy(Rule[IdleCopy]):
 
         x: float32 -> relu
 
-    Refuses: a copy that changes dtype, device or strides, or pins memory; a copy that keeps a graph
-    output separate from an input, a constant or another output.
+    Refuses: a dropout that is training; a copy that changes dtype, device or strides, or pins
+    memory; a copy that keeps a graph output separate from an input, a constant or another output.
     """
 
     name = "drop-copy"
@@ -51,8 +55,14 @@ class DropCopy(Rule[IdleCopy]):
         aten.contiguous.default,
         aten.detach.default,
         aten.lift_fresh_copy.default,
+        aten.lift_fresh.default,
+        aten.alias_copy.default,
+        aten.detach_copy.default,
+        aten.dropout.default,
         aten.to.dtype,
         aten.to.dtype_layout,
+        aten.to.device,
+        aten.to.other,
         aten.type_as.default,
     )
     exactness = Exactness.EXACT
@@ -60,8 +70,10 @@ class DropCopy(Rule[IdleCopy]):
     def match(self, node: Node) -> IdleCopy | Miss:
         """Match a copy with the same dtype, device and strides as its operand."""
         a = arguments(node)
-        source = node_of(a["self"])
+        source = _origin(node)
         old, new = tensor_of(source), tensor_of(node)
+        if a.get("train"):
+            return Miss(MissCode.ARGUMENT, node, "it drops elements at random", progress=0)
         same = old.dtype == new.dtype and old.device == new.device and old.layout == new.layout
         if not same or a.get("pin_memory"):
             return Miss(MissCode.DTYPE, node, "it changes the dtype or the device", progress=0)
@@ -79,3 +91,13 @@ class DropCopy(Rule[IdleCopy]):
     def rewrite(self, site: IdleCopy, rw: Rewriter) -> None:
         """Replace all uses by the operand."""
         rw.replace(site.node, site.source)
+
+
+def _origin(node: Node) -> Node:
+    """Return the operand of a copy; for the cast back of a cast that widens, that one's operand."""
+    a = arguments(node)
+    source = node_of(a["self"] if "self" in a else a["input"])
+    inner = cast_source(source) if cast_source(node) is source else None
+    if inner is None or dtype_of(inner) != dtype_of(node):
+        return source
+    return inner if widens(dtype_of(inner), dtype_of(source)) else source

@@ -15,7 +15,7 @@ from qfuse.ir.quant.spec import QuantSpec
 from qfuse.ir.sizes import same_size
 from qfuse.normalize.importers.qdq import Recipe
 from qfuse.normalize.importers.rule import RefusedError, SourceRule
-from qfuse.normalize.match.constants import derived
+from qfuse.normalize.match.constants import derived, evaluated
 from qfuse.rewrite.prelude import Exactness, MissCode, Node, Rewriter
 
 S = TypeVar("S")
@@ -104,6 +104,9 @@ def constant_values(operand: Node, what: str) -> torch.Tensor:
         RefusedError: It is not a constant.
     """
     value = constant_of(operand)
+    if value is None:
+        # The graph may pack a constant weight in every call.
+        value = evaluated(operand)
     if value is None or value.is_meta:
         raise RefusedError(MissCode.NOT_CONSTANT, operand, "its {} is not a constant", what)
     return value.to_dense() if value.layout is not torch.strided else value
