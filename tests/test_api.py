@@ -53,7 +53,7 @@ def test_a_wrong_option_is_named(given: dict[str, Any], word: str) -> None:
 
 
 def test_options_are_given_by_name_or_by_member() -> None:
-    assert qfuse.Options(backend="eager") == qfuse.Options.of(EAGER)  # type: ignore[arg-type]
+    assert qfuse.Options(backend="eager") == qfuse.Options.of(EAGER)
 
 
 @pytest.mark.parametrize("x", [torch.ones(2, 4), torch.ones(2, 4, dtype=torch.int64)], ids=str)

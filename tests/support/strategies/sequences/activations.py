@@ -148,11 +148,12 @@ def by_hand(g: SequenceGrower, x: Value) -> Value:
         if g.chance(2)
         else g.call(aten.mul.Tensor, x.node, 1 / number)
     )
-    steps = [lambda n: g.call(aten.round.default, n)]
-    if offset:
-        steps.insert(g.pick([1, 0]), lambda n: g.call(aten.add.Tensor, n, offset))
-    for step in steps:
-        scaled = step(scaled)
+    early = bool(offset) and g.draw_bool()
+    if early:
+        scaled = g.call(aten.add.Tensor, scaled, offset)
+    scaled = g.call(aten.round.default, scaled)
+    if offset and not early:
+        scaled = g.call(aten.add.Tensor, scaled, offset)
     q = g.call(aten._to_copy.default, g.call(aten.clamp.default, scaled, low, high), dtype=dtype)
     _keep(g, q)
     real = g.call(aten._to_copy.default, q, dtype=g.real(x))
