@@ -30,6 +30,7 @@ from qfuse.optimize.fuse.epilogue_prelu import FusePrelu
 from qfuse.optimize.fuse.epilogue_quick_gelu import FuseQuickGelu
 from qfuse.optimize.fuse.gate import FuseGate
 from qfuse.optimize.fuse.linear import FuseLinear
+from qfuse.optimize.fuse.matmul import FuseMatmul
 from qfuse.optimize.fuse.norm import FuseNormQuantize
 from qfuse.optimize.fuse.output_quantize import FuseOutputQuantize
 from qfuse.optimize.lower_precision import LowerPrecision
@@ -90,6 +91,7 @@ EPILOGUE_RULES: tuple[type[Rule[Any]], ...] = (
 FUSION_RULES: tuple[type[Rule[Any]], ...] = (
     FuseLinear,
     FuseConvolution,
+    FuseMatmul,
     FusePad,
     *EPILOGUE_RULES,
 )
@@ -221,7 +223,7 @@ def optimize(
     # Isomorphic ops on the parts of a merged result become one op on the whole. Before fusing, so
     # that a linear can fuse it into its epilogue.
     sink_splits(program, context)
-    # Then extend linears and convolutions outward: operands first, then the epilogue, in the order
+    # Then extend linears, convolutions and matmuls outward: operands first, then the epilogue, in the order
     # of the source.
     for _ in range(_ROUNDS):
         apply_rules(program, [rule() for rule in FUSION_RULES], context)

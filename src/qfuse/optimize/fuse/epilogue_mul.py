@@ -1,4 +1,4 @@
-"""Fuse a multiplication into the epilogue of a fused linear or convolution."""
+"""Fuse a multiplication into the epilogue of a fused product."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ class MulSite:
 class FuseMul(Rule[MulSite]):
     """``qfuse.convolution(...) * other`` becomes one op with ``other`` as epilogue operand.
 
-    The same for ``qfuse.linear``. A factor that is a dequantize with one constant scale is read as
-    it is stored.
+    The same for ``qfuse.linear`` and ``qfuse.matmul``. A factor that is a dequantize with one
+    constant scale is read as it is stored.
 
     Refuses: the product of a linear and an activation that is not in a linear's epilogue, which are
     one op with the following quantize; an op that is multiplied by itself; integer factors; numbers
-    in narrow float dtypes; a factor of another shape, except for one value per channel or feature;
-    a product whose memory order is that of the other factor.
+    in narrow float dtypes; a factor of another shape, except for one value per channel or feature,
+    and for a matmul any that broadcasts to the result; a product whose memory order is that of the
+    other factor.
     """
 
     name = "fuse-mul"

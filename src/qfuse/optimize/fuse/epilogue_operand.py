@@ -10,11 +10,13 @@ from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.convolution import FusedConvolution
 from qfuse.ir.ops.epilogue import Stored
+from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.matmul import FusedMatmul
 from qfuse.ir.ops.product import FusedProduct, kind_of
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of, tensor_of
 from qfuse.ir.quant.spec import dtype_name
-from qfuse.ir.sizes import Size, is_row_major, same_shape, same_size, same_strides
+from qfuse.ir.sizes import Size, is_one, is_row_major, same_shape, same_size, same_strides
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter
 
 # Their numbers are not rounded before an op with a number, as a tensor of the dtype would be.
@@ -73,8 +75,8 @@ def operand_of(node: Node, fused: FusedProduct, other: object, word: str) -> Epi
         word: What a message calls it.
 
     Refuses: the op itself; integers; numbers, except in float32; another shape than that of the op,
-    except for one value per channel or feature; a result whose axes are in another memory order
-    than those of the op.
+    except for one value per channel or feature, and for a matmul any that broadcasts; a result
+    whose axes are in another memory order than those of the op.
     """
     if other is fused.node:
         text = "the {} is combined with itself"
@@ -107,7 +109,7 @@ def minus_one(fused: FusedProduct) -> EpilogueOperand:
 
 def _features(fused: FusedProduct) -> tuple[int, ...]:
     """Return the shape of a number as an operand: the kernels of linears read it per feature."""
-    return () if isinstance(fused, FusedConvolution) else (int(shape_of(fused.weight)[0]),)
+    return (int(shape_of(fused.weight)[0]),) if isinstance(fused, FusedLinear) else ()
 
 
 def _filled(fused: FusedProduct, other: Node) -> Filled | None:
@@ -115,7 +117,7 @@ def _filled(fused: FusedProduct, other: Node) -> Filled | None:
     value, real = constant_value(other), dtype_of(fused.node)
     if value is None or value.numel() != 1 or value.dtype is torch.bool or value.is_complex():
         return None
-    linear = not isinstance(fused, FusedConvolution)
+    linear = isinstance(fused, FusedLinear)
     if value.dim() == 0:
         # It does not take part in type promotion, and is rounded to the dtype of the result.
         if (linear and value.dtype == real) or (value.dtype != real and real in _EXACT):
@@ -153,11 +155,14 @@ def refuse_shape(
 def _broadcasts(fused: FusedProduct, shape: tuple[Size, ...], mine: tuple[Size, ...]) -> bool:
     """Whether a shape broadcasts to that of the op in a way that its kernels read in place.
 
-    For a convolution, one value per image and channel, or fewer; for a linear, one per feature.
+    For a convolution, one value per image and channel, or fewer; for a linear, one per feature; for
+    a matmul, as in torch.
     """
     if len(shape) > len(mine):
         return False
     padded = (*(1,) * (len(mine) - len(shape)), *shape)
+    if isinstance(fused, FusedMatmul):
+        return all(is_one(a) or same_size(a, b) for a, b in zip(padded, mine, strict=True))
     if isinstance(fused, FusedConvolution):
         return all(
             same_size(size, 1) or (at <= fused.axis and same_size(size, own))
