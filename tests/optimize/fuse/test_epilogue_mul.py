@@ -13,6 +13,7 @@ from qfuse.optimize.fuse.epilogue_activation import FuseActivation
 from qfuse.optimize.fuse.epilogue_cast import FuseCast
 from qfuse.optimize.fuse.epilogue_mul import FuseMul
 from qfuse.optimize.fuse.linear import FuseLinear
+from qfuse.optimize.fuse.matmul import FuseMatmul
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.quant import per_tensor
@@ -38,7 +39,7 @@ def test_a_factor_of_the_same_shape(kind: str, swapped: bool) -> None:
 @pytest.mark.parametrize("kind", CASES)
 def test_a_factor_that_is_stored_quantized(kind: str) -> None:
     case = CASES[kind]()
-    spec = per_tensor(2 if kind == "linear" else 4, torch.uint8)
+    spec = per_tensor(4 if kind == "convolution" else 2, torch.uint8)
     other = case.block.quantized(case.residual, spec, "res")
     program = case.done(case.b.call(mul, other, case.y))
 
@@ -120,7 +121,7 @@ def test_a_gate_that_no_linear_computes(kind: str) -> None:
     gate = case.b.call(aten.silu.default, case.residual)
     program = case.done(case.b.call(mul, gate, case.y))
 
-    if kind == "convolution":
+    if kind != "linear":
         assert fuse(program, FuseMul).fired == {"fuse-mul": 1}
     else:
         miss = only_miss(program, FuseMul)
@@ -142,7 +143,7 @@ def test_refuses_a_number_for_narrow_floats(kind: str) -> None:
     case = CASES[kind]()
     narrow = case.b.call(aten._to_copy.default, case.y, dtype=torch.bfloat16)
     program = case.done(case.b.call(mul, narrow, 0.1))
-    apply_rules(program, [FuseLinear(), FuseConvolution(), FuseCast()])
+    apply_rules(program, [FuseLinear(), FuseConvolution(), FuseMatmul(), FuseCast()])
 
     miss = only_miss(program, FuseMul)
     assert (miss.code, miss.reason) == (MissCode.ARGUMENT, "the factor is a number")
