@@ -189,3 +189,43 @@ def test_refuses_a_product_that_others_read() -> None:
     program = case.done(case.b.call(mul, case.y, case.residual), case.y)
 
     assert only_miss(program, FuseMul).code is MissCode.SHARED
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("number", [8, 8.0, -0.5, 2.0**40])
+def test_a_quotient_by_a_power_of_two(kind: str, number: float) -> None:
+    case = CASES[kind]()
+    program = case.done(case.b.call(aten.div.Tensor, case.y, number))
+
+    assert fuse(program, FuseMul).fired == {"fuse-mul": 1}
+    assert calls(program)[-1] == f"{kind}[mul(0)]"
+
+
+@pytest.mark.parametrize("number", [3.0, 0.0, float("inf"), 2.0**-100])
+def test_refuses_other_divisors(number: float) -> None:
+    case = CASES["matmul"]()
+    program = case.done(case.b.call(aten.div.Tensor, case.y, number))
+
+    miss = only_miss(program, FuseMul)
+    assert miss.code is MissCode.ARGUMENT
+    assert miss.reason == f"it is divided by {number}, whose reciprocal is rounded"
+
+
+def test_a_quotient_by_a_tensor_is_not_reported() -> None:
+    case = CASES["matmul"]()
+    program = case.done(case.b.call(aten.div.Tensor, case.residual, case.y))
+    result = fuse(program, FuseMul)
+
+    assert (result.modified, list(result.misses)) == (False, [])
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("kind", CASES)
+def test_a_number_that_narrow_floats_hold(kind: str) -> None:
+    case = CASES[kind]()
+    narrow = case.b.call(aten._to_copy.default, case.y, dtype=torch.bfloat16)
+    program = case.done(case.b.call(aten.div.Tensor, case.b.call(mul, narrow, 1.5), 4.0))
+    apply_rules(program, [FuseLinear(), FuseConvolution(), FuseMatmul(), FuseCast()])
+
+    assert fuse(program, FuseMul).fired == {"fuse-mul": 2}

@@ -50,9 +50,9 @@ class FuseAdd(Rule[AddSite]):
     with one constant scale is read as it is stored.
 
     Refuses: an op that is added to itself; another ``alpha`` on the op's side; integer summands;
-    numbers in narrow float dtypes; a summand of another shape, except for one value per channel or
-    feature, and for a matmul any that broadcasts to the result; a sum whose memory order is that of
-    the other summand.
+    numbers that a narrow float dtype rounds; a summand of another shape, except for one value per
+    channel or feature, and for a matmul any that broadcasts to the result; a sum whose memory order
+    is that of the other summand.
     """
 
     name = "fuse-add"

@@ -19,7 +19,8 @@ from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.sizes import Size, is_one, is_row_major, same_shape, same_size, same_strides
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter
 
-# Their numbers are not rounded before an op with a number, as a tensor of the dtype would be.
+# An op with a number computes in at least one of these, so the number is not rounded to less, as a
+# tensor of a narrower dtype would be.
 _EXACT = (torch.float32, torch.float64)
 
 
@@ -74,9 +75,9 @@ def operand_of(node: Node, fused: FusedProduct, other: object, word: str) -> Epi
         other: The other operand.
         word: What a message calls it.
 
-    Refuses: the op itself; integers; numbers, except in float32; another shape than that of the op,
-    except for one value per channel or feature, and for a matmul any that broadcasts; a result
-    whose axes are in another memory order than those of the op.
+    Refuses: the op itself; integers; numbers that a narrow dtype rounds; another shape than that of
+    the op, except for one value per channel or feature, and for a matmul any that broadcasts; a
+    result whose axes are in another memory order than those of the op.
     """
     if other is fused.node:
         text = "the {} is combined with itself"
@@ -96,10 +97,14 @@ def operand_of(node: Node, fused: FusedProduct, other: object, word: str) -> Epi
 def _number(node: Node, fused: FusedProduct, other: object, word: str) -> EpilogueOperand | Miss:
     real = dtype_of(fused.node)
     plain = isinstance(other, (int, float)) and not isinstance(other, bool)
-    if plain and real in _EXACT:
+    if plain and (real in _EXACT or _is_exact(float(other), real)):  # type: ignore[arg-type]
         filled = Filled(float(other), real, _features(fused))  # type: ignore[arg-type]
         return EpilogueOperand(filled)
     return Miss(MissCode.ARGUMENT, node, "the {} is a number", word, progress=3)
+
+
+def _is_exact(number: float, dtype: torch.dtype) -> bool:
+    return torch.tensor(number, dtype=dtype).item() == number
 
 
 def minus_one(fused: FusedProduct) -> EpilogueOperand:
