@@ -24,6 +24,11 @@ _MOST_K_WITH_ZERO = 1 << 15
 
 _COLUMNS, _ROWS = -1, -2
 
+# Measured: bytes are rearranged at a quarter of the speed of a copy, and allocating and filling what
+# belongs to the packed operand takes as long as three calls.
+_PACKING_PASSES = 4
+_PACKING_CALLS = 3
+
 
 def check_operands(problem: MatmulProblem) -> Refusal | None:
     """Refuse operands that the kernel does not read, and sums that could overflow."""
@@ -83,7 +88,8 @@ def int8_work(problem: MatmulProblem, out_bits: int) -> list[WorkRange]:
     """
 
     def packing(right: int) -> Work:
-        return Work(reads=(right,), writes=(right,), kernel_calls=0)
+        moved = (float(right),) * _PACKING_PASSES
+        return Work(reads=moved, writes=moved, kernel_calls=_PACKING_CALLS)
 
     return [at_points(packing, problem.right), _work(problem, ComputeKind.INT8, (8, out_bits))]
 
