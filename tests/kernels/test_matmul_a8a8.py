@@ -90,7 +90,9 @@ def test_batch_axes_broadcast(
     ],
     ids=str,
 )
-def test_empty(isa: str, x: tuple[int, ...], other: tuple[int, ...], kinds: tuple[str, str]) -> None:
+def test_empty(
+    isa: str, x: tuple[int, ...], other: tuple[int, ...], kinds: tuple[str, str]
+) -> None:
     del isa
     case = product(x, other, zero_points=(True, True), kinds=kinds)
     y = case.run()
@@ -135,7 +137,10 @@ def test_axes_of_size_one_of_any_stride(isa: str, stride: int) -> None:
         x, other = (
             t.as_strided(
                 t.shape,
-                [stride if size == 1 else own for size, own in zip(t.shape, t.stride(), strict=True)],
+                [
+                    stride if size == 1 else own
+                    for size, own in zip(t.shape, t.stride(), strict=True)
+                ],
             )
             for t in (case.x, case.other)
         )
@@ -203,7 +208,9 @@ def test_epilogues_broadcast_as_in_torch(isa: str, text: str, real: torch.dtype)
         codes((3, 9, 1), torch.uint8),
         torch.randn(70, 9).t().to(torch.bfloat16),
     ]
-    case = product((2, 3, 9, 36), (2, 3, 36, 70), kinds=("lines", "lines"), zero_points=(True, True))
+    case = product(
+        (2, 3, 9, 36), (2, 3, 36, 70), kinds=("lines", "lines"), zero_points=(True, True)
+    )
     steps = Epilogue.parse(text.replace(",0.1,7", ""))
     used = sorted({step.index for step in steps.ops if hasattr(step, "index")})
     extras = [every[index] for index in used]
@@ -236,7 +243,11 @@ def test_quantized_results(
         y = Epilogue.parse(text).apply(case.expected(), case.options["extras"])
         want = ((y * scale.reciprocal()).round() + zero).clamp(low, low + 255).to(dtype)
         got = case.run_quantized(
-            out_scale=scale, out_zero_point=zero, quant_min=low, quant_max=low + 255, out_dtype=dtype
+            out_scale=scale,
+            out_zero_point=zero,
+            quant_min=low,
+            quant_max=low + 255,
+            out_dtype=dtype,
         )
 
         assert torch.equal(got, want)

@@ -4,8 +4,8 @@
 computes on floats. With ``x`` of shape ``[*batch, M, K]`` and ``other`` ``[*batch, K, N]``, whose
 batch axes broadcast:
 
-1. ``total = sum over k of (x - x_zero_point) * (other - other_zero_point)``, exact in int32 for K up
-   to 65536, or 32768 if ``other`` is uint8 or has a zero point; larger K raises.
+1. ``total = sum over k of (x - x_zero_point) * (other - other_zero_point)``, exact in int32 for K
+   up to 65536, or 32768 if ``other`` is uint8 or has a zero point; larger K raises.
 2. ``y = float32(total) * x_scale * other_scale``, from left to right in float32 without fused
    multiply-add, then rounded to ``product_dtype``, and the epilogue ops and the result as in
    :mod:`qfuse.kernels.ops`. The epilogue has no GLU.
@@ -23,7 +23,8 @@ arguments, which may be the same tensor. The result is contiguous.
 ``other_scale``       one float, or a tensor that broadcasts to ``[*batch, 1, N]``, with the batch
                       axes of ``other``
 ``other_zero_point``  ``None``, one integer, or one that broadcasts likewise
-``extras``            at most 4 tensors, as in :mod:`qfuse.kernels.ops`, that broadcast to the result
+``extras``            at most 4 tensors, as in :mod:`qfuse.kernels.ops`, that broadcast to the
+                      result
 ====================  ============================================================================
 
 ``epilogue``, ``product_dtype``, ``out_dtype`` and the arguments of a quantized result are those of

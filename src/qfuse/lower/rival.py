@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.problems.linear import linear_problem
 from qfuse.lower.operands.matmul import float_work
 from qfuse.lower.operands.weight_only import COMPUTE_KINDS
+from qfuse.lower.problems.linear import linear_problem
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
 from qfuse.lower.problems.matmul import MatmulProblem
 from qfuse.lower.problems.problem import Problem

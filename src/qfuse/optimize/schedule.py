@@ -223,8 +223,7 @@ def optimize(
     # Isomorphic ops on the parts of a merged result become one op on the whole. Before fusing, so
     # that a linear can fuse it into its epilogue.
     sink_splits(program, context)
-    # Then extend linears, convolutions and matmuls outward: operands first, then the epilogue, in the order
-    # of the source.
+    # Then extend products outward: operands first, then the epilogue, in the order of the source.
     for _ in range(_ROUNDS):
         apply_rules(program, [rule() for rule in FUSION_RULES], context)
         # After linears, which fuse the residual sum before a norm, and the activation after the

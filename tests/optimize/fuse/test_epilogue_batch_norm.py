@@ -42,7 +42,9 @@ def normed(case: Case, y: Node, n: int = 4, *, plain: bool = True, **changes: An
 
 def fuse(program: NormalGraph) -> PassResult:
     """Fuse; values stay within rounding, and strides as they are."""
-    apply_rules(program, [FuseLinear(), FuseConvolution(), FuseMatmul(), FuseActivation(), FuseAdd()])
+    apply_rules(
+        program, [FuseLinear(), FuseConvolution(), FuseMatmul(), FuseActivation(), FuseAdd()]
+    )
     source = clone(program)
     result = apply_rules(program, [FuseBatchNorm()])
     inputs = random_inputs(program, m=3)

@@ -146,7 +146,8 @@ def test_every_spelling(spelled: str, rows: bool) -> None:
 )
 def test_batch_axes_that_broadcast(x: Any, k: Any) -> None:
     case = Products(x, k)
-    fuse(case.done(case.product()), m=7, b=3)
+
+    assert fuse(case.done(case.product()), m=7, b=3).batch is not None
 
 
 @pytest.mark.numeric
@@ -275,5 +276,7 @@ def test_float_products_are_not_reported() -> None:
 def test_every_node_is_verified() -> None:
     case = Products()
     program = case.done(case.product())
-    for node in optimize(program).graph.nodes:
+    done = optimize(program)
+    for node in done.graph.nodes:
         verify_node(node, STAGES["optimized"])
+    assert len(fused(done)) == 1

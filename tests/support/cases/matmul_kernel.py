@@ -77,7 +77,7 @@ def parameters(
     return torch.rand(grid) * 0.01 + 0.003, zero if zero_point else None
 
 
-def product(  # noqa: PLR0913 - what a problem can have
+def product(
     x: tuple[int, ...],
     other: tuple[int, ...],
     *,

@@ -44,8 +44,8 @@ def as_matmul(value: object) -> Matmul | None:
 class FusedMatmul(Op):
     """A ``qfuse::matmul`` call: a product of two tensors that are computed at run time.
 
-    ``x`` is ``[*batch, M, K]``, ``other`` is ``[*batch, K, N]``, and the result is contiguous. Batch
-    axes broadcast as in ``torch.matmul``. Operands without quantization parameters are float.
+    ``x`` is ``[*batch, M, K]`` and ``other`` is ``[*batch, K, N]``. Batch axes broadcast, and the
+    result has strides, as in ``torch.matmul``. Operands without quantization parameters are float.
     """
 
     x: Node

@@ -9,7 +9,7 @@ from typing import ClassVar
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.epilogue import kernel_epilogue
 from qfuse.lower.operands.int8_kernel import Int8Product, stored_arguments
-from qfuse.lower.operands.matmul import check_operands, int8_work
+from qfuse.lower.operands.matmul import check_matmul, int8_work
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.matmul import MatmulProblem
 from qfuse.lower.problems.span import MATMUL, Span
@@ -26,7 +26,7 @@ class MatmulA8A8(Int8Product):
 
     def accepts(self, problem: MatmulProblem) -> Claim | Refusal:
         """Accept the product with the leading epilogue ops that the kernel knows."""
-        return check_operands(problem) or self.claim(problem, partial(int8_work, problem))
+        return check_matmul(problem) or self.claim(problem, partial(int8_work, problem))
 
     def emit(self, problem: MatmulProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
         """Emit the call."""

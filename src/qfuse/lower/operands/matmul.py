@@ -24,13 +24,13 @@ _MOST_K_WITH_ZERO = 1 << 15
 
 _COLUMNS, _ROWS = -1, -2
 
-# Measured: bytes are rearranged at a quarter of the speed of a copy, and allocating and filling what
-# belongs to the packed operand takes as long as three calls.
+# Measured: bytes are rearranged at a quarter of the speed of a copy, and allocating and filling
+# what belongs to the packed operand takes as long as three calls.
 _PACKING_PASSES = 4
 _PACKING_CALLS = 3
 
 
-def check_operands(problem: MatmulProblem) -> Refusal | None:
+def check_matmul(problem: MatmulProblem) -> Refusal | None:
     """Refuse operands that the kernel does not read, and sums that could overflow."""
     fused = problem.fused
     if problem.float_dtype not in FLOATS:
@@ -54,7 +54,9 @@ def _check_operand(
     if spec.dtype not in BYTES or spec.element is not Element.WHOLE:
         return Refusal(f"the {name} is stored as {stored_name_of(spec)}")
     if not covers(spec.block[summed], shape[summed]):
-        text = f"the {name} is scaled in blocks of {spec.block_text()}, along the axis that is summed"
+        text = (
+            f"the {name} is scaled in blocks of {spec.block_text()}, along the axis that is summed"
+        )
         return Refusal(text)
     # The kernel broadcasts scales: along each axis there is one, or one per index.
     sizes = zip(spec.block, shape, strict=True)
@@ -117,7 +119,7 @@ def _work(problem: MatmulProblem, kind: ComputeKind, bits: tuple[int, int]) -> W
     """Return the work of a product with operands and results of a number of bits."""
     read, written = bits
 
-    def build(rows: int, n: int, k: int, firsts: int, left: int, right: int) -> Work:  # noqa: PLR0913, PLR0917
+    def build(rows: int, n: int, k: int, firsts: int, left: int, right: int) -> Work:
         return Work(
             flops=2.0 * rows * n * k,
             kind=kind,

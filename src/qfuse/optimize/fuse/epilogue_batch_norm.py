@@ -47,8 +47,8 @@ class EpilogueNormSite:
 class FuseBatchNorm(Rule[EpilogueNormSite]):
     """``batch_norm(qfuse.convolution(...))`` becomes one op with ``mul(0)|add(1,1.0)``.
 
-    The same for ``qfuse.linear`` and ``qfuse.matmul``. A norm directly after a product with a weight
-    is folded into the weight's scale and the bias where that is possible.
+    The same for ``qfuse.linear`` and ``qfuse.matmul``. A norm directly after a product with a
+    weight is folded into the weight's scale and the bias where that is possible.
 
     Rounding: a factor and a summand are rounded instead of the steps of the norm.
 

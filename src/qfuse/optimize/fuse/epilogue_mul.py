@@ -44,9 +44,9 @@ class FuseMul(Rule[MulSite]):
 
     Refuses: the product of a linear and an activation that is not in a linear's epilogue, which are
     one op with the following quantize; an op that is multiplied by itself; integer factors; numbers
-    that a narrow float dtype rounds; other divisors; a factor of another shape, except for one value
-    per channel or feature, and for a matmul any that broadcasts to the result; a product whose
-    memory order is that of the other factor.
+    that a narrow float dtype rounds; other divisors; a factor of another shape, except for one
+    value per channel or feature, and for a matmul any that broadcasts to the result; a product
+    whose memory order is that of the other factor.
     """
 
     name = "fuse-mul"

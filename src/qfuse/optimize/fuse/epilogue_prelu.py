@@ -40,8 +40,8 @@ class PreluSite:
 class FusePrelu(Rule[PreluSite]):
     """``prelu(qfuse.convolution(...), slopes)`` becomes one op with the slopes as epilogue operand.
 
-    The same for ``qfuse.linear`` and ``qfuse.matmul``. Constant slopes are reshaped at compile time.
-    A single constant slope is a leaky ReLU after normalizing.
+    The same for ``qfuse.linear`` and ``qfuse.matmul``. Constant slopes are reshaped at compile
+    time. A single constant slope is a leaky ReLU after normalizing.
 
     Refuses: an op with other users; slopes along another axis than the channels or features, or of
     another dtype.
