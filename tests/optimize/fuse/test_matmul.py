@@ -229,7 +229,7 @@ def test_refuses_a_constant(side: str) -> None:
 
     miss = refusal(program)
     assert (miss.code, miss.at) == (MissCode.PATTERN, stored)
-    assert miss.reason == f"the {side} operand is a constant, and this is no product with a weight"
+    assert miss.reason == f"the {side} operand is a constant, this op multiplies two activations"
 
 
 def test_refuses_an_operand_of_one_axis() -> None:

@@ -58,7 +58,7 @@ class FuseMatmul(Rule[FusedMatmul]):
                     MissCode.NOT_QUANTIZED, operand, text, side, dtype_of(operand), progress=2
                 )
             if constant_of(quantized.q) is not None:
-                text = "the {} operand is a constant, and this is no product with a weight"
+                text = "the {} operand is a constant, this op multiplies two activations"
                 return Miss(MissCode.PATTERN, quantized.q, text, side, progress=2)
         assert x is not None, "both are quantized"
         assert other is not None, "both are quantized"
