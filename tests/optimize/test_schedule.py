@@ -7,11 +7,11 @@ from tests.support.sources.dialects import equal_but_for_nan
 
 from qfuse.ir.events import MissCode, Missed
 from qfuse.ir.graph.stage_graph import place_of
-from qfuse.ir.ops import library as ops
 from qfuse.optimize.schedule import MOVING_RULES, move, optimize
 from qfuse.rewrite.clone import clone
+from qfuse.rewrite.context import RewriteContext
 from qfuse.testing.build import GraphBuilder
-from qfuse.testing.quant import QuantizedLinear
+from qfuse.testing.quant import QuantizedLinear, per_tensor
 from qfuse.testing.run import random_inputs, run
 
 aten = torch.ops.aten
@@ -83,15 +83,35 @@ def test_every_moving_rule_has_a_name_of_its_own() -> None:
     assert len({rule.name for rule in MOVING_RULES}) == len(MOVING_RULES)
 
 
-def test_misses_at_nodes_that_were_fused_after_all_are_not_logged() -> None:
+def linears_and_relus() -> tuple[GraphBuilder, list[torch.fx.Node]]:
+    """Two quantized linears in a row, each with a relu; that of the second cannot be fused."""
     b = GraphBuilder()
-    program = b.done(QuantizedLinear(b, 4, 8).linear(b.arg("x", torch.float32, 3, 8)))
-    stored = next(n for n in program.graph.nodes if n.target is ops.dequantize)
-    for node in (stored, next(iter(program.graph.nodes))):
-        place = place_of(node)
-        miss = Missed("optimize", "a-rule", MissCode.SHARED, "shared", place, place, 1)
-        program.log.add(miss)
-    kept = optimize(program).log.of(Missed)
+    x = QuantizedLinear(b, 4, 8).quantized(b.arg("x", torch.float32, 3, 8), per_tensor(2))
+    first = b.call(aten.relu.default, QuantizedLinear(b, 4, 8).linear(x, "first"))
+    y = QuantizedLinear(b, 5, 4).linear(first, "second")
+    return b, [b.call(aten.relu.default, y), y]
 
-    assert stored.name not in {miss.anchor.node for miss in kept}
-    assert [miss.anchor.op for miss in kept if miss.rule == "a-rule"] == ["placeholder"]
+
+def test_only_misses_at_nodes_that_are_left_are_logged_and_each_once() -> None:
+    b, outs = linears_and_relus()
+    program = b.done(*outs)
+    place = place_of(outs[0])
+    earlier = Missed("normalize", "a-rule", MissCode.SHARED, "shared", place, place, 1)
+    program.log.add(earlier)
+    done = optimize(program)
+
+    assert done.log.events[0] == earlier, "what another stage has logged stays"
+    missed = [miss for miss in done.log.of(Missed) if miss.stage == "optimize"]
+    assert {miss.anchor.node for miss in missed} <= {node.name for node in done.graph.nodes}
+    assert "relu" in {miss.anchor.op.rpartition(".")[2] for miss in missed}
+    assert len(missed) == len(set(missed))
+
+
+def test_a_caller_that_collects_misses_gets_those_that_are_left() -> None:
+    b, outs = linears_and_relus()
+    kept: list[Missed] = []
+    done = optimize(b.done(*outs), RewriteContext("optimize", missed=kept))
+
+    assert not done.log.of(Missed)
+    assert kept
+    assert {miss.anchor.node for miss in kept} <= {node.name for node in done.graph.nodes}

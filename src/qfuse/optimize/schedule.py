@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from qfuse.ir.events import EventLog, Missed
+from qfuse.ir.events import Missed
 from qfuse.ir.graph.stage_graph import NormalGraph, OptimizedGraph, StageGraph
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.attention.fuse_repeated_heads import FuseRepeatedHeads
@@ -142,7 +142,7 @@ def settle_rules(
 ) -> Counter[str]:
     """Alternate between ``rules`` and CSE until nothing changes; :func:`move` does so with all."""
     fired: Counter[str] = Counter()
-    quiet = replace(context, log_misses=False)
+    quiet = replace(context, missed=[])
     # Only the misses of the last round: earlier ones may be resolved by the next round.
     left: list[Missed] = []
     apart: list[Missed] = []
@@ -156,7 +156,8 @@ def settle_rules(
         combined = Combine().run(program, quiet)
         fired += combined.fired
         apart = combined.missed
-    _log(program, [*left, *apart])
+    for event in (*left, *apart):
+        context.miss(program, event)
     return fired
 
 
@@ -166,29 +167,15 @@ def sink_splits(program: StageGraph, context: RewriteContext) -> Counter[str]:
     Isomorphic ops are looked for far below a split, so a change there does not re-enqueue it.
     """
     fired: Counter[str] = Counter()
-    quiet = replace(context, log_misses=False)
+    quiet = replace(context, missed=[])
     for _ in range(_SPLIT_ROUNDS):
         sunk = apply_rules(program, [rule() for rule in SPLIT_RULES], quiet)
         fired += sunk.fired
         if not sunk.modified:
-            _log(program, sunk.missed)
+            for event in sunk.missed:
+                context.miss(program, event)
             break
     return fired
-
-
-def _log(program: StageGraph, events: Sequence[Missed]) -> None:
-    for event in events:
-        program.log.add(event)
-
-
-def _without_resolved(program: StageGraph, stage: str) -> EventLog:
-    """Return the log without the misses at nodes that a later phase fused or removed."""
-    names = {node.name for node in program.graph.nodes}
-    return EventLog(
-        event
-        for event in program.log
-        if not isinstance(event, Missed) or event.stage != stage or event.anchor.node in names
-    )
 
 
 def optimize(
@@ -205,7 +192,10 @@ def optimize(
         float_dtype: ``torch.bfloat16`` lowers the remaining float products; any other value keeps
             the source's dtypes.
     """
-    context = context or RewriteContext("optimize")
+    outer = context or RewriteContext("optimize")
+    # A later phase may fuse or remove a node at which an earlier one logged a miss.
+    missed: list[Missed] = []
+    context = replace(outer, missed=missed)
     # Dead nodes would count as users.
     GraphEditor(program.module).sweep()
     # First, so that the quantizes of siblings are one node and a shared dequantize is visible.
@@ -242,7 +232,10 @@ def optimize(
     # After fusion, so that only products that no fused op covers are lowered.
     if float_dtype is torch.bfloat16:
         LowerPrecision().run(program, context)
-    log = _without_resolved(program, context.stage)
-    done = OptimizedGraph(program.module, program.signature, log)
+    names = {node.name for node in program.graph.nodes}
+    for event in missed:
+        if event.anchor.node in names:
+            outer.miss(program, event)
+    done = OptimizedGraph(program.module, program.signature, program.log)
     verify(done)
     return done

@@ -58,8 +58,7 @@ class RewriteContext:
         assume_equal: Whether parameters without values are assumed equal if their metadata match.
         raise_model_errors: Whether a QfuseError from a match is about the model and propagates.
             True while normalizing, where an op of the model may be malformed.
-        log_misses: Whether misses are logged. Otherwise they are only in the result, as for a round
-            that is followed by another one.
+        missed: A list that takes the misses, which a later phase may resolve; ``None`` logs them.
         edits: The committed rewrites, in order.
     """
 
@@ -71,12 +70,19 @@ class RewriteContext:
     scope: frozenset[str] | None = None
     assume_equal: bool = False
     raise_model_errors: bool = False
-    log_misses: bool = True
+    missed: list[Missed] | None = None
     edits: list[Edit] = field(default_factory=list)
 
     def covers(self, node: Node) -> bool:
         """Whether ``node`` stands for a captured node that may be rewritten."""
         return self.scope is None or not self.scope.isdisjoint(origins(node))
+
+    def miss(self, program: StageGraph, event: Missed) -> None:
+        """Log ``event``, or add it to the misses that are kept for later."""
+        if self.missed is None:
+            program.log.add(event)
+        else:
+            self.missed.append(event)
 
     def key(self, rule: str, node: Node) -> str:
         """Return the identity of a rewrite within one compilation: ``stage/rule@node``."""
@@ -90,7 +96,7 @@ class PassResult:
     Attributes:
         fired: How often each rule fired.
         misses: The misses, with the name of the rule.
-        missed: The same as events; the context decides whether they are logged.
+        missed: The same as events, which the context has logged or kept.
     """
 
     fired: Counter[str] = field(default_factory=Counter)
@@ -111,5 +117,4 @@ class PassResult:
         event = Missed(context.stage, rule, miss.code, miss.reason, *places, miss.progress, pattern)
         self.misses.append((rule, miss))
         self.missed.append(event)
-        if context.log_misses:
-            program.log.add(event)
+        context.miss(program, event)

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from tests.support.strategies.convolutions.cases import ConvCase, conv_cases
+from tests.support.captured_case import CapturedCase
+from tests.support.strategies.convolutions.cases import conv_cases
 from torch._ops import OpOverload
 from torch.export import Dim
 from torch.fx import GraphModule, Node
@@ -37,7 +38,7 @@ _IN_PLACE: dict[OpOverload, OpOverload] = {
 
 
 @st.composite
-def writing_modules(draw: st.DrawFn, *, exact: bool) -> tuple[ConvCase, GraphModule]:
+def writing_modules(draw: st.DrawFn, *, exact: bool) -> tuple[CapturedCase, GraphModule]:
     """A random graph and a module that computes much the same, but writes to what it computed.
 
     The values of the module differ where a tensor that is written to is read again; what the module
@@ -79,7 +80,7 @@ def _same_type(x: Node, y: Node) -> bool:
     return dtype_of(x) == dtype_of(y)
 
 
-def dynamic_shapes(case: ConvCase) -> dict[str, dict[int, Any]] | None:
+def dynamic_shapes(case: CapturedCase) -> dict[str, dict[int, Any]] | None:
     """What torch.export is told about the symbolic sizes."""
     dims = {name: Dim(name, min=1 if name == "n" else 7, max=64) for name in ("n", "h", "w")}
     inputs = case.program.signature.inputs

@@ -1,4 +1,4 @@
-"""Random convolution networks through the whole pipeline: captured, rewritten, compiled, and called."""
+"""Random networks through the whole pipeline: captured, rewritten, compiled, and called."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.strategies.convolutions.cases import ConvCase
+from tests.support.captured_case import CapturedCase, same_values
 from tests.support.strategies.convolutions.in_place import writing_modules
+from tests.support.strategies.sequences.cases import sequence_modules
 from torch.fx import GraphModule
 
 import qfuse
@@ -22,7 +23,7 @@ NETWORKS = 10
 DEFAULT = settings()
 ONE = settings(max_examples=max(1, DEFAULT.max_examples // 100))
 
-Drawn = tuple[ConvCase, GraphModule]
+Drawn = tuple[CapturedCase, GraphModule]
 
 
 class Networks(torch.nn.Module):
@@ -43,12 +44,8 @@ class Networks(torch.nn.Module):
         return outs
 
 
-@pytest.mark.compiler
-@pytest.mark.export
-@pytest.mark.slow
-@ONE
-@given(drawn=st.lists(writing_modules(exact=True), min_size=NETWORKS, max_size=NETWORKS))
-def test_compiled_networks_have_the_values_of_their_sources(drawn: list[Drawn]) -> None:
+def assert_compiled(drawn: list[Drawn]) -> None:
+    """Assert that a compiled model of several networks does what they do."""
     model = Networks(drawn).eval()
     inputs = [x for case, _ in drawn for x in case.inputs()]
     fast = qfuse.compile(
@@ -65,9 +62,27 @@ def test_compiled_networks_have_the_values_of_their_sources(drawn: list[Drawn]) 
     for given_inputs in (inputs, others):
         before = [x.clone() for x in given_inputs]
         first, second = fast(*given_inputs), fast(*given_inputs)
-        assert all(map(torch.equal, first, second)), "a second call gives another answer"
+        assert all(map(same_values, first, second)), "a second call gives another answer"
         assert all(map(torch.equal, before, given_inputs)), "it wrote to its inputs"
         copies = [x.clone() for x in given_inputs]
         results = fast.runner.run(copies)
         verdict = ModelCheck.measure(program, given_inputs).judge(results)
         assert verdict.wrong is None, f"{verdict.wrong}\n{fast.plan}"
+
+
+@pytest.mark.compiler
+@pytest.mark.export
+@pytest.mark.slow
+@ONE
+@given(drawn=st.lists(writing_modules(exact=True), min_size=NETWORKS, max_size=NETWORKS))
+def test_compiled_convolutions_have_the_values_of_their_sources(drawn: list[Drawn]) -> None:
+    assert_compiled(drawn)
+
+
+@pytest.mark.compiler
+@pytest.mark.export
+@pytest.mark.slow
+@ONE
+@given(drawn=st.lists(sequence_modules(), min_size=NETWORKS, max_size=NETWORKS))
+def test_compiled_sequences_have_the_values_of_their_sources(drawn: list[Drawn]) -> None:
+    assert_compiled(drawn)

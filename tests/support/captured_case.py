@@ -1,0 +1,179 @@
+"""Captured graphs with what they are run on, and what the whole pipeline must keep of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tests.support.cases.lowering import NO_KERNELS
+from tests.support.sources.dialects import strides
+from torch.fx import Node
+
+from qfuse import kernels
+from qfuse.backends import CompiledModule, compile_graph
+from qfuse.cost import CostModel, CostProfile
+from qfuse.ir.events import Exactness, Noted, RolledBack
+from qfuse.ir.graph.stage_graph import CapturedGraph, InputSpec
+from qfuse.ir.graph.text import to_text
+from qfuse.ir.signature.run import run_flat
+from qfuse.ir.stages.verify import verify
+from qfuse.model_check import ModelCheck
+from qfuse.options import Check
+from qfuse.pipeline import Pipeline, Plan
+from qfuse.rewrite.compare import compare
+from qfuse.rewrite.tolerance import SITE
+from qfuse.targets import Target
+
+MOST_IDS = 11
+"""Inputs of int64 are indices below this."""
+_LEAST_IMAGE = 2
+
+
+@dataclass(frozen=True)
+class CapturedCase:
+    """A graph and the inputs that it is run on.
+
+    Attributes:
+        program: The graph.
+        sizes: Values of its symbolic sizes, for a first and a second input.
+        exact: Whether every sum in it is exact.
+        seed: Of the inputs.
+    """
+
+    program: CapturedGraph
+    sizes: tuple[Mapping[str, int], Mapping[str, int]]
+    exact: bool
+    seed: int
+
+    def __repr__(self) -> str:
+        text = to_text(self.program.graph)
+        return f"CapturedCase(exact={self.exact}, sizes={self.sizes}, seed={self.seed}):\n{text}\n"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Hypothesis prints dataclasses field by field unless they say otherwise."""
+        del cycle
+        printer.text(repr(self))
+
+    @property
+    def ambiguous(self) -> bool:
+        """Whether the layout of a value may be taken for two.
+
+        Torch tells channels-last by the strides, also by those of axes of size one. Ops that compute
+        element by element drop these, and their fake versions do not.
+        """
+        computed: set[Node] = set()
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder" or computed & set(node.all_input_nodes):
+                computed.add(node)
+        values = [node.meta.get("val") for node in computed]
+        shapes = [list(map(_hint, v.shape)) for v in values if isinstance(v, torch.Tensor)]
+        return any(1 in shape[1:] for shape in shapes if len(shape) > _LEAST_IMAGE)
+
+    def inputs(self, which: int = 0) -> list[torch.Tensor]:
+        """The first or the second input, the same one every time."""
+        random = torch.Generator().manual_seed(self.seed + which)
+        return [
+            draw_input(spec, self.sizes[which], random, exact=self.exact)
+            for spec in self.program.signature.inputs
+        ]
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    """The size in the trace."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def draw_input(
+    spec: InputSpec, sizes: Mapping[str, int], random: torch.Generator, *, exact: bool
+) -> torch.Tensor:
+    """A tensor for an input, in its layout; a multiple of 1/8 if sums must be exact."""
+    shape = [size if isinstance(size, int) else sizes[size] for size in spec.shape]
+    dtype = spec.dtype
+    assert dtype is not None, "every input is a tensor"
+    if dtype is torch.int64:
+        value = torch.randint(0, MOST_IDS, shape, generator=random)
+    elif not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        value = torch.randint(info.min, info.max + 1, shape, generator=random)
+    elif exact:
+        value = torch.randint(-127, 128, shape, generator=random) / 8
+    else:
+        value = torch.randn(shape, generator=random)
+    order = spec.order or tuple(range(len(shape)))
+    stored = torch.empty([shape[axis] for axis in order], dtype=dtype)
+    # Also the strides of axes of size one are those of the layout: torch looks at them.
+    return stored.permute([order.index(axis) for axis in range(len(order))]).copy_(value)
+
+
+def assert_kept(case: CapturedCase, own: bool) -> None:
+    """Assert that the compiled graph does what the source does, for both inputs."""
+    # Bits tell by themselves; what is rounded is checked where it is rewritten, since a value that
+    # flips in one layer is not held against the layers after it.
+    check = Check.OFF if case.exact else Check.SITE
+    plan = _planned(case.program, case.inputs(), own, check)
+    model = CompiledModule(plan.lowered.signature, compile_graph(plan.lowered, backend="eager"))
+    for which in (0, 1):
+        _assert_alike(case, model, which, plan)
+
+
+def assert_same_but_zeros(new: torch.Tensor, old: torch.Tensor, text: str) -> None:
+    """Assert equal bits, but for the signs of zeros: a sum of integers has one zero."""
+    verdict = compare(_one_zero(new), _one_zero(old), None, Exactness.EXACT, SITE)
+    assert verdict.wrong is None, f"{verdict.wrong}\n{text}"
+
+
+def called(
+    model: CompiledModule, program: CapturedGraph, inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Call it twice; the answers are the same, and neither inputs nor constants are written to."""
+    held = [*inputs, *program.module.buffers()]
+    before = [t.clone() for t in held]
+    first, second = model(*inputs), model(*inputs)
+    assert all(map(same_values, first, second)), "a second call gives another answer"
+    assert all(map(same_values, before, held)), "a functional graph wrote to what it reads"
+    return list(first)
+
+
+def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have equal values; a NaN equals a NaN."""
+    # Float8 has no comparison of its own.
+    a, b = a.double(), b.double()
+    return bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _planned(
+    program: CapturedGraph, inputs: Sequence[torch.Tensor], own: bool, check: Check
+) -> Plan:
+    """Rewrite the graph; no rewrite may have to be undone."""
+    verify(program)
+    library = kernels.load() if own else NO_KERNELS
+    cost = CostModel(CostProfile.pinned())
+    plan = Pipeline(Target.for_testing(), cost, library, check).plan(program, inputs)
+    undone = plan.lowered.log.of(RolledBack)
+    assert not undone, "\n".join(f"{e.key}: {e.reason}" for e in undone)
+    bugs = [e.text for e in plan.lowered.log.of(Noted) if "which is a bug" in e.text]
+    assert not bugs, "\n".join(bugs)
+    return plan
+
+
+def _assert_alike(case: CapturedCase, model: CompiledModule, which: int, plan: Plan) -> None:
+    """Assert the values and the strides of the source for one of its inputs."""
+    inputs = case.inputs(which)
+    new = called(model, case.program, inputs)
+    text = to_text(plan.lowered.graph)
+    old = [value for value in run_flat(case.program.module, inputs) if value is not None]
+    for index, (a, b) in enumerate(zip(new, old, strict=True)):
+        if not case.ambiguous:
+            assert strides(a) == strides(b), f"output {index}: {a.stride()} {b.stride()}\n{text}"
+        if case.exact:
+            assert_same_but_zeros(a, b, f"output {index}\n{text}")
+    if not case.exact:
+        verdict = ModelCheck.measure(case.program, inputs).judge(new)
+        assert verdict.wrong is None, f"{verdict.wrong}\n{text}"
+
+
+def _one_zero(x: torch.Tensor) -> torch.Tensor:
+    """Give every zero the same sign."""
+    return torch.where(x.double() == 0, torch.zeros_like(x), x) if x.is_floating_point() else x
