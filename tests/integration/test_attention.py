@@ -60,7 +60,7 @@ class Static(nn.Module):
     @staticmethod
     def heads(x: torch.Tensor) -> torch.Tensor:
         """Split the last axis into heads."""
-        return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        return x.reshape(*x.shape[:2], HEADS, -1).transpose(1, 2)
 
 
 class Dynamic(Static):

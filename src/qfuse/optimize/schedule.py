@@ -21,6 +21,7 @@ from qfuse.optimize.fold.shift import FoldShift
 from qfuse.optimize.fuse.activation import FuseActivationQuantize
 from qfuse.optimize.fuse.convolution import FuseConvolution
 from qfuse.optimize.fuse.convolution_pad import FusePad
+from qfuse.optimize.fuse.einsum import SpellEinsum
 from qfuse.optimize.fuse.epilogue_activation import FuseActivation
 from qfuse.optimize.fuse.epilogue_add import FuseAdd
 from qfuse.optimize.fuse.epilogue_batch_norm import FuseBatchNorm
@@ -91,6 +92,7 @@ EPILOGUE_RULES: tuple[type[Rule[Any]], ...] = (
 FUSION_RULES: tuple[type[Rule[Any]], ...] = (
     FuseLinear,
     FuseConvolution,
+    SpellEinsum,
     FuseMatmul,
     FusePad,
     *EPILOGUE_RULES,

@@ -10,7 +10,7 @@ from tests.support.values import bits_same
 from torch.fx import Node
 
 from qfuse.ir.events import MissCode
-from qfuse.ir.graph.stage_graph import NormalGraph
+from qfuse.ir.graph.stage_graph import NormalGraph, StageGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.matmul import FusedMatmul, as_fused_matmul
@@ -30,7 +30,7 @@ aten = torch.ops.aten
 F32 = torch.float32
 
 
-def fused(program: NormalGraph) -> list[FusedMatmul]:
+def fused(program: StageGraph) -> list[FusedMatmul]:
     """Return the fused products."""
     return [view for node in program.graph.nodes if (view := as_fused_matmul(node))]
 

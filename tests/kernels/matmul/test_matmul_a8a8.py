@@ -304,7 +304,10 @@ def test_nothing_outside_of_the_operands_is_touched(
             transposed=transposed,
         )  # fmt: skip
         extra = torch.randn(1, n)
-        given = [guarded(t, at_start=at_start) for t in (*case.arguments, extra)]
-        apart = Product(*given[:-1], {"extras": given[-1:], "epilogue": "add(0,1.0)"})
+        x, x_scale, x_zero, other, other_scale, other_zero, last = (
+            guarded(t, at_start=at_start) for t in (*case.arguments, extra)
+        )
+        apart = Product(x, x_scale, x_zero, other, other_scale, other_zero)
+        apart = apart.with_options(extras=[last], epilogue="add(0,1.0)")
 
         assert torch.equal(apart.run(), case.expected() + extra)
