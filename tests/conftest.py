@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from qfuse import api
 from qfuse.cost import CostProfile
 from qfuse.targets import Target
-from tests.support import machine, summary
+from tests.support import _export_api, machine, summary
 
 SEED_VARIABLE = "QFUSE_TEST_SEED"
 PROFILE_VARIABLE = "HYPOTHESIS_PROFILE"
@@ -72,6 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     patch = pytest.MonkeyPatch()
     config.add_cleanup(patch.undo)
     machine.limit(patch)
+    _export_api.shorten(patch)
     # pytest listens to each logger that does not propagate, and torch formats a stack for every
     # symbol that it traces once somebody listens to this one.
     patch.setattr(logging.getLogger("torch.__trace"), "propagate", True)
