@@ -10,8 +10,9 @@ batch axes broadcast:
    multiply-add, then rounded to ``product_dtype``, and the epilogue ops and the result as in
    :mod:`qfuse.kernels.ops`. The epilogue has no GLU.
 
-The right operand is packed in each call, once for each of its own batch entries. Results do not
-depend on the number of threads, on strides or on the instruction set. The ops do not mutate their
+The right operand is packed in each call: before the product, or where there are at least as many
+batch entries as threads, by the thread that multiplies an entry. Results do not depend on the
+number of threads, on strides or on the instruction set. The ops do not mutate their
 arguments, which may be the same tensor. The result is contiguous.
 
 ====================  ============================================================================

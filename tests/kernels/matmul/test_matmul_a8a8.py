@@ -265,7 +265,8 @@ def test_paths_and_threads_agree_bit_for_bit(library: KernelLibrary) -> None:
     case = product(
         (5, 61, 67), (5, 67, 203), kinds=("lines", "lines"), zero_points=(True, True)
     ).with_options(epilogue="act(gelu)|act(silu)|act(tanh)|act(gelu_tanh)")
-    one = replace(case, x=case.x[:1], x_scale=case.x_scale[:1], x_zero_point=None)
+    # With more threads than entries, the right operand is packed by all of them.
+    one = product((1, 61, 67), (1, 67, 203), kinds=("lines", "lines"), zero_points=(True, True))
     results: list[tuple[torch.Tensor, torch.Tensor]] = []
     before = torch.get_num_threads()
     for name in library.instruction_sets:

@@ -102,17 +102,25 @@ Extra extra_of(const at::Tensor& extra, at::IntArrayRef shape, std::vector<at::T
                      rows.strides().slice(0, lead))};
 }
 
-// The packed right operand, and what each of its columns has. Vectors have one row of N for all
-// entries or one for each.
+// The right operand, and what each of its columns has. Vectors have one row of N for all entries or
+// one for each.
 struct Right {
-  at::Tensor packed;           // [entries][blocks][groups][64][4]
-  at::Tensor sums;             // [entries][N]
-  at::Tensor scale;            // of `scale_step` elements each; 0 if all entries share one
-  at::Tensor zero;             // of the bytes as packed, with `zero_step`
-  bool has_zero = false;       // whether one of them is not 0
+  const uint8_t* data;
+  int64_t k_stride, n_stride;
+  uint8_t flip;                  // what makes signed bytes
+  std::vector<int64_t> offsets;  // of its own entries
+  std::vector<int64_t> entry;    // for each batch entry of the result
+  at::Tensor scale;              // of `scale_step` elements each; 0 if all entries share one
+  at::Tensor zero;               // of the bytes as packed, with `zero_step`
+  bool has_zero = false;         // whether one of them is not 0
   int64_t scale_step = 0;
   int64_t zero_step = 0;
-  std::vector<int64_t> entry;  // for each batch entry of the result
+  std::vector<uint8_t> ones;
+  // Whether all entries are packed before they are multiplied. Otherwise each thread packs the
+  // entry that it multiplies, which then is in its cache.
+  bool before = false;
+  at::Tensor packed;  // [entries][blocks][groups][64][4]
+  at::Tensor sums;    // [entries][N]
 };
 
 // Reads scales and zero points of columns.
@@ -139,37 +147,53 @@ void read_columns(const StoredOperand& other, const Size& size, Right& right) {
   }
 }
 
-// Packs every entry, and sums its columns: products with a row of ones.
-void pack(const at::Tensor& values, const Size& size, Right& right) {
+// Where the entries of an operand are.
+void read_entries(const at::Tensor& values, at::IntArrayRef batch, const Size& size, Right& right) {
   const std::vector<int64_t> own = batch_of(values);
   const auto lead = values.dim() - 2;
-  const std::vector<int64_t> offsets = offsets_of(own, own, values.strides().slice(0, lead));
-  const auto entries = static_cast<int64_t>(offsets.size());
+  right.data = static_cast<const uint8_t*>(values.const_data_ptr());
+  right.k_stride = values.stride(-2);
+  right.n_stride = values.stride(-1);
+  right.flip = values.scalar_type() == at::kByte ? kSigned : 0;
+  right.offsets = offsets_of(own, own, values.strides().slice(0, lead));
+  right.entry = offsets_of(batch, own, contiguous_strides(own));
+  right.ones.assign(size.groups() * kGroup, 1);
+  const bool enough = static_cast<int64_t>(right.entry.size()) >= at::get_num_threads();
+  // Entries in another order would be packed again and again.
+  right.before = !enough || !std::is_sorted(right.entry.begin(), right.entry.end());
+}
+
+// Packs a block of an entry, and sums its columns: a product with a row of ones.
+void pack(const Right& right, const Size& size, const Path& path, int64_t entry, int64_t block,
+          int8_t* to, int32_t* sums, int32_t* totals) {
+  const int64_t column = block * kBlock;
+  const int64_t columns = std::min(kBlock, size.n - column);
+  pack_block({right.data + right.offsets[entry], size.k, right.k_stride, right.n_stride}, column,
+             columns, right.flip, to);
+  const int64_t depth = size.groups() * kGroup;
+  path.multiply({right.ones.data(), depth, 0, 1, to, size.groups(), columns}, totals);
+  const int32_t* zero = right.zero.const_data_ptr<int32_t>() + entry * right.zero_step + column;
+  for (int64_t c = 0; c < columns; ++c) {
+    sums[column + c] = totals[c] - static_cast<int32_t>(zero[c] * size.k);
+  }
+}
+
+// For a matmul with one row, which need not set up AMX.
+const Path& path_of_sums() { return path_for(1); }
+
+void pack_all(const Size& size, Right& right) {
+  const auto entries = static_cast<int64_t>(right.offsets.size());
   const int64_t blocks = size.blocks();
   right.packed = at::empty({entries * blocks * size.block_bytes()}, at::kChar);
   right.sums = at::empty({entries, size.n}, at::kInt);
-  const auto* data = static_cast<const uint8_t*>(values.const_data_ptr());
   auto* packed = right.packed.mutable_data_ptr<int8_t>();
   auto* sums = right.sums.mutable_data_ptr<int32_t>();
-  const auto* zero = right.zero.const_data_ptr<int32_t>();
-  const uint8_t flip = values.scalar_type() == at::kByte ? kSigned : 0;
-  const std::vector<uint8_t> ones(size.groups() * kGroup, 1);
-  const Path& path = path_for(1);
+  const Path& path = path_of_sums();
   const auto work = [&](int64_t begin, int64_t end) {
     const Buffer totals(kBlock * sizeof(int32_t));
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t entry = i / blocks, column = i % blocks * kBlock;
-      const int64_t columns = std::min(kBlock, size.n - column);
-      int8_t* block = packed + i * size.block_bytes();
-      pack_block({data + offsets[entry], size.k, values.stride(-2), values.stride(-1)}, column,
-                 columns, flip, block);
-      path.multiply({ones.data(), size.groups() * kGroup, 0, 1, block, size.groups(), columns},
-                    totals.as<int32_t>());
-      for (int64_t c = 0; c < columns; ++c) {
-        const int64_t offset = zero[entry * right.zero_step + column + c] * size.k;
-        sums[entry * size.n + column + c] =
-            totals.as<int32_t>()[c] - static_cast<int32_t>(offset);
-      }
+      pack(right, size, path, i / blocks, i % blocks, packed + i * size.block_bytes(),
+           sums + i / blocks * size.n, totals.as<int32_t>());
     }
     path.release();
   };
@@ -220,9 +244,8 @@ struct Problem {
     const int64_t tile = path.tile_rows(size.m);
     panel = (kPanelRows + tile - 1) / tile * tile;
     panels = (size.m + panel - 1) / panel;
-    const std::vector<int64_t> own = batch_of(matmul.other.values);
-    right.entry = offsets_of(batch, own, contiguous_strides(own));
-    if (!right.entry.empty() && size.m > 0 && size.n > 0) pack(matmul.other.values, size, right);
+    read_entries(matmul.other.values, batch, size, right);
+    if (right.before && !right.entry.empty() && size.m > 0 && size.n > 0) pack_all(size, right);
   }
 
   void read_x(const StoredOperand& operand) {
@@ -259,6 +282,10 @@ class Worker {
         panel_(p.copies() ? rows_ * p.size.groups() * kGroup : 0),
         sums_(rows_ * kBlock * sizeof(int32_t)),
         x_sums_(rows_ * sizeof(int32_t)),
+        packed_(p.right.before ? 0 : p.size.blocks() * p.size.block_bytes()),
+        packed_sums_(p.right.before ? 0 : p.size.n * sizeof(int32_t)),
+        totals_(kBlock * sizeof(int32_t)),
+        sums_path_(path_of_sums()),
         epilogue_(p.epilogue) {}
 
   void run(int64_t unit) {
@@ -266,23 +293,46 @@ class Worker {
     const int64_t first = unit % p_.panels * p_.panel;
     const int64_t rows = std::min(p_.panel, p_.size.m - first);
     const Tile all = read(p_.x_offsets[entry] + first * p_.ld, rows);
+    const int8_t* packed = packed_entry(p_.right.entry[entry]);
     move(entry, first);
-    const int8_t* packed = p_.right.packed.const_data_ptr<int8_t>();
     const Size& size = p_.size;
     const int64_t tile = p_.path.tile_rows(size.m);
     for (int64_t block = 0; block < size.blocks(); ++block) {
-      const int64_t index = p_.right.entry[entry] * size.blocks() + block;
       const int64_t columns = std::min(kBlock, size.n - block * kBlock);
       for (int64_t i = 0; i < rows; i += tile) {
         p_.path.multiply({all.a + i * all.lda, all.lda, all.flip, std::min(tile, rows - i),
-                          packed + index * size.block_bytes(), size.groups(), columns},
+                          packed + block * size.block_bytes(), size.groups(), columns},
                          sums_.as<int32_t>() + i * kBlock);
       }
       p_.path.finish(epilogue_, sums_.get(), 0, rows, block * kBlock, columns);
     }
   }
 
+  void release() const {
+    p_.path.release();
+    if (!p_.right.before && &sums_path_ != &p_.path) sums_path_.release();
+  }
+
  private:
+  // Lets the epilogue read the sums of an entry of the right operand, and returns its blocks.
+  const int8_t* packed_entry(int64_t entry) {
+    const Size& size = p_.size;
+    const Right& right = p_.right;
+    if (right.before) {
+      epilogue_.w_sums = right.sums.const_data_ptr<int32_t>() + entry * size.n;
+      return right.packed.const_data_ptr<int8_t>() + entry * size.blocks() * size.block_bytes();
+    }
+    auto* packed = packed_.as<int8_t>();
+    auto* sums = packed_sums_.as<int32_t>();
+    epilogue_.w_sums = sums;
+    for (int64_t block = 0; entry != known_ && block < size.blocks(); ++block) {
+      pack(right, size, sums_path_, entry, block, packed + block * size.block_bytes(), sums,
+           totals_.as<int32_t>());
+    }
+    known_ = entry;
+    return packed;
+  }
+
   // The rows as the kernels read them, and their sums if columns have zero points.
   Tile read(int64_t offset, int64_t rows) const {
     Tile tile{};
@@ -316,7 +366,6 @@ class Worker {
     if (from.scale_per_row) epilogue_.x_scale = from.x_scale + row;
     if (from.zero_per_row) epilogue_.x_zero = from.x_zero + row;
     epilogue_.w_scale = right.scale.const_data_ptr<float>() + own * right.scale_step;
-    epilogue_.w_sums = right.sums.const_data_ptr<int32_t>() + own * p_.size.n;
     if (right.has_zero) {
       epilogue_.x_sums = x_sums_.as<int32_t>();
       epilogue_.w_zero = right.zero.const_data_ptr<int32_t>() + own * right.zero_step;
@@ -334,6 +383,11 @@ class Worker {
   const Buffer panel_;
   const Buffer sums_;
   const Buffer x_sums_;
+  const Buffer packed_;  // the entry `known_` of the right operand
+  const Buffer packed_sums_;
+  const Buffer totals_;
+  const Path& sums_path_;
+  int64_t known_ = -1;
   Epilogue epilogue_;
 };
 
@@ -358,7 +412,7 @@ at::Tensor matmul_a8a8(const Matmul& matmul, const Output* output, at::ScalarTyp
   at::parallel_for(0, units, grain_of_cycles(cycles), [&](int64_t begin, int64_t end) {
     Worker worker(p);
     for (int64_t i = begin; i < end; ++i) worker.run(i);
-    p.path.release();
+    worker.release();
   });
   return out;
 }
