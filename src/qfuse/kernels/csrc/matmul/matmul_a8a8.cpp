@@ -14,6 +14,7 @@
 #include "linear/int8_operands.h"
 #include "linear/operands.h"
 #include "matmul/batches.h"
+#include "matmul/extras.h"
 #include "matmul/pack_right.h"
 #include "quantized/stored.h"
 
@@ -72,34 +73,6 @@ at::Tensor spread(const at::Tensor& given, at::IntArrayRef shape, const char* wh
   TORCH_CHECK(at::is_expandable_to(given.sizes(), shape), what, " of shape ", given.sizes(),
               " does not broadcast to ", shape);
   return given.expand(shape).contiguous();
-}
-
-// Where the rows of an operand of the epilogue are in each batch entry.
-struct Extra {
-  ElementRows rows;
-  std::vector<int64_t> offsets;  // in elements
-};
-
-Extra extra_of(const at::Tensor& extra, at::IntArrayRef shape, std::vector<at::Tensor>& kept) {
-  TORCH_CHECK(extra.dim() >= 1, "an extra must have at least one axis");
-  TORCH_CHECK(at::is_expandable_to(extra.sizes(), shape), "an extra of shape ", extra.sizes(),
-              " does not broadcast to ", shape);
-  at::Tensor rows = extra.dim() == 1 ? extra.unsqueeze(0) : extra;
-  const int64_t columns = shape.back();
-  // Elements of a row have to be adjacent; other axes are broadcast in place.
-  if (rows.size(-1) != columns) {
-    std::vector<int64_t> sizes = rows.sizes().vec();
-    sizes.back() = columns;
-    rows = rows.expand(sizes).contiguous();
-  } else if (columns > 1 && rows.stride(-1) != 1) {
-    rows = rows.contiguous();
-  }
-  kept.push_back(rows);
-  const auto lead = rows.dim() - 2;
-  const int64_t ld = rows.size(-2) == 1 ? 0 : rows.stride(-2);
-  return {{rows.const_data_ptr(), ld, element_of(rows.scalar_type(), "an extra")},
-          offsets_of(shape.slice(0, shape.size() - 2), rows.sizes().slice(0, lead),
-                     rows.strides().slice(0, lead))};
 }
 
 // The right operand, and what each of its columns has. Vectors have one row of N for all entries or
@@ -212,7 +185,7 @@ struct Problem {
   std::vector<int64_t> x_offsets;
   Right right;
   Epilogue epilogue{};  // with the parameters of the first row of the first entry
-  std::vector<Extra> extras;
+  std::vector<BatchedExtra> extras;
   at::ScalarType type;  // after the last epilogue op
   int32_t x_zero = 0;
   int64_t panel;  // rows
@@ -237,7 +210,7 @@ struct Problem {
         flip(flip_of(matmul.x.values)) {
     kept.reserve(4 + matmul.extras.size());
     type = parse_steps(matmul.epilogue, matmul.extras, matmul.product_dtype, epilogue);
-    for (const at::Tensor& extra : matmul.extras) extras.push_back(extra_of(extra, shape, kept));
+    for (const at::Tensor& extra : matmul.extras) extras.push_back(batched_extra(extra, shape, kept));
     epilogue.real = real_of(matmul.product_dtype, "product_dtype");
     read_x(matmul.x);
     read_columns(matmul.other, size, right);
