@@ -151,6 +151,57 @@ SCHEMES = {
 }
 
 
+MATMUL = (2, 64, CHANNELS)
+"""The shape of both operands of a product of activations, before the transpose of the right one."""
+
+ROWS = per_token(3)
+GROUPS = per_tensor(3).with_block((1, 1, 16))
+PRODUCTS = {
+    "int8 static, int8 static": (per_tensor(3), per_tensor(3)),
+    "uint8 static, int8 static": (per_tensor(3, torch.uint8), per_tensor(3)),
+    "int8 static, uint8 static": (per_tensor(3), per_tensor(3, torch.uint8)),
+    "int8 dynamic per row, int8 dynamic per column": (ROWS, ROWS),
+    "int8 dynamic per row, int8 static": (ROWS, per_tensor(3)),
+    "int8 static, int8 per entry of the batch": (
+        per_tensor(3),
+        per_tensor(3).with_block((1, None, None)),
+    ),
+    "int8 static, 4 bits static": (
+        per_tensor(3),
+        replace(per_tensor(3), quant_min=-8, quant_max=7),
+    ),
+    "int8 in groups of inputs, int8 static": (GROUPS, per_tensor(3)),
+    "float8 static, float8 static": (
+        per_tensor(3, torch.float8_e4m3fn),
+        per_tensor(3, torch.float8_e4m3fn),
+    ),
+    "float32, int8 static": (None, per_tensor(3)),
+}
+"""Products of activations: the specs of the left and of the right operand."""
+
+
+def product_of(left: QuantSpec | None, right: QuantSpec) -> NormalGraph:
+    """Return the source graph of a product of activations."""
+    b = GraphBuilder()
+    x, k = (
+        operand(b, b.arg(name, torch.float32, *MATMUL), spec, name)
+        for name, spec in (("x", left), ("k", right))
+    )
+    return b.done(b.call(aten.bmm.default, x, b.call(aten.transpose.int, k, 1, 2)))
+
+
+def operand(b: GraphBuilder, x: Node, spec: QuantSpec | None, name: str) -> Node:
+    """Quantize and dequantize: static with one scale, otherwise dynamic."""
+    if spec is None:
+        return x
+    if spec.block == (None,) * spec.rank:
+        scale: Node = b.const(f"{name}_scale", torch.full([1] * spec.rank, 0.05))
+    else:
+        scale = b.item(b.call(ops.choose_qparams, x, str(symmetric(spec))), 0)
+    q = b.call(ops.quantize, x, scale, None, str(spec))
+    return b.call(ops.dequantize, q, scale, None, str(spec))
+
+
 def program_of(family: Family, scheme: Scheme) -> NormalGraph | None:
     """Return the source graph; ``None`` if the scheme does not exist for the family."""
     if (scheme.rows or scheme.weight is torch.float16) and not family.is_linear:
@@ -212,13 +263,16 @@ def rows() -> list[str]:
     for name, family in FAMILIES.items():
         for kind, scheme in SCHEMES.items():
             program = program_of(family, scheme)
-            if program is None:
-                continue
-            cells = [kernel_of(program, isa) for isa in ISAS]
-            text = ", ".join(f"{isa}: {cell}" for isa, cell in zip(ISAS, cells, strict=True))
-            text = cells[0] if len(set(cells)) == 1 else text
-            lines.append(f"| {name} | {kind} | {text} |")
+            if program is not None:
+                lines.append(row(name, kind, program))
+    lines += [row("matmul", kind, product_of(*specs)) for kind, specs in PRODUCTS.items()]
     return lines
+
+
+def row(name: str, kind: str, program: NormalGraph) -> str:
+    cells = [kernel_of(program, isa) for isa in ISAS]
+    text = ", ".join(f"{isa}: {cell}" for isa, cell in zip(ISAS, cells, strict=True))
+    return f"| {name} | {kind} | {cells[0] if len(set(cells)) == 1 else text} |"
 
 
 @pytest.mark.slow

@@ -36,6 +36,18 @@ def product(sizes: Iterable[Size]) -> Size:
     return total
 
 
+def broadcast_shape(a: Sequence[Size], b: Sequence[Size]) -> tuple[Size, ...] | None:
+    """Return the shape that two shapes broadcast to, or ``None`` if that is not certain."""
+    rank = max(len(a), len(b))
+    left, right = ((*(1,) * (rank - len(shape)), *shape) for shape in (a, b))
+    done: list[Size] = []
+    for one, two in zip(left, right, strict=True):
+        if not (same_size(one, two) or is_one(one) or is_one(two)):
+            return None
+        done.append(two if is_one(one) else one)
+    return tuple(done)
+
+
 def is_positive(size: Size) -> bool:
     """Whether a size is at least 1 for all values of the symbols."""
     return statically_known_true(size >= 1)

@@ -37,6 +37,7 @@ from qfuse.kernels.grouped_ops import (
     linear_w8a8_grouped_rows,
 )
 from qfuse.kernels.library import KernelLibrary, instruction_set, load
+from qfuse.kernels.matmul_ops import matmul_a8a8, matmul_a8a8_quantized
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
 from qfuse.kernels.pack import pack_bytes, pack_floats, pack_weight, unpack_weight, weight_sums
 from qfuse.kernels.pack4 import pack_weight4, unpack_weight4
@@ -85,6 +86,8 @@ __all__ = [
     "linear_w8a16",
     "linear_w16a32",
     "load",
+    "matmul_a8a8",
+    "matmul_a8a8_quantized",
     "pack_bytes",
     "pack_convolution",
     "pack_depthwise",

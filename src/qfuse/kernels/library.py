@@ -32,6 +32,7 @@ from qfuse.kernels.grouped_ops import (
     linear_w8a8_grouped_quantized,
     linear_w8a8_grouped_rows,
 )
+from qfuse.kernels.matmul_ops import matmul_a8a8, matmul_a8a8_quantized
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
 from qfuse.kernels.rowwise import ROWWISE_OPS
@@ -63,6 +64,8 @@ OPS: tuple[KernelOp[Any], ...] = (
     convolution_depthwise_w8a8_quantized,
     convolution_w4a16,
     convolution_w8a16,
+    matmul_a8a8,
+    matmul_a8a8_quantized,
     *ROWWISE_OPS,
 )
 """The ops of the library."""

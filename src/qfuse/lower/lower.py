@@ -14,6 +14,7 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.activation import as_activation
 from qfuse.ir.ops.convolution import as_fused_convolution
 from qfuse.ir.ops.linear import as_fused_linear
+from qfuse.ir.ops.matmul import as_fused_matmul
 from qfuse.ir.ops.norms import as_fused_norm
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.stages.verify import verify
@@ -28,6 +29,7 @@ from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.convolution import convolution_problem
 from qfuse.lower.problems.linear import linear_problem
 from qfuse.lower.problems.linear_rowwise import linear_rowwise_problem
+from qfuse.lower.problems.matmul import matmul_problem
 from qfuse.lower.problems.problem import Problem
 from qfuse.lower.problems.product import ProductProblem, split_epilogue
 from qfuse.lower.problems.rowwise import RowwiseOp, rowwise_problem
@@ -77,10 +79,19 @@ class _NotLowered:
     Attributes:
         losers: The kernels, each with its reason.
         denied: Whether a kernel was selected, but the rewrite was denied or rolled back.
+        beaten: Whether a kernel accepts it, and something else is predicted to be as fast.
     """
 
     losers: Losers
     denied: bool = False
+    beaten: bool = False
+
+    @property
+    def why(self) -> str:
+        """The reason in short."""
+        if self.denied:
+            return "its kernel is not permitted"
+        return "float is predicted to be as fast" if self.beaten else "no kernel accepts it"
 
 
 class _Lowering:
@@ -142,17 +153,19 @@ class _Lowering:
     def _product(self, node: Node) -> ProductProblem | None:
         """Describe ``node`` for the kernels if it is a fused product."""
         linear, convolution = as_fused_linear(node), as_fused_convolution(node)
+        matmul = as_fused_matmul(node)
         if linear is not None:
             return linear_problem(linear, self._context.symbols)
         if convolution is not None:
             return convolution_problem(convolution, self._context.symbols)
+        if matmul is not None:
+            return matmul_problem(matmul, self._context.symbols)
         return None
 
     def _lower_product(self, problem: ProductProblem) -> None:
         left = self._lower(problem)
         if left is not None:
-            why = "its kernel is not permitted" if left.denied else "no kernel accepts it"
-            self._report_expanded(problem.place, describe_problem(problem), left.losers, why)
+            self._report_expanded(problem.place, describe_problem(problem), left.losers, left.why)
             self._expand(problem.place)
 
     def _lower_rowwise(self, op: RowwiseOp) -> None:
@@ -179,7 +192,7 @@ class _Lowering:
         choice = choose(problem, self._context)
         offer = choice.offer
         if offer is None:
-            return _NotLowered(choice.losers)
+            return _NotLowered(choice.losers, beaten=choice.beaten)
         name, place = offer.kernel.name, place_of(problem.place)
         losers = (*choice.losers, *self._apart.get(problem.place, ()))
         what, seconds = describe_problem(problem), offer.seconds

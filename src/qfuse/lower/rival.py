@@ -1,10 +1,13 @@
-"""Alternatives to a kernel that may be faster: compiled loops, or two separate kernels."""
+"""Alternatives to a kernel that may be faster: loops, two kernels, or a float product."""
 
 from __future__ import annotations
 
 from qfuse.ir.refusal import Refusal
+from qfuse.lower.operands.matmul import float_work
+from qfuse.lower.operands.weight_only import COMPUTE_KINDS
 from qfuse.lower.problems.linear import linear_problem
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
+from qfuse.lower.problems.matmul import MatmulProblem
 from qfuse.lower.problems.problem import Problem
 from qfuse.lower.problems.rowwise import RowwiseOp, RowwiseProblem, loops_of, rowwise_problem
 from qfuse.lower.select.context import LoweringContext
@@ -18,8 +21,12 @@ def choose(problem: Problem, context: LoweringContext) -> Choice:
         return choice
     if isinstance(problem, LinearRowwiseProblem):
         return against(choice, problem, _two_kernels(problem, context))
+    if isinstance(problem, MatmulProblem):
+        # Without a constant to pack, small products are faster in float.
+        plan = float_work(problem, COMPUTE_KINDS[problem.float_dtype])
+        return against(choice, problem, Rival("float product", context.cost.seconds(plan)))
     loops = choice.offer.claim.loops
-    # Claims of products have no such alternative.
+    # Claims of products with a weight have no such alternative.
     if loops is None:
         return choice
     rival = Rival("compiled loops", context.cost.seconds(loops), shown=False)

@@ -21,6 +21,7 @@ from qfuse.optimize.fold.shift import FoldShift
 from qfuse.optimize.fuse.activation import FuseActivationQuantize
 from qfuse.optimize.fuse.convolution import FuseConvolution
 from qfuse.optimize.fuse.convolution_pad import FusePad
+from qfuse.optimize.fuse.einsum import SpellEinsum
 from qfuse.optimize.fuse.epilogue_activation import FuseActivation
 from qfuse.optimize.fuse.epilogue_add import FuseAdd
 from qfuse.optimize.fuse.epilogue_batch_norm import FuseBatchNorm
@@ -30,6 +31,7 @@ from qfuse.optimize.fuse.epilogue_prelu import FusePrelu
 from qfuse.optimize.fuse.epilogue_quick_gelu import FuseQuickGelu
 from qfuse.optimize.fuse.gate import FuseGate
 from qfuse.optimize.fuse.linear import FuseLinear
+from qfuse.optimize.fuse.matmul import FuseMatmul
 from qfuse.optimize.fuse.norm import FuseNormQuantize
 from qfuse.optimize.fuse.output_quantize import FuseOutputQuantize
 from qfuse.optimize.lower_precision import LowerPrecision
@@ -91,6 +93,8 @@ EPILOGUE_RULES: tuple[type[Rule[Any]], ...] = (
 FUSION_RULES: tuple[type[Rule[Any]], ...] = (
     FuseLinear,
     FuseConvolution,
+    SpellEinsum,
+    FuseMatmul,
     FusePad,
     *EPILOGUE_RULES,
 )
@@ -237,8 +241,7 @@ def optimize(
     # that a linear can fuse it into its epilogue.
     sink_splits(program, context, joining(Phase.SPLIT))
     run_after(Phase.SPLIT)
-    # Then extend linears and convolutions outward: operands first, then the epilogue, in the order
-    # of the source.
+    # Then extend products outward: operands first, then the epilogue, in the order of the source.
     for _ in range(_ROUNDS):
         apply_rules(program, _instances(FUSION_RULES, joining(Phase.FUSE)), context)
         # After linears, which fuse the residual sum before a norm, and the activation after the

@@ -21,6 +21,7 @@ from qfuse.optimize.commute.pad import Pad
 from qfuse.optimize.commute.split import Split
 from qfuse.optimize.fuse.convolution import FuseConvolution
 from qfuse.optimize.fuse.linear import FuseLinear
+from qfuse.optimize.fuse.matmul import FuseMatmul
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.merge.merge_linears import MergeLinears as MergeLinearsPass
 from qfuse.optimize.propagate.cancel_quantize import CancelQuantize as CancelQuantizeRule
@@ -217,6 +218,14 @@ class FuseConvolutions(_FusingPass):
 
     name = "fuse-convolutions"
     rules = (FuseConvolution, *EPILOGUE_RULES)
+    about = tuple(rule.name for rule in rules)
+
+
+class FuseMatmuls(_FusingPass):
+    """Fuse products of two activations with the Q/DQ ops of their operands and results."""
+
+    name = "fuse-matmuls"
+    rules = (FuseMatmul, *EPILOGUE_RULES)
     about = tuple(rule.name for rule in rules)
 
 

@@ -29,6 +29,11 @@ Tensor? bias, int[] stride, int[] padding, int[] dilation, bool transposed, \
 int[] output_padding, int groups, Tensor? out_scale, Tensor? out_zero_point, str out_spec, \
 str epilogue, Tensor[] extras, Tensor? x_outer_scale=None, \
 Tensor? weight_outer_scale=None, Tensor? out_outer_scale=None) -> Tensor
+matmul(Tensor x, Tensor? x_scale, Tensor? x_zero_point, str x_spec, \
+Tensor other, Tensor? other_scale, Tensor? other_zero_point, str other_spec, \
+Tensor? out_scale, Tensor? out_zero_point, str out_spec, str epilogue, Tensor[] extras, \
+Tensor? x_outer_scale=None, Tensor? other_outer_scale=None, \
+Tensor? out_outer_scale=None) -> Tensor
 rms_norm(Tensor x, Tensor? residual, Tensor? weight, str norm, \
 Tensor? out_scale, Tensor? out_zero_point, str out_spec, str choose, str keep) -> Tensor[]
 layer_norm(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, str norm, \

@@ -14,6 +14,7 @@ from qfuse.optimize.fuse.convolution import FuseConvolution
 from qfuse.optimize.fuse.epilogue_add import FuseAdd
 from qfuse.optimize.fuse.epilogue_cast import FuseCast
 from qfuse.optimize.fuse.linear import FuseLinear
+from qfuse.optimize.fuse.matmul import FuseMatmul
 from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.quant import per_tensor
 
@@ -82,7 +83,7 @@ def test_a_product_that_is_subtracted(kind: str, narrow: bool) -> None:
     if narrow:
         y = case.b.call(aten._to_copy.default, y, dtype=BF16)
     program = case.done(case.b.call(sub, case.residual, y))
-    apply_rules(program, [FuseLinear(), FuseConvolution(), FuseCast()])
+    apply_rules(program, [FuseLinear(), FuseConvolution(), FuseMatmul(), FuseCast()])
 
     assert fuse(program, FuseAdd).fired == {"fuse-add": 1}
     assert calls(program)[-1].endswith("mul(0)|add(1,1.0)]")
@@ -120,7 +121,7 @@ def test_a_residual_that_is_stored_quantized(kind: str, swapped: bool, dtype: to
     program = case.done(case.b.call(add, *pair, alpha=alpha))
 
     assert fuse(program, FuseAdd).fired == {"fuse-add": 1}
-    spec = per_tensor(2 if kind == "linear" else 4, dtype)
+    spec = per_tensor(4 if kind == "convolution" else 2, dtype)
     text = f"{kind}[add(0,{float(alpha)},stored,1,2,{spec})]"
     assert calls(program) == ["qfuse.quantize", "qfuse.quantize", text]
 

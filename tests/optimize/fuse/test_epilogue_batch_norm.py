@@ -18,6 +18,7 @@ from qfuse.optimize.fuse.epilogue_add import FuseAdd
 from qfuse.optimize.fuse.epilogue_batch_norm import FuseBatchNorm
 from qfuse.optimize.fuse.epilogue_cast import FuseCast
 from qfuse.optimize.fuse.linear import FuseLinear
+from qfuse.optimize.fuse.matmul import FuseMatmul
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import PassResult
 from qfuse.rewrite.driver import apply_rules
@@ -41,7 +42,9 @@ def normed(case: Case, y: Node, n: int = 4, *, plain: bool = True, **changes: An
 
 def fuse(program: NormalGraph) -> PassResult:
     """Fuse; values stay within rounding, and strides as they are."""
-    apply_rules(program, [FuseLinear(), FuseConvolution(), FuseActivation(), FuseAdd()])
+    apply_rules(
+        program, [FuseLinear(), FuseConvolution(), FuseMatmul(), FuseActivation(), FuseAdd()]
+    )
     source = clone(program)
     result = apply_rules(program, [FuseBatchNorm()])
     inputs = random_inputs(program, m=3)

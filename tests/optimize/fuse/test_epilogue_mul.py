@@ -13,6 +13,7 @@ from qfuse.optimize.fuse.epilogue_activation import FuseActivation
 from qfuse.optimize.fuse.epilogue_cast import FuseCast
 from qfuse.optimize.fuse.epilogue_mul import FuseMul
 from qfuse.optimize.fuse.linear import FuseLinear
+from qfuse.optimize.fuse.matmul import FuseMatmul
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.quant import per_tensor
@@ -38,7 +39,7 @@ def test_a_factor_of_the_same_shape(kind: str, swapped: bool) -> None:
 @pytest.mark.parametrize("kind", CASES)
 def test_a_factor_that_is_stored_quantized(kind: str) -> None:
     case = CASES[kind]()
-    spec = per_tensor(2 if kind == "linear" else 4, torch.uint8)
+    spec = per_tensor(4 if kind == "convolution" else 2, torch.uint8)
     other = case.block.quantized(case.residual, spec, "res")
     program = case.done(case.b.call(mul, other, case.y))
 
@@ -120,7 +121,7 @@ def test_a_gate_that_no_linear_computes(kind: str) -> None:
     gate = case.b.call(aten.silu.default, case.residual)
     program = case.done(case.b.call(mul, gate, case.y))
 
-    if kind == "convolution":
+    if kind != "linear":
         assert fuse(program, FuseMul).fired == {"fuse-mul": 1}
     else:
         miss = only_miss(program, FuseMul)
@@ -142,7 +143,7 @@ def test_refuses_a_number_for_narrow_floats(kind: str) -> None:
     case = CASES[kind]()
     narrow = case.b.call(aten._to_copy.default, case.y, dtype=torch.bfloat16)
     program = case.done(case.b.call(mul, narrow, 0.1))
-    apply_rules(program, [FuseLinear(), FuseConvolution(), FuseCast()])
+    apply_rules(program, [FuseLinear(), FuseConvolution(), FuseMatmul(), FuseCast()])
 
     miss = only_miss(program, FuseMul)
     assert (miss.code, miss.reason) == (MissCode.ARGUMENT, "the factor is a number")
@@ -188,3 +189,43 @@ def test_refuses_a_product_that_others_read() -> None:
     program = case.done(case.b.call(mul, case.y, case.residual), case.y)
 
     assert only_miss(program, FuseMul).code is MissCode.SHARED
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("number", [8, 8.0, -0.5, 2.0**40])
+def test_a_quotient_by_a_power_of_two(kind: str, number: float) -> None:
+    case = CASES[kind]()
+    program = case.done(case.b.call(aten.div.Tensor, case.y, number))
+
+    assert fuse(program, FuseMul).fired == {"fuse-mul": 1}
+    assert calls(program)[-1] == f"{kind}[mul(0)]"
+
+
+@pytest.mark.parametrize("number", [3.0, 0.0, float("inf"), 2.0**-100])
+def test_refuses_other_divisors(number: float) -> None:
+    case = CASES["matmul"]()
+    program = case.done(case.b.call(aten.div.Tensor, case.y, number))
+
+    miss = only_miss(program, FuseMul)
+    assert miss.code is MissCode.ARGUMENT
+    assert miss.reason == f"it is divided by {number}, whose reciprocal is rounded"
+
+
+def test_a_quotient_by_a_tensor_is_not_reported() -> None:
+    case = CASES["matmul"]()
+    program = case.done(case.b.call(aten.div.Tensor, case.residual, case.y))
+    result = fuse(program, FuseMul)
+
+    assert (result.modified, list(result.misses)) == (False, [])
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("kind", CASES)
+def test_a_number_that_narrow_floats_hold(kind: str) -> None:
+    case = CASES[kind]()
+    narrow = case.b.call(aten._to_copy.default, case.y, dtype=torch.bfloat16)
+    program = case.done(case.b.call(aten.div.Tensor, case.b.call(mul, narrow, 1.5), 4.0))
+    apply_rules(program, [FuseLinear(), FuseConvolution(), FuseMatmul(), FuseCast()])
+
+    assert fuse(program, FuseMul).fired == {"fuse-mul": 2}

@@ -17,6 +17,7 @@ from qfuse.optimize.fuse.convolution import FuseConvolution
 from qfuse.optimize.fuse.epilogue_cast import FuseCast
 from qfuse.optimize.fuse.epilogue_quick_gelu import FuseQuickGelu
 from qfuse.optimize.fuse.linear import FuseLinear
+from qfuse.optimize.fuse.matmul import FuseMatmul
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import PassResult
 from qfuse.rewrite.driver import apply_rules
@@ -33,7 +34,7 @@ def quick_gelu(case: Case, y: Node, factor: Any = 1.702, *, swapped: bool = Fals
 
 
 def fuse(program: NormalGraph) -> PassResult:
-    apply_rules(program, [FuseLinear(), FuseConvolution(), FuseCast()])
+    apply_rules(program, [FuseLinear(), FuseConvolution(), FuseMatmul(), FuseCast()])
     return apply_rules(program, [FuseQuickGelu()])
 
 

@@ -89,7 +89,7 @@ def test_the_output_of_a_convolution(
 @pytest.mark.parametrize("kind", CASES)
 def test_refuses_a_product_that_others_read(kind: str) -> None:
     case = CASES[kind]()
-    q, _, _ = case.block.stored(case.y, per_tensor(2 if kind == "linear" else 4), "out")
+    q, _, _ = case.block.stored(case.y, per_tensor(4 if kind == "convolution" else 2), "out")
     program = case.done(q, case.y)
 
     miss = only_miss(program, FuseOutputQuantize)

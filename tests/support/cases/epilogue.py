@@ -1,4 +1,4 @@
-"""A fused linear or convolution to grow, shared by the tests of the rules that grow it."""
+"""A fused product to grow, shared by the tests of the rules that grow it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from tests.support.values import bits_same
 from torch.fx import Node
 
 from qfuse.ir.graph.stage_graph import NormalGraph
+from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.product import as_fused_product, kind_of
 from qfuse.ir.sizes import same_strides
 from qfuse.optimize.fuse.convolution import FuseConvolution
 from qfuse.optimize.fuse.linear import FuseLinear
+from qfuse.optimize.fuse.matmul import FuseMatmul
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import PassResult
 from qfuse.rewrite.driver import apply_rules
@@ -62,13 +64,27 @@ class ConvCase(Case):
         return self.b.call(torch.ops.aten.clone.default, x, memory_format=last)
 
 
-CASES = {"linear": Case, "convolution": ConvCase}
+class MatmulCase(Case):
+    """A builder with ``mm(dequantize(quantize(x)), dequantize(k))`` of shape [m, 4]."""
+
+    def __init__(self) -> None:
+        self.b = GraphBuilder()
+        self.block = QuantizedLinear(self.b, 4, 8)
+        self.x = self.b.arg("x", torch.float32, "m", 8)
+        self.residual = self.b.arg("r", torch.float32, "m", 4)
+        k, scale = self.b.arg("k", torch.int8, 8, 4), self.b.const("ks", torch.full((1, 1), 0.03))
+        right = self.b.call(ops.dequantize, k, scale, None, str(per_tensor(2)))
+        left = self.block.quantized(self.x, per_tensor(2))
+        self.y = self.b.call(torch.ops.aten.mm.default, left, right)
+
+
+CASES = {"linear": Case, "convolution": ConvCase, "matmul": MatmulCase}
 
 
 def fuse(program: NormalGraph, rule: type[Rule[Any]]) -> PassResult:
     """Fuse the product, then apply ``rule``; values and strides must stay the same."""
     source = clone(program)
-    apply_rules(program, [FuseLinear(), FuseConvolution()])
+    apply_rules(program, [FuseLinear(), FuseConvolution(), FuseMatmul()])
     result = apply_rules(program, [rule()])
     for m in (1, 7):
         inputs = random_inputs(program, m=m)

@@ -15,6 +15,7 @@ from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.convolution import FusedConvolution
 from qfuse.ir.ops.declare import Op
 from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.matmul import FusedMatmul
 from qfuse.ir.ops.norms import LayerNorm, RmsNorm
 from qfuse.ir.ops.output import Output
 from qfuse.ir.ops.qdq import Choose, Dequantize, Quantize, Requantize
@@ -22,7 +23,14 @@ from qfuse.ir.ops.views import result_of
 from qfuse.ir.quant.spec import QuantSpec
 
 _CANONICAL: tuple[type[Op], ...] = (Quantize, Dequantize, Choose, Requantize)
-_FUSED: tuple[type[Op], ...] = (FusedLinear, FusedConvolution, RmsNorm, LayerNorm, Activation)
+_FUSED: tuple[type[Op], ...] = (
+    FusedLinear,
+    FusedConvolution,
+    FusedMatmul,
+    RmsNorm,
+    LayerNorm,
+    Activation,
+)
 _DECLARATIONS: dict[OpOverload, type[Op]] = {d.overload: d for d in (*_CANONICAL, *_FUSED)}
 
 CANONICAL: tuple[OpOverload, ...] = tuple(d.overload for d in _CANONICAL)
@@ -31,6 +39,7 @@ FUSED: tuple[OpOverload, ...] = tuple(d.overload for d in _FUSED)
 quantize, dequantize, choose_qparams = Quantize.overload, Dequantize.overload, Choose.overload
 requantize = Requantize.overload
 linear, convolution = FusedLinear.overload, FusedConvolution.overload
+matmul = FusedMatmul.overload
 rms_norm, layer_norm, activation = RmsNorm.overload, LayerNorm.overload, Activation.overload
 
 

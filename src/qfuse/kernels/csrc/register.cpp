@@ -12,6 +12,7 @@
 #include "linear/linear_a16.h"
 #include "linear/linear_grouped.h"
 #include "linear/linear_w8a8.h"
+#include "matmul/matmul_a8a8.h"
 #include "rowwise/row_quantize.h"
 
 namespace {
@@ -127,6 +128,31 @@ Tensor convolution_depthwise_w8a8_quantized(
       {x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias, list_of(extras),
        epilogue, product_dtype},
       {kernel, stride, padding, dilation, {}, false, 1}, &output, out_dtype);
+}
+
+Tensor matmul_a8a8(const Tensor& x, const Tensor& x_scale, const optional<Tensor>& x_zero_point,
+                   const Tensor& other, const Tensor& other_scale,
+                   const optional<Tensor>& other_zero_point, Extras extras,
+                   std::string_view epilogue, ScalarType product_dtype, ScalarType out_dtype) {
+  return qfuse::matmul_a8a8({{x, x_scale, x_zero_point},
+                             {other, other_scale, other_zero_point},
+                             list_of(extras), epilogue, product_dtype},
+                            nullptr, out_dtype);
+}
+
+Tensor matmul_a8a8_quantized(const Tensor& x, const Tensor& x_scale,
+                             const optional<Tensor>& x_zero_point, const Tensor& other,
+                             const Tensor& other_scale, const optional<Tensor>& other_zero_point,
+                             Extras extras, std::string_view epilogue, ScalarType product_dtype,
+                             const Tensor& out_scale, const optional<Tensor>& out_zero_point,
+                             int64_t quant_min, int64_t quant_max, bool reciprocal,
+                             bool zero_point_first, ScalarType out_dtype) {
+  const qfuse::Output output{out_scale, out_zero_point, quant_min,
+                             quant_max, reciprocal,     zero_point_first};
+  return qfuse::matmul_a8a8({{x, x_scale, x_zero_point},
+                             {other, other_scale, other_zero_point},
+                             list_of(extras), epilogue, product_dtype},
+                            &output, out_dtype);
 }
 
 // Linears of float activations with packed weights.
@@ -292,6 +318,8 @@ void choose_kernels(std::string_view name) {
   KERNEL(linear_w16a32, weight_only<&qfuse::linear_w16a32>) \
   KERNEL(convolution_w4a16, weight_only_convolution<&qfuse::convolution_w4a16>) \
   KERNEL(convolution_w8a16, weight_only_convolution<&qfuse::convolution_w8a16>) \
+  KERNEL(matmul_a8a8, matmul_a8a8) \
+  KERNEL(matmul_a8a8_quantized, matmul_a8a8_quantized) \
   KERNEL(rms_norm_quantized, rms_norm_quantized) \
   KERNEL(layer_norm_quantized, layer_norm_quantized) \
   KERNEL(activation_quantized, activation_quantized)

@@ -49,6 +49,11 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
       "Tensor out_scale, Tensor? out_zero_point, int quant_min, int quant_max, bool reciprocal, "
       "bool zero_point_first, ";
   const std::string end = "ScalarType out_dtype) -> Tensor";
+  const std::string matmul =
+      "(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor other, Tensor other_scale, "
+      "Tensor? other_zero_point, Tensor[]? extras, str epilogue, ScalarType product_dtype, ";
+  m.def(("matmul_a8a8" + matmul + end).c_str(), tags);
+  m.def(("matmul_a8a8_quantized" + matmul + output + end).c_str(), tags);
   const auto define_grouped = [&](const std::string& name) {
     const std::string start =
         "(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, Tensor w_sums, "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch.fx import Node
 
 from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.ops.activation import Activation, as_activation
-from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.convolution import FusedConvolution
+from qfuse.ir.ops.matmul import FusedMatmul
 from qfuse.ir.ops.norms import as_fused_norm
 from qfuse.ir.ops.product import FusedProduct, as_fused_product
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
@@ -87,13 +89,16 @@ def _product(fused: FusedProduct, steps: str = "") -> str:
     """Describe the operands of a fused product: ``int8 per-token dynamic x int8 per-channel``.
 
     Args:
-        fused: The linear or convolution.
+        fused: The product.
         steps: The epilogue ops, if they are not those of the op alone.
     """
     x = _edge(fused.x, fused.x_params, rows=Granularity.PER_TOKEN)
-    weight = _edge(fused.weight, fused.weight_params, rows=Granularity.PER_CHANNEL)
-    sizes = ", ".join(map(str, shape_of(fused.weight)))
-    text = f"{x} x {weight} [{sizes}]{_geometry(fused)}"
+    if isinstance(fused, FusedMatmul):
+        right, sizes = _right_edge(fused), shape_of(fused.other)
+    else:
+        right = _edge(fused.weight, fused.weight_params, rows=Granularity.PER_CHANNEL)
+        sizes = shape_of(fused.weight)
+    text = f"{x} x {right} [{', '.join(map(str, sizes))}]{_geometry(fused)}"
     steps = steps or str(fused.epilogue)
     if steps:
         text += f" | {steps}"
@@ -104,7 +109,7 @@ def _product(fused: FusedProduct, steps: str = "") -> str:
 
 def _geometry(fused: FusedProduct) -> str:
     """Describe the settings of a convolution that are not the usual ones."""
-    if isinstance(fused, FusedLinear):
+    if not isinstance(fused, FusedConvolution):
         return ""
     words = ["transposed"] if fused.transposed else []
     settings = {"stride": fused.stride, "padding": fused.padding, "dilation": fused.dilation}
@@ -117,16 +122,30 @@ def _geometry(fused: FusedProduct) -> str:
     return "".join(f", {word}" for word in words)
 
 
+def _right_edge(fused: FusedMatmul) -> str:
+    """Describe the right operand of a matmul, whose columns are the rows of its transpose."""
+    params, shape = fused.other_params, tuple(shape_of(fused.other))
+    if params is None:
+        return dtype_name(dtype_of(fused.other))
+    *lead, k, n = params.spec.block
+    turned = replace(params, spec=params.spec.with_block((*lead, n, k), params.spec.outer))
+    return _params_edge(turned, (*shape[:-2], shape[-1], shape[-2]), Granularity.PER_TOKEN)
+
+
 def _edge(value: Node, params: QuantParams | None, rows: Granularity) -> str:
     if params is None:
         return dtype_name(dtype_of(value))
+    return _params_edge(params, shape_of(value), rows)
+
+
+def _params_edge(params: QuantParams, shape: Sequence[Size], rows: Granularity) -> str:
     spec = params.spec
     name = stored_name(spec.dtype, spec.element)
     if not spec.is_full_range:
         name += f"[{spec.quant_min},{spec.quant_max}]"
     when = "" if constant_of(params.scale) is not None else " dynamic"
     zero = "" if params.zero_point is None else " asymmetric"
-    granularity = str(granularity_of(spec, shape_of(value), rows))
+    granularity = str(granularity_of(spec, shape, rows))
     if rows is Granularity.PER_CHANNEL and is_per_input(spec.block):
         granularity = "per input feature"
     scales = "" if spec.scale_format is ScaleFormat.FLOAT else f" {spec.scale_format}"

@@ -19,6 +19,7 @@ from qfuse.lower.kernels.linear_w4a16 import LinearW4A16
 from qfuse.lower.kernels.linear_w8a8 import LinearW8A8
 from qfuse.lower.kernels.linear_w8a16 import LinearW8A16
 from qfuse.lower.kernels.linear_w16a32 import LinearW16A32
+from qfuse.lower.kernels.matmul_a8a8 import MatmulA8A8
 from qfuse.lower.kernels.rms_norm_quantized import RmsNormQuantized
 from qfuse.lower.operands.packing import Packer
 from qfuse.lower.problems.span import LINEAR
@@ -44,6 +45,7 @@ def all_kernels(library: KernelLibrary) -> tuple[Kernel[Any], ...]:
         ConvolutionGrouped(library, packer),
         ConvolutionW4A16(library, packer),
         ConvolutionW8A16(library, packer),
+        MatmulA8A8(library),
         RmsNormQuantized(library),
         LayerNormQuantized(library),
         ActivationQuantized(library),

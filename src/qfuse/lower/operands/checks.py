@@ -20,7 +20,7 @@ from qfuse.ir.refusal import Refusal
 from qfuse.kernels import KernelLibrary
 from qfuse.lower.operands.groups import PER_INPUT
 from qfuse.lower.problems.linear import LinearProblem
-from qfuse.lower.problems.product import ProductProblem
+from qfuse.lower.problems.product import ProductProblem, WeightedProblem
 from qfuse.rewrite.prelude import Node, Rewriter
 from qfuse.targets.target import Target
 
@@ -99,7 +99,7 @@ def check_zero_point(params: QuantParams, name: str) -> Refusal | None:
     return Refusal(f"the {name}'s zero point may be {where}: clamp it")
 
 
-def check_bias(problem: ProductProblem) -> Refusal | None:
+def check_bias(problem: WeightedProblem) -> Refusal | None:
     """Refuse a bias that does not have one element per output feature."""
     bias = problem.fused.bias
     if bias is None or tuple(shape_of(bias)) == (problem.n,):
@@ -176,7 +176,7 @@ def stored_name_of(spec: QuantSpec) -> str:
     return str(spec.dtype) if spec.element is Element.WHOLE else spec.element.value
 
 
-def float_bias(problem: ProductProblem, rw: Rewriter) -> Node | None:
+def float_bias(problem: WeightedProblem, rw: Rewriter) -> Node | None:
     """Return the bias in the dtype of qfuse's kernels."""
     bias = problem.fused.bias
     return None if bias is None else typed(bias, torch.float32, rw)

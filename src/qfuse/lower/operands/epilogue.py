@@ -97,5 +97,5 @@ def loops_behind(problem: ProductProblem, steps: int) -> list[WorkRange]:
     if steps == len(fused.epilogue.ops) and not quantizes:
         return []
     read, written = bit_width(fused.float_types()[steps]), bit_width(dtype_of(fused.node))
-    loop = pointwise_work(problem.rows * problem.n, [read], [written])
+    loop = pointwise_work(problem.outputs, [read], [written])
     return [without_calls(loop)]

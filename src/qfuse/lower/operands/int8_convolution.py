@@ -82,7 +82,7 @@ class Int8Convolution(Int8Kernel):
         y = self.call(problem, claim, args, rw)
         return {0: with_strides_of(problem.fused.node, y, rw)}
 
-    def _work(self, problem: ConvolutionProblem, out_bits: int) -> WorkRange:
+    def _work(self, problem: ConvolutionProblem, out_bits: int) -> list[WorkRange]:
         def build(rows: int, elements: int) -> Work:
             flops = 2.0 * rows * self.depth(problem) * problem.n
             return Work(
@@ -94,7 +94,7 @@ class Int8Convolution(Int8Kernel):
                 one_row_flops=flops / max(rows, 1),
             )
 
-        return at_points(build, problem.rows, problem.elements)
+        return [at_points(build, problem.rows, problem.elements)]
 
 
 class ChannelConvolution(Int8Convolution):

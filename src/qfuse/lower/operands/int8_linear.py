@@ -117,9 +117,10 @@ class Int8Linear(Int8Kernel):
             *self.epilogue_arguments(problem, steps, rw, []),
         ]
 
-    def _work(self, problem: LinearProblem, out_bits: int) -> WorkRange:
+    def _work(self, problem: LinearProblem, out_bits: int) -> list[WorkRange]:
         bits = Bits(8, self.weight_bits, out_bits)
-        return linear_work(problem.rows, self.depth(problem), problem.n, bits, ComputeKind.INT8)
+        depth = self.depth(problem)
+        return [linear_work(problem.rows, depth, problem.n, bits, ComputeKind.INT8)]
 
 
 def check_rowwise_output(problem: LinearRowwiseProblem) -> Refusal | None:

@@ -7,7 +7,7 @@ from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import check_qparams, check_zero_point
 from qfuse.lower.operands.packing import signed_zero_point
-from qfuse.lower.problems.product import ProductProblem
+from qfuse.lower.problems.product import WeightedProblem
 
 # The accumulator is int32: this many products of 8-bit values cannot overflow it.
 # 255 * 128 * 2^16 and, with a zero point, 255 * 255 * 2^15 are both just below 2^31.
@@ -15,7 +15,7 @@ _MOST_K = 1 << 16
 _MOST_K_WITH_ZERO = 1 << 15
 
 
-def check_int8_weight(problem: ProductProblem) -> Refusal | None:
+def check_int8_weight(problem: WeightedProblem) -> Refusal | None:
     """Refuse weights that are not constant 8-bit integers, and sums that could overflow.
 
     The granularity is checked by the caller.
@@ -35,7 +35,7 @@ def check_int8_weight(problem: ProductProblem) -> Refusal | None:
     )
 
 
-def _check_depth(problem: ProductProblem) -> Refusal | None:
+def _check_depth(problem: WeightedProblem) -> Refusal | None:
     stored, params = problem.weight, problem.fused.weight_params
     assert stored is not None, "it is a constant"
     assert params is not None, "a granularity needs params"

@@ -18,7 +18,7 @@ from qfuse.lower.operands.checks import check_constant_weight
 from qfuse.lower.operands.epilogue import claimed_dtype, epilogue_operands, kernel_epilogue
 from qfuse.lower.operands.own_kernel import PackingKernel
 from qfuse.lower.problems.claim import Claim
-from qfuse.lower.problems.product import ProductProblem
+from qfuse.lower.problems.product import WeightedProblem
 from qfuse.rewrite.prelude import Rewriter
 
 COMPUTE_KINDS = {
@@ -61,7 +61,7 @@ class WeightOnlyKernel(PackingKernel):
         """Bits per packed weight."""
 
     def weight_arguments(
-        self, problem: ProductProblem, weight: WeightOnlyOperand, rw: Rewriter
+        self, problem: WeightedProblem, weight: WeightOnlyOperand, rw: Rewriter
     ) -> list[Argument]:
         """Return the activation, and the packed weight with its scales and zero points."""
         zero, name = weight.zero_point, problem.fused.weight.target
@@ -77,7 +77,7 @@ class WeightOnlyKernel(PackingKernel):
         ]
 
     def epilogue_arguments(
-        self, problem: ProductProblem, claim: Claim, rw: Rewriter
+        self, problem: WeightedProblem, claim: Claim, rw: Rewriter
     ) -> list[Argument]:
         """Return the claimed epilogue, and the dtypes of the weight and of the result."""
         params, steps = problem.fused.weight_params, kernel_epilogue(problem, claim)
@@ -91,7 +91,7 @@ class WeightOnlyKernel(PackingKernel):
 
 
 def check_operands(
-    problem: ProductProblem, op: str, floats: Collection[torch.dtype]
+    problem: WeightedProblem, op: str, floats: Collection[torch.dtype]
 ) -> Refusal | None:
     """Refuse activations of integers, unsupported dtypes, and weights that are not constants.
 

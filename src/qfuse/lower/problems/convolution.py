@@ -13,12 +13,12 @@ from qfuse.ir.graph.stage_graph import SymbolRange
 from qfuse.ir.ops.convolution import FusedConvolution
 from qfuse.ir.ops.views import shape_of
 from qfuse.ir.sizes import product
-from qfuse.lower.problems.product import ProductProblem
+from qfuse.lower.problems.product import WeightedProblem
 from qfuse.lower.problems.span import CONVOLUTION, Span
 
 
 @dataclass(frozen=True, slots=True)
-class ConvolutionProblem(ProductProblem):
+class ConvolutionProblem(WeightedProblem):
     """A fused convolution as kernels see it.
 
     Its rows are the output pixels of all images. ``k`` counts the products per output element:
@@ -70,9 +70,9 @@ def convolution_problem(
     pixels = product((*shape[: fused.axis], *shape[fused.axis + 1 :]))
     return ConvolutionProblem(
         fused,
+        fused.float_dtype,
         size_range(pixels, symbols),
         n,
         depth * math.prod(kernel),
-        fused.float_dtype,
         size_range(product(shape_of(fused.x)), symbols),
     )

@@ -12,12 +12,12 @@ from qfuse.cost import size_range
 from qfuse.ir.graph.stage_graph import SymbolRange
 from qfuse.ir.ops.linear import FusedLinear
 from qfuse.ir.ops.views import shape_of
-from qfuse.lower.problems.product import ProductProblem
+from qfuse.lower.problems.product import WeightedProblem
 from qfuse.lower.problems.span import LINEAR, Span
 
 
 @dataclass(frozen=True, slots=True)
-class LinearProblem(ProductProblem):
+class LinearProblem(WeightedProblem):
     """A fused linear as kernels see it: sizes, dtypes, and the view of the node.
 
     Its rows are the product of all axes of the activation but the last.
@@ -39,4 +39,4 @@ def linear_problem(fused: FusedLinear, symbols: Mapping[str, SymbolRange]) -> Li
     for size in shape_of(fused.x)[:-1]:
         rows = rows * size
     n, k = (int(s) for s in shape_of(fused.weight))
-    return LinearProblem(fused, size_range(rows, symbols), n, k, fused.float_dtype)
+    return LinearProblem(fused, fused.float_dtype, size_range(rows, symbols), n, k)

@@ -1,7 +1,8 @@
-"""The common part of the problems of fused matrix products: linears and convolutions."""
+"""The common part of the problems of fused matrix products."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from qfuse.cost.sizes import SizeRange
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.epilogue import Epilogue
-from qfuse.ir.ops.product import FusedProduct
+from qfuse.ir.ops.product import FusedProduct, WeightedProduct
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.problem import Problem, Replaced
 from qfuse.rewrite.prelude import Node
@@ -17,20 +18,14 @@ from qfuse.rewrite.prelude import Node
 
 @dataclass(frozen=True, slots=True)
 class ProductProblem(Problem):
-    """A fused op of a weight and an activation, with an epilogue.
+    """A fused product with an epilogue.
 
     Attributes:
         fused: The view of the node.
-        rows: Rows of the matrix product: of the activation, or output pixels of all images.
-        n: Output features or channels.
-        k: Products per output element.
         float_dtype: Float dtype of the result before its epilogue.
     """
 
     fused: FusedProduct
-    rows: SizeRange
-    n: int
-    k: int
     float_dtype: torch.dtype
 
     @property
@@ -47,6 +42,32 @@ class ProductProblem(Problem):
     def replaced(self) -> tuple[Replaced, ...]:
         """The fused op."""
         return (Replaced(self.fused.node),)
+
+    @property
+    @abstractmethod
+    def outputs(self) -> SizeRange:
+        """The elements of the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedProblem(ProductProblem):
+    """A fused product of a weight and an activation: a linear or a convolution.
+
+    Attributes:
+        rows: Rows of the matrix product: of the activation, or output pixels of all images.
+        n: Output features or channels.
+        k: Products per output element.
+    """
+
+    fused: WeightedProduct
+    rows: SizeRange
+    n: int
+    k: int
+
+    @property
+    def outputs(self) -> SizeRange:
+        """The elements of the result."""
+        return self.rows * self.n
 
     @property
     def weight(self) -> torch.Tensor | None:

@@ -7,6 +7,7 @@ from typing import Any
 from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.convolution import FusedConvolution
 from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.matmul import FusedMatmul
 from qfuse.ir.ops.norms import LayerNorm, RmsNorm
 
 Span = tuple[type[Any], ...]
@@ -14,6 +15,7 @@ Span = tuple[type[Any], ...]
 
 LINEAR: Span = (FusedLinear,)
 CONVOLUTION: Span = (FusedConvolution,)
+MATMUL: Span = (FusedMatmul,)
 RMS_NORM: Span = (RmsNorm,)
 LAYER_NORM: Span = (LayerNorm,)
 ACTIVATION: Span = (Activation,)

@@ -55,10 +55,12 @@ class Choice:
     Attributes:
         offer: The winner; ``None`` if no kernel was selected.
         losers: All other alternatives, with the reason.
+        beaten: Whether a kernel accepts the problem, and its rival is as fast.
     """
 
     offer: Offer | None
     losers: Losers
+    beaten: bool = False
 
     @property
     def seconds(self) -> float | None:
@@ -107,7 +109,8 @@ def against(choice: Choice, problem: Problem, rival: Rival | None) -> Choice:
         shown = ((rival.name, f"predicted {seconds_text(theirs)}"),) if rival.shown else ()
         return Choice(choice.offer, (*choice.losers, *shown))
     text = f"predicted {seconds_text(mine)}, {rival.name} {seconds_text(theirs)}"
-    return Choice(None, (*choice.losers, (problem.label(choice.offer.kernel.name), text)))
+    losers = (*choice.losers, (problem.label(choice.offer.kernel.name), text))
+    return Choice(None, losers, beaten=True)
 
 
 def _slower(offer: Offer, best: Offer) -> str:

@@ -1,4 +1,4 @@
-"""Shared code of the rules that extend the epilogue of a fused linear or convolution."""
+"""Shared code of the rules that extend the epilogue of a fused product."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter
 
 
 def open_product(value: object, user: Node, *also: Node) -> FusedProduct | Miss:
-    """View ``value`` as a fused linear or convolution that can absorb ``user``.
+    """View ``value`` as a fused product that can absorb ``user``.
 
     Args:
         value: The operand.
@@ -25,7 +25,7 @@ def open_product(value: object, user: Node, *also: Node) -> FusedProduct | Miss:
     """
     fused = as_fused_product(value)
     if fused is None:
-        text = "the operand is not a quantized linear or convolution"
+        text = "the operand is not a quantized linear, convolution or matmul"
         return Miss(MissCode.PATTERN, user, text, progress=0)
     others = sorted({op_name(u) for u in fused.node.users if u not in {user, *also}})
     if others:

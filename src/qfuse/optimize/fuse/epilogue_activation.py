@@ -1,4 +1,4 @@
-"""Fuse an activation into the epilogue of a fused linear or convolution."""
+"""Fuse an activation into the epilogue of a fused product."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ActivationSite:
 class FuseActivation(Rule[ActivationSite]):
     """``act(qfuse.linear(...))`` becomes ``qfuse.linear(..., epilogue="act(...)")``.
 
-    The same for ``qfuse.convolution``.
+    The same for ``qfuse.convolution`` and ``qfuse.matmul``.
 
     Refuses: an op with other users; bounds or slopes that are not numbers; a clamp with bounds that
     cross or are NaN.

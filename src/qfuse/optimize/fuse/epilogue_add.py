@@ -1,4 +1,4 @@
-"""Fuse an addition into the epilogue of a fused linear or convolution."""
+"""Fuse an addition into the epilogue of a fused product."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ class AddSite:
 class FuseAdd(Rule[AddSite]):
     """``qfuse.linear(...) + alpha * other`` becomes one op with ``other`` as epilogue operand.
 
-    The same for ``qfuse.convolution``, and for differences, where ``alpha`` is negative; an op that
-    is subtracted is multiplied by -1 first. A summand that is a dequantize with one constant scale
-    is read as it is stored.
+    The same for ``qfuse.convolution`` and ``qfuse.matmul``, and for differences, where ``alpha`` is
+    negative; an op that is subtracted is multiplied by -1 first. A summand that is a dequantize
+    with one constant scale is read as it is stored.
 
     Refuses: an op that is added to itself; another ``alpha`` on the op's side; integer summands;
-    numbers in narrow float dtypes; a summand of another shape, except for one value per channel or
-    feature; a sum whose memory order is that of the other summand.
+    numbers that a narrow float dtype rounds; a summand of another shape, except for one value per
+    channel or feature, and for a matmul any that broadcasts to the result; a sum whose memory order
+    is that of the other summand.
     """
 
     name = "fuse-add"

@@ -1,4 +1,4 @@
-"""Fuse a batch norm into the epilogue of a fused linear or convolution."""
+"""Fuse a batch norm into the epilogue of a fused product."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from qfuse.ir.ops.batch_norm import BATCH_NORMS, CHANNELS
 from qfuse.ir.ops.epilogue import Add, Mul
+from qfuse.ir.ops.matmul import FusedMatmul
 from qfuse.ir.ops.product import FusedProduct, kind_of
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.optimize.fuse.epilogue import append_op, extended, open_product
@@ -46,8 +47,8 @@ class EpilogueNormSite:
 class FuseBatchNorm(Rule[EpilogueNormSite]):
     """``batch_norm(qfuse.convolution(...))`` becomes one op with ``mul(0)|add(1,1.0)``.
 
-    The same for ``qfuse.linear``. A norm directly after a product is folded into its weight's scale
-    and bias where that is possible.
+    The same for ``qfuse.linear`` and ``qfuse.matmul``. A norm directly after a product with a
+    weight is folded into the weight's scale and the bias where that is possible.
 
     Rounding: a factor and a summand are rounded instead of the steps of the norm.
 
@@ -75,7 +76,8 @@ class FuseBatchNorm(Rule[EpilogueNormSite]):
 
     def rewrite(self, site: EpilogueNormSite, rw: Rewriter) -> None:
         """Replace the norm by the extended op."""
-        fused, hint = site.fused, str(site.fused.weight.target)
+        fused = site.fused
+        hint = fused.node.name if isinstance(fused, FusedMatmul) else str(fused.weight.target)
         factor = rw.constant(site.factor, f"{hint}_norm_factor")
         shift = rw.constant(site.shift, f"{hint}_norm_shift")
         scaled = extended(fused, Mul(len(fused.extras)), (factor,))

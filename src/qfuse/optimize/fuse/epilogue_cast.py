@@ -1,4 +1,4 @@
-"""Fuse a float cast into the epilogue of a fused linear or convolution."""
+"""Fuse a float cast into the epilogue of a fused product."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CastSite:
 class FuseCast(Rule[CastSite]):
     """``cast(qfuse.linear(...))`` becomes one op that rounds at the place of the cast.
 
-    The same for ``qfuse.convolution``.
+    The same for ``qfuse.convolution`` and ``qfuse.matmul``.
 
     Refuses: a cast to an integer or to float64; a copy that also changes device, layout or memory
     format.

@@ -1,7 +1,8 @@
-"""Fuse a multiplication into the epilogue of a fused linear or convolution."""
+"""Fuse a multiplication into the epilogue of a fused product."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,22 +38,27 @@ class MulSite:
 class FuseMul(Rule[MulSite]):
     """``qfuse.convolution(...) * other`` becomes one op with ``other`` as epilogue operand.
 
-    The same for ``qfuse.linear``. A factor that is a dequantize with one constant scale is read as
-    it is stored.
+    The same for ``qfuse.linear`` and ``qfuse.matmul``. A factor that is a dequantize with one
+    constant scale is read as it is stored. A quotient by a power of two is the product with its
+    reciprocal, which is exact.
 
     Refuses: the product of a linear and an activation that is not in a linear's epilogue, which are
     one op with the following quantize; an op that is multiplied by itself; integer factors; numbers
-    in narrow float dtypes; a factor of another shape, except for one value per channel or feature;
-    a product whose memory order is that of the other factor.
+    that a narrow float dtype rounds; other divisors; a factor of another shape, except for one
+    value per channel or feature, and for a matmul any that broadcasts to the result; a product
+    whose memory order is that of the other factor.
     """
 
     name = "fuse-mul"
-    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.mul.Tensor,)
+    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.mul.Tensor, aten.div.Tensor)
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> MulSite | Miss:
         """Match a product of an open fused op and a float tensor."""
         a = arguments(node)
+        if is_call(node, aten.div.Tensor):
+            factor = _reciprocal(node, a["other"])
+            return factor if isinstance(factor, Miss) else self._match_side(node, a["self"], factor)
         first = self._match_side(node, a["self"], a["other"])
         if not isinstance(first, Miss):
             return first
@@ -73,6 +79,17 @@ class FuseMul(Rule[MulSite]):
         at = len(site.fused.extras)
         step = Mul(at, stored=site.other.stored(at))
         append_op(site.fused, site.node, step, rw, site.other.extras(rw))
+
+
+def _reciprocal(node: Node, divisor: object) -> float | Miss:
+    """Return the reciprocal of a power of two."""
+    if not isinstance(divisor, (int, float)) or isinstance(divisor, bool):
+        return Miss(MissCode.ARGUMENT, node, "the divisor is not a number", progress=0)
+    # In float32 as well, and far from the ends of its range.
+    if abs(math.frexp(divisor)[0]) != 0.5 or not 2.0**-64 <= abs(divisor) <= 2.0**64:  # noqa: PLR2004
+        text = "it is divided by {}, whose reciprocal is rounded"
+        return Miss(MissCode.ARGUMENT, node, text, divisor, progress=1)
+    return 1.0 / divisor
 
 
 def _refuse_gate(fused: FusedProduct, other: object) -> Miss | None:

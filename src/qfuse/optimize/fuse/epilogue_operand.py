@@ -10,14 +10,17 @@ from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.convolution import FusedConvolution
 from qfuse.ir.ops.epilogue import Stored
+from qfuse.ir.ops.linear import FusedLinear
+from qfuse.ir.ops.matmul import FusedMatmul
 from qfuse.ir.ops.product import FusedProduct, kind_of
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of, tensor_of
 from qfuse.ir.quant.spec import dtype_name
-from qfuse.ir.sizes import Size, is_row_major, same_shape, same_size, same_strides
+from qfuse.ir.sizes import Size, is_one, is_row_major, same_shape, same_size, same_strides
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter
 
-# Their numbers are not rounded before an op with a number, as a tensor of the dtype would be.
+# An op with a number computes in at least one of these, so the number is not rounded to less, as a
+# tensor of a narrower dtype would be.
 _EXACT = (torch.float32, torch.float64)
 
 
@@ -72,9 +75,9 @@ def operand_of(node: Node, fused: FusedProduct, other: object, word: str) -> Epi
         other: The other operand.
         word: What a message calls it.
 
-    Refuses: the op itself; integers; numbers, except in float32; another shape than that of the op,
-    except for one value per channel or feature; a result whose axes are in another memory order
-    than those of the op.
+    Refuses: the op itself; integers; numbers that a narrow dtype rounds; another shape than that of
+    the op, except for one value per channel or feature, and for a matmul any that broadcasts; a
+    result whose axes are in another memory order than those of the op.
     """
     if other is fused.node:
         text = "the {} is combined with itself"
@@ -94,10 +97,14 @@ def operand_of(node: Node, fused: FusedProduct, other: object, word: str) -> Epi
 def _number(node: Node, fused: FusedProduct, other: object, word: str) -> EpilogueOperand | Miss:
     real = dtype_of(fused.node)
     plain = isinstance(other, (int, float)) and not isinstance(other, bool)
-    if plain and real in _EXACT:
+    if plain and (real in _EXACT or _is_exact(float(other), real)):  # type: ignore[arg-type]
         filled = Filled(float(other), real, _features(fused))  # type: ignore[arg-type]
         return EpilogueOperand(filled)
     return Miss(MissCode.ARGUMENT, node, "the {} is a number", word, progress=3)
+
+
+def _is_exact(number: float, dtype: torch.dtype) -> bool:
+    return torch.tensor(number, dtype=dtype).item() == number
 
 
 def minus_one(fused: FusedProduct) -> EpilogueOperand:
@@ -107,7 +114,7 @@ def minus_one(fused: FusedProduct) -> EpilogueOperand:
 
 def _features(fused: FusedProduct) -> tuple[int, ...]:
     """Return the shape of a number as an operand: the kernels of linears read it per feature."""
-    return () if isinstance(fused, FusedConvolution) else (int(shape_of(fused.weight)[0]),)
+    return (int(shape_of(fused.weight)[0]),) if isinstance(fused, FusedLinear) else ()
 
 
 def _filled(fused: FusedProduct, other: Node) -> Filled | None:
@@ -115,7 +122,7 @@ def _filled(fused: FusedProduct, other: Node) -> Filled | None:
     value, real = constant_value(other), dtype_of(fused.node)
     if value is None or value.numel() != 1 or value.dtype is torch.bool or value.is_complex():
         return None
-    linear = not isinstance(fused, FusedConvolution)
+    linear = isinstance(fused, FusedLinear)
     if value.dim() == 0:
         # It does not take part in type promotion, and is rounded to the dtype of the result.
         if (linear and value.dtype == real) or (value.dtype != real and real in _EXACT):
@@ -153,11 +160,14 @@ def refuse_shape(
 def _broadcasts(fused: FusedProduct, shape: tuple[Size, ...], mine: tuple[Size, ...]) -> bool:
     """Whether a shape broadcasts to that of the op in a way that its kernels read in place.
 
-    For a convolution, one value per image and channel, or fewer; for a linear, one per feature.
+    For a convolution, one value per image and channel, or fewer; for a linear, one per feature; for
+    a matmul, as in torch.
     """
     if len(shape) > len(mine):
         return False
     padded = (*(1,) * (len(mine) - len(shape)), *shape)
+    if isinstance(fused, FusedMatmul):
+        return all(is_one(a) or same_size(a, b) for a, b in zip(padded, mine, strict=True))
     if isinstance(fused, FusedConvolution):
         return all(
             same_size(size, 1) or (at <= fused.axis and same_size(size, own))

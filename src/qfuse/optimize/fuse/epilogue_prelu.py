@@ -1,4 +1,4 @@
-"""Fuse a leaky ReLU with slopes per channel into the epilogue of a fused linear or convolution."""
+"""Fuse a leaky ReLU with slopes per channel into the epilogue of a fused product."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class PreluSite:
 class FusePrelu(Rule[PreluSite]):
     """``prelu(qfuse.convolution(...), slopes)`` becomes one op with the slopes as epilogue operand.
 
-    The same for ``qfuse.linear``. Constant slopes are reshaped at compile time. A single constant
-    slope is a leaky ReLU after normalizing.
+    The same for ``qfuse.linear`` and ``qfuse.matmul``. Constant slopes are reshaped at compile
+    time. A single constant slope is a leaky ReLU after normalizing.
 
     Refuses: an op with other users; slopes along another axis than the channels or features, or of
     another dtype.

@@ -1,4 +1,4 @@
-"""Fuse a quick GELU into the epilogue of a fused linear or convolution."""
+"""Fuse a quick GELU into the epilogue of a fused product."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter
 FUSED = Capture[FusedProduct]("fused")
 
 
-@guard(MissCode.PATTERN, "the operand is not a quantized linear or convolution", at="x")
+@guard(MissCode.PATTERN, "the operand is not a quantized product", at="x")
 def _is_product(x: Node) -> bool:
     return as_fused_product(x) is not None
 

@@ -1,4 +1,4 @@
-"""Fuse a quantize with static parameters into the linear or convolution that it reads."""
+"""Fuse a quantize with static parameters into the product that it reads."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class OutputSite:
 class FuseOutputQuantize(Rule[OutputSite]):
     """``quantize(qfuse.linear(...))`` becomes ``qfuse.linear(..., out=static)``.
 
-    The same for ``qfuse.convolution``. The range of the quantize is kept as it is: it may encode a
-    clamp.
+    The same for ``qfuse.convolution`` and ``qfuse.matmul``. The range of the quantize is kept as it
+    is: it may encode a clamp.
 
     Refuses: an op with other users, which need its float result; a scale or zero point that is not
     a constant, since it may depend on the op.

@@ -8,11 +8,6 @@
 namespace qfuse {
 namespace {
 
-int64_t size_of(Element type) {
-  if (type == Element::f32) return 4;
-  return type == Element::bf16 || type == Element::f16 ? 2 : 1;
-}
-
 const void* moved(const void* from, int64_t bytes) {
   return static_cast<const char*>(from) + bytes;
 }
@@ -72,12 +67,12 @@ void Destination::move(const Phase& phase, int64_t pixel) {
   const int64_t step = whole ? 1 : x.out_step;
   const Epilogue& from = finish_.epilogue;
   const int64_t row = image * g_.pixels() + out;
-  epilogue_.out = static_cast<char*>(from.out) + row * g_.features * size_of(from.out_type);
+  epilogue_.out = static_cast<char*>(from.out) + row * g_.features * bytes_of(from.out_type);
   epilogue_.out_ld = g_.features * step;
   for (size_t i = 0; i < finish_.extras.size(); ++i) {
     const auto& [rows, distance] = finish_.extras[i];
     const int64_t offset = image * distance + out * rows.ld;
-    epilogue_.extra[i] = {moved(rows.data, offset * size_of(rows.type)), rows.ld * step, rows.type};
+    epilogue_.extra[i] = {moved(rows.data, offset * bytes_of(rows.type)), rows.ld * step, rows.type};
   }
 }
 

@@ -1,0 +1,22 @@
+// Batch axes of operands, which broadcast to those of a result.
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace qfuse {
+
+// The batch axes of the product of two operands: all axes but the last two, after broadcasting.
+std::vector<int64_t> broadcast_batch(at::IntArrayRef x, at::IntArrayRef other);
+
+// Where the entries of `batch` are in an operand whose own batch axes have these sizes and strides,
+// in row-major order. Axes of one index are repeated.
+std::vector<int64_t> offsets_of(at::IntArrayRef batch, at::IntArrayRef sizes,
+                                at::IntArrayRef strides);
+
+// The strides of contiguous axes.
+std::vector<int64_t> contiguous_strides(at::IntArrayRef sizes);
+
+}  // namespace qfuse

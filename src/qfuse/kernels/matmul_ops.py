@@ -1,0 +1,89 @@
+"""Int8 products of two activations, and their fakes.
+
+``matmul_a8a8`` and ``matmul_a8a8_quantized`` compute on quantized values what ``torch.matmul``
+computes on floats. With ``x`` of shape ``[*batch, M, K]`` and ``other`` ``[*batch, K, N]``, whose
+batch axes broadcast:
+
+1. ``total = sum over k of (x - x_zero_point) * (other - other_zero_point)``, exact in int32 for K
+   up to 65536, or 32768 if ``other`` is uint8 or has a zero point; larger K raises.
+2. ``y = float32(total) * x_scale * other_scale``, from left to right in float32 without fused
+   multiply-add, then rounded to ``product_dtype``, and the epilogue ops and the result as in
+   :mod:`qfuse.kernels.ops`. The epilogue has no GLU.
+
+The right operand is packed in each call: before the product, or where there are at least as many
+batch entries as threads, by the thread that multiplies an entry. Results do not depend on the
+number of threads, on strides or on the instruction set. The ops do not mutate their
+arguments, which may be the same tensor. The result is contiguous.
+
+====================  ============================================================================
+``x``                 int8 or uint8, at least two axes, any strides. Rows with adjacent elements are
+                      read in place, others are copied
+``x_scale``           one float, or a tensor that broadcasts to ``[*batch, M, 1]``
+``x_zero_point``      ``None``, one integer, or one that broadcasts likewise; in the range of ``x``
+``other``             int8 or uint8, at least two axes, any strides: a transposed view is not copied
+``other_scale``       one float, or a tensor that broadcasts to ``[*batch, 1, N]``, with the batch
+                      axes of ``other``
+``other_zero_point``  ``None``, one integer, or one that broadcasts likewise
+``extras``            at most 4 tensors, as in :mod:`qfuse.kernels.ops`, that broadcast to the
+                      result
+====================  ============================================================================
+
+``epilogue``, ``product_dtype``, ``out_dtype`` and the arguments of a quantized result are those of
+:mod:`qfuse.kernels.ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from qfuse.ir.dtypes import BYTES, FLOATS
+from qfuse.ir.errors import InputError
+from qfuse.ir.sizes import broadcast_shape
+from qfuse.kernels.op import KernelOp
+
+_MATRIX = 2
+
+_DEFAULTS: Mapping[str, object] = {
+    "x_zero_point": None,
+    "other_zero_point": None,
+    "extras": (),
+    "epilogue": "",
+    "product_dtype": torch.float32,
+}
+_OUTPUT: Mapping[str, object] = {"reciprocal": True, "zero_point_first": False}
+
+
+def _result(a: Any, possible: Collection[torch.dtype]) -> torch.Tensor:
+    if a.product_dtype not in FLOATS:
+        raise InputError(f"product_dtype must be one of {FLOATS}, not {a.product_dtype}")
+    if a.out_dtype not in possible:
+        raise InputError(f"the result must be one of {possible}, not {a.out_dtype}")
+    for name, operand in (("x", a.x), ("other", a.other)):
+        if operand.dtype not in BYTES:
+            raise InputError(f"{name} must be int8 or uint8, not {operand.dtype}")
+        if operand.dim() < _MATRIX:
+            raise InputError(f"{name} must have at least two axes, not {operand.dim()}")
+    lead = broadcast_shape(a.x.shape[:-_MATRIX], a.other.shape[:-_MATRIX])
+    if lead is None:
+        shapes = tuple(a.x.shape), tuple(a.other.shape)
+        raise InputError(f"the batch axes of {shapes[0]} and {shapes[1]} do not broadcast")
+    made: torch.Tensor = a.x.new_empty(
+        (*lead, a.x.shape[-_MATRIX], a.other.shape[-1]), dtype=a.out_dtype
+    )
+    return made
+
+
+matmul_a8a8: KernelOp[torch.Tensor] = KernelOp(
+    "matmul_a8a8",
+    lambda a: _result(a, FLOATS),
+    defaults=_DEFAULTS,
+    like={"out_dtype": "product_dtype"},
+)
+matmul_a8a8_quantized: KernelOp[torch.Tensor] = KernelOp(
+    "matmul_a8a8_quantized",
+    lambda a: _result(a, BYTES),
+    defaults={**_DEFAULTS, **_OUTPUT},
+)

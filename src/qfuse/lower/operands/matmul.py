@@ -1,0 +1,136 @@
+"""Operands of an int8 product of two activations: which the kernel takes, and their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from qfuse.cost.sizes import SizeRange, at_points
+from qfuse.cost.work import ComputeKind, Work, WorkRange, pointwise_work, without_calls
+from qfuse.ir.dtypes import BYTES, FLOATS, bit_width
+from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of, tensor_of
+from qfuse.ir.quant.block import covers
+from qfuse.ir.quant.element import Element
+from qfuse.ir.quant.spec import dtype_name
+from qfuse.ir.refusal import Refusal
+from qfuse.ir.sizes import Size, is_row_major, same_size
+from qfuse.lower.operands.checks import check_qparams, check_zero_point, stored_name_of
+from qfuse.lower.problems.matmul import MatmulProblem
+
+# As for weights: 255 * 128 * 2^16 and, with a zero point, 255 * 255 * 2^15 are below 2^31.
+_MOST_K = 1 << 16
+_MOST_K_WITH_ZERO = 1 << 15
+
+_COLUMNS, _ROWS = -1, -2
+
+# Measured: bytes are rearranged at a quarter of the speed of a copy, and allocating and filling
+# what belongs to the packed operand takes as long as three calls.
+_PACKING_PASSES = 4
+_PACKING_CALLS = 3
+
+
+def check_matmul(problem: MatmulProblem) -> Refusal | None:
+    """Refuse operands that the kernel does not read, and sums that could overflow."""
+    fused = problem.fused
+    if problem.float_dtype not in FLOATS:
+        return Refusal(f"the product is computed in {dtype_name(problem.float_dtype)}")
+    if not is_row_major(tensor_of(fused.node)):
+        return Refusal("the result is not contiguous")
+    return (
+        _check_operand("left operand", fused.x_params, shape_of(fused.x), _COLUMNS)
+        or _check_operand("right operand", fused.other_params, shape_of(fused.other), _ROWS)
+        or _check_depth(problem)
+    )
+
+
+def _check_operand(
+    name: str, params: QuantParams | None, shape: Sequence[Size], summed: int
+) -> Refusal | None:
+    """Refuse an operand that is not 8-bit integers with scales outside of the axis ``summed``."""
+    if params is None:
+        return Refusal(f"the {name} is not quantized")
+    spec = params.spec
+    if spec.dtype not in BYTES or spec.element is not Element.WHOLE:
+        return Refusal(f"the {name} is stored as {stored_name_of(spec)}")
+    if not covers(spec.block[summed], shape[summed]):
+        text = (
+            f"the {name} is scaled in blocks of {spec.block_text()}, along the axis that is summed"
+        )
+        return Refusal(text)
+    # The kernel broadcasts scales: along each axis there is one, or one per index.
+    sizes = zip(spec.block, shape, strict=True)
+    if not all(b == 1 or covers(b, size) or same_size(size, 1) for b, size in sizes):
+        return Refusal(f"the {name} is scaled in blocks of {spec.block_text()}")
+    return check_qparams(params, name) or check_zero_point(params, name)
+
+
+def _check_depth(problem: MatmulProblem) -> Refusal | None:
+    params, high = problem.fused.other_params, problem.k.high
+    assert params is not None, "checked before"
+    # uint8 is multiplied as int8, which gives it a zero point.
+    has_zero = params.zero_point is not None or params.spec.dtype is torch.uint8
+    most = _MOST_K_WITH_ZERO if has_zero else _MOST_K
+    if high is None:
+        return Refusal(
+            f"the summed axis has no largest size, and sums of more than {most} products could "
+            "overflow: give its size a bound"
+        )
+    if high > most:
+        return Refusal(f"sums of {high} products could overflow; the limit is {most}")
+    return None
+
+
+def int8_work(problem: MatmulProblem, out_bits: int) -> list[WorkRange]:
+    """Return the work of the kernel, which packs the right operand and then multiplies.
+
+    Args:
+        problem: The product.
+        out_bits: Bits of an element of the result.
+    """
+
+    def packing(right: int) -> Work:
+        moved = (float(right),) * _PACKING_PASSES
+        return Work(reads=moved, writes=moved, kernel_calls=_PACKING_CALLS)
+
+    return [at_points(packing, problem.right), _work(problem, ComputeKind.INT8, (8, out_bits))]
+
+
+def float_work(problem: MatmulProblem, kind: ComputeKind) -> list[WorkRange]:
+    """Return the work of the same in float: dequantize, multiply, and a loop for what follows.
+
+    Args:
+        problem: The product.
+        kind: The arithmetic of the float dtype.
+    """
+    fused, bits = problem.fused, bit_width(problem.float_dtype)
+    plan = [
+        without_calls(pointwise_work(problem.left, [8], [bits])),
+        without_calls(pointwise_work(problem.right, [8], [bits])),
+        _work(problem, kind, (bits, bits)),
+    ]
+    if fused.epilogue.ops or fused.out_params is not None:
+        written = bit_width(dtype_of(fused.node))
+        plan.append(without_calls(pointwise_work(problem.outputs, [bits], [written])))
+    return plan
+
+
+def _work(problem: MatmulProblem, kind: ComputeKind, bits: tuple[int, int]) -> WorkRange:
+    """Return the work of a product with operands and results of a number of bits."""
+    read, written = bits
+
+    def build(rows: int, n: int, k: int, firsts: int, left: int, right: int) -> Work:
+        return Work(
+            flops=2.0 * rows * n * k,
+            kind=kind,
+            reads=(left * read / 8, right * read / 8),
+            writes=(rows * n * written / 8,),
+            # No rows have no first rows.
+            one_row_flops=2.0 * min(rows, firsts) * n * k,
+        )
+
+    sizes: tuple[SizeRange, ...] = (
+        *(problem.rows, problem.n, problem.k, problem.first_rows),
+        *(problem.left, problem.right),
+    )
+    return at_points(build, *sizes)
