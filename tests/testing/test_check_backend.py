@@ -201,3 +201,32 @@ def test_cases_may_be_added() -> None:
 
 
 TEXT = "int8[-128,127] *x* float32 float32:reciprocal:round-zp int"
+
+
+class Products(Backend):
+    """Claims fused products, and computes them by their references."""
+
+    name = "products"
+    supported_ops = (
+        torch.ops.qfuse.linear.default,
+        torch.ops.qfuse.convolution.default,
+        torch.ops.qfuse.matmul.default,
+    )
+    exactness: Exactness = Exactness.EXACT  # type: ignore[misc]
+
+    def is_legal(self, node: Node) -> Literal[True] | Refusal:
+        """Claim every one."""
+        del node
+        return True
+
+    def implement(self, node: Node) -> Callable[..., Any]:
+        """Return the op."""
+        assert isinstance(node.target, torch._ops.OpOverload)
+        return node.target
+
+
+def test_the_battery_has_every_kind_of_product() -> None:
+    named = ("int8 per-tensor x int8 per-tensor -> float32", "1x1: torch.int8 per-tensor")
+    cases = [c for c in battery() if any(part in c.name for part in named)]
+    claimed = check_backend(Products(), cases).claimed
+    assert claimed.keys() == {"qfuse.linear", "qfuse.convolution", "qfuse.matmul"}

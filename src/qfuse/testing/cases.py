@@ -42,9 +42,10 @@ class BackendCase:
 
 
 def battery() -> Iterator[BackendCase]:
-    """Yield the cases: linears, convolutions, quantization ops, pools, sums and other ops."""
+    """Yield the cases: products, quantization ops, pools, sums and other ops."""
     yield from _linears()
     yield from _convolutions()
+    yield from _matmuls()
     yield from _conversions()
     yield from _others()
 
@@ -146,6 +147,27 @@ def _convolution(geometry: str, dtype: torch.dtype, step: str | None, b: GraphBu
     y = b.call(conv, real, w, b.const("bias", torch.randn(shape[0])), *settings)
     y = y if step is None else _STEPS[step](b, y)
     return _quantize(b, y, per_tensor(rank, dtype), "out")
+
+
+def _matmuls() -> Iterator[BackendCase]:
+    """Products of two activations, as of queries and keys."""
+    dynamic = ({"n": 1}, {"n": 7})
+    for left in ("int8 per-tensor", "uint8 per-tensor", "int8 per-token dynamic"):
+        for right in ("int8 per-tensor", "uint8 per-tensor"):
+            for out in ("float32", "uint8 per-tensor"):
+                name = f"matmul: {left} x {right} -> {out}"
+                yield BackendCase(name, partial(_matmul, left, right, out), dynamic)
+
+
+def _matmul(left: str, right: str, out: str, b: GraphBuilder) -> Node:
+    quantized = _dynamic if left.endswith("dynamic") else _activation
+    x = quantized(b, b.arg("x", torch.float32, "n", _IN), _ACTIVATIONS[left])
+    spec = _ACTIVATIONS[right]
+    assert spec is not None, "floats are not quantized"
+    q, scale, zero = _stored(b, b.arg("keys", torch.float32, _OUT, _IN), spec, "keys")
+    keys = b.call(ops.dequantize, q, scale, zero, str(spec))
+    y = b.call(aten.matmul.default, x, b.call(aten.transpose.int, keys, 0, 1))
+    return _quantize(b, b.call(aten.mul.Tensor, y, 0.25), _OUTPUTS[out], "out")
 
 
 def _conversions() -> Iterator[BackendCase]:
