@@ -19,6 +19,8 @@ from qfuse.ir.refusal import Refusal
 from qfuse.kernels import KernelLibrary
 from qfuse.lower.kernels.installed import installed_kernels
 from qfuse.lower.kernels.registry import all_kernels
+from qfuse.normalize.builtin import BUILTIN
+from qfuse.normalize.importers.dialect import Dialect, rules_of
 from qfuse.optimize import check_rule_names, installed_rules
 from qfuse.options import BuiltinBackend
 from qfuse.pipeline import Extensions
@@ -56,6 +58,8 @@ class Own(Copy):
 def copies(): return [Copy()]
 def owned(): return [Own()]
 def odd(): return [3]
+def none(): return None
+def fails(): raise RuntimeError("no tiles")
 number = 3
 """
 
@@ -111,6 +115,13 @@ def test_rules_kernels_and_backends_are_found(install: Install) -> None:
             lambda: installed_kernels(()),
             "is 3, not a function",
         ),
+        ("kernels", "x = some_extension:none", lambda: installed_kernels(()), "returned None"),
+        (
+            "kernels",
+            "x = some_extension:fails",
+            lambda: installed_kernels(()),
+            r"failed: RuntimeError\('no tiles'\)",
+        ),
         ("kernels", "x = some_extension:odd", lambda: installed_kernels(()), "which has no 'name'"),
         (
             "backends",
@@ -151,7 +162,7 @@ def test_a_dialect_that_clashes_names_its_distribution(install: Install, tmp_pat
     )
     install("acme", "qfuse.dialects", "other = some_extension:dialect")
 
-    with pytest.raises(ExtensionError, match=r"in 'casts' and in 'other' of acme 1.2"):
+    with pytest.raises(ExtensionError, match=r"in 'casts' of qfuse and in 'other' of acme 1.2"):
         qfuse.explain(
             torch.nn.Linear(4, 4).eval(), (torch.ones(1, 4),), options={"own_kernels": False}
         )
@@ -245,6 +256,34 @@ def test_names_are_listed_without_an_import(install: Install) -> None:
 
     assert extension_names("qfuse.backends") == ("a", "b")
     assert "broken_extension" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("rules", "complaint"),
+    [
+        (lambda: int("x"), "the dialect 'mine' failed: ValueError"),
+        ([DoubleNegation()], "the dialect 'mine' failed: TypeError"),
+        (lambda: None, "the dialect 'mine' returned None"),
+    ],
+)
+def test_a_dialect_that_gives_no_rules_is_named(rules: Any, complaint: str) -> None:
+    with pytest.raises(ExtensionError, match=complaint):
+        rules_of([Dialect("mine", rules)])
+
+
+def test_a_clash_with_a_dialect_of_qfuse_says_so() -> None:
+    mine = Dialect("aten", list, origin="acme 1.2")
+    with pytest.raises(ExtensionError, match=r"in 'aten' of qfuse and in 'aten' of acme 1.2"):
+        rules_of([*BUILTIN, mine])
+
+
+def test_a_backend_that_gives_no_rules_is_named() -> None:
+    class Ruleless(Idle):
+        def rules(self) -> Any:
+            return None
+
+    with pytest.raises(ExtensionError, match="the backend 'idle' returned None"):
+        Extensions.installed(NONE, [Ruleless()])
 
 
 def test_unique_names_pass() -> None:

@@ -18,6 +18,7 @@ from qfuse.ir.errors import (
     OptionsError,
 )
 from qfuse.ir.events import Checked, Exactness, Noted, RolledBack
+from qfuse.ir.foreign import list_foreign
 from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.signature.run import run_flat
@@ -134,7 +135,11 @@ class Extensions:
         own = [
             Extension(backend.name, scheduled, f"the backend {backend.name!r}")
             for backend in backends
-            for scheduled in backend.rules()
+            for scheduled in list_foreign(
+                backend.rules,
+                what=f"the function `rules` of the backend {backend.name!r}",
+                fix="return a list of qfuse.rewrite.scheduled.ScheduledRules",
+            )
         ]
         rules = (*installed_rules(), *own)
         check_rule_names(rules)

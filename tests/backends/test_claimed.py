@@ -168,6 +168,43 @@ def test_a_backend_that_fails_is_an_error_that_names_it() -> None:
     assert "out of tiles" in str(told.value)
 
 
+class Unable(Counting):
+    """Does not implement what it claims."""
+
+    def __init__(self, made: Any) -> None:
+        super().__init__()
+        self.made = made
+
+    def implement(self, node: Node) -> Any:
+        return self.made(node)
+
+
+@pytest.mark.parametrize("check", ["site", "off"])
+@pytest.mark.parametrize(
+    ("made", "complaint"),
+    [
+        (lambda node: node.meta["no such key"], "failed for qfuse.linear.default: KeyError"),
+        (lambda node: None, "returned None for qfuse.linear.default"),  # noqa: ARG005
+    ],
+)
+def test_a_node_that_is_claimed_and_not_implemented_is_named(
+    made: Any, complaint: str, check: Any
+) -> None:
+    with pytest.raises(BackendError, match=f"implement of the backend 'counting' {complaint}"):
+        compiled(quantized(), Unable(made), check=check)
+
+
+@pytest.mark.parametrize(
+    ("result", "complaint"),
+    [(3, "a number"), ("x", "an object of the type str"), ((1, 2), "2 values")],
+)
+def test_a_result_that_is_no_tensor_is_named(result: Any, complaint: str) -> None:
+    backend = Unable(lambda node: lambda *args: result)  # noqa: ARG005
+    text = f"the backend 'counting' computed {complaint} for qfuse.linear.default, .* a tensor"
+    with pytest.raises(BackendError, match=text):
+        compiled(quantized(), backend)
+
+
 class Whole(Counting):
     """Compiles whole graphs."""
 

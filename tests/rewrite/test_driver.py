@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 import torch
 from tests.support.toy_rules import (
@@ -13,13 +16,14 @@ from tests.support.toy_rules import (
 )
 
 from qfuse.cost import CostModel, CostProfile
-from qfuse.ir.errors import RewriteError
+from qfuse.ir.errors import ExtensionError, RewriteError
 from qfuse.ir.events import Fired, MissCode, Missed, Noted, RolledBack
 from qfuse.ir.graph.text import to_text
 from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.driver import apply_rules
+from qfuse.rewrite.prelude import Node, Rewriter
 from qfuse.rewrite.rewriter import GraphEditor, origins
 from qfuse.rewrite.site_check import SiteChecker
 from qfuse.testing.build import GraphBuilder
@@ -236,10 +240,48 @@ def test_one_tensor_is_one_constant() -> None:
 def test_a_rule_that_fails_to_look_costs_a_warning_not_the_model() -> None:
     b = chain(1)
     program = b.done(last(b))
-    with pytest.raises(AssertionError, match="did not foresee"):
+    with pytest.raises(ExtensionError, match=r"the rule blind failed here.*did not foresee"):
         apply_rules(program, [BlindRule()])
     assert not apply_rules(program, [BlindRule()], RewriteContext("test", strict=False)).fired
     (note,) = program.log.of(Noted)
     assert note.warn
     assert "the rule blind failed here" in note.text
     assert "fix tests.support.toy_rules" in note.text, "it is not a rule of qfuse"
+
+
+class Forgets(NegToMul):
+    """Has a match without a return."""
+
+    name = "forgets"
+
+    def match(self, node: Node) -> Any:
+        del node
+
+
+class Breaks(NegToMul):
+    """Fails after half of its edit."""
+
+    name = "breaks"
+
+    def rewrite(self, site: Node, rw: Rewriter) -> None:
+        rw.call(aten.abs.default, site.args[0])
+        raise KeyError("half")
+
+
+@pytest.mark.parametrize(
+    ("rule", "complaint"),
+    [
+        (Forgets(), "the rule forgets failed here.*match returned None"),
+        (Breaks(), "the rewrite of the rule breaks failed: KeyError.'half'"),
+    ],
+)
+def test_a_rule_that_breaks_its_contract_is_named(rule: NegToMul, complaint: str) -> None:
+    b = GraphBuilder()
+    program = b.done(b.call(aten.neg.default, b.arg("x", torch.float32, 3)))
+    before = to_text(program.graph)
+    assert not apply_rules(program, [rule], RewriteContext("test", strict=False)).fired
+    assert to_text(program.graph) == before
+    said = [e.text for e in program.log.of(Noted)] + [e.reason for e in program.log.of(RolledBack)]
+    assert any(re.search(complaint, text) for text in said)
+    with pytest.raises(ExtensionError, match=complaint):
+        apply_rules(program, [rule])

@@ -83,6 +83,47 @@ class Writes(Right):
         return result
 
 
+class Reuses(Right):
+    """Returns one buffer for all calls."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[Any, torch.Tensor] = {}
+
+    def compute(self, *args: Any) -> torch.Tensor:
+        result = super().compute(*args)
+        key = (result.shape, result.dtype, result.stride())
+        return self.buffers.setdefault(key, result).copy_(result)
+
+
+class Cuts(Right):
+    """Returns a part."""
+
+    def compute(self, *args: Any) -> torch.Tensor:
+        return super().compute(*args)[:1]
+
+
+class Wraps(Right):
+    """Returns a tuple."""
+
+    def compute(self, *args: Any) -> Any:
+        return (super().compute(*args),)
+
+
+class Raises(Right):
+    """Does not implement its claims."""
+
+    def implement(self, node: Node) -> Callable[..., Any]:
+        found: Callable[..., Any] = node.meta["no such key"]
+        return found
+
+
+class Forgets(Right):
+    """Returns no function."""
+
+    def implement(self, node: Node) -> Any:
+        del node
+
+
 class Turns(Right):
     """Returns other strides."""
 
@@ -158,6 +199,11 @@ def test_a_right_backend_passes() -> None:
         (Turns(), "its result has the strides (1, 6), the op's has (16, 1)"),
         (Silent(), "without a reason"),
         (Moody(), "answers differently"),
+        (Reuses(), "the second call with the sizes {}: its result shares memory with that of an"),
+        (Cuts(), "the type changed"),
+        (Wraps(), "computed 1 values for qfuse.quantize.default"),
+        (Raises(), "implement of the backend 'right' failed for qfuse.quantize.default: KeyError"),
+        (Forgets(), "implement of the backend 'right' returned None for qfuse.quantize.default"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Backend) else None,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -128,6 +129,49 @@ def test_a_refusal_without_a_reason_is_found() -> None:
     limits = {"qfuse_kit_tests::dequantize": "it has none"}
     coverage = check_dialect(replace(silent, limits=limits), refuses=[wide])
     assert coverage.refused[0][2] == "it has none"
+
+
+class Broken(Right):
+    """Fails."""
+
+    name = "kit-broken"
+
+    def match(self, node: Node) -> Any:
+        return node.meta["no such key"]
+
+
+class Forgets(Right):
+    """Returns nothing."""
+
+    name = "kit-forgets"
+
+    def match(self, node: Node) -> Any:
+        del node
+
+
+@pytest.mark.parametrize(
+    ("rule", "complaint"),
+    [
+        (Broken(), "the rule kit-broken failed here.*KeyError"),
+        (Forgets(), "the rule kit-forgets failed here.*match returned None"),
+    ],
+)
+def test_a_rule_that_fails_is_named(rule: Right, complaint: str) -> None:
+    with pytest.raises(ExtensionError, match=complaint):
+        check_dialect(replace(RIGHT, rules=lambda: [rule]), rows)
+
+
+def test_a_dialect_without_rules_says_so() -> None:
+    with pytest.raises(AssertionError, match="was not translated: the dialect has no rules"):
+        check_dialect(replace(RIGHT, rules=list), rows)
+
+
+def test_an_example_that_returns_nothing_is_named() -> None:
+    def empty(source: Source) -> Any:
+        rows(source)
+
+    with pytest.raises(AssertionError, match="empty returned None"):
+        check_dialect(RIGHT, empty)
 
 
 def test_names_that_clash_are_found() -> None:

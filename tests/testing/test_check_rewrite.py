@@ -8,6 +8,7 @@ from tests.support.graphs.tiny_models import TwoLinears
 from tests.support.toy_rules import DoubleNegation, WrongAbs
 from torch import nn
 
+from qfuse.ir.errors import ExtensionError
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter, aten
 from qfuse.rewrite.scheduled import Phase, ScheduledRules
 from qfuse.testing import check_rewrite
@@ -80,3 +81,24 @@ def test_bits_are_compared_if_all_rules_are_exact() -> None:
     with pytest.raises(AssertionError, match="other bits, though all rules are exact") as caught:
         check_rewrite(Negations(), (torch.randn(64),), rules=rules, expect=())
     assert "half-negation" in str(caught.value)
+
+
+def test_one_name_and_one_set_of_rules_need_no_list() -> None:
+    found = check_rewrite(Negations(), (torch.randn(3),), rules=NEGATIONS, expect="double-negation")
+    assert found.fired == {"double-negation": 1}
+
+
+class Broken(DoubleNegation):
+    """Fails."""
+
+    name = "broken"
+
+    def rewrite(self, site: Node, rw: Rewriter) -> None:
+        del rw
+        site.meta["no such key"]
+
+
+def test_a_rule_that_fails_is_named() -> None:
+    rules = ScheduledRules((Broken,), after=Phase.FOLD)
+    with pytest.raises(ExtensionError, match="the rewrite of the rule broken failed: KeyError"):
+        check_rewrite(Negations(), (torch.randn(3),), rules=rules, expect=())

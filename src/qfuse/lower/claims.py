@@ -6,8 +6,9 @@ import operator
 from collections.abc import Sequence
 from typing import Literal
 
-from qfuse.ir.errors import RULE_ERRORS, ExtensionError
+from qfuse.ir.errors import ExtensionError
 from qfuse.ir.events import EXPAND, HOST, Left, Lowered
+from qfuse.ir.foreign import call_foreign
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import CLAIM_META, LoweredGraph, OptimizedGraph, place_of
 from qfuse.ir.ops import library as ops
@@ -121,11 +122,14 @@ def _claim_of(node: Node, claimants: Sequence[Claimant]) -> tuple[str | None, Re
 def _answer(claimant: Claimant, node: Node) -> Literal[True] | Refusal:
     """Ask whether a node is claimed."""
     what, where = f"is_legal of the backend {claimant.name!r}", str(place_of(node))
-    try:
-        answer: object = claimant.is_legal(node)
-    except RULE_ERRORS as error:
-        text = f"{what} failed for {node.target}: {error!r}"
-        raise ExtensionError(text, where=where, fix="repair the backend") from error
+    answer: object = call_foreign(
+        claimant.is_legal,
+        node,
+        what=what,
+        on=node.target,
+        where=where,
+        fix="repair the backend",
+    )
     if answer is True or isinstance(answer, Refusal):
         return answer
     raise ExtensionError(

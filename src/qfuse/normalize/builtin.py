@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from qfuse.extensions import OWN
 from qfuse.normalize.aten import rules as aten
 from qfuse.normalize.aten.cast_rules import CASTS
 from qfuse.normalize.aten.linear.to_mm import SpellMm
@@ -15,4 +17,7 @@ from qfuse.normalize.importers.torchao_mx.dialect import TORCHAO_MX
 
 ATEN = Dialect("aten", aten.rules, spell=lambda source: [SpellMm(source)])
 
-BUILTIN: Sequence[Dialect] = (DECOMPOSED, TORCHAO_AFFINE, TORCHAO_MX, LIBRARY, CASTS, ATEN)
+BUILTIN: Sequence[Dialect] = tuple(
+    replace(dialect, origin=OWN)
+    for dialect in (DECOMPOSED, TORCHAO_AFFINE, TORCHAO_MX, LIBRARY, CASTS, ATEN)
+)

@@ -52,7 +52,7 @@ class RewriteContext:
         cost: Prices sites; ``None`` applies every legal rewrite.
         budget: Permits rewrites.
         checker: Checks rewrites by values; ``None`` skips the check.
-        strict: Whether an exception in a rule's match propagates, as in tests. Otherwise only that
+        strict: Whether a rule that fails is an ExtensionError, as in tests. Otherwise only that
             rewrite is lost, with a warning, so that a bug in qfuse does not break a user's model.
         scope: Names of the captured nodes that may be rewritten; ``None`` means all of them.
         assume_equal: Whether parameters without values are assumed equal if their metadata match.

@@ -11,8 +11,9 @@ from typing import Any
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from qfuse.ir.errors import RULE_ERRORS, QfuseError, RewriteError
-from qfuse.ir.events import Fired, MissCode, Noted
+from qfuse.ir.errors import RULE_ERRORS, ExtensionError, QfuseError, RewriteError
+from qfuse.ir.events import Fired, MissCode, Noted, Place
+from qfuse.ir.foreign import call_foreign
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import StageGraph, place_of
 from qfuse.rewrite.context import PassResult, RewriteContext
@@ -37,6 +38,7 @@ def apply_rules(
     the graph.
 
     Raises:
+        ExtensionError: A rule fails, and the context is strict.
         RewriteError: The rules do not converge; the message names those that alternate.
     """
     return _Run(program, rules, context or RewriteContext("rewrite")).run()
@@ -96,13 +98,18 @@ class _Run:
             return failed
         try:
             site = rule.match(node)
+            if site is None:
+                raise TypeError("match returned None, and not a site or a Miss with the reason")
         except (*RULE_ERRORS, QfuseError) as error:
-            ours = isinstance(error, QfuseError) and self._context.raise_model_errors
-            if self._context.strict or ours:
+            if isinstance(error, QfuseError) and (
+                self._context.strict or self._context.raise_model_errors
+            ):
                 raise
-            ours = type(rule).__module__.partition(".")[0] == "qfuse"
-            fix = "please report it" if ours else f"fix {type(rule).__module__}"
-            text = f"the rule {rule.name} failed here, which is a bug: {fix} ({error!r})"
+            text = f"the rule {rule.name} failed here, which is a bug"
+            if self._context.strict:
+                where = str(place_of(node))
+                raise ExtensionError(f"{text}: {error!r}", where=where, fix=_fix(rule)) from error
+            text = f"{text}: {_fix(rule)} ({error!r})"
             self._program.log.add(Noted(self._context.stage, text, place_of(node), warn=True))
             return Miss(MissCode.PATTERN, node, "the rule failed", progress=0)
         if isinstance(site, Miss):
@@ -126,7 +133,7 @@ class _Run:
         done = self._session.rewrite(
             rule.name,
             node,
-            partial(rule.rewrite, site),
+            partial(self._edit, rule, site, places[0]),
             proof=rule.proof or rule.exactness,
             event=fired,
         )
@@ -143,6 +150,19 @@ class _Run:
             reason = "it is switched off, or changed values here and was rolled back"
             self._misses[rule.name, node] = Miss(MissCode.BANNED, node, reason)
         return False
+
+    def _edit(self, rule: Rule[Any], site: Any, place: Place, rw: Rewriter) -> None:
+        """Rewrite; as for ``match``, only this rewrite is lost if it fails, except in tests."""
+        call_foreign(
+            rule.rewrite,
+            site,
+            rw,
+            what=f"the rewrite of the rule {rule.name}",
+            where=str(place),
+            fix=_fix(rule),
+            # It undoes the rewrite.
+            kind=ExtensionError if self._context.strict else RewriteError,
+        )
 
     def _requeue(self, erased: Sequence[Node], around: Sequence[Node]) -> None:
         self._erased.update(erased)
@@ -167,3 +187,8 @@ class _Run:
             if node in self._erased or miss.at in self._erased or miss.progress == 0:
                 continue
             self._result.miss(self._program, self._context, name, node, miss)
+
+
+def _fix(rule: Rule[Any]) -> str:
+    module = type(rule).__module__
+    return "please report it" if module.partition(".")[0] == "qfuse" else f"fix {module}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from qfuse.backends import Backend, Runner
-from qfuse.ir.errors import QfuseError
+from qfuse.ir.errors import USER_CODE_ERRORS, QfuseError
 from qfuse.ir.events import Exactness, Lowered
 from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph
 from qfuse.ir.graph.text import to_text
@@ -36,12 +36,14 @@ class CaseOutcome:
         claimed: The ops that were claimed, each with its count.
         refused: The other ops that the backend was asked about, each with its reason.
         wrong: What is wrong, and what to do; ``None`` if nothing is.
+        error: The exception that the backend raised, if it did.
     """
 
     case: str
     claimed: Counter[str]
     refused: tuple[tuple[str, str], ...]
     wrong: str | None = None
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +89,29 @@ def check_backend(backend: Backend, cases: Iterable[BackendCase] | None = None) 
     Raises:
         AssertionError: A check failed; the message says for which graphs, what differs, and where.
     """
-    found = tuple(_outcome(backend, case) for case in (battery() if cases is None else cases))
+    found = tuple(_outcome_of(backend, case) for case in (battery() if cases is None else cases))
     wrong = [outcome for outcome in found if outcome.wrong is not None]
     if wrong:
         shown = "\n".join(f"- {outcome.case}: {outcome.wrong}" for outcome in wrong[:_SHOWN])
         more = f"\n... and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         text = f"the backend {backend.name!r} fails {len(wrong)} of {len(found)} graphs"
-        raise AssertionError(f"{text}:\n{shown}{more}")
+        cause = next((outcome.error for outcome in wrong if outcome.error is not None), None)
+        raise AssertionError(f"{text}:\n{shown}{more}") from cause
     coverage = BackendCoverage(found)
     assert coverage.claimed, (
         f"the backend {backend.name!r} claims nothing\n"
         f"  do: look at the reasons of is_legal:\n{coverage}"
     )
     return coverage
+
+
+def _outcome_of(backend: Backend, case: BackendCase) -> CaseOutcome:
+    """Check one graph; a backend that raises fails it."""
+    try:
+        return _outcome(backend, case)
+    except (*USER_CODE_ERRORS, QfuseError) as error:
+        text = str(error) if isinstance(error, QfuseError) else repr(error)
+        return CaseOutcome(case.name, Counter(), (), f"it raises {text}", error)
 
 
 def _outcome(backend: Backend, case: BackendCase) -> CaseOutcome:
@@ -137,10 +149,8 @@ def _wrong(
     backend: Backend, case: BackendCase, reference: OptimizedGraph, lowered: LoweredGraph
 ) -> str | None:
     """Run the reference, the expanded graph and the compiled one; return what is wrong."""
-    try:
-        runner = backend.compile(lowered)
-    except QfuseError as error:
-        return f"compile raises {error}"
+    runner = backend.compile(lowered)
+    earlier: list[torch.Tensor] = []
     for sizes in case.sizes:
         inputs = random_inputs(reference, **sizes)
         (old,), (expanded,) = run(reference, inputs), run(lowered, inputs)
@@ -151,7 +161,7 @@ def _wrong(
             )
         meant = truth(reference, inputs)[0]
         for call in ("first", "second"):
-            wrong = _call(runner, inputs, old, meant, backend.exactness)
+            wrong = _call(runner, inputs, earlier, old, meant, backend.exactness)
             if wrong is not None:
                 return f"the {call} call with the sizes {dict(sizes)}: {wrong}"
     return None
@@ -160,17 +170,22 @@ def _wrong(
 def _call(
     runner: Runner,
     inputs: list[torch.Tensor],
+    earlier: list[torch.Tensor],
     old: torch.Tensor,
     meant: torch.Tensor | None,
     exactness: Exactness,
 ) -> str | None:
-    """Run compiled code; return what is wrong with its result."""
+    """Run compiled code; return what is wrong with its result, which is added to the earlier."""
     kept = [value.clone() for value in inputs]
     (new,) = runner.run(list(inputs))
     if not all(map(equal_but_for_nan, inputs, kept)):
         return "it writes its inputs"
     if any(_shares_memory(new, value) for value in inputs):
         return "its result shares memory with an input; return a new tensor"
+    # They are kept alive, so that their memory cannot be given to this result again.
+    if any(_shares_memory(new, value) for value in earlier):
+        return "its result shares memory with that of an earlier call; return a new tensor"
+    earlier.append(new)
     wrong = _compare(new, old, meant, exactness)
     # Other ops may rely on them, such as a view of the result.
     if wrong is None and strides(new) != strides(old):

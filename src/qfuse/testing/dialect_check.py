@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from torch.fx import Node
@@ -63,7 +63,7 @@ def check_dialect(
     """
     dialects = (*BUILTIN, dialect)
     rules_of(dialects)
-    own = {rule.name for rule in dialect.rules()}
+    own = {rule.name for rule in rules_of([dialect])}
     counts: Counter[str] = Counter()
     for example in examples:
         normal = _normalize(example, dialects)
@@ -71,7 +71,7 @@ def check_dialect(
         left = _left(normal, dialect)
         assert not left, (
             f"{_name(example)}: {left[0].target} was not translated: "
-            f"{_why(normal, left[0], dialect)}\n"
+            f"{_why(normal, left[0], dialect) or _no_reason(left[0], own)}\n"
             "  do: extend the rule, or give the example in `refuses` if it has no canonical form\n"
             f"{to_text(normal.graph)}"
         )
@@ -86,7 +86,9 @@ def check_dialect(
 def _normalize(example: SourceExample, dialects: Sequence[Dialect]) -> NormalGraph:
     source = Source()
     made = example(source)
-    outs = [made] if isinstance(made, Node) else list(made)
+    outs = [made] if isinstance(made, Node) else made
+    is_right = isinstance(outs, (list, tuple)) and all(isinstance(out, Node) for out in outs)
+    assert is_right, f"{_name(example)} returned {made!r}\n  do: return the nodes of the outputs"
     return assert_same_bits(source, *outs, dialects=dialects)
 
 
@@ -119,6 +121,12 @@ def _why(normal: NormalGraph, node: Node, dialect: Dialect) -> str:
         return f"{closest.rule}: {closest.reason}"
     namespace, _, name = str(node.target).partition(".")
     return dialect.limits.get(f"{namespace}::{name.removesuffix('.default')}", "")
+
+
+def _no_reason(node: Node, rules: Collection[str]) -> str:
+    if not rules:
+        return "the dialect has no rules"
+    return f"no rule says why ({', '.join(sorted(rules))}); is {node.target} one of their anchors?"
 
 
 def _name(example: SourceExample) -> str:

@@ -58,11 +58,11 @@ def check_rewrite(  # noqa: PLR0913 - one keyword per option
     module: Module | ExportedProgram,
     inputs: Sequence[Any],
     *,
-    expect: Expected,
+    expect: Expected | str,
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
-    rules: Sequence[ScheduledRules] = (),
-    dialects: Sequence[Dialect] = (),
+    rules: ScheduledRules | Sequence[ScheduledRules] = (),
+    dialects: Dialect | Sequence[Dialect] = (),
     cost: CostModel | None = None,
 ) -> Rewritten:
     """Run capture, normalize and optimize, and check what fired and that values are equal.
@@ -79,7 +79,8 @@ def check_rewrite(  # noqa: PLR0913 - one keyword per option
         module: The module, in eval mode.
         inputs: Positional example inputs; their values matter.
         expect: Rules that must fire, such as ``"fuse-linear"``, and ops that must be in the result,
-            such as ``"qfuse.linear"`` (names with a dot). With a mapping, how often; 0 is never.
+            such as ``"qfuse.linear"`` (names with a dot): one, or several. With a mapping, how
+            often; 0 is never.
         kwargs: Keyword example inputs.
         dynamic_shapes: As for ``torch.export.export``.
         rules: Further rules of optimize.
@@ -90,6 +91,9 @@ def check_rewrite(  # noqa: PLR0913 - one keyword per option
         AssertionError: A check failed; the message says what differs, and where.
         QfuseError: The module cannot be captured, or a rule breaks its contract.
     """
+    expect = (expect,) if isinstance(expect, str) else expect
+    rules = (rules,) if isinstance(rules, ScheduledRules) else rules
+    dialects = (dialects,) if isinstance(dialects, Dialect) else dialects
     source = capture(module, tuple(inputs), kwargs, dynamic_shapes=dynamic_shapes)
     caller = Caller(source.signature)
     flat = caller.check(caller.bind(tuple(inputs), dict(kwargs or {})))

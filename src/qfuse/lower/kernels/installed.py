@@ -17,12 +17,15 @@ from typing import Any
 
 from qfuse.extensions import OWN, Extension, check_unique, load_extensions
 from qfuse.ir.errors import ExtensionError
+from qfuse.ir.foreign import list_foreign
 from qfuse.lower.select.kernel import Kernel
 
 KERNELS_GROUP = "qfuse.kernels"
 
 MakeKernels = Callable[[], Sequence[Kernel[Any]]]
 """Returns new kernels for one lowering."""
+
+_FIX = "name a function without arguments that returns new kernels"
 
 _PARTS = ("name", "covers", "supported", "accepts", "emit")
 
@@ -47,12 +50,9 @@ def installed_kernels(own: Iterable[Kernel[Any]]) -> tuple[MakeKernels, ...]:
 def _names(extension: Extension[object]) -> list[str]:
     where = f"the set of kernels {extension.name!r} of {extension.origin}"
     if not callable(extension.value):
-        raise ExtensionError(
-            f"{where} is {extension.value!r}, not a function",
-            fix="name a function without arguments that returns new kernels",
-        )
+        raise ExtensionError(f"{where} is {extension.value!r}, not a function", fix=_FIX)
     names: list[str] = []
-    for kernel in extension.value():
+    for kernel in list_foreign(extension.value, what=where, fix=_FIX):
         lacking = [part for part in _PARTS if not hasattr(kernel, part)]
         if lacking:
             raise ExtensionError(

@@ -17,6 +17,7 @@ from typing import Any
 
 from qfuse.extensions import load_extensions
 from qfuse.ir.errors import ExtensionError
+from qfuse.ir.foreign import list_foreign
 from qfuse.rewrite.declared import check_declared
 from qfuse.rewrite.prelude import OpOverload, Rule
 
@@ -36,8 +37,8 @@ class Dialect:
         spell: Returns the inverse rules, from canonical ops to ops of the dialect; its argument
             maps the name of each source node to the op that it called. For :mod:`qfuse.passes`;
             ``None`` if the dialect has no such rules.
-        origin: Name and version of the distribution that it is from; "" if it is part of qfuse, or
-            was not found by an entry point.
+        origin: Name and version of the distribution that it is from; "qfuse" for the built-in ones,
+            "" if it was not found by an entry point.
     """
 
     name: str
@@ -65,15 +66,17 @@ def rules_of(dialects: Sequence[Dialect]) -> list[Rule[Any]]:
     """Return the rules of all dialects, earlier dialects first.
 
     Raises:
-        ExtensionError: Two dialects or two rules have one name; something is not a rule, or
-            lacks a class attribute, or has anchors that are not op overloads.
+        ExtensionError: A dialect fails to give its rules; two dialects or two rules have one
+            name; something is not a rule, or lacks a class attribute, or has anchors that are not
+            op overloads.
     """
     owners: dict[str, str] = {}
     rules: list[Rule[Any]] = []
     for dialect in dialects:
         # Options, bans and the report refer to dialects and rules by name.
         _claim(owners, f"dialect {dialect.name}", dialect)
-        for rule in dialect.rules():
+        what = f"the function `rules` of the dialect {dialect}"
+        for rule in list_foreign(dialect.rules, what=what, fix="return a list of rules"):
             if not isinstance(rule, Rule):
                 raise ExtensionError(
                     f"the dialect {dialect} gives {rule!r}, which is not a rule",
