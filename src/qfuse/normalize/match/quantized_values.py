@@ -18,6 +18,7 @@ from qfuse.ir.ops.views import dtype_of, node_of
 from qfuse.ir.quant.element import Element, ScaleFormat
 from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, dtype_range
 from qfuse.ir.sizes import Size, same_shape
+from qfuse.normalize.match.quotients import may_divide_by_zero
 from qfuse.normalize.match.views import view_source
 from qfuse.rewrite.pattern import (
     Capture,
@@ -124,13 +125,14 @@ def quantized_values(value: object) -> QuantizedValues | None:
 def integers_of(value: Node) -> Node | None:
     """Return the integers that ``value`` holds as floats; ``None`` if it may hold other values.
 
-    They are floats where arithmetic rounded and clamped them: :func:`as_integers` casts these.
+    They are floats where arithmetic rounded and clamped them: :func:`as_integers` casts these. A
+    NaN has no cast, so none may come from a zero scale.
     """
     node = value
     while dtype_of(node).is_floating_point:
         source = cast_source(node)
         if source is None:
-            return node if _is_int32(node) else None
+            return node if _is_int32(node) and not may_divide_by_zero(node) else None
         if not keeps_integers(source, dtype_of(node)):
             return None
         node = source

@@ -18,9 +18,11 @@ from tests.support.sources.aten_spellings import (
 from torch import nn
 from torch.fx import Node
 
+import qfuse
 from qfuse.ir.events import MissCode
 from qfuse.normalize.aten.views.spell_cast import SpellCast
 from qfuse.passes import FuseLinears, MergeLinears
+from qfuse.targets import Target
 from qfuse.testing.build import GraphBuilder
 
 
@@ -52,6 +54,40 @@ def test_golden_a_cast_is_a_copy() -> None:
 return (%0)
 fired: spell-cast 1""",
     )
+
+
+def test_a_copy_that_names_its_own_device_is_a_cast() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.int8, 3, 4)
+    cpu = torch.device("cpu")
+    y = b.call(aten._to_copy.default, x, dtype=torch.float32, device=cpu, layout=torch.strided)
+    program = finish(b, y)
+    assert golden(program, SpellCast()).endswith("fired: spell-cast 1")
+    (copy,) = program.graph.find_nodes(op="call_function", target=aten._to_copy.default)
+    assert copy.kwargs == {"dtype": torch.float32}
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.bool], ids=str)
+def test_integers_that_become_the_type_of_the_activation_are_a_weight(dtype: torch.dtype) -> None:
+    class Unpacked(nn.Module):
+        w: torch.Tensor
+        s: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("w", torch.randint(0, 2, (12, 16)).to(dtype))
+            self.register_buffer("s", torch.rand(12, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.linear(x, self.w.to(x) * self.s)
+
+    model, x = Unpacked().eval(), torch.randn(5, 16)
+    fast = qfuse.compile(
+        model, (x,), options={"backend": "eager"}, check="site", target=Target.for_testing()
+    )
+    assert [e.kernel for e in fast.report.fused] == ["qfuse.linear_w4a16"]
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

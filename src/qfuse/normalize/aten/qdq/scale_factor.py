@@ -18,6 +18,7 @@ from qfuse.ir.sizes import Size, is_one, same_shape
 from qfuse.normalize.match.broadcast import block_of, padded
 from qfuse.normalize.match.constants import derived
 from qfuse.normalize.match.quantized_values import as_integers, integers_of
+from qfuse.normalize.match.quotients import may_divide_by_zero
 from qfuse.normalize.match.views import transpose_source, view_source, with_shape
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
 
@@ -214,6 +215,8 @@ def _run_time_zero(at: Node, zero: Node, grid: Sequence[Size]) -> Factor | Miss:
         text = "the zero point is neither a constant nor known to be an integer"
         if is_call(zero, aten.round.default):
             text = "the zero point is rounded, but may be outside of the range of int32: clamp it"
+        if may_divide_by_zero(zero):
+            text = "the zero point is NaN where the scale is zero: clamp the scale to a least value"
         return Miss(MissCode.NOT_CONSTANT, zero, text)
     found = with_shape(node, grid)
     # A scalar gets the axes of the data, as its scale does.

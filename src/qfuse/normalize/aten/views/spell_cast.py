@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.views import node_of, tensor_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.rewrite.prelude import (
@@ -31,7 +32,7 @@ class Conversion:
 
 
 class SpellCast(Rule[Conversion]):
-    """``to(x, dtype)`` and ``type_as(x, y)`` become ``_to_copy(x, dtype=...)``.
+    """``to(x, dtype)``, ``to(x, y)`` and ``type_as(x, y)`` become ``_to_copy(x, dtype=...)``.
 
     Before::
 
@@ -41,7 +42,8 @@ class SpellCast(Rule[Conversion]):
 
         x: int8 -> _to_copy(dtype=float32) -> mul
 
-    Graphs have these ops before decompositions. Exact: where the dtype changes, they copy.
+    Graphs have these ops before decompositions. After them, ``to(x, y)`` is a ``_to_copy`` that
+    names the device of ``y``. Exact: where the dtype changes, they copy.
 
     Refuses: a call that keeps the dtype, which may return its operand; one that changes device,
     layout, memory format or pinning.
@@ -54,6 +56,7 @@ class SpellCast(Rule[Conversion]):
         aten.to.device,
         aten.to.other,
         aten.type_as.default,
+        aten._to_copy.default,
     )
     exactness = Exactness.EXACT
 
@@ -65,6 +68,9 @@ class SpellCast(Rule[Conversion]):
         if old.dtype == new.dtype:
             text = "it keeps the dtype {}"
             return Miss(MissCode.DTYPE, node, text, dtype_name(old.dtype), progress=0)
+        named = {name for name, value in node.kwargs.items() if value is not None}
+        if is_call(node, aten._to_copy.default) and named <= {"dtype"}:
+            return Miss(MissCode.PATTERN, node, "it names the dtype alone", progress=0)
         formats = {None, torch.preserve_format}
         same = old.device == new.device and old.layout == new.layout
         if not same or a.get("memory_format") not in formats or a.get("pin_memory"):
