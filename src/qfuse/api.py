@@ -21,7 +21,7 @@ from qfuse.ir.events import Exactness, Noted
 from qfuse.ir.graph.stage_graph import CLAIM_META, CapturedGraph
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.signature.caller import Caller
-from qfuse.options import Check, Options, choice
+from qfuse.options import BuiltinBackend, Check, Options, choice
 from qfuse.pipeline import Extensions, Pipeline, Plan
 from qfuse.report import Report
 from qfuse.targets import Target
@@ -248,7 +248,10 @@ class _Session:
         for used in plan.backends:
             claimed = sum(n.meta.get(CLAIM_META) == used.name for n in plan.lowered.graph.nodes)
             lossy = f", {used.exactness}" if used.exactness is Exactness.LOSSY else ""
-            facts[f"claimed by {used.name}"] = f"{claimed} node{'s' * (claimed != 1)}{lossy}"
+            # A compiled graph that fails its check runs op by op, by the references.
+            unused = ", not used: the references run" if backend == BuiltinBackend.EAGER else ""
+            count = f"{claimed} node{'s' * (claimed != 1)}"
+            facts[f"claimed by {used.name}"] = f"{count}{lossy}{unused}"
         events = list(plan.lowered.log)
         if self.options.own_kernels and not plan.backends and not self.library.available:
             events.append(

@@ -134,6 +134,7 @@ def test_wrong_values_are_found_and_the_references_run_instead() -> None:
 
     assert fast.backend == "eager"
     assert "the wrong backend changed values" in fast.report.notes[-1].text
+    assert fast.report.facts["claimed by wrong"] == "1 node, not used: the references run"
     assert torch.allclose(fast(x), model(x), rtol=1e-5, atol=1e-6)
 
 
