@@ -31,7 +31,9 @@ def reason_to_stay(node: Node) -> str:
                 f"{users} uses this weight and has no quantized kernel here: it "
                 "computes in float on the dequantized weight"
             )
-        return f"its float values are used by {users}, which has no quantized form here"
+        if all(user.op == "output" for user in node.users):
+            return "its float values are a result of the model"
+        return f"its float values are used by {users}, which no rule fused with it"
     return "it changes the parameters between two quantized ops"
 
 
@@ -70,6 +72,10 @@ def _users_below(node: Node) -> Iterator[Node]:
 
 
 def _users(node: Node) -> str:
-    names = list(dict.fromkeys(op_name(user) for user in node.users))
+    names = list(dict.fromkeys(_name(user) for user in node.users))
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"  # noqa: PLR2004
+
+
+def _name(user: Node) -> str:
+    return "the caller of the model" if user.op == "output" else op_name(user)
