@@ -63,3 +63,25 @@ def test_what_is_no_quotient() -> None:
     b = GraphBuilder()
     rounded = b.call(aten.round.default, b.arg("x", torch.float32, 3))
     assert not may_divide_by_zero(rounded)
+
+
+@pytest.mark.parametrize("least", [1e-8, 1e-4])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_a_least_value_is_one_of_its_dtype(dtype: torch.dtype, least: float) -> None:
+    """A bound of 1e-8 is 0 in float16."""
+    b = GraphBuilder()
+    x = b.arg("x", dtype, 3, 8)
+    step = b.call(aten.clamp_min.default, b.arg("width", dtype, 3, 1), least)
+    ratio = b.call(aten.round.default, b.call(aten.div.Tensor, x, step))
+    assert may_divide_by_zero(ratio) == (dtype is torch.float16 and least == 1e-8)
+
+
+def test_a_least_value_is_lost_in_a_quotient_and_in_a_cast() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float16, 3, 8)
+    width = b.call(aten.clamp_min.default, b.arg("width", torch.float16, 3, 1), 1e-6)
+    divided = b.call(aten.div.Tensor, width, 255)
+    wide = b.call(aten.clamp_min.default, b.arg("wide", torch.float32, 3, 1), 1e-8)
+    narrowed = b.call(aten._to_copy.default, wide, dtype=torch.float16)
+    for step, lost in [(width, False), (divided, True), (narrowed, True)]:
+        assert may_divide_by_zero(b.call(aten.div.Tensor, x, step)) == lost

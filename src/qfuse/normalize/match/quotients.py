@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+
+import torch
 
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value, number_of
-from qfuse.ir.ops.views import node_of, result_of
+from qfuse.ir.ops.views import dtype_of, node_of, result_of
 from qfuse.normalize.match.views import view_source
 from qfuse.rewrite.prelude import Node, arguments, aten
 
@@ -44,7 +47,7 @@ def may_divide_by_zero(node: Node) -> bool:
             break
         node = source
     if is_call(node, aten.div.Tensor):
-        return not _is_positive(arguments(node)["other"], _DEPTH)
+        return not _least(arguments(node)["other"], _DEPTH) > 0
     if is_call(node, aten.mul.Tensor):
         factors = [
             f for f in (arguments(node)[k] for k in ("self", "other")) if isinstance(f, Node)
@@ -54,49 +57,61 @@ def may_divide_by_zero(node: Node) -> bool:
 
 
 def _is_inverse_of_zero(node: Node) -> bool:
+    a = arguments(node) if node.op == "call_function" else {}
     if is_call(node, aten.reciprocal.default):
-        return not _is_positive(arguments(node)["self"], _DEPTH)
-    return is_call(node, aten.div.Tensor) and not _is_positive(arguments(node)["other"], _DEPTH)
+        return not _least(a["self"], _DEPTH) > 0
+    return is_call(node, aten.div.Tensor) and not _least(a["other"], _DEPTH) > 0
 
 
-def _is_positive(value: object, depth: int) -> bool:
-    """Whether a divisor is known to be greater than zero, for any finite data."""
+def _least(value: object, depth: int) -> float:
+    """Return a lower bound of a divisor for any finite data, as its dtype holds it; else 0.
+
+    A bound of 1e-8 is 0 in float16.
+    """
     number = number_of(value)
     if number is not None or not isinstance(value, Node) or not depth:
-        return number is not None and number > 0
+        return 0.0 if number is None else float(number)
     known = constant_value(value)
     if known is not None:
-        return bool((known > 0).all())
+        return float(known.min()) if known.numel() else 0.0
     source = cast_source(value) or view_source(value)
-    if source is not None:
-        return _is_positive(source, depth - 1)
-    return _is_positive_result(value, depth - 1)
+    bound = _least_result(value, depth - 1) if source is None else _least(source, depth - 1)
+    return float(torch.tensor(bound, dtype=torch.float64).to(dtype_of(value)))
 
 
-def _is_positive_result(node: Node, depth: int) -> bool:
-    """Whether an op returns what is greater than zero."""
+def _least_result(node: Node, depth: int) -> float:
+    """Return a lower bound of what an op computes, before it is rounded to its dtype; else 0."""
     chosen = result_of(node)
     if chosen is not None:
         # Any library's op of that name has a least scale.
-        return "choose_qparams" in str(chosen[0].target)
+        return _smallest(node) if "choose_qparams" in str(chosen[0].target) else 0.0
     a = arguments(node) if node.op == "call_function" else {}
     if is_call(node, aten.clamp.default, aten.clamp_min.default):
-        least = number_of(a["min"])
-        return least is not None and least > 0
+        least, most = number_of(a["min"]), number_of(a.get("max"))
+        return min(least or 0.0, math.inf if most is None else most)
     if is_call(node, aten.div.Tensor, aten.mul.Tensor):
-        return all(_is_positive(a[name], depth) for name in ("self", "other"))
+        by = number_of(a["other"]) or 0.0
+        bound = _least(a["self"], depth)
+        if by <= 0 or bound <= 0:
+            return 0.0
+        return bound / by if is_call(node, aten.div.Tensor) else bound * by
     # A number that is added to the width of an interval, which is not negative.
     if is_call(node, aten.add.Tensor, aten.maximum.default):
-        return any(_is_positive(a[name], depth) for name in ("self", "other"))
-    return is_call(node, aten.where.self) and _replaces_zeros(a, depth)
+        return max(_least(a[name], depth) for name in ("self", "other"))
+    replaces = is_call(node, aten.where.self) and _replaces_zeros(a)
+    return min(_least(a["self"], depth), _smallest(node)) if replaces else 0.0
 
 
-def _replaces_zeros(a: Mapping[str, object], depth: int) -> bool:
-    """Whether it is ``where(scale == 0, positive, scale)``."""
+def _smallest(node: Node) -> float:
+    """Return the smallest positive number of the dtype of ``node``."""
+    info = torch.finfo(dtype_of(node))
+    return info.tiny * info.eps
+
+
+def _replaces_zeros(a: Mapping[str, object]) -> bool:
+    """Whether it is ``where(scale == 0, other, scale)``."""
     condition, scale = a["condition"], a["other"]
     if not isinstance(condition, Node) or not is_call(condition, aten.eq.Scalar):
         return False
     c = arguments(condition)
-    if c["self"] is not scale or number_of(c["other"]) != 0:
-        return False
-    return _is_positive(a["self"], depth)
+    return c["self"] is scale and number_of(c["other"]) == 0
