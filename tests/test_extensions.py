@@ -12,17 +12,24 @@ import torch
 
 import qfuse
 from qfuse.backends import Backend, chosen_backends
-from qfuse.extensions import check_unique, extension_names, load_extensions
+from qfuse.extensions import (
+    GROUPS,
+    check_unique,
+    extension_names,
+    list_extensions,
+    load_extensions,
+)
 from qfuse.ir.errors import ExtensionError, OptionsError
 from qfuse.ir.ops import library as ops
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels import KernelLibrary
-from qfuse.lower.kernels.installed import installed_kernels
+from qfuse.lower.kernels.installed import KERNELS_GROUP, installed_kernels
 from qfuse.lower.kernels.registry import all_kernels
 from qfuse.normalize.builtin import BUILTIN
-from qfuse.normalize.importers.dialect import Dialect, rules_of
+from qfuse.normalize.importers.dialect import ENTRY_POINT_GROUP, Dialect, rules_of
 from qfuse.optimize import check_rule_names, installed_rules
-from qfuse.options import BuiltinBackend
+from qfuse.optimize.installed import RULES_GROUP
+from qfuse.options import BACKENDS_GROUP, BuiltinBackend
 from qfuse.pipeline import Extensions
 from qfuse.rewrite.prelude import Node, aten
 from qfuse.rewrite.scheduled import Phase, ScheduledRules
@@ -290,3 +297,19 @@ def test_unique_names_pass() -> None:
     check_unique({"a": "qfuse"}, [("b", "acme"), ("c", "acme")], "rule")
     with pytest.raises(ExtensionError, match="acme has two rules 'b'"):
         check_unique({}, [("b", "acme"), ("b", "acme")], "rule")
+
+
+def test_what_is_installed_is_listed_with_its_package(install: Install) -> None:
+    install("one", "qfuse.rules", "mine = some_extension:rules")
+    install("two", "qfuse.dialects", "broken = broken_extension:dialect")
+    found = {one.name: one for one in list_extensions()}
+
+    mine, broken = found["mine"], found["broken"]
+    assert (mine.what, mine.origin, mine.problem) == ("set of rules", "one 1.2", "")
+    assert mine.value == "some_extension:rules"
+    assert (broken.what, broken.origin) == ("dialect", "two 1.2")
+    assert "no_such_module" in broken.problem
+
+
+def test_every_group_is_listed() -> None:
+    assert set(GROUPS) == {ENTRY_POINT_GROUP, RULES_GROUP, KERNELS_GROUP, BACKENDS_GROUP}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from qfuse.backends import Backend, BackendOptions, CompiledModule, chosen_backe
 from qfuse.capture import capture
 from qfuse.cost import CostModel, load_or_measure
 from qfuse.ir.errors import OptionsError
-from qfuse.ir.events import Exactness, Noted
+from qfuse.ir.events import EXPAND, HOST, Event, Exactness, Lowered, Noted
 from qfuse.ir.graph.stage_graph import CLAIM_META, CapturedGraph
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.signature.caller import Caller
@@ -253,6 +253,9 @@ class _Session:
             count = f"{claimed} node{'s' * (claimed != 1)}"
             facts[f"claimed by {used.name}"] = f"{count}{lossy}{unused}"
         events = list(plan.lowered.log)
+        if plan.backends and backend == BuiltinBackend.EAGER:
+            names = {used.name for used in plan.backends}
+            events = [_without_backend(event, names) for event in events]
         if self.options.own_kernels and not plan.backends and not self.library.available:
             events.append(
                 Noted(
@@ -262,6 +265,15 @@ class _Session:
                 )
             )
         return Report(tuple(events), facts)
+
+
+def _without_backend(event: Event, names: Collection[str]) -> Event:
+    """Return the event of an op that runs by its reference, and not by the backend's code."""
+    if not isinstance(event, Lowered) or event.kernel not in names:
+        return event
+    kernel = EXPAND if event.place.op.startswith("qfuse.") else HOST
+    reason = event.kernel, "its code fails the check"
+    return replace(event, kernel=kernel, losers=(*event.losers, reason))
 
 
 def _library(options: Options, backends: Sequence[Backend]) -> kernels.KernelLibrary:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from qfuse.ir.errors import USER_CODE_ERRORS, ExtensionError
@@ -18,6 +19,16 @@ T = TypeVar("T")
 
 OWN = "qfuse"
 """The origin of what is part of qfuse."""
+
+GROUPS: Mapping[str, str] = MappingProxyType(
+    {
+        "qfuse.dialects": "dialect",
+        "qfuse.rules": "set of rules",
+        "qfuse.kernels": "set of kernels",
+        "qfuse.backends": "backend",
+    }
+)
+"""The groups of entry points, each with the word for its objects."""
 
 _FIX = "repair the package, or uninstall it to go on without it"
 
@@ -74,6 +85,42 @@ def load_extension(group: str, name: str, kind: type[T], what: str) -> Extension
     """
     found = next((point for point in _points(group, what) if point.name == name), None)
     return None if found is None else _load(found, kind, what)
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """An entry point of a package, for a list of what is installed.
+
+    Attributes:
+        what: The word for its object, as "dialect".
+        name: The name of the entry point.
+        origin: Name and version of the distribution.
+        value: What it refers to, as ``package:name``.
+        problem: Why it cannot be loaded; "" if it can.
+    """
+
+    what: str
+    name: str
+    origin: str
+    value: str
+    problem: str = ""
+
+
+def list_extensions() -> tuple[Installed, ...]:
+    """List what installed packages add to qfuse, by group and name; imports the packages."""
+    return tuple(
+        Installed(what, point.name, _origin(point), point.value, _problem(point, what))
+        for group, what in GROUPS.items()
+        for point in sorted(set(entry_points(group=group)), key=lambda p: (p.name, p.value))
+    )
+
+
+def _problem(point: EntryPoint, what: str) -> str:
+    try:
+        _load(point, object, what)
+    except ExtensionError as error:
+        return error.what
+    return ""
 
 
 def check_unique(owners: Mapping[str, str], added: Iterable[tuple[str, str]], what: str) -> None:

@@ -85,8 +85,9 @@ class Plan:
         self.lowered.log.add(_checked("compiled", verdict, self._exactness))
         if verdict.wrong is None:
             return runner
-        text = f"the {runner.backend} backend changed values; the model runs op by op instead"
-        self.lowered.log.add(Noted("backends", f"{text}: {verdict.wrong}", warn=True))
+        code = f"the code of the {runner.backend} backend fails its check"
+        text = f"{code}, so it is not used and the model runs op by op instead: {verdict.wrong}"
+        self.lowered.log.add(Noted("backends", text, warn=True))
         return compile_graph(self.lowered, backend="eager")
 
     def _judge(self, runner: Runner, inputs: Sequence[torch.Tensor]) -> Verdict:

@@ -70,7 +70,7 @@ def every_kind() -> Graph:
         "add(0,0.5)|act(relu)", torch.float32, torch.float32,
     )  # fmt: skip
     rows = b.call(
-        ops.activation_quantized.default, y, [], "act(silu)", torch.float32, None, None,
+        ops.activation_quantized.default, y, None, None, torch.float32, [], "act(silu)", torch.float32, None, None,
         "ao-asymmetric", 1.2e-7, torch.float32, torch.int32, -128, 127, torch.int8, torch.float32,
         True, False, True, False,
     )  # fmt: skip

@@ -133,7 +133,10 @@ def test_wrong_values_are_found_and_the_references_run_instead() -> None:
     fast = compiled(copy.deepcopy(model), Wrong())
 
     assert fast.backend == "eager"
-    assert "the wrong backend changed values" in fast.report.notes[-1].text
+    assert "the code of the wrong backend fails its check" in fast.report.notes[-1].text
+    assert fast.report.kernels == {"expand": 1}
+    assert fast.report.fused == ()
+    assert fast.report.expanded[0].losers == (("wrong", "its code fails the check"),)
     assert fast.report.facts["claimed by wrong"] == "1 node, not used: the references run"
     assert torch.allclose(fast(x), model(x), rtol=1e-5, atol=1e-6)
 

@@ -160,6 +160,13 @@ def test_row_kernels(isa: str, dtype: torch.dtype, output: RowwiseOutput) -> Non
         assert_same_with_guards(
             activation_quantized, (x, "act(silu)|mul(0)", output, [residual]), {}
         )
+        q, scale = torch.randint(-128, 128, (5, columns), dtype=torch.int8), torch.rand(5, 1)
+        zero = torch.zeros(5, 1, dtype=torch.int32)
+        assert_same_with_guards(
+            rms_norm_quantized,
+            (q, weight, 1e-5, kept),
+            {"x_scale": scale, "x_zero_point": zero, "x_dtype": dtype, "residual": residual},
+        )
 
 
 def test_a_guard_ends_the_process() -> None:

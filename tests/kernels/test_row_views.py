@@ -119,14 +119,20 @@ def test_fake_results_are_like_real_ones(
     del library
     x = torch.randn(shape).bfloat16()
     w = torch.ones(20)
+    source = (x, None, None, torch.bfloat16)
+    stored = (x.to(torch.int8), torch.tensor(0.1), None, torch.float32)
     given = RowwiseOutput(
         quant_min=0, quant_max=255, dtype=torch.uint8, scale=torch.tensor(0.1), keep=keep
     )
     chosen = dynamic(keep=keep, keep_sum=keep, scale_dtype=torch.float64)
     ops = torch.ops.qfuse
+    norm = (w, 1e-6, torch.float32, torch.bfloat16)
     calls: list[tuple[Any, tuple[Any, ...]]] = [
-        (ops.rms_norm_quantized, (x, x.float(), w, 1e-6, torch.float32, torch.bfloat16)),
-        (ops.layer_norm_quantized, (x, x, w, None, 1e-6, torch.float32)),
+        (
+            ops.rms_norm_quantized,
+            (*source, x.float(), None, None, torch.float32, *norm),
+        ),
+        (ops.layer_norm_quantized, (*source, *stored, w, None, 1e-6, torch.float32)),
     ]
     for op, args in calls:
         torch.library.opcheck(
@@ -134,7 +140,7 @@ def test_fake_results_are_like_real_ones(
             (*args, *chosen.arguments()),
             test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
         )
-    steps = (x, [x.float()], "mul(0)", torch.float32)
+    steps = (*stored, [x.float()], "mul(0)", torch.float32)
     for op, args in [*calls, (ops.activation_quantized, steps)]:
         for output in (given, chosen):
             own = replace(output, keep_sum=output.keep_sum and op is not ops.activation_quantized)
@@ -151,7 +157,7 @@ def test_fake_results_are_like_real_ones(
 def test_fakes_refuse_what_cannot_be(library: KernelLibrary) -> None:
     del library
     x = torch.ones(2, 8, device="meta")
-    with pytest.raises(InputError, match="must be floats"):
+    with pytest.raises(InputError, match="x must be floats or bytes"):
         rms_norm_quantized(x.int(), None, 1e-6, dynamic())
     with pytest.raises(InputError, match="codes must be"):
         rms_norm_quantized(x, None, 1e-6, dynamic(dtype=torch.int32))

@@ -14,7 +14,8 @@ from tests.support.cases.rowwise_kernel import assert_dynamic, dynamic, rows, sp
 
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.quant.choose import Formula
-from qfuse.ir.quant.reference import quantize
+from qfuse.ir.quant.reference import dequantize, quantize
+from qfuse.ir.quant.spec import QuantSpec
 from qfuse.kernels import KernelLibrary, instruction_set
 from qfuse.kernels.rowwise import (
     RowwiseOutput,
@@ -208,6 +209,60 @@ def test_the_residual_is_added_before_and_kept(
     assert got[4].dtype is total.dtype
     for mine, want in zip(got[:4], alone[:4], strict=True):
         assert torch.equal(mine, want)
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("real", REAL)
+@pytest.mark.parametrize("width", [1, 15, 17, 64, 130])
+@pytest.mark.parametrize("each", [False, True])
+def test_stored_rows_are_dequantized_while_they_are_read(
+    isa: str, stored: torch.dtype, real: torch.dtype, width: int, *, each: bool
+) -> None:
+    """The bits of a dequantize before the kernel, for input and residual, per tensor and per row."""
+    del isa
+    info = torch.iinfo(stored)
+    q = torch.randint(info.min, info.max + 1, (3, 4, width + 2), dtype=stored)[..., :width]
+    block = (1, 1, None) if each else (None, None, None)
+    spec = QuantSpec(stored, info.min, info.max, block, real)
+    grid = (3, 4, 1) if each else (1, 1, 1)
+    scale = torch.rand(grid, dtype=torch.float64) * 0.05 + 1e-3
+    zero = torch.randint(info.min, info.max + 1, grid, dtype=torch.int32)
+    x, other, weight = (
+        dequantize(q, scale, zero, spec),
+        torch.randn(3, 4, width),
+        torch.randn(width),
+    )
+    output = dynamic(keep=True, keep_sum=True)
+    given = {"x_scale": scale, "x_zero_point": zero, "x_dtype": real}
+    more = {"residual": q, "residual_scale": scale, "residual_dtype": real}
+    unshifted = dequantize(q, scale, None, spec)
+    rms, layer = rms_norm_quantized, layer_norm_quantized
+    pairs = [
+        (rms(q, weight, 1e-6, output, residual=other, **given),
+         rms(x, weight, 1e-6, output, residual=other)),
+        (rms(other, weight, 1e-6, output, **more),
+         rms(other, weight, 1e-6, output, residual=unshifted)),
+        (layer(q, weight, None, 1e-6, output, **given, **more),
+         layer(x, weight, None, 1e-6, output, residual=unshifted)),
+        (activation_quantized(q, "act(silu)", dynamic(keep=True), **given),
+         activation_quantized(x, "act(silu)", dynamic(keep=True))),
+    ]  # fmt: skip
+    for got, want in pairs:
+        assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_refuses_sources_that_do_not_fit(library: KernelLibrary) -> None:
+    del library
+    q, x, scale = torch.zeros(2, 8, dtype=torch.int8), torch.randn(2, 8), torch.ones(1)
+    f32 = torch.float32
+    with pytest.raises(RuntimeError, match="8-bit values need a scale"):
+        activation_quantized(q, "", dynamic(), x_dtype=f32, float_dtype=f32)
+    with pytest.raises(RuntimeError, match="floats have neither scale nor zero point"):
+        activation_quantized(x, "", dynamic(), x_scale=scale)
+    with pytest.raises(RuntimeError, match="x has 3 elements, expected 1 or 2"):
+        activation_quantized(q, "", dynamic(), x_scale=torch.ones(3), x_dtype=f32)
+    with pytest.raises(RuntimeError, match="x is Float, not BFloat16"):
+        activation_quantized(x, "", dynamic(), x_dtype=torch.bfloat16)
 
 
 def test_instruction_sets_give_the_same_bits(library: KernelLibrary) -> None:

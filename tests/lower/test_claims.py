@@ -181,3 +181,30 @@ def test_a_lowered_graph_has_only_claimed_ops() -> None:
 
     with pytest.raises(VerifyError, match="does not belong to this stage"):
         verify(low)
+
+
+@dataclass
+class Edits(Claims):
+    """Edits the graph when it is asked."""
+
+    how: str = "erase"
+
+    def is_legal(self, node: Node) -> Any:
+        """Edit the graph."""
+        if self.how == "retarget":
+            node.target = ops.matmul
+        elif self.how == "insert":
+            with node.graph.inserting_before(node):
+                node.graph.call_function(aten.neg.default, (node.args[0],))
+        elif self.how == "elsewhere":
+            (output,) = node.graph.find_nodes(op="output")
+            output.args = ((node.args[0],),)
+        return super().is_legal(node)
+
+
+@pytest.mark.parametrize("how", ["retarget", "insert", "elsewhere"])
+def test_a_backend_that_edits_the_graph_is_named(how: str) -> None:
+    calm = Claims("calm", (aten.sigmoid.default,))
+    with pytest.raises(ExtensionError, match=r"of the backend '.*hasty' edits the graph") as caught:
+        claim_ops(optimize(two_linears()), [calm, Edits("hasty", how=how)])
+    assert "move the edit to a rule" in str(caught.value)

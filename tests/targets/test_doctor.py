@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from qfuse.extensions import Installed
 from qfuse.targets import (
     KERNELS,
     Compiler,
@@ -45,6 +47,16 @@ def test_a_healthy_machine() -> None:
         "oneDNN",
         "kernels",
     ]
+
+
+def test_extensions_are_listed_with_their_package() -> None:
+    rules = Installed("set of rules", "mine", "acme 1.2", "acme.rules:mine")
+    (found,) = [
+        finding
+        for finding in diagnose(Target.for_testing(), replace(HEALTHY, extensions=(rules,)))
+        if finding.what == "set of rules 'mine'"
+    ]
+    assert (found.level, found.detail) == (Level.OK, "of acme 1.2: acme.rules:mine")
 
 
 CASES: list[tuple[dict[str, Any], dict[str, Any], str, Level, str]] = [
@@ -90,6 +102,13 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str, Level, str]] = [
     ({}, {"int_mm_fills_one_row": False}, "aten._int_mm of one row", Level.BAD, "uninitialized"),
     ({}, {"int_mm_exact": False}, "aten._int_mm at full range", Level.BAD, "overflow"),
     ({"features": frozenset({"avx2"})}, {}, "aten._int_mm without VNNI", Level.WARN, "overflow"),
+    (
+        {},
+        {"extensions": (Installed("backend", "npu", "acme 1.2", "acme:npu", "no such module"),)},
+        "backend 'npu'",
+        Level.BAD,
+        "no such module",
+    ),
     ({}, {"freezing": False}, "plain torch.compile: freezing is off", Level.WARN, "float"),
     ({}, {"grad_enabled": True}, "plain torch.compile: grad mode is on", Level.WARN, "skipped"),
     (

@@ -43,7 +43,7 @@ def linear_ops(
         return made
 
     def rows(a: Any) -> RowwiseResult:
-        return fake_rowwise(a, result(a, a.float_dtype, FLOATS), None, a.float_dtype)
+        return fake_rowwise(a, result(a, a.float_dtype, FLOATS), a.float_dtype, a.float_dtype)
 
     return (
         KernelOp(

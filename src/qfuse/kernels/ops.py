@@ -54,7 +54,7 @@ Arguments of every op:
                    ``cast(dtype)``, ``round``, one GLU, joined by ``|``. Activations: relu, gelu,
                    gelu_tanh, silu, sigmoid, tanh, hardtanh (low, high), hardswish, hardsigmoid,
                    leaky_relu (slope), elu (alpha, scale, input scale), mish, quick_gelu (factor in
-                   the sigmoid)
+                   the sigmoid), squared_relu
 =================  ==============================================================================
 
 Further arguments:

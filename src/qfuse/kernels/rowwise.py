@@ -3,6 +3,8 @@
 A row is read from memory once and stays in the cache while it is normalized, reduced and quantized.
 With ``x`` of shape ``[..., K]``:
 
+0. 8-bit values are dequantized: ``(x - x_zero_point) * x_scale`` in float32, rounded to
+   ``x_dtype``; likewise ``residual``.
 1. ``x + residual`` if there is one, rounded to the dtype of torch's type promotion.
 2. ``rms_norm_quantized``: ``n = x / sqrt(mean(x ** 2) + eps)``, rounded to ``inner``; times
    ``weight``, rounded to ``float_dtype``. ``layer_norm_quantized``: ``(x - mean) /
@@ -20,8 +22,11 @@ the number of threads or on the instruction set. The ops do not mutate their arg
 contiguous.
 
 ===============  ===============================================================================
-``x``            float32, bfloat16 or float16, at least one axis, any strides
-``residual``     the same shape, any of these dtypes
+``x``            float32, bfloat16, float16, int8 or uint8, at least one axis, any strides
+``x_scale``      for 8-bit values, any float dtype: one number, or one per row
+``x_zero_point`` ``None``, or numbers like ``x_scale``
+``x_dtype``      dtype of the floats; default that of ``x``
+``residual``     the same shape, any of these dtypes; with arguments like those of ``x``
 ``weight``       ``None``, or any float dtype: one number, or ``[K]``; likewise ``bias``
 ``extras``       at most 4 float tensors that broadcast to the shape of ``x``
 ``output``       a :class:`RowwiseOutput`
@@ -108,24 +113,20 @@ class RowwiseOutput:
 
 
 def fake_rowwise(
-    a: Any, rows: torch.Tensor, residual: torch.Tensor | None, float_dtype: torch.dtype
+    a: Any, rows: torch.Tensor, sum_dtype: torch.dtype, float_dtype: torch.dtype
 ) -> RowwiseResult:
     """Return the (fake) results of a rowwise op.
 
     Args:
         a: The op's arguments by name.
         rows: A tensor with the shape of the quantized result.
-        residual: The residual that is added to it.
+        sum_dtype: Dtype of the sum of input and residual.
         float_dtype: Dtype of the float result.
     """
-    if rows.dtype not in FLOATS or float_dtype not in FLOATS:
-        raise InputError(f"x and float_dtype must be floats, not {rows.dtype} and {float_dtype}")
+    if float_dtype not in FLOATS:
+        raise InputError(f"float_dtype must be a float, not {float_dtype}")
     if a.out_dtype not in BYTES:
         raise InputError(f"codes must be int8 or uint8, not {a.out_dtype}")
-    sum_dtype = rows.dtype
-    if residual is not None:
-        # As torch adds them.
-        sum_dtype = torch.promote_types(rows.dtype, residual.dtype)
     # Static parameters are the caller's already.
     row = (*rows.shape[:-1], 1) if a.formula else (0,)
     return (
@@ -138,18 +139,51 @@ def fake_rowwise(
 
 
 def _fake_norm(a: Any) -> RowwiseResult:
-    return fake_rowwise(a, a.x, a.residual, a.float_dtype)
+    _check_source("x", a.x, a.x_scale, a.x_dtype)
+    sum_dtype = a.x_dtype
+    if a.residual is not None:
+        _check_source("residual", a.residual, a.residual_scale, a.residual_dtype)
+        # As torch adds them.
+        sum_dtype = torch.promote_types(a.x_dtype, a.residual_dtype)
+    return fake_rowwise(a, a.x, sum_dtype, a.float_dtype)
 
 
 def _fake_activation(a: Any) -> RowwiseResult:
-    return fake_rowwise(a, a.x, None, a.float_dtype)
+    _check_source("x", a.x, a.x_scale, a.x_dtype)
+    return fake_rowwise(a, a.x, a.x_dtype, a.float_dtype)
+
+
+def _check_source(
+    what: str, x: torch.Tensor, scale: torch.Tensor | None, real: torch.dtype
+) -> None:
+    if x.dtype not in (*FLOATS, *BYTES) or real not in FLOATS:
+        raise InputError(f"{what} must be floats or bytes, and not {x.dtype} for {real}")
+    if (x.dtype in BYTES) != (scale is not None) or (x.dtype not in BYTES and x.dtype != real):
+        raise InputError(f"{what} is {x.dtype}: bytes need a scale, and floats are of {real}")
+
+
+def _complete_residual(values: dict[str, Any]) -> None:
+    residual = values["residual"]
+    if values["residual_dtype"] is None:
+        # Without a residual it has no meaning, but the schema has no optional dtypes.
+        values["residual_dtype"] = values["x_dtype"] if residual is None else residual.dtype
+
+
+_X: dict[str, object] = {"x_scale": None, "x_zero_point": None}
+_RESIDUAL: dict[str, object] = {
+    "residual": None,
+    "residual_scale": None,
+    "residual_zero_point": None,
+    "residual_dtype": None,
+}
 
 
 rms_norm_quantized: KernelOp[RowwiseResult] = KernelOp(
     "rms_norm_quantized",
     _fake_norm,
-    defaults={"residual": None, "inner": torch.float32},
-    like={"float_dtype": "x"},
+    defaults={**_X, **_RESIDUAL, "inner": torch.float32},
+    like={"x_dtype": "x", "float_dtype": "x_dtype"},
+    complete=_complete_residual,
     positional=("x", "weight", "eps", "output"),
 )
 """RMS norm and quantization: ``(x, weight, eps, output, *, residual, inner, float_dtype)``."""
@@ -157,8 +191,9 @@ rms_norm_quantized: KernelOp[RowwiseResult] = KernelOp(
 layer_norm_quantized: KernelOp[RowwiseResult] = KernelOp(
     "layer_norm_quantized",
     _fake_norm,
-    defaults={"residual": None},
-    like={"float_dtype": "x"},
+    defaults={**_X, **_RESIDUAL},
+    like={"x_dtype": "x", "float_dtype": "x_dtype"},
+    complete=_complete_residual,
     positional=("x", "weight", "bias", "eps", "output"),
 )
 """Layer norm and quantization: ``(x, weight, bias, eps, output, *, residual, float_dtype)``."""
@@ -166,8 +201,8 @@ layer_norm_quantized: KernelOp[RowwiseResult] = KernelOp(
 activation_quantized: KernelOp[RowwiseResult] = KernelOp(
     "activation_quantized",
     _fake_activation,
-    defaults={"extras": ()},
-    like={"float_dtype": "x"},
+    defaults={**_X, "extras": ()},
+    like={"x_dtype": "x", "float_dtype": "x_dtype"},
     positional=("x", "epilogue", "output", "extras"),
 )
 """Epilogue ops and quantization: ``(x, epilogue, output, extras, *, float_dtype)``."""

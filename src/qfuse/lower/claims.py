@@ -48,15 +48,20 @@ def claim_ops(
         context: Value checks; by default none.
 
     Raises:
-        ExtensionError: A backend answers neither ``True`` nor a ``Refusal``, or fails.
+        ExtensionError: A backend answers neither ``True`` nor a ``Refusal``, fails, or edits the
+            graph when it is asked.
     """
     context = context or RewriteContext("lower")
+    before = _calls(program)
     for node in program.graph.nodes:
         _offer(node, claimants, program, context.stage)
         is_left = is_call(node, ops.quantize, ops.dequantize, ops.requantize)
         # Reasons depend on the producers and users, so they are logged before any op is expanded.
         if is_left and CLAIM_META not in node.meta:
             program.log.add(Left(context.stage, place_of(node), reason_to_stay(node)))
+    if _calls(program) != before:
+        # An edit of another node than the one that was asked about.
+        raise _edited(", ".join(claimant.name for claimant in claimants))
     _expand(program, claimants, context)
     fold_constants(program, context)
     drop_unused_constants(program)
@@ -122,6 +127,7 @@ def _claim_of(node: Node, claimants: Sequence[Claimant]) -> tuple[str | None, Re
 def _answer(claimant: Claimant, node: Node) -> Literal[True] | Refusal:
     """Ask whether a node is claimed."""
     what, where = f"is_legal of the backend {claimant.name!r}", str(place_of(node))
+    before = _near(node)
     answer: object = call_foreign(
         claimant.is_legal,
         node,
@@ -130,12 +136,32 @@ def _answer(claimant: Claimant, node: Node) -> Literal[True] | Refusal:
         where=where,
         fix="repair the backend",
     )
+    if _near(node) != before:
+        raise _edited(claimant.name, where)
     if answer is True or isinstance(answer, Refusal):
         return answer
     raise ExtensionError(
         f"{what} returned {answer!r} for {node.target}",
         where=where,
         fix="return True, or a qfuse.ir.refusal.Refusal with the reason",
+    )
+
+
+def _near(node: Node) -> tuple[object, ...]:
+    """Return what an edit of a call or of the number of nodes changes."""
+    value = id(node.meta.get("val"))
+    return len(node.graph.nodes), node.op, node.target, node.args, node.kwargs, value
+
+
+def _calls(program: OptimizedGraph) -> list[tuple[object, ...]]:
+    return [(node, node.target, node.args, node.kwargs) for node in program.graph.nodes]
+
+
+def _edited(names: str, where: str | None = None) -> ExtensionError:
+    return ExtensionError(
+        f"is_legal of the backend {names!r} edits the graph",
+        where=where,
+        fix="repair the backend: move the edit to a rule (Backend.rules)",
     )
 
 

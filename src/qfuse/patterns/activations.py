@@ -12,7 +12,7 @@ from qfuse.ir.ops.views import node_of
 from qfuse.rewrite.pattern import Step
 from qfuse.rewrite.prelude import Node, OpOverload, arguments, aten
 
-_PLAIN: dict[OpOverload, str] = {
+_PLAIN: dict[OpOverload | None, str] = {
     aten.relu.default: "relu",
     aten.silu.default: "silu",
     aten.sigmoid.default: "sigmoid",
@@ -26,7 +26,7 @@ _PLAIN: dict[OpOverload, str] = {
 _SELU = (1.6732632423543772848170429916717, 1.0507009873554804934193349852946, 1.0)
 
 ACTIVATION_OPS: tuple[OpOverload, ...] = (
-    *_PLAIN,
+    *(op for op in _PLAIN if op is not None),
     aten.gelu.default,
     aten.hardtanh.default,
     aten.relu6.default,
@@ -38,21 +38,53 @@ ACTIVATION_OPS: tuple[OpOverload, ...] = (
     aten.selu.default,
     aten.celu.default,
 )
-"""The ops that :func:`activation_of` may support."""
+"""The activations that are one call of ATen."""
+
+SQUARE_OPS: tuple[OpOverload, ...] = (
+    aten.square.default,
+    aten.pow.Tensor_Scalar,
+    aten.mul.Tensor,
+)
+"""The ops that may square their operand."""
+
+_RELU = Act("relu")
+
+
+def squared(node: Node) -> Node | None:
+    """Return the operand that ``node`` squares, if it squares one."""
+    a = arguments(node)
+    if is_call(node, aten.square.default):
+        return node_of(a["self"])
+    if is_call(node, aten.pow.Tensor_Scalar):
+        exponent = a["exponent"]
+        return node_of(a["self"]) if isinstance(exponent, (int, float)) and exponent == 2 else None  # noqa: PLR2004
+    same = is_call(node, aten.mul.Tensor) and a["self"] is a["other"]
+    return node_of(a["self"]) if same else None
+
+
+def _squared_relu(node: Node) -> Node | None:
+    """Return the operand of a ReLU that ``node`` squares."""
+    relu = squared(node) if is_call(node, *SQUARE_OPS) else None
+    if relu is None or not is_call(relu, *ACTIVATION_OPS) or activation_of(relu) != _RELU:
+        return None
+    return activated(relu)
 
 
 def activated(node: Node) -> Node:
     """Return the operand of an activation."""
+    source = _squared_relu(node)
+    if source is not None:
+        return source
     a = arguments(node)
     return node_of(a["self"] if "self" in a else a["input"])
 
 
 def _source(node: Node) -> Node | None:
-    return activated(node) if is_call(node, *ACTIVATION_OPS) else None
+    return activated(node) if is_call(node, *ACTIVATION_OPS) else _squared_relu(node)
 
 
-ACTIVATION = Step("activation", _source, ACTIVATION_OPS)
-"""A call that :func:`activation_of` may support."""
+ACTIVATION = Step("activation", _source, (*ACTIVATION_OPS, *SQUARE_OPS))
+"""A call that :func:`activation_of` may support, or the square of a ReLU."""
 
 
 def activation_of(node: Node) -> Act | None:
@@ -62,8 +94,9 @@ def activation_of(node: Node) -> Act | None:
     """
     a = arguments(node)
     op = overload_of(node)
-    if op in _PLAIN:
-        return Act(_PLAIN[op])
+    plain = "squared_relu" if _squared_relu(node) is not None else _PLAIN.get(op)
+    if plain is not None:
+        return Act(plain)
     if op is aten.gelu.default:
         return {"none": Act("gelu"), "tanh": Act("gelu_tanh")}.get(str(a["approximate"]))
     if op is aten.leaky_relu.default:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -175,11 +175,7 @@ class _Run:
         self._result.fired[name] += 1
         self._recent.append(name)
         if self._result.fired.total() > self._budget:
-            loop = ", ".join(sorted(set(self._recent)))
-            raise RewriteError(
-                f"the rules do not converge; these alternate: {loop}",
-                fix="this is a bug in one of the rules; please report it with the model",
-            )
+            raise _diverged(self._recent, self._by_anchor)
 
     def _report_misses(self) -> None:
         for (name, node), miss in self._misses.items():
@@ -190,5 +186,26 @@ class _Run:
 
 
 def _fix(rule: Rule[Any]) -> str:
+    module = _foreign_module(rule)
+    return "please report it" if module is None else f"fix {module}"
+
+
+def _foreign_module(rule: Rule[Any]) -> str | None:
+    """Return the module of a rule of another package."""
     module = type(rule).__module__
-    return "please report it" if module.partition(".")[0] == "qfuse" else f"fix {module}"
+    return None if module.partition(".")[0] == "qfuse" else module
+
+
+def _diverged(
+    recent: Iterable[str], by_anchor: Mapping[OpOverload, Sequence[Rule[Any]]]
+) -> RewriteError:
+    """Name the rules that alternate, those of other packages with their module."""
+    rules = {rule.name: rule for some in by_anchor.values() for rule in some}
+    names = sorted(set(recent))
+    foreign = {name: module for name in names if (module := _foreign_module(rules[name]))}
+    loop = ", ".join(f"{name} (of {foreign[name]})" if name in foreign else name for name in names)
+    # qfuse's own rules converge without those of others.
+    fix = "this is a bug in one of the rules; please report it with the model"
+    if foreign:
+        fix = f"fix {', '.join(dict.fromkeys(foreign.values()))}, or uninstall its package"
+    return RewriteError(f"the rules do not converge; these alternate: {loop}", fix=fix)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from qfuse.extensions import Installed, list_extensions
 from qfuse.targets import _torch_api
 from qfuse.targets.compiler import python_headers, try_compiler
 from qfuse.targets.kernels import KernelState
@@ -61,6 +62,7 @@ class Environment:
         compiler_error: The compiler's error for a small OpenMP library; ``None`` if it built.
         int_mm_fills_one_row: Whether ``aten._int_mm`` computes its result for one row.
         int_mm_exact: Whether ``aten._int_mm`` is correct over the full int8 range.
+        extensions: What installed packages add to qfuse.
     """
 
     freezing: bool = False
@@ -70,6 +72,7 @@ class Environment:
     compiler_error: str | None = None
     int_mm_fills_one_row: bool = True
     int_mm_exact: bool = True
+    extensions: tuple[Installed, ...] = ()
 
     @classmethod
     def probe(cls, target: Target) -> Environment:
@@ -85,6 +88,7 @@ class Environment:
             compiler_error=None if target.compiler is None else try_compiler(target.compiler),
             int_mm_fills_one_row=not int_mm or _torch_api.int_mm_fills_one_row(),
             int_mm_exact=not int_mm or _torch_api.int_mm_exact(),
+            extensions=list_extensions(),
         )
 
 
@@ -96,8 +100,8 @@ def diagnose(target: Target, environment: Environment | None = None) -> list[Fin
         environment: The process; probed by default.
 
     Returns:
-        Findings in a fixed order: hardware, software, kernels, then the pitfalls of plain
-        ``torch.compile``, which qfuse avoids.
+        Findings in a fixed order: hardware, software, kernels, extensions, then the pitfalls of
+        plain ``torch.compile``, which qfuse avoids.
     """
     seen = Environment.probe(target) if environment is None else environment
     return [finding for check in _CHECKS for finding in check(target, seen)]
@@ -250,6 +254,16 @@ def _kernels(target: Target, _: Environment) -> Iterator[Finding]:
         )
 
 
+def _extensions(_: Target, seen: Environment) -> Iterator[Finding]:
+    for one in seen.extensions:
+        what = f"{one.what} {one.name!r}"
+        if one.problem:
+            fix = "repair the package, or uninstall it to go on without it"
+            yield Finding(Level.BAD, what, one.problem, fix)
+        else:
+            yield Finding(Level.OK, what, f"of {one.origin}: {one.value}")
+
+
 def _int_mm(target: Target, seen: Environment) -> Iterator[Finding]:
     what = "aten._int_mm"
     own = "qfuse never calls it there"
@@ -330,6 +344,7 @@ _CHECKS: tuple[Callable[[Target, Environment], Iterator[Finding]], ...] = (
     _versions,
     _mkldnn,
     _kernels,
+    _extensions,
     _int_mm,
     _torch_compile,
 )

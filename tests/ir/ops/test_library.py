@@ -34,9 +34,13 @@ Tensor other, Tensor? other_scale, Tensor? other_zero_point, str other_spec, \
 Tensor? out_scale, Tensor? out_zero_point, str out_spec, str epilogue, Tensor[] extras, \
 Tensor? x_outer_scale=None, Tensor? other_outer_scale=None, \
 Tensor? out_outer_scale=None) -> Tensor
-rms_norm(Tensor x, Tensor? residual, Tensor? weight, str norm, \
+rms_norm(Tensor x, Tensor? x_scale, Tensor? x_zero_point, str x_spec, \
+Tensor? residual, Tensor? residual_scale, Tensor? residual_zero_point, str residual_spec, \
+Tensor? weight, str norm, \
 Tensor? out_scale, Tensor? out_zero_point, str out_spec, str choose, str keep) -> Tensor[]
-layer_norm(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, str norm, \
+layer_norm(Tensor x, Tensor? x_scale, Tensor? x_zero_point, str x_spec, \
+Tensor? residual, Tensor? residual_scale, Tensor? residual_zero_point, str residual_spec, \
+Tensor? weight, Tensor? bias, str norm, \
 Tensor? out_scale, Tensor? out_zero_point, str out_spec, str choose, str keep) -> Tensor[]
 activation(Tensor x, Tensor? x_scale, Tensor? x_zero_point, str x_spec, \
 str epilogue, Tensor[] extras, \

@@ -45,6 +45,7 @@ ASYMMETRIC = ChooseSpec(
 SYMMETRIC = ChooseSpec(
     Formula.AO_SYMMETRIC, torch.int8, -128, 127, (1, 1, None), 1e-5, F32, torch.int8
 )
+FLOAT = (None, None, "")
 KEEPS = [frozenset(k) for n in range(3) for k in itertools.combinations(ExtraOutput, n)]
 
 
@@ -66,10 +67,10 @@ def build(
         block = Output(None, (STORED, ASYMMETRIC if output == "asymmetric" else SYMMETRIC), keep)
     if layer:
         bias = b.const("bias", torch.randn(8))
-        args = LayerNorm(x, x, r, weight, bias, PLAIN, block).call_args()
+        args = LayerNorm(x, x, None, r, None, weight, bias, PLAIN, block).call_args()
         node = b.call(ops.layer_norm, *args)
     else:
-        node = b.call(ops.rms_norm, *RmsNorm(x, x, r, weight, PLAIN, block).call_args())
+        node = b.call(ops.rms_norm, *RmsNorm(x, x, None, r, None, weight, PLAIN, block).call_args())
     outs = [b.item(node, index) for index in range(block.count)]
     return b, b.done(*outs, stage=OptimizedGraph)
 
@@ -125,7 +126,7 @@ def test_golden_text() -> None:
 %x: float32[2, s0, 8]
 %r: float32[2, s0, 8]
 const %weight: float32[8]
-%0 = qfuse.rms_norm(%x, %r, %weight, 'axes=1 eps=1e-06 float32:float32:float32:float32 rsqrt squares', None, None, 'int8[-128,127] 1x1x* float32 float32:reciprocal:round-zp int', 'ao-asymmetric int8[-128,127] 1x1x* eps=1e-05 float32 int8', 'sum'): (int8[2, s0, 8], float32[2, s0, 1], int8[2, s0, 1], float32[2, s0, 8])
+%0 = qfuse.rms_norm(%x, None, None, '', %r, None, None, '', %weight, 'axes=1 eps=1e-06 float32:float32:float32:float32 rsqrt squares', None, None, 'int8[-128,127] 1x1x* float32 float32:reciprocal:round-zp int', 'ao-asymmetric int8[-128,127] 1x1x* eps=1e-05 float32 int8', 'sum'): (int8[2, s0, 8], float32[2, s0, 1], int8[2, s0, 1], float32[2, s0, 8])
 %1 = getitem(%0, 0): int8[2, s0, 8]
 %2 = getitem(%0, 1): float32[2, s0, 1]
 %3 = getitem(%0, 2): int8[2, s0, 1]
@@ -231,7 +232,7 @@ def test_every_root_is_the_op_that_it_names(root: Root, dtype: torch.dtype) -> N
         Root.POWER: h * torch.pow(variance, -0.5),
     }[root]
     spec = NormSpec(1, 1e-5, F32, F32, F32, dtype, root)
-    args = (x, None, None, str(spec), None, None, "", "", "")
+    args = (x, *FLOAT, None, *FLOAT, None, str(spec), *FLOAT, "", "")
     (got,) = torch.ops.qfuse.rms_norm(*args)
     assert bits_same((got,), (want.to(dtype),))
 
@@ -242,7 +243,7 @@ def test_a_whole_layer_norm_is_the_op_of_torch(dtype: torch.dtype, shape: tuple[
     x = torch.randn(shape).to(dtype)
     weight, bias = torch.randn(2, shape[-1]).to(dtype)
     spec = NormSpec(1, 1e-5, dtype, dtype, dtype, dtype, statistic=Statistic.WHOLE)
-    args = (x, None, weight, bias, str(spec), None, None, "", "", "")
+    args = (x, *FLOAT, None, *FLOAT, weight, bias, str(spec), *FLOAT, "", "")
     (got,) = torch.ops.qfuse.layer_norm(*args)
     assert bits_same((got,), (F.layer_norm(x, shape[-1:], weight, bias, 1e-5),))
 
@@ -250,10 +251,10 @@ def test_a_whole_layer_norm_is_the_op_of_torch(dtype: torch.dtype, shape: tuple[
 @pytest.mark.parametrize(
     ("index", "value", "word"),
     [
-        (1, None, "sum"),
-        (6, "int8[-128,127] 1x*x* float32 float32:reciprocal:round-zp int", "scale of shape"),
-        (6, "uint8[0,255] 1x1x* float32 float32:reciprocal:round-zp int", "chosen for"),
-        (8, "", "results"),
+        (4, None, "sum"),
+        (12, "int8[-128,127] 1x*x* float32 float32:reciprocal:round-zp int", "scale of shape"),
+        (12, "uint8[0,255] 1x1x* float32 float32:reciprocal:round-zp int", "chosen for"),
+        (14, "", "results"),
     ],
 )
 def test_refuses_arguments_that_do_not_fit(index: int, value: str | None, word: str) -> None:

@@ -324,7 +324,7 @@ def norm(keep: frozenset[ExtraOutput], *, residual: bool) -> StageGraph:
     b, x, _ = builder()
     spec = NormSpec(1, 1e-6, F32, F32, F32, F32)
     r = x if residual else None
-    op = RmsNorm(x, x, r, None, spec, Output(None, None, keep))
+    op = RmsNorm(x, x, None, r, None, None, spec, Output(None, None, keep))
     return b.done(b.item(b.call(ops.rms_norm, *op.call_args()), 0), stage=OptimizedGraph)
 
 
@@ -332,7 +332,16 @@ def test_there_is_no_sum_without_a_residual() -> None:
     program = norm(frozenset({ExtraOutput.SUM}), residual=True)
     verify(program)
 
-    assert_broken(with_args(program, ops.rms_norm, {1: None}), "rms_norm", "no sum to keep")
+    assert_broken(with_args(program, ops.rms_norm, {4: None}), "rms_norm", "no sum to keep")
+
+
+def test_there_are_no_parameters_without_a_residual() -> None:
+    program = norm(frozenset(), residual=False)
+    verify(program)
+
+    (scale,) = (node for node in program.graph.nodes if node.name == "scale")
+    broken = with_args(program, ops.rms_norm, {5: scale, 7: str(SPEC)})
+    assert_broken(broken, "rms_norm", "parameters of a residual")
 
 
 def activation(steps: str, keep: frozenset[ExtraOutput]) -> StageGraph:

@@ -33,6 +33,7 @@ SPEC = QuantSpec(
     torch.int8, -128, 127, (1, 1, None), F32, Arithmetic(F32, True, False), ZeroPointDomain.INT
 )
 CHOOSE = ChooseSpec(Formula.AO_SYMMETRIC, torch.int8, -128, 127, (1, 1, None), 1e-6)
+BYTES = QuantSpec(torch.int8, -128, 127, (None, None, None))
 KIND = {"rms_norm": ops.rms_norm, "layer_norm": ops.layer_norm, "activation": ops.activation}
 
 
@@ -53,18 +54,18 @@ class Case:
     keep: str = ""
     lead: tuple[int | str, ...] = ("b", 512)
     options: dict[str, Any] = field(default_factory=dict)
+    stored: QuantSpec | None = None
+    stored_residual: QuantSpec | None = None
 
     def program(self) -> OptimizedGraph:
         """A graph of the op and all its results."""
         b = GraphBuilder()
-        x = b.arg("x", self.x, *self.lead, 70)
-        operands: list[Any] = [x]
+        operands = self._source(b, "x", self.x, self.stored)
         if self.kind == "activation":
             gate = [b.arg("gate", self.x, *self.gate)] if self.epilogue and self.gate else []
-            operands += [None, None, "", self.epilogue, gate]
+            operands += [self.epilogue, gate]
         else:
-            kind = self.residual
-            operands.append(None if kind is None else b.arg("residual", kind, *self.lead, 70))
+            operands += self._source(b, "residual", self.residual, self.stored_residual)
             wanted = (*self.vectors, None)[: 1 if self.kind == "rms_norm" else 2]
             for index, dtype in enumerate(wanted):
                 value = torch.randn(self.vector_shape)
@@ -77,6 +78,23 @@ class Case:
         node = b.call(KIND[self.kind], *operands, *given, str(self.spec), choose, self.keep)
         count = len(node.meta["val"])
         return b.done(*(b.item(node, i) for i in range(count)), stage=OptimizedGraph)
+
+    def _source(
+        self, b: GraphBuilder, name: str, dtype: torch.dtype | None, spec: QuantSpec | None
+    ) -> list[Any]:
+        """Add an operand: itself, its scale and zero point, and its spec."""
+        if spec is None:
+            x = None if dtype is None else b.arg(name, dtype, *self.lead, 70)
+            return [x, None, None, ""]
+        x = b.arg(name, spec.dtype, *self.lead, 70)
+        if any(size is not None for size in spec.block):
+            sizes = zip((*self.lead, 70), spec.block, strict=True)
+            grid = [size if block == 1 else 1 for size, block in sizes]
+            scale = b.arg(f"{name}_scale", torch.float32, *grid)
+            return [x, b.call(torch.ops.aten.abs.default, scale), None, str(spec)]
+        scale = b.const(f"{name}_scale", torch.tensor([[[0.017]]], dtype=torch.float64))
+        zero = b.const(f"{name}_zero", torch.tensor([[[7]]], dtype=torch.int32))
+        return [x, scale, zero, str(spec)]
 
 
 def lowered(
@@ -134,6 +152,20 @@ TAKEN = {
     "swiglu of halves": Case("activation", epilogue="glu(silu,gate-first)", gate=()),
     "geglu of halves": Case("activation", epilogue="glu(gelu,up-first)", gate=(), keep="float"),
     "only codes": Case("activation", epilogue=""),
+    "rms norm of int8": Case(stored=BYTES, keep="float"),
+    "rms norm of uint8": Case(stored=replace(BYTES, dtype=torch.uint8, quant_min=0, quant_max=255)),
+    "rms norm of rows": Case(stored=replace(BYTES, block=(1, 1, None)), keep="float"),
+    "rms norm of int8 and floats": Case(stored=BYTES, residual=F32, keep="float|sum"),
+    "rms norm of floats and int8": Case(stored_residual=BYTES, keep="sum"),
+    "rms norm of bytes and bytes": Case(
+        stored=BYTES, stored_residual=replace(BYTES, block=(1, 1, None)), keep="float|sum"
+    ),
+    "rms norm of bfloat16 in int8": Case(
+        stored=replace(BYTES, float_dtype=BF16), residual=F32, keep="float|sum"
+    ),
+    "layer norm of int8": Case("layer_norm", WHOLE, stored=BYTES, vectors=(F32, F32), keep="float"),
+    "activation of int8": Case("activation", stored=BYTES, keep="float"),
+    "squared relu": Case("activation", epilogue="act(squared_relu)", gate=(), keep="float"),
     "asymmetric bytes": Case(
         spec=replace(SPEC, dtype=torch.uint8, quant_min=0, quant_max=255),
         choose=replace(
@@ -179,6 +211,20 @@ REFUSED = {
                                         gate=("b", 512, 35)),
     "it does not support all of act": Case(
         "activation", epilogue=f"act(silu)|mul(0,0,-,{SPEC})", **static()
+    ),
+    "both halves of its input are quantized": Case(
+        "activation", stored=BYTES, epilogue="glu(silu,gate-first)", gate=(),
+        spec=replace(SPEC), choose=CHOOSE,
+    ),
+    "the input is stored as int16": Case(
+        stored=replace(BYTES, dtype=torch.int16, quant_min=-300, quant_max=300)
+    ),
+    "the input is scaled in blocks": Case(stored=replace(BYTES, block=(None, 1, None))),
+    "the residual's zero point is a float offset": Case(
+        stored_residual=replace(BYTES, domain=ZeroPointDomain.FLOAT_OFFSET)
+    ),
+    "the input is dequantized in bfloat16": Case(
+        stored=replace(BYTES, arithmetic=Arithmetic(BF16))
     ),
     "compiled loops": Case(lead=(1, 1)),
     "predicted": Case(**static()),
@@ -235,7 +281,8 @@ def test_results_keep_their_order_of_memory() -> None:
     x = b.call(torch.ops.aten.permute.default, b.arg("x", F32, 70, 8, 512), [1, 2, 0])
     spec = replace(SPEC, block=(None, None, None))
     scale = b.const("scale", torch.tensor([[[0.031]]]))
-    args = (x, None, None, str(NORM), scale, None, str(spec), "", "float")
+    plain = (None, None, "")
+    args = (x, *plain, None, *plain, None, str(NORM), scale, None, str(spec), "", "float")
     node = b.call(ops.rms_norm, *args)
     y = b.call(torch.ops.aten.permute.default, b.item(node, 1), [2, 0, 1])
     flat = b.call(torch.ops.aten.view.default, y, [-1])

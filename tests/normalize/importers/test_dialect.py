@@ -225,3 +225,26 @@ def test_dialects_import_no_package_that_they_are_about() -> None:
     )
 
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("namespace", "owner"),
+    [
+        ("aten", "torch"),
+        ("qfuse", "qfuse"),
+        ("torchao", "'torchao-affine' of qfuse"),
+        ("npu", "'one'"),
+    ],
+)
+def test_a_namespace_of_another_package_is_an_error(namespace: str, owner: str) -> None:
+    owned = Dialect("one", list, frozenset({"npu"}))
+    other = Dialect("other", list, frozenset({namespace}), origin="acme 1.2")
+    with pytest.raises(ExtensionError, match=f"claims the namespace '{namespace}'") as caught:
+        rules_of([owned, other, *BUILTIN])
+    assert "'other' of acme 1.2" in str(caught.value)
+    assert str(caught.value).split("that of ")[1].startswith((owner, f"the dialect {owner}"))
+
+
+def test_dialects_with_namespaces_of_their_own() -> None:
+    one, two = (Dialect(name, list, frozenset({name})) for name in ("one", "two"))
+    assert len(rules_of([*BUILTIN, one, two])) == len(rules_of(BUILTIN))

@@ -57,6 +57,58 @@ def test_every_activation(kind: str, op: Any, args: Any, kwargs: Any, epilogue: 
     assert calls(program) == ["qfuse.quantize", f"{kind}[{epilogue}]"]
 
 
+SQUARES: dict[str, Any] = {
+    "square": lambda b, y: b.call(aten.square.default, y),
+    "pow": lambda b, y: b.call(aten.pow.Tensor_Scalar, y, 2),
+    "pow of a float": lambda b, y: b.call(aten.pow.Tensor_Scalar, y, 2.0),
+    "mul": lambda b, y: b.call(aten.mul.Tensor, y, y),
+}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("how", SQUARES)
+@pytest.mark.parametrize("relu", [aten.relu.default, aten.clamp_min.default])
+@pytest.mark.parametrize("kind", CASES)
+def test_the_square_of_a_relu_is_one_activation(kind: str, relu: Any, how: str) -> None:
+    case = CASES[kind]()
+    bound = () if relu is aten.relu.default else (0,)
+    program = case.done(SQUARES[how](case.b, case.b.call(relu, case.y, *bound)))
+
+    assert fuse(program, FuseActivation).fired == {"fuse-activation": 2}
+    assert calls(program) == ["qfuse.quantize", f"{kind}[act(squared_relu)]"]
+
+
+@pytest.mark.parametrize("how", SQUARES)
+@pytest.mark.parametrize("op", [aten.silu.default, aten.relu6.default])
+def test_refuses_the_square_of_another_value(op: Any, how: str) -> None:
+    case = Case()
+    program = case.done(SQUARES[how](case.b, case.b.call(op, case.y)))
+
+    result = fuse(program, FuseActivation)
+    assert result.fired == {"fuse-activation": 1}
+    assert [miss.reason for _, miss in result.misses] == ["it squares a value that is no ReLU's"]
+
+
+def test_refuses_a_relu_that_others_read_too() -> None:
+    case = Case()
+    relu = case.b.call(aten.relu.default, case.y)
+    program = case.done(case.b.call(aten.square.default, relu), relu)
+
+    result = fuse(program, FuseActivation)
+    assert result.fired == {"fuse-activation": 1}
+    assert [miss.code for _, miss in result.misses] == [MissCode.SHARED]
+
+
+def test_a_cube_is_no_near_miss() -> None:
+    case = Case()
+    relu = case.b.call(aten.relu.default, case.y)
+    program = case.done(case.b.call(aten.pow.Tensor_Scalar, relu, 3))
+
+    result = fuse(program, FuseActivation)
+    assert result.fired == {"fuse-activation": 1}
+    assert result.misses == []
+
+
 def test_golden_two_activations_in_a_row() -> None:
     case = Case(rank=3)
     first = case.b.call(aten.silu.default, case.y)

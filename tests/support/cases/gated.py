@@ -39,6 +39,7 @@ ACTS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "act(hardtanh,-0.5,0.75)": (aten.hardtanh.default, (-0.5, 0.75), {}),
     "act(hardtanh,0.0,6.0)": (aten.relu6.default, (), {}),
     "act(hardtanh,-1.0,2.0)": (aten.clamp.default, (-1, 2), {}),
+    "act(squared_relu)": (aten.square.default, (), {}),
     "act(leaky_relu,0.2)": (aten.leaky_relu.default, (0.2,), {}),
 }
 
@@ -46,6 +47,7 @@ ACTS: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 def activated(g: Graph, x: Node, name: str = "act(silu)") -> Node:
     """An activation of ``x``."""
     op, args, kwargs = ACTS[name]
+    x = g.call(aten.relu.default, x) if op is aten.square.default else x
     return g.call(op, x, *args, **kwargs)
 
 

@@ -26,6 +26,7 @@ ACTIVATION_ERROR = {
     "elu,0.75,1.25,0.5": (3.0, 0.0),
     "elu,-0.5,1.0,-0.25": (3.0, 0.0),  # grows to the left
     "mish": (4.0, 0.0),
+    "squared_relu": (1.0, 0.0),
     "quick_gelu,1.75": (3.0, 1.0),  # x / (1 + e^-ax): ax is rounded, then its error multiplied
 }
 

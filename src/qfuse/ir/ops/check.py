@@ -21,8 +21,10 @@ from qfuse.ir.quant.spec import QuantSpec
 def problems_of(op: Op) -> Iterator[str]:
     """Yield the problems of a call: storage, blocks, float dtypes and results."""
     for block in op.layout.params:
-        stored = tensor_of(op.node if block.of == RESULT else getattr(op, block.of))
-        yield from _check_params(stored, getattr(op, block.name))
+        stored = op.node if block.of == RESULT else getattr(op, block.of)
+        # An operand that is left out has no parameters (`Op.problems`).
+        if stored is not None:
+            yield from _check_params(tensor_of(stored), getattr(op, block.name))
     yield from _check_epilogue(op)
     for real, spec in (*_rounded(op), *_result(op)):
         if real != spec.float_dtype:

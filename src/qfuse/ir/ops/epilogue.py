@@ -25,6 +25,11 @@ def quick_gelu(x: torch.Tensor, factor: float = 1.702) -> torch.Tensor:
     return (wide * torch.sigmoid(wide * factor)).to(x.dtype)
 
 
+def squared_relu(x: torch.Tensor) -> torch.Tensor:
+    """Return ``relu(x) ** 2``."""
+    return torch.square(torch.relu(x))
+
+
 ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "relu": torch.relu,
     "gelu": F.gelu,
@@ -39,6 +44,7 @@ ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {
     "elu": torch.ops.aten.elu.default,
     "mish": F.mish,
     "quick_gelu": quick_gelu,
+    "squared_relu": squared_relu,
 }
 """Unary activations by name, each with its reference.
 

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
 from qfuse.ir.ops.declare import Op, define_op
+from qfuse.ir.ops.fields import ArgInfo
 from qfuse.ir.ops.norm_spec import NormSpec, Root, Statistic
 from qfuse.ir.ops.output import Output
+from qfuse.ir.ops.views import QuantParams
 
 
 @define_op("rms_norm")
 @dataclass(frozen=True, slots=True)
 class RmsNorm(Op):
-    """A ``qfuse::rms_norm`` call; its results are its ``getitem`` users."""
+    """A ``qfuse::rms_norm`` call; its results are its ``getitem`` users.
+
+    Without quantization parameters ``x`` and ``residual`` are float.
+    """
 
     x: Node
+    x_params: Annotated[QuantParams | None, ArgInfo(levels=1)]
     residual: Node | None
+    residual_params: Annotated[QuantParams | None, ArgInfo(levels=1)]
     weight: Node | None
     norm: NormSpec
     output: Output
@@ -41,14 +50,24 @@ class RmsNorm(Op):
         """Return the result dtype of the norm's spec."""
         return (self.norm.out,)
 
+    def problems(self) -> Iterator[str]:
+        """Check that there are no parameters of a residual that is not there."""
+        if self.residual is None and self.residual_params is not None:
+            yield "it has parameters of a residual, and no residual"
+
 
 @define_op("layer_norm")
 @dataclass(frozen=True, slots=True)
 class LayerNorm(Op):
-    """A ``qfuse::layer_norm`` call; its results are its ``getitem`` users."""
+    """A ``qfuse::layer_norm`` call; its results are its ``getitem`` users.
+
+    Without quantization parameters ``x`` and ``residual`` are float.
+    """
 
     x: Node
+    x_params: Annotated[QuantParams | None, ArgInfo(levels=1)]
     residual: Node | None
+    residual_params: Annotated[QuantParams | None, ArgInfo(levels=1)]
     weight: Node | None
     bias: Node | None
     norm: NormSpec
@@ -69,6 +88,11 @@ class LayerNorm(Op):
     def float_types(self) -> tuple[torch.dtype, ...]:
         """Return the result dtype of the norm's spec."""
         return (self.norm.out,)
+
+    def problems(self) -> Iterator[str]:
+        """Check that there are no parameters of a residual that is not there."""
+        if self.residual is None and self.residual_params is not None:
+            yield "it has parameters of a residual, and no residual"
 
 
 FusedNorm = RmsNorm | LayerNorm

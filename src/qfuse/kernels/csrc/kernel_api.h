@@ -50,6 +50,7 @@ enum class StepKind : int32_t {
   elu,
   mish,
   quick_gelu,
+  squared_relu,
   add,
   mul,
   prelu,
@@ -256,13 +257,22 @@ struct RealKernels {
 
 enum class RowKind : int32_t { plain, rms_norm, layer_norm };
 
+// Rows of floats, or of 8-bit values that stand for rounded((value - zero) * scale).
+struct RowSource {
+  ElementRows rows;
+  Real real;           // of the floats
+  const float* scale;  // of row i at i * step; null for floats, as is `zero`
+  const float* zero;
+  int64_t step;  // 0 for one scale, 1 for one per row
+};
+
 // Rowwise quantization in one pass: (x + residual), a norm, the epilogue ops. Everything is float32
 // except where a type is named; the values there are rounded to it.
 struct RowJob {
   RowKind kind;
   int64_t columns;
-  RealRows x;
-  RealRows residual;  // data is null if there is none
+  RowSource x;
+  RowSource residual;  // data is null if there is none
   Real sum_type;      // of x + residual
   float eps;
   Real inner;           // of the normalized row before the weight

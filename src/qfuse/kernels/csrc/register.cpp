@@ -269,26 +269,48 @@ qfuse::RowResult linear_w8a8_rows(const Tensor& x, const Tensor& x_scale,
                                  float_dtype, QFUSE_ROW_OUTPUT_GIVEN);
 }
 
-qfuse::RowResult rms_norm_quantized(const Tensor& x, const optional<Tensor>& residual,
+#define QFUSE_ROW_X                                                                \
+  const Tensor &x, const optional<Tensor>&x_scale, const optional<Tensor>&x_zero_point, \
+      ScalarType x_dtype
+#define QFUSE_ROW_RESIDUAL                                                   \
+  const optional<Tensor>&residual, const optional<Tensor>&residual_scale,    \
+      const optional<Tensor>&residual_zero_point, ScalarType residual_dtype
+#define QFUSE_ROW_X_GIVEN \
+  { x, x_scale, x_zero_point, x_dtype }
+#define QFUSE_ROW_RESIDUAL_GIVEN \
+  row_operand(residual, residual_scale, residual_zero_point, residual_dtype)
+
+optional<qfuse::RowOperand> row_operand(const optional<Tensor>& values,
+                                        const optional<Tensor>& scale,
+                                        const optional<Tensor>& zero_point, ScalarType real) {
+  if (!values) return std::nullopt;
+  return qfuse::RowOperand{*values, scale, zero_point, real};
+}
+
+qfuse::RowResult rms_norm_quantized(QFUSE_ROW_X, QFUSE_ROW_RESIDUAL,
                                     const optional<Tensor>& weight, double eps, ScalarType inner,
                                     ScalarType float_dtype, QFUSE_ROW_OUTPUT) {
-  return qfuse::rms_norm_quantized(x, residual, weight, eps, inner, float_dtype,
+  return qfuse::rms_norm_quantized(QFUSE_ROW_X_GIVEN, QFUSE_ROW_RESIDUAL_GIVEN, weight, eps, inner, float_dtype,
                                    QFUSE_ROW_OUTPUT_GIVEN);
 }
 
-qfuse::RowResult layer_norm_quantized(const Tensor& x, const optional<Tensor>& residual,
+qfuse::RowResult layer_norm_quantized(QFUSE_ROW_X, QFUSE_ROW_RESIDUAL,
                                       const optional<Tensor>& weight, const optional<Tensor>& bias,
                                       double eps, ScalarType float_dtype, QFUSE_ROW_OUTPUT) {
-  return qfuse::layer_norm_quantized(x, residual, weight, bias, eps, float_dtype,
+  return qfuse::layer_norm_quantized(QFUSE_ROW_X_GIVEN, QFUSE_ROW_RESIDUAL_GIVEN, weight, bias, eps, float_dtype,
                                      QFUSE_ROW_OUTPUT_GIVEN);
 }
 
-qfuse::RowResult activation_quantized(const Tensor& x, Extras extras, std::string_view epilogue,
+qfuse::RowResult activation_quantized(QFUSE_ROW_X, Extras extras, std::string_view epilogue,
                                       ScalarType float_dtype, QFUSE_ROW_OUTPUT) {
-  return qfuse::activation_quantized(x, list_of(extras), epilogue, float_dtype,
+  return qfuse::activation_quantized(QFUSE_ROW_X_GIVEN, list_of(extras), epilogue, float_dtype,
                                      QFUSE_ROW_OUTPUT_GIVEN);
 }
 
+#undef QFUSE_ROW_X
+#undef QFUSE_ROW_X_GIVEN
+#undef QFUSE_ROW_RESIDUAL
+#undef QFUSE_ROW_RESIDUAL_GIVEN
 #undef QFUSE_ROW_OUTPUT
 #undef QFUSE_ROW_OUTPUT_GIVEN
 

@@ -37,14 +37,17 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
       "linear_w8a8_rows(Tensor x, Tensor x_scale, Tensor? x_zero_point, Tensor w_packed, "
       "Tensor w_sums, Tensor w_scale, Tensor? w_zero_point, Tensor? bias, Tensor[]? extras, "
       "str epilogue, ScalarType product_dtype, ScalarType float_dtype, ");
-  define_rows(
-      "rms_norm_quantized(Tensor x, Tensor? residual, Tensor? weight, float eps, "
-      "ScalarType inner, ScalarType float_dtype, ");
-  define_rows(
-      "layer_norm_quantized(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, "
-      "ScalarType float_dtype, ");
-  define_rows(
-      "activation_quantized(Tensor x, Tensor[]? extras, str epilogue, ScalarType float_dtype, ");
+  const std::string x =
+      "(Tensor x, Tensor? x_scale, Tensor? x_zero_point, ScalarType x_dtype, ";
+  const std::string residual =
+      "Tensor? residual, Tensor? residual_scale, Tensor? residual_zero_point, "
+      "ScalarType residual_dtype, ";
+  define_rows("rms_norm_quantized" + x + residual +
+              "Tensor? weight, float eps, ScalarType inner, ScalarType float_dtype, ");
+  define_rows("layer_norm_quantized" + x + residual +
+              "Tensor? weight, Tensor? bias, float eps, ScalarType float_dtype, ");
+  define_rows("activation_quantized" + x +
+              "Tensor[]? extras, str epilogue, ScalarType float_dtype, ");
   const std::string output =
       "Tensor out_scale, Tensor? out_zero_point, int quant_min, int quant_max, bool reciprocal, "
       "bool zero_point_first, ";

@@ -66,7 +66,8 @@ def describe_rowwise(op: RowwiseOp) -> str:
     else:
         name = op_name(op.node).removeprefix("qfuse.")
         name = name if op.residual is None else f"add + {name}"
-    text, spec = f"{name}: {dtype_name(dtype_of(op.x))}", op.output.spec
+    edge = _edge(op.x, op.x_params, rows=Granularity.PER_TOKEN)
+    text, spec = f"{name}: {edge}", op.output.spec
     if spec is None:
         return text
     granularity = granularity_of(spec, shape_of(op.x), Granularity.PER_TOKEN)

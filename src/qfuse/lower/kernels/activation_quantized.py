@@ -16,7 +16,13 @@ from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_shape
 from qfuse.lower.operands.epilogue import is_covered
-from qfuse.lower.operands.rowwise import RowwiseKernel, check_output, rowwise_output_args
+from qfuse.lower.operands.rowwise import (
+    RowwiseKernel,
+    check_output,
+    check_source,
+    rowwise_output_args,
+    source_args,
+)
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.epilogue_limits import MOST_EPILOGUE_OPERANDS, MOST_EPILOGUE_OPS
 from qfuse.lower.problems.rowwise import RowwiseProblem
@@ -33,10 +39,13 @@ class ActivationQuantized(RowwiseKernel):
     name: str = "qfuse.activation_quantized"
 
     def accepts(self, problem: RowwiseProblem) -> Claim | Refusal:
-        """Accept float inputs and the epilogue ops that the linear kernels accept."""
+        """Accept the epilogue ops that the linear kernels accept."""
         op = problem.op
         assert isinstance(op, Activation), "it covers no other op"
-        return _check_steps(op) or check_output(problem) or problem.claim(statistics=0)
+        refusal = (
+            _check_steps(op) or check_output(problem) or check_source(op.x, op.x_params, "input")
+        )
+        return refusal or problem.claim(statistics=0)
 
     def emit(self, problem: RowwiseProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
         """Emit the call."""
@@ -48,7 +57,12 @@ class ActivationQuantized(RowwiseKernel):
             x, up = _halves(op.x, glu, rw)
             extras = [up]
         steps = str(Epilogue(_steps(op)))
-        args: list[Argument] = [x, extras or None, steps, problem.spec.float_dtype]
+        args: list[Argument] = [
+            *source_args(x, op.x_params, rw),
+            extras or None,
+            steps,
+            problem.spec.float_dtype,
+        ]
         call = rw.call(
             torch.ops.qfuse.activation_quantized.default, *args, *rowwise_output_args(problem)
         )
@@ -79,9 +93,10 @@ def _halves(x: Node, glu: Glu, rw: Rewriter) -> tuple[Node, Node]:
 
 def _check_steps(op: Activation) -> Refusal | None:
     """Refuse quantized inputs, unsupported epilogue ops, and broadcast operands."""
-    if op.x_params is not None:
-        return Refusal("its input is quantized")
     steps, glu = _steps(op), _glu(op)
+    # The other half would be an operand with parameters of its own.
+    if glu is not None and op.x_params is not None:
+        return Refusal("both halves of its input are quantized")
     # The up half becomes operand 0, which would renumber other operands.
     halved = glu is None or (not op.extras and isinstance(shape_of(op.x)[-1], int))
     if not all(map(is_covered, steps)) or not halved:

@@ -17,10 +17,12 @@ from qfuse.lower.operands.rowwise import (
     RowwiseKernel,
     check_output,
     check_residual,
+    check_source,
     check_types,
     check_vectors,
     float_vector,
     rowwise_output_args,
+    source_args,
 )
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.rowwise import RowwiseProblem
@@ -42,6 +44,7 @@ class LayerNormQuantized(RowwiseKernel):
         assert isinstance(op, LayerNorm), "it covers no other op"
         refusal = (
             check_output(problem)
+            or check_source(op.x, op.x_params, "input")
             or check_residual(op)
             or _check_centred(op.norm)
             or check_vectors(problem, op.weight, op.bias)
@@ -55,7 +58,14 @@ class LayerNormQuantized(RowwiseKernel):
         op = problem.op
         assert isinstance(op, LayerNorm), "it was accepted"
         weight, bias = float_vector(op.weight, rw), float_vector(op.bias, rw)
-        args: list[Argument] = [op.x, op.residual, weight, bias, op.norm.eps, op.norm.out]
+        args: list[Argument] = [
+            *source_args(op.x, op.x_params, rw),
+            *source_args(op.residual, op.residual_params, rw),
+            weight,
+            bias,
+            op.norm.eps,
+            op.norm.out,
+        ]
         call = rw.call(
             torch.ops.qfuse.layer_norm_quantized.default, *args, *rowwise_output_args(problem)
         )

@@ -17,10 +17,12 @@ from qfuse.lower.operands.rowwise import (
     RowwiseKernel,
     check_output,
     check_residual,
+    check_source,
     check_types,
     check_vectors,
     float_vector,
     rowwise_output_args,
+    source_args,
 )
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.rowwise import RowwiseProblem
@@ -42,6 +44,7 @@ class RmsNormQuantized(RowwiseKernel):
         assert isinstance(op, RmsNorm), "it covers no other op"
         refusal = (
             check_output(problem)
+            or check_source(op.x, op.x_params, "input")
             or check_residual(op)
             or check_types(op.norm)
             or check_vectors(problem, op.weight)
@@ -56,7 +59,14 @@ class RmsNormQuantized(RowwiseKernel):
         op = problem.op
         assert isinstance(op, RmsNorm), "it was accepted"
         weight, norm = float_vector(op.weight, rw), op.norm
-        args: list[Argument] = [op.x, op.residual, weight, norm.eps, norm.rounded, norm.out]
+        args: list[Argument] = [
+            *source_args(op.x, op.x_params, rw),
+            *source_args(op.residual, op.residual_params, rw),
+            weight,
+            norm.eps,
+            norm.rounded,
+            norm.out,
+        ]
         call = rw.call(
             torch.ops.qfuse.rms_norm_quantized.default, *args, *rowwise_output_args(problem)
         )

@@ -10,13 +10,13 @@ from qfuse.ir.ops.norm_spec import NormSpec
 from qfuse.ir.ops.norms import LayerNorm, RmsNorm
 from qfuse.ir.ops.output import ExtraOutput
 from qfuse.ir.ops.value_range import fits_int32
-from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
 from qfuse.ir.quant.block import is_whole, rows_share_scale
 from qfuse.ir.quant.choose import Formula
 from qfuse.ir.quant.spec import ZeroPointDomain, dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_shape, same_size
-from qfuse.lower.operands.checks import typed
+from qfuse.lower.operands.checks import check_scales, typed
 from qfuse.lower.operands.own_kernel import OwnKernel
 from qfuse.lower.problems.rowwise import RowwiseProblem
 from qfuse.rewrite.prelude import Node, Rewriter
@@ -53,14 +53,53 @@ class RowwiseKernel(OwnKernel):
 
 
 def check_residual(op: RmsNorm | LayerNorm) -> Refusal | None:
-    """Refuse a residual that is not a float tensor of the input's shape."""
+    """Refuse a residual that the kernels do not read, or of another shape than the input."""
     if op.residual is None:
         return None
-    if dtype_of(op.residual) not in FLOATS:
-        return Refusal(f"the residual is {dtype_name(dtype_of(op.residual))}")
+    refusal = check_source(op.residual, op.residual_params, "residual")
+    if refusal is not None:
+        return refusal
     if not same_shape(shape_of(op.residual), shape_of(op.x)):
         return Refusal("the residual is broadcast to the input, or the input to it")
     return None
+
+
+def check_source(x: Node, params: QuantParams | None, what: str) -> Refusal | None:
+    """Refuse operands that are neither floats nor bytes scaled per row or per tensor."""
+    dtype = dtype_of(x)
+    if params is None:
+        return None if dtype in FLOATS else Refusal(f"the {what} is {dtype_name(dtype)}")
+    spec, shape = params.spec, shape_of(x)
+    if dtype not in BYTES:
+        return Refusal(f"the {what} is stored as {dtype_name(dtype)}")
+    refusal = check_scales(params, what, (torch.float32,))
+    if refusal is None and spec.domain is ZeroPointDomain.FLOAT_OFFSET:
+        refusal = Refusal(f"the {what}'s zero point is a float offset")
+    if refusal is not None:
+        return refusal
+    if spec.float_dtype not in FLOATS or dtype_of(params.scale) not in _SCALES:
+        return Refusal(f"the {what} or its scale has an unsupported float dtype")
+    if is_whole(spec.block, shape) or rows_share_scale(spec.block, shape):
+        return None
+    return Refusal(f"the {what} is scaled in blocks of {spec.block_text()}")
+
+
+def source_args(x: Node | None, params: QuantParams | None, rw: Rewriter) -> list[Argument]:
+    """Return the arguments of an operand: values, scale, zero point, float dtype."""
+    if x is None:
+        # Without an operand its dtype has no meaning.
+        return [None, None, None, torch.float32]
+    if params is None:
+        return [x, None, None, dtype_of(x)]
+    # Ahead of time, not in every call.
+    scale = typed(params.scale, torch.float32, rw)
+    zero = params.zero_point
+    return [
+        x,
+        scale,
+        None if zero is None else typed(zero, torch.float32, rw),
+        params.spec.float_dtype,
+    ]
 
 
 def check_types(norm: NormSpec) -> Refusal | None:

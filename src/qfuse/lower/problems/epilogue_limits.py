@@ -20,6 +20,7 @@ KERNEL_ACTIVATIONS = frozenset(
         "elu",
         "mish",
         "quick_gelu",
+        "squared_relu",
         PRELU,
     }
 )

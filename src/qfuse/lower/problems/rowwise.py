@@ -17,7 +17,7 @@ from qfuse.ir.graph.stage_graph import SymbolRange
 from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.norms import LayerNorm, RmsNorm
 from qfuse.ir.ops.output import ExtraOutput, Output
-from qfuse.ir.ops.views import dtype_of, results_of, shape_of
+from qfuse.ir.ops.views import QuantParams, dtype_of, results_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec, dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import Size, is_row_major, product, same_shape
@@ -125,13 +125,19 @@ class RowwiseProblem(Problem):
         return [pointwise_work(self.elements, bits, [])]
 
     def _written(self) -> WorkRange:
-        kept = {ExtraOutput.FLOAT: self.spec.float_dtype, ExtraOutput.SUM: dtype_of(self.op.x)}
-        if not isinstance(self.op, Activation) and self.op.residual is not None:
-            both = dtype_of(self.op.x), dtype_of(self.op.residual)
+        op = self.op
+        real = _float_dtype(op.x, op.x_params)
+        kept = {ExtraOutput.FLOAT: self.spec.float_dtype, ExtraOutput.SUM: real}
+        if not isinstance(op, Activation) and op.residual is not None:
+            other = _float_dtype(op.residual, op.residual_params)
             # torch promotes a bfloat16 hidden state plus a float32 residual to float32.
-            kept[ExtraOutput.SUM] = torch.promote_types(*both)
+            kept[ExtraOutput.SUM] = torch.promote_types(real, other)
         bits = [bit_width(self.spec.dtype), *(bit_width(kept[k]) for k in self.output.keep)]
         return pointwise_work(self.made, [], bits)
+
+
+def _float_dtype(x: Node, params: QuantParams | None) -> torch.dtype:
+    return dtype_of(x) if params is None else params.spec.float_dtype
 
 
 def rowwise_problem(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> RowwiseProblem | Refusal:
@@ -139,8 +145,9 @@ def rowwise_problem(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> Rowwis
     shape = shape_of(op.x)
     if op.output.spec is None:
         return Refusal("its result is not quantized")
-    if dtype_of(op.x) not in FLOATS:
-        return Refusal(f"its input is {dtype_name(dtype_of(op.x))}")
+    real = _float_dtype(op.x, op.x_params)
+    if real not in FLOATS:
+        return Refusal(f"its input is {dtype_name(real)}")
     if not shape:
         return Refusal("its input has no axis")
     # Kernels write rows one after the other, and the captured strides of results must stay.

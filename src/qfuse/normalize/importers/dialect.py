@@ -15,13 +15,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from qfuse.extensions import load_extensions
+from qfuse.extensions import OWN, load_extensions
 from qfuse.ir.errors import ExtensionError
 from qfuse.ir.foreign import list_foreign
 from qfuse.rewrite.declared import check_declared
 from qfuse.rewrite.prelude import OpOverload, Rule
 
 ENTRY_POINT_GROUP = "qfuse.dialects"
+
+
+_NAMESPACES = {
+    **dict.fromkeys(("aten", "prims", "quantized"), "torch"),
+    "qfuse": "qfuse",
+}
+"""The namespaces that no dialect owns, each with its owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +74,12 @@ def rules_of(dialects: Sequence[Dialect]) -> list[Rule[Any]]:
 
     Raises:
         ExtensionError: A dialect fails to give its rules; two dialects or two rules have one
-            name; something is not a rule, or lacks a class attribute, or has anchors that are not
-            op overloads.
+            name; two dialects own one namespace, or one owns that of torch or of qfuse; something
+            is not a rule, or lacks a class attribute, or has anchors that are not op overloads.
     """
     owners: dict[str, str] = {}
     rules: list[Rule[Any]] = []
+    _check_namespaces(dialects)
     for dialect in dialects:
         # Options, bans and the report refer to dialects and rules by name.
         _claim(owners, f"dialect {dialect.name}", dialect)
@@ -86,6 +94,22 @@ def rules_of(dialects: Sequence[Dialect]) -> list[Rule[Any]]:
             _claim(owners, f"rule {rule.name}", dialect)
             rules.append(rule)
     return rules
+
+
+def _check_namespaces(dialects: Sequence[Dialect]) -> None:
+    """Check that every namespace has one owner, so that the report names the right dialect."""
+    owners = dict(_NAMESPACES)
+    # The built-in dialects first: they own what is theirs whatever the order.
+    for dialect in sorted(dialects, key=lambda d: d.origin != OWN):
+        for namespace in sorted(dialect.namespaces):
+            owner = owners.get(namespace)
+            if owner is not None:
+                raise ExtensionError(
+                    f"the dialect {dialect} claims the namespace {namespace!r}, which is that of "
+                    f"{owner}",
+                    fix="remove it from `namespaces`: rules may match its ops all the same",
+                )
+            owners[namespace] = f"the dialect {dialect}"
 
 
 def _claim(owners: dict[str, str], thing: str, dialect: Dialect) -> None:

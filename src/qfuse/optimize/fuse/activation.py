@@ -9,10 +9,11 @@ from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.epilogue import Mul
 from qfuse.ir.ops.output import ExtraOutput, Output
 from qfuse.ir.ops.product import as_fused_product
-from qfuse.ir.ops.qdq import as_dequantize, as_quantize
-from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
+from qfuse.ir.ops.qdq import as_quantize
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.sizes import same_shape, same_size
 from qfuse.optimize.fuse.epilogue_operand import EpilogueOperand, stored_operand
+from qfuse.optimize.fuse.operands import stored_edge
 from qfuse.optimize.fuse.quantized_output import (
     ExtraValue,
     FuseQuantizeSite,
@@ -53,20 +54,12 @@ def _site(gated: Gated, result: QuantizedResult) -> FuseQuantizeSite | Miss:
     chosen = None if result.choose is None else (params.spec, result.choose.spec)
     fused = Activation(
         result.quantize.node,
-        *_edge(gated.x),
+        *stored_edge(gated.x),
         gated.epilogue,
         gated.extras,
         Output(params if chosen is None else None, chosen, keep),
     )
     return fuse_site(fused, result, kept)
-
-
-def _edge(x: Node) -> tuple[Node, QuantParams | None]:
-    """Return the operand that replaces ``x``: quantized values behind a one-level dequantize."""
-    dequantize = as_dequantize(x)
-    if dequantize is None or dequantize.params.outer_scale is not None:
-        return x, None
-    return dequantize.q, dequantize.params
 
 
 def _float_product(node: Node) -> Gated | None:

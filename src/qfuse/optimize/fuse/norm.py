@@ -7,6 +7,7 @@ from qfuse.ir.ops.norms import FusedNorm, LayerNorm, RmsNorm
 from qfuse.ir.ops.output import ExtraOutput, Output
 from qfuse.ir.ops.views import shape_of
 from qfuse.ir.sizes import same_shape
+from qfuse.optimize.fuse.operands import stored_edge
 from qfuse.optimize.fuse.quantized_output import (
     ExtraValue,
     FuseQuantizeSite,
@@ -72,9 +73,11 @@ def _fused(
 ) -> FusedNorm:
     node = result.quantize.node
     x, residual = (norm.x, None) if added is None else added
+    other = (None, None) if residual is None else stored_edge(residual)
+    edges = (*stored_edge(x), *other)
     if norm.layer:
-        return LayerNorm(node, x, residual, norm.weight, norm.bias, norm.spec, output)
-    return RmsNorm(node, x, residual, norm.weight, norm.spec, output)
+        return LayerNorm(node, *edges, norm.weight, norm.bias, norm.spec, output)
+    return RmsNorm(node, *edges, norm.weight, norm.spec, output)
 
 
 class FuseNormQuantize(PatternRule):
@@ -89,9 +92,9 @@ class FuseNormQuantize(PatternRule):
 
         x, r, weight -> qfuse.rms_norm -> quantized values (, scale, zero point, result, sum)
 
-    If the float result or the residual sum has other users, the op returns it as an extra output.
-    The spelling is recorded as a :class:`~qfuse.ir.ops.norm_spec.NormSpec`, so that the op
-    computes the same bits.
+    Dequantizes of ``x`` and ``r`` are fused too: the op reads quantized values. If the float result
+    or the residual sum has other users, the op returns it as an extra output. The spelling is
+    recorded as a :class:`~qfuse.ir.ops.norm_spec.NormSpec`, so that the op computes the same bits.
 
     Refuses: a norm whose spelling no spec describes; a part of the norm with other users;
     parameters that are computed from the norm otherwise than by a choice for it; operands that are

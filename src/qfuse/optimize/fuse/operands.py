@@ -1,4 +1,4 @@
-"""The quantized operands of a linear or convolution, for the rules that fuse them."""
+"""The quantized operands of fused ops, for the rules that fuse them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,14 @@ class Operands:
     x: Node
     x_params: QuantParams | None
     weight: Dequantize
+
+
+def stored_edge(x: Node) -> tuple[Node, QuantParams | None]:
+    """Return the operand that replaces ``x``: quantized values behind a one-level dequantize."""
+    dequantize = as_dequantize(x)
+    if dequantize is None or dequantize.params.outer_scale is not None:
+        return x, None
+    return dequantize.q, dequantize.params
 
 
 def quantized_operands(x: Node, weight: Node) -> Operands | Miss:

@@ -129,6 +129,19 @@ def test_addmm_agrees(
 
 
 @pytest.mark.numeric
+@pytest.mark.parametrize("kind", ["dequantized", "cast"])
+@pytest.mark.parametrize("shape", [(3, N), (3, 1), (1,), ()])
+def test_a_summand_that_is_no_bias_is_added_behind(kind: str, shape: tuple[int, ...]) -> None:
+    program = addmm(kind, shape=shape)
+    fired = assert_same_values(
+        program, [torch.randn(3, K) * 0.1], DequantizeChain(), FoldAddmmFactors()
+    ).fired
+
+    assert fired["fold-addmm-factors"] == 1
+    assert {"aten.linear", "aten.add.Tensor"} <= set(calls(program))
+
+
+@pytest.mark.numeric
 def test_a_summand_of_nan_is_ignored_with_the_factor_0() -> None:
     b = GraphBuilder()
     x, bias = b.arg("x", torch.float32, 3, K), b.const("bias", torch.full((N,), math.nan))

@@ -17,7 +17,7 @@ struct Named {
   size_t args;
 };
 
-constexpr std::array<Named, 13> kActivations{{
+constexpr std::array<Named, 14> kActivations{{
     {"relu", StepKind::relu, 0},
     {"gelu", StepKind::gelu, 0},
     {"gelu_tanh", StepKind::gelu_tanh, 0},
@@ -31,6 +31,7 @@ constexpr std::array<Named, 13> kActivations{{
     {"elu", StepKind::elu, 3},
     {"mish", StepKind::mish, 0},
     {"quick_gelu", StepKind::quick_gelu, 1},
+    {"squared_relu", StepKind::squared_relu, 0},
 }};
 
 std::vector<std::string_view> split(std::string_view text, char mark) {

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/accumulate.h>
 
@@ -11,6 +12,7 @@
 #include "rowwise/choose.h"
 #include "kernel_api.h"
 #include "linear/operands.h"
+#include "quantized/stored.h"
 #include "rowwise/quantizer.h"
 #include "isa/select.h"
 
@@ -121,24 +123,47 @@ struct Call {
   Rows x;
   std::vector<at::Tensor> kept;
 
-  Call(const at::Tensor& tensor, const std::optional<at::Tensor>& residual, bool keep_sum)
-      : real(tensor.scalar_type()), sum(real), x(rows_of(tensor)) {
+  Call(const RowOperand& given, const std::optional<RowOperand>& residual, bool keep_sum)
+      : real(given.real), sum(real), x(rows_of(given.values)) {
     job.columns = x.columns;
-    job.x = {x.tensor.const_data_ptr(), x.ld, real_of(real, "x")};
-    job.sum_type = job.x.type;
+    job.x = source(given, x, "x");
+    job.sum_type = job.x.real;
     if (residual) {
-      TORCH_CHECK(residual->sizes() == tensor.sizes(), "residual has shape ", residual->sizes(),
-                  ", x has ", tensor.sizes());
-      const Rows other = rows_of(*residual);
+      const at::Tensor& values = residual->values;
+      TORCH_CHECK(values.sizes() == given.values.sizes(), "residual has shape ", values.sizes(),
+                  ", x has ", given.values.sizes());
+      const Rows other = rows_of(values);
       kept.push_back(other.tensor);
-      job.residual = {other.tensor.const_data_ptr(), other.ld,
-                      real_of(residual->scalar_type(), "residual")};
-      real = at::promoteTypes(real, residual->scalar_type());
+      job.residual = source(*residual, other, "residual");
+      real = at::promoteTypes(real, residual->real);
       job.sum_type = real_of(real, "x + residual");
     }
     TORCH_CHECK(residual || !keep_sum, "there is no sum to keep without a residual");
     sum = real;
     job.inner = job.real = job.sum_type;
+  }
+
+  RowSource source(const RowOperand& given, const Rows& rows, const char* what) {
+    const at::ScalarType type = rows.tensor.scalar_type();
+    const Element element = element_of(type, what);
+    const bool stored = element >= Element::s8;
+    TORCH_CHECK(stored == given.scale.has_value() && (stored || !given.zero_point), what, " is ",
+                type, ": 8-bit values need a scale, floats have neither scale nor zero point");
+    TORCH_CHECK(stored || type == given.real, what, " is ", type, ", not ", given.real);
+    RowSource from{{rows.tensor.const_data_ptr(), rows.ld, element},
+                   real_of(given.real, what), nullptr, nullptr, 0};
+    if (!stored) return from;
+    const at::Tensor none = at::zeros({1}, at::kFloat);
+    const at::Tensor& zero = given.zero_point ? *given.zero_point : none;
+    const bool each = given.scale->numel() != 1 || zero.numel() != 1;
+    const int64_t count = each ? rows.rows : 1;
+    from.step = each;
+    // A zero point of 8-bit values is exact in float32.
+    kept.push_back(vector_of(*given.scale, at::kFloat, count, what));
+    from.scale = kept.back().const_data_ptr<float>();
+    kept.push_back(vector_of(zero.to(at::kFloat), at::kFloat, count, what));
+    from.zero = kept.back().const_data_ptr<float>();
+    return from;
   }
 
   const float* vector(const std::optional<at::Tensor>& given, const char* what) {
@@ -226,8 +251,8 @@ class Results {
   at::Tensor sum_;
 };
 
-RowResult quantized(Call& call, const at::Tensor& x, const RowOutput& o) {
-  const Results results(x.sizes(), call.real, call.sum, o);
+RowResult quantized(Call& call, const RowOperand& x, const RowOutput& o) {
+  const Results results(x.values.sizes(), call.real, call.sum, o);
   results.bind(call.job, 0);
   if (!results.empty()) {
     results.encode(call.job, 0, call.x.rows, path_for(call.x.rows));
@@ -276,7 +301,7 @@ RowResult quantize_rows(at::IntArrayRef shape, at::ScalarType type, const RowOut
       compute(first, count, scratch.as<float>(), ld);
       RowJob job{};
       job.columns = columns;
-      job.x = {scratch.get(), ld, Real::f32};
+      job.x = {{scratch.get(), ld, Element::f32}, Real::f32, nullptr, nullptr, 0};
       results.bind(job, first);
       results.encode(job, first, count, path);
     }
@@ -289,7 +314,7 @@ RowResult quantize_rows(at::IntArrayRef shape, at::ScalarType type, const RowOut
   return results.give();
 }
 
-RowResult rms_norm_quantized(const at::Tensor& x, const std::optional<at::Tensor>& residual,
+RowResult rms_norm_quantized(const RowOperand& x, const std::optional<RowOperand>& residual,
                              const std::optional<at::Tensor>& weight, double eps,
                              at::ScalarType inner, at::ScalarType float_dtype,
                              const RowOutput& output) {
@@ -303,7 +328,7 @@ RowResult rms_norm_quantized(const at::Tensor& x, const std::optional<at::Tensor
   return quantized(call, x, output);
 }
 
-RowResult layer_norm_quantized(const at::Tensor& x, const std::optional<at::Tensor>& residual,
+RowResult layer_norm_quantized(const RowOperand& x, const std::optional<RowOperand>& residual,
                                const std::optional<at::Tensor>& weight,
                                const std::optional<at::Tensor>& bias, double eps,
                                at::ScalarType float_dtype, const RowOutput& output) {
@@ -318,12 +343,12 @@ RowResult layer_norm_quantized(const at::Tensor& x, const std::optional<at::Tens
   return quantized(call, x, output);
 }
 
-RowResult activation_quantized(const at::Tensor& x, const std::vector<at::Tensor>& extras,
+RowResult activation_quantized(const RowOperand& x, const std::vector<at::Tensor>& extras,
                                std::string_view epilogue, at::ScalarType float_dtype,
                                const RowOutput& output) {
   Call call(x, std::nullopt, output.keep_sum);
   Epilogue steps{};
-  call.real = read_steps(epilogue, extras, x.sizes(), call.real, steps, call.kept);
+  call.real = read_steps(epilogue, extras, x.values.sizes(), call.real, steps, call.kept);
   TORCH_CHECK(call.real == float_dtype, "the epilogue gives ", call.real, ", not ",
               float_dtype);
   call.job.steps = steps.steps;

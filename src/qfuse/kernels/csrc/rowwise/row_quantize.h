@@ -41,17 +41,26 @@ using ComputeRows = std::function<void(int64_t first, int64_t count, float* to, 
 RowResult quantize_rows(at::IntArrayRef shape, at::ScalarType type, const RowOutput& output,
                         int64_t multiple, const ComputeRows& compute);
 
-RowResult rms_norm_quantized(const at::Tensor& x, const std::optional<at::Tensor>& residual,
+// Floats, or 8-bit values with a scale and an optional zero point, each one number or one per row,
+// which stand for floats of type `real`.
+struct RowOperand {
+  const at::Tensor& values;
+  const std::optional<at::Tensor>& scale;
+  const std::optional<at::Tensor>& zero_point;
+  at::ScalarType real;
+};
+
+RowResult rms_norm_quantized(const RowOperand& x, const std::optional<RowOperand>& residual,
                              const std::optional<at::Tensor>& weight, double eps,
                              at::ScalarType inner, at::ScalarType float_dtype,
                              const RowOutput& output);
 
-RowResult layer_norm_quantized(const at::Tensor& x, const std::optional<at::Tensor>& residual,
+RowResult layer_norm_quantized(const RowOperand& x, const std::optional<RowOperand>& residual,
                                const std::optional<at::Tensor>& weight,
                                const std::optional<at::Tensor>& bias, double eps,
                                at::ScalarType float_dtype, const RowOutput& output);
 
-RowResult activation_quantized(const at::Tensor& x, const std::vector<at::Tensor>& extras,
+RowResult activation_quantized(const RowOperand& x, const std::vector<at::Tensor>& extras,
                                std::string_view epilogue, at::ScalarType float_dtype,
                                const RowOutput& output);
 

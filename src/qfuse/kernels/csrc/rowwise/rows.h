@@ -36,27 +36,71 @@ QFUSE_INLINE Floats term(Floats y) {
   return Square ? y * y : y;
 }
 
-template <qfuse::Real Type>
-QFUSE_INLINE Floats load_as(const void* data, int64_t at, int64_t count) {
-  return load_real(data, Type, at, count);
+// A row of a source.
+template <qfuse::Element Type>
+struct Elements {
+  const void* data;
+  int64_t first;
+  qfuse::Real real;
+  float scale = 1.0f;
+  float zero = 0.0f;
+
+  QFUSE_INLINE Elements(const qfuse::RowSource& x, int64_t row)
+      : data(x.rows.data), first(row * x.rows.ld), real(x.real) {
+    if (Type < qfuse::Element::s8) return;
+    scale = x.scale[row * x.step];
+    zero = x.zero[row * x.step];
+  }
+
+  QFUSE_INLINE Floats load_from(int64_t column, int64_t count) const {
+    const int64_t at = first + column;
+    if constexpr (Type < qfuse::Element::s8) {
+      return load_real(data, static_cast<qfuse::Real>(Type), at, count);
+    } else {
+      const Bytes bytes = load<Bytes>(static_cast<const int8_t*>(data) + at, count);
+      const Ints codes = Type == qfuse::Element::s8 ? widened(bytes) : widened_unsigned(bytes);
+      Floats y = rounded_to(real, (__builtin_convertvector(codes, Floats) - zero) * scale);
+      // Missing elements are 0, as those of floats are: they take part in the sums of a norm.
+      for (int64_t lane = count; lane < kLanes; ++lane) y[lane] = 0.0f;
+      return y;
+    }
+  }
+};
+
+// Calls f with the type as a constant.
+template <class F>
+QFUSE_INLINE auto with_element(qfuse::Element type, const F& f) {
+  switch (type) {
+    case qfuse::Element::bf16:
+      return f.template operator()<qfuse::Element::bf16>();
+    case qfuse::Element::f16:
+      return f.template operator()<qfuse::Element::f16>();
+    case qfuse::Element::s8:
+      return f.template operator()<qfuse::Element::s8>();
+    case qfuse::Element::u8:
+      return f.template operator()<qfuse::Element::u8>();
+    default:
+      return f.template operator()<qfuse::Element::f32>();
+  }
 }
 
 // Writes the row plus its residual to `values`, padded with zeros; returns the sum of its terms.
-template <qfuse::Real Type, bool Square>
+template <qfuse::Element Type, bool Square>
 float read_row(const qfuse::RowJob& job, int64_t row, float* values) {
-  const int64_t x = row * job.x.ld;
-  const int64_t other = row * job.residual.ld;
+  const Elements<Type> x(job.x, row);
   Floats parts[kVectors] = {};
   each_span(job.columns, [&](auto span) QFUSE_LAMBDA {
     Floats y[kVectors] = {};
     span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
-      y[v] = load_as<Type>(job.x.data, x + span.column + v * kLanes, count);
+      y[v] = x.load_from(span.column + v * kLanes, count);
     });
-    if (job.residual.data) {
-      span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
-        const int64_t at = other + span.column + v * kLanes;
-        const Floats sum = y[v] + load_real(job.residual.data, job.residual.type, at, count);
-        y[v] = rounded_to(job.sum_type, sum);
+    if (job.residual.rows.data) {
+      with_element(job.residual.rows.type, [&]<qfuse::Element Other>() QFUSE_LAMBDA {
+        const Elements<Other> other(job.residual, row);
+        span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
+          const Floats sum = y[v] + other.load_from(span.column + v * kLanes, count);
+          y[v] = rounded_to(job.sum_type, sum);
+        });
       });
     }
     if (job.kept_sum) {
@@ -112,7 +156,7 @@ struct Normal {
 };
 
 // Reads a row and computes how it is normalized.
-template <qfuse::Real Type>
+template <qfuse::Element Type>
 Normal read_normal(const qfuse::RowJob& job, int64_t row, float* values) {
   const auto n = static_cast<float>(job.columns);
   if (job.kind == qfuse::RowKind::rms_norm) {
@@ -212,12 +256,13 @@ void normalize_row(const qfuse::RowJob& job, int64_t row, const Normal& by, floa
 }
 
 // A row without a norm: from memory through the epilogue ops in registers.
-template <qfuse::Real Type>
+template <qfuse::Element Type>
 void map_row(const qfuse::RowJob& job, int64_t row, float* values, Bounds* bounds) {
+  const Elements<Type> x(job.x, row);
   each_span(job.columns, [&](auto span) QFUSE_LAMBDA {
     Floats y[kVectors] = {};
     span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
-      y[v] = load_as<Type>(job.x.data, row * job.x.ld + span.column + v * kLanes, count);
+      y[v] = x.load_from(span.column + v * kLanes, count);
     });
     finish_span(job, span, row, y, values, bounds);
   });
@@ -239,9 +284,10 @@ QFUSE_INLINE auto with_type(qfuse::Real type, const F& f) {
 qfuse::Extremes compute_row(const qfuse::RowJob& job, int64_t row, float* values) {
   Bounds bounds[kVectors];
   if (job.kind == qfuse::RowKind::plain) {
-    with_type(job.x.type, [&]<qfuse::Real Type>() { map_row<Type>(job, row, values, bounds); });
+    with_element(job.x.rows.type,
+                 [&]<qfuse::Element Type>() { map_row<Type>(job, row, values, bounds); });
   } else {
-    const Normal by = with_type(job.x.type, [&]<qfuse::Real Type>() {
+    const Normal by = with_element(job.x.rows.type, [&]<qfuse::Element Type>() {
       return read_normal<Type>(job, row, values);
     });
     with_type(job.inner, [&]<qfuse::Real Inner>() {

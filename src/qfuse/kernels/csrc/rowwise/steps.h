@@ -114,6 +114,8 @@ inline void apply(const qfuse::Step& s, const qfuse::ElementRows* extras, const 
       return map([](Floats y) { return mish(y); });
     case Kind::quick_gelu:
       return map([&](Floats y) { return quick_gelu(y, s.a); });
+    case Kind::squared_relu:
+      return map([](Floats y) { return at_least(y, 0.0f) * at_least(y, 0.0f); });
     case Kind::add:
       return zip([&](Floats y, Floats x) { return y + x * s.a; });
     case Kind::mul:

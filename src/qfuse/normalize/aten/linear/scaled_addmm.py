@@ -46,9 +46,11 @@ def _has_factors(alpha: float, beta: float) -> bool:
     return math.isfinite(alpha) and alpha != 0 and math.isfinite(beta)
 
 
-@guard(MissCode.PATTERN, "alpha and beta are 1")
-def _is_scaled(node: Node, alpha: float, beta: float) -> bool:
-    return (alpha, beta) != (1, 1) or is_call(node, aten.addmv.default)
+@guard(MissCode.PATTERN, "alpha and beta are 1, and the summand is a bias")
+def _is_scaled(node: Node, summand: Node, alpha: float, beta: float) -> bool:
+    # A summand that is no bias, such as a residual, is added behind the linear.
+    bias = is_per_feature(shape_of(summand), shape_of(node))
+    return (alpha, beta) != (1, 1) or not bias or is_call(node, aten.addmv.default)
 
 
 def _takes_factor(weight: Dequantize) -> bool:
@@ -85,9 +87,10 @@ class FoldAddmmFactors(PatternRule):
 
         y * beta, x, q -> dequantize(s * alpha) -> linear
 
-    The same for ``baddbmm`` and ``addmv``. ``beta`` is folded into a constant with one number per
-    output feature; any other summand is added behind the linear. A weight that has no scale yet is
-    multiplied behind the linear, and takes that factor as its scale.
+    The same for ``baddbmm`` and ``addmv``, and without factors if ``y`` is no bias. ``beta`` is
+    folded into a constant with one number per output feature; any other summand is added behind the
+    linear. A weight that has no scale yet is multiplied behind the linear, and takes that factor as
+    its scale.
 
     Rounding: scale and bias are rounded after the products with the factors.
 
